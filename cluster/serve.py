@@ -128,10 +128,11 @@ def _check_models(options: ServeOptions, spec: FleetSpec) -> None:
 
 
 def _check_memory(options: ServeOptions, spec: FleetSpec) -> None:
-    """Of pools on this machine's CPU that start with replicas which hold all of the model in one memory."""
+    """Of pools that start with replicas which hold all of the model, or each GPU its share of it, on this machine."""
     for number, pool in enumerate(spec.pools):
         model, config = model_of(spec, pool), engine_config(spec, pool)
-        apart = any(pool.gpus) or pool.simulate is not None or pool.spread or config.weights_memory_bytes is not None
+        mixed = any(pool.gpus) and not all(pool.gpus)
+        apart = mixed or pool.simulate is not None or pool.spread or config.weights_memory_bytes is not None
         if apart or not pool.replicas.start or model == DEMO:
             continue
         try:

@@ -58,7 +58,20 @@ from .tiers.plan import Expected, Tiers
 from .tiers.reckon import expected_on, in_tiers, least_s, tiers_of
 from .weights import Outline
 
-__all__ = ["Asked", "Fit", "Place", "at_hand", "cpu", "fit", "host_blocks", "known", "outlined", "parts_of", "table"]
+__all__ = [
+    "Asked",
+    "Fit",
+    "Place",
+    "alone",
+    "at_hand",
+    "cpu",
+    "fit",
+    "host_blocks",
+    "known",
+    "outlined",
+    "parts_of",
+    "table",
+]
 
 _OF_VALUES = {"values": "a weight that an integer kernel would round too much is held dense: headers do not tell which"}
 
@@ -177,6 +190,13 @@ def at_hand(device: torch.device, kv_dtype: KvDtype | None = None) -> Place:
     rig = gpu(device)
     free, total = torch.cuda.mem_get_info(device)
     return Place(f"{device}, {rig.about.name}", _gpu_ops(rig, kv_dtype), total, free, rig.about, at_hand=True)
+
+
+def alone(device: torch.device, kv_dtype: KvDtype | None = None) -> Place:
+    """A GPU of this machine, as if nothing else were on it."""
+    rig = gpu(device)
+    total = torch.cuda.get_device_properties(device).total_memory
+    return Place(rig.about.name, _gpu_ops(rig, kv_dtype), total, total - CONTEXT_BYTES, rig.about)
 
 
 def cpu(ops: Callable[[], Ops]) -> Place:

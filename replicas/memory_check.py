@@ -1,4 +1,6 @@
-"""Whether a CPU's machine could ever hold a model's weights, told from headers before anything is started."""
+"""Whether this machine's memory, or one of its GPUs, could ever hold a model, told from headers before anything is
+started.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +8,35 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .engine_config import EngineConfig
 from .errors import InvalidRequest
 from .host_memory import total_memory
 
+if TYPE_CHECKING:
+    from .fit import Place
+    from .shards.rooms import Divided
+
 __all__ = ["check_memory"]
 
 BAD = 3  # exit status
 GROWTH = 2  # weights take so many times the bytes of their files at most: half precision that is computed in fp32
-_FIELDS = ("dtype", "numerics", "cpu_weights")
+SMALL = 2**30  # bytes of files that each GPU has room for, so that none is looked at
+_FIELDS = (
+    "device", "graphs", "dtype", "numerics", "kv_dtype", "cpu_weights", "max_batch_tokens", "max_running",
+    "kv_memory_bytes", "swap_memory_bytes", "tensor_parallel", "pipeline_parallel", "pipeline_layers",
+    "speculate_ngram",
+)  # fmt: skip
 
 
 def check_memory(folder: Path, config: EngineConfig) -> None:
-    """Raises InvalidRequest where the weights take more than the machine has. Small models are not looked at closely.
+    """Raises InvalidRequest where the model takes more than the machine has, or than any of its GPUs if it is for GPUs.
 
-    What else runs there, and how much is free right now, is not asked: it may end.
+    Small models are not looked at closely. What else runs there, and how much is free right now, is not asked: it may
+    end.
     """
-    if _file_bytes(folder) * GROWTH <= total_memory():
+    if _file_bytes(folder) * GROWTH <= (total_memory() if not config.device.startswith("cuda") else SMALL):
         return
     given = json.dumps({name: getattr(config, name) for name in _FIELDS})
     command = [sys.executable, "-m", __name__, str(folder), given]  # what it imports is not to stay in this process
@@ -56,9 +69,66 @@ def too_large(folder: Path, config: EngineConfig) -> str:
     )
 
 
+def too_large_for_gpus(folder: Path, config: EngineConfig) -> str:
+    """Why none of the GPUs here can hold it, or its share of it; empty: one may, or something else is in the way."""
+    from .checkpoint import inspect_checkpoint
+    from .fit import Asked
+    from .protocol import BLOCK_TOKENS
+    from .shards.rooms import Division, divided
+
+    checkpoint = inspect_checkpoint(folder)
+    asked = Asked(
+        BLOCK_TOKENS, 1, config.max_batch_tokens, config.max_running, config.swap_memory_bytes, config.speculate_ngram
+    )
+    division = Division(config.tensor_parallel, config.pipeline_parallel, config.pipeline_layers)
+    found = [divided(checkpoint, [place] * division.stages, asked, division) for place in gpus_here(config)]
+    if not found or any(one.refused or not _too_small(one, config) for one in found):
+        return ""
+    best = min(found, key=lambda one: one.missing)
+    return f"model: {_missing(best)}; `motley fit {folder}` tells what would hold it, {_remedy(config)}"
+
+
+def gpus_here(config: EngineConfig) -> list[Place]:
+    """One of each kind, as if nothing else were on it."""
+    import torch
+
+    from .fit import alone
+
+    places = [alone(torch.device("cuda", index), config.kv_dtype) for index in range(torch.cuda.device_count())]
+    return list({(place.name, place.total): place for place in places}.values())
+
+
+def _too_small(found: Divided, config: EngineConfig) -> bool:
+    """What is set by hand, the engine does not reckon either: of that the weights alone count."""
+    if config.kv_memory_bytes is None and config.graphs:
+        return not found.fits
+    return any(process.parts.loaded > process.place.total for process in found.processes)
+
+
+def _missing(found: Divided) -> str:
+    process = max(found.processes, key=lambda process: process.parts.loaded)
+    parts, place = process.parts, process.place
+    share = f"its share of one of {found.division.processes} GPUs" if found.division.processes > 1 else "it"
+    return (
+        f"no GPU here can hold {share}: the weights take {parts.loaded / 2**30:.1f} GiB, what a step needs beside them "
+        f"{(parts.activations + parts.graphs + parts.staging) / 2**30:.1f} GiB and one KV block, and {place.name} has "
+        f"{place.total / 2**30:.1f} GiB"
+    )
+
+
+def _remedy(config: EngineConfig) -> str:
+    more = "--tensor-parallel (tensor_parallel of a pool) divides it among more GPUs"
+    if config.tensor_parallel * config.pipeline_parallel > 1:
+        return f"and {more}"
+    return f"{more}, and --weights-memory (weights_memory of its engine) keeps in the host's memory what does not fit"
+
+
 def main() -> int:
     folder, given = sys.argv[1:]
-    message = too_large(Path(folder), EngineConfig(**json.loads(given)))
+    fields = json.loads(given)
+    layers = fields["pipeline_layers"]
+    config = EngineConfig(**{**fields, "pipeline_layers": None if layers is None else tuple(layers)})
+    message = (too_large if not config.device.startswith("cuda") else too_large_for_gpus)(Path(folder), config)
     if message:
         print(message)
     return BAD if message else 0

@@ -157,9 +157,17 @@ def test_serve_ends_at_once_where_the_weights_are_larger_than_the_memory(
     with pytest.raises(ConfigurationError, match="its weights take 9000"):
         _check_memory(ServeOptions(model="m"), fleet({"engine": {"weights_memory": "1GiB"}}, {}))
     assert [config.weights_memory_bytes for config in asked] == [None]
+    with pytest.raises(ConfigurationError, match="its weights take 9000"):
+        _check_memory(ServeOptions(model="m"), fleet({"device": "cuda", "tensor_parallel": 2}))
+    assert [(config.device, config.tensor_parallel) for config in asked[1:]] == [("cuda", 2)]
     waits = {"replicas": {"min": 0, "start": 0}}
-    _check_memory(ServeOptions(model="m"), fleet({"simulate": "H100"}, {"device": "cuda"}, waits))
-    assert len(asked) == 1
+    _check_memory(
+        ServeOptions(model="m"),
+        fleet({"simulate": "H100"}, {"device": "cuda", "engine": {"weights_memory": "1GiB"}}, waits),
+    )
+    mixed = {"device": "cuda,cpu", "pipeline_parallel": 2}
+    _check_memory(ServeOptions(model="m"), fleet(mixed))  # how many layers are on the CPU is chosen by measuring
+    assert len(asked) == 2
 
 
 def test_serve_ends_at_once_where_there_is_no_gpu(

@@ -1,8 +1,12 @@
-"""A model whose weights no memory of this machine could hold is refused before anything is started."""
+"""A model that no memory of this machine, or none of its GPUs, could hold is refused before anything is started."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hollow_checkpoints import INT4, LLAMA_7B, write_hollow
@@ -11,6 +15,7 @@ from motley.replicas import memory_check
 from motley.replicas.demo import demo_path
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
+from motley.replicas.fit import known
 from motley.replicas.host_memory import total_memory
 
 LARGE = {
@@ -50,3 +55,71 @@ def test_a_container_has_what_its_group_may_have(tmp_path: Path) -> None:
     assert total_memory(tmp_path) == whole
     (tmp_path / "memory.max").write_text(f"{2**28}\n")
     assert total_memory(tmp_path) == 2**28
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """As if these cards were in the machine."""
+    places = [place for name in names for place in known(name)]
+    monkeypatch.setattr(memory_check, "gpus_here", lambda config: places)
+
+
+@pytest.mark.parametrize(
+    ("cards", "changes", "words"),
+    [
+        (("Tesla T4",), {}, ("no GPU here can hold it: the weights take 12.", "Tesla T4 has 14.", "one KV block")),
+        (("NVIDIA GeForce GTX 1080 Ti", "Tesla T4"), {}, ("Tesla T4 has 14.",)),  # what misses least is told
+        (("Tesla T4",), {"tensor_parallel": 2}, ()),
+        (("Tesla T4",), {"pipeline_parallel": 2}, ()),
+        (("NVIDIA GeForce GTX 1080 Ti", "Tesla V100-SXM2-32GB"), {}, ()),  # one of them can
+        (("NVIDIA GeForce GTX 1080 Ti",), {"tensor_parallel": 2}, ("its share of one of 2 GPUs",)),  # fp32 there
+        (("NVIDIA GeForce GTX 1080 Ti",), {"tensor_parallel": 4}, ()),
+        (("Tesla T4",), {"tensor_parallel": 3}, ()),  # it cannot be divided so, which others say
+        (("Tesla T4",), {"kv_memory_bytes": 2**20}, ()),  # it is set by hand, and the weights alone fit
+        (("NVIDIA GeForce GTX 1080 Ti",), {"kv_memory_bytes": 2**20}, ("no GPU here can hold it",)),
+        ((), {}, ()),  # none to be seen: others say so
+    ],
+)  # fmt: skip
+def test_what_no_gpu_here_could_hold_is_told_as_fit_reckons(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cards: tuple[str, ...],
+    changes: dict[str, Any],
+    words: Sequence[str],
+) -> None:
+    """14.6 GB of weights in half precision, for a step of many tokens."""
+    gpus(monkeypatch, *cards)
+    folder = write_hollow(tmp_path, LLAMA_7B)
+    message = memory_check.too_large_for_gpus(folder, EngineConfig(device="cuda", max_batch_tokens=8192, **changes))
+    assert bool(message) == bool(words)
+    for each in (*words, *(("motley fit", "--tensor-parallel") if words else ())):
+        assert each in message
+
+
+def test_a_share_of_one_gpu_is_told_of_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, "Tesla T4")
+    config = EngineConfig(device="cuda", tensor_parallel=2)
+    message = memory_check.too_large_for_gpus(write_hollow(tmp_path, {**LARGE, "quantization_config": INT4}), config)
+    assert "its share of one of 2 GPUs" in message
+    assert "--weights-memory" not in message  # parts of a model stay in memory
+
+
+def test_gpus_are_asked_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the settings of the engine, and only for a model that is not small."""
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, memory_check.BAD, "model: no GPU here can hold it\n")
+
+    monkeypatch.setattr(memory_check.subprocess, "run", run)
+    config = EngineConfig(device="cuda,cuda", pipeline_parallel=2, pipeline_layers=(10, 22), max_running=3)
+    memory_check.check_memory(demo_path(), config)
+    assert not asked
+    folder = write_hollow(tmp_path, LLAMA_7B)
+    with pytest.raises(InvalidRequest, match="no GPU here can hold it"):
+        memory_check.check_memory(folder, config)
+    seen: list[EngineConfig] = []
+    monkeypatch.setattr(sys, "argv", ["memory_check", *asked[0][3:]])
+    monkeypatch.setattr(memory_check, "too_large_for_gpus", lambda folder, config: seen.append(config) or "")
+    assert memory_check.main() == 0
+    assert seen == [config]
