@@ -14,8 +14,10 @@ import argparse
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
+import statistics
 import sys
 import tempfile
 import threading
@@ -34,6 +36,8 @@ from served import Served, alive, command_line, descendants, wait_for
 from service_checkpoint import build
 
 from motley.client import Client, Tls, complete_request
+from motley.cluster.auth.key_file import edited
+from motley.cluster.auth.keys import StoredKey, hash_key, new_key
 from motley.cluster.protos import inference_pb2_grpc
 from motley.cluster.watch import LOST
 
@@ -139,16 +143,25 @@ class Case:
 
 @dataclass
 class Reached:
-    """A service, and how its clients come to it."""
+    """A service, and how its clients come to it: over TLS with a key, or in the clear without one."""
 
     service: Served
     certificates: Certificates | None = None
+    key: str | None = None
 
     def http(self, timeout_s: float) -> http.client.HTTPConnection:
         if self.certificates is None:
             return http.client.HTTPConnection("127.0.0.1", self.service.http_port, timeout=timeout_s)
         context = self.certificates.client_context(own=False)
         return http.client.HTTPSConnection("127.0.0.1", self.service.http_port, timeout=timeout_s, context=context)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self.key}"),) if self.key else ()
 
     def channel(self) -> grpc.Channel:
         if self.certificates is None:
@@ -157,7 +170,7 @@ class Reached:
 
     def client(self) -> Client:
         tls = None if self.certificates is None else Tls(ca=self.certificates.ca)
-        return Client(self.service.grpc, tls=tls)
+        return Client(self.service.grpc, api_key=self.key, tls=tls)
 
 
 class Door:
@@ -197,7 +210,7 @@ def ask(reached: Reached, **more: Any) -> str:
     body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 1, **more})
     connection = reached.http(PATIENCE_S)
     try:
-        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        connection.request("POST", "/v1/completions", body, reached.headers)
         response = connection.getresponse()
         response.read()
         after = response.getheader("Retry-After")
@@ -215,7 +228,7 @@ def ask(reached: Reached, **more: Any) -> str:
 def over_sse(reached: Reached, tokens: int, stream: Stream) -> None:
     body = {"model": "tiny", "prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
     connection = reached.http(60)
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    connection.request("POST", "/v1/completions", json.dumps(body), reached.headers)
     response = connection.getresponse()
     for line in response:
         if line.startswith(b"data: [DONE]"):
@@ -233,7 +246,8 @@ def over_sse(reached: Reached, tokens: int, stream: Stream) -> None:
 def over_grpc(reached: Reached, tokens: int, stream: Stream) -> None:
     with reached.channel() as channel:
         request = complete_request("a", {"max_tokens": tokens, "ignore_eos": True})
-        for chunk in inference_pb2_grpc.InferenceStub(channel).CompleteStream(request):
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        for chunk in stub.CompleteStream(request, metadata=reached.metadata):
             stream.tokens += sum(len(choice.token_ids) for choice in chunk.choices)
     stream.ended = True
 
@@ -253,7 +267,13 @@ CLIENTS: dict[str, Callable[[Reached, int, Stream], None]] = {
 
 
 def tokens_per_s(reached: Reached) -> float:
-    """Of one stream, when nothing else is asked."""
+    """Of one stream, beside as many as there will be, when nothing else is asked."""
+    with ThreadPoolExecutor(EACH * len(CLIENTS)) as threads:
+        rates = [threads.submit(rate_of_one, reached) for _ in range(EACH * len(CLIENTS))]
+        return statistics.mean(rate.result() for rate in rates)
+
+
+def rate_of_one(reached: Reached) -> float:
     began, stream = 0.0, Stream()
     with reached.client() as client:
         for chunk in client.stream("a", max_tokens=60, ignore_eos=True):
@@ -374,8 +394,13 @@ def cases(only: list[str]) -> Iterator[tuple[str, str]]:
 def start(folder: Path, role: Role) -> Reached:
     """A service that is ready. One that says it is to be started again is, as a service manager would."""
     (folder / "fleet.yaml").write_text(FLEET.format(model=folder / "model", engine=role.engine))
-    certificates = Certificates(folder) if role.tls else None
-    tls = ["--tls-cert", str(certificates.cert), "--tls-key", str(certificates.key)] if certificates else []
+    certificates, key, tls = None, None, []
+    if role.tls:
+        certificates, key = Certificates(folder), new_key()
+        with edited(folder / "keys.yaml") as keys:
+            keys[:] = [StoredKey("tester", hash_key(key))]
+        paths = {"cert": certificates.cert, "key": certificates.key}
+        tls = [*(f"--tls-{name}={path}" for name, path in paths.items()), f"--api-keys={folder / 'keys.yaml'}"]
     for _ in range(STARTS):
         (folder / "ready.json").unlink(missing_ok=True)
         service = Served([str(folder / "fleet.yaml"), *tls], folder)
@@ -386,7 +411,7 @@ def start(folder: Path, role: Role) -> Reached:
             if service.process.returncode != LOST:
                 raise
         else:
-            return Reached(service, certificates)
+            return Reached(service, certificates, key)
     raise AssertionError(f"ended with {LOST} {STARTS} times: {service.output}")
 
 
@@ -449,7 +474,8 @@ def of(case: Case, client: str) -> list[Stream]:
 def row(case: Case) -> str:
     answers = ", ".join(f"{count} × {answer}" for answer, count in sorted(case.answers.items())) or "none bad"
     if case.exit_code is not None:
-        then = f"ends after {case.exit_s:g} s with {case.exit_code}" + (f", “{case.said}”" if case.said else "")
+        said = re.sub(r" \(logs: \S+\)", "", case.said)
+        then = f"ends after {case.exit_s:g} s with {case.exit_code}" + (f", “{said}”" if said else "")
         then += "" if not case.left else f"; left: {', '.join(case.left)}"
     else:
         then = "goes on" if case.whole_again else "goes on, not whole"
