@@ -20,8 +20,8 @@ from ..replicas.errors import (
     Unavailable,
 )
 
-FIRST_WAIT_S = 0.2
-FURTHER = 3.0  # times as long: the third attempt comes some 2.6 s after the failure, when a lost HAProxy is back
+FIRST_WAIT_S = 0.25
+FURTHER = 4.0  # times as long: the third attempt comes 4 to 6.5 s after the failure, when a lost HAProxy is back
 LONGEST_WAIT_S = 10.0
 RETRY_AFTER = "retry-after"  # trailing metadata, in seconds
 _KINDS: dict[str, type[MotleyError]] = {
