@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -19,6 +18,8 @@ __all__ = ["SYNTHETIC", "Trace", "busiest", "paced", "read", "synthetic"]
 SYNTHETIC = {"synthetic": LOW_REUSE, "synthetic-reuse": HIGH_REUSE}
 _MAX_TOKENS = 1 << 20
 _MAX_LINES = 10_000_000
+_MIN_SPAN_S = 1e-6
+_MAX_TIME = 1e15  # in seconds or milliseconds: thousands of years
 
 Fields = Mapping[str, Any]
 
@@ -50,7 +51,7 @@ def read(path: Path) -> Trace:
             number, first = next(lines, (1, ""))
             if first.lstrip().startswith("{"):
                 return _collected("Mooncake", _mooncake(_chain(number, first, lines)))
-            header = next(csv.reader([first]), [])
+            header = _header(first)
             for name, columns, row in _TABLES:
                 if set(columns) <= {column.strip() for column in header}:
                     return _collected(name, _table(header, lines, row))
@@ -92,7 +93,7 @@ def _collected(name: str, found: Iterator[Arrival | None]) -> Trace:
         else:
             some.append(arrival)
     some.sort(key=lambda arrival: arrival.at_s)
-    if len(some) < 2 or some[-1].at_s == some[0].at_s:
+    if len(some) < 2 or some[-1].at_s - some[0].at_s < _MIN_SPAN_S:
         raise InvalidRequest(f"trace: {len(some)} requests; expected two or more, at different times", param="trace")
     ordered = (replace(each, number=at, at_s=each.at_s - some[0].at_s) for at, each in enumerate(some))
     return Trace(name, tuple(ordered), empty)
@@ -104,6 +105,13 @@ def _numbered(file: Iterator[str], path: str) -> Iterator[tuple[int, str]]:
             raise InvalidRequest(f"trace: {path} has more than {_MAX_LINES} lines", param="trace")
         if line.strip():
             yield number, line
+
+
+def _header(first: str) -> list[str]:
+    try:
+        return next(csv.reader([first]), [])
+    except csv.Error:  # no table
+        return []
 
 
 def _chain(number: int, first: str, rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
@@ -123,14 +131,17 @@ def _mooncake(lines: Iterator[tuple[int, str]]) -> Iterator[Arrival | None]:
         ids = fields.get("hash_ids", [])
         if not isinstance(ids, list) or not all(type(each) is int and abs(each) < 1 << 62 for each in ids):
             raise _wrong(number, "hash_ids", ids, "a list of whole numbers")
-        at_s = _number(fields, "timestamp", number, float) / 1000
+        at_s = _time(fields, "timestamp", number) / 1000
         yield _arrival(at_s, _tokens(fields, "input_length", number), _answer(fields, "output_length", number), ids)
 
 
 def _table(header: Sequence[str], lines: Iterator[tuple[int, str]], row: _Row) -> Iterator[Arrival | None]:
     names = [column.strip() for column in header]
     for number, line in lines:
-        cells = next(csv.reader([line]))
+        try:
+            cells = next(csv.reader([line]))
+        except csv.Error as error:
+            raise _wrong(number, "line", line, f"fields separated by commas ({error})") from error
         if len(cells) != len(names):
             raise _wrong(number, "line", line, f"{len(names)} fields, as in the header")
         yield row(dict(zip(names, cells, strict=True)), number)
@@ -148,7 +159,7 @@ def _azure(fields: Fields, number: int) -> Arrival | None:
 
 
 def _burst(fields: Fields, number: int) -> Arrival | None:
-    at_s = _number(fields, "Timestamp", number, float)
+    at_s = _time(fields, "Timestamp", number)
     return _arrival(at_s, _tokens(fields, "Request tokens", number), _answer(fields, "Response tokens", number))
 
 
@@ -161,6 +172,13 @@ _TABLES: tuple[tuple[str, tuple[str, ...], _Row], ...] = (
 
 def _arrival(at_s: float, prompt: int, output: int, chain: Sequence[int] = ()) -> Arrival | None:
     return Arrival(0, at_s, prompt, output, chain=tuple(chain)) if output else None
+
+
+def _time(fields: Fields, name: str, number: int) -> float:
+    time = _number(fields, name, number, float)
+    if not -_MAX_TIME <= time <= _MAX_TIME:
+        raise _wrong(number, name, time, f"a time between -{_MAX_TIME:g} and {_MAX_TIME:g}")
+    return float(time)
 
 
 def _tokens(fields: Fields, name: str, number: int) -> int:
@@ -184,7 +202,7 @@ def _number(fields: Fields, name: str, number: int, kind: type[int] | type[float
     except ValueError as error:
         raise _wrong(number, name, value, what) from error
     accepted = int if kind is int else (int, float)
-    if not isinstance(found, accepted) or isinstance(found, bool) or not math.isfinite(found):
+    if not isinstance(found, accepted) or isinstance(found, bool) or found != found:
         raise _wrong(number, name, value, what)
     return found
 

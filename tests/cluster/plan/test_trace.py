@@ -75,6 +75,11 @@ def test_burstgpts_failures_are_left_out_and_counted(tmp_path):
         (AZURE.replace("879,55", "879"), "line 4: .* expected 3 fields"),
         (BURST.replace("417", "4.5"), "line 4: Request tokens is '4.5'; expected a whole number"),
         (BURST.replace("118.5", "inf"), "line 4: Timestamp is 'inf'"),
+        (BURST.replace("118.5", "1e308"), "line 4: Timestamp is '1e.308'; expected a time between"),
+        (MOONCAKE.replace("3000", "1" + "0" * 400), "line 2: timestamp is '10000.*; expected a time between"),
+        (AZURE.replace("374", '"' + "9" * 200_000 + '"'), "line 2: line is .* expected fields separated by commas"),
+        ('"' + "a" * 200_000 + '"\n1\n', "line 1 .* expected JSON objects"),
+        (BURST.replace("118.5", "5.0000001"), "2 requests; expected two or more, at different times"),
         ("\n".join(AZURE.splitlines()[:2]), "1 requests; expected two or more"),
     ],
 )  # fmt: skip
