@@ -14,6 +14,7 @@ from contextlib import suppress
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .edge import LAST_HEADER
+from .turns import Turns
 
 LINGER_BYTES = 4 * 2**20  # read and thrown away after an early answer, before the connection is closed
 LINGER_S = 5.0  # and for so long at most
@@ -22,18 +23,22 @@ _Headers = Iterable[tuple[bytes, bytes]]
 
 
 class EarlyAnswer:
-    """ASGI middleware, the outermost. Says `connection: close` in early answers, and lingers before it is closed."""
+    """ASGI middleware, the outermost. Says `connection: close` in early answers, and lingers before it is closed.
+
+    Bodies are read in turns, so that many at once hold nobody up.
+    """
 
     def __init__(self, app: ASGIApp, linger_bytes: int = LINGER_BYTES, linger_s: float = LINGER_S) -> None:
         self._app = app
         self._linger_bytes = linger_bytes
         self._linger_s = linger_s
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not has_body(scope["headers"]):
             await self._app(scope, receive, send)
             return
-        body = _Body(receive, invited=all(name != b"expect" for name, _ in scope["headers"]))
+        body = _Body(receive, self._turns, invited=all(name != b"expect" for name, _ in scope["headers"]))
         answer = _Answer(send, body)
         await self._app(scope, body.receive, answer.send)
         if answer.held:
@@ -58,12 +63,19 @@ class _Body:
     invited  False: the client waits to be told to send it, which reading it would do
     """
 
-    def __init__(self, receive: Receive, *, invited: bool) -> None:
+    def __init__(self, receive: Receive, turns: Turns, *, invited: bool) -> None:
         self._receive = receive
+        self._turns = turns
         self._invited = invited
         self.whole = False
 
     async def receive(self) -> Message:
+        """What comes next; a part of the body only in its turn."""
+        if not self.whole:
+            await self._turns.wait()
+        return await self._next()
+
+    async def _next(self) -> Message:
         message = await self._receive()
         self.whole = self.whole or not message.get("more_body", False)
         return message
@@ -73,13 +85,16 @@ class _Body:
         if self._invited and not self.whole:
             with suppress(TimeoutError):
                 async with asyncio.timeout(0):
-                    await self.discard(max_bytes)
+                    await self._discard(max_bytes, self._next)
         return self.whole
 
     async def discard(self, max_bytes: int) -> None:
         """Read what comes, to the end of the body or to so many bytes."""
+        await self._discard(max_bytes, self.receive)
+
+    async def _discard(self, max_bytes: int, receive: Receive) -> None:
         while not self.whole and max_bytes > 0:
-            max_bytes -= len((await self.receive()).get("body", b""))
+            max_bytes -= len((await receive()).get("body", b""))
 
 
 class _Answer:
