@@ -34,7 +34,7 @@ from .tokenizer_backend import (
     refusal,
     without_steps,
 )
-from .tokenizer_bounds import doubt_about, minds_long_runs
+from .tokenizer_bounds import doubt_about, growth_of, minds_long_runs
 from .tokenizer_files import DEFAULT, TOOL_USE, TokenizerConfig
 from .tokenizer_plain import PlainTokenizer, plain_tokenizer
 from .tools import Tool
@@ -54,6 +54,7 @@ MAX_QUICK_S = 0.5
 WARY_S = 10.0  # so long after one that took longer each has WARY_BASE_S and half as much for its messages and tools
 WARY_BASE_S = 0.01
 PROBE_CHARS = 8  # characters per allowed token that are tokenized before the rest of a long text is
+PROBE_LEAST = 1024  # characters, where a normalizer may make many of one
 PROBE_EDGES = 2  # tokens that a cut may add to a part of a text
 PROBE_SLACK = 1.25  # how much a text's beginning may shrink once its rest is known: far more than it can
 
@@ -80,6 +81,7 @@ class Tokenizer:
         aside: TokenizerAside | None,
         doubtful: bool,
         minds_long_runs: bool = False,
+        growth: float = 1.0,
     ) -> None:
         named = {**implied_tokens(backend, config), **config.named}
         backend.no_truncation()  # a file may ask for either; the first loses text, the second invents it
@@ -95,6 +97,7 @@ class Tokenizer:
         self._aside = aside
         self._always_aside = doubtful
         self._minds_long_runs = minds_long_runs
+        self._growth = growth
         if doubtful and aside is not None:
             aside.start()
         else:
@@ -131,7 +134,8 @@ class Tokenizer:
         backend = load_backend(text, state) if doubt is None else load_backend(*without_steps(state))
         beside = TokenizerAside(folder) if aside else None
         runs = doubt is None and beside is not None and minds_long_runs(state)
-        return cls(backend, config, aside=beside, doubtful=doubt is not None, minds_long_runs=runs)
+        growth = growth_of(state) if aside and doubt is None else 1.0
+        return cls(backend, config, aside=beside, doubtful=doubt is not None, minds_long_runs=runs, growth=growth)
 
     def prepare(self) -> None:
         """Make now what would else be made for the first text that needs it."""
@@ -407,6 +411,8 @@ class Tokenizer:
     ) -> None:
         """Window by window, so that no more of a text is tokenized than it takes to know."""
         width = PROBE_CHARS * max_tokens
+        if self._growth > 1:  # or what is one window to look at becomes gigabytes of tokens
+            width = min(width, max(PROBE_LEAST, int(width / self._growth)))
         if len(text) <= width:
             return
         count = 0

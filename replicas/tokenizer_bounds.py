@@ -13,7 +13,7 @@ from typing import Any
 
 from .regex_bounds import Bound, bound_of
 
-__all__ = ["doubt_about", "growth", "minds_long_runs", "steps"]
+__all__ = ["doubt_about", "growth", "growth_of", "minds_long_runs", "steps"]
 
 MAX_GROWTH = 64  # characters that a normalizer may make of one
 MAX_STEPS = 32
@@ -79,26 +79,38 @@ def _keeps_runs(normalizer: Any) -> bool:
     return all(step.get("type") == "NFC" for step in steps(normalizer))
 
 
-def _normalizer(component: Any) -> str | None:
-    found, unicode_growth, factor, before = list(steps(component)), 1, 1.0, 0
-    if len(found) > MAX_STEPS:
-        return f"it has {len(found)} steps"
-    for step in found:
+def growth_of(state: Mapping[str, Any]) -> float:
+    """At most so many characters the normalizer of a tokenizer.json in no doubt makes of one, but for what it puts
+    before a text.
+    """
+    unicode_growth, factor = 1, 1.0
+    for step in steps(state.get("normalizer")):
         kind = step["type"]
         if kind in _FORMS:
             unicode_growth = max(unicode_growth, _FORMS[kind])
         elif kind == "Replace":
             factor *= growth(step)
+        elif kind == "Precompiled":
+            factor *= _longest(step["precompiled_charsmap"])
+    return factor * unicode_growth
+
+
+def _normalizer(component: Any) -> str | None:
+    found, before = list(steps(component)), 0
+    if len(found) > MAX_STEPS:
+        return f"it has {len(found)} steps"
+    for step in found:
+        kind = step["type"]
+        if kind == "Replace":
             if (doubt := _pattern(step["pattern"])) is not None:
                 return doubt
         elif kind == "Prepend":
             before += len(step["prepend"])
-        elif kind == "Precompiled":
-            factor *= _longest(step["precompiled_charsmap"])
-        elif kind not in _SAME:
+        elif kind not in (*_FORMS, *_SAME, "Precompiled"):
             return f"the step {kind} is not known here"
-    if factor * unicode_growth > MAX_GROWTH or before > MAX_ADDED:
-        return f"it may make {factor * unicode_growth + before:.3g} characters of one"
+    made = growth_of({"normalizer": component})
+    if made > MAX_GROWTH or before > MAX_ADDED:
+        return f"it may make {made + before:.3g} characters of one"
     return None
 
 

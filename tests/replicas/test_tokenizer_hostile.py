@@ -180,6 +180,25 @@ def test_a_normalizer_that_grows_ends_that_text_alone(tmp_path: Path) -> None:
     assert loaded.encode("bc") == [1, 2]
 
 
+def test_a_long_text_that_may_grow_is_looked_at_in_small_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A normalizer within the bounds, of 60 characters for one: a part of 8 a token would be 60 times as many."""
+    loaded = load(tmp_path, file(normalizer=replace({"String": "a"}, "a" * 60)))
+    assert not loaded.works_aside
+    read: list[int] = []
+    encode = loaded._encode
+
+    def counted(text: str, *arguments: Any) -> list[int]:
+        read.append(len(text))
+        return encode(text, *arguments)
+
+    monkeypatch.setattr(loaded, "_encode", counted)
+    with pytest.raises(InvalidRequest) as caught:
+        loaded.encode("a" * 100_000, max_tokens=1000)
+    assert caught.value.code == "context_length_exceeded"
+    assert sum(read) <= tokenizer.PROBE_LEAST
+    assert loaded.encode("b" * 2000, max_tokens=2000) == [1] * 2000
+
+
 def test_what_fails_in_its_own_process_is_named_at_load(tmp_path: Path) -> None:
     state = file(
         pre_tokenizer={"type": "Sequence", "pretokenizers": [split("(a+)+$"), {"type": "FixedLength", "length": 0}]}
