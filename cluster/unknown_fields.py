@@ -27,6 +27,11 @@ class UnknownFields:
         self._policy = policy
         self._told: set[str] = set()
 
+    @property
+    def refuses(self) -> bool:
+        """Whether a field that nobody knows is an error."""
+        return self._policy == "refuse"
+
     def meet(self, path: str, value: Any, at: str | None = None) -> None:
         """Take note of the field at `path`, such as `messages[].mood`. Raises InvalidRequest where it is refused.
 

@@ -143,7 +143,7 @@ class ChatTemplate:
         return self._shows(_with_result("f", PROBE), [])
 
     @cached_property
-    def _takes_names(self) -> bool:
+    def takes_names(self) -> bool:
         return self._shows([{"role": "user", "content": "Hello", "name": PROBE}], [])
 
     @cached_property
@@ -186,7 +186,7 @@ class ChatTemplate:
             raise _unsupported(f"{at}.role", "the model's chat template has no place for results of tools")
         if "tool_calls" in message and not self._takes_calls:
             raise _unsupported(f"{at}.tool_calls", "the model's chat template has no place for calls of tools")
-        if "name" in message and message["role"] != "tool" and not self._takes_names:
+        if "name" in message and message["role"] != "tool" and not self.takes_names:
             raise _unsupported(f"{at}.name", "the model's chat template has no place for names")
         if "tool_calls" in message and message["content"].strip() and not self._takes_content_beside_calls:
             said = {name: value for name, value in message.items() if name != "tool_calls"}

@@ -86,8 +86,8 @@ def _call(call: Any, at: str) -> dict[str, Any]:
         raise _invalid(f"{at}.index", f"is {_shown(call['index'])}; expected an integer")
     function = _members(call.get("function"), f"{at}.function", ("name", "arguments"))
     name = check_string(function.get("name"), f"{at}.function.name")
-    none = "arguments" in function and function["arguments"] is None
-    arguments = "" if none else check_string(function.get("arguments"), f"{at}.function.arguments")
+    none = function.get("arguments") is None
+    arguments = "" if none else check_string(function["arguments"], f"{at}.function.arguments")
     checked = {"type": "function", "function": {"name": name, "arguments": _arguments(arguments)}}
     return checked if call.get("id") is None else {"id": check_string(call["id"], f"{at}.id"), **checked}
 

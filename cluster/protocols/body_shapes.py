@@ -13,7 +13,8 @@ from typing import Any
 from ..errors import unknown_field, unsupported_field
 from ..unknown_fields import NEVER_TAKEN, UnknownFields, says_nothing
 from ..web.openapi import Schema
-from .foreign_fields import EMPTY_IS_NONE, FOREIGN, UNBOUNDED, Effect, Foreign
+from .empty_values import empty_is_none, takes
+from .foreign_fields import FOREIGN, UNBOUNDED, Effect, Foreign
 from .openai_fields import wrong_type
 
 __all__ = ["Shape", "opened", "settle", "shape_of"]
@@ -26,6 +27,7 @@ class Shape:
     path     where it stands, without indices
     known    fields that Motley has: whoever reads the body checks their values
     foreign  what becomes of others' fields
+    empty    those of the known fields of which an empty value is none, with such values
     inner    shapes of those fields that are objects or lists of objects
     items    of a list: the shape of its items
     """
@@ -33,6 +35,7 @@ class Shape:
     path: str = ""
     known: frozenset[str] = frozenset()
     foreign: Mapping[str, Foreign] = field(default_factory=dict)
+    empty: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     inner: Mapping[str, Shape] = field(default_factory=dict)
     items: Shape | None = None
 
@@ -41,8 +44,10 @@ def shape_of(schema: Schema, route: str, path: str = "") -> Shape | None:
     """None: whatever stands there is nobody's business but its reader's, as in a JSON schema."""
     alternatives = list(_alternatives(schema))
     properties: dict[str, list[Schema]] = {}
+    required: set[str] = set()
     for one in alternatives:
         if one.get("additionalProperties") is False:
+            required.update(one.get("required", ()))
             for name, inner in one["properties"].items():
                 properties.setdefault(name, []).append(inner)
     items = [one["items"] for one in alternatives if "items" in one]
@@ -51,6 +56,10 @@ def shape_of(schema: Schema, route: str, path: str = "") -> Shape | None:
         path,
         frozenset(properties),
         _foreign(route, path) if properties else {},
+        {
+            name: empty_is_none(_join(path, name), () if name in required else found)
+            for name, found in properties.items()
+        },
         {name: one for name, one in inner.items() if one is not None},
         shape_of({"anyOf": items}, route, f"{path}[]") if items else None,
     )
@@ -73,11 +82,15 @@ def _settle(value: Any, shape: Shape, unknown: UnknownFields, at: str) -> None:
             _spread(value, name, shape, _join(at, name))
         for name in [name for name in value if name in shape.foreign or name not in shape.known]:
             _settle_foreign(value, name, shape, unknown, _join(at, name))
-        for name in [name for name in value if value[name] in (None, *EMPTY_IS_NONE.get(_join(shape.path, name), ()))]:
+        for name in [name for name in value if value[name] is None or _is_one_of(value[name], shape.empty[name])]:
             del value[name]
         for name, inner in shape.inner.items():
             if name in value:
                 _settle(value[name], inner, unknown, _join(at, name))
+
+
+def _is_one_of(value: Any, empty: tuple[Any, ...]) -> bool:
+    return isinstance(value, str | list | dict) and value in empty
 
 
 def _spread(fields: dict[str, Any], name: str, shape: Shape, at: str) -> None:
@@ -128,23 +141,31 @@ def _rename(fields: dict[str, Any], foreign: Foreign, value: Any, shape: Shape, 
     fields[name] = value
 
 
-def opened(schema: Schema, route: str, path: str = "", *, foreign: bool = True) -> Schema:
+def opened(schema: Schema, route: str, *, foreign: bool = True) -> Schema:
     """The schema as the interface's description has it: with foreign fields, and open to unknown ones.
 
     Without `foreign`: as it is where unknown ones are refused, and of the body itself with Motley's own fields alone.
     """
+    return _opened(schema, shape_of(schema, route), route, foreign)
+
+
+def _opened(schema: Schema, shape: Shape | None, route: str, foreign: bool) -> Schema:
+    if shape is None:
+        return schema
     if "anyOf" in schema:
-        return {**schema, "anyOf": [opened(one, route, path, foreign=foreign) for one in schema["anyOf"]]}
+        return {**schema, "anyOf": [_opened(one, shape, route, foreign) for one in schema["anyOf"]]}
     if "items" in schema:
-        return {**schema, "items": opened(schema["items"], route, f"{path}[]", foreign=foreign)}
+        return {**schema, "items": _opened(schema["items"], shape.items, route, foreign)}
     if schema.get("additionalProperties") is not False:
         return schema
+    required = schema.get("required", ())
     own = {
-        name: _or_empty(opened(inner, route, _join(path, name), foreign=foreign), _join(path, name))
-        if name not in schema.get("required", ())
-        else opened(inner, route, _join(path, name), foreign=foreign)
+        name: _or_empty(
+            _opened(inner, shape.inner.get(name), route, foreign), () if name in required else shape.empty[name]
+        )
         for name, inner in schema["properties"].items()
     }
+    path = shape.path
     if not foreign and not path:
         return {**schema, "properties": own}
     others = {name: _described(one, own) for name, one in sorted(_foreign(route, path).items())}
@@ -156,12 +177,18 @@ def opened(schema: Schema, route: str, path: str = "", *, foreign: bool = True) 
     return {**rest, "properties": {**own, **others}}
 
 
-def _or_empty(schema: Schema, path: str) -> Schema:
-    """Where an empty value is as good as none."""
-    if path not in EMPTY_IS_NONE or schema.get("type") == "null":
+def _or_empty(schema: Schema, empty: tuple[Any, ...]) -> Schema:
+    """With those of the empty values that it does not take anyway."""
+    more = [value for value in empty if not takes(schema, value)]
+    if not more:
         return schema
     about = {key: schema[key] for key in ("description", "default") if key in schema}
-    return about | {"anyOf": [schema, {"enum": list(EMPTY_IS_NONE[path])}]}
+    rest = {key: value for key, value in schema.items() if key not in about}
+    if set(rest) == {"enum"}:
+        return {"enum": [*rest["enum"], *more], **about}
+    if rest == {"type": "null"}:
+        return {"enum": [None, *more], **about}
+    return {"anyOf": [rest, {"enum": more}], **about}
 
 
 def _described(foreign: Foreign, own: Mapping[str, Schema]) -> Schema:

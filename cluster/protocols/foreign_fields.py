@@ -7,7 +7,7 @@ honoured (`works`) that table says what it does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any
@@ -307,14 +307,3 @@ FOREIGN: tuple[Foreign, ...] = (
               routes=CHAT),
     *_nothing("chunk_include_usage", "continuous_usage_stats is its name", S.VLLM, at="stream_options"),
 )  # fmt: skip
-
-# Fields of Motley's own tables of which an empty value is none: some clients send the list that they have nothing in.
-_EMPTY: tuple[Any, ...] = ("", [], {})
-EMPTY_IS_NONE: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "stream_options": ({},),
-    "structured_outputs": ({},),
-    "messages[].tool_calls": ([],),
-    **dict.fromkeys(("reasoning", "think", "thinking", "separate_reasoning", "reasoning_format", "best_of"), _EMPTY),
-    **dict.fromkeys(("format", "response_format.value", "response_format.schema"), _EMPTY),
-}

@@ -21,6 +21,7 @@ from ..unknown_fields import UnknownFields
 from ..web.answers import Answer, Object, Streaming, Written
 from . import openai_ask
 from .body_shapes import settle
+from .chat_names import placed_names
 from .chat_reasoning import read_arguments
 from .chats import Chats
 from .openai_ask import Call
@@ -77,10 +78,11 @@ class OpenAIProtocol:
         self._door.check_model(take(fields, "model", str, ""))
         if openai_ask.tokenizes_chat(fields):
             tools = [] if fields.get("tools") is None else check_tools(fields["tools"])
+            template = self._chats.template_for(tools)
             ids = await self._door.prompt_ids(
-                openai_ask.messages(fields),
+                placed_names(openai_ask.messages(fields), template, self._unknown),
                 chat=True,
-                template_arguments=read_arguments(fields, self._chats.template_for(tools), self._unknown),
+                template_arguments=read_arguments(fields, template, self._unknown),
                 tools=tools,
                 **openai_ask.prompt_end(fields),
             )

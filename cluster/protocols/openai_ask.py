@@ -11,6 +11,7 @@ from ..ask import Ask
 from ..caller import MAX_CLIENT_ID
 from ..errors import unsupported_field
 from ..unknown_fields import UnknownFields
+from .chat_names import placed_names
 from .chat_reasoning import TemplateFor, shows_reasoning, tells_reasoning_apart, template_arguments
 from .chat_tools import ToolUse, tool_use
 from .foreign_fields import UNBOUNDED
@@ -107,13 +108,14 @@ def chat_call(body: dict[str, Any], template_for: TemplateFor, unknown: UnknownF
     names = _chat_logprobs(body, sampling) | _chat_max_tokens(body, sampling)
     keep = _best_of(body, sampling)
     tools = tool_use(body)
+    template = template_for(tools.tools)
     ask = _ask(
         body,
-        messages(body),
+        placed_names(messages(body), template, unknown),
         sampling,
         chat=True,
         wire_names=names if keep is None else names | {"n": "best_of"},
-        template_arguments=template_arguments(body, template_for(tools.tools), unknown),
+        template_arguments=template_arguments(body, template, unknown),
         tools=tools.tools,
         **prompt_end(body),
     )

@@ -18,10 +18,8 @@ def fields_body(fields: Iterable[Field], required: str) -> Schema:
 
 
 def _property(field: Field) -> Schema:
-    if field.instead is not None and not field.neutral:
-        return told(NULL, f"refused: {field.instead}")
     if field.instead is not None:
-        return {"enum": [*field.neutral], "description": f"refused with another value: {field.instead}"}
+        return {"enum": [None, *field.neutral], "description": f"refused with another value: {field.instead}"}
     if field.only:
         return {"enum": [*field.only], "description": f"{field.doc}; other values are refused"}
     return told(field.schema, field.doc)

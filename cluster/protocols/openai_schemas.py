@@ -70,9 +70,9 @@ _CALL = object_of(
             object_of(
                 {
                     "name": told(TEXT, "of the tool"),
-                    "arguments": told(TEXT, "as the model wrote them, which should be JSON"),
+                    "arguments": told(TEXT, "as the model wrote them, which should be JSON; default: there are none"),
                 },
-                ["name", "arguments"],
+                ["name"],
             ),
             "what was called, and how",
         ),
@@ -89,7 +89,8 @@ _MESSAGE: dict[str, Schema] = {
     ),
     "name": told(
         TEXT,
-        "who speaks: refused where the template has no place for it; of a tool: which one, if the template shows it",
+        "who speaks: where the template has no place for it, as an unknown field; of a tool: which one, if the "
+        "template shows it",
     ),
     "tool_calls": told(_list(_CALL, MAX_CALLS), "of an assistant: what it called; the results of all must follow"),
     "tool_call_id": told(

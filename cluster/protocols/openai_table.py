@@ -25,7 +25,7 @@ class Field:
     doc      what it does
     only     if set, the values that change nothing or ask for what is done anyway; others are refused
     instead  if set, the field exists elsewhere and is refused here: what to do instead
-    neutral  of a refused field: values beside null that ask for nothing
+    neutral  of a refused field: values beside null and empty ones that ask for nothing
     """
 
     name: str
@@ -106,7 +106,7 @@ _SHARED = (
           "default: a prompt that is too long is refused", {"anyOf": [{"const": -1}, _integer(1, INT32)]}),
     Field("truncation_side", "which end of the prompt is cut off", {"enum": ["left", "right"], "default": "left"}),
     Field("prompt_logprobs", "", OBJECT, instead="use echo with logprobs, or gRPC"),
-    Field("output_ids", "", OBJECT, instead="use gRPC: its Complete and Chat resume after them", neutral=([],)),
+    Field("output_ids", "", OBJECT, instead="use gRPC: its Complete and Chat resume after them"),
 )  # fmt: skip
 
 COMPLETION = (
@@ -121,7 +121,7 @@ COMPLETION = (
     Field("top_logprobs", "with logprobs: true: alternatives beside each token", _integer(0, limits.MAX_LOGPROBS, 0)),
     Field("add_special_tokens", "those that the tokenizer adds to a text are added",
           {"type": "boolean", "default": True}),
-    Field("suffix", "", TEXT, instead="text is continued, not filled in", neutral=("",)),
+    Field("suffix", "", TEXT, instead="text is continued, not filled in"),
 )  # fmt: skip
 
 CHAT = (
@@ -163,10 +163,10 @@ CHAT = (
     Field("prompt_cache_retention", "prefixes are kept in memory while there is room", TEXT, only=("in_memory",)),
     Field("prompt_cache_options", "prefixes are found without marks", OBJECT, only=({"mode": "implicit"}, {})),
     Field("audio", "", OBJECT, instead="the model writes text"),
-    Field("functions", "", OBJECT, instead="use tools", neutral=([],)),
-    Field("function_call", "", OBJECT, instead="use tool_choice", neutral=("none",)),
+    Field("functions", "", OBJECT, instead="use tools"),
+    Field("function_call", "", OBJECT, instead="use tool_choice", neutral=("none", [], {})),
     Field("moderation", "", OBJECT, instead="leave it out"),
-    Field("prediction", "", OBJECT, instead="leave it out", neutral=({},)),
+    Field("prediction", "", OBJECT, instead="leave it out"),
     Field("web_search_options", "", OBJECT, instead="describe a search as one of the tools"),
 )  # fmt: skip
 

@@ -1,0 +1,29 @@
+"""Names of speakers, where the model's template has no place for them: other servers leave them out in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...replicas.chat_template import ChatTemplate
+from ..unknown_fields import UnknownFields
+
+_NAME = "messages[].name"
+
+
+def placed_names(messages: Any, template: ChatTemplate | None, unknown: UnknownFields) -> Any:
+    """The messages without names that the template would not show, each of which is met as an unknown field.
+
+    Some clients name every speaker. Where unknown fields are refused the names stay, and the template refuses them.
+    What is no list of messages is left to whoever checks them.
+    """
+    if template is None or template.takes_names or unknown.refuses or not isinstance(messages, list):
+        return messages
+    return [_without_name(message, unknown, f"messages[{index}].name") for index, message in enumerate(messages)]
+
+
+def _without_name(message: Any, unknown: UnknownFields, at: str) -> Any:
+    """Of a tool the name says which one it is, and templates may read it or not."""
+    if not isinstance(message, dict) or message.get("role") == "tool" or not isinstance(message.get("name"), str):
+        return message
+    unknown.meet(_NAME, message["name"], at)
+    return {key: value for key, value in message.items() if key != "name"}

@@ -1,0 +1,69 @@
+"""Which empty values of OpenAI's and Motley's own fields are as good as leaving the field out.
+
+The rule: the empty value of the field's own kind, unless the field must be there. So "" where a text is expected, []
+for a list, {} for an object; and each of them of a field that is refused. The two tables below are all that differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..web.openapi import Schema
+from .openai_schemas import CONSTRAINT_FIELDS
+
+__all__ = ["ALSO_NONE", "EMPTY", "MEANS_SOMETHING", "empty_is_none", "takes"]
+
+EMPTY: tuple[Any, ...] = ("", [], {})
+# Values of another kind that clients send for nothing, and fields that must be there in one form of the object only.
+ALSO_NONE: Mapping[str, tuple[Any, ...]] = {
+    "messages[].tool_calls": ([],),
+    "messages[].tool_calls[].function.arguments": ({},),
+    "response_format.schema": EMPTY,
+    "response_format.value": EMPTY,
+    "structured_outputs.regex": ("",),
+    "structured_outputs.choice": ([],),
+    "structured_outputs.grammar": ("",),
+    "structured_outputs.json": ("",),
+    "structured_outputs.structural_tag": ("",),
+    "bad_words": ("",),
+    **dict.fromkeys(("reasoning", "think", "thinking", "separate_reasoning", "reasoning_format", "best_of"), EMPTY),
+    **dict.fromkeys(("format", *CONSTRAINT_FIELDS), EMPTY),
+}
+# Values that ask for something although they are empty.
+MEANS_SOMETHING: Mapping[str, tuple[Any, ...]] = {
+    "stop": ("",),  # a stop string must have a character; [] says that there is none
+    "web_search_options": ({},),  # OpenAI searches the web
+    "tools[].function.parameters": ({},),  # a schema that lets anything be
+}
+
+
+def empty_is_none(path: str, schemas: Iterable[Schema]) -> tuple[Any, ...]:
+    """The values which are none at that path, whose field has one of the schemas; without any: it must be there."""
+    kinds = _kinds({"anyOf": list(schemas)})
+    refused = kinds == {"null"}
+    wanted = [value for value in EMPTY if refused or _KIND[type(value)] in kinds or value in ALSO_NONE.get(path, ())]
+    return tuple(value for value in wanted if value not in MEANS_SOMETHING.get(path, ()))
+
+
+_KIND: Mapping[type, str] = {str: "string", list: "array", dict: "object"}
+
+
+def _kinds(schema: Schema) -> set[str]:
+    if "anyOf" in schema:
+        return {kind for one in schema["anyOf"] for kind in _kinds(one)}
+    if "type" in schema:
+        return {schema["type"]} if isinstance(schema["type"], str) else set(schema["type"])
+    values = schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else []
+    return {_KIND.get(type(value), "null" if value is None else "") for value in values}
+
+
+def takes(schema: Schema, value: Any) -> bool:
+    """Whether the schema itself allows the empty value."""
+    if "anyOf" in schema:
+        return any(takes(one, value) for one in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return value in schema.get("enum", [schema.get("const")])
+    if _KIND[type(value)] not in _kinds(schema) or "pattern" in schema or schema.get("required"):
+        return False
+    return not any(schema.get(key) for key in ("minLength", "minItems", "minProperties"))
