@@ -12,35 +12,53 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Name -> what pip installs. Ranges: what was tried here, up to the next release that may break.
-REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
-    "triton": ("tritonclient[grpc,http]>=2.60,<3",),
-    "kserve": ("kserve>=0.21,<0.22",),
-    "smg": ("smg-grpc-proto>=0.4.28,<0.5", "grpcio>=1.76,<2"),
-    "openai": ("openai>=2,<4",),
-    "lm_eval": ("lm_eval[api]>=0.4.12,<0.5",),  # without torch and transformers: it tokenizes at the service
-    "vllm_router": ("vllm-router>=0.1.17,<0.2",),
-    "sglang_router": ("sglang-router>=0.3.2,<0.4",),
-    "guidellm": ("torch==2.13.0", "guidellm>=0.8.1,<0.9"),  # this torch: what it asks for, and no more than a CPU needs
-    "grpc": ("grpcio-health-checking>=1.76,<2", "grpcio-reflection>=1.76,<2"),
-}
-MAKE_S = 600.0
+from client_requirements import NODE, PYTHON
+
+MAKE_S = 1800.0
 
 
 def client_python(name: str) -> Path:
     """The interpreter of that environment; made if this machine has none. Raises AssertionError with pip's words."""
-    folder = _cache() / f"{name}-{_digest(name)}"
+    folder = _cache() / f"{name}-{_digest(PYTHON[name])}"
     python = folder / "bin" / "python"
     with _locked(folder.with_suffix(".lock")):
         if not (folder / "ready").exists():
             shutil.rmtree(folder, ignore_errors=True)
-            _make(folder, python, REQUIREMENTS[name])
+            _make(folder, python, PYTHON[name])
             (folder / "ready").touch()
     return python
+
+
+def node_folder() -> Path:
+    """Where npm has put the clients for node; made if this machine has none."""
+    folder = _cache() / f"node-{_digest(NODE)}"
+    with _locked(folder.with_suffix(".lock")):
+        if not (folder / "ready").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            _run(["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", *NODE])
+            (folder / "ready").touch()
+    return folder
+
+
+def run_task(name: str, script: Path, *arguments: str, timeout_s: float = 300.0) -> str:
+    """What the script prints, run as a file by that environment's interpreter: some clients read their caller's source.
+
+    A script whose name ends in .mjs is run by node.
+    """
+    if script.suffix == ".mjs":
+        folder = node_folder()  # where node looks for packages
+        command = ["node", "--input-type=module", "--eval", script.read_text(), str(script), *arguments]
+    else:
+        folder = Path.cwd()
+        command = [str(client_python(name)), "-I", str(script), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=_environment(), cwd=folder)
+    assert result.returncode == 0, f"{script.stem} failed:\n{result.stdout}{result.stderr}"
+    return result.stdout
 
 
 def run_client(name: str, code: str, *arguments: str, timeout_s: float = 120.0) -> str:
@@ -48,12 +66,15 @@ def run_client(name: str, code: str, *arguments: str, timeout_s: float = 120.0) 
 
     It may take `timeout_s`; then it ends and says where it waited.
     """
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "RAY_"))}
     bounded = f"import faulthandler; faulthandler.dump_traceback_later({timeout_s}, exit=True)\n{code}"
     command = [str(client_python(name)), "-I", "-c", bounded, *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s + 30, env=environment)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s + 30, env=_environment())
     assert result.returncode == 0, f"the {name} client failed:\n{result.stdout}{result.stderr}"
     return result.stdout
+
+
+def _environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "RAY_"))}
 
 
 def _make(folder: Path, python: Path, requirements: tuple[str, ...]) -> None:
@@ -73,9 +94,9 @@ def _cache() -> Path:
     return folder
 
 
-def _digest(name: str) -> str:
+def _digest(requirements: tuple[str, ...]) -> str:
     """Other ranges or another Python: another environment."""
-    return hashlib.sha256(repr((REQUIREMENTS[name], sys.version)).encode()).hexdigest()[:12]
+    return hashlib.sha256(repr((requirements, sys.version)).encode()).hexdigest()[:12]
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,8 +13,11 @@ from typing import Any
 import grpc
 import pytest
 import wire_facts
-from client_env import run_client
-from served import Served
+from client_env import run_client, run_task
+from client_requirements import NODE_TASKS, PYTHON, TASKS
+from client_scripts import SCRIPTS
+from script_checkpoint import build_scripts
+from served import Served, served
 
 from motley.cluster.protos import kserve_pb2, kserve_pb2_grpc, vllm_common_pb2, vllm_engine_pb2
 from motley.replicas import demo
@@ -71,6 +75,38 @@ def test_guidellm(service: Served) -> None:
     said = run_client("guidellm", code, service.http, "tiny", str(tokenizer), timeout_s=400)
     assert said == "/v1/chat/completions: 12 answered, 0 failed\n/v1/completions: 12 answered, 0 failed\n"
     service.wait_idle()
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Of a model that says what a task needs: see client_scripts."""
+    folder = build_scripts(tmp_path_factory.mktemp("scripts"), SCRIPTS)
+    arguments = [str(folder), "--served-model-name", "parrot", "--threads", "1", "--kv-memory", "256MiB", "--no-spare"]
+    with served(arguments, tmp_path_factory.mktemp("scripted")) as service:
+        service.wait_ready()
+        yield service
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("task", TASKS)
+def test_a_client_at_its_task(task: str, scripted: Served) -> None:
+    """What of it concerns this service is held each time by tests of the bodies that they send, in tests/cluster."""
+    assert run_task(TASKS[task], CALLS / "tasks" / f"{task}.py", scripted.http, scripted.grpc).endswith("done\n")
+    scripted.wait_idle()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("task", NODE_TASKS)
+def test_a_client_for_node_at_its_task(task: str, scripted: Served) -> None:
+    said = run_task("node", CALLS / "node_tasks" / f"{task}.mjs", scripted.http, scripted.grpc)
+    assert said.endswith("done\n")
+    scripted.wait_idle()
+
+
+def test_every_task_is_listed() -> None:
+    assert {path.stem for path in (CALLS / "tasks").glob("*.py")} == set(TASKS)
+    assert {path.stem for path in (CALLS / "node_tasks").glob("*.mjs")} == set(NODE_TASKS)
+    assert set(TASKS.values()) <= set(PYTHON)
 
 
 def test_kserve_over_http(service: Served) -> None:
