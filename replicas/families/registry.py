@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..config import ModelConfig
-from ..config_pairs import check_pairs
+from ..config_pairs import check_defaults, check_pairs
 from ..errors import CheckpointError
 from ..json_file import Fields
 from . import llama, mistral, qwen2, qwen3
@@ -30,7 +30,9 @@ def read_config(config: Fields) -> ModelConfig:
         )
     family = FAMILIES[_architecture(config)]
     check_pairs(config)
-    return family(config)
+    model = family(config)
+    check_defaults(config, model)
+    return model
 
 
 def architecture_of(family: str) -> str:

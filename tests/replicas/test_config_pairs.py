@@ -114,7 +114,7 @@ def test_rope_settings_that_would_be_lost_are_refused(
 VALUES: dict[str, tuple[Any, Any]] = {  # of a key by its last part: a value, and another
     "rope_type": ("yarn", "linear"), "rope_theta": (1e6, 5e5), "original_max_position_embeddings": (512, 256),
     "partial_rotary_factor": (1.0, 0.5), "dtype": ("float16", "bfloat16"), "rms_norm_eps": (1e-5, 1e-6),
-    "tie_word_embeddings": (True, False),
+    "tie_word_embeddings": (True, False), "attention_bias": (False, True), "hidden_act": ("silu", "gelu"),
 }  # fmt: skip
 
 
@@ -148,11 +148,37 @@ def test_a_pair_that_differs_is_refused_naming_both(pair: tuple[str, str], famil
     assert pair[1] in caught.value.message
 
 
+THEIRS = {  # what transformers computes with, by our names, where the file says nothing of it
+    "attention_bias": lambda config, family: family == "qwen2" or bool(getattr(config, "attention_bias", False)),
+    "rope_theta": lambda config, family: (getattr(config, "rope_parameters", None) or vars(config))["rope_theta"],
+    "head_dim": lambda config, family: getattr(config, "head_dim", None) or 16,
+    "num_key_value_heads": lambda config, family: config.num_key_value_heads,
+    "rms_norm_eps": lambda config, family: config.rms_norm_eps,
+    "tie_word_embeddings": lambda config, family: config.tie_word_embeddings,
+    "hidden_act": lambda config, family: config.hidden_act,
+}
+HEADS = {"num_attention_heads": 32, "hidden_size": 512}  # which all families' defaults of KV heads divide
+
+
 @pytest.mark.parametrize("pair", OTHER_NAMES, ids=" ".join)
-def test_another_decoders_name_alone_does_not_stand_for_ours(pair: tuple[str, str]) -> None:
-    """transformers takes the family's default then, whatever the value says."""
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_decoders_name_alone_does_not_stand_for_ours(pair: tuple[str, str], family: str) -> None:
+    """transformers takes the family's default then, whatever the value says: it is taken where it says the same."""
+    without = {key: value for key, value in {**BASE, **HEADS}.items() if key != pair[0]}
+    if pair[0] not in THEIRS:
+        with pytest.raises(CheckpointError, match=pair[1]):
+            read_only(family, {**without, pair[1]: BASE[pair[0]]})
+        return
+    computed = THEIRS[pair[0]](CONFIGS[family].from_dict(deepcopy(without)), family)
+    read_only(family, {**without, pair[1]: computed})
+    other = {"hidden_act": "gelu"}.get(pair[0], not computed if isinstance(computed, bool) else computed)
     with pytest.raises(CheckpointError, match=pair[1]):
-        read("llama", {pair[0]: None, pair[1]: BASE[pair[0]] or 3})
+        read_only(family, {**without, pair[1]: other * 2 if type(other) in (int, float) else other})
+
+
+def read_only(family: str, config: dict[str, Any]) -> ModelConfig:
+    window = {"sliding_window": None} if family == "mistral" else {}
+    return read_config(Fields({"model_type": family, **window, **config}, "config.json"))
 
 
 @pytest.mark.parametrize("pair", SAID, ids=" ".join)
