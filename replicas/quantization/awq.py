@@ -24,16 +24,21 @@ from ..weights import Weights
 from .base import FLOATS, LinearSpec, TensorSpec, is_part, left_plain
 from .bookkeeping import check_keys
 from .dense import Dense, bias_of
+from .left_out import RULES, left_out
 from .words import ACTIVATIONS, GROUP_SIZES, INTS, check_only_weights, check_words, group_of, scales_problem, unpack
 
 BITS = 4
 PER_WORD = 8
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each nibble
 
-_READ = ACTIVATIONS | {
-    *("quant_method", "method", "bits", "w_bit", "group_size", "q_group_size", "zero_point", "sym"),
-    *("version", "format", "checkpoint_format", "backend", "modules_to_not_convert", "pack_dtype", "lm_head"),
-}
+_READ = (
+    ACTIVATIONS
+    | RULES
+    | {
+        *("quant_method", "method", "bits", "w_bit", "group_size", "q_group_size", "zero_point", "sym"),
+        *("version", "format", "checkpoint_format", "backend", "modules_to_not_convert", "pack_dtype", "lm_head"),
+    }
+)
 _LAYOUTS = ("gemm", "GEMM")
 
 
@@ -75,7 +80,8 @@ class AWQ:
         if config.boolean("lm_head", False):
             raise config.error("lm_head", "false: the gemm layout leaves the head as it is")
         modules = config.strings("modules_to_not_convert")
-        return cls(group_size=group_size, unconverted=left_plain(names, modules, "qweight") if names else modules)
+        unconverted = left_plain(names, modules, "qweight") if names else modules
+        return cls(group_size=group_size, unconverted=(*unconverted, *left_out(config, names)))
 
     @property
     def name(self) -> str:

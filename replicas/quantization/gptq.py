@@ -26,12 +26,17 @@ from ..weights import Weights, told
 from .base import FLOATS, LinearSpec, TensorSpec, is_part, left_plain
 from .bookkeeping import check_keys
 from .dense import Dense
+from .left_out import RULES, left_out
 from .words import ACTIVATIONS, GROUP_SIZES, INTS, check_only_weights, check_words, group_of, scales_problem, unpack
 
-_READ = ACTIVATIONS | {
-    *("quant_method", "bits", "group_size", "sym", "desc_act", "lm_head", "checkpoint_format"),
-    *("pack_dtype", "is_marlin_format", "format", "method", "modules_in_block_to_quantize"),
-}
+_READ = (
+    ACTIVATIONS
+    | RULES
+    | {
+        *("quant_method", "bits", "group_size", "sym", "desc_act", "lm_head", "checkpoint_format"),
+        *("pack_dtype", "is_marlin_format", "format", "method", "modules_in_block_to_quantize"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class GPTQ:
 
         Raises CheckpointError naming a key that asks for what is not supported or not understood.
         """
-        check_keys(config, _READ)  # refuses dynamic, among others
+        check_keys(config, _READ)
         check_only_weights(config)
         bits = config.integer("bits", 1, 64)
         if bits not in (4, 8):
@@ -83,7 +88,7 @@ class GPTQ:
             zeros_borrow=not sym and "gptqmodel" in str(config.raw.get("meta")).lower(),
             desc_act=config.boolean("desc_act", False),
             quantizes_head=config.boolean("lm_head", False),
-            unconverted=_unconverted(config, names),
+            unconverted=(*_unconverted(config, names), *left_out(config, names)),
         )
 
     @property

@@ -304,7 +304,7 @@ TABLE = [
     Bad("marlin", "gptq", quantization(checkpoint_format="marlin"), "config.json", "checkpoint_format", "marlin"),
     Bad("some-modules", "gptq", quantization(modules_in_block_to_quantize=[["self_attn.q_proj"]]), "config.json",
         "modules_in_block_to_quantize"),
-    Bad("dynamic", "gptq", quantization(dynamic={"-:.*down.*": {}}), "config.json", "dynamic"),
+    Bad("dynamic", "gptq", quantization(dynamic={".*down.*": {"bits": 8}}), "config.json", "dynamic"),
     Bad("unknown-key", "gptq", quantization(rotation="hadamard"), "config.json", "rotation", "hadamard"),
     Bad("packed-in-int8", "gptq", quantization(pack_dtype="int8"), "config.json", "pack_dtype", "int8"),
     Bad("missing-qzeros", "gptq", drop(f"{Q}.qzeros"), WEIGHTS, f"{Q}.qzeros", "missing"),

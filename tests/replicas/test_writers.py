@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,36 @@ def test_a_symmetric_awq_of_gptqmodel_has_its_zero_points_in_the_file(tmp_path: 
         inspect_checkpoint(packed)
 
 
+PLAIN = {"bits": 16, "data_type": "float"}
+RULES_OF_LAYERS: list[dict[str, Any]] = [
+    {"dynamic": {r"-:.*\.down_proj": {}}},  # GPTQModel
+    {"extra_config": {"model.layers.0.mlp.down_proj": PLAIN, r".*layers\.1\..*down_proj": PLAIN}},  # auto-round
+    {"extra_config": {"model.layers.0.mlp.down_proj": PLAIN, "model.layers.0.mlp.up_proj": {"sym": None}}},
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "rules"),
+    [
+        ("dynamic", {"-:.*down_proj": {}, r".*up_proj": {"bits": 8}}),
+        ("dynamic", {r"+:.*up_proj": {"group_size": 64}}),
+        ("dynamic", "all"),
+        ("extra_config", {"model.layers.0.mlp.up_proj": {"bits": 8}}),
+        ("extra_config", {"model.layers.0.mlp.up_proj": {"group_size": 96, "bits": 4}}),
+        ("extra_config", {"model.layers.0.mlp.up_proj": {"bits": True}}),
+        ("extra_config", {"model.layers.0.mlp.up_proj": 16}),
+    ],
+)
+@pytest.mark.parametrize("build", [build_gptq, lambda path: build_awq(path)[0]], ids=["gptq", "awq"])
+def test_layers_with_codes_of_their_own_are_refused(
+    build: Callable[[Path], Path], key: str, rules: Any, tmp_path: Path
+) -> None:
+    folder = build(tmp_path)
+    section(folder, **{key: rules})
+    with pytest.raises(CheckpointError, match=rf"{key}: .*no layer has bits or groups of its own here"):
+        inspect_checkpoint(folder)
+
+
 LISTS: list[Any] = [["self_attn.k_proj", "self_attn.v_proj"], [["self_attn.k_proj"], ["self_attn.v_proj"]]]
 
 
@@ -118,6 +149,10 @@ def test_layers_that_gptq_leaves_out(listed: Any, tmp_path: Path) -> None:
     section(folder, modules_in_block_to_quantize=[*LISTS[0], *others, "mlp.down_proj"])
     with pytest.raises(CheckpointError, match=r"down_proj\.qweight: is missing"):
         inspect_checkpoint(folder)
+    for rule in RULES_OF_LAYERS:
+        section(folder, **{"modules_in_block_to_quantize": None, "dynamic": None, "extra_config": None, **rule})
+        assert (prompt_logits(folder, PROMPT) - plain).abs().max() < 1e-3
+    section(folder, dynamic=None, extra_config=None)
     section(folder, modules_in_block_to_quantize={"mlp": 4})
     with pytest.raises(CheckpointError, match=r"modules_in_block_to_quantize: .* a list of names"):
         inspect_checkpoint(folder)
