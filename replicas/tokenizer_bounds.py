@@ -19,6 +19,7 @@ MAX_GROWTH = 64  # characters that a normalizer may make of one
 MAX_STEPS = 32
 MAX_ADDED = 1024  # characters or tokens that are put before or behind a text
 MAX_WORD = 1000  # characters of a word that WordPiece may look at again and again
+MAX_PIECE = 512  # characters of a piece that Unigram may look for at each place of a text; real ones have up to 100
 _UNICODE = 18  # U+FDFA is so many characters in compatibility forms; forms applied again make no more
 _FORMS = {"NFC": 3, "NFD": 4, "NFKC": _UNICODE, "NFKD": _UNICODE, "BertNormalizer": 9, "Lowercase": 3, "ByteLevel": 4}
 _LISTS = ("normalizers", "pretokenizers", "decoders", "processors")
@@ -137,7 +138,12 @@ def _pattern(pattern: Mapping[str, Any], *, short_runs: bool = False) -> str | N
 
 def _model(component: Any) -> str | None:
     longest = component.get("max_input_chars_per_word", 0)
-    return f"words of {longest} characters are looked at" if longest > MAX_WORD else None
+    if longest > MAX_WORD:
+        return f"words of {longest} characters are looked at"
+    pieces = component["vocab"] if isinstance(component["vocab"], list) else []
+    if (longest := max((len(piece) for piece, _ in pieces), default=0)) > MAX_PIECE:
+        return f"pieces of {longest} characters are looked for at each place"
+    return None
 
 
 def _post_processor(component: Any) -> str | None:

@@ -90,6 +90,9 @@ DOUBTS = {
     "kind": (file(normalizer={"type": "Newer"}), "normalizer"),
     "kind-of-splitter": (file(pre_tokenizer={"type": "Newer"}), "pre_tokenizer"),
     "words": (file(model={"type": "WordPiece", "vocab": {"a": 0}, "max_input_chars_per_word": 10**9}), "model"),
+    "pieces": (
+        file(model={"type": "Unigram", "vocab": [["a", 0.0], ["a" * 5000, -1.0]], "unk_id": 0}), "model"),
+    "short-pieces": (file(model={"type": "Unigram", "vocab": [["a", 0.0], ["a" * 100, -1.0]], "unk_id": 0}), None),
     "twice": (file(post_processor=template([{"Sequence": {"id": "A", "type_id": 0}}] * 2)), "post_processor"),
     "behind": (file(post_processor=template([], {"a": {"id": "a", "ids": [1] * 3000, "tokens": []}})), None),
     "behind-and-used": (
