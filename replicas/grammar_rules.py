@@ -17,7 +17,8 @@ import xgrammar
 from .grammar_text import TextRule, json_text_rules, regex_grammar
 
 _TEXT_RULE = re.compile(r'^(\S+) ::= Regex\("([A-Za-z0-9_-]*)", json_string=true\)$')
-_RULE = re.compile(r"^\S+ ::= \S")
+_RULE = re.compile(r"\S+ ::= \S")
+_NEXT = re.compile(r"\n(?=\S+ ::= )")  # a rule that dispatches tags has several lines
 _LITERAL = re.compile(r'\[(?:\\.|[^\]\\])*\]|"(?:\\.|[^"\\])*"')
 _BRACKETS = re.compile(r"\([^()]*\)")
 _NAME = re.compile(r"(?<= )[A-Za-z_][\w.-]*(?= )")
@@ -53,37 +54,37 @@ def with_exact_texts(grammar: Any) -> str:
     """The rules of an xgrammar.Grammar, as text. Raises ValueError where no text follows a pattern."""
     rules: list[str] = []
     within: dict[str, str] = {}
-    lines = str(grammar).splitlines()
-    _check_lines(lines)
-    for line in lines:
-        found = _TEXT_RULE.match(line)
+    printed = _NEXT.split(str(grammar).rstrip("\n"))
+    _check_rules(printed)
+    for rule in printed:
+        found = _TEXT_RULE.match(rule)
         if found is not None:
             name, written = found[1], json_text_rules(TextRule.decoded(found[2]), found[1])
-            [own] = [rule for rule in written if rule.startswith(f"{name} ::= ")]
+            [own] = [line for line in written if line.startswith(f"{name} ::= ")]
             if _is_sequence(body := own.removeprefix(f"{name} ::= ")):
                 within[name] = body
                 written.remove(own)
             rules += written
-        elif line.startswith(f"{_ESCAPE} ::="):
+        elif rule.startswith(f"{_ESCAPE} ::="):
             rules.append(_ESCAPE_RULE)
         else:
-            rules.append(_BYTE.sub(_of_fixed_length, line))
+            rules.append(_BYTE.sub(_of_fixed_length, rule))
     return "\n".join(_NAME.sub(lambda name: within.get(name[0], name[0]), rule) for rule in rules)
 
 
-def _check_lines(lines: list[str]) -> None:
-    """Raises UnknownRules unless each line is a rule, and those that are replaced are rules of their own."""
-    named = {line.partition(" ")[0] for line in lines}
-    if len(named) != len(lines):
+def _check_rules(rules: list[str]) -> None:
+    """Raises UnknownRules unless each is a rule, and those that are replaced are rules of their own."""
+    named = {rule.partition(" ")[0] for rule in rules}
+    if len(named) != len(rules):
         raise UnknownRules("two rules of one name")
-    for line in lines:
-        if not _RULE.match(line):
-            raise UnknownRules(line)
-        outside = _LITERAL.sub("", line)  # quoted text and classes of characters say nothing of the form
-        if "Regex" in outside and not _TEXT_RULE.match(line):
-            raise UnknownRules(line)
+    for rule in rules:
+        if not _RULE.match(rule):
+            raise UnknownRules(rule)
+        outside = _LITERAL.sub("", rule)  # quoted text and classes of characters say nothing of the form
+        if "Regex" in outside and not _TEXT_RULE.match(rule):
+            raise UnknownRules(rule)
         if _ESCAPE in outside and _ESCAPE not in named:
-            raise UnknownRules(f"no rule {_ESCAPE}, which is called: {line}")
+            raise UnknownRules(f"no rule {_ESCAPE}, which is called: {rule}")
 
 
 def check_library() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from motley.replicas import grammar_nursery, grammar_rules, grammars
 from motley.replicas.errors import Unavailable
-from motley.replicas.grammar_rules import UnknownRules, check_library, with_exact_texts
+from motley.replicas.grammar_rules import UnknownRules, check_library, of_tag, with_exact_texts
 from motley.replicas.grammar_wire import From, To, frame, receive, vocabulary
 
 REAL: Any = grammar_rules.xgrammar.Grammar.from_json_schema
@@ -56,6 +56,23 @@ def test_rules_in_other_words_are_an_error(monkeypatch: pytest.MonkeyPatch, name
 def test_words_within_texts_are_no_rules() -> None:
     line = 'root ::= (("\\"Regex(\\" basic_escape ::= " [Regex]))'
     assert with_exact_texts(line) == line
+
+
+def test_a_rule_that_dispatches_tags_has_several_lines() -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    content = {"type": "json_schema", "json_schema": schema}
+    tags = [{"begin": f"<tool_call>{name}:", "content": content, "end": "</tool_call>"} for name in ("one", "other")]
+    triggered = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": tags}
+    rules = of_tag({"type": "structural_tag", "format": triggered})
+    assert "TagDispatch(\n" in rules
+    matcher = grammar_rules.xgrammar.GrammarMatcher(compiled(rules))
+    assert matcher.accept_string('well <tool_call>other:{"city":"Oslo"}</tool_call> so')
+    assert not matcher.accept_string('<tool_call>one:{"town":')
+
+
+def compiled(rules: str) -> Any:
+    info = grammar_rules.xgrammar.TokenizerInfo([bytes([i]) for i in range(256)], vocab_size=257, stop_token_ids=[256])
+    return grammar_rules.xgrammar.GrammarCompiler(info, max_threads=1).compile_grammar(rules)
 
 
 def test_the_nursery_says_so_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
