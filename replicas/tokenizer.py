@@ -88,7 +88,7 @@ class Tokenizer:
         backend.no_padding()
         if getattr(backend.model, "dropout", None):
             backend.model.dropout = None  # for training: it makes other ids of a text each time
-        add_missing(backend, config)
+        backend = add_missing(backend, config)
         self._backend = backend
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ MAX_FILE_BYTES = 512 * 2**20
 PROBE = "A probe: 1 é 中 😀"
 MAX_SAID = 300  # characters of the library's own words
 COMPONENTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens", "model")
+
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 
 State = dict[str, Any]
 
@@ -166,17 +169,20 @@ def implied_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> di
     return {name: text for name, text in implied.items() if backend.token_to_id(text) is not None}
 
 
-def add_missing(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
-    """Tokens that only the files beside tokenizer.json know, and what they say otherwise of those that it has."""
-    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+def add_missing(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> tokenizers.Tokenizer:
+    """The tokenizer with tokens that only the files beside it know, and what they say otherwise of those that it has.
+
+    Raises CheckpointError for an id that is another token's. The given one may be changed.
+    """
     known = backend.get_added_tokens_decoder()
+    otherwise: dict[str, dict[str, bool]] = {}
     for token_id, entry in config.added.items():
-        chosen = {flag: bool(entry[flag]) for flag in flags if flag in entry}
+        chosen = {flag: bool(entry[flag]) for flag in _FLAGS if flag in entry}
         token = tokenizers.AddedToken(entry["content"], **chosen)
-        if token_id in known and repr(known[token_id]) == repr(token):
+        if token_id in known and known[token_id].content == token.content:
+            if config.added_file == CONFIG:  # of the older file tokenizer.json says more
+                otherwise[token.content] = {flag: getattr(token, flag) for flag in _FLAGS}
             continue
-        if config.added_file != CONFIG and token_id in known and known[token_id].content == token.content:
-            continue  # tokenizer.json says more of it
         backend.add_tokens([token])
         if backend.token_to_id(entry["content"]) != token_id:
             raise CheckpointError(
@@ -184,12 +190,28 @@ def add_missing(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
                 file=config.added_file,
                 tensor="added_tokens_decoder" if config.added_file == CONFIG else "",
             )
-    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    backend = _with_flags(backend, otherwise)
+    added = {token.content: token.special for token in backend.get_added_tokens_decoder().values()}
     for text in config.special:
-        if text not in special:
+        if text not in added:
             backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False)])
-    if _makes_other_text(backend.normalizer):
-        _find_as_written(backend)
+    plainly = dict.fromkeys(_FLAGS, False) | {"special": True}
+    backend = _with_flags(backend, {text: plainly for text in config.special if added.get(text) is False})
+    return _found_as_written(backend) if _makes_other_text(backend.normalizer) else backend
+
+
+def _with_flags(backend: tokenizers.Tokenizer, flags: Mapping[str, Mapping[str, bool]]) -> tokenizers.Tokenizer:
+    """The same with other flags of added tokens that it has, by their text.
+
+    Before release 0.23 the library leaves a token as it is that is added once more.
+    """
+    known = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    if all(getattr(known[text], flag) == value for text, each in flags.items() for flag, value in each.items()):
+        return backend
+    state = json.loads(backend.to_str())
+    for token in state["added_tokens"]:
+        token |= flags.get(token["content"], {})
+    return tokenizers.Tokenizer.from_str(json.dumps(state))
 
 
 def _makes_other_text(normalizer: Any) -> bool:
@@ -206,9 +228,7 @@ def _spaces_only(normalizer: dict[str, Any]) -> bool:
     return False
 
 
-def _find_as_written(backend: tokenizers.Tokenizer) -> None:
+def _found_as_written(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """A special token counts where it is written, never in what a normalizer makes of a client's text."""
-    for token in backend.get_added_tokens_decoder().values():
-        if token.special and token.normalized:
-            flags = {flag: getattr(token, flag) for flag in ("single_word", "lstrip", "rstrip")}
-            backend.add_special_tokens([tokenizers.AddedToken(token.content, special=True, normalized=False, **flags)])
+    special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
+    return _with_flags(backend, {text: {"normalized": False} for text in special})
