@@ -101,7 +101,7 @@ ROLES = {
     "redis": Role("the Redis of its own", "redis-server ", engine=REAL),
     "spare": Role("the process that waits for a replica", "ray::IDLE", engine=REAL),
     "grammar": Role("a replica's grammar process", "grammar", engine=REAL),
-    "rank": Role("the other process of a divided replica, of 2", "ray::Shard", engine=DIVIDED),
+    "rank": Role("the other process of a divided replica, of 2", ".follower_process", engine=DIVIDED),
     "divided": Role("a divided replica's first process, of 2", "ray::ServeReplica:motley:main", engine=DIVIDED),
 }
 HOW = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
