@@ -104,6 +104,7 @@ TOKENIZERS: Final[Mapping[str, str]] = MappingProxyType(
         "tokenizer.json of the model's Hugging Face version beside it",
     }
 )
+_OF_SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _TIKTOKEN = (
     "a vocabulary for tiktoken under the name of one for sentencepiece, and tokenizer.json is missing, which is read "
     "here; put the tokenizer.json of the model's Hugging Face version beside it"
@@ -174,6 +175,10 @@ def explain_method(section: Fields) -> CheckpointError | None:
     method = section.raw.get("quant_method")
     if method is None and (section.says("load_in_4bit") or section.says("load_in_8bit")):
         method = "bitsandbytes"  # in files from before there was such a key
+    producer = section.raw.get("producer")
+    by_modelopt = isinstance(producer, dict) and producer.get("name") == "modelopt"
+    if method is None and (by_modelopt or section.says("quant_algo")):
+        method = "modelopt"  # which has a word of its own for it
     if not isinstance(method, str) or method not in METHODS:
         return None
     words = f"{shown(method)} is not accepted: weights of this kind ({METHODS[method]}) are not read here; {ORIGINAL}"
@@ -186,12 +191,13 @@ def explain_tokenizer(folder: Path) -> CheckpointError | None:
     for pattern, words in TOKENIZERS.items():
         if found := sorted(name for name in names if fnmatch(name, pattern)):
             return CheckpointError(f"is {words}", file=found[0])
-    if "tokenizer.model" not in names:
+    file = next((name for name in _OF_SENTENCEPIECE if name in names), None)
+    if file is None:
         return None
-    if _is_tiktoken(read_file(folder, "tokenizer.model", 256 << 20)):
-        return CheckpointError(f"is {_TIKTOKEN}", file="tokenizer.model")
+    if _is_tiktoken(read_file(folder, file, 256 << 20)):
+        return CheckpointError(f"is {_TIKTOKEN}", file=file)
     if importlib.util.find_spec("sentencepiece") is None:
-        return CheckpointError(f"is {_SENTENCEPIECE}", file="tokenizer.model")
+        return CheckpointError(f"is {_SENTENCEPIECE}", file=file)
     return None
 
 

@@ -19,6 +19,7 @@ from .folder import open_file
 from .json_file import parse_json
 
 PREFIX_BYTES = 8
+_GIT_LFS = b"version https://git-lfs."
 MAX_HEADER_BYTES = 100_000_000  # the cap that the format's own library applies
 _MAX_ELEMENTS = 1 << 62
 BITS = {
@@ -68,6 +69,8 @@ def header_bytes(prefix: bytes, size: int, file: str) -> int:
     """The header's length, known to lie within the file."""
     if len(prefix) < PREFIX_BYTES:
         raise CheckpointError(f"truncated: {size} bytes hold no header", file=file)
+    if prefix == _GIT_LFS[:PREFIX_BYTES]:
+        raise CheckpointError("is a pointer of Git LFS and not the file; fetch that with `git lfs pull`", file=file)
     length = int(struct.unpack("<Q", prefix)[0])
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(f"header length {length} is above the cap of {MAX_HEADER_BYTES}", file=file)

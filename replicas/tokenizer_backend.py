@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 FILE = "tokenizer.json"
-OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
 LIBRARY_SUFFIXES = (".json", ".txt", ".model", ".jinja")  # what transformers reads of a tokenizer
 MAX_FILE_BYTES = 512 * 2**20
 PROBE = "A probe: 1 é 中 😀"

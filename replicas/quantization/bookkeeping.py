@@ -39,7 +39,12 @@ WRITERS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
                 *("vram_strategy", "gc_mode", "wait_for_submodule_finalizers", "activation_weighted_mse"),
             }
         ),
-        "AutoAWQ": frozenset({"do_fuse", "modules_to_fuse", "fuse_max_seq_len"}),
+        "AutoAWQ": frozenset(
+            {
+                *("do_fuse", "modules_to_fuse", "fuse_max_seq_len", "calib_data", "duo_scaling", "apply_clip"),
+                *("n_parallel_calib_samples", "max_calib_samples", "max_calib_seq_len"),
+            }
+        ),
         "auto-round": frozenset(
             {
                 *("autoround_version", "provider", "iters", "nsamples", "seqlen", "lr", "minmax_lr", "amp"),
@@ -53,8 +58,13 @@ WRITERS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "compressed-tensors and llm-compressor": frozenset(
             {"version", "global_compression_ratio", "quantization_status", "observer", "observer_kwargs"}
         ),
-        # of experts, which no family here has, and of how transformers is to load it
-        "transformers": frozenset({"expert_dtype", "dequantize", "run_compressed"}),
+        # of experts, which no family here has, of how transformers is to load it, and with which kernels to run it
+        "transformers": frozenset(
+            {
+                *("expert_dtype", "dequantize", "run_compressed", "backend", "use_optimized_inference", "device_map"),
+                *("inject_fused_attention", "inject_fused_mlp", "producer"),
+            }
+        ),
     }
 )
 _KNOWN = frozenset().union(*WRITERS.values())

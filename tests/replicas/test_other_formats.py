@@ -93,6 +93,11 @@ CASES: dict[str, tuple[Change, str, str, str]] = {  # how it is made -> file, te
     "onnx": (bare("model.onnx"), "model.onnx", "", "ONNX"),
     "old bitsandbytes": (config(quantization_config={"load_in_4bit": True}), "config.json",
                          "quantization_config.quant_method", "bitsandbytes"),
+    "modelopt's section": (config(quantization_config={"quant_algo": "NVFP4", "producer": {"name": "modelopt"}}),
+                           "config.json", "quantization_config.quant_method", "ModelOpt"),
+    "a pointer": (
+        lambda folder: (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n"),
+        "model.safetensors", "", "Git LFS"),
     "a folder of folders": (within, "config.json", "", "base-w4g32"),
     **{method: (config(quantization_config={"quant_method": method, "bits": 4}), "config.json",
                 "quantization_config.quant_method", "not read here") for method in METHODS},
@@ -174,6 +179,8 @@ VOCABULARIES = [
     ("qwen.tiktoken", RANKS, "tiktoken"),
     ("tokenizer.model", RANKS, "tiktoken"),
     ("tokenizer.model", b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\2", "install the package sentencepiece"),
+    ("spiece.model", b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\2", "install the package sentencepiece"),
+    ("sentencepiece.bpe.model", b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\2", "install the package sentencepiece"),
 ]
 
 

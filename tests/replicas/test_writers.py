@@ -25,6 +25,7 @@ from motley.replicas.layout import layer_spec
 from motley.replicas.quantization.bookkeeping import WRITERS, check_keys
 from motley.replicas.quantization.compressed_tensors import read_compressed
 from motley.replicas.quantization.fp8 import FP8
+from motley.replicas.quantization.registry import READERS
 from motley.replicas.weights import Weights
 
 PROMPT = torch.randint(0, 256, (24,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -43,6 +44,43 @@ def test_bookkeeping_of_known_writers_is_taken(key: str, caplog: pytest.LogCaptu
     caplog.set_level(logging.INFO)
     check_keys(Fields({key: "anything"}, "config.json"), {"bits"})
     assert not caplog.records
+
+
+def written_by_transformers() -> dict[str, Any]:
+    """What its configs write into config.json, with all their defaults."""
+    from transformers.utils import quantization_config as its
+
+    return {
+        "gptq": its.GPTQConfig(bits=4, group_size=32, dataset="c4"),
+        "gptq-no-dataset": its.GPTQConfig(bits=8, sym=False),
+        "awq": its.AwqConfig(bits=4, group_size=64),
+        "auto-round": its.AutoRoundConfig(bits=4, group_size=128, packing_format="auto_round:auto_gptq"),
+        "fp8": its.FineGrainedFP8Config(),
+    }
+
+
+@pytest.mark.parametrize("name", ["gptq", "gptq-no-dataset", "awq", "auto-round", "fp8"])
+def test_what_transformers_writes_is_read(name: str) -> None:
+    config = json.loads(json.dumps(written_by_transformers()[name].to_dict(), default=str))
+    assert read(config) is not None
+
+
+# As the readers of 8b5aabc took them, each with the value that its writer gives it.
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("gptq", {"backend": "auto", "use_exllama": True, "exllama_config": {"version": 1}, "v2_alpha": 0.25}),
+        ("gptq", {"inject_fused_attention": True, "device_map": "auto", "producer": "someone"}),
+        ("awq", {"version": "gemm", "calib_data": "pileval", "apply_clip": True, "duo_scaling": True}),
+    ],
+)
+def test_how_it_was_made_or_is_to_be_run_is_no_matter(method: str, more: dict[str, Any]) -> None:
+    plain = {"quant_method": method, "bits": 4, "group_size": 128}
+    assert read({**plain, **more}) == read(plain)
+
+
+def read(config: dict[str, Any]) -> Any:
+    return READERS[config["quant_method"]](Fields(config, "config.json", "quantization_config."), ())
 
 
 @pytest.mark.parametrize("key", ["next_version", "export_time", "seed", "calibration_seqlen", "author", "num_samples"])
