@@ -37,13 +37,10 @@ class UnknownFields:
 
         `at`: the same with its indices, for the error.
         """
-        if path in NEVER_TAKEN or path.removeprefix("parameters.") in NEVER_TAKEN:
-            if value is not None:
-                raise unknown_field(at or path)
-            return
         if says_nothing(value):
             return
-        if self._policy == "refuse":
+        never = path in NEVER_TAKEN or path.removeprefix("parameters.") in NEVER_TAKEN
+        if never or self._policy == "refuse":
             raise unknown_field(at or path)
         name = path[:MAX_CHARS]
         if name in self._told or len(self._told) > MAX_NAMES:

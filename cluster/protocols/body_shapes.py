@@ -170,9 +170,8 @@ def _opened(schema: Schema, shape: Shape | None, route: str, foreign: bool) -> S
         return {**schema, "properties": own}
     others = {name: _described(one, own) for name, one in sorted(_foreign(route, path).items())}
     if not path:
-        others |= {
-            name: {"type": "null", "description": "refused: it is the service's"} for name in sorted(NEVER_TAKEN)
-        }
+        refused: Schema = {"enum": [None, "", [], {}], "description": "with a value refused: it is the service's"}
+        others |= dict.fromkeys(sorted(NEVER_TAKEN), refused)
     rest = {key: value for key, value in schema.items() if key != "additionalProperties" or not foreign}
     return {**rest, "properties": {**own, **others}}
 
