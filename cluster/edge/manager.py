@@ -29,6 +29,7 @@ LOOK_S = 0.5  # between two looks at HAProxy
 ANSWER_S = 2.0  # that it has to answer in
 STOPPED_LOOKS = 2  # in a row that find it stopped by a signal: it hangs
 SILENT_LOOKS = 24  # in a row without an answer, about a minute: it hangs; fewer may be for a busy machine's sake
+START_LOOKS = 5  # likewise of a HAProxy that a manager finds when it starts
 ROUTES_S = 20.0  # that a new manager waits for routes while the HAProxy of the one before serves
 AGAIN_S = 0.5  # before HAProxy is started again if it did not start
 
@@ -52,9 +53,11 @@ class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
     async def start(self) -> None:
         """Start HAProxy; where one of another manager serves, take its place without closing the door or a stream."""
         before = workers_of(Path(self.config_file_path))
-        if before and await self._is_silent():
-            _kill(max(before, key=began))  # the last one has the ports; others have streams from before a reload
-        if not before or not await self.answers():
+        listening = max(before, key=began, default=0)  # it has the ports; others have streams from before a reload
+        hangs = bool(before) and await self._hangs(listening)
+        if hangs:
+            _kill(listening)
+        if not before or hangs or not await self._answers_at_last():
             await super().start()
             return
         log.info(f"HAProxy runs without its manager: {before}; its place is taken when there are routes.")
@@ -100,6 +103,22 @@ class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
         """Whether a HAProxy says something at the administrator's socket, in time."""
         with suppress(TimeoutError, RuntimeError):
             return bool(await asyncio.wait_for(self._send_socket_command("show info"), ANSWER_S))
+        return False
+
+    async def _hangs(self, pid: int) -> bool:
+        """Whether it does not answer: once, where a signal has stopped it; on a busy machine one may only be late."""
+        for _ in range(START_LOOKS):
+            if not await self._is_silent():
+                return False
+            if is_stopped(pid):
+                return True
+        return True
+
+    async def _answers_at_last(self) -> bool:
+        """Whether one of several questions is answered."""
+        for _ in range(START_LOOKS):
+            if await self.answers():
+                return True
         return False
 
     async def _is_silent(self) -> bool:

@@ -194,6 +194,31 @@ async def test_the_next_manager_takes_the_place_of_one_that_hangs(
             assert await first._proc.wait() == -signal.SIGKILL
 
 
+async def test_the_next_manager_leaves_one_that_is_only_late(
+    folder: Path, edge: Edge, backends: Backends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine: it has not answered the first question in time."""
+    from motley.cluster.edge import manager
+
+    async with started(folder, edge, backends) as first:
+        next_one = managed(folder, edge, backends)
+        ask, questions = next_one._send_socket_command, iter([TimeoutError, None, TimeoutError, None])
+
+        async def late(command: str) -> Any:
+            if (error := next(questions, None)) is not None:
+                raise error
+            return await ask(command)
+
+        monkeypatch.setattr(next_one, "_send_socket_command", late)
+        killed: list[int] = []
+        monkeypatch.setattr(manager, "_kill", killed.append)
+        await next_one.start()
+        assert killed == []
+        assert await status(edge) == 200
+        assert await first._proc.wait() == 0, "it was relieved, and not killed"
+        await next_one.stop()
+
+
 async def test_the_next_manager_leaves_streams_from_before_a_reload(
     folder: Path, edge: Edge, backends: Backends
 ) -> None:
