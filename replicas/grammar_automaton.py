@@ -1,7 +1,8 @@
 """The texts that several patterns want or do not want and that have a length within bounds, as one automaton.
 
 A grammar's rules cannot say "and" or "not"; states can. Built where a pattern has lookaheads or a length beside it, or
-names that are taken already. Runs in a grammar's own process, whose limits end what takes too long.
+names that are taken already. Runs in a grammar's own process, whose limits end what takes too long, or elsewhere with
+an Effort that does.
 """
 
 from __future__ import annotations
@@ -21,6 +22,19 @@ class TooManyStates(Exception):
     """It has more than may be built."""
 
 
+class Effort:
+    """What may be done in all, in steps of a few microseconds. spent: so far."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self.spent = 0
+
+    def spend(self, steps: int) -> None:
+        self.spent += steps
+        if self._most is not None and self.spent > self._most:
+            raise TooManyStates
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """ends: the text may end here. Each of `moves`: these characters lead to the state of that number."""
@@ -29,23 +43,29 @@ class State:
     moves: tuple[tuple[Ranges, int], ...]
 
 
-def automaton(wanted: Sequence[Node], unwanted: Sequence[Node], least: int, most: int | None) -> list[State]:
+def automaton(
+    wanted: Sequence[Node], unwanted: Sequence[Node], least: int, most: int | None, effort: Effort | None = None
+) -> list[State]:
     """States that lead to an end, the first being where texts begin; none where there is no such text.
 
     Raises TooManyStates.
     """
-    readers = [_Reader(node, sure=True) for node in wanted] + [_Reader(node, sure=False) for node in unwanted]
-    kinds = _kinds([each for reader in readers for each in reader.sets])
+    effort = effort or Effort()
+    readers = [_Reader(node, effort, sure=True) for node in wanted]
+    readers += [_Reader(node, effort, sure=False) for node in unwanted]
+    sets = [each for reader in readers for each in reader.sets]
+    effort.spend(len(sets) ** 2)
+    kinds = _kinds(sets)
     for reader in readers:
         reader.split(kinds)
-    return _trimmed(*_explore(readers, len(wanted), kinds, least, most))
+    return _trimmed(*_explore(readers, len(wanted), kinds, least, most, effort))
 
 
 At = tuple[tuple[frozenset[int], ...], int]  # where each reader is, and how many characters were read
 
 
 def _explore(
-    readers: list[_Reader], num_wanted: int, kinds: list[Ranges], least: int, most: int | None
+    readers: list[_Reader], num_wanted: int, kinds: list[Ranges], least: int, most: int | None, effort: Effort
 ) -> tuple[list[bool], list[list[tuple[int, int]]], list[Ranges]]:
     """Of each state that can be reached: whether texts end there, and its moves as (kind, state)."""
     start: At = (tuple(reader.start for reader in readers), 0)
@@ -58,6 +78,7 @@ def _explore(
         moves.append([])
         if count == most:
             continue
+        effort.spend(len(kinds))
         after = min(count + 1, least) if most is None else count + 1
         for kind in range(len(kinds)):
             following = tuple(reader.step(place, kind) for reader, place in zip(readers, places, strict=True))
@@ -112,8 +133,9 @@ def _kinds(sets: Iterable[Ranges]) -> list[Ranges]:
 class _Reader:
     """One pattern's own automaton, not yet determined. sets: the characters of its moves."""
 
-    def __init__(self, node: Node, *, sure: bool) -> None:
+    def __init__(self, node: Node, effort: Effort, *, sure: bool) -> None:
         self._sure = sure
+        self._effort = effort
         self._empty: list[list[int]] = []
         self._moves: list[list[tuple[Ranges, int]]] = []
         self._found: dict[Chars, Ranges] = {}
@@ -128,6 +150,7 @@ class _Reader:
         return self._found.values()
 
     def split(self, kinds: list[Ranges]) -> None:
+        self._effort.spend(len(kinds) * (len(self._moves) + len(self._found)))
         holds = {given: [kind for kind, part in enumerate(kinds) if both(part[:1], given)] for given in self.sets}
         self._by_kind = [[set() for _ in kinds] if moves else [] for moves in self._moves]
         for part, moves in enumerate(self._moves):
@@ -150,11 +173,13 @@ class _Reader:
             if (part := queue.pop()) not in seen:
                 seen.add(part)
                 queue += self._empty[part]
+        self._effort.spend(len(seen))
         return frozenset(seen)
 
     def _new(self) -> int:
         if len(self._empty) >= MAX_PARTS:
             raise TooManyStates
+        self._effort.spend(1)
         self._empty.append([])
         self._moves.append([])
         return len(self._empty) - 1

@@ -162,8 +162,8 @@ def _compile(vocabulary: Vocabulary, kind: str, source: str) -> Any:
         try:
             rules = _rules(GrammarKind(kind), source)
             compiled = _compiler(info, rules).compile_grammar(rules)
-        except TooManyStates:
-            raise Refused("its patterns, with the lengths and names beside them, need too many states") from None
+        except TooManyStates as error:
+            raise Refused(str(error) or "its expression needs too many states") from None
         except (RuntimeError, ValueError, TypeError, RecursionError) as error:
             raise Refused(_reason(str(error))) from None
         finally:

@@ -22,7 +22,7 @@ PATTERNS = {
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
     "ipv4": rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}",
-    "email": r"[A-Za-z0-9_+-]{1,32}(\.[A-Za-z0-9_+-]{1,16}){0,2}@[A-Za-z0-9]{1,32}(-[A-Za-z0-9]{1,16})?"
+    "email": r"[A-Za-z0-9_+-]{1,30}(\.[A-Za-z0-9_+-]{1,16}){0,2}@[A-Za-z0-9]{1,32}(-[A-Za-z0-9]{1,16})?"
     r"(\.[A-Za-z]{2,16}){1,3}",
     "duration": f"P({_DAYS}|{_HOURS}|[0-9]{{1,4}}W)",
     "int32": r"0|-?[1-9][0-9]{0,8}",  # as text, where numbers of this many bits are written so
@@ -39,6 +39,22 @@ WRITTEN = {
 LIBRARY = frozenset(("hostname", "ipv6", "uri", "uri-reference", "uuid"))
 LEAST_LENGTH = {"hostname": 1, "ipv6": 2, "uri": 2, "uri-reference": 0, "uuid": 36}  # of the library's own
 FORMATS = frozenset((*PATTERNS, *LIBRARY))
+
+_OPEN_LABEL = "[a-z0-9]+(-[a-z0-9]+)*"
+# With lengths beside them that counts alone do not say: few states that are counted once, and so at most so many
+# characters, of which none has a part longer than it may be. Longer ones are of the parts that counts say.
+COUNTED: dict[str, tuple[str, int]] = {
+    "email": (
+        r"^(?=[^@]{1,64}@)[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@[A-Za-z0-9]+(-[A-Za-z0-9]+)*(\.[A-Za-z]{2,})+$",
+        65,
+    ),
+    "hostname": (rf"{_OPEN_LABEL}(\.{_OPEN_LABEL})*", 63),
+    "uri": (
+        rf"^(?=https?://[^:/?]{{4,48}}([:/?]|$))https?://({_OPEN_LABEL}\.)+[a-z]{{2,}}(:[1-9][0-9]{{0,3}})?"
+        r"(/[A-Za-z0-9._~/-]*)?(\?[A-Za-z0-9._~=&-]*)?$",
+        255,
+    ),
+}
 
 # These say how a value is meant, and hold it to nothing that a grammar knows.
 ANNOTATIONS = frozenset((

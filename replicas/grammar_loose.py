@@ -1,6 +1,8 @@
 """A schema of which what can be kept is kept: for tools that do not ask for more than a model's best.
 
 Only the keyword that cannot be kept goes, at its place; a property that is required stays so, whatever is known of it.
+That a pattern with its lengths is too much shows only when its automaton is made: so it is made here already, with an
+effort that is bounded. Where that does not suffice, the lengths go.
 """
 
 from __future__ import annotations
@@ -9,16 +11,26 @@ import copy
 from typing import Any
 from urllib.parse import unquote
 
-from .grammar_keywords import BY_NAME, KEYWORDS, LISTED, SINGLE, Refused, check_node, shown
+from .grammar_keywords import BY_NAME, KEYWORDS, LISTED, SINGLE, WHOLE, Refused, check_node, shown
 from .grammar_merge import merged
 from .grammar_references import Place
 from .grammar_schema import MAX_DEPTH, MAX_NODES, words
+from .grammar_text import Fault, TextRule, fault_of
+from .grammar_words import text_rule
 
 MAX_MERGED = 8  # references and schemas of allOf within one another
 MAX_COPIED = 16_384  # values that are copied for the schemas of allOf
 MAX_SETS = 32  # lists of one schema that are not held to items that differ
 MAX_REPAIRS = 64  # of what shows only when all schemas are seen together
 
+MAX_EFFORT = 240_000  # for the automata of one document: about a second
+
+# What goes of a string's keywords, the first that helps.
+_TEXTS = {
+    Fault.LARGE: [("maxLength",), ("minLength",), ("minLength", "maxLength")],
+    Fault.EMPTY: [("minLength",), ("maxLength",), ("minLength", "maxLength")],
+}
+_FORMS = [("pattern",), ("format",), ("pattern", "format")]
 _DEFINITIONS = {"$defs", "definitions"}
 _HOLDING = {"properties", "additionalProperties", "patternProperties", "propertyNames"}
 
@@ -65,6 +77,7 @@ class _Loose:
         self.dropped: list[str] = []
         self._count = 0
         self._copied = 0
+        self._effort = 0
 
     def note(self, place: Place, *what: str) -> None:
         self.dropped += [f"{shown(place)}: {keyword!r}" for keyword in what]
@@ -152,9 +165,48 @@ class _Loose:
                 for keyword in drops:
                     del node[keyword]
             else:
-                return _opened(node)
+                return self._with_texts(_opened(node), place)
         self.note(place, *node)
         return {}
+
+    def _with_texts(self, node: dict[str, Any], place: Place) -> dict[str, Any]:
+        """Without what its automata cannot say: those of its own text, and of the names of its properties."""
+        fault = self._fault(node)
+        if fault is not None:
+            ways = [way for way in _TEXTS[fault] + _FORMS if node.keys() >= {*way}]
+            without = ({key: value for key, value in node.items() if key not in way} for way in ways)
+            at, node = next(
+                ((way, left) for way, left in zip(ways, without, strict=True) if self._fault(left) is None),
+                (("the schema",), {}),
+            )
+            self.note(place, *at)
+        patterns, names = node.get("patternProperties", {}), tuple(node.get("properties", ()))
+        if patterns and self._fault_of(TextRule(next(iter(patterns)))) is not None:
+            self.note(place, "patternProperties")
+            node = {key: value for key, value in node.items() if key != "patternProperties"}
+        others = node.get("additionalProperties", False) is not False
+        if names and others and self._fault_of(TextRule(other_than=names)) is not None:
+            self.note(place, "additionalProperties")
+            node["additionalProperties"] = False
+        return node
+
+    def _fault(self, node: dict[str, Any]) -> Fault | None:
+        types = node.get("type", "string")
+        if types != "string" and "string" not in types:
+            return None
+        try:
+            rule = text_rule(node, "")
+        except Refused:  # a format that has no lengths
+            return Fault.LARGE
+        return None if rule is None else self._fault_of(rule)
+
+    def _fault_of(self, rule: TextRule) -> Fault | None:
+        """As if a large one's effort were too much, where there is none left."""
+        if self._effort > MAX_EFFORT and not rule.is_counted():
+            return Fault.LARGE
+        fault, effort = fault_of(rule)
+        self._effort += effort
+        return fault
 
     def _inner(self, node: dict[str, Any], place: Place, depth: int) -> None:
         for keyword in BY_NAME:
@@ -163,6 +215,9 @@ class _Loose:
         for keyword in LISTED:
             for index, inner in enumerate(node.get(keyword, [])):
                 node[keyword][index] = self.schema(inner, (*place, keyword, str(index)), depth + 1)
+        names = node.get("propertyNames")
+        if isinstance(names, dict) and names.keys().isdisjoint(WHOLE):  # names are text, said or not
+            node["propertyNames"] = {"type": "string", **names}
         for keyword in SINGLE:
             if keyword in node:
                 node[keyword] = self.schema(node[keyword], (*place, keyword), depth + 1)

@@ -7,22 +7,27 @@ for `^v(\\d{1,3}|\\d)$`), so it gets rules in their place. In JSON a character t
 from __future__ import annotations
 
 import base64
+import enum
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from .grammar_automaton import automaton
+from .grammar_automaton import Effort, TooManyStates, automaton
 from .grammar_characters import ANY, Chars, Ranges, both, ranges, single, without
-from .grammar_formats import PATTERNS, WRITTEN
+from .grammar_formats import COUNTED, PATTERNS, WRITTEN
 from .grammar_pattern import Choice, Node, Pattern, Repeat, Sequence, bounds, parse_pattern
 
-__all__ = ["TextRule", "json_text_rules", "regex_grammar"]
+__all__ = ["Fault", "TextRule", "fault_of", "json_text_rules", "regex_grammar"]
 
 _SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 _ESCAPED = ranges([(0, 0x1F), *single('"\\')])
 _LAST = 0x10FFFF
 _ALL: Ranges = ranges([(0, _LAST)])
 _EMPTY = '""'
+MAX_EFFORT = 60_000  # for a look at one rule outside of a grammar's own process
+MAX_FAULTS = 512  # remembered
+SHORT = 12  # characters: of these formats there are texts as short
 MAX_ESCAPED = 8  # characters that are counted, and may be such as JSON escapes
 
 
@@ -52,6 +57,12 @@ class TextRule:
         pattern, least, most, form, *names = json.loads(base64.urlsafe_b64decode(said + "=" * (-len(said) % 4)))
         return cls(pattern, least, most, form, tuple(names))
 
+    def is_counted(self) -> bool:
+        """Whether it needs no automaton."""
+        pattern = self.read()
+        node = _of_length(pattern.node, self.least, self.most)
+        return node is not None and not (pattern.wanted or pattern.unwanted or self.other_than)
+
     def read(self) -> Pattern:
         """Raises ValueError saying what is not supported."""
         if self.form is not None:
@@ -64,7 +75,69 @@ def json_text_rules(rule: TextRule, name: str) -> list[str]:
 
     Raises ValueError where no text follows it, TooManyStates.
     """
-    return _Rules(name, in_json=True).of(rule.read(), rule.least, rule.most, rule.other_than)
+    pattern, least, most = _read(rule)
+    try:
+        return _Rules(name, in_json=True).of(pattern, least, most, rule.other_than)
+    except TooManyStates:
+        raise TooManyStates(_shown(rule)) from None
+
+
+class Fault(enum.Enum):
+    """Why a rule cannot be written."""
+
+    LARGE = "its automaton has too many states, or takes too long to make"
+    EMPTY = "no text follows it"
+
+
+@lru_cache(MAX_FAULTS)
+def fault_of(rule: TextRule) -> tuple[Fault | None, int]:
+    """What is wrong with its automaton, if it needs one, and the effort it took to find out."""
+    effort = Effort(MAX_EFFORT)
+    pattern, least, most = _read(rule)
+    node = _of_length(pattern.node, least, most)
+    if node is not None and not (pattern.wanted or pattern.unwanted or rule.other_than):
+        return None, 1
+    if rule.form in COUNTED and most is not None and least <= most and SHORT <= most <= COUNTED[rule.form][1]:
+        return None, 1  # there is one of each such length
+    try:
+        found = automaton(*_parts(pattern, node, least, most, rule.other_than), effort)
+    except TooManyStates:
+        return Fault.LARGE, effort.spent
+    return None if found else Fault.EMPTY, effort.spent
+
+
+def _read(rule: TextRule) -> tuple[Pattern, int, int | None]:
+    """With the lengths; of a format that counts alone cannot keep to these, one of fewer states, which is stricter."""
+    pattern = rule.read()
+    if rule.form not in COUNTED:
+        return pattern, rule.least, rule.most
+    open_one, longest = COUNTED[rule.form]
+    most = longest if rule.most is None else min(longest, rule.most)
+    if rule.least > most or _of_length(pattern.node, rule.least, rule.most) is not None:
+        return pattern, rule.least, rule.most
+    return parse_pattern(open_one, whole=True), rule.least, most
+
+
+Automaton = tuple[tuple[Node, ...], tuple[Node, ...], int, int | None]
+
+
+def _parts(pattern: Pattern, node: Node | None, least: int, most: int | None, names: tuple[str, ...]) -> Automaton:
+    """What an automaton is made of. node: the pattern's, with the lengths if counts say them."""
+    others = [Choice(tuple(_literal(text) for text in names))] if names else []
+    within = (least, most) if node is None else (0, None)
+    return (node or pattern.node, *pattern.wanted), (*pattern.unwanted, *others), *within
+
+
+def _shown(rule: TextRule) -> str:
+    """For a client, who has to find it in the schema and to mend it."""
+    if rule.other_than:
+        return "the names of an object's properties beside additionalProperties need too many states; list fewer"
+    what = f"format {rule.form!r}" if rule.form else f"pattern {(rule.pattern or '')[:80]!r}"
+    pairs = (("minLength", rule.least or None), ("maxLength", rule.most))
+    lengths = [f"{keyword} {value}" for keyword, value in pairs if value is not None]
+    if not lengths:
+        return f"{what} needs too many states; say it with fewer lookaheads or lower counts"
+    return f"{what} with {' and '.join(lengths)} needs too many states; leave the length out, or make it smaller"
 
 
 def regex_grammar(pattern: str) -> str:
@@ -85,9 +158,7 @@ class _Rules:
     def of(self, pattern: Pattern, least: int, most: int | None, other_than: tuple[str, ...]) -> list[str]:
         node = _of_length(pattern.node, least, most)
         if node is None or pattern.wanted or pattern.unwanted or other_than:
-            names = [Choice(tuple(_literal(text) for text in other_than))] if other_than else []
-            within = (least, most) if node is None else (0, None)
-            self._automaton((node or pattern.node, *pattern.wanted), (*pattern.unwanted, *names), *within)
+            self._automaton(*_parts(pattern, node, least, most, other_than))
         else:
             self._written.append(f"{self._name} ::= {self._node(node)}")
         return self._written

@@ -151,7 +151,7 @@ class Words:
         known = {key: value for key, value in node.items() if key in KEYWORDS} if isinstance(node, dict) else None
         if known is None or known.pop("type", "string") != "string" or not known.keys() <= {*OF_TYPE["string"]}:
             raise Refused(f"{shown(place)}: expected a schema of strings", drops=["propertyNames"])
-        rule = _text_rule({"type": "string", **known}, shown(place), as_name=True)
+        rule = text_rule({"type": "string", **known}, shown(place), as_name=True)
         if rule is not None:
             own["propertyNames"] = {"pattern": rule.encoded()}
 
@@ -178,7 +178,7 @@ def _check_different(own: dict[str, Any], path: str) -> None:
         )
 
 
-def _text_rule(own: dict[str, Any], path: str, *, as_name: bool = False) -> TextRule | None:
+def text_rule(own: dict[str, Any], path: str, *, as_name: bool = False) -> TextRule | None:
     """What the keywords of strings say together; None: nothing, or it is the library's own format."""
     least, most = own.get("minLength", 0), own.get("maxLength")
     form = own.get("format")
@@ -196,7 +196,7 @@ def _reword_text(own: dict[str, Any], path: str) -> None:
     names = own.get("type", ())
     if names != "string" and "string" not in names:
         return
-    rule = _text_rule(own, path)
+    rule = text_rule(own, path)
     for keyword in _LENGTHS:
         own.pop(keyword, None)
     if rule is not None or own.get("format") not in LIBRARY:

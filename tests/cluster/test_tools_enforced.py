@@ -27,6 +27,8 @@ from motley.cluster.parsers.think import before
 from motley.cluster.protocols.chat_tools import tool_use
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
+from motley.replicas.grammar_rules import of_schema
+from motley.replicas.grammar_schema import check_schema
 from motley.replicas.grammar_spec import GrammarKind
 from motley.replicas.worker import Worker
 
@@ -252,6 +254,24 @@ def test_one_keyword_does_not_cost_the_whole_schema(parameters: dict[str, Any]) 
     kept = _kept(parameters)
     kept = kept["$defs"]["0"] if "$ref" in kept else kept
     assert (kept["properties"], kept["required"]) == ({"id": {"type": "integer"}}, ["id"])
+
+
+@pytest.mark.parametrize(
+    ("keywords", "kept"),
+    [
+        ({"format": "email", "maxLength": 100}, {"format": "email", "maxLength": 100}),
+        ({"format": "uri", "maxLength": 255}, {"format": "uri", "maxLength": 255}),
+        ({"pattern": "^[a-z0-9]+(-[a-z0-9]+)*$", "maxLength": 1000}, {"pattern": "^[a-z0-9]+(-[a-z0-9]+)*$"}),
+        ({"pattern": "^/?([^/]+/)*[^/]+$", "maxLength": 4096}, {"pattern": "^/?([^/]+/)*[^/]+$"}),
+        ({"pattern": "^[a-z]$", "minLength": 3}, {"pattern": "^[a-z]$"}),
+    ],
+)
+def test_a_length_does_not_cost_the_whole_request(keywords: dict[str, Any], kept: dict[str, Any]) -> None:
+    """The grammar's own process makes rules of what is kept."""
+    note = {"type": "object", "properties": {"a": {"type": "string", **keywords}}, "required": ["a"]}
+    held = {**note, "properties": {"a": {"type": "string", **kept}}}
+    assert _kept(note) == check_schema(held, "x")
+    assert of_schema(json.dumps(_kept(note)), 1)
 
 
 def test_what_is_left_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from motley.replicas.grammar_keywords import KEYWORDS
 from motley.replicas.grammar_loose import MAX_REPAIRS, loosened
 from motley.replicas.grammar_schema import MAX_NODES, check_schema
+from motley.replicas.grammar_text import fault_of
 
 INT32 = {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}
 
@@ -74,6 +75,41 @@ KEPT: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "an object of which nothing is said": (
         of(a={"type": "object"}), of(a={"type": "object", "additionalProperties": True}), [],
     ),
+    "a length beside a pattern": (
+        of(a={**TEXT, "pattern": "^/?([^/]+/)*[^/]+$", "maxLength": 4096}, b={**TEXT, "maxLength": 9}),
+        check_schema(of(a={**TEXT, "pattern": "^/?([^/]+/)*[^/]+$"}, b={**TEXT, "maxLength": 9}), "x"),
+        ["#/properties/a: 'maxLength'"],
+    ),
+    "one of two lengths beside a pattern": (
+        of(a={"type": ["string", "null"], "pattern": "^[a-z0-9]+(-[a-z0-9]+)*$", "minLength": 2, "maxLength": 1000}),
+        check_schema(of(a={"type": ["string", "null"], "pattern": "^[a-z0-9]+(-[a-z0-9]+)*$", "minLength": 2}), "x"),
+        ["#/properties/a: 'maxLength'"],
+    ),
+    "a length that its pattern never has": (
+        of(a={**TEXT, "pattern": "^[a-z]$", "minLength": 3}), check_schema(of(a={**TEXT, "pattern": "^[a-z]$"}), "x"),
+        ["#/properties/a: 'minLength'"],
+    ),
+    "a pattern that nothing follows": (
+        of(a={**TEXT, "pattern": "^(?=a)b$", "maxLength": 2}), check_schema(of(a={**TEXT, "maxLength": 2}), "x"),
+        ["#/properties/a: 'pattern'"],
+    ),
+    "a pattern of too many states": (
+        of(a={**TEXT, "pattern": "^(?=.*a.{20}$)[ab]*$"}), of(a=TEXT), ["#/properties/a: 'pattern'"],
+    ),
+    "a format that has no lengths": (
+        of(a={**TEXT, "format": "ipv6", "maxLength": 45}), of(a={**TEXT, "format": "ipv6"}),
+        ["#/properties/a: 'maxLength'"],
+    ),
+    "a length of names": (
+        {"type": "object", "propertyNames": {"pattern": "^[a-z]+(-[a-z]+)*$", "maxLength": 9000}},
+        check_schema({"type": "object", "propertyNames": {"pattern": "^[a-z]+(-[a-z]+)*$"}}, "x"),
+        ["#/propertyNames: 'maxLength'"],
+    ),
+    "other names than very many": (
+        {**of(**{f"{i:03}" * 9: True for i in range(200)}), "additionalProperties": TEXT},
+        check_schema({**of(**{f"{i:03}" * 9: True for i in range(200)}), "additionalProperties": False}, "x"),
+        ["#: 'additionalProperties'"],
+    ),
     "a schema that is none": (of(a="text", b=TEXT), of(a=True, b=TEXT), ["#/properties/a: 'the schema'"]),
 }  # fmt: skip
 
@@ -92,6 +128,29 @@ def test_what_can_be_kept_to_is_kept_as_it_is() -> None:
         **of(a={"$ref": "#/$defs/a"}),
     }
     assert loosened(schema) == (check_schema(schema, "x"), [])
+
+
+@pytest.mark.parametrize("lengths", [{"maxLength": 100}, {"maxLength": 255}, {"minLength": 20, "maxLength": 30}])
+@pytest.mark.parametrize("name", ["email", "hostname", "uri", "uuid", "date-time"])
+def test_formats_keep_the_lengths_beside_them(name: str, lengths: dict[str, int]) -> None:
+    if name == "uuid" and lengths["maxLength"] == 30:
+        lengths = {"maxLength": 36}
+    schema = of(a={**TEXT, "format": name, **lengths})
+    assert loosened(schema) == (check_schema(schema, "x"), [])
+
+
+def test_many_patterns_take_no_more_effort_than_one_document_may() -> None:
+    """The automata of each are near what one may be; those that are not looked at lose their lengths."""
+    texts = {f"p{i}": {**TEXT, "pattern": f"^[a-y]+([{'|'.join('bcdfghjklm')}]+z{i})*$", "maxLength": 400}
+             for i in range(300)}  # fmt: skip
+    before = fault_of.cache_info().misses
+    kept, dropped = loosened(of(**texts))
+    assert fault_of.cache_info().misses - before < 400
+    assert list(kept["properties"]) == list(texts)
+    assert all("pattern" in inner for inner in kept["properties"].values())
+    assert {line.rpartition(" ")[2] for line in dropped} <= {"'maxLength'"}
+    assert len(dropped) > 100
+    assert loosened(of(**texts)) == (kept, dropped), "the same each time"
 
 
 @pytest.mark.parametrize(

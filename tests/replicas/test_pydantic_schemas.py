@@ -7,6 +7,7 @@ import enum
 import ipaddress
 import json
 import random
+import re
 import uuid
 from decimal import Decimal
 from typing import Annotated, Any, Literal, NamedTuple, Optional, Union
@@ -36,7 +37,7 @@ from pydantic import (
 )
 
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.grammar_child import Matching, Vocabulary, _compile
+from motley.replicas.grammar_child import Matching, Refused, Vocabulary, _compile
 from motley.replicas.grammar_spec import GrammarSpec
 from motley.replicas.grammar_wire import From
 
@@ -356,6 +357,43 @@ def test_keywords_beside_each_other_all_hold(vocabulary: Vocabulary, schema: dic
     assert len(found) > 5
     for text in found:
         jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        *(("email", 0, most) for most in (8, 36, 100, 150, 254)),
+        *(("hostname", 1, most) for most in (9, 36, 63, 200, 253)),
+        *(("uri", 1, most) for most in (12, 30, 100, 255, 1024, 2083)),
+        ("email", 40, 100),
+        ("uri", 40, 255),
+        ("uri", 30, None),
+    ],
+)
+def test_formats_hold_with_lengths_beside_them(vocabulary: Vocabulary, name: str, least: int, most: int | None) -> None:
+    lengths = {"minLength": least} | ({} if most is None else {"maxLength": most})
+    for text in texts(vocabulary, {**TEXT, "format": name, **lengths}, 4):
+        value = json.loads(text)
+        assert least <= len(value) <= (most or 9999)
+        if name == "uri":
+            assert str(AnyUrl(value)).startswith("http")
+        labels = value.partition("://")[2].split("/")[0] if name == "uri" else value.rpartition("@")[2]
+        labels = labels.split("?")[0].split(":")[0]
+        assert re.fullmatch(r"([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.|$))+", labels), value
+        assert name != "email" or re.fullmatch(r"(?!.*\.[.@])[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,63}@.*\.[A-Za-z]+", value)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "why"),
+    [
+        ({"pattern": "^[a-z]+(-[a-z]+)*$", "maxLength": 9000}, "a-z]+(-[a-z]+)*$' with maxLength 9000 needs too many"),
+        ({"pattern": "^(?=.*a.{20}$)[ab]*$"}, "lookaheads"),
+    ],
+)
+def test_what_needs_too_many_states_is_told(vocabulary: Vocabulary, keywords: dict[str, Any], why: str) -> None:
+    spec = GrammarSpec.json_schema({"type": "object", "properties": {"a": {**TEXT, **keywords}}})
+    with pytest.raises(Refused, match=re.escape(why)):
+        _compile(vocabulary, spec.kind, spec.source)
 
 
 @pytest.mark.parametrize(
