@@ -6,14 +6,39 @@ properties beside those named), the second is as JSON Schema has it, so they are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
-from .grammar_keywords import IMPLIED, OF_TYPE, TYPES, Refused, is_type, shown
+from .grammar_keywords import IMPLIED, OF_TYPE, TYPES, Refused, is_type, shown, within
 from .grammar_references import Place, References
 from .grammar_sets import identity
 
 MAX_STEPS = 20_000  # of one document's proofs together
+_VALUES_A_STEP = 32  # as many are put where they belong in the time of a step
+_UNIONS = ("anyOf", "oneOf")
+_SIZED = ((str, "Length"), (list, "Items"), (dict, "Properties"))
+# Where one may end and another begin, and whether that is without the number itself.
+_ENDS = (
+    ("maximum", "minimum", False),
+    ("maximum", "exclusiveMinimum", True),
+    ("exclusiveMaximum", "minimum", True),
+    ("exclusiveMaximum", "exclusiveMinimum", True),
+)
+_OF_FEW: Mapping[str, tuple[bool | None, ...]] = {"boolean": (False, True), "null": (None,)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A schema that is no reference and no union, of the option `owner` of a `oneOf`."""
+
+    owner: int
+    place: Place
+    reads: frozenset[str]  # types of its valid values, integers being numbers
+    writes: frozenset[str]  # of those that are written
+    values: frozenset[str] | None  # all it has, if it names them
 
 
 class Disjoint:
@@ -23,20 +48,144 @@ class Disjoint:
         self._schemas = schemas
         self._references = references
         self._known: dict[tuple[Place, Place], bool] = {}
+        self._ends: dict[Place, Place] = {}
+        self._named: dict[Place, frozenset[str] | None] = {}
+        self._tags: dict[Place, frozenset[str] | None] = {}
         self._steps = 0
 
     def check(self, place: Place) -> None:
-        """Raises Refused unless the schemas of the `oneOf` there exclude one another."""
-        options = [(*place, "oneOf", str(index)) for index in range(len(self._schemas[place]["oneOf"]))]
-        for one, written in enumerate(options):
-            for other, read in enumerate(options):
-                if one != other and not self._excludes(written, read):
-                    raise Refused(
-                        f"{shown(place)}/oneOf: a value of schema {one} may be one of schema {other} as well; "
-                        "supported are schemas of different types or constants, or whose required properties "
-                        "differ; anyOf asks for no difference",
-                        drops=["oneOf"],
-                    )
+        """Raises Refused unless the schemas of the `oneOf` there exclude one another.
+
+        What constants and tags tell apart is sorted by them, and only what is left is compared two by two.
+        """
+        node = self._schemas[place]
+        hint = node.get("discriminator")
+        hint = hint.get("propertyName") if isinstance(hint, dict) else None
+        members = [
+            member
+            for owner, option in enumerate(_listed(place, node, "oneOf"))
+            for member in self._members(option, owner)
+        ]
+        for written, read in self._doubtful(members, hint):
+            if not self._excludes(written.place, read.place):
+                raise Refused(
+                    f"{shown(place)}/oneOf: a value of schema {written.owner} may be one of schema {read.owner} as "
+                    "well; supported are schemas of different types or constants, or whose required properties "
+                    "differ; anyOf asks for no difference",
+                    drops=["oneOf"],
+                )
+
+    def _members(self, option: Place, owner: int = 0) -> list[_Member]:
+        found: list[_Member] = []
+        seen, around = set[Place](), set[Place]()
+
+        def add(place: Place) -> None:
+            place = self._end(place)
+            node = self._schemas[place]
+            keyword = next((word for word in _UNIONS if isinstance(node, dict) and word in node), None)
+            if place in around or (place not in seen and keyword is None and node is not False):
+                found.append(self._member(place, owner))
+            elif place not in seen and keyword is not None:
+                around.add(place)
+                for inner in _listed(place, node, keyword):
+                    add(inner)
+                around.remove(place)
+            seen.add(place)
+            self._count()
+
+        add(option)
+        return found
+
+    def _member(self, place: Place, owner: int) -> _Member:
+        node = self._schemas[place]
+        if not isinstance(node, dict) or not node.keys().isdisjoint((*_UNIONS, "allOf")):
+            return _Member(owner, place, frozenset(map(_kind, TYPES)), frozenset(map(_kind, TYPES)), None)
+        if (values := self._values(place)) is not None:
+            kinds = frozenset(_kind(name) for name in TYPES for value in _values(node) or () if is_type(value, name))
+            return _Member(owner, place, kinds, kinds, values)
+        reads, writes = _types(node), _types(node, implied=True)
+        return _Member(owner, place, frozenset(map(_kind, reads)), frozenset(map(_kind, writes)), None)
+
+    def _end(self, place: Place) -> Place:
+        """Where references end, and schemas that are nothing but another one."""
+        if place not in self._ends:
+            end, seen = self._references.end(place), set[Place]()
+            while isinstance(node := self._schemas[end], dict) and "allOf" in node and end not in seen:
+                seen.add(end)
+                end = self._references.end((*end, "allOf", "0"))
+            self._ends[place] = end
+        return self._ends[place]
+
+    def _values(self, place: Place) -> frozenset[str] | None:
+        """Those that the schema there names itself, as texts."""
+        if place not in self._named:
+            node = self._schemas[place]
+            values = _values(node) if isinstance(node, dict) else None
+            self._named[place] = None if values is None else frozenset(map(_text, values))
+        return self._named[place]
+
+    def _tag(self, place: Place) -> frozenset[str] | None:
+        """All values of the schema there, if it or those it leads to name them."""
+        place = self._end(place)
+        if place not in self._tags:
+            found = [member.values for member in self._members(place)]
+            named = [values for values in found if values is not None]
+            self._tags[place] = frozenset().union(*named) if len(named) == len(found) else None
+        return self._tags[place]
+
+    def _doubtful(self, members: list[_Member], hint: Any) -> Iterator[tuple[_Member, _Member]]:
+        """Of what is written and what is read those that neither types, constants nor tags tell apart at once."""
+        constants = [member for member in members if member.values is not None]
+        others = [member for member in members if member.values is None]
+        for same in self._by_value((member, member.values or frozenset()) for member in constants):
+            yield from _pairs(same, same)
+        for kind in sorted(set(map(_kind, TYPES))):
+            named, left = ([each for each in group if kind in each.reads] for group in (constants, others))
+            write = [member for member in left if kind in member.writes]
+            yield from _pairs(named, left)
+            yield from _pairs(write, named)
+            if kind == "object":
+                yield from self._objects(write, hint, frozenset())
+                yield from _pairs(write, [member for member in left if kind not in member.writes])
+            else:
+                yield from _pairs(write, left)
+
+    def _objects(self, members: list[_Member], hint: Any, used: frozenset[str]) -> Iterator[tuple[_Member, _Member]]:
+        """Sorted by a property that they require and whose values they name, and what is alike there by another."""
+        tagged: dict[str, list[tuple[_Member, frozenset[str]]]] = {}
+        for member in members:
+            for name, values in self._tags_of(member):
+                if name not in used:
+                    tagged.setdefault(name, []).append((member, values))
+        differ = {name: len({values for _, values in found}) for name, found in tagged.items()}
+        name = max(differ, key=lambda name: (differ[name] > 1 and name == hint, differ[name]), default="")
+        if differ.get(name, 0) < 2:
+            yield from _pairs(members, members)
+            return
+        places = {member.place for member, _ in tagged[name]}
+        left = [member for member in members if member.place not in places]
+        yield from _pairs(left, members)
+        yield from _pairs([member for member in members if member.place in places], left)
+        for same in self._by_value(tagged[name]):
+            yield from self._objects(same, hint, used | {name})
+
+    def _tags_of(self, member: _Member) -> Iterator[tuple[str, frozenset[str]]]:
+        node = self._schemas[member.place]
+        if isinstance(node, dict):
+            for name in dict.fromkeys(node.get("required", ())):
+                self._count()
+                if (values := self._tag((*member.place, "properties", name))) is not None:
+                    yield name, values
+
+    def _by_value(self, found: Iterable[tuple[_Member, frozenset[str]]]) -> list[list[_Member]]:
+        """Those of different owners that have a value in common, by that value."""
+        groups: dict[str, list[_Member]] = {}
+        for member, values in found:
+            self._count(1 + len(values) // _VALUES_A_STEP)
+            for value in values:
+                groups.setdefault(value, []).append(member)
+        several = (group for group in groups.values() if len({member.owner for member in group}) > 1)
+        return list({tuple((each.owner, each.place) for each in group): group for group in several}.values())
 
     def _excludes(self, written: Place, read: Place) -> bool:
         """Whether nothing that follows the schema at `written`, as it is kept to, is valid by the one at `read`."""
@@ -47,8 +196,8 @@ class Disjoint:
             self._known[pair] = self._proves(written, read)
         return self._known[pair]
 
-    def _count(self) -> None:
-        self._steps += 1
+    def _count(self, steps: int = 1) -> None:
+        self._steps += steps
         if self._steps > MAX_STEPS:
             why = "telling the schemas of oneOf apart takes too long"
             raise Refused(why, "grammar_too_complex", drops=["oneOf"])
@@ -70,23 +219,20 @@ class Disjoint:
         if (values := _values(other)) is not None:
             return all(self._is_invalid(value, written) for value in values)
         return all(
-            not _overlap(mine, theirs) or self._type_excludes(mine, written, read)
+            not _overlap(mine, theirs) or self._type_excludes({mine, theirs}, written, read)
             for mine in _types(one, implied=True)
             for theirs in _types(other)
         )
 
-    def _type_excludes(self, name: str, written: Place, read: Place) -> bool:
+    def _type_excludes(self, names: set[str], written: Place, read: Place) -> bool:
         one, other = self._schemas[written], self._schemas[read]
-        match name:
-            case "object":
-                return self._object_excludes(written, read)
-            case "array":
-                return _apart(one, other, "minItems", "maxItems") or self._items_exclude(written, read)
-            case "string":
-                return _apart(one, other, "minLength", "maxLength")
-            case "integer" | "number":
-                return _apart(one, other, "minimum", "maximum")
-        return False
+        if not names.isdisjoint(("integer", "number")):
+            return _numbers_apart(one, other, whole="integer" in names)
+        if "object" in names:
+            return self._object_excludes(written, read)
+        if "array" in names:
+            return _apart(one, other, "minItems", "maxItems") or self._items_exclude(written, read)
+        return "string" in names and _apart(one, other, "minLength", "maxLength")
 
     def _object_excludes(self, written: Place, read: Place) -> bool:
         one, other = self._schemas[written], self._schemas[read]
@@ -105,12 +251,15 @@ class Disjoint:
         )
 
     def _items_exclude(self, written: Place, read: Place) -> bool:
+        """Whether an item that either asks for can be none of both. Behind those in `prefixItems` all are alike."""
         one, other = self._schemas[written], self._schemas[read]
-        count = min(one.get("minItems", 0), *(len(node.get("prefixItems", ())) for node in (one, other)))
-        return any(
-            self._excludes((*written, "prefixItems", str(index)), (*read, "prefixItems", str(index)))
-            for index in range(count)
-        )
+        count = max(node.get("minItems", 0) for node in (one, other))
+        differ = 1 + max(len(node.get("prefixItems", ())) for node in (one, other))
+        for index in range(min(count, differ)):
+            mine, theirs = _item(written, one, index), _item(read, other, index)
+            if mine is not None and theirs is not None and self._excludes(mine, theirs):
+                return True
+        return False
 
     def _is_invalid(self, value: Any, place: Place) -> bool:
         """Whether the value is surely not one of the schema there."""
@@ -122,10 +271,13 @@ class Disjoint:
         for keyword in ("anyOf", "oneOf", "allOf"):
             if keyword in node:
                 return all(self._is_invalid(value, inner) for inner in _listed(place, node, keyword))
-        if (values := _values(node)) is not None and identity(value) not in map(identity, values):
+        if (values := self._values(place)) is not None and _text(value) not in values:
             return True
-        if not any(is_type(value, name) for name in _types(node)):
+        if not any(is_type(value, name) for name in _types(node)) or _is_beyond(value, node):
             return True
+        if isinstance(value, list):
+            items = ((item, _item(place, node, index)) for index, item in enumerate(value))
+            return any(inner is not None and self._is_invalid(item, inner) for item, inner in items)
         if not isinstance(value, dict):
             return False
         named = node.get("properties", {})
@@ -143,7 +295,46 @@ def _listed(place: Place, node: dict[str, Any], keyword: str) -> Iterator[Place]
 def _values(node: dict[str, Any]) -> list[Any] | None:
     if "const" in node:
         return [node["const"]]
-    return list(node["enum"]) if "enum" in node else None
+    if "enum" in node:
+        return list(node["enum"])
+    return list(_OF_FEW[node["type"]]) if isinstance(node.get("type"), str) and node["type"] in _OF_FEW else None
+
+
+def _text(value: Any) -> str:
+    """As identity, and sooner for a string."""
+    return f'"{value}' if isinstance(value, str) else identity(value)
+
+
+def _pairs(writers: list[_Member], readers: list[_Member]) -> Iterator[tuple[_Member, _Member]]:
+    """Those of different owners."""
+    by_owner: tuple[dict[int, list[_Member]], ...] = ({}, {})
+    for found, group in zip(by_owner, (writers, readers), strict=True):
+        for member in group:
+            found.setdefault(member.owner, []).append(member)
+    for owner, written in by_owner[0].items():
+        for another, read in by_owner[1].items():
+            if owner != another:
+                yield from ((one, other) for one in written for other in read)
+
+
+def _item(place: Place, node: dict[str, Any], index: int) -> Place | None:
+    """The schema of that item of a list; None where nothing is said of it."""
+    if index < len(node.get("prefixItems", ())):
+        return (*place, "prefixItems", str(index))
+    return (*place, "items") if "items" in node else None
+
+
+def _kind(name: str) -> str:
+    return "number" if name == "integer" else name
+
+
+def _is_beyond(value: Any, node: dict[str, Any]) -> bool:
+    """Whether a number is outside the bounds, or a string, list or object shorter or longer than it may be."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        known = isinstance(value, int) or math.isfinite(value)
+        return known and _numbers_apart({"minimum": value, "maximum": value}, node, whole=False)
+    what = next((what for kind, what in _SIZED if isinstance(value, kind)), None)
+    return what is not None and not node.get(f"min{what}", 0) <= len(value) <= node.get(f"max{what}", len(value))
 
 
 def _types(node: dict[str, Any], *, implied: bool = False) -> list[str]:
@@ -162,3 +353,24 @@ def _overlap(one: str, other: str) -> bool:
 def _apart(one: dict[str, Any], other: dict[str, Any], least: str, most: str) -> bool:
     """Whether the bounds of one end before the other's begin."""
     return any(most in low and least in high and low[most] < high[least] for low, high in ((one, other), (other, one)))
+
+
+def _numbers_apart(one: dict[str, Any], other: dict[str, Any], *, whole: bool) -> bool:
+    """Whether no number, or no whole one, lies within the bounds of both."""
+    if whole:
+        (least, most), (low, high) = within(one, 0), within(other, 0)
+        return _before(most, low) or _before(high, least)
+    return _ends_before(one, other) or _ends_before(other, one)
+
+
+def _before(most: int | None, least: int | None) -> bool:
+    return most is not None and least is not None and most < least
+
+
+def _ends_before(low: dict[str, Any], high: dict[str, Any]) -> bool:
+    return any(
+        most in low
+        and least in high
+        and ((end := Fraction(str(low[most]))) < (begin := Fraction(str(high[least]))) or (end == begin and without))
+        for most, least, without in _ENDS
+    )

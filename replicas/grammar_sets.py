@@ -28,10 +28,9 @@ def finite_values(place: Place, schemas: Mapping[Place, Any], references: Refere
 def unique_lists(values: list[Any], least: int, most: int | None) -> list[list[Any]] | None:
     """Lists of `least` to `most` of these, none twice: in any order, or in that given. None: there are too many."""
     sizes = range(least, len(values) + 1 if most is None else min(most, len(values)) + 1)
-    if sum(math.perm(len(values), size) for size in sizes) <= MAX_LISTS:
-        return [list(found) for size in sizes for found in itertools.permutations(values, size)]
-    if sum(math.comb(len(values), size) for size in sizes) <= MAX_LISTS:
-        return [list(found) for size in sizes for found in itertools.combinations(values, size)]
+    for count, lists in ((math.perm, itertools.permutations), (math.comb, itertools.combinations)):
+        if all(so_far <= MAX_LISTS for so_far in itertools.accumulate(count(len(values), size) for size in sizes)):
+            return [list(found) for size in sizes for found in lists(values, size)]
     return None
 
 

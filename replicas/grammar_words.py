@@ -29,7 +29,7 @@ from .grammar_keywords import (
     within,
 )
 from .grammar_references import Place, References
-from .grammar_sets import finite_values, unique_lists
+from .grammar_sets import MAX_LISTS, finite_values, unique_lists
 from .grammar_text import TextRule
 
 _MARK = "x-which"  # means nothing to the library, but that a schema with another number is another schema
@@ -110,13 +110,15 @@ class Words:
             return own
         lists = None
         if "items" in own and "prefixItems" not in own and own["type"] == "array":
-            values = finite_values((*place, "items"), self._schemas, self._references)
+            items = (*place, "items")
+            values = finite_values(items, self._schemas, self._references)
+            values = _few_integers(self._references.follow(items)) if values is None else values
             lists = None if values is None else unique_lists(values, own.get("minItems", 0), own.get("maxItems"))
         if not lists:
             raise Refused(
-                f"{shown(place)}: 'uniqueItems' is supported for lists of at most one item, and for items of an "
-                "enum of few values; that others differ cannot be kept to. Take the keyword out of the schema to have "
-                "lists in which one may come twice",
+                f"{shown(place)}: 'uniqueItems' is supported for lists of at most one item, and for items of an enum "
+                "of few values or of integers between two bounds; that others differ cannot be kept to. Take the "
+                "keyword out of the schema to have lists in which one may come twice",
                 drops=["uniqueItems"],
             )
         return {"enum": lists}
@@ -238,6 +240,16 @@ def _reword_multiples(own: dict[str, Any], least: int | None, most: int | None, 
         raise Refused(f"{path}: no multiple of {step} lies within its bounds", drops=["multipleOf"])
     own.clear()
     own["enum"] = values
+
+
+def _few_integers(node: Any) -> list[int] | None:
+    """Between two bounds, while there may be few enough lists of them."""
+    if not isinstance(node, dict) or node.get("type") != "integer" or "format" in node:
+        return None
+    least, most = within(node, 0)
+    if least is None or most is None or most - least >= MAX_LISTS:
+        return None
+    return [value for value in range(least, most + 1) if value % node.get("multipleOf", 1) == 0]
 
 
 def _tags(schemas: Mapping[Place, Any], references: References) -> dict[Place, list[str]]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.replicas import grammar_keywords, grammar_references
 from motley.replicas.errors import InvalidRequest
+from motley.replicas.grammar_disjoint import Disjoint
 from motley.replicas.grammar_references import Place, References
-from motley.replicas.grammar_schema import MAX_PATTERNS, check_schema
+from motley.replicas.grammar_schema import MAX_PATTERNS, _nodes, check_schema
 from motley.replicas.tools import MAX_CHARS, MAX_VALUES, check_tools
 
 KEYWORDS = sorted(grammar_keywords.KEYWORDS | grammar_keywords.ANNOTATIONS | {"x-own", "not"})
@@ -277,3 +282,180 @@ def test_descriptions_of_tools_count_too() -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "d" * (MAX_CHARS + 1)}}
     with pytest.raises(InvalidRequest, match="characters"):
         check_tools([tool])
+
+
+INTEGER, TEXT = {"type": "integer"}, {"type": "string"}
+
+
+def tagged(number: int) -> dict[str, Any]:
+    tags = {"version": {"const": 1}, "kind": {"const": f"k{number}"}}
+    return {"type": "object", "properties": {**tags, "text": TEXT}, "required": ["kind", "version", "text"]}
+
+
+def by_two_tags(number: int) -> dict[str, Any]:
+    tags = {"a": {"const": number % 10}, "b": {"enum": [number // 10, f"{number // 10}"]}}
+    return {"type": "object", "properties": tags, "required": ["a", "b"]}
+
+
+def many(name: str, count: int) -> dict[str, Any]:
+    match name:
+        case "tagged":
+            return {"oneOf": [tagged(number) for number in range(count)]}
+        case "referred to":
+            members = [{"$ref": f"#/$defs/{number}"} for number in range(count)]
+            definitions = {f"{number}": tagged(number) for number in range(count)}
+            return {"oneOf": members, "$defs": definitions, "discriminator": {"propertyName": "kind"}}
+        case "two tags":
+            return {"oneOf": [by_two_tags(number) for number in range(count)]}
+        case "of unions":
+            halves = [tagged(number) for number in range(count)]
+            return {"oneOf": [{"oneOf": halves[::2]}, {"anyOf": halves[1::2]}, {"type": "null"}]}
+    return {"oneOf": [{"const": (number, f"{number}")[number % 2], "title": f"t{number}"} for number in range(count)]}
+
+
+@pytest.mark.parametrize("name", ["tagged", "referred to", "two tags", "of unions", "constants"])
+def test_many_schemas_are_told_apart_in_as_many_steps(name: str) -> None:
+    for count in (60, 120, 150, 700):
+        check_schema(many(name, count), FIELD)
+    looked_up = []
+    for count in (200, 800):
+        schemas = Counted({place: node for node, place, _ in _nodes(many(name, count), (), 0)})
+        Disjoint(schemas, References(schemas)).check(())
+        looked_up.append(schemas.looked_up)
+    assert looked_up[1] < 5 * looked_up[0] + 100
+
+
+@pytest.mark.parametrize("name", ["tagged", "referred to", "two tags", "constants"])
+def test_one_that_comes_twice_among_many_is_told(name: str) -> None:
+    schema = many(name, 300)
+    schema["oneOf"].append(schema["oneOf"][7])
+    with pytest.raises(InvalidRequest, match=r"a value of schema (7|300) may be one of schema (7|300) as well"):
+        check_schema(schema, FIELD)
+
+
+def test_an_integer_is_no_boolean_and_a_whole_number_is_one() -> None:
+    check_schema({"oneOf": [{"const": 1}, {"const": True}, {"const": 0}, {"type": "null"}, {"const": "1"}]}, FIELD)
+    for one, other in ((1, 1.0), ([1], [1.0]), ({"a": 1, "b": 2}, {"b": 2.0, "a": 1})):
+        with pytest.raises(InvalidRequest, match="may be one of"):
+            check_schema({"oneOf": [{"const": one}, {"const": other}]}, FIELD)
+
+
+def array(**keywords: Any) -> dict[str, Any]:
+    return {"type": "array", **keywords}
+
+
+TOLD_APART: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
+    ({**INTEGER, "exclusiveMaximum": 0}, {**INTEGER, "minimum": 0}, True),
+    ({**INTEGER, "maximum": 0}, {**INTEGER, "exclusiveMinimum": 0}, True),
+    ({**INTEGER, "exclusiveMaximum": 1}, {**INTEGER, "exclusiveMinimum": 0}, True),
+    ({**INTEGER, "exclusiveMaximum": 1}, {"type": "number", "exclusiveMinimum": 0}, True),
+    ({"type": "number", "exclusiveMaximum": 1}, {"type": "number", "exclusiveMinimum": 0}, False),
+    ({"type": "number", "exclusiveMaximum": 1}, {"type": "number", "exclusiveMinimum": 1}, True),
+    ({"type": "number", "maximum": 1}, {"type": "number", "minimum": 1}, False),
+    ({**INTEGER, "maximum": 0}, {**INTEGER, "minimum": 0}, False),
+    ({"const": 5}, {**INTEGER, "minimum": 7}, True),
+    ({"const": 7}, {**INTEGER, "minimum": 7}, False),
+    ({"const": 7}, {"type": "number", "exclusiveMinimum": 7}, True),
+    ({"const": True}, {**INTEGER, "minimum": 7}, True),
+    ({"const": "abc"}, {**TEXT, "maxLength": 2}, True),
+    ({"const": "ab"}, {**TEXT, "maxLength": 2}, False),
+    ({"enum": ["a", 9]}, {"type": ["string", "integer"], "minLength": 2, "maximum": 8}, True),
+    ({"const": [1]}, array(minItems=2, items=INTEGER), True),
+    ({"const": [1, "a"]}, array(items=INTEGER), True),
+    (array(items=INTEGER, minItems=1), array(items=TEXT, minItems=1), True),
+    (array(items=INTEGER, minItems=1), array(items=TEXT), True),
+    (array(items=INTEGER), array(items=TEXT), False),
+    (array(prefixItems=[INTEGER], items=TEXT, minItems=2), array(items=INTEGER), True),
+    (array(prefixItems=[INTEGER], items=TEXT, minItems=1), array(items=INTEGER), False),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "apart"), TOLD_APART)
+def test_bounds_lengths_and_items_tell_schemas_apart(one: dict[str, Any], other: dict[str, Any], apart: bool) -> None:
+    for pair in ([one, other], [other, one]):
+        if apart:
+            check_schema({"oneOf": pair}, FIELD)
+        else:
+            with pytest.raises(InvalidRequest, match="may be one of"):
+                check_schema({"oneOf": pair}, FIELD)
+
+
+@pytest.mark.parametrize(
+    ("items", "most", "lists"),
+    [
+        ({**INTEGER, "minimum": 1, "maximum": 3}, 3, 16),
+        ({**INTEGER, "exclusiveMinimum": 0.5, "maximum": 6, "multipleOf": 2}, 3, 16),
+        ({**INTEGER, "minimum": 1, "maximum": 8}, 8, 2**8),
+        ({**INTEGER, "minimum": 1, "maximum": 40}, 2, 1 + 40 + 40 * 39 // 2),
+    ],
+)
+def test_lists_of_few_integers_none_twice_are_named(items: dict[str, Any], most: int, lists: int) -> None:
+    schema = array(items=items, uniqueItems=True, maxItems=most)
+    found = check_schema(schema, FIELD)["enum"]
+    assert len(found) == lists == len(set(map(tuple, found)))
+    valid = jsonschema_rs.Draft202012Validator(schema).is_valid
+    assert all(map(valid, found))
+
+
+@pytest.mark.parametrize("bounds", [{"minimum": 1}, {"minimum": 1, "maximum": 11}, {"minimum": 0, "maximum": 2**40}])
+def test_lists_of_many_integers_none_twice_are_refused(bounds: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="'uniqueItems' is supported for"):
+        check_schema(array(items={**INTEGER, **bounds}, uniqueItems=True), FIELD)
+
+
+BASIC: list[Any] = [None, False, True, 0, 1, 2, 3, -1, 0.5, 1.0, 1.5, "", "a", "b", "ab", "abc"]
+
+
+def some_values(depth: int) -> Iterator[Any]:
+    yield from BASIC
+    inner = BASIC if depth == 0 else [*BASIC[1:14:3], [], [1], {"a": 1}]
+    for count in range(3):
+        yield from map(list, itertools.product(inner, repeat=count))
+    yield from ({name: value} for name in "ab" for value in inner)
+    yield from ({"a": one, "b": other} for one in inner for other in inner)
+
+
+VALUES = list({repr(value): value for depth in (0, 1) for value in some_values(depth)}.values())
+
+
+def drawn(draw: random.Random, depth: int) -> Any:
+    """A schema whose objects have no other properties, so that what is written is what is valid."""
+    within = [drawn(draw, depth - 1) for _ in range(2)] if depth else [INTEGER, TEXT]
+    number = {key: draw.choice([-1, 0, 0.5, 1, 2]) for key in grammar_keywords.BOUNDS if draw.random() < 0.3}
+    size = {key: draw.randrange(3) for key in ("min", "max") if draw.random() < 0.5}
+    names = draw.sample("ab", draw.randrange(3))
+    needed = [name for name in names if draw.random() < 0.7]
+    properties = dict(zip(names, within, strict=False))
+    choices: list[Any] = [
+        {"type": draw.choice(["integer", "number"]), **number},
+        {"type": draw.choice(["string", ["string", "null"]]), **{f"{key}Length": value for key, value in size.items()}},
+        array(items=within[0], **{f"{key}Items": value for key, value in size.items()}),
+        array(prefixItems=[within[0]], items=within[1], **{f"{key}Items": value for key, value in size.items()}),
+        {"type": "object", "properties": properties, "required": needed, "additionalProperties": False},
+        {"type": draw.choice(["boolean", "null"])},
+        {"const": draw.choice(VALUES)},
+        {"enum": draw.sample(BASIC, draw.randrange(1, 4))},
+        {"anyOf": within},
+        {"allOf": within[:1]},
+        {"$ref": f"#/$defs/{draw.randrange(2)}"},
+    ]
+    return draw.choice(choices)
+
+
+def test_schemas_that_are_told_apart_have_no_value_in_common() -> None:
+    draw = random.Random(5)
+    accepted = 0
+    for _ in range(2500):
+        options = [drawn(draw, 2) for _ in range(draw.randrange(2, 4))]
+        definitions = {"0": drawn(draw, 0), "1": {"type": "object", "properties": {"a": {"const": 1}}}}
+        definitions["0"] = {"enum": ["a", 1]} if "$ref" in definitions["0"] else definitions["0"]
+        definitions["1"] |= {"required": ["a"], "additionalProperties": False}
+        try:
+            check_schema({"oneOf": options, "$defs": definitions}, FIELD)
+        except InvalidRequest:
+            continue
+        accepted += 1
+        readers = [jsonschema_rs.Draft202012Validator({"allOf": [each], "$defs": definitions}) for each in options]
+        for value in VALUES:
+            assert sum(reader.is_valid(value) for reader in readers) <= 1, (value, options, definitions)
+    assert accepted > 600
