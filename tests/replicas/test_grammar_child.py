@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import xgrammar
 
+from motley.replicas.errors import InvalidRequest
 from motley.replicas.grammar_child import _COUNTED, Matching, Vocabulary, _compile, _rules
 from motley.replicas.grammar_spec import GrammarKind, GrammarSpec
 from motley.replicas.grammar_wire import From
@@ -106,10 +107,13 @@ def test_each_schema_has_its_own_order(vocabulary: Vocabulary) -> None:
     assert not takes(vocabulary, spec, written({"a": dict.fromkeys("xy"), "b": dict.fromkeys("xy")}))
 
 
-def test_what_is_not_kept_to_is_what_the_readme_says(vocabulary: Vocabulary) -> None:
-    """Once the library keeps to this, the README, the docs and grammar_schema.py are to say no more of it."""
+def test_a_count_of_names_that_the_library_would_let_come_twice_is_refused(vocabulary: Vocabulary) -> None:
+    """Once the library keeps to this, it is to be served, and docs/structured-output.md to say no more of it."""
     schema = {"additionalProperties": {"type": "integer"}, "minProperties": 2}
-    assert takes(vocabulary, GrammarSpec.json_schema(schema), '{"c":3,"c":3}')
+    with pytest.raises(InvalidRequest, match="'minProperties' of more than 1"):
+        GrammarSpec.json_schema(schema)
+    loose = {"additionalProperties": {"type": "integer"}, "minProperties": 1}
+    assert takes(vocabulary, GrammarSpec.json_schema(loose), '{"c":3,"c":3}')
 
 
 NAMES = ['a"b', "a\\b", "a", "ab", "\n", "\x01", "é", "éa", "😀", "title", "", "/", "\x7f", "{", '"', '":1,"']
