@@ -62,7 +62,6 @@ OTHER_NAMES: Final[tuple[Pair, ...]] = (
     ("attention_bias", "qkv_bias"),
     ("rope_theta", "rotary_emb_base"),
     ("rope_theta", "rope_base"),
-    ("hidden_act", "hidden_activation"),
     ("hidden_act", "activation_function"),
 )
 
