@@ -180,7 +180,6 @@ def test_the_developer_speaks_as_the_system_where_templates_know_no_developer(fo
     ("call", "param"),
     [
         (7, ""),
-        ({"function": {"name": "f"}}, ".function.arguments"),
         ({"function": {"arguments": "{}"}}, ".function.name"),
         ({"function": {"name": "f", "arguments": {}}}, ".function.arguments"),
         ({"function": {"name": "f", "arguments": 7}}, ".function.arguments"),
