@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import alive, children, wait_for
+from served import alive, wait_for
 
 from motley.cluster.guardian import MARK, Family, Guardian, end_all
 
@@ -99,10 +99,11 @@ def test_it_leaves_all_where_the_service_has_ended_itself(tmp_path: Path, left: 
 def test_one_that_is_killed_is_started_again(tmp_path: Path) -> None:
     guardian = Guardian(tmp_path)
     guardian.start()
-    [pid] = [each for each in children(os.getpid()) if "guardian" in str(alive([each]))]
-    guardian.look()
-    os.kill(pid, signal.SIGKILL)
     assert guardian._process is not None
+    pid = guardian._process.pid
+    guardian.look()
+    assert guardian._process.pid == pid
+    os.kill(pid, signal.SIGKILL)
     guardian._process.wait()
     guardian.look()
     assert guardian._process is not None
