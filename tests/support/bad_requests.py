@@ -125,7 +125,7 @@ UNSUPPORTED_OR_UNKNOWN: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{}]}, "messages", "unsupported_parameter"),
     ({"top_n_tokens": 3}, "top_n_tokens", "unsupported_parameter"),
     ({"cache_salt": "mine"}, "cache_salt", "unknown_parameter"),
-    ({"block_hashes": []}, "block_hashes", "unknown_parameter"),
+    ({"block_hashes": ["00"]}, "block_hashes", "unknown_parameter"),
     ({"chat_template": "{{ 1 }}"}, "chat_template", "unknown_parameter"),
 ]
 
