@@ -191,7 +191,7 @@ def _tagged(inner: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 SCHEMA = "response_format.json_schema.schema"
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {
-    "no type": ({"response_format": {}}, "response_format.type", "invalid_value"),
+    "no type": ({"response_format": {"name": "x"}}, "response_format.type", "invalid_value"),
     "unknown type": ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
     "not an object": ({"response_format": "json"}, "response_format", "invalid_value"),
     "no schema": (
@@ -238,12 +238,12 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "lookahead": ({"structured_outputs": {"regex": "(?=a)b"}}, "structured_outputs.regex", "invalid_grammar"),
     "bad regex": ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "invalid_grammar"),
-    "empty regex": ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "invalid_grammar"),
+    "empty regex": ({"structured_outputs": {"regex": ""}}, "structured_outputs", "invalid_value"),
     "huge regex": ({"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs.regex", "grammar_too_complex"),
     "endless rule": (
         {"structured_outputs": {"grammar": "root ::= root"}}, "structured_outputs.grammar", "invalid_grammar",
     ),
-    "no choice": ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "invalid_grammar"),
+    "no choice": ({"structured_outputs": {"choice": []}}, "structured_outputs", "invalid_value"),
     "two of them": ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "invalid_value"),
     "neither": ({"structured_outputs": {"regex": None, "json": None}}, "structured_outputs", "invalid_value"),
     "whitespace": (
