@@ -70,7 +70,7 @@ class _Body:
         self.whole = False
 
     async def receive(self) -> Message:
-        """What comes next; a part of the body only in its turn."""
+        """Return the next message of the request; wait for a turn before a part of its body."""
         if not self.whole:
             await self._turns.wait()
         return await self._next()

@@ -69,7 +69,7 @@ class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
         self._proc = await self._start_and_wait_for_haproxy(*takeover)
 
     async def reload(self) -> None:
-        """As Serve's; not when the configuration is the one that runs: each reload leaves a worker with its streams."""
+        """Reload HAProxy, unless it has this configuration already: each reload leaves a worker with its streams."""
         self._generate_config_file_internal()
         if self._text == self._running_text and self._is_running():
             log.info("HAProxy has this configuration already.")
