@@ -7,7 +7,7 @@ properties beside those named), the second is as JSON Schema has it, so they are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -44,9 +44,13 @@ class _Member:
 class Disjoint:
     """Proves of one document's schemas. Places stand for schemas."""
 
-    def __init__(self, schemas: Mapping[Place, Any], references: References) -> None:
+    def __init__(
+        self, schemas: Mapping[Place, Any], references: References, tags: Mapping[Place, Sequence[str]] | None = None
+    ) -> None:
+        """tags: properties that are written always, though the schema there need not require them."""
         self._schemas = schemas
         self._references = references
+        self._written_tags = tags or {}
         self._known: dict[tuple[Place, Place], bool] = {}
         self._ends: dict[Place, Place] = {}
         self._named: dict[Place, frozenset[str] | None] = {}
@@ -172,7 +176,7 @@ class Disjoint:
     def _tags_of(self, member: _Member) -> Iterator[tuple[str, frozenset[str]]]:
         node = self._schemas[member.place]
         if isinstance(node, dict):
-            for name in dict.fromkeys(node.get("required", ())):
+            for name in self._written_names(member.place):
                 self._count()
                 if (values := self._tag((*member.place, "properties", name))) is not None:
                     yield name, values
@@ -242,13 +246,18 @@ class Disjoint:
         if not open_ended and needed - mine.keys():
             return True
         closed = other.get("additionalProperties", True) is False and "patternProperties" not in other
-        if closed and set(one.get("required", ())) - theirs.keys():
+        always = self._written_names(written)
+        if closed and always.keys() - theirs.keys():
             return True
         return any(
             self._excludes((*written, "properties", name), (*read, "properties", name))
             for name in mine.keys() & theirs.keys()
-            if name in needed or name in one.get("required", ())
+            if name in needed or name in always
         )
+
+    def _written_names(self, place: Place) -> dict[str, None]:
+        """Returns the properties that every text of the object there has, in order."""
+        return dict.fromkeys([*self._schemas[place].get("required", ()), *self._written_tags.get(place, ())])
 
     def _items_exclude(self, written: Place, read: Place) -> bool:
         """Whether an item that either asks for can be none of both. Behind those in `prefixItems` all are alike."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .grammar_discriminator import written_tags
 from .grammar_disjoint import Disjoint
 from .grammar_formats import INTEGERS, LEAST_LENGTH, LIBRARY, PATTERNS, WRITTEN
 from .grammar_keywords import (
@@ -43,12 +44,12 @@ class Words:
     def __init__(self, schemas: Mapping[Place, Any], references: References) -> None:
         self._schemas = schemas
         self._references = references
-        self._disjoint = Disjoint(schemas, references)
+        self._tags = written_tags(schemas, references)
+        self._disjoint = Disjoint(schemas, references, self._tags)
         self._said: dict[Place, Any] = {}  # each schema is said once, and may stand at its place and as a definition
         self._names: dict[Place, str] = {}  # of definitions
         self._named: list[Place] = []
         self._marks = 0
-        self._tags = _tags(schemas, references)
 
     def document(self) -> Any:
         """Raises Refused where what schemas say together cannot be kept to."""
@@ -82,7 +83,7 @@ class Words:
         if "oneOf" in own:
             self._disjoint.check(place)
             own["anyOf"] = own.pop("oneOf")
-        if tags := [name for name in self._tags.get(place, ()) if name in own.get("properties", {})]:
+        if tags := self._tags.get(place):
             own["required"] = list(dict.fromkeys([*own.get("required", ()), *tags]))
         if own.keys().isdisjoint(WHOLE):
             _leave_out_forbidden(own, shown(place))
@@ -250,21 +251,6 @@ def _few_integers(node: Any) -> list[int] | None:
     if least is None or most is None or most - least >= MAX_LISTS:
         return None
     return [value for value in range(least, most + 1) if value % node.get("multipleOf", 1) == 0]
-
-
-def _tags(schemas: Mapping[Place, Any], references: References) -> dict[Place, list[str]]:
-    """Of members of a union the property that tells them apart, by OpenAPI's `discriminator`: pydantic reads no member
-    without, though its schema need not require one that has a default."""
-    found: dict[Place, list[str]] = {}
-    for place, node in schemas.items():
-        tag = node.get("discriminator") if isinstance(node, dict) else None
-        name = tag.get("propertyName") if isinstance(tag, dict) else None
-        if not isinstance(name, str):
-            continue
-        for keyword in ("oneOf", "anyOf"):
-            for index in range(len(node.get(keyword, ()))):
-                found.setdefault(references.end((*place, keyword, str(index))), []).append(name)
-    return found
 
 
 def _may_be_mistaken(node: dict[str, Any]) -> bool:

@@ -143,6 +143,41 @@ class Root(BaseModel):
     expression: Expression
 
 
+class Left(BaseModel):
+    """Its tag has a default, and nothing of it is required."""
+
+    kind: Literal["left"] = "left"
+    size: int = 0
+
+
+class Right(BaseModel):
+    kind: Literal["right"] = "right"
+    size: int = 0
+
+
+class Up(BaseModel):
+    kind: Literal["up"] = "up"
+    way: Literal["steps"] = "steps"
+
+
+class Lift(BaseModel):
+    kind: Literal["up"] = "up"
+    way: Literal["lift", "crane"] = "lift"
+    next: Move | None = None
+
+
+Side = Annotated[Union[Left, Right], Field(discriminator="kind")]  # noqa: UP007
+Rise = Annotated[Union[Up, Lift], Field(discriminator="way")]  # noqa: UP007
+Move = Annotated[Union[Side, Rise], Field(discriminator="kind")]  # noqa: UP007
+
+
+class Moves(BaseModel):
+    first: Move
+    side: Side | None = None
+    more: list[Side] = Field(default_factory=list, max_length=2)
+    named: dict[Literal["a", "b"], Rise] = Field(default_factory=dict)
+
+
 class Typed(typing_extensions.TypedDict):
     name: str
     size: int
@@ -175,6 +210,11 @@ class Everything(BaseModel):
 
 KINDS: dict[str, Any] = {
     "discriminated union": Owner,
+    "tags with defaults": Side,
+    "optional union of tags with defaults": Optional[Side],  # noqa: UP045
+    "list of tags with defaults": list[Side],
+    "unions within a union": Move,
+    "unions in all places": Moves,
     "recursive": Node,
     "recursive union": Root,
     "everything": Everything,
@@ -317,6 +357,78 @@ def test_schemas_of_one_of_are_told_apart(vocabulary: Vocabulary, one: Any, othe
             continue
         for text in texts(vocabulary, schema, 6):
             jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+
+
+def tagged(*kinds: Any, name: Any = "kind", keyword: str = "oneOf", **more: Any) -> dict[str, Any]:
+    schema = one_of(*kinds)
+    return {keyword: schema["oneOf"], "$defs": schema["$defs"], "discriminator": {"propertyName": name}, **more}
+
+
+def has_kind(*values: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"kind": {"enum": list(values)}, "x": {"type": "integer"}}, **more}
+
+
+CLOSED = {"additionalProperties": False}
+LEFT, RIGHT = has_kind("a", "b", **CLOSED), has_kind("c", **CLOSED)
+VALUES = [
+    {key: value for key, value in (("kind", kind), ("x", x)) if value is not None}
+    for kind in ("a", "b", "c", "d", 1, None)
+    for x in (1, "1", None)
+]  # fmt: skip
+TAGGED = {
+    "two": tagged(LEFT, RIGHT),
+    "anyOf": tagged(LEFT, RIGHT, keyword="anyOf"),
+    "by reference": {
+        "oneOf": [{"$ref": "#/$defs/l"}, {"allOf": [{"$ref": "#/$defs/r"}]}],
+        "$defs": {"l": LEFT, "r": {"$ref": "#/$defs/s"}, "s": RIGHT},
+        "discriminator": {"propertyName": "kind", "mapping": {"a": "#/$defs/l", "c": "#/$defs/r"}},
+    },
+    "a union within": tagged({"anyOf": [has_kind("a", **CLOSED), has_kind("b", **CLOSED)]}, RIGHT),
+    "numbers": tagged(has_kind(1, **CLOSED), RIGHT),
+    "one requires it": tagged({**LEFT, "required": ["kind"]}, RIGHT),
+    "open": tagged(has_kind("a"), has_kind("c", additionalProperties=True)),
+}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_tags_that_are_not_required_are_written(vocabulary: Vocabulary, name: str) -> None:
+    """What has its tag is taken just where the schema takes it, and what has none is not written."""
+    schema = TAGGED[name]
+    validator = jsonschema.Draft202012Validator(schema)
+    spec = GrammarSpec.json_schema(schema)
+    for value in VALUES:
+        assert takes(vocabulary, spec, value) == ("kind" in value and validator.is_valid(value)), value
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        tagged(LEFT, has_kind("b", "c", **CLOSED)),  # "b" is one of both
+        tagged(LEFT, has_kind("c", **CLOSED), name="x"),  # 1 is one of both
+        tagged(LEFT, RIGHT, name=["kind"]),
+        tagged(LEFT, {"type": "object", "properties": {"x": {"type": "integer"}}}),  # has no tag to write
+        tagged(LEFT, has_kind("c", maxProperties=0)),
+        {**tagged(LEFT, RIGHT), "discriminator": "kind"},
+    ],
+)
+def test_a_tag_that_tells_nothing_apart_is_no_help(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="may be one of schema"):
+        GrammarSpec.json_schema(schema)
+
+
+def test_the_members_of_unions_are_not_looked_at_for_ever() -> None:
+    members = [{"oneOf": [{"$ref": "#/$defs/all"}], "discriminator": {"propertyName": f"p{i}"}} for i in range(150)]
+    schema = {"anyOf": members, "$defs": {"all": {"anyOf": [{"type": "null"}] * 150}}}
+    with pytest.raises(InvalidRequest, match="'discriminator' takes too long") as refused:
+        GrammarSpec.json_schema(schema)
+    assert refused.value.code == "grammar_too_complex"
+
+
+def takes(vocabulary: Vocabulary, spec: GrammarSpec, value: Any) -> bool:
+    """Whether the value's JSON may be written, its names in the schema's order."""
+    matching = Matching(_compile(vocabulary, spec.kind, spec.source), vocabulary)
+    answer, mask = matching.take(0, list(json.dumps(value).encode()), new=True)
+    return answer is From.DONE or (answer is From.MASK and bool(mask[END // 8] >> END % 8 & 1))
 
 
 TEXT = {"type": "string"}

@@ -1,0 +1,69 @@
+"""Properties by which OpenAPI's `discriminator` tells the members of a union apart: they are always written.
+
+pydantic reads no member without its tag, though its schema does not require a tag that has a default. To require more
+is to write fewer texts, each of which the schema takes; and `oneOf` is then told apart by the tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .grammar_keywords import Refused, shown
+from .grammar_references import Place, References
+
+MAX_STEPS = 20_000  # members of unions that are looked at, for all discriminators of one document together
+_INNER = ("oneOf", "anyOf", "allOf")
+
+
+def written_tags(schemas: Mapping[Place, Any], references: References) -> dict[Place, tuple[str, ...]]:
+    """Returns the tags that each schema of an object is written with, by its place, whatever union refers to it.
+
+    Members of unions within a union have its tag too. A member that does not describe the property, or that cannot be
+    written with it, is left as it is. Raises Refused if there are too many members to look at.
+    """
+    found: dict[Place, dict[str, None]] = {}
+    seen: set[tuple[Place, str]] = set()
+    for place, node in schemas.items():
+        if (name := _tag(node)) is None:
+            continue
+        left = _members(node, place)
+        while left:
+            member = references.end(left.pop())
+            if (member, name) in seen:
+                continue
+            seen.add((member, name))
+            if len(seen) > MAX_STEPS:
+                why = f"{shown(place)}: telling the members of unions by 'discriminator' takes too long"
+                raise _refused(why, place)
+            inner = schemas[member]
+            if isinstance(inner, dict):
+                left += _members(inner, member)
+                if _can_have(inner, name, found.get(member, {})):
+                    found.setdefault(member, {})[name] = None
+    return {place: tuple(names) for place, names in found.items()}
+
+
+def _tag(node: Any) -> str | None:
+    hint = node.get("discriminator") if isinstance(node, dict) else None
+    name = hint.get("propertyName") if isinstance(hint, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _members(node: dict[str, Any], place: Place) -> list[Place]:
+    return [(*place, keyword, str(index)) for keyword in _INNER for index in range(len(node.get(keyword, ())))]
+
+
+def _can_have(node: dict[str, Any], name: str, others: Mapping[str, None]) -> bool:
+    """Whether the property is described, has a value, and finds room beside those that are required."""
+    if node.get("properties", {}).get(name, False) is False:
+        return False
+    names = {*node.get("required", ()), *others, name}
+    most: int = node.get("maxProperties", len(names))
+    return len(names) <= most
+
+
+def _refused(why: str, place: Place) -> Refused:
+    refused = Refused(why, "grammar_too_complex", drops=["discriminator"])
+    refused.place = place
+    return refused
