@@ -23,7 +23,7 @@ def ends_string(text: str, at: int, opened: list[str], mark: str, *, is_key: boo
     if char in CLOSES:
         return CLOSES[char] in opened
     if mark and char == mark[0]:
-        return _is_mark(text, behind, mark)
+        return is_mark(text, behind, mark)
     if is_key:  # behind space, a value whose colon was forgotten
         return char in ":," or (behind > at + 1 and char in '"{[-0123456789')
     if char == ",":
@@ -42,7 +42,7 @@ def ends_value(text: str, at: int, opened: list[str], mark: str) -> bool | None:
     if char in CLOSES:
         return CLOSES[char] in opened
     if mark and char == mark[0]:
-        return _is_mark(text, behind, mark)
+        return is_mark(text, behind, mark)
     if char in "\"',":
         return True
     if opened[-1] == "{":
@@ -62,7 +62,7 @@ def ends_word(text: str, at: int, opened: list[str], mark: str) -> bool | None:
     if char == "\n":
         return opened[-1] == "[" or _key_follows(text, at)
     if mark:
-        return char == mark[0] and _is_mark(text, at, mark)
+        return char == mark[0] and is_mark(text, at, mark)
     return char == ";" and _found(_NEXT_CALL, text, at)
 
 
@@ -73,7 +73,7 @@ def _key_follows(text: str, at: int) -> bool | None:
     return _found(_KEY if text[behind] in "\"'" else _WORD_KEY, text, behind)
 
 
-def _is_mark(text: str, at: int, mark: str) -> bool | None:
+def is_mark(text: str, at: int, mark: str) -> bool | None:
     there = text[at : at + len(mark)]
     return there == mark or (None if mark.startswith(there) else False)
 

@@ -152,10 +152,13 @@ class CallReader:
 def read_call(raw: str, names: Collection[str]) -> Call | None:
     """The call that a whole object describes, or None. Its arguments as written where they are JSON, else mended.
 
-    Arguments that are null, empty or not there are none; some models write the arguments' JSON as a string.
+    Arguments that are null, empty or not there are none; some models write the arguments' JSON as a string, and some
+    the call as OpenAI's API has it, `{"type": "function", "function": {"name": …, "arguments": …}}`.
     """
     try:
         members = {key: (value, text) for key, value, text in _members(mended(raw))}
+        if "name" not in members and isinstance(members.get("function", (None, ""))[0], dict):
+            members = {key: (value, text) for key, value, text in _members(members["function"][1])}
     except (ValueError, RecursionError):
         return None
     name = members.get("name", (None, ""))[0]

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 
 from .calls import CallReader
 from .events import MAX_SPACE, Event, held, space_from, texts
+from .mended import FENCE
 from .tags import Format, Signature, json_schema, repeated, tag
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 BETWEEN = " \t\n\r,]}"  # calls of one list, and before the closing mark
+_FENCE_WORD = re.compile(FENCE + r"\w{0,16}")  # of a block of code, in which some models write their calls
 
 
 class HermesParser:
     """Text and calls in any order. White space next to a call is dropped with its marks.
 
-    Between two marks there may be several, one after another or in a list. What is no call of a known tool stays text,
-    marks included. One within whose arguments the text ends is handed out as far as it goes, and does not count. The
-    beginning of one behind another call is dropped, and so are brackets too many before a closing mark.
+    Between two marks there may be several, one after another, in a list, in a block of code. What is no call of a known
+    tool stays text, marks included. One within whose arguments the text ends is handed out as far as it goes, and does
+    not count. The beginning of one behind another call is dropped, and so are brackets too many before a closing mark.
 
     single      hand out the first call alone; others are dropped
     required    the text is held to be calls: the beginning of one that is cut off is dropped even if it is the first
@@ -32,6 +35,7 @@ class HermesParser:
         self._after_call = False  # nothing but white space has come since
         self._buffer = ""  # not yet looked at, or too short to tell
         self._opening = ""  # white space and mark before an object, given back if it is no call
+        self._between = BETWEEN  # skipped behind a call; in a block of code, its end as well
         self._reader: CallReader | None = None
         self._state: Callable[[], list[Event] | None] = self._in_text
 
@@ -67,6 +71,7 @@ class HermesParser:
             return self._text(space_from(self._buffer[:at])) or None
         events = self._text(space_from(self._buffer[:at]))
         self._opening = self._take(self._buffer.index(OPEN) + len(OPEN))
+        self._between = BETWEEN
         self._state = self._before_object
         return events
 
@@ -74,6 +79,8 @@ class HermesParser:
         space = len(self._buffer) - len(self._buffer.lstrip())
         if space == len(self._buffer) <= MAX_SPACE:
             return None
+        if space <= MAX_SPACE and self._buffer[space] == "`" and FENCE not in self._opening:
+            return self._fence(space)
         if space <= MAX_SPACE and self._buffer[space] == "[" and not self._opening.endswith("["):
             self._opening += self._take(space + 1)  # a list of calls
             return []
@@ -81,8 +88,19 @@ class HermesParser:
             return self._back_to_text(self._opening)
         self._opening += self._take(space)
         self._dropped = self._single and self._started > 0
-        self._reader = CallReader(self._started, self._names, CLOSE)
+        self._reader = CallReader(self._started, self._names, FENCE if "`" in self._between else CLOSE)
         self._state = self._in_object
+        return []
+
+    def _fence(self, space: int) -> list[Event] | None:
+        """What opens a block of code, and the word for its language."""
+        found = _FENCE_WORD.match(self._buffer, space)
+        if found is None:
+            return None if FENCE.startswith(self._buffer[space:]) else self._back_to_text(self._opening)
+        if found.end() == len(self._buffer):
+            return None
+        self._opening += self._take(found.end())
+        self._between = BETWEEN + "`"
         return []
 
     def _in_object(self) -> list[Event] | None:
@@ -105,7 +123,7 @@ class HermesParser:
         return events
 
     def _after_object(self) -> list[Event] | None:
-        text = self._buffer.lstrip(BETWEEN)
+        text = self._buffer.lstrip(self._between)
         space = len(self._buffer) - len(text)
         if CLOSE.startswith(text) and text != CLOSE and space <= MAX_SPACE:
             return None

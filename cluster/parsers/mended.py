@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 
-from .ahead import CLOSES, SPACE, ends_string, ends_word
+from .ahead import CLOSES, SPACE, ends_string, ends_word, is_mark
 from .words import is_json, is_literal, literal
 
 _CLOSING = {"{": "}", "[": "]"}
 _ENDS = ",}]\n<;:"  # may end a value without quotes
 _ESCAPES = '"\\/bfnrt'
 _HEX = "0123456789abcdefABCDEF"
+FENCE = "```"  # ends a block of code; as a mark, it ends the object outside strings as well
 _BREAKS = "<;"  # outside strings, JSON has neither: what stands between calls begins
 
 
@@ -57,12 +58,12 @@ class Mender:
             self._ends = ends
             if self._quote:
                 self._in_string(char)
-            elif char in _BREAKS and (ends or not self._may_end(char)):
+            elif (char == FENCE[0] and ends) or (char in _BREAKS and (ends or not self._may_end(char))):
                 self._end()
             else:
                 self._outside(char)
             if self.done:
-                stop = index if not self._held and (self._quote or char in _BREAKS) else index + 1
+                stop = index if not self._held and (self._quote or char in _BREAKS or char == FENCE[0]) else index + 1
                 return self._handed_out(), (self._held or "") + text[stop:]
         return self._handed_out(), ""
 
@@ -77,6 +78,8 @@ class Mender:
             if text[at] != self._quote or self._escape == "\\":
                 return False
             return ends_string(text, at, self._open, self._mark, is_key=self._expects == "key")
+        if text[at] == self._mark[:1] == FENCE[0]:
+            return is_mark(text, at, self._mark)
         return ends_word(text, at, self._open, self._mark) if self._may_end(text[at]) else False
 
     def _may_end(self, char: str) -> bool:

@@ -49,6 +49,10 @@ def told(parser: ToolParser, text: str) -> tuple[str, list[tuple[str, str]]]:
     return answer.text, [(call.name, call.arguments) for _, call in sorted(answer.calls.items())]
 
 
+def fenced(body: str, word: str = "json") -> str:
+    return f"```{word}\n{body}\n```"
+
+
 ARGUMENTS = '{"place": "Zür\\"ich }", "n": [1, {"x": null}], "s": "</tool_call>"}'
 FINE_HERMES: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("Hello there.\n", "Hello there.\n", []),
@@ -83,6 +87,19 @@ FINE_HERMES: list[tuple[str, str, list[tuple[str, str]]]] = [
      [("f", '{"a": "x}\\n"}'), ("f", "{}")]),  # a line end within a string: it was not closed
     (hermes(call("f", '{"a": 1')[:-1]) + " after", " after", [("f", '{"a": 1\n}')]),
     (hermes(call("f", "{}")[:-1]) + " after", " after", [("f", "{}")]),
+    (hermes(fenced(call("f", ARGUMENTS))), "", [("f", ARGUMENTS)]),
+    (hermes(fenced(call("f", "{}"), "")) + "!", "!", [("f", "{}")]),
+    ("<tool_call>```json " + call("f", "{}") + "```</tool_call>", "", [("f", "{}")]),
+    (hermes(fenced("[" + call("f", "{}") + ", " + call("f", '{"a": 1}') + "]")), "", [("f", "{}"), ("f", '{"a": 1}')]),
+    (hermes(fenced(call("f", '{"a": "```\\n`x`"}'))), "", [("f", '{"a": "```\\n`x`"}')]),
+    (hermes(fenced('{"arguments": {"a": "`"}, "name": "f"}')), "", [("f", '{"a": "`"}')]),
+    (hermes(fenced(call("f", '{"a": "x"')[:-1])), "", [("f", '{"a": "x"\n}')]),
+    (hermes(fenced(call("f", '{"a": "x')[:-1])), "", [("f", '{"a": "x\\n"}')]),
+    (hermes(fenced(call("f", '{"a": 1')[:-1])), "", [("f", '{"a": 1\n}')]),
+    (hermes(fenced(call("f", '{"a": `x`}'))), "", [("f", '{"a": "`x`"}')]),
+    (hermes('{"function": ' + call("f", '{"a": 1}') + "}"), "", [("f", '{"a": 1}')]),
+    (hermes('{"type": "function", "function": ' + call("f", '"{}"') + "}"), "", [("f", "{}")]),
+    (hermes(fenced('[{"id": "1", "type": "function", "function": ' + call("f", "{}") + "}]")), "", [("f", "{}")]),
     (hermes('{"name": "f", "arguments": {}, "parameters": {}}'), "", [("f", "{}")]),
     (hermes('{"name": "f", "arguments": {}, "name": "unknown"}'), "", [("f", "{}")]),
 ]  # fmt: skip
@@ -100,6 +117,14 @@ BROKEN_HERMES = [
     hermes("[" + call("unknown", "{}") + ", " + call("f", "{}") + "]"),
     hermes("[[" + call("f", "{}") + "]]"),
     hermes('["f", {}]'),
+    hermes(fenced("print(1)", "python")),
+    hermes(fenced(call("unknown", "{}"))),
+    hermes(fenced(fenced(call("f", "{}")))),
+    hermes("`" + call("f", "{}") + "`"),
+    hermes('{"function": "f", "arguments": {}}'),
+    hermes('{"function": ' + call("unknown", "{}") + "}"),
+    hermes('{"name": null, "function": ' + call("f", "{}") + "}"),
+    "<tool_call>```" + "x" * 20 + "\n" + call("f", "{}"),
     hermes("{" + '"a":' + "[" * 5000),
     "<tool_call>" + " " * 100 + call("f", "{}"),
 ]
@@ -128,6 +153,7 @@ FINE_LLAMA: list[tuple[str, str, list[tuple[str, str]]]] = [
     (call("f", '{"a": NaN}') + "; " + call("f", "{}"), "", [("f", '{"a": null}'), ("f", "{}")]),
     ("[" + call("f", "{}") + ", " + call("f", '{"a": 1}') + "]\n", "", [("f", "{}"), ("f", '{"a": 1}')]),
     (call("f", "null") + "\n" + call("f", '""') + "}", "", [("f", "{}"), ("f", "{}")]),
+    ('{"type": "function", "function": ' + call("f", '{"a": 1}', "parameters") + "}", "", [("f", '{"a": 1}')]),
     (call("f", "{}")[:-1] + "<b>", "<b>", [("f", "{}")]),
 ]
 BROKEN_LLAMA = [
@@ -136,6 +162,7 @@ BROKEN_LLAMA = [
     "{",
     '{"answer": 42}',
     '{"name": "Bob", "parameters": {}}',
+    '{"function": {"name": "Bob", "parameters": {}}}',
     "Sure: " + call("f", "{}"),
     "[",
     '[{"answer": 42}, 7]',
@@ -304,7 +331,7 @@ def test_one_call_alone_where_calls_in_parallel_are_not_wanted() -> None:
 FRAGMENTS = st.sampled_from([
     *(text for text, _, _ in FINE_HERMES + FINE_LLAMA), *BROKEN_HERMES[:-2], *BROKEN_LLAMA,
     "<tool_call>", "</tool_call>", "<tool", "_call>", "<", "\n", "  ", "{", "}", '"', "\\", ";", "é😀",
-    '{"name": "f", ', '"arguments": {', " " * 70,
+    '{"name": "f", ', '"arguments": {', " " * 70, "```json\n", "```", "`",
 ]) | st.text(max_size=5)  # fmt: skip
 
 
