@@ -163,6 +163,14 @@ def test_min_tokens_counts_where_the_stop_string_is_completed(loaded: dict[str, 
         assert _run(TextStream(tokenizer, stop=["ab"], min_tokens=min_tokens), [ids]) == text
 
 
+def test_of_stop_strings_that_end_at_once_the_longest_is_cut_off(loaded: dict[str, Tokenizer]) -> None:
+    tokenizer = loaded["qwen"]
+    for stops in (["cd", "bcd", "d"], ["d", "bcd", "cd"]):
+        stream = TextStream(tokenizer, stop=stops)
+        assert stream.push([i for char in "abcdef" for i in tokenizer.encode(char)]) == "a"
+        assert stream.stopped == "bcd"
+
+
 def test_tokens_after_the_stop_string_are_not_taken(loaded: dict[str, Tokenizer]) -> None:
     tokenizer = loaded["qwen"]
     ids = [i for char in "abcdef" for i in tokenizer.encode(char)]
