@@ -1,4 +1,4 @@
-"""A schema of which what can be kept is kept: for tools that do not ask for more than a model's best.
+"""A schema of which what can be kept is kept: for tools and formats that are not `strict`.
 
 Only the keyword that cannot be kept goes, at its place; a property that is required stays so, whatever is known of it.
 That a pattern with its lengths is too much shows only when its automaton is made: so it is made here already, with an
@@ -11,7 +11,7 @@ import copy
 from typing import Any
 from urllib.parse import unquote
 
-from .grammar_keywords import BY_NAME, KEYWORDS, LISTED, SINGLE, WHOLE, Refused, check_node, shown
+from .grammar_keywords import BY_NAME, KEYWORDS, LISTED, OF_TYPE, SINGLE, TYPES, WHOLE, Refused, check_node, shown
 from .grammar_merge import merged
 from .grammar_references import Place
 from .grammar_schema import MAX_DEPTH, MAX_NODES, words
@@ -20,7 +20,6 @@ from .grammar_words import text_rule
 
 MAX_MERGED = 8  # references and schemas of allOf within one another
 MAX_COPIED = 16_384  # values that are copied for the schemas of allOf
-MAX_SETS = 32  # lists of one schema that are not held to items that differ
 MAX_REPAIRS = 64  # of what shows only when all schemas are seen together
 
 MAX_EFFORT = 240_000  # for the automata of one document: about a second
@@ -33,8 +32,9 @@ _TEXTS = {
 _FORMS = [("pattern",), ("format",), ("pattern", "format")]
 _DEFINITIONS = {"$defs", "definitions"}
 _HOLDING = {"properties", "additionalProperties", "patternProperties", "propertyNames"}
+_SAYING = _HOLDING.union(WHOLE)
 
-__all__ = ["loosened", "without_unique_items"]
+__all__ = ["loosened"]
 
 
 def loosened(schema: dict[str, Any]) -> tuple[Any, list[str]]:
@@ -42,31 +42,22 @@ def loosened(schema: dict[str, Any]) -> tuple[Any, list[str]]:
     loose = _Loose(schema)
     try:
         root = loose.schema(copy.deepcopy(schema), (), 0)
+        kept = _repaired(root, loose)
     except RecursionError:
-        return words(_outline(schema)), ["#: all but the names of its properties"]
+        kept = None
+    return _outline(schema) if kept is None else (kept, loose.dropped)
+
+
+def _repaired(root: Any, loose: _Loose) -> Any:
+    """The words of the whole, without what shows only there. None: too much would have to go."""
     for _ in range(MAX_REPAIRS):
         try:
-            return words(root), loose.dropped
+            return words(root)
         except Refused as refused:
             if not _repair(root, refused):
                 break
             loose.note(refused.place, *refused.drops)
-    return words(_outline(schema)), ["#: all but the names of its properties"]
-
-
-def without_unique_items(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The schema without `uniqueItems` where it cannot be kept to, and the places of these; nothing else goes."""
-    lists = copy.deepcopy(schema)
-    dropped: list[str] = []
-    for _ in range(MAX_SETS):
-        try:
-            words(lists)
-            break
-        except Refused as refused:
-            if refused.drops != ("uniqueItems",) or not _repair(lists, refused):
-                break
-            dropped.append(f"{shown(refused.place)}: 'uniqueItems'")
-    return lists, dropped
+    return None
 
 
 class _Loose:
@@ -155,6 +146,7 @@ class _Loose:
                 self.note(place, keyword)
         for _ in range(len(node) + 1):
             self.note(place, *_name_required(node))
+            node = _opened(node)
             try:
                 check_node(node, shown(place))
             except Refused as refused:
@@ -165,7 +157,7 @@ class _Loose:
                 for keyword in drops:
                     del node[keyword]
             else:
-                return self._with_texts(_opened(node), place)
+                return self._with_texts(node, place)
         self.note(place, *node)
         return {}
 
@@ -254,11 +246,11 @@ def _name_required(node: dict[str, Any]) -> list[str]:
 
 def _opened(node: dict[str, Any]) -> dict[str, Any]:
     """An object of which nothing is said holds anything."""
-    return (
-        node | {"additionalProperties": True}
-        if node.get("type") == "object" and node.keys().isdisjoint(_HOLDING)
-        else node
-    )
+    given = node.get("type")
+    types = given if isinstance(given, list) else [given]
+    known = all(isinstance(name, str) and name in TYPES for name in types)
+    is_open = known and "object" in types and node.keys().isdisjoint(_SAYING)
+    return node | {"additionalProperties": True} if is_open else node
 
 
 def _or_null(node: dict[str, Any]) -> dict[str, Any]:
@@ -269,8 +261,25 @@ def _or_null(node: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [node, {"type": "null"}], **definitions}
 
 
-def _outline(schema: dict[str, Any]) -> dict[str, Any]:
-    """An object with the names of its properties, and no more."""
+def _outline(schema: dict[str, Any]) -> tuple[Any, list[str]]:
+    """As `loosened`: of an object the names of its properties, and nothing of what may be anything else."""
+    if not _says_object(schema):
+        return words({}), ["#: the schema"]
+    return words(_names_alone(schema)), ["#: all but the names of its properties"]
+
+
+def _says_object(schema: dict[str, Any]) -> bool:
+    """Whether an object is all that it lets in, as far as its own keywords tell."""
+    if schema.get("nullable") is True:
+        return False
+    if "type" in schema:
+        return schema["type"] in ("object", ["object"])
+    others = schema.keys().isdisjoint({*WHOLE, *OF_TYPE["array"]})
+    implied = others and not schema.keys().isdisjoint(OF_TYPE["object"])
+    return implied or isinstance(schema.get("properties"), dict)
+
+
+def _names_alone(schema: dict[str, Any]) -> dict[str, Any]:
     properties, required = schema.get("properties"), schema.get("required")
     names = [name for name in properties if isinstance(name, str)] if isinstance(properties, dict) else []
     wanted = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []

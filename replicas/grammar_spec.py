@@ -10,6 +10,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from .errors import InvalidRequest
+from .grammar_loose import loosened
 from .grammar_schema import check_schema
 from .grammar_tag import check_tag
 from .json_text import parse
@@ -40,6 +41,8 @@ class GrammarSpec:
              without spaces and in the words of the grammar library, up to 320 KiB
     field    what the client calls it: errors name it
     checked  it is in the library's words already, as no client writes it
+    dropped  of a schema all is kept that can be; what is left out, each with its place, is added here. None: a schema
+             of which anything cannot be kept to is refused
 
     Raises InvalidRequest naming `field`, code `invalid_grammar` or `grammar_too_complex`.
     """
@@ -48,8 +51,9 @@ class GrammarSpec:
     source: str = ""
     field: str = field(default="grammar", compare=False)
     checked: InitVar[bool] = False
+    dropped: InitVar[list[str] | None] = None
 
-    def __post_init__(self, checked: bool) -> None:
+    def __post_init__(self, checked: bool, dropped: list[str] | None) -> None:
         if not isinstance(self.kind, GrammarKind):
             raise self.invalid(f"kind {str(self.kind)[:40]!r} is none of {', '.join(GrammarKind)}")
         if not isinstance(self.source, str):
@@ -61,7 +65,7 @@ class GrammarSpec:
         elif not self.source:
             raise self.invalid("it is empty")
         if self.kind is GrammarKind.JSON_SCHEMA and not checked:
-            self._keep(check_schema(_parse(self), self.field))
+            self._keep(self._words(dropped))
         elif self.kind is GrammarKind.STRUCTURAL_TAG and not checked:
             self._keep(check_tag(_parse(self), self.field))
 
@@ -73,6 +77,12 @@ class GrammarSpec:
     def json_schema(cls, schema: Mapping[str, Any] | bool | str, *, field: str = "grammar") -> GrammarSpec:
         """A JSON Schema, as an object or as its text."""
         return cls(GrammarKind.JSON_SCHEMA, schema if isinstance(schema, str) else _dump(schema, field), field)
+
+    @classmethod
+    def loose_json_schema(cls, schema: Mapping[str, Any], *, field: str = "grammar") -> tuple[GrammarSpec, list[str]]:
+        """A JSON Schema without the keywords that cannot be kept to, and what was left out, each with its place."""
+        dropped: list[str] = []
+        return cls(GrammarKind.JSON_SCHEMA, _dump(schema, field), field, dropped=dropped), dropped
 
     @classmethod
     def regex(cls, pattern: str, *, field: str = "grammar") -> GrammarSpec:
@@ -114,6 +124,15 @@ class GrammarSpec:
 
     def too_complex(self, why: str) -> InvalidRequest:
         return InvalidRequest(f"{self.field}: {why}", param=self.field, code="grammar_too_complex")
+
+    def _words(self, dropped: list[str] | None) -> Any:
+        """The schema in the library's words."""
+        schema = _parse(self)
+        if dropped is None:
+            return check_schema(schema, self.field)
+        kept, left_out = loosened(schema)
+        dropped += left_out
+        return kept
 
     def _keep(self, words: Any) -> None:
         object.__setattr__(self, "source", _dump(words, self.field, MAX_WRITTEN_BYTES))

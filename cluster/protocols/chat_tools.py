@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from ...replicas.errors import InvalidRequest
@@ -16,13 +14,10 @@ from ...replicas.grammar_spec import OBJECT_SCHEMA
 from ...replicas.tools import Tool, check_tools
 from ..errors import unsupported_field
 from ..parsers.tags import Signature
+from .left_out import tell_left_out
 from .openai_fields import refuse_others, take, wrong_type
 from .openai_schemas import MODES
 
-log = logging.getLogger(__name__)
-
-MAX_TOLD = 8  # keywords in one line of the log
-MAX_REMEMBERED = 1024  # lines that are not written again
 _ANY_OBJECT = json.loads(OBJECT_SCHEMA)
 
 
@@ -133,8 +128,7 @@ def _signature(tool: Tool, given: dict[str, Any], at: str) -> Signature:
             raise InvalidRequest(message, param=field, code="invalid_grammar")
         return Signature(name, checked)
     kept, dropped = loosened({"type": "object", **schema} if _is_untyped(schema) else schema)
-    if dropped:
-        _tell(f"{field} of {name}: kept without {', '.join(dropped[:MAX_TOLD])}{' …' * (len(dropped) > MAX_TOLD)}")
+    tell_left_out(f"{field} of {name}", dropped)
     return Signature(name, kept if _is_object(kept, kept) else _ANY_OBJECT)
 
 
@@ -154,8 +148,3 @@ def _is_object(words: Any, root: Any) -> bool:
     if choices is not None:
         return all(_is_object(inner, root) for inner in choices)
     return words.get("type") == "object"
-
-
-@lru_cache(MAX_REMEMBERED)  # the same tools come with every request of a client: one line tells it
-def _tell(what: str) -> None:
-    log.warning("%s", what)

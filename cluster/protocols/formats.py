@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable
 from typing import Any
 
-from ...replicas.errors import InvalidRequest
-from ...replicas.grammar_loose import without_unique_items
 from ...replicas.grammar_spec import GrammarSpec
 from ..unknown_fields import says_nothing
 from .constraints import constraint
+from .left_out import tell_left_out
 from .openai_fields import missing, refuse_others, take, wrong_type
 from .openai_schemas import CONSTRAINT_FIELDS, JSON_SCHEMA_FIELDS, STRUCTURED_FIELDS, STRUCTURED_UNSUPPORTED
-
-log = logging.getLogger(__name__)
 
 FORMAT_FIELDS = ("response_format", "structured_outputs", "format", *CONSTRAINT_FIELDS)
 _EMPTY_IS_NONE = ("format", *CONSTRAINT_FIELDS)
@@ -77,8 +73,8 @@ def _json_object(wanted: dict[str, Any]) -> GrammarSpec:
 
 
 def _json_schema(wanted: dict[str, Any]) -> GrammarSpec:
-    """The schema is always kept to, or refused, but for sets if it is not `strict`. llama.cpp and others have it in
-    `schema`."""
+    """With `strict` the schema is kept to, or refused; without it, what of it can be kept is. llama.cpp and others have
+    it in `schema`."""
     if wanted.get("json_schema") is None and any(wanted.get(name) for name in _SCHEMAS):
         return _json_object(wanted)
     refuse_others(wanted, ("type", "json_schema"), path="response_format.")
@@ -94,19 +90,8 @@ def _json_schema(wanted: dict[str, Any]) -> GrammarSpec:
     schema = take(given, "schema", dict, {}, path=path)
     if strict:
         return GrammarSpec.json_schema(schema, field=f"{path}schema")
-    return _with_lists_for_sets(schema, f"{path}schema")
-
-
-def _with_lists_for_sets(schema: dict[str, Any], field: str) -> GrammarSpec:
-    """As the schema says; of `uniqueItems` that cannot be kept to, without it: who reads a set takes an item twice."""
-    try:
-        return GrammarSpec.json_schema(schema, field=field)
-    except InvalidRequest as refused:
-        lists, dropped = without_unique_items(schema) if refused.code == "invalid_grammar" else (schema, [])
-        if not dropped:
-            raise
-    kept = GrammarSpec.json_schema(lists, field=field)
-    log.info("%s: kept without %s; with strict it is refused", field, ", ".join(dropped))
+    kept, dropped = GrammarSpec.loose_json_schema(schema, field=f"{path}schema")
+    tell_left_out(f"{path}schema" + f" of {name}" * bool(name), dropped)
     return kept
 
 

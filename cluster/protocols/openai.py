@@ -54,14 +54,14 @@ class OpenAIProtocol:
 
     async def completions(self, body: bytes, caller: Caller) -> Answer:
         fields = self._read(body, "completion", MAX_PROMPTS)
-        size = len(body) if openai_ask.has_grammar(fields) else 0
+        size = openai_ask.grammar_bytes(fields, body)
         call = await self._door.read(openai_ask.completion_call, fields, grammar_bytes=size)
         form = CompletionForm(self._tokens_of(call), self._fingerprint, token_ids=call.token_ids)
         return await self._answer(form, call, await self._admit(call, caller))
 
     async def chat(self, body: bytes, caller: Caller) -> Answer:
         fields = self._read(body, "chat")
-        size = len(body) if openai_ask.has_grammar(fields) else 0
+        size = openai_ask.grammar_bytes(fields, body)
         call = await self._door.read(
             openai_ask.chat_call, fields, self._chats.template_for, self._unknown, grammar_bytes=size
         )

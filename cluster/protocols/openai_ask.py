@@ -32,6 +32,8 @@ COMPLETION_MAX_TOKENS = 16  # what OpenAI's completions give when max_tokens is 
 _COMPLETION, _CHAT = by_name(COMPLETION), by_name(CHAT)
 _SAMPLING = tuple(field.name for field in SAMPLING)
 _GRAMMARS = (*FORMAT_FIELDS, "tools")
+_OF_AUTOMATA = (b"attern", b'"format"', b"ropert", b"\\u")  # in the keywords of which some need one
+_LONG = 64 * 2**10  # bytes, too many to check where others wait
 _LABELS = ("user", "safety_identifier", "prompt_cache_key")
 
 
@@ -72,6 +74,18 @@ class Call:
 def has_grammar(body: dict[str, Any]) -> bool:
     """Whether it says what a text must look like, which takes long to check where it says much."""
     return any(body.get(name) is not None for name in _GRAMMARS)
+
+
+def grammar_bytes(body: dict[str, Any], source: bytes) -> int:
+    """How much there is to check of what a text must look like.
+
+    Of a schema that is not strict, automata show what can be kept: some hundred milliseconds for short patterns. So one
+    that may need them counts as a long one; an escape may hide a keyword.
+    """
+    if not has_grammar(body):
+        return 0
+    needs_automata = any(word in source for word in _OF_AUTOMATA)
+    return max(len(source), _LONG) if needs_automata else len(source)
 
 
 def completion_call(body: dict[str, Any]) -> Call:

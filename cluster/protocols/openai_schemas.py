@@ -179,11 +179,11 @@ _JSON_SCHEMA = object_of(
     {
         "name": told({"anyOf": [NAME, {"const": ""}]}, "for the client's own use; changes nothing"),
         "description": told(TEXT, "changes nothing: what the text is for is said in the messages"),
-        "schema": told(OBJECT, "a JSON schema; keywords that cannot be kept to are refused"),
+        "schema": told(OBJECT, "a JSON schema"),
         "strict": told(
             BOOLEAN,
-            "true: uniqueItems that cannot be kept to is refused; false: it is left out. With either value all else is "
-            f"kept to, or refused, but {_NOT_KEPT}",
+            "true: a keyword of the schema that cannot be kept to is refused; false: it is left out. All else is kept "
+            f"to, but {_NOT_KEPT}",
         ),
     },
     ["schema"],

@@ -89,7 +89,8 @@ _SHARED = (
           "default: none",
           {"type": "number", "exclusiveMinimum": 0, "maximum": 86400}),
     Field("priority", "higher runs first", _integer(-INT32, INT32, 0)),
-    Field("response_format", "what the text must look like; keywords and patterns that cannot be kept to are refused",
+    Field("response_format", "what the text must look like; what cannot be kept to is refused, or left out of a "
+          "json_schema that is not strict",
           schemas.RESPONSE_FORMAT),
     Field("structured_outputs", "the same in vLLM's words: exactly one of the properties",
           schemas.STRUCTURED_OUTPUTS),

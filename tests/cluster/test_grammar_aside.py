@@ -28,7 +28,7 @@ def schema(size: int) -> dict[str, Any]:
 
 
 def described(size: int) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema(size)}}
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema(size), "strict": True}}
 
 
 def function(size: int) -> dict[str, Any]:
@@ -72,6 +72,33 @@ async def test_over_http(post: Callable[..., Any], checked_in: list[bool], name:
         reply = await post(path, body(size))
         assert b"looked at" in reply.body
     assert checked_in == [True, False]
+
+
+@pytest.mark.parametrize("keyword", ["pattern", "patt\\u0065rn"])
+@pytest.mark.parametrize("kind", ["a format", "a tool"])
+async def test_what_may_need_automata_is_looked_at_aside(
+    post: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, kind: str, keyword: str
+) -> None:
+    """However short it is, where it is not strict."""
+    where: list[bool] = []
+    ours = threading.current_thread()
+
+    def refuse(given: dict[str, Any]) -> None:
+        assert "pattern" in given["propertyNames"]
+        where.append(threading.current_thread() is ours)
+        raise InvalidRequest("looked at", param="x")
+
+    for module in (grammar_spec, chat_tools):
+        monkeypatch.setattr(module, "loosened", refuse)
+    body: dict[str, Any] = {"messages": HELLO}
+    wanted = {"type": "object", "propertyNames": {"KEYWORD": "a"}}
+    if kind == "a format":
+        body[FORMAT] = {"type": "json_schema", "json_schema": {"schema": wanted}}
+    else:
+        body["tools"] = [{"type": "function", "function": {"name": "f", "parameters": wanted}}]
+    reply = await post("/v1/chat/completions", json.dumps(body).replace("KEYWORD", keyword).encode())
+    assert b"looked at" in reply.body
+    assert where == [False]
 
 
 async def test_over_grpc(stub: Any, checked_in: list[bool]) -> None:

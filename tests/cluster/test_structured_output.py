@@ -22,12 +22,15 @@ from local_ingress import make_ingress
 from openai.lib._parsing import type_to_response_format_param
 from pydantic import BaseModel, Field
 
+from motley.cluster.protocols import left_out
 from motley.cluster.protocols.formats import format_of
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 from motley.cluster.web import servicers
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
+from motley.replicas.grammar_schema import check_schema
+from motley.replicas.grammar_spec import GrammarKind
 from motley.replicas.worker import Worker
 
 COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
@@ -174,8 +177,8 @@ async def test_grpc_resumes_within_a_grammar(stub: Any) -> None:
     assert [*begun.ids, *rest.token_ids] == list(whole.token_ids)
 
 
-def _schema(**schema: Any) -> dict[str, Any]:
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+def _loose(schema: dict[str, Any], **strict: bool | None) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **strict}}}
 
 
 SET = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
@@ -211,24 +214,28 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "a schema of another name": ({"guided_json": {"not": {}}}, "guided_json", "invalid_grammar"),
     "two names of one": ({"guided_regex": "a", "regex": "a"}, "regex", "invalid_value"),
     "a set where the schema is to be followed strictly": (_strict(SET), SCHEMA, "invalid_grammar"),
-    "a set and what cannot be kept to": (_schema(anyOf=[SET, {"not": {}}]), SCHEMA, "invalid_grammar"),
+    "a set, and what is forbidden": (_strict({"anyOf": [SET, {"not": {}}]}), SCHEMA, "invalid_grammar"),
     "a set alone": ({"guided_json": SET}, "guided_json", "invalid_grammar"),
-    "if": (_schema(**{"if": {"type": "string"}, "then": False}), SCHEMA, "invalid_grammar"),
-    "two of allOf": (_schema(allOf=[{"type": "integer"}, {"minimum": 3}]), SCHEMA, "invalid_grammar"),
-    "overlapping oneOf": (_schema(oneOf=[{"type": "integer"}, {"type": "number"}]), SCHEMA, "invalid_grammar"),
-    "foreign reference": (_schema(**{"$ref": "http://x/y"}), SCHEMA, "invalid_grammar"),
+    "if": (_strict({"if": {"type": "string"}, "then": False}), SCHEMA, "invalid_grammar"),
+    "two of allOf": (_strict({"allOf": [{"type": "integer"}, {"minimum": 3}]}), SCHEMA, "invalid_grammar"),
+    "overlapping oneOf": (_strict({"oneOf": [{"type": "integer"}, {"type": "number"}]}), SCHEMA, "invalid_grammar"),
+    "foreign reference": (_strict({"$ref": "http://x/y"}), SCHEMA, "invalid_grammar"),
     "members of oneOf that may be one": (
-        _schema(oneOf=[{"type": "object", "properties": {"a": {}}}, {"type": "object", "required": []}]),
+        _strict({"oneOf": [{"type": "object", "properties": {"a": {}}}, {"type": "object", "required": []}]}),
         SCHEMA, "invalid_grammar",
     ),
-    "bounds without a type": (_schema(minimum=3), SCHEMA, "invalid_grammar"),
-    "wrong type": (_schema(type="foo"), SCHEMA, "invalid_grammar"),
-    "bounds in the wrong order": (_schema(type="integer", minimum=4, maximum=3), SCHEMA, "invalid_grammar"),
-    "a pattern of no text": (_schema(type="string", pattern='^(?!")"$'), SCHEMA, "invalid_grammar"),
-    "a boundary in a pattern": (_schema(type="string", pattern=r"a\b"), SCHEMA, "invalid_grammar"),
-    "a billion items": (_schema(type="array", minItems=10**9), SCHEMA, "grammar_too_complex"),
-    "a format that is no text": (_schema(type="string", format=[]), SCHEMA, "invalid_grammar"),
-    "a reference to no schema": (_schema(**{"$ref": "#/x-own", "x-own": {}}), SCHEMA, "invalid_grammar"),
+    "bounds without a type": (_strict({"minimum": 3}), SCHEMA, "invalid_grammar"),
+    "wrong type": (_strict({"type": "foo"}), SCHEMA, "invalid_grammar"),
+    "bounds in the wrong order": (_strict({"type": "integer", "minimum": 4, "maximum": 3}), SCHEMA, "invalid_grammar"),
+    "a pattern of no text": (_strict({"type": "string", "pattern": '^(?!")"$'}), SCHEMA, "invalid_grammar"),
+    "a boundary in a pattern": (_strict({"type": "string", "pattern": r"a\b"}), SCHEMA, "invalid_grammar"),
+    "more than may be sent, strict or not": (
+        _loose({"type": "object", "description": "d" * 65_536}), SCHEMA, "grammar_too_complex",
+    ),
+    "no text, strict or not": (_loose({"type": "object", "title": "\ud800"}), SCHEMA, "invalid_grammar"),
+    "a billion items": (_strict({"type": "array", "minItems": 10**9}), SCHEMA, "grammar_too_complex"),
+    "a format that is no text": (_strict({"type": "string", "format": []}), SCHEMA, "invalid_grammar"),
+    "a reference to no schema": (_strict({"$ref": "#/x-own", "x-own": {}}), SCHEMA, "invalid_grammar"),
     "no structural tag": ({"response_format": {"type": "structural_tag"}}, "response_format.format", "missing_field"),
     "an empty structural tag": (_tagged({}), "response_format", "invalid_grammar"),
     "an unknown field in a tag": (_tagged({"type": "any_text", "x": 1}), "response_format", "invalid_grammar"),
@@ -305,11 +312,108 @@ class Labels(BaseModel):
     few: Annotated[set[str], Field(json_schema_extra=lambda schema: schema.pop("uniqueItems"))]
 
 
+ANY: dict[str, Any] = {}
+ANY_OBJECT = {"type": "object", "additionalProperties": True}
+TEXT = {"type": "string"}
+# What is kept of each schema of BAD that is refused for one keyword where it is strict, and what is left out.
+KEPT: dict[str, tuple[Any, list[str]]] = {
+    "a set where the schema is to be followed strictly": ({"type": "array", "items": TEXT}, ["#: 'uniqueItems'"]),
+    "a set, and what is forbidden": (
+        {"anyOf": [{"type": "array", "items": TEXT}, ANY]}, ["#/anyOf/1: 'not'", "#/anyOf/0: 'uniqueItems'"],
+    ),
+    "if": (ANY, ["#: 'if'", "#: 'then'"]),
+    "two of allOf": ({"type": "integer", "minimum": 3}, []),
+    "overlapping oneOf": ({"anyOf": [{"type": "integer"}, {"type": "number"}]}, ["#: 'oneOf'"]),
+    "foreign reference": (ANY, ["#: '$ref'"]),
+    "members of oneOf that may be one": (
+        {"anyOf": [{"type": "object", "properties": {"a": ANY}}, {**ANY_OBJECT, "required": []}]}, ["#: 'oneOf'"],
+    ),
+    "bounds without a type": (ANY, ["#: 'minimum'"]),
+    "wrong type": (ANY, ["#: 'type'"]),
+    "bounds in the wrong order": ({"type": "integer"}, ["#: 'minimum'", "#: 'maximum'"]),
+    "a pattern of no text": (TEXT, ["#: 'pattern'"]),
+    "a boundary in a pattern": (TEXT, ["#: 'pattern'"]),
+    "a billion items": ({"type": "array"}, ["#: 'minItems'"]),
+    "a format that is no text": (TEXT, ["#: 'format'"]),
+    "a reference to no schema": (ANY, ["#: '$ref'"]),
+}  # fmt: skip
+NARROW = {**TEXT, "pattern": "^[a-z]+(-[a-z]+)*$"}
+MANY = {f"p{i}": {"anyOf": [{"const": j} for j in range(3)]} for i in range(1100)}
+MORE_KEPT: dict[str, tuple[Any, Any, list[str]]] = {
+    "nothing": (ANY, ANY, []),
+    "any object": ({"type": "object"}, ANY_OBJECT, []),
+    "any object with a property": ({"type": "object", "minProperties": 1}, {**ANY_OBJECT, "minProperties": 1}, []),
+    "any object, or null": ({"type": ["object", "null"]}, {**ANY_OBJECT, "type": ["object", "null"]}, []),
+    "an object of values": ({"type": "object", "enum": [{"a": 1}]}, {"type": "object", "enum": [{"a": 1}]}, []),
+    "more states than an engine makes": ({**NARROW, "maxLength": 4096}, NARROW, ["#: 'maxLength'"]),
+    "a list of too many schemas": (
+        {"type": "array", "items": {"type": "object", "properties": MANY}}, ANY, ["#: the schema"],
+    ),
+    "too many schemas to choose from": ({"anyOf": [*MANY.values()]}, ANY, ["#: the schema"]),
+    "an object of too many schemas": (
+        {"type": "object", "properties": {"a": TEXT, "b": {"properties": MANY}}, "required": ["b"]},
+        {"type": "object", "properties": {"a": True, "b": True}, "required": ["b"], "additionalProperties": False},
+        ["#: all but the names of its properties"],
+    ),
+}  # fmt: skip
+
+
+def _told(schema: dict[str, Any], caplog: pytest.LogCaptureFixture, **strict: bool | None) -> tuple[Any, list[str]]:
+    """What is held of a schema that is not strict, and what the log says was left out."""
+    left_out._tell.cache_clear()
+    caplog.clear()
+    spec = format_of(_loose(schema, **strict))
+    assert spec is not None
+    assert spec.kind == GrammarKind.JSON_SCHEMA
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    found = [re.fullmatch(f"{SCHEMA} of x: kept without (.*); with strict it is refused", line) for line in lines]
+    assert len(found) <= 1
+    return json.loads(spec.source), [name for line in found if line is not None for name in line[1].split(", ")]
+
+
+@pytest.mark.parametrize("strict", [{}, {"strict": False}, {"strict": None}], ids=["no word", "false", "null"])
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_not_strict_keeps_what_can_be_kept(
+    name: str, strict: dict[str, bool | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    schema = BAD[name][0]["response_format"]["json_schema"]["schema"]
+    kept, dropped = KEPT[name]
+    assert _told(schema, caplog, **strict) == (check_schema(kept, "x"), dropped)
+
+
+@pytest.mark.parametrize("name", MORE_KEPT)
+def test_more_that_is_kept(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    schema, kept, dropped = MORE_KEPT[name]
+    assert _told(schema, caplog) == (check_schema(kept, "x"), dropped)
+
+
+@pytest.mark.parametrize("schema", [COLOUR, Recipe.model_json_schema(), {"type": "array"}, {"const": 2**53}])
+def test_strict_or_not_is_the_same_where_all_can_be_kept(
+    schema: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert format_of(_loose(schema)) == format_of(_strict(schema))
+    assert not caplog.records
+
+
+async def test_what_is_kept_of_a_schema_is_followed(post: Callable[..., Any]) -> None:
+    """The engine, too, takes what the pattern leaves without its length."""
+    schema = {"type": "object", "properties": {"a": {**NARROW, "maxLength": 4096}}, "required": ["a"], "not": {}}
+    body = {"prompt": "x", **_loose(schema), "max_tokens": 60, "seed": 1}
+    reply = await post("/v1/completions", body)
+    assert reply.status == 200, reply.body
+    assert re.match(r'\{\s*"a"', reply.json()["choices"][0]["text"])
+
+
+def test_a_client_writes_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    _told({"properties": {"a\nERROR b": {"not": {}}}}, caplog)
+    assert "a\\nERROR b" in caplog.text
+
+
 def test_sets_are_lists_where_nobody_asks_for_strictness(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="motley.cluster.protocols.formats")
     schema = Labels.model_json_schema()
-    assert format_of(_schema(**schema)) == format_of(_strict({**schema, "properties": _lists(schema)}))
-    assert "#/properties/tags: 'uniqueItems', #/properties/numbers: 'uniqueItems'; with strict" in caplog.text
+    kept, dropped = _told(schema, caplog)
+    assert kept == check_schema({**schema, "properties": _lists(schema)}, "x")
+    assert dropped == ["#/properties/tags: 'uniqueItems'", "#/properties/numbers: 'uniqueItems'"]
 
 
 def _lists(schema: dict[str, Any]) -> dict[str, Any]:
