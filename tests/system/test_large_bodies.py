@@ -40,7 +40,7 @@ FIRST = {"$ref": "#/$defs/0"}
 LAST: dict[str, Any] = {"not": {}}  # refused, when all before it have been looked at
 CHAINS = {"$defs": chained(1050), "anyOf": [FIRST] * 1250 + [LAST]}
 MANY = {"type": "object", "properties": {f"{i:x}": FIRST for i in range(2000)}, "$defs": chained(2000) | {"z": LAST}}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": CHAINS}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": CHAINS, "strict": True}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": MANY, "strict": True}}
 TOOLS = [{"type": "function", "function": {"name": f"f{i}", "parameters": {"enum": IDS[:1000]}}} for i in range(100)]
 
