@@ -15,7 +15,7 @@ from ..replicas.errors import DeadlineExceeded, InvalidRequest, NotFound, Overlo
 from ..replicas.limits import most_tokens
 from ..replicas.protocol import ModelInfo, Request
 from ..replicas.sampling_params import SamplingParams
-from ..replicas.seeds import fresh_seed
+from ..replicas.seeds import DRAWN_SEED, fresh_seed
 from ..replicas.shown import shown
 from ..replicas.tokenizer import Tokenizer
 from ..replicas.tools import Tool
@@ -254,7 +254,7 @@ class Door:
         given = {name: value for name, value in ask.sampling.items() if value is not None}
         sampling = SamplingParams(**{**self._defaults, **given})
         sampling.check_vocabulary(self.info.vocab_size)
-        return sampling if sampling.seed is not None else replace(sampling, seed=fresh_seed())
+        return replace(sampling, seed=fresh_seed()) if sampling.seed in (None, DRAWN_SEED) else sampling
 
     def _fit(self, sampling: SamplingParams, prompt_ids: Sequence[int], ask: Ask) -> SamplingParams:
         """Fix max_tokens: as asked, else the protocol's default, else until the context is full."""

@@ -48,7 +48,7 @@ class SamplingParams:
     frequency_penalty   subtracted per occurrence in the output, [-2, 2]
     repetition_penalty  divides positive and multiplies negative logits of tokens in prompt or output, (0, 10]
     logit_bias          token id -> added to its logit, [-100, 100]; at most 300
-    seed                None draws one at the door; the same seed repeats the same text
+    seed                None and -1 draw one at the door; the same seed repeats the same text
     n                   number of choices
     logprobs            None, or how many alternatives beside each output token's own, 0 to 20
     prompt_logprobs     likewise for the prompt

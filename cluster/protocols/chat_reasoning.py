@@ -146,7 +146,8 @@ def _argument(at: str, effort: str | bool, template: ChatTemplate | None) -> tup
         if switch is None:
             return "reasoning_effort", next(word for word, thinks in _SWITCH.items() if thinks is effort)
     if switch is None:
-        if template is not None and isinstance(effort, bool) and effort == _writes_thoughts(template):
+        plain = isinstance(effort, bool) or effort == _OFF
+        if template is not None and plain and _thinks(effort) == _writes_thoughts(template):
             return None
         raise unsupported_field(at, "this model's chat template knows nothing of it")
     if isinstance(effort, str) and effort not in _SWITCH:

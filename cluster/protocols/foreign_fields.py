@@ -191,12 +191,13 @@ FOREIGN: tuple[Foreign, ...] = (
               "litellm_trace_id model_info proxy_server_request allowed_openai_params extra_headers caching "
               "no-log guardrails tags user_config", _PROXY, S.LITELLM),
     *_nothing("guided_decoding_backend spaces_between_special_tokens stream_interval routed_experts_prompt_start "
-              "routed_experts_start_len stream_reasoning parse_tool_calls", _SAME_TEXT, S.VLLM, S.SGLANG, S.ROUTERS,
+              "routed_experts_start_len stream_reasoning", _SAME_TEXT, S.VLLM, S.SGLANG, S.ROUTERS,
               S.LLAMA_CPP),
     *_nothing("media_io_kwargs mm_processor_kwargs return_mm_kwargs use_audio_in_video max_dynamic_patch "
               "min_dynamic_patch", _NO_MEDIA, S.VLLM, S.SGLANG),
     *_nothing("backend disable_fallback", _SAME_TEXT, S.VLLM, at="structured_outputs"),
     # What would change the answer, and cannot be had here.
+    *_refused("parse_tool_calls", "tool_choice none leaves calls in the text", S.LLAMA_CPP, neutral=(True,)),
     *_refused("use_beam_search", "best_of makes several and keeps the likeliest", S.VLLM, neutral=(False,)),
     *_nothing("early_stopping length_penalty", "it belongs to beams, which are off", S.VLLM, routes=GENERATE),
     *_refused("echo", "completions have it", S.VLLM, neutral=(False,), routes=CHAT),

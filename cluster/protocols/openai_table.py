@@ -62,7 +62,7 @@ SAMPLING = (
     Field("repetition_penalty", f"divides tokens of prompt and output; {_MODEL_SAYS} 1", _number(0, 10, 1, above=True)),
     Field("logit_bias", "token id -> added to its logit, -100 to 100",
           {**schemas.LOGIT_BIAS, "maxProperties": limits.MAX_LOGIT_BIAS}),
-    Field("seed", "the same seed repeats the same answer; default: a fresh one", _integer(*limits.SEED_RANGE)),
+    Field("seed", "the same seed repeats the same answer; default, and -1: a fresh one", _integer(*limits.SEED_RANGE)),
     Field("n", "choices", _integer(1, limits.MAX_CHOICES, 1)),
     Field("min_tokens", f"no end and no stop before this many{_BESIDE_GRAMMAR}", _integer(0, INT32, 0)),
     Field("stop", "strings that end a choice and are no part of it",

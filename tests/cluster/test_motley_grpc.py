@@ -61,8 +61,9 @@ async def test_stream_has_the_beginning_first_and_usage_last(stub: Any) -> None:
     assert texts == {0: "abca", 1: "abca"}
 
 
-async def test_a_seed_is_drawn_when_none_is_given(stub: Any) -> None:
-    answers = [await stub.Complete(ask(sampling=pb.SamplingParams(max_tokens=1))) for _ in range(2)]
+@pytest.mark.parametrize("given", [{}, {"seed": -1}])
+async def test_a_seed_is_drawn_when_none_is_given(stub: Any, given: dict[str, int]) -> None:
+    answers = [await stub.Complete(ask(sampling=pb.SamplingParams(max_tokens=1, **given))) for _ in range(2)]
     assert answers[0].started.seed != answers[1].started.seed
 
 

@@ -76,7 +76,13 @@ def test_degrees_are_told_as_they_are() -> None:
 
 def test_what_is_so_in_any_case_is_taken_and_the_opposite_refused() -> None:
     assert read("always", {"think": True}) == read("never", {"think": False}) == {}
-    for model, body in (("always", {"think": False}), ("never", {"reasoning": {"enabled": True}})):
+    assert read("never", {"reasoning_effort": "none"}) == read("never", {"reasoning": {"effort": "none"}}) == {}
+    for model, body in (
+        ("always", {"think": False}),
+        ("always", {"reasoning_effort": "none"}),
+        ("never", {"reasoning": {"enabled": True}}),
+        ("never", {"reasoning_effort": "low"}),
+    ):
         with pytest.raises(InvalidRequest, match="knows nothing of it") as caught:
             read(model, body)
         assert caught.value.code == "unsupported_parameter"
