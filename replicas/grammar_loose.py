@@ -118,7 +118,11 @@ class _Loose:
         return not left
 
     def _merged(self, node: dict[str, Any], depth: int = 0) -> tuple[dict[str, Any], list[str]]:
-        """Several schemas of `allOf` as one, where they are plain, and the keywords that were lost with it."""
+        """Several schemas of `allOf` as one, where they are plain, and the keywords that were lost with it.
+
+        A reference with keywords beside it is one of them.
+        """
+        node, added = self._with_reference(node, depth)
         parts = node.get("allOf")
         alone = node.keys().isdisjoint(KEYWORDS - {"allOf"})
         if not isinstance(parts, list) or not parts or (alone and len(parts) == 1):
@@ -126,17 +130,28 @@ class _Loose:
         both = {keyword: value for keyword, value in node.items() if keyword != "allOf"}
         lost: list[str] = []
         choices: list[Any] = []
-        for index, part in enumerate(parts):
+        for index, part in enumerate(parts, start=-added):
+            name = "$ref" if index < 0 else f"allOf/{index}"
             plain = self._plain(part, depth)
             if plain is None or not (both.keys().isdisjoint(KEYWORDS) or self._may_copy(both)):
-                lost.append(f"allOf/{index}")
+                lost.append(name)
                 choices.append(part)
                 continue
             both, more = merged(both, plain[0])
-            lost += [*plain[1], *(f"allOf/{index}/{keyword}" for keyword in more)]
+            lost += [*plain[1], *(f"{name}/{keyword}" for keyword in more)]
         if len(choices) == 1 and both.keys().isdisjoint(KEYWORDS):  # the others say nothing
             return {**both, "allOf": choices}, []
         return both, lost
+
+    def _with_reference(self, node: dict[str, Any], depth: int) -> tuple[dict[str, Any], int]:
+        """The reference as the first of `allOf`, if what stands beside it can be merged with it; the parts added."""
+        beside = (node.keys() & KEYWORDS) - {"$ref", *_DEFINITIONS}
+        reference = {"$ref": node.get("$ref")}
+        if not beside or not isinstance(reference["$ref"], str) or self._plain(reference, depth) is None:
+            return node, 0
+        given = node.get("allOf", [])
+        parts = [reference, *(given if isinstance(given, list) else [])]
+        return {**{key: value for key, value in node.items() if key != "$ref"}, "allOf": parts}, 1
 
     def _own(self, node: dict[str, Any], place: Place) -> dict[str, Any]:
         """Without the keywords that cannot be kept, whatever the schemas within are."""
@@ -245,12 +260,16 @@ def _name_required(node: dict[str, Any]) -> list[str]:
 
 
 def _opened(node: dict[str, Any]) -> dict[str, Any]:
-    """An object of which nothing is said holds anything."""
+    """An object of which nothing is said holds anything, and so does a list of which only the length is said."""
     given = node.get("type")
     types = given if isinstance(given, list) else [given]
     known = all(isinstance(name, str) and name in TYPES for name in types)
-    is_open = known and "object" in types and node.keys().isdisjoint(_SAYING)
-    return node | {"additionalProperties": True} if is_open else node
+    if known and "object" in types and node.keys().isdisjoint(_SAYING):
+        node = node | {"additionalProperties": True}
+    counted = not node.keys().isdisjoint({"minItems", "maxItems"})
+    if known and counted and "array" in types and node.keys().isdisjoint({"items", "prefixItems", *WHOLE}):
+        node = node | {"items": {}}
+    return node
 
 
 def _or_null(node: dict[str, Any]) -> dict[str, Any]:

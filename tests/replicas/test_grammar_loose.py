@@ -21,6 +21,7 @@ def of(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
+INTEGER = {"type": "integer"}
 TEXT = {"type": "string"}
 KEPT: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "int32": (of(a={"type": "integer", "format": "int32"}), of(a=INT32), []),
@@ -60,6 +61,21 @@ KEPT: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     ),
     "properties that are none": (
         {"type": "object", "required": ["a"], "properties": 5}, {**of(a=True)}, ["#: 'properties'"],
+    ),
+    "keywords beside a reference": (
+        {**of(a={"$ref": "#/$defs/n", "minimum": 5}, b={"$ref": "#/$defs/n", "enum": [77]}), "$defs": {"n": INTEGER}},
+        of(a={**INTEGER, "minimum": 5}, b={**INTEGER, "enum": [77]}), [],
+    ),
+    "keywords beside a reference of the whole": (
+        {"$ref": "#/$defs/a", "required": ["a"], "$defs": {"a": {"type": "object", "properties": {"a": INTEGER}}}},
+        of(a=INTEGER), [],
+    ),
+    "keywords beside a reference to nothing": (
+        of(a={"$ref": "#/$defs/none", "minimum": 5}, b=TEXT), of(a={}, b=TEXT),
+        ["#/properties/a: 'minimum'", "#/properties/a: '$ref'"],
+    ),
+    "a length of a list of anything": (
+        of(a={"type": "array", "minItems": 2}), of(a={"type": "array", "minItems": 2, "items": {}}), [],
     ),
     "a reference elsewhere": (of(a={"$ref": "https://x/y"}, b=TEXT), of(a={}, b=TEXT), ["#/properties/a: '$ref'"]),
     "a pattern": (
