@@ -67,14 +67,14 @@ class Door:
 
     @property
     def info(self) -> ModelInfo:
-        """With the context of now: pools come and go."""
+        """Returns the model's description with the context length of the pools that there are now."""
         context = self._context() if self._context is not None else 0
         if context and context != self._info.max_model_len:
             self._info = replace(self._info, max_model_len=context)
         return self._info
 
     def most(self, prompts: int = 4) -> Most:
-        """What a body may hold: enough for so many prompts that fill the context, token by token."""
+        """Returns how many values a body may hold: enough for `prompts` prompts of token ids that fill the context."""
         context = self.info.max_model_len
         return Most(values=max(MIN_VALUES, prompts * context), members=max(MIN_VALUES, context))
 
@@ -201,9 +201,10 @@ class Door:
         return await self._in_executor(self.tokenizer.decode, checked, skip_special_tokens=skip_special_tokens)
 
     async def read(self, translate: Callable[..., T], *args: Any, grammar_bytes: int) -> T:
-        """What `translate` makes of a client's words, of which so many may say what a text must look like.
+        """Returns what `translate` makes of the arguments, in a thread where that may take long.
 
-        To check those takes a few microseconds for each, in which nobody else would be served.
+        `grammar_bytes` is the size in bytes of the schemas or patterns in them: to check those takes microseconds for
+        each byte, in which the event loop would serve nobody else.
         """
         if grammar_bytes <= SHORT_GRAMMAR:
             return translate(*args)
@@ -293,7 +294,7 @@ def _sooner(*timeouts: float | None) -> float | None:
 
 
 def _left(timeout_s: float | None, began: float) -> float | None:
-    """What reading the prompt has left of it. Raises DeadlineExceeded: what cannot be in time is never sent on."""
+    """Returns the seconds of the timeout that are left, None without one. Raises DeadlineExceeded if too few are."""
     if timeout_s is None:
         return None
     left = timeout_s - (time.monotonic() - began)

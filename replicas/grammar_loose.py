@@ -118,40 +118,39 @@ class _Loose:
         return not left
 
     def _merged(self, node: dict[str, Any], depth: int = 0) -> tuple[dict[str, Any], list[str]]:
-        """Several schemas of `allOf` as one, where they are plain, and the keywords that were lost with it.
-
-        A reference with keywords beside it is one of them.
+        """Returns the schema with its reference, if keywords stand beside it, and several schemas of `allOf` made one
+        with it, where they are plain; and the keywords that were lost with it.
         """
-        node, added = self._with_reference(node, depth)
         parts = node.get("allOf")
+        both, lost = self._with_referred({key: value for key, value in node.items() if key != "allOf"}, parts, depth)
         alone = node.keys().isdisjoint(KEYWORDS - {"allOf"})
         if not isinstance(parts, list) or not parts or (alone and len(parts) == 1):
-            return node, []
-        both = {keyword: value for keyword, value in node.items() if keyword != "allOf"}
-        lost: list[str] = []
+            return both | {"allOf": parts} if "allOf" in node else both, lost
         choices: list[Any] = []
-        for index, part in enumerate(parts, start=-added):
-            name = "$ref" if index < 0 else f"allOf/{index}"
+        for index, part in enumerate(parts):
             plain = self._plain(part, depth)
             if plain is None or not (both.keys().isdisjoint(KEYWORDS) or self._may_copy(both)):
-                lost.append(name)
+                lost.append(f"allOf/{index}")
                 choices.append(part)
                 continue
             both, more = merged(both, plain[0])
-            lost += [*plain[1], *(f"{name}/{keyword}" for keyword in more)]
+            lost += [*plain[1], *(f"allOf/{index}/{keyword}" for keyword in more)]
         if len(choices) == 1 and both.keys().isdisjoint(KEYWORDS):  # the others say nothing
             return {**both, "allOf": choices}, []
         return both, lost
 
-    def _with_reference(self, node: dict[str, Any], depth: int) -> tuple[dict[str, Any], int]:
-        """The reference as the first of `allOf`, if what stands beside it can be merged with it; the parts added."""
-        beside = (node.keys() & KEYWORDS) - {"$ref", *_DEFINITIONS}
+    def _with_referred(self, node: dict[str, Any], parts: Any, depth: int) -> tuple[dict[str, Any], list[str]]:
+        """Returns what a reference refers to, made one with the keywords beside it or `parts`, where it is plain; and
+        the keywords that were lost with it."""
         reference = {"$ref": node.get("$ref")}
-        if not beside or not isinstance(reference["$ref"], str) or self._plain(reference, depth) is None:
-            return node, 0
-        given = node.get("allOf", [])
-        parts = [reference, *(given if isinstance(given, list) else [])]
-        return {**{key: value for key, value in node.items() if key != "$ref"}, "allOf": parts}, 1
+        beside = (node.keys() & KEYWORDS) - {"$ref", *_DEFINITIONS}
+        if not isinstance(reference["$ref"], str) or not (beside or parts):
+            return node, []
+        plain = self._plain(reference, depth)
+        if plain is None:
+            return node, []
+        both, more = merged({key: value for key, value in node.items() if key != "$ref"}, plain[0])
+        return both, [*plain[1], *(f"$ref/{keyword}" for keyword in more)]
 
     def _own(self, node: dict[str, Any], place: Place) -> dict[str, Any]:
         """Without the keywords that cannot be kept, whatever the schemas within are."""

@@ -74,6 +74,7 @@ def _key_follows(text: str, at: int) -> bool | None:
 
 
 def is_mark(text: str, at: int, mark: str) -> bool | None:
+    """Whether the mark stands at `at`; None where the text ends before it is whole."""
     there = text[at : at + len(mark)]
     return there == mark or (None if mark.startswith(there) else False)
 

@@ -175,7 +175,7 @@ def read_call(raw: str, names: Collection[str]) -> Call | None:
 
 
 def _object(text: str) -> Any:
-    """What the text says; something that is no object, if it says nothing."""
+    """Returns the value of a JSON text, or the text itself where it is no JSON."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):

@@ -35,7 +35,7 @@ class HermesParser:
         self._after_call = False  # nothing but white space has come since
         self._buffer = ""  # not yet looked at, or too short to tell
         self._opening = ""  # white space and mark before an object, given back if it is no call
-        self._between = BETWEEN  # skipped behind a call; in a block of code, its end as well
+        self._mark = CLOSE  # what stands behind a call: of one in a block of code, the block's end
         self._reader: CallReader | None = None
         self._state: Callable[[], list[Event] | None] = self._in_text
 
@@ -71,7 +71,7 @@ class HermesParser:
             return self._text(space_from(self._buffer[:at])) or None
         events = self._text(space_from(self._buffer[:at]))
         self._opening = self._take(self._buffer.index(OPEN) + len(OPEN))
-        self._between = BETWEEN
+        self._mark = CLOSE
         self._state = self._before_object
         return events
 
@@ -88,19 +88,19 @@ class HermesParser:
             return self._back_to_text(self._opening)
         self._opening += self._take(space)
         self._dropped = self._single and self._started > 0
-        self._reader = CallReader(self._started, self._names, FENCE if "`" in self._between else CLOSE)
+        self._reader = CallReader(self._started, self._names, self._mark)
         self._state = self._in_object
         return []
 
     def _fence(self, space: int) -> list[Event] | None:
-        """What opens a block of code, and the word for its language."""
+        """Take the opening of a block of code and the word for its language, or give all back where it is none."""
         found = _FENCE_WORD.match(self._buffer, space)
         if found is None:
             return None if FENCE.startswith(self._buffer[space:]) else self._back_to_text(self._opening)
         if found.end() == len(self._buffer):
             return None
         self._opening += self._take(found.end())
-        self._between = BETWEEN + "`"
+        self._mark = FENCE
         return []
 
     def _in_object(self) -> list[Event] | None:
@@ -123,7 +123,7 @@ class HermesParser:
         return events
 
     def _after_object(self) -> list[Event] | None:
-        text = self._buffer.lstrip(self._between)
+        text = self._buffer.lstrip(BETWEEN + FENCE[0] if self._mark == FENCE else BETWEEN)
         space = len(self._buffer) - len(text)
         if CLOSE.startswith(text) and text != CLOSE and space <= MAX_SPACE:
             return None

@@ -48,7 +48,7 @@ class Mender:
         self._out: list[str] = []
 
     def push(self, text: str) -> tuple[str, str]:
-        """What to hand out, and what is left of `text` behind the object."""
+        """Returns the mended text that can be handed out, and what is left of `text` behind the object."""
         text, self._ahead = self._ahead + text, ""
         for index, char in enumerate(text):
             ends = self._is_end(text, index)
@@ -68,7 +68,7 @@ class Mender:
         return self._handed_out(), ""
 
     def rest(self) -> str:
-        """What was held back, as it was written, since no more text will come."""
+        """Returns what was held back, as it was written, when no more text will come."""
         ahead = '"' + self._ahead[1:] if self._quote and self._ahead else self._ahead
         return self._comma + self._word + self._escape + self._held + ahead
 
