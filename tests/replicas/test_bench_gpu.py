@@ -33,6 +33,7 @@ from motley.replicas.gpu.runner import GpuRunner
 from motley.replicas.plan import StepPlan
 
 SUPPORT = Path(__file__).parents[1] / "support"
+AMPLE_S = 36_000.0  # A busy machine must not run out of the time that the benchmark has on a lent card.
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def test_every_part_is_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
     monkeypatch.setattr(gpu, "CHILD", "late_gpu_child")
     monkeypatch.setattr(engine_gpu, "CHILD", "late_engine_child")
-    assert gpu.run(tmp_path, seconds=1200, rehearse="9.0")
+    assert gpu.run(tmp_path, seconds=AMPLE_S, rehearse="9.0")
     found = results(tmp_path)
     assert found.keys() == {"machine", "summary", *gpu.PARTS}
     assert all(found[part]["complete"] and found[part]["rehearsal"] for part in gpu.PARTS)
@@ -122,7 +123,7 @@ def test_what_has_no_tensor_cores_is_rehearsed_as_well(tmp_path: Path, monkeypat
     """Those operators alone that 9.0 refuses, or has other kernels for."""
     monkeypatch.setattr(gpu_kernels, "REHEARSED_JOBS", 0)
     ops = [*(each.name for each in OPERATIONS if each.refusal(policy_of(9, 0))), "w8a8"]
-    assert gpu.run(tmp_path, seconds=1200, rehearse="7.0", ops=ops, parts=["checks"])
+    assert gpu.run(tmp_path, seconds=AMPLE_S, rehearse="7.0", ops=ops, parts=["checks"])
     checks = results(tmp_path)["checks"]
     assert {row["op"] for row in checks["rows"]} == set(ops)
     assert all(row["error_of_allowed"] <= 1 for row in checks["rows"])
@@ -155,7 +156,7 @@ def test_a_bad_kernel_fails_the_run_and_costs_nothing_else(tmp_path: Path, monke
     monkeypatch.setattr(tasks, "TASK_S", 15.0)
     monkeypatch.setattr(gpu_kernels, "REHEARSED_JOBS", 0)
     # A good one last: it has the process that came after all those.
-    assert not gpu.run(tmp_path, seconds=1200, rehearse="6.1", ops=[*faults, "quantize_rows_int8"], parts=["checks"])
+    assert not gpu.run(tmp_path, seconds=AMPLE_S, rehearse="6.1", ops=[*faults, "quantize_rows_int8"], parts=["checks"])
     checks = results(tmp_path)["checks"]
     assert {name.split()[0] for name in checks["failed"]} == faults.keys()
     by_op = {row["op"]: row for row in checks["rows"]}
