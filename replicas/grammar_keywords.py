@@ -281,11 +281,11 @@ def _check_least(node: dict[str, Any], path: str, least: str, named: Sized, othe
     """As many as are asked for must be let in: beside those named there are none unless the schema says so."""
     more = node.get(others, others == "additionalProperties" and "propertyNames" in node) is not False
     more = more or bool(others == "additionalProperties" and node.get("patternProperties"))
+    more = more or (others == "items" and "items" not in node and not named)
     if node.get(least, 0) > len(named) and not more:
-        raise Refused(
-            f"{path}/{least}: {node[least]} is more than the {len(named)} there are; {others!r} lets in others",
-            drops=[least],
-        )
+        known = f"{least!r} is {node[least]}, but the schema describes {len(named)}"
+        remedy = f'Describe the others by {others!r} ("{others}": {{}} lets in any)'
+        raise Refused(f"{path}: {known}. {remedy}, or lower {least!r}", drops=[least])
 
 
 def type_names(node: dict[str, Any], path: str) -> list[str]:

@@ -11,6 +11,8 @@ import copy
 from typing import Any
 from urllib.parse import unquote
 
+from .grammar_choices import CHOICES, distributed
+from .grammar_dialects import is_nullable, or_null, with_json_types
 from .grammar_keywords import BY_NAME, KEYWORDS, LISTED, OF_TYPE, SINGLE, TYPES, WHOLE, Refused, check_node, shown
 from .grammar_merge import merged
 from .grammar_references import Place
@@ -20,6 +22,8 @@ from .grammar_words import text_rule
 
 MAX_MERGED = 8  # references and schemas of allOf within one another
 MAX_COPIED = 16_384  # values that are copied for the schemas of allOf
+MAX_CHOSEN = 256  # schemas of choices that have keywords beside them
+MAX_NESTED = 4  # of them within one another
 MAX_REPAIRS = 64  # of what shows only when all schemas are seen together
 
 MAX_EFFORT = 240_000  # for the automata of one document: about a second
@@ -69,6 +73,7 @@ class _Loose:
         self._count = 0
         self._copied = 0
         self._effort = 0
+        self._chosen = 0
 
     def note(self, place: Place, *what: str) -> None:
         self.dropped += [f"{shown(place)}: {keyword!r}" for keyword in what]
@@ -83,17 +88,19 @@ class _Loose:
                 return node
             self.note(place, "the schema")  # that nothing may stand there
             return True
-        may_be_null = node.get("nullable") is True and "type" in node
+        node = with_json_types(node)
+        may_be_null = is_nullable(node)
         if may_be_null:
             del node["nullable"]
         node, lost = self._merged(node)
-        self.note(place, *lost)
+        node, more = distributed(node, self._of_choice, may_nest=_choices_around(place) < MAX_NESTED)
+        self.note(place, *lost, *more)
         node = self._own(node, place)
         self._inner(node, place, depth)
-        return _or_null(node) if may_be_null else node
+        return or_null(node) if may_be_null else node
 
     def _plain(self, part: Any, depth: int) -> tuple[dict[str, Any], list[str]] | None:
-        """One that is no choice of others, and what it lost: itself, or what it refers to in the same document."""
+        """The schema, or what it refers to in the same document, without `$ref` and `allOf`; and what it lost."""
         while isinstance(part, dict) and isinstance(target := part.get("$ref"), str) and depth < MAX_MERGED:
             if not part.keys().isdisjoint(KEYWORDS - {"$ref"}):
                 return None
@@ -105,8 +112,13 @@ class _Loose:
             return ({}, []) if part else None
         if not isinstance(part, dict) or depth >= MAX_MERGED or not self._may_copy(part):
             return None
-        part, lost = self._merged(copy.deepcopy(part), depth + 1)
-        return (part, lost) if part.keys().isdisjoint({"$ref", "anyOf", "oneOf", "allOf"}) else None
+        part, lost = self._merged(with_json_types(copy.deepcopy(part)), depth + 1)
+        return (part, lost) if part.keys().isdisjoint({"$ref", "allOf"}) else None
+
+    def _of_choice(self, part: Any) -> tuple[dict[str, Any], list[str]] | None:
+        """As `_plain`, while there are few such schemas."""
+        self._chosen += 1
+        return self._plain(part, 0) if self._chosen <= MAX_CHOSEN else None
 
     def _may_copy(self, schema: Any) -> bool:
         """Whether there is time to copy it: what is merged refers to the same schemas again and again."""
@@ -229,6 +241,11 @@ class _Loose:
                 node[keyword] = self.schema(node[keyword], (*place, keyword), depth + 1)
 
 
+def _choices_around(place: Place) -> int:
+    """How many choices, each one of the next, the schema at this place is of."""
+    return next((count for count, keyword in enumerate(place[-2::-2]) if keyword not in CHOICES), len(place) // 2)
+
+
 def _repair(root: Any, refused: Refused) -> bool:
     """Leaves out what was refused, if it is found there."""
     node = root
@@ -239,6 +256,9 @@ def _repair(root: Any, refused: Refused) -> bool:
         value = node.pop(keyword)
         if keyword == "oneOf":
             node["anyOf"] = value
+        sure = len(set(node.get("required", ()))) + 1  # names: those required, and one more differs from them
+        if keyword == "minProperties" and value > sure and "propertyNames" not in node:
+            node[keyword] = sure
     return bool(drops)
 
 
@@ -259,24 +279,13 @@ def _name_required(node: dict[str, Any]) -> list[str]:
 
 
 def _opened(node: dict[str, Any]) -> dict[str, Any]:
-    """An object of which nothing is said holds anything, and so does a list of which only the length is said."""
+    """An object of which nothing is said holds anything."""
     given = node.get("type")
     types = given if isinstance(given, list) else [given]
     known = all(isinstance(name, str) and name in TYPES for name in types)
     if known and "object" in types and node.keys().isdisjoint(_SAYING):
         node = node | {"additionalProperties": True}
-    counted = not node.keys().isdisjoint({"minItems", "maxItems"})
-    if known and counted and "array" in types and node.keys().isdisjoint({"items", "prefixItems", *WHOLE}):
-        node = node | {"items": {}}
     return node
-
-
-def _or_null(node: dict[str, Any]) -> dict[str, Any]:
-    """As OpenAPI's `nullable` has it."""
-    definitions: dict[str, Any] = {
-        keyword: node.pop(keyword) for keyword in ("$defs", "definitions") if keyword in node
-    }
-    return {"anyOf": [node, {"type": "null"}], **definitions}
 
 
 def _outline(schema: dict[str, Any]) -> tuple[Any, list[str]]:

@@ -87,6 +87,7 @@ class Words:
             own["required"] = list(dict.fromkeys([*own.get("required", ()), *tags]))
         if own.keys().isdisjoint(WHOLE):
             _leave_out_forbidden(own, shown(place))
+            _reword_items(own)
             _reword_text(own, shown(place))
             _reword_integer(own, shown(place))
             self._reword_names(own, place)
@@ -110,7 +111,7 @@ class Words:
         if own.get("maxItems", 2) <= 1:
             return own
         lists = None
-        if "items" in own and "prefixItems" not in own and own["type"] == "array":
+        if "items" in self._schemas[place] and "prefixItems" not in own and own["type"] == "array":
             items = (*place, "items")
             values = finite_values(items, self._schemas, self._references)
             values = _few_integers(self._references.follow(items)) if values is None else values
@@ -168,6 +169,16 @@ def _leave_out_forbidden(own: dict[str, Any], path: str) -> None:
             raise Refused(why, drops=["required"])
     if forbidden:
         own["properties"] = {name: inner for name, inner in own["properties"].items() if inner is not False}
+
+
+def _reword_items(own: dict[str, Any]) -> None:
+    """The library refuses items beyond a list's length; and of a length alone it makes a list of none."""
+    if "prefixItems" in own:
+        own["prefixItems"] = own["prefixItems"][: own.get("maxItems")]
+        if not own["prefixItems"]:
+            del own["prefixItems"]
+    if not own.keys().isdisjoint({"minItems", "maxItems"}) and own.keys().isdisjoint({"items", "prefixItems"}):
+        own["items"] = True
 
 
 def _check_different(own: dict[str, Any], path: str) -> None:

@@ -333,7 +333,7 @@ KEPT: dict[str, tuple[Any, list[str]]] = {
     "bounds in the wrong order": ({"type": "integer"}, ["#: 'minimum'", "#: 'maximum'"]),
     "a pattern of no text": (TEXT, ["#: 'pattern'"]),
     "a boundary in a pattern": (TEXT, ["#: 'pattern'"]),
-    "a billion items": ({"type": "array", "items": {}}, ["#: 'minItems'"]),
+    "a billion items": ({"type": "array"}, ["#: 'minItems'"]),
     "a format that is no text": (TEXT, ["#: 'format'"]),
     "a reference to no schema": (ANY, ["#: '$ref'"]),
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,6 +11,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+import xgrammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -237,12 +239,12 @@ def test_a_value_that_is_too_deep_to_show_is_refused() -> None:
         ({"minProperties": 1}, "minProperties"),
         ({"type": ["object", "null"], "properties": {"a": {}}, "minProperties": 2}, "minProperties"),
         ({"minProperties": 1, "additionalProperties": False}, "minProperties"),
-        ({"minItems": 1}, "minItems"),
+        ({"minItems": 1, "items": False}, "minItems"),
         ({"prefixItems": [{}], "minItems": 2, "items": False}, "minItems"),
     ],
 )
 def test_more_than_is_let_in_is_refused(schema: Any, least: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"#/{least}: {schema[least]} is more than") as caught:
+    with pytest.raises(InvalidRequest, match=f"'{least}' is {schema[least]}, but the schema describes") as caught:
         check_schema(schema, FIELD)
     assert (caught.value.param, caught.value.code) == (FIELD, "invalid_grammar")
     check_schema({**schema, least: schema[least] - 1}, FIELD)
@@ -397,10 +399,31 @@ def test_lists_of_few_integers_none_twice_are_named(items: dict[str, Any], most:
     assert all(map(valid, found))
 
 
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (array(minItems=2), array(minItems=2, items=True)),
+        (array(maxItems=2), array(maxItems=2, items=True)),
+        ({"minItems": 1}, array(minItems=1, items=True)),
+        ({"type": ["array", "null"], "minItems": 1}, {"type": ["array", "null"], "minItems": 1, "items": True}),
+        (array(prefixItems=[INTEGER, TEXT], maxItems=1), array(prefixItems=[INTEGER], maxItems=1)),
+        (array(prefixItems=[INTEGER], maxItems=0, items=TEXT), array(maxItems=0, items=TEXT)),
+    ],
+)
+def test_lengths_of_lists_are_what_json_schema_says(schema: dict[str, Any], words: dict[str, Any]) -> None:
+    assert check_schema(schema, FIELD) == words
+    xgrammar.Grammar.from_json_schema(json.dumps(words), any_whitespace=False)
+
+
 @pytest.mark.parametrize("bounds", [{"minimum": 1}, {"minimum": 1, "maximum": 11}, {"minimum": 0, "maximum": 2**40}])
 def test_lists_of_many_integers_none_twice_are_refused(bounds: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="'uniqueItems' is supported for"):
         check_schema(array(items={**INTEGER, **bounds}, uniqueItems=True), FIELD)
+
+
+def test_lists_of_anything_none_twice_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="'uniqueItems' is supported for"):
+        check_schema(array(maxItems=3, uniqueItems=True), FIELD)
 
 
 BASIC: list[Any] = [None, False, True, 0, 1, 2, 3, -1, 0.5, 1.0, 1.5, "", "a", "b", "ab", "abc"]

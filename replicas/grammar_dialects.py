@@ -1,0 +1,53 @@
+"""Schemas as OpenAPI, Google's clients and Python's tools write them, in the words of JSON Schema.
+
+Taken where a schema is not `strict`. Names of types: OpenAPI's in capitals (google.genai.types.Type), and Python's as
+the functions of the Berkeley Function-Calling Leaderboard have them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .grammar_keywords import TYPES
+
+_CALLED = {
+    "bool": "boolean",
+    "dict": "object",
+    "double": "number",
+    "float": "number",
+    "int": "integer",
+    "list": "array",
+    "none": "null",
+    "str": "string",
+    "tuple": "array",
+}
+
+__all__ = ["is_nullable", "or_null", "with_json_types"]
+
+
+def with_json_types(node: dict[str, Any]) -> dict[str, Any]:
+    """The schema with its own types by JSON Schema's names; a name that no dialect has stays."""
+    given = node.get("type")
+    if isinstance(given, str):
+        return {**node, "type": _json_type(given)}
+    return {**node, "type": [_json_type(name) for name in given]} if isinstance(given, list) else node
+
+
+def _json_type(name: Any) -> Any:
+    if not isinstance(name, str) or name in TYPES:
+        return name
+    lower = name.lower()
+    return lower if lower in TYPES else _CALLED.get(lower, name)
+
+
+def is_nullable(node: dict[str, Any]) -> bool:
+    """Whether OpenAPI's `nullable` lets in null beside the schema's type."""
+    return node.get("nullable") is True and "type" in node
+
+
+def or_null(node: dict[str, Any]) -> dict[str, Any]:
+    """The schema or null, with its definitions where references find them."""
+    definitions: dict[str, Any] = {
+        keyword: node.pop(keyword) for keyword in ("$defs", "definitions") if keyword in node
+    }
+    return {"anyOf": [node, {"type": "null"}], **definitions}
