@@ -40,11 +40,14 @@ ORIGINAL = (
 )
 CONVERT = "give the version of this model that transformers reads: config.json, *.safetensors and tokenizer.json"
 
+_OLD_GGML = "a file of llama.cpp's older kind, from before GGUF, which is not read here"
+
 # Files that stand in a model's place where a folder has no config.json, or no *.safetensors.
 MODELS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "*.gguf": f"a GGUF file, of llama.cpp, Ollama and LM Studio, which is not read here; {ORIGINAL}",
-        "*.ggml": f"a file of llama.cpp's older kind, which is not read here; {ORIGINAL}",
+        "*.ggml": f"{_OLD_GGML}; {ORIGINAL}",
+        "ggml-*.bin": f"{_OLD_GGML}; {ORIGINAL}",
         "consolidated*.safetensors": f"a checkpoint as Mistral publishes it, not as transformers has it; {CONVERT}",
         "consolidated*.pth": f"a checkpoint as Meta publishes it, not as transformers has it; {CONVERT}",
         "params.json": f"the config of a checkpoint as Meta or Mistral publish it; {CONVERT}",
@@ -58,11 +61,17 @@ MODELS: Final[Mapping[str, str]] = MappingProxyType(
         "*.llamafile": f"a program of llamafile with a GGUF in it, which is not read here; {ORIGINAL}",
         "*.tflite": f"a model for TensorFlow Lite, which is not read here; {ORIGINAL}",
         "*.task": f"a bundle for MediaPipe, which is not read here; {ORIGINAL}",
+        "*.litertlm": f"a bundle for LiteRT-LM, which is not read here; {ORIGINAL}",
+        "*.pte": f"a program for ExecuTorch, which is not read here; {ORIGINAL}",
+        "*.mnn": f"a model for MNN, which is not read here; {ORIGINAL}",
+        "*.rkllm": f"a model for Rockchip's RKLLM, which is not read here; {ORIGINAL}",
         "*.msgpack": f"weights for Flax, which are not read here; {CONVERT}",
         "*.h5": f"weights for TensorFlow, which are not read here; {CONVERT}",
         "model.bin": f"weights of CTranslate2 or a pickle, which are not read here; {CONVERT}",
     }
 )
+# What a file begins with -> the line of MODELS that it is of: ggml, ggmf, ggjt and ggla as little-endian numbers.
+_MAGIC = {b"GGUF": "*.gguf", b"lmgg": "*.ggml", b"fmgg": "*.ggml", b"tjgg": "*.ggml", b"algg": "*.ggml"}
 # Files that say what the weights beside them are, whatever else is there.
 MARKS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -74,8 +83,11 @@ MARKS: Final[Mapping[str, str]] = MappingProxyType(
 METHODS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "aqlm": "AQLM, with codebooks",
+        "awq_marlin": "AWQ whose tensors lie as the kernel Marlin reads them",
+        "bitblas": "BitBLAS",
         "bitnet": "BitNet, with ternary weights",
         "bitsandbytes": "bitsandbytes: NF4, FP4 or LLM.int8",
+        "deepspeedfp": "DeepSpeed's FP6 or FP8",
         "eetq": "EETQ",
         "exl2": "ExLlamaV2",
         "exl3": "ExLlamaV3",
@@ -83,15 +95,21 @@ METHODS: Final[Mapping[str, str]] = MappingProxyType(
         "fouroversix": "Four over six, an FP4",
         "fp_quant": "FP-Quant",
         "gguf": "GGUF within safetensors",
+        "gptq_bitblas": "GPTQ whose tensors lie as the kernels of BitBLAS read them",
+        "gptq_marlin": "GPTQ whose tensors lie as the kernel Marlin reads them",
+        "gptq_marlin_24": "GPTQ with two of four weights, as the kernel Marlin reads them",
         "higgs": "HIGGS",
         "hqq": "HQQ, with zero points that are not whole",
+        "marlin": "GPTQ whose tensors lie as the kernel Marlin reads them",
         "modelopt": "NVIDIA's ModelOpt",
         "modelopt_fp4": "NVIDIA's ModelOpt",
         "mxfp4": "MXFP4",
+        "qqq": "QQQ, with activations in INT8",
         "quanto": "optimum-quanto",
         "quark": "AMD's Quark",
         "sinq": "SINQ",
         "spqr": "SpQR",
+        "squeezellm": "SqueezeLLM",
         "torchao": "torchao",
         "vptq": "VPTQ",
     }
@@ -104,6 +122,13 @@ TOKENIZERS: Final[Mapping[str, str]] = MappingProxyType(
         "tokenizer.json of the model's Hugging Face version beside it",
     }
 )
+# `peft_type` of adapters that add to a prompt, and so cannot be made part of a model's weights (peft 0.18).
+_PROMPTS = frozenset(
+    ("ADAPTION_PROMPT", "CPT", "MULTITASK_PROMPT_TUNING", "PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING")
+)
+_METHOD_NAMES = {"LORA": "LoRA", "ADALORA": "AdaLoRA", "LOHA": "LoHa", "LOKR": "LoKr"}
+_MERGED = "merge it into its base with peft's merge_and_unload, save that with save_pretrained and give the new folder"
+_NOT_MERGED = "it learns what stands before the prompt and cannot be merged into weights; give a whole model"
 _OF_SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _TIKTOKEN = (
     "a vocabulary for tiktoken under the name of one for sentencepiece, and tokenizer.json is missing, which is read "
@@ -144,9 +169,9 @@ def explain_file(path: Path) -> CheckpointError:
     if path.suffix in (".safetensors", ".json"):
         return CheckpointError("is a file; give the folder that it lies in, with config.json", file=path.name)
     with path.open("rb") as file:
-        gguf = file.read(4) == b"GGUF"  # Ollama's have no name that says so
-    if gguf:
-        return CheckpointError(f"is {MODELS['*.gguf']}", file=path.name)
+        pattern = _MAGIC.get(file.read(4))  # Ollama's files have no name that says what they are
+    if pattern is not None:
+        return CheckpointError(f"is {MODELS[pattern]}", file=path.name)
     return explain_models([path.name]) or CheckpointError(
         "is a file; give a folder with config.json, *.safetensors and tokenizer.json", file=path.name
     )
@@ -208,12 +233,12 @@ def _is_tiktoken(data: bytes) -> bool:
 
 
 def _adapter(folder: Path) -> str:
-    base = read_json(folder, ADAPTER).get("base_model_name_or_path")
+    config = read_json(folder, ADAPTER)
+    base, kind = config.get("base_model_name_or_path"), config.get("peft_type", "LORA")
     of = f" of {shown(base)}" if isinstance(base, str) and base else ""
-    return (
-        f"says that this is an adapter (LoRA){of}, and not a whole model; merge it into its base with peft's "
-        "merge_and_unload, save that with save_pretrained and give the new folder"
-    )
+    method = _METHOD_NAMES.get(str(kind), str(kind)[:40])
+    remedy = _NOT_MERGED if method in _PROMPTS else _MERGED
+    return f"says that this is an adapter ({method}){of}, and not a whole model; {remedy}"
 
 
 def _names(folder: Path) -> list[str]:

@@ -86,6 +86,12 @@ CASES: dict[str, tuple[Change, str, str, str]] = {  # how it is made -> file, te
     "quanto": (beside("quanto_qmap.json", {}), "quanto_qmap.json", "", "quanto"),
     "lora": (adapter, "adapter_config.json", "", "LoRA.*'org/base'.*merge_and_unload"),
     "lora beside a model": (beside("adapter_config.json", {"r": 8}), "adapter_config.json", "", "merge_and_unload"),
+    "an adapter that is no lora": (beside("adapter_config.json", {"peft_type": "IA3"}), "adapter_config.json", "",
+                                   r"an adapter \(IA3\), .*merge_and_unload"),
+    "an adapter of a prompt": (beside("adapter_config.json", {"peft_type": "PREFIX_TUNING"}), "adapter_config.json", "",
+                               r"an adapter \(PREFIX_TUNING\), .*cannot be merged"),
+    "an adapter of no kind": (beside("adapter_config.json", {"peft_type": []}), "adapter_config.json", "", "adapter"),
+    "ggml": (bare("ggml-model-q4_0.bin", content=b"lmgg"), "ggml-model-q4_0.bin", "", "before GGUF"),
     "mistral's own": (bare("consolidated.safetensors", "params.json", "tekken.json"), "consolidated.safetensors", "",
                       "Mistral"),
     "meta's own": (bare("consolidated.00.pth", "params.json", "tokenizer.model"), "consolidated.00.pth", "", "Meta"),
@@ -136,7 +142,8 @@ def test_files_of_other_kinds_beside_a_whole_model_do_no_harm(whole: Path, tmp_p
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("m.gguf", b"GGUF\3", "GGUF"), ("sha256-0a1b", b"GGUF\3", "GGUF"), ("model.safetensors", b"", "the folder"),
+        ("m.gguf", b"GGUF\3", "GGUF"), ("model.bin", b"tjgg\3", "before GGUF"), ("g.litertlm", b"", "LiteRT-LM"),
+        ("sha256-0a1b", b"GGUF\3", "GGUF"), ("model.safetensors", b"", "the folder"),
         ("config.json", b"{}", "the folder"), ("model.nemo", b"", "NeMo"), ("notes", b"hello", "give a folder"),
         ("empty", b"", "give a folder"),
     ],
