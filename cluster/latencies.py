@@ -70,12 +70,19 @@ class LatencyExporter:
 
 
 async def tell_latencies(latencies: Mapping[str, Latencies], model: str) -> None:
-    """For as long as the ingress lives. Whatever is wrong with telling is no reason for a request to fail."""
+    """Publish the histograms once a second, for as long as the ingress lives.
+
+    An error is logged when it begins, and the next second is tried all the same: a request does not fail for it, and
+    histograms that stand still look like a service without requests.
+    """
     exporter = LatencyExporter(latencies, model)
+    failing = False
     while True:
         await asyncio.sleep(PERIOD_S)
         try:
             exporter.tell()
+            failing = False
         except Exception:
-            log.exception("latencies were not told")
-            return
+            if not failing:
+                log.exception("The latency histograms cannot be published; they stay as they are until this succeeds")
+            failing = True

@@ -71,7 +71,7 @@ class Exporter:
         self._reach("num_preemptions", load.preemptions_swapped + load.preemptions_recomputed)
         self._reach("spec_decode_num_draft_tokens", load.drafted_tokens)
         self._reach("spec_decode_num_accepted_tokens", load.accepted_tokens)
-        self._reach("prefix_cache_queries", load.prompt_tokens)
+        self._reach("prefix_cache_queries", load.queried_tokens)
         self._reach("prefix_cache_hits", load.cached_tokens - load.external_hit_tokens)
         if stats is not None:
             self._tell_store(stats)

@@ -150,7 +150,8 @@ class ReplicaLoad:
     steps: int = 0  # that the engine has taken since its start
     max_running: int = 0  # sequences that may be in the running batch
     prompt_tokens: int = 0  # of all requests that have begun since the replica did
-    cached_tokens: int = 0  # of those, found in the prefix cache
+    queried_tokens: int = 0  # of those, looked for in the prefix cache
+    cached_tokens: int = 0  # and found there
     generated_tokens_per_s: float = 0.0  # over the last RATE_WINDOW_S
     drafted_tokens: int = 0  # tried by speculation since the start
     accepted_tokens: int = 0  # and those of them that were right

@@ -61,6 +61,7 @@ class Scheduler:
         self.prefixes = Prefixes() if prefixes is None else prefixes
         self.lanes = lanes
         self.max_drafts = max_drafts
+        self.queried_tokens = 0  # of prompts, looked for in the cache
         self.drafted_tokens = 0
         self.accepted_tokens = 0
         self.weights = 0  # version that sequences begin with
@@ -261,6 +262,7 @@ class Scheduler:
             kv_blocks_free=self.pool.available,
             kv_blocks_total=self.pool.total,
             max_running=self.max_running,
+            queried_tokens=self.queried_tokens,
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
             preemptions_swapped=self.swap.swapped,
@@ -394,6 +396,8 @@ class Scheduler:
         sequence.num_computed = sequence.num_launched = allocation.prefix_blocks * BLOCK_TOKENS
         count = 0 if self.swap.resume(sequence, allocation) else min(sequence.remaining, budget)
         if sequence.cached_tokens is None:
+            if sequence.leader is None and sequence.may_reuse:  # choices of one prompt are counted as one
+                self.queried_tokens += sequence.num_prompt
             sequence.cached_tokens = min(sequence.num_launched, sequence.num_prompt)
         grown = allocation.grow(sequence.num_launched + count)
         assert grown, "admission has checked the room"

@@ -139,14 +139,16 @@ class Sequence:
         output = self.output_ids[max(place, 0) : max(stop - len(prompt), 0)]
         return (*prompt[start:stop], *output, *[UNKNOWN] * (stop - max(start, self.num_tokens)))
 
+    @property
+    def may_reuse(self) -> bool:
+        """Whether KV of others may stand for its own: not where every position's logits or hidden state are needed."""
+        needs_logits = self.wants_prompt_logprobs and len(self.prompt_logprobs) < self.num_prompt
+        return not self.outdated and not needs_logits and self.request.pooling is not Pooling.MEAN
+
     def reusable_hashes(self) -> list[bytes]:
         """Hashes of the blocks that a lookup may use: at least one token is always left to compute."""
-        if self.outdated:
+        if not self.may_reuse:
             return []
-        if self.wants_prompt_logprobs and len(self.prompt_logprobs) < self.num_prompt:
-            return []  # every prompt position's logits are needed
-        if self.request.pooling is Pooling.MEAN:
-            return []  # and here every position's hidden state
         self.update_hashes()
         return self.hashes[: (self.num_tokens - 1) // BLOCK_TOKENS]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 from hypothesis import given
 from letters import Clock
 
-from motley.cluster.latencies import HISTOGRAMS, HistogramExporter, LatencyExporter
+from motley.cluster import latencies
+from motley.cluster.latencies import HISTOGRAMS, HistogramExporter, LatencyExporter, tell_latencies
 from motley.cluster.routing.tally import Latencies, Tally
 from motley.replicas.histogram import Histogram, Spread
 from motley.replicas.protocol import Delta, Request, SamplingParams, StreamMessage
@@ -124,3 +127,24 @@ def test_an_ingress_tells_them_by_pool_and_of_those_that_come_later() -> None:
     assert (seen[count, "t4"], seen[count, "cpu"]) == (1, 1)
     first = {pool for name, pool in seen if name == "motley_time_to_first_token_seconds_count"}
     assert first == {"cpu"}
+
+
+async def test_an_error_does_not_end_them(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged when it begins, not each second; and once it is gone the histograms are published again."""
+    calls, published = 0, asyncio.Event()
+
+    def publish(exporter: LatencyExporter) -> None:
+        nonlocal calls
+        calls += 1
+        if calls in (2, 3, 5):
+            raise RuntimeError("no metrics agent")
+        if calls == 6:
+            published.set()
+
+    monkeypatch.setattr(latencies, "PERIOD_S", 0.0)
+    monkeypatch.setattr(LatencyExporter, "tell", publish)
+    with caplog.at_level(logging.ERROR):
+        task = asyncio.create_task(tell_latencies({}, "tiny"))
+        await published.wait()
+        task.cancel()
+    assert [record.exc_text is not None for record in caplog.records] == [True, True]

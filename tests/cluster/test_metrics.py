@@ -51,7 +51,8 @@ def exporter(seen: Seen) -> Exporter:
 
 
 LOAD = ReplicaLoad(
-    running=3, waiting=2, kv_blocks_free=25, kv_blocks_total=100, prompt_tokens=1000, cached_tokens=600,
+    running=3, waiting=2, kv_blocks_free=25, kv_blocks_total=100,
+    prompt_tokens=1000, queried_tokens=900, cached_tokens=600,
     external_queried_tokens=512, external_hit_tokens=256, preemptions_swapped=1, preemptions_recomputed=2,
 )  # fmt: skip
 STORE = StoreStats(
@@ -66,10 +67,12 @@ def test_totals_are_what_was_counted_however_often_they_are_told(exporter: Expor
     for _ in range(2):
         exporter.tell(LOAD, stats)
     later = replace(STORE, reads=6, errors={"timeout": 5, "protocol": 1}, breaker=Breaker.CLOSED, queued=0)
-    exporter.tell(replace(LOAD, running=0, prompt_tokens=1100), replace(stats, hit_tokens=300, store=later))
+    exporter.tell(
+        replace(LOAD, running=0, prompt_tokens=1100, queried_tokens=950), replace(stats, hit_tokens=300, store=later)
+    )
     expected = {
         "num_requests_running": 0, "num_requests_waiting": 2, "kv_cache_usage_perc": 0.75, "prompt_tokens": 1100,
-        "num_preemptions": 3, "prefix_cache_queries": 1100, "prefix_cache_hits": 344,
+        "num_preemptions": 3, "prefix_cache_queries": 950, "prefix_cache_hits": 344,
         "external_prefix_cache_queries": 512, "external_prefix_cache_hits": 300, "external_prefix_cache_reads": 6,
         "external_prefix_cache_read_seconds": 0.5, "external_prefix_cache_read_bytes": 1000,
         "external_prefix_cache_writes": 2, "external_prefix_cache_write_seconds": 0.25,

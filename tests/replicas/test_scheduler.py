@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
@@ -93,6 +95,20 @@ def test_a_second_equal_prompt_computes_only_its_last_block() -> None:
     plan = step(under_test)
     assert [item.start for item in plan.items] == [32]
     assert twin.cached_tokens == 32
+
+
+def test_a_prompt_is_counted_as_looked_for_once_and_only_where_it_may_be_found() -> None:
+    under_test = scheduler(budget=64)
+    leader = make(0, [5] * 33, 1)
+    under_test.add(leader)
+    under_test.add(make(1, [5] * 33, 1, leader=leader))
+    while under_test.load().running or under_test.load().waiting:
+        step(under_test)
+    assert under_test.load().queried_tokens == 33, "choices of one prompt are one"
+    under_test.add(alone := replace(make(2, [5] * 33, 1), wants_prompt_logprobs=True))
+    step(under_test)
+    assert alone.cached_tokens == 0
+    assert under_test.load().queried_tokens == 33, "the logits of all of its prompt are needed"
 
 
 def test_siblings_wait_for_their_leader_and_then_hit() -> None:
