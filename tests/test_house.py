@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib
 import re
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grimp
 import module_graph
 import pytest
 
@@ -65,6 +67,16 @@ def test_the_picture_in_the_readme_shows_the_imports_as_they_are() -> None:
     drawn = module_graph.draw(module_graph.read_imports())  # raises if an arrow would not point down
     assert drawn == module_graph.PICTURE.read_text(), "run `make graph`"
     assert str(module_graph.PICTURE.relative_to(ROOT)) in (ROOT / "README.md").read_text()
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Of two that need each other neither can be read, tested or moved alone; imports for type checkers count too."""
+    graph = grimp.build_graph("motley", cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
 def test_the_picture_refuses_what_does_not_point_down() -> None:

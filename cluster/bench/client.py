@@ -17,7 +17,7 @@ from ...client import Tls
 from ...replicas.bench.child import answer
 from .load import Load
 from .samples import Outcome
-from .senders import sender
+from .sender_factory import create_sender
 from .workload import Workload, jobs
 
 
@@ -28,7 +28,7 @@ async def measure(part: dict[str, Any]) -> Outcome:
     mine = itertools.islice(jobs(workload, part["alphabet"]), index, None, clients)
     concurrency = len(range(index, workload.concurrency, clients))
     tls = None if part["tls"] is None else Tls(**part["tls"])
-    service = sender(workload, part["target"], part["model"], part["api_key"], tls)
+    service = create_sender(workload, part["target"], part["model"], part["api_key"], tls)
     try:
         answer({"ready": True})
         started = float(await asyncio.to_thread(sys.stdin.readline))

@@ -9,7 +9,7 @@ from ...replicas.bench.report import machine, quantile, row, versions
 from .chart import bars, histogram
 from .histogram import Histogram
 from .samples import OK, UNFINISHED, Outcome, Sample, Slo, codes, in_window
-from .senders import grpc_client
+from .sender_factory import grpc_client_name
 from .service import Service
 from .workload import Workload
 
@@ -54,7 +54,7 @@ def client(workload: Workload, outcome: Outcome) -> dict[str, Any]:
     if late_s > max(LATE_S, 0.1 * quantile(ttfts or [0.0], 0.5)):
         reasons.append(f"requests were sent up to {late_s * 1e3:.1f} ms late: give --clients, or a lower --rate")
     return {
-        "by": grpc_client() if workload.protocol == "grpc" else "aiohttp",
+        "by": grpc_client_name() if workload.protocol == "grpc" else "aiohttp",
         "busy": round(outcome.busy, 3),
         "event_loop_late_p99_ms": round(outcome.lag_s * 1e3, 2),
         "sent_late_p99_ms": round(late_s * 1e3, 2),

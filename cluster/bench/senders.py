@@ -6,7 +6,6 @@ import asyncio
 import json
 import ssl
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import aiohttp
@@ -14,7 +13,7 @@ import aiohttp
 from ...client import AsyncClient, Tls
 from ...client.asks import CallOptions
 from ...replicas.errors import MotleyError
-from .workload import Job, Workload
+from .workload import Job
 
 
 class RequestFailed(Exception):
@@ -122,28 +121,9 @@ def options(model: str, job: Job) -> CallOptions:
     return CallOptions(model=model, max_tokens=job.output_tokens, ignore_eos=True, temperature=0.0)
 
 
-def sender(workload: Workload, target: str, model: str, api_key: str | None, tls: Tls | None = None) -> Sender:
-    """`target`: host:port for gRPC, a URL without path for HTTP. Call it where the event loop runs.
-
-    `tls`: None is in the clear for gRPC; of HTTP the URL says, and who is trusted comes from here.
-    """
-    if workload.protocol == "http":
-        return HttpSender(target, model, api_key, tls)
-    if grpc_client() == "grpcio":
-        return GrpcSender(target, model, api_key, tls)
-    from .curl_sender import CurlSender
-
-    return CurlSender(target, model, api_key, tls)
-
-
 def trust(tls: Tls | None) -> ssl.SSLContext:
     """Of a client over HTTP."""
     return ssl.create_default_context(cafile=None if tls is None else tls.ca)
-
-
-def grpc_client() -> str:
-    """libcurl where pycurl is installed: its share of the cores is a fraction of what grpcio takes."""
-    return "libcurl" if find_spec("pycurl") else "grpcio"
 
 
 async def _check(response: aiohttp.ClientResponse) -> None:

@@ -1,4 +1,4 @@
-"""Power of two choices, beside which Motley's choice of a replica is measured: as Ray Serve's own router has it."""
+"""Power of two choices among all replicas, as in Ray Serve's own router: beside it Motley's choice is measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from ..routing.predict import Directory, Predicted
 
 
 def two_choices(directory: Directory, ranked: list[Predicted]) -> list[Predicted]:
-    """The less loaded of two that are drawn, by requests that they have; then of two others. It knows no speeds."""
+    """All of `ranked` in the order of tries: the one with fewer requests of two that are drawn, the other one, and so
+    on with two others. It knows no speeds.
+    """
     drawn = random.sample(ranked, len(ranked))
     pairs = (drawn[at : at + 2] for at in range(0, len(drawn), 2))
     return [each for pair in pairs for each in sorted(pair, key=lambda one: directory.carried(one.replica))]

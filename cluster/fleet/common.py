@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from .capability import capabilities_of
-
-if TYPE_CHECKING:  # whose settings need what is settled here
-    from .spec import PoolSpec
 
 __all__ = ["CAPABILITY_OF", "common_dtype"]
 
@@ -30,7 +27,23 @@ CAPABILITY_OF: Mapping[str, str] = {  # by Ray's name of the accelerator. Source
 _BF16 = (8, 0)  # multiplies it
 
 
-def common_dtype(pools: Iterable[PoolSpec]) -> tuple[Half, str]:
+class PoolHardware(Protocol):
+    """What is asked here of a pool of the fleet's file (spec.PoolSpec)."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def gpus(self) -> list[bool]: ...
+
+    @property
+    def compute_capability(self) -> str | None: ...
+
+    @property
+    def accelerator(self) -> str | None: ...
+
+
+def common_dtype(pools: Iterable[PoolHardware]) -> tuple[Half, str]:
     """bfloat16 where each pool is of a CPU or of 8.0 or above; float16 where one is below, or may be. And why.
 
     A pool that does not say what it runs on is taken to be below: float16 holds what bfloat16 does, but for its range,
@@ -47,7 +60,7 @@ def common_dtype(pools: Iterable[PoolSpec]) -> tuple[Half, str]:
     return "bfloat16", "each pool is of a CPU, or of 8.0 or above"
 
 
-def _least(pool: PoolSpec) -> tuple[int, int] | None:
+def _least(pool: PoolHardware) -> tuple[int, int] | None:
     """The lowest capability that it can be placed on; None: that cannot be known."""
     if pool.compute_capability is not None:
         return _version(capabilities_of(pool.compute_capability)[0])

@@ -6,15 +6,13 @@ A bound, of what replicas have measured and been seen to do since: what it calls
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 
+from .contexts import Contexts
 from .terms import Ask, Slo, Speed
-
-if TYPE_CHECKING:
-    from .live import Live
 
 __all__ = ["Hope", "Hopes", "Idle", "idle"]
 
@@ -66,14 +64,18 @@ class Hope:
 
 
 class Hopes:
-    """That of an ingress's replicas, as they are or were a moment ago."""
+    """The `Hope` of an ingress's replicas, as they are or were at most `OLD_S` ago, by the clock.
 
-    def __init__(self, live: Live) -> None:
-        self._live = live
+    contexts  has another version as soon as there are other replicas
+    idle      lists those that may be chosen now
+    """
+
+    def __init__(self, clock: Callable[[], float], contexts: Contexts, idle: Callable[[], Iterable[Idle]]) -> None:
+        self._clock, self._contexts, self._idle = clock, contexts, idle
         self._hope, self._at, self._version = Hope(()), -math.inf, -1
 
     def now(self) -> Hope:
-        now, version = self._live.clock(), self._live.contexts.version
+        now, version = self._clock(), self._contexts.version
         if version != self._version or now - self._at > OLD_S:
-            self._hope, self._at, self._version = Hope(self._live.idle()), now, version
+            self._hope, self._at, self._version = Hope(self._idle()), now, version
         return self._hope

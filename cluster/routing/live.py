@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ...replicas.protocol import ReplicaLoad, ReplicaProfile, Request, Stored
 from ..fleet.status import ReplicaStatus
@@ -14,7 +15,8 @@ from .chain import PIECE_TOKENS, Chain
 from .contexts import Contexts, least, whole
 from .hope import Hopes, Idle, idle
 from .look import Look
-from .predict import Ask, Directory, Predicted, Slo, Speed
+from .member import Member
+from .predict import RANKS, Ask, Directory, Predicted, Slo, Speed
 from .prefixes import PrefixView
 from .speeds import Speeds
 from .stored import StoredView
@@ -28,21 +30,6 @@ OFTEN_S = 0.02  # more often one replica's load is not taken from its messages: 
 USUAL_TOKENS = 256  # of an answer that may go on until a context is full: it moves on if it fills a shorter one
 PROVEN = 8  # first tokens that a replica's predictions have been held against
 Order = Callable[[Directory, list[Predicted]], list[Predicted]]
-
-
-@dataclass(slots=True)
-class Member:
-    """One replica. pool: as the ingress calls it. store: the prefix store that it reads, by number; None: none."""
-
-    row: int
-    pool: str
-    profile: ReplicaProfile
-    store: int | None = None
-    load: ReplicaLoad = field(default_factory=ReplicaLoad)
-    heard: float = 0.0  # of when that is
-    taken: float = 0.0  # when it was last taken from a message
-    overhead_s: float = 0.0
-    observed: int = 0
 
 
 class Live:
@@ -68,7 +55,7 @@ class Live:
         self.prefixes = PrefixView()
         self.stored = StoredView()
         self.contexts = Contexts()
-        self._hopes = Hopes(self)
+        self._hopes = Hopes(clock, self.contexts, self.idle)
         self._names = names
         self._unproven: dict[str, set[str]] = {}  # replicas, by pool
         self._by_row: dict[int, str] = {}
@@ -250,6 +237,12 @@ class Live:
             order.pop(name, None)
         sequences = sum(each.sampling.n for each in requests)
         return Visit(self, order, ask, sequences, chain)
+
+    def replace_order(self, order: Order | None) -> None:
+        """Take another policy's order of all replicas in place of the best by prediction; None: the latter."""
+        self.order = order
+        self.directory.ranks = RANKS if order is None else sys.maxsize
+        self.stirred()
 
     def stirred(self) -> None:
         """What is known of replicas is another now."""

@@ -25,7 +25,7 @@ _MOST_OFF = 5.0  # corrections stay within this factor
 _PROMPTS = 30.0  # whose mean length is kept
 _PACE_S = 3.0  # over which the rate of prompts' tokens is taken
 _SILENT_S = 1.0  # a replica that has not been heard for longer does what it did less and less
-_RANKS = 8  # replicas that are tried for one request
+RANKS = 8  # replicas that are tried for one request
 _NEAR = 0.05  # predictions that are so close are the same, and fall at random
 _MISSES = 0.003  # share of the admitted that may miss an objective: whoever misses has been in others' way besides,
 _LEARNED = 0.02  # and how fast the margin follows what they do
@@ -87,6 +87,7 @@ class Directory:
 
     def __init__(self, speeds: Sequence[Speed], slo: Slo | None, rng: random.Random) -> None:
         self.slo = slo
+        self.ranks = RANKS
         self._rng = rng
         self._free: list[int] = []
         self._recent: list[deque[tuple[float, float, float]]] = []
@@ -232,7 +233,8 @@ class Directory:
         if ask.numerics is not None or ask.others or ask.last:
             _put_last(strain, self._numerics, ask)
         most = math.inf if late or self.slo is None else 1.0
-        order = strain.argsort()[:_RANKS] if len(strain) <= 64 else strain.argpartition(_RANKS)[:_RANKS]
+        order = strain.argsort() if len(strain) <= max(64, self.ranks) else strain.argpartition(self.ranks)
+        order = order[: self.ranks]
         columns = [
             column[order].tolist()
             for column in (ttft, tpot, strain, self._ttft_off, self._tpot_off * np.array(self._growth))

@@ -151,7 +151,7 @@ class Router(Asking):
     def replace_routing(self, routing: Routing) -> None:
         """From now on by these objectives and weights; what waits already is where it was."""
         self.live.replace_slo(routing.slo)
-        self.live.order = routing.order
+        self.live.replace_order(routing.order)
         self._tally.slo = routing.slo
         self._waiting.replace(routing)
 

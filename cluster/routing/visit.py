@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from ...replicas.protocol import Request, StreamMessage
+from ...replicas.protocol import ReplicaLoad, Request, Stored, StreamMessage
 from .chain import PIECE_TOKENS, Chain
-from .predict import Ask, Predicted
-
-if TYPE_CHECKING:
-    from .live import Live, Member
+from .member import Member
+from .predict import Ask, Directory, Predicted
+from .prefixes import PrefixView
 
 __all__ = ["Visit"]
 
@@ -22,10 +21,32 @@ LEAST_STEPS = 4  # that a time per token is taken from
 READER_SHARE = 0.2  # of the time: a reader that takes more of it sets the pace itself
 
 
+class DirectoryView(Protocol):
+    """What a visit reads of the replicas that an ingress knows (live.py), and what it tells of them."""
+
+    directory: Directory
+    members: dict[str, Member]
+    prefixes: PrefixView
+    changed: asyncio.Event
+
+    @property
+    def clock(self) -> Callable[[], float]: ...
+
+    def heard(self, replica: str | None, load: ReplicaLoad | None, since: float) -> None: ...
+
+    def told(self, member: Member, chain: Chain, stored: Stored) -> None: ...
+
+    def observed(self, member: Member) -> None: ...
+
+    def stirred(self) -> None: ...
+
+
 class Visit:
     """`order`: the best replicas, best first. Ends once, however often it is told so."""
 
-    def __init__(self, live: Live, order: dict[str, Predicted], ask: Ask, sequences: int, chain: Chain) -> None:
+    def __init__(
+        self, live: DirectoryView, order: dict[str, Predicted], ask: Ask, sequences: int, chain: Chain
+    ) -> None:
         self.order = order
         self.ttft_s: float | None = None
         self._taken = self._refused = False

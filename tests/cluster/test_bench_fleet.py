@@ -13,7 +13,8 @@ from motley.cluster.bench.cores import Cores
 from motley.cluster.bench.samples import OK, Outcome, Sample, Slo
 from motley.cluster.bench.two_choices import two_choices
 from motley.cluster.fleet.spec import FleetSpec
-from motley.cluster.routing.predict import Ask, Directory, Speed
+from motley.cluster.routing.live import Live
+from motley.cluster.routing.predict import RANKS, Ask, Directory, Speed
 from motley.cluster.routing.predict import Slo as Objectives
 from motley.replicas.protocol import BATCHES
 
@@ -35,6 +36,17 @@ def test_two_choices_take_the_less_loaded_of_two_whatever_their_speeds() -> None
     assert first[2] == pytest.approx(400, abs=60)
     assert all(sorted(each.replica for each in two_choices(directory, ranked)) == [0, 1, 2] for _ in range(20))
     assert two_choices(directory, []) == []
+
+
+def test_a_policy_of_the_benchmark_sees_all_replicas() -> None:
+    live = Live({}, None)
+    for number in range(100):
+        live.directory.add(a_speed(1.0 + number))
+    assert len(live.directory.ranked(0.0, Ask(100), late=True)) == RANKS
+    live.replace_order(two_choices)
+    assert len(live.directory.ranked(0.0, Ask(100), late=True)) == 100
+    live.replace_order(None)
+    assert len(live.directory.ranked(0.0, Ask(100), late=True)) == RANKS
 
 
 def turn(*samples: Sample) -> bench._Turn:

@@ -14,7 +14,8 @@ from fake_service import FakeService, fake_service
 from motley.client import Tls
 from motley.cluster.bench.curl import CallFailed, CurlChannel
 from motley.cluster.bench.curl_sender import CurlSender
-from motley.cluster.bench.senders import GrpcSender, HttpSender, RequestFailed, Sender, grpc_client, sender
+from motley.cluster.bench.sender_factory import create_sender, grpc_client_name
+from motley.cluster.bench.senders import GrpcSender, HttpSender, RequestFailed, Sender
 from motley.cluster.bench.workload import Job, Workload
 
 JOB = Job(None, (1, 2, 3), 20)
@@ -86,10 +87,10 @@ async def test_nobody_listens() -> None:
 
 async def test_grpcio_does_where_pycurl_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = Workload(protocol="grpc")
-    chosen = sender(workload, "127.0.0.1:1", "fake", None)
-    assert (grpc_client(), type(chosen)) == ("libcurl", CurlSender)
+    chosen = create_sender(workload, "127.0.0.1:1", "fake", None)
+    assert (grpc_client_name(), type(chosen)) == ("libcurl", CurlSender)
     await chosen.close()
-    monkeypatch.setattr("motley.cluster.bench.senders.find_spec", lambda name: None)
-    chosen = sender(workload, "127.0.0.1:1", "fake", None)
-    assert (grpc_client(), type(chosen)) == ("grpcio", GrpcSender)
+    monkeypatch.setattr("motley.cluster.bench.sender_factory.find_spec", lambda name: None)
+    chosen = create_sender(workload, "127.0.0.1:1", "fake", None)
+    assert (grpc_client_name(), type(chosen)) == ("grpcio", GrpcSender)
     await chosen.close()
