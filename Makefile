@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Those of the images, from the table in pyproject.toml: each once.
 IMAGE_TRITONS := $(sort $(shell sed -n 's/^cu[0-9]* = .*triton = "\([0-9.]*\)".*/\1/p' pyproject.toml))
-# Seconds of two cores that compiling for every capability may take with nothing cached, where kernels/calibration.py
+# Seconds of two cores that compiling for every capability may take with nothing cached, where kernels/compiler/compile_speed.py
 # takes its REFERENCE_S; elsewhere as much more as that takes more there. A fifth more than the most that they took at
 # that pace: 421 s on an EPYC (326 s of its two cores), and some 20 s for what has been added since; 35 s of the
 # newest. (Another machine took 308 s and 28 s.) Ten minutes are the goal, of both.

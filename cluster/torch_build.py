@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..kernels.capability import UnsupportedCapability
-from ..kernels.torch_code import built_for_cuda, cards, wheel_for
+from ..kernels.device.compute_capability import UnsupportedCapability
+from ..kernels.device.torch_builds import is_cuda_build, list_cards, wheel_hint
 from .failures import ConfigurationError
 from .fleet.file import FleetFile
 from .fleet.spec import FleetSpec
@@ -18,7 +18,7 @@ def check_torch(spec: FleetSpec, fleet: FleetFile | None) -> None:
         for number, pool in enumerate(spec.pools)
         if any(pool.gpus) and pool.simulate is None and pool.replicas.start
     ]
-    if not wanting or built_for_cuda():
+    if not wanting or is_cuda_build():
         return
     message = f"torch is a build for CPUs here, {_remedy()}"
     if fleet is not None:
@@ -27,9 +27,9 @@ def check_torch(spec: FleetSpec, fleet: FleetFile | None) -> None:
 
 
 def _remedy() -> str:
-    for name, capability in cards():
+    for name, capability in list_cards():
         try:
-            return f"and the driver knows a GPU, {name}: {wheel_for(capability)}"
+            return f"and the driver knows a GPU, {name}: {wheel_hint(capability)}"
         except UnsupportedCapability as error:
             return f"and of the GPU, {name}, {error}; serve on a CPU (device: cpu, --device cpu)"
     return (

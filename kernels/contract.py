@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import torch
 
 from .batch import StepBatch
-from .held import Held
-from .weights import Weight
+from .canonical_weights import Weight
+from .layer_memory import LayerMemory
 
 if TYPE_CHECKING:
     from .sampling.sample import PenaltyRows, SamplingRows
@@ -24,7 +24,7 @@ class Linear(Protocol):
     """y [M, N] = x [M, K] @ w.T + bias, for any M >= 1; in the dtype of x, or fp32 for the head."""
 
     kernel: str  # its name in the op table
-    held: Held  # what it keeps, all copies counted
+    held: LayerMemory  # what it keeps, all copies counted
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
@@ -127,10 +127,10 @@ class Ops(Protocol):
 
 
 @runtime_checkable
-class Outlining(Protocol):
+class MetaOpsProvider(Protocol):
     """Operators whose device keeps outlines from being made by them."""
 
-    def outlining(self) -> Ops:
+    def for_meta_device(self) -> Ops:
         """The same for outlines; what these choose is not told by the others."""
         ...
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from .contract import CpuWeights, KvDtype, Linear, Numerics, Ops, Role
-from .cpu.native import load
-from .cpu.operators import CpuOps
-from .dtypes import TORCH
-from .precision import policy_of
+from .cpu.c_kernels.native_kernels import load_native_kernels
+from .cpu.cpu_ops import CpuOps
+from .device.dtypes import TORCH_DTYPES
+from .device.precision import policy_of
 
 __all__ = [
     "CpuWeights",
@@ -18,12 +18,12 @@ __all__ = [
     "Ops",
     "Role",
     "choose_dtype",
-    "for_device",
     "has_bf16_arithmetic",
+    "ops_for_device",
 ]
 
 
-def for_device(
+def ops_for_device(
     device: torch.device | str,
     dtype: torch.dtype = torch.float32,
     numerics: Numerics | None = None,
@@ -41,31 +41,31 @@ def for_device(
 
     Raises ValueError naming what the device cannot do.
     """
-    device = _known(device)
+    device = _validate_device(device)
     if device.type == "cuda":
         return _gpu_ops(device, dtype, numerics, kv_dtype)
     if dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"dtype: {dtype} is not computed on a CPU; expected float32 or bfloat16")
-    native, reason = load()
+    native, reason = load_native_kernels()
     return CpuOps(dtype, numerics or "exact", cpu_weights, native, reason, kv_dtype)
 
 
 def choose_dtype(device: torch.device | str, checkpoint_dtype: torch.dtype) -> tuple[torch.dtype, str]:
     """The activation dtype for `dtype="auto"`, and why."""
-    device = _known(device)
+    device = _validate_device(device)
     if device.type == "cuda":
         policy = policy_of(*torch.cuda.get_device_capability(device))
-        return TORCH[policy.storage], f"compute capability {policy.capability}: {policy.reasons['storage']}"
+        return TORCH_DTYPES[policy.storage], f"compute capability {policy.capability}: {policy.reasons['storage']}"
     if checkpoint_dtype == torch.float32:
         return torch.float32, "the checkpoint is fp32"
     if has_bf16_arithmetic():
         return torch.bfloat16, "this CPU multiplies bf16 (AVX512-BF16 or AMX)"
-    if load()[0]:
+    if load_native_kernels()[0]:
         return torch.bfloat16, "the C kernels take bf16 on any CPU"
     return torch.float32, "this CPU has no bf16 arithmetic, and there are no C kernels"
 
 
-def _known(device: torch.device | str) -> torch.device:
+def _validate_device(device: torch.device | str) -> torch.device:
     """Raises ValueError for one that is not here or has no operators."""
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
@@ -80,12 +80,12 @@ def _known(device: torch.device | str) -> torch.device:
 
 
 def _gpu_ops(device: torch.device, dtype: torch.dtype, numerics: Numerics | None, kv_dtype: KvDtype | None) -> Ops:
-    from .gpu.operators import GpuOps  # imports Triton
-    from .rig import gpu
+    from .device.device_context import gpu_context
+    from .gpu.gpu_ops import GpuOps  # imports Triton
 
     if numerics == "exact":
         raise ValueError("numerics: exact is not computed on a GPU, whose kernels change with the batch; expected fast")
-    ops = GpuOps(gpu(device), kv_dtype)
+    ops = GpuOps(gpu_context(device), kv_dtype)
     if dtype != ops.dtype:
         name = str(ops.dtype).removeprefix("torch.")
         raise ValueError(f"dtype: {dtype} is not what {device} computes in; expected {name} or auto")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .weights import DenseWeight, Weight
+from .canonical_weights import DenseWeight, Weight
 
 
 def linear(x: torch.Tensor, weight: Weight) -> torch.Tensor:

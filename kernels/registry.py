@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from .attention import operations as attention_operations
-from .operation import Operation
+from .attention import attention_operations
+from .launch.kernel_operation import KernelOperation
 from .pointwise import activation, norm_operation, rotary_operation
-from .sampling import operation as sampling_operation
-from .w4a16 import operations as w4a16
-from .w8a8.dequantize import DEQUANTIZE
-from .w8a8.fp8 import Fp8
-from .w8a8.int8 import PRODUCT
-from .w8a8.quantize_panels import QuantizePanels
-from .w8a8.quantize_rows import QuantizeRows
+from .sampling import sample_operation as sampling_operation
+from .w4a16 import int4_operations as w4a16
+from .w8a8.dequantize_int8 import DEQUANTIZE
+from .w8a8.fp8_product import Fp8ProductOperation
+from .w8a8.int8_product import PRODUCT
+from .w8a8.quantize_panels import QuantizePanelsOperation
+from .w8a8.quantize_rows import QuantizeRowsOperation
 
-__all__ = ["OPERATIONS", "operation"]
+__all__ = ["OPERATIONS", "find_operation"]
 
-OPERATIONS: tuple[Operation, ...] = (
+OPERATIONS: tuple[KernelOperation, ...] = (
     *w4a16.OPERATIONS,
     PRODUCT,
     DEQUANTIZE,
-    Fp8(),
-    QuantizeRows("int8"),
-    QuantizeRows("fp8"),
-    QuantizePanels(),
+    Fp8ProductOperation(),
+    QuantizeRowsOperation("int8"),
+    QuantizeRowsOperation("fp8"),
+    QuantizePanelsOperation(),
     *attention_operations.OPERATIONS,
     *norm_operation.OPERATIONS,
     *rotary_operation.OPERATIONS,
@@ -31,7 +31,7 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 
 
-def operation(name: str) -> Operation:
+def find_operation(name: str) -> KernelOperation:
     """Raises KeyError, with the names there are."""
     for known in OPERATIONS:
         if known.name == name:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..kernels.contract import Outlining
-from ..kernels.ops import Ops, choose_dtype, for_device
+from ..kernels.contract import MetaOpsProvider
+from ..kernels.ops import Ops, choose_dtype, ops_for_device
 from . import sizing
 from .blocks import BlockPool
 from .checkpoint import inspect_checkpoint, resolve_model
@@ -386,7 +386,7 @@ def operators(config: EngineConfig, stored: torch.dtype) -> tuple[Ops, str]:
         raise InvalidRequest(f"device: {config.device!r} is none; expected cpu or cuda[:i]", param="device") from error
     try:
         dtype, why = _dtype(config.dtype, device, stored)
-        ops = for_device(
+        ops = ops_for_device(
             device, dtype, numerics=config.numerics, cpu_weights=config.cpu_weights, kv_dtype=config.kv_dtype
         )
         return ops, why
@@ -396,7 +396,7 @@ def operators(config: EngineConfig, stored: torch.dtype) -> tuple[Ops, str]:
 
 def outline_operators(config: EngineConfig, stored: torch.dtype, ops: Ops) -> Ops:
     """Those of the same device for an outline: what they choose is not told by `ops`."""
-    return ops.outlining() if isinstance(ops, Outlining) else operators(config, stored)[0]
+    return ops.for_meta_device() if isinstance(ops, MetaOpsProvider) else operators(config, stored)[0]
 
 
 def _dtype(asked: str, device: torch.device, stored: torch.dtype) -> tuple[torch.dtype, str]:

@@ -2,7 +2,8 @@
 
 The digest is of names, types, shapes and contents, however files and ranks divide them. It is a tree: a piece is the
 digest of its leaves' digests, a tensor that of its pieces', and all of them together that of the tensors'. Leaves are
-equally long, so that a core takes several at a time (kernels/cpu/sha256.py); hashlib finds the same, more slowly.
+equally long, so that a core takes several at a time (kernels/cpu/c_kernels/sha256.py); hashlib finds the same,
+more slowly.
 
 Why SHA-256: whoever finds two contents with one digest could pass off KV of other weights as this model's. xxh3 is
 faster, and no proof against that; BLAKE3 is a package that a machine may lack, and no standard library has it.
@@ -20,7 +21,7 @@ from io import FileIO
 from pathlib import Path
 from queue import SimpleQueue
 
-from ..kernels.cpu.sha256 import each_digest as each_leaf
+from ..kernels.cpu.c_kernels.sha256 import each_digest as each_leaf
 from .cores import usable_cores
 from .errors import CheckpointError
 from .safetensors_file import PREFIX_BYTES, TensorInfo, header_bytes

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ..kernels.batch import StepBatch
-from ..kernels.held import Held, size
+from ..kernels.canonical_weights import DenseWeight
+from ..kernels.layer_memory import LayerMemory, total_nbytes
 from ..kernels.ops import Linear, Ops
-from ..kernels.weights import DenseWeight
 from .config import ModelConfig
 from .layers import Layer, Part, Rope, Source
 from .layout import EMBEDDING, FINAL_NORM, HEAD, head_format, head_is_tied, head_spec, layer_spec, whole
@@ -112,14 +112,14 @@ class Decoder:
         return () if self.ranks is None else (slice(*self.ranks.own.tokens),)
 
     @property
-    def held(self) -> Held:
+    def held(self) -> LayerMemory:
         """What all weights keep, all copies counted, and what a tied head shares with the embedding once."""
-        held = sum((layer.held for layer in self.layers), Held(0))
+        held = sum((layer.held for layer in self.layers), LayerMemory(0))
         if self.stage.is_first:
-            held += Held(self.embedding.nbytes)
+            held += LayerMemory(self.embedding.nbytes)
         if self.stage.is_last:
             shared = self.head.held.given if self.tied and self.stage.is_first else 0
-            held += Held(size(self.norm) - shared) + self.head.held
+            held += LayerMemory(total_nbytes(self.norm) - shared) + self.head.held
         if self.tier is not None:
             held += self.tier.held
         return held

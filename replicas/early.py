@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..kernels.cpu import ahead
-from ..kernels.cpu.maps import is_mappable, map_file, populate
+from ..kernels.cpu.memory import prefault
+from ..kernels.cpu.memory.mapped_pages import is_mappable, map_file, populate_pages
 from . import kept_early
 from .cores import usable_cores
 from .host_memory import available_memory
@@ -64,7 +64,7 @@ def ask_early(model: str | Path, config: EngineConfig) -> threading.Thread | Non
             found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
             if device == "cpu" and usable_cores() > 1:
                 if kept is None:
-                    ahead.begin(min(_room(), sum(path.stat().st_size for path in found)))
+                    prefault.start_prefault(min(_room(), sum(path.stat().st_size for path in found)))
                 else:
                     kept_early.begin(kept)
             paths = found if kept is None else [kept]
@@ -81,7 +81,7 @@ def ask(paths: Iterable[Path]) -> threading.Thread:
 
 def end_early() -> None:
     """The model is loaded, or will not be: what was begun for it and not taken goes."""
-    ahead.end()
+    prefault.stop_prefault()
     kept_early.end()
 
 
@@ -99,6 +99,6 @@ def _ask(paths: Iterable[Path], room: int) -> None:
                 for begin in range(0, size, _STEP_BYTES):
                     if not maps:
                         os.posix_fadvise(file.fileno(), begin, _STEP_BYTES, os.POSIX_FADV_WILLNEED)
-                    elif populate(map_file(file.fileno(), begin, min(_STEP_BYTES, size - begin))):
+                    elif populate_pages(map_file(file.fileno(), begin, min(_STEP_BYTES, size - begin))):
                         return  # whoever reads it is told why
             room -= size

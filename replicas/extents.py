@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from ..kernels.cpu.maps import Memory, detach, map_file, populate, resident
+from ..kernels.cpu.memory.mapped_pages import MappedMemory, detach_file, map_file, populate_pages, resident_pages
 from .contents import Piece, Tensors, pieces_of, read_piece, start_of
 from .errors import CheckpointError
 from .read_ahead import ReadAhead
@@ -47,7 +47,7 @@ class Extent:
         self.path, first = tensors[names[0]]
         self.begin, self.end = first.begin, tensors[names[-1]][1].end
         self.read: torch.Tensor | None = None
-        self.map: Memory | None = None
+        self.map: MappedMemory | None = None
         self.lock, self.mapping = threading.Lock(), threading.Lock()
 
 
@@ -58,7 +58,7 @@ class MappedFiles:
         """extents: in the order in which they will be wanted, more or less."""
         self._of = {run: extent for extent in extents for run in extent.runs}
         self._files: dict[Path, tuple[FileIO, int, tuple[int, int]]] = {}
-        self._maps: list[weakref.ref[Memory]] = []
+        self._maps: list[weakref.ref[MappedMemory]] = []
         self._lock = threading.Lock()
         sizes = {run: run[-1].end - run[0].begin for run in self._of}
         self._ahead = ReadAhead(sizes, self._bring, at_hand=self._at_hand)
@@ -75,7 +75,7 @@ class MappedFiles:
         memory, at = self._mapped(extent)
         return memoryview(memory).cast("B")[at : at + extent.end - extent.begin]
 
-    def _mapped(self, extent: Extent) -> tuple[Memory, int]:
+    def _mapped(self, extent: Extent) -> tuple[MappedMemory, int]:
         """Its map, which begins with a page, and where it begins in there itself."""
         file, start = self.file(extent.path)
         at = (start + extent.begin) % mmap.PAGESIZE
@@ -86,7 +86,7 @@ class MappedFiles:
                     self._maps.append(weakref.ref(extent.map))
             return extent.map, at
 
-    def _pages(self, run: Run) -> tuple[Memory, int, int]:
+    def _pages(self, run: Run) -> tuple[MappedMemory, int, int]:
         """A run's: the map that they are in, from where to where."""
         extent = self._of[run]
         memory, at = self._mapped(extent)
@@ -94,10 +94,10 @@ class MappedFiles:
         return memory, begin // mmap.PAGESIZE * mmap.PAGESIZE, end
 
     def _at_hand(self, run: Run) -> bool:
-        return all(resident(*self._pages(run)))
+        return all(resident_pages(*self._pages(run)))
 
     def _bring(self, run: Run) -> None:
-        if error := populate(*self._pages(run)):
+        if error := populate_pages(*self._pages(run)):
             begin, end = run[0].begin, run[-1].end
             start = self.file(run[0].path)[1]
             # To be told why.
@@ -113,7 +113,7 @@ class MappedFiles:
             self._check()
             for each in self._maps:
                 if (memory := each()) is not None:
-                    detach(memory)
+                    detach_file(memory)
             self._check()  # of what was copied too
         finally:
             self.drop()

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from ..kernels.device_table import DEVICES
-from ..kernels.devices import Device
-from ..kernels.dtypes import TORCH
+from ..kernels.device.device_context import DeviceContext, gpu_context
+from ..kernels.device.device_spec import DeviceSpec
+from ..kernels.device.device_table import DEVICES
+from ..kernels.device.dtypes import TORCH_DTYPES
+from ..kernels.device.precision import policy_of
 from ..kernels.ops import KvDtype, Ops
-from ..kernels.precision import policy_of
-from ..kernels.rig import Rig, gpu
 from .blocks import blocks_for
 from .checkpoint import Checkpoint, Tensors
 from .config import DTYPES, ModelConfig
@@ -130,7 +130,7 @@ class Place:
     ops: Callable[[], Ops]
     total: int
     free: int
-    device: Device | None = None
+    device: DeviceSpec | None = None
     at_hand: bool = False
 
 
@@ -187,14 +187,14 @@ def known(name: str, kv_dtype: KvDtype | None = None) -> list[Place]:
 
 def at_hand(device: torch.device, kv_dtype: KvDtype | None = None) -> Place:
     """A GPU of this machine, with what is free on it now."""
-    rig = gpu(device)
+    rig = gpu_context(device)
     free, total = torch.cuda.mem_get_info(device)
     return Place(f"{device}, {rig.about.name}", _gpu_ops(rig, kv_dtype), total, free, rig.about, at_hand=True)
 
 
 def alone(device: torch.device, kv_dtype: KvDtype | None = None) -> Place:
     """A GPU of this machine, as if nothing else were on it."""
-    rig = gpu(device)
+    rig = gpu_context(device)
     total = torch.cuda.get_device_properties(device).total_memory
     return Place(rig.about.name, _gpu_ops(rig, kv_dtype), total, total - CONTEXT_BYTES, rig.about)
 
@@ -248,7 +248,7 @@ def _budgets(place: Place, asked: Asked) -> Budgets:
 
 
 def _times(
-    device: Device | None, decoder: Decoder, tiers: Tiers | Placed | None, asked: Asked
+    device: DeviceSpec | None, decoder: Decoder, tiers: Tiers | Placed | None, asked: Asked
 ) -> tuple[tuple[float, float] | None, Expected | None]:
     """To the first token and per token; and what is expected of tiers. What no table tells is None."""
     if device is None:
@@ -326,7 +326,7 @@ def parts_of(decoder: Decoder, asked: Asked) -> Parts:
 
 def _beside(decoder: Decoder, asked: Asked) -> int:
     """What kernels of a GPU write beside activations."""
-    from ..kernels.gpu.operators import GpuOps  # imports Triton, which an engine on a CPU does without
+    from ..kernels.gpu.gpu_ops import GpuOps  # imports Triton, which an engine on a CPU does without
 
     if not isinstance(decoder.ops, GpuOps):
         return 0
@@ -337,21 +337,23 @@ def _beside(decoder: Decoder, asked: Asked) -> int:
     inner, itemsize = 2 * config.intermediate_size + config.hidden_size, decoder.ops.dtype.itemsize
     return (
         split_bytes(config, asked.rows)
-        + (4 in widths) * largest * TORCH[policy.compute].itemsize  # of many tokens: int4 written out, then cuBLAS
+        + (4 in widths)
+        * largest
+        * TORCH_DTYPES[policy.compute].itemsize  # of many tokens: int4 written out, then cuBLAS
         + (8 in widths and len(policy.int8_units) > 1) * largest * 2  # int8 in fp16, where that beats dp4a
         + (8 in widths) * asked.tokens * inner  # activations in int8
         + (8 * itemsize < max(widths)) * asked.tokens * inner * 4  # and in fp32, where layers compute in it
     )
 
 
-def _listed(device: Device, kv_dtype: KvDtype | None) -> Place:
-    rig = Rig(torch.device("meta"), policy_of(*device.capability.version), device)
+def _listed(device: DeviceSpec, kv_dtype: KvDtype | None) -> Place:
+    rig = DeviceContext(torch.device("meta"), policy_of(*device.capability.version), device)
     total = int(device.memory * USABLE)
     return Place(device.name, _gpu_ops(rig, kv_dtype), total, total - CONTEXT_BYTES, device)
 
 
-def _gpu_ops(rig: Rig, kv_dtype: KvDtype | None) -> Callable[[], Ops]:
-    from ..kernels.gpu.operators import GpuOps
+def _gpu_ops(rig: DeviceContext, kv_dtype: KvDtype | None) -> Callable[[], Ops]:
+    from ..kernels.gpu.gpu_ops import GpuOps
 
     return functools.partial(GpuOps, replace(rig, device=torch.device("meta")), kv_dtype)
 

@@ -12,7 +12,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from ..kernels.cpu.maps import populate
+from ..kernels.cpu.memory.mapped_pages import populate_pages
 from .contents import of_piece, pieces_of
 from .errors import CheckpointError
 from .safetensors_file import parse_header
@@ -65,7 +65,7 @@ class KeptEarly:
                 if self._stop.is_set():
                     return
                 first, last = start + piece.begin, start + piece.end
-                populate(self.memory, first // mmap.PAGESIZE * mmap.PAGESIZE, last)  # or else faults bring it
+                populate_pages(self.memory, first // mmap.PAGESIZE * mmap.PAGESIZE, last)  # or else faults bring it
                 with memoryview(self.memory)[first:last] as part:
                     self.found[piece.begin] = of_piece(part)
         except (CheckpointError, OSError, ValueError):

@@ -21,8 +21,8 @@ from typing import Any, BinaryIO
 
 import torch
 
-from ..kernels.cpu.maps import populate
-from ..kernels.packed import Packed
+from ..kernels.cpu.memory.mapped_pages import populate_pages
+from ..kernels.packed_layer import PackedLayer
 from .contents import Tensors, digest_of, pieces_of
 from .errors import CheckpointError
 from .kept_early import taken
@@ -54,7 +54,7 @@ class Kept:
     """tensors by name; packed layers by the names of theirs; what was chosen for them, and why."""
 
     tensors: Mapping[str, torch.Tensor]
-    packed: Mapping[str, list[Packed]]
+    packed: Mapping[str, list[PackedLayer]]
     choices: Mapping[str, str]
 
 
@@ -129,10 +129,10 @@ class Index:
     tree: Mapping[str, Any]
     choices: Mapping[str, str]
 
-    def packed(self, name: str, tensors: Callable[[str], torch.Tensor]) -> list[Packed]:
+    def packed(self, name: str, tensors: Callable[[str], torch.Tensor]) -> list[PackedLayer]:
         """A layer of these tensors, which are asked for by the file's names."""
         return [
-            Packed(part["kernel"], part["sizes"], {own: tensors(each) for own, each in part["tensors"].items()})
+            PackedLayer(part["kernel"], part["sizes"], {own: tensors(each) for own, each in part["tensors"].items()})
             for part in self.tree[name]
         ]
 
@@ -208,7 +208,7 @@ class _Mapped:
 
     def _bring(self, span: tuple[int, int]) -> None:
         first, last = (self._start + each for each in span)
-        populate(self._memory, first // _PAGE * _PAGE, last)  # where it cannot be, faults bring it
+        populate_pages(self._memory, first // _PAGE * _PAGE, last)  # where it cannot be, faults bring it
 
 
 def tensor_in(memory: mmap.mmap, offset: int, info: TensorInfo) -> torch.Tensor:
@@ -256,7 +256,7 @@ def _flat(kept: Kept) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     return tensors, tree
 
 
-def branch(name: str, parts: Sequence[Packed]) -> list[dict[str, Any]]:
+def branch(name: str, parts: Sequence[PackedLayer]) -> list[dict[str, Any]]:
     """What the tree says of a layer."""
     return [
         {
@@ -268,7 +268,7 @@ def branch(name: str, parts: Sequence[Packed]) -> list[dict[str, Any]]:
     ]
 
 
-def tensors_of(name: str, parts: Sequence[Packed]) -> Iterable[tuple[str, torch.Tensor]]:
+def tensors_of(name: str, parts: Sequence[PackedLayer]) -> Iterable[tuple[str, torch.Tensor]]:
     """A layer's, by the names that the file has for them."""
     for number, part in enumerate(parts):
         for each, tensor in part.tensors.items():

@@ -113,8 +113,9 @@ def kept_rates(
 def _sources() -> str:
     """Digest of the code that computes, and some more: with another one everything is measured anew."""
     here = Path(__file__).parent
-    folders = [here, *(here / name for name in _FOLDERS), here.parent / "kernels", here.parent / "kernels" / "cpu"]
+    folders = [here, *(here / name for name in _FOLDERS)]
     files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
+    files += sorted((here.parent / "kernels").rglob("*.py"))
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 

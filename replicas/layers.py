@@ -9,10 +9,10 @@ from typing import TypeVar
 import torch
 
 from ..kernels.batch import StepBatch
-from ..kernels.held import Held, size
+from ..kernels.canonical_weights import GroupedWeight
+from ..kernels.layer_memory import LayerMemory, total_nbytes
 from ..kernels.ops import Linear, Ops
-from ..kernels.packed import Repacking
-from ..kernels.weights import GroupedWeight
+from ..kernels.packed_layer import PackedLayerOps
 from .config import ModelConfig
 from .layout import EMBEDDING, HEAD, LayerSpec
 from .quantization.base import Format, LinearSpec, Span, fuse
@@ -83,7 +83,7 @@ class Source:
     def _is_embedding(self, head: Linear) -> bool:
         """And could be kept: else it is told by name that it cannot."""
         shared = frozenset({EMBEDDING}) in self.made and head.held.given > 0
-        return shared and isinstance(self.ops, Repacking) and self.ops.keeps(head)
+        return shared and isinstance(self.ops, PackedLayerOps) and self.ops.keeps(head)
 
     def _names(self, *specs: LinearSpec) -> set[str]:
         return {name for spec in specs for name in self.format.tensors(spec)}
@@ -124,8 +124,8 @@ class Joined:
         self.parts = parts
 
     @property
-    def held(self) -> Held:
-        return sum((part.held for part in self.parts), Held(0))
+    def held(self) -> LayerMemory:
+        return sum((part.held for part in self.parts), LayerMemory(0))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if len(self.parts) == 1:
@@ -148,8 +148,8 @@ class Summed(Joined):
         self._ranks, self._widths, self._order = ranks, widths, order
 
     @property
-    def held(self) -> Held:
-        return super().held + Held(size(self._order))
+    def held(self) -> LayerMemory:
+        return super().held + LayerMemory(total_nbytes(self._order))
 
     @property
     def gathered(self) -> int:
@@ -219,9 +219,9 @@ class Layer:
         return self.attention.qkv, self.attention.o, self.mlp.gate_up, self.mlp.down
 
     @property
-    def held(self) -> Held:
+    def held(self) -> LayerMemory:
         vectors = (self.input_norm, self.post_attention_norm, self.attention.q_norm, self.attention.k_norm)
-        return sum((linear.held for linear in self.linears), Held(size(*vectors)))
+        return sum((linear.held for linear in self.linears), LayerMemory(total_nbytes(*vectors)))
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, rope: Rope, cache: torch.Tensor, batch: StepBatch

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from ..kernels.ops import Ops
-from ..kernels.packed import Repacking
+from ..kernels.packed_layer import PackedLayerOps
 from .checkpoint import Checkpoint, inspect_checkpoint
 from .config import ModelConfig
 from .contents import Piece, Progress, each_digest, in_order, piece_digests, pieces_of
@@ -192,12 +192,12 @@ def _digested(checkpoint: Checkpoint, progress: Progress | None) -> Mapping[str,
     return each_digest(checkpoint.tensors, names, piece_digests(checkpoint.tensors, names, progress=progress))
 
 
-def _repacking(ops: Ops, cache: WeightsCache | None) -> Repacking | None:
+def _repacking(ops: Ops, cache: WeightsCache | None) -> PackedLayerOps | None:
     """Operators whose layers can be kept, where there is a cache for them."""
-    return ops if cache is not None and isinstance(ops, Repacking) and ops.layout is not None else None
+    return ops if cache is not None and isinstance(ops, PackedLayerOps) and ops.layout is not None else None
 
 
-def _kind(checkpoint: Checkpoint, ops: Repacking, part: str = "") -> str:
+def _kind(checkpoint: Checkpoint, ops: PackedLayerOps, part: str = "") -> str:
     """What weights of one kind have in common, whatever their values. part: of a model that is divided."""
     shapes = sorted((name, info.dtype, info.shape) for name, (_, info) in checkpoint.tensors.items())
     described = f"{VERSION}\n{checkpoint.config}\n{checkpoint.format}\n{shapes}\n{ops.layout}\n{_sources()}\n{part}"
@@ -263,8 +263,8 @@ def _restored(
     checkpoint: Checkpoint, ops: Ops, kept: Kept, ranks: Ranks | None = None, stage: Stage | None = None
 ) -> Decoder:
     """Of weights that were checked before they were kept."""
-    assert isinstance(ops, Repacking)
-    ops.recall(kept.choices)
+    assert isinstance(ops, PackedLayerOps)
+    ops.restore_choices(kept.choices)
     shelf = Filled(ops, ops.device, kept.tensors, kept.packed)
     return Decoder(checkpoint.config, checkpoint.format, Weights({}, ops.device), ops, ranks, stage, shelf)
 

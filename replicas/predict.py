@@ -6,9 +6,16 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Literal
 
-from ..kernels.devices import Device
-from ..kernels.held import Held
-from ..kernels.roofline import DecodeAttention, Elementwise, Linear, Op, PrefillAttention, roofline
+from ..kernels.device.device_spec import DeviceSpec
+from ..kernels.device.roofline import (
+    DecodeAttentionWork,
+    ElementwiseWork,
+    LinearWork,
+    OperationWork,
+    PrefillAttentionWork,
+    roofline,
+)
+from ..kernels.layer_memory import LayerMemory
 from .config import ModelConfig
 from .decoder import Decoder
 from .layers import Joined
@@ -20,39 +27,39 @@ Bits = Literal[4, 8, 16, 32]
 _BITS: tuple[Bits, ...] = (4, 8, 16, 32)
 
 
-def ttft_s(device: Device, decoder: Decoder, prompt: int, chunk: int) -> float:
+def ttft_s(device: DeviceSpec, decoder: Decoder, prompt: int, chunk: int) -> float:
     """Seconds from the first chunk of a prompt of so many tokens, alone on the device, to its logits."""
     chunks = ((min(chunk, prompt - start), start) for start in range(0, prompt, chunk))
     return sum(prefill_s(device, decoder, new, cached) for new, cached in chunks) + head_s(device, decoder, 1)
 
 
-def tpot_s(device: Device, decoder: Decoder, context: int, batch: int) -> float:
+def tpot_s(device: DeviceSpec, decoder: Decoder, context: int, batch: int) -> float:
     """Seconds of a decode step of `batch` sequences, each with `context` tokens. Of a part of a model: of that part."""
     config = decoder.local
     seconds = _layers_s(device, decoder, batch) + head_s(device, decoder, batch)
     for window, layers in Counter(config.windows).items():
         seen = context if window is None else min(context, window)
-        op = DecodeAttention(
+        op = DecodeAttentionWork(
             batch, seen, config.num_heads, config.num_kv_heads, config.head_dim, kv_bytes=_kv_bytes(decoder)
         )
         seconds += layers * roofline(device, op).seconds
     return seconds
 
 
-def prefill_s(device: Device, decoder: Decoder, new: int, cached: int) -> float:
+def prefill_s(device: DeviceSpec, decoder: Decoder, new: int, cached: int) -> float:
     """Seconds of the layers for a chunk of `new` tokens of one prompt, after `cached` ones."""
     config = decoder.local
     seconds = _layers_s(device, decoder, new)
     for window, layers in Counter(config.windows).items():
         seen = cached if window is None else min(cached, window - 1)
-        op = PrefillAttention(
+        op = PrefillAttentionWork(
             1, new, config.num_heads, config.num_kv_heads, config.head_dim, seen, kv_bytes=_kv_bytes(decoder)
         )
         seconds += layers * roofline(device, op).seconds
     return seconds
 
 
-def head_s(device: Device, decoder: Decoder, rows: int) -> float:
+def head_s(device: DeviceSpec, decoder: Decoder, rows: int) -> float:
     """Seconds of so many rows of logits: a rank's own, and none of a stage that is not the last."""
     if not decoder.stage.is_last:
         return 0.0
@@ -70,15 +77,15 @@ def _kv_bytes(decoder: Decoder) -> float:
     return cache.nbytes / (2 * BLOCK_TOKENS * config.num_kv_heads * config.head_dim)
 
 
-def _layers_s(device: Device, decoder: Decoder, tokens: int) -> float:
+def _layers_s(device: DeviceSpec, decoder: Decoder, tokens: int) -> float:
     """All of the layers but attention itself. Each is like the first."""
     return len(decoder.layers) * sum(roofline(device, op).seconds for op in _layer(decoder, tokens))
 
 
-def _layer(decoder: Decoder, tokens: int) -> Iterator[Op]:
+def _layer(decoder: Decoder, tokens: int) -> Iterator[OperationWork]:
     for joined, (outputs, inputs) in zip(decoder.layers[0].linears, linear_shapes(decoder.local), strict=True):
         yield linear_of(joined, tokens, outputs, inputs)
-    yield Elementwise(tokens * _moved(decoder.local) * decoder.ops.dtype.itemsize)
+    yield ElementwiseWork(tokens * _moved(decoder.local) * decoder.ops.dtype.itemsize)
 
 
 def linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
@@ -88,24 +95,24 @@ def linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
     return (heads + 2 * kv_heads, hidden), (hidden, heads), (2 * inner, hidden), (hidden, inner)
 
 
-def bits(held: Held, shape: tuple[int, int]) -> Bits:
+def bits(held: LayerMemory, shape: tuple[int, int]) -> Bits:
     """Of a weight as it is kept, not as the checkpoint has it: it may have been written out."""
     return min(_BITS, key=lambda each: abs(each - 8 * held.weights / (shape[0] * shape[1])))
 
 
-def linear_of(joined: Joined, tokens: int, outputs: int, inputs: int) -> Linear:
+def linear_of(joined: Joined, tokens: int, outputs: int, inputs: int) -> LinearWork:
     """As a layer's kernels read it: the weights as they are held, the activations as they are multiplied."""
     fp8 = all(part.kernel == "fp8" for part in joined.parts)
     return _linear(joined.held, tokens, outputs, inputs, fp8=fp8)
 
 
-def _linear(held: Held, tokens: int, outputs: int, inputs: int, *, fp8: bool = False) -> Linear:
+def _linear(held: LayerMemory, tokens: int, outputs: int, inputs: int, *, fp8: bool = False) -> LinearWork:
     width = bits(held, (outputs, inputs))
     if width >= 16:
-        return Linear(tokens, outputs, inputs, width)
+        return LinearWork(tokens, outputs, inputs, width)
     group = round(outputs * inputs * (2 + width / 8) / held.metadata)
     eight: Literal["int8", "fp8"] = "fp8" if fp8 else "int8"
-    return Linear(tokens, outputs, inputs, width, max(1, group), eight if width == 8 else "half")
+    return LinearWork(tokens, outputs, inputs, width, max(1, group), eight if width == 8 else "half")
 
 
 def _moved(config: ModelConfig) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
-from ..kernels.precision import GEMM_ROWS
+from ..kernels.device.precision import GEMM_ROWS
 from .sampling_params import SamplingParams
 
 __all__ = [

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..kernels.precision import GEMM_ROWS
+from ..kernels.device.precision import GEMM_ROWS
 from .protocol import BATCHES, BLOCK_TOKENS, Request
 from .sampling_params import SamplingParams
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from ..kernels.cpu.maps import is_mappable
-from ..kernels.cpu.pages import LEAST_BYTES
+from ..kernels.cpu.memory.lazy_pages import MIN_BYTES
+from ..kernels.cpu.memory.mapped_pages import is_mappable
 from .contents import Piece, Tensors, of_piece, of_tensor, pieces_of, read_piece, start_of
 from .cores import usable_cores
 from .extents import Extent, MappedFiles, Run, extents_of, runs_of
@@ -137,7 +137,7 @@ class Reader:
                 extent.read = None  # its memory goes with the last tensor over it
         # What is small may be kept as it is, and would keep all.
         size = DTYPES[info.dtype].itemsize
-        small = info.nbytes < LEAST_BYTES or part.data_ptr() % size or part.storage_offset() % size
+        small = info.nbytes < MIN_BYTES or part.data_ptr() % size or part.storage_offset() % size
         return part.clone() if small else part
 
     def _read(

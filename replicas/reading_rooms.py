@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..kernels.cpu.pages import LEAST_BYTES, room
+from ..kernels.cpu.memory.lazy_pages import MIN_BYTES, allocate_bytes
 
 __all__ = ["KEPT_BYTES", "PINNED_BYTES", "Pinned", "Rooms", "Staging"]
 
@@ -31,8 +31,8 @@ class Rooms:
         self._lock = threading.RLock()  # what comes back may do so while a thread of ours is in here
 
     def take(self, nbytes: int) -> memoryview:
-        if nbytes < LEAST_BYTES:
-            return room(nbytes)
+        if nbytes < MIN_BYTES:
+            return allocate_bytes(nbytes)
         with self._lock:
             fits = [each for each in self._free if nbytes <= len(each) <= self._most(nbytes)]
             memory = min(fits, key=len) if fits else self._make(nbytes)
@@ -52,7 +52,7 @@ class Rooms:
         return nbytes + nbytes // 8
 
     def _make(self, nbytes: int) -> memoryview:
-        return room(nbytes)
+        return allocate_bytes(nbytes)
 
     def _keeps(self, memory: memoryview) -> bool:
         return sum(map(len, self._free)) + len(memory) <= KEPT_BYTES
@@ -82,13 +82,13 @@ class Pinned(Rooms):
     def _make(self, nbytes: int) -> memoryview:
         size = max(_LEAST_PINNED, 1 << (nbytes - 1).bit_length())  # as torch rounds what it pins
         if self._nbytes + size > PINNED_BYTES:
-            return room(nbytes)
+            return allocate_bytes(nbytes)
         try:
             memory: memoryview = self._staging(size).numpy().data
         except RuntimeError as error:
             log.warning("weights are read into memory that is not pinned: %s", error)
             self._nbytes = PINNED_BYTES  # and no more is asked for
-            return room(nbytes)
+            return allocate_bytes(nbytes)
         self._nbytes += size
         self._pinned.add(id(memory))
         return memory

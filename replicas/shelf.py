@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from ..kernels.contract import Linear, Role
-from ..kernels.packed import Packed, Repacking
+from ..kernels.packed_layer import PackedLayer, PackedLayerOps
 
 __all__ = ["EMPTY", "Filled", "Noting", "Shelf"]
 
@@ -42,10 +42,10 @@ class Noting:
 
     in_order = False
 
-    def __init__(self, ops: Repacking) -> None:
+    def __init__(self, ops: PackedLayerOps) -> None:
         self._ops = ops
         self.tensors: dict[str, torch.Tensor] = {}
-        self.packed: dict[str, list[Packed | None]] = {}
+        self.packed: dict[str, list[PackedLayer | None]] = {}
 
     @property
     def complete(self) -> bool:
@@ -70,10 +70,10 @@ class Filled:
 
     def __init__(
         self,
-        ops: Repacking,
+        ops: PackedLayerOps,
         device: torch.device,
         tensors: Mapping[str, torch.Tensor],
-        packed: Mapping[str, Sequence[Packed]],
+        packed: Mapping[str, Sequence[PackedLayer]],
     ) -> None:
         self._ops, self._device, self._tensors, self._packed = ops, device, tensors, packed
 

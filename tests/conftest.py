@@ -13,9 +13,9 @@ import torch
 from alone import note_failures
 from hypothesis import HealthCheck, settings
 
-from motley.kernels.interpreter import quicken
+from motley.kernels.compiler.triton_interpreter import speed_up_interpreter
 
-quicken()
+speed_up_interpreter()
 
 # Nothing here may fail for being slow: the cores are shared.
 settings.register_profile("motley", deadline=None, suppress_health_check=[HealthCheck.too_slow])

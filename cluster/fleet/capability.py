@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ...kernels.capability import CAPABILITIES
+from ...kernels.device.compute_capability import CAPABILITIES
 from ...replicas.errors import InvalidRequest
 
 __all__ = ["PATTERN", "capabilities_of"]

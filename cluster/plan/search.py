@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...kernels.model_shapes import ModelShape
+from ...kernels.launch.model_shapes import ModelShape
 from ...replicas.errors import InvalidRequest
 from ...replicas.simulated.device import ASSUMED, Attained
 from ..routing.predict import Slo

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ...kernels.ops import for_device
+from ...kernels.ops import ops_for_device
 from ...replicas.errors import MotleyError
 from ...replicas.gpu.accelerator import AtOnce
 from ...replicas.gpu.swapper import Swapper
@@ -30,7 +30,7 @@ class BlocksReader:
 
     def __init__(self, store: RedisStore, seal: Seal, keys: Sequence[bytes]) -> None:
         geometry = self._geometry = seal.geometry
-        ops = for_device(torch.device("cpu"), getattr(torch, geometry.dtype))
+        ops = ops_for_device(torch.device("cpu"), getattr(torch, geometry.dtype))
         kv = ops.allocate_kv(geometry.layers, 1, geometry.heads, geometry.head_dim)
         each = geometry.tokens // BLOCK_TOKENS
         swapper = Swapper([part for cache in kv for part in ops.kv_parts(cache)], AtOnce(), each * len(keys))

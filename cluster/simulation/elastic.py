@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 
-from ...kernels.model_shapes import ModelShape
+from ...kernels.launch.model_shapes import ModelShape
 from ...replicas.simulated.virtual import Job
 from ..routing.predict import Slo
 from ..scaling.arrivals import ASK_S, Arrivals

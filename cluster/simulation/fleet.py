@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...kernels.model_shapes import ModelShape
+from ...kernels.launch.model_shapes import ModelShape
 from ...replicas.errors import InvalidRequest
 from ...replicas.simulated.device import SimulatedDevice, device_named, model_named
 

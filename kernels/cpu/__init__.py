@@ -1,1 +1,4 @@
-"""The operators on a CPU: C kernels built on the machine, and torch's own where there is no compiler."""
+"""The contract on a CPU: `CpuOps`, attention in torch where there is no C compiler, and bounds of rounding.
+
+Imports its own folders and the contract, no Triton.
+"""

@@ -15,14 +15,14 @@ import triton
 import triton.language as tl
 
 from .. import reference
-from ..dtypes import rounding, smallest, type_name
-from ..launching import cached, cdiv
-from ..model_shapes import MODELS
-from ..operation import Launch, Problem, Shape
-from ..precision import PrecisionPolicy
-from ..roofline import Elementwise, Op
-from ..variant import Config, Variant
-from .common import TOKENS, Pointwise, sizes, storage, worst
+from ..device.dtypes import rounding_unit_of, smallest_spacing, type_name
+from ..device.precision import PrecisionPolicy
+from ..device.roofline import ElementwiseWork, OperationWork
+from ..launch.compiled_launch import cached, cdiv
+from ..launch.kernel_operation import KernelLaunch, KernelProblem, ProblemShape
+from ..launch.model_shapes import MODELS
+from ..launch.variant import Config, Variant
+from .pointwise_operation import TOKENS, PointwiseOperation, shape_sizes, storage_dtype, worst_ratio
 
 __all__ = ["OPERATIONS", "SILU_MUL", "silu_mul", "silu_mul_variant"]
 
@@ -67,42 +67,44 @@ def silu_mul_error(gate_up: torch.Tensor, found: torch.Tensor) -> float:
     gate, up = gate_up.double().chunk(2, dim=-1)
     expected = gate * torch.sigmoid(gate) * up
     roundings = (3 + 2 * gate.abs()) * torch.sigmoid(-gate) + 4
-    bound = expected.abs() * (rounding(found) + 2.0**-23 * roundings) + smallest(found.dtype)
+    bound = expected.abs() * (rounding_unit_of(found) + 2.0**-23 * roundings) + smallest_spacing(found.dtype)
     # Below -87 the exponential overflows, and what is then 0 was less than this.
     bound += torch.where(gate < -87, gate.abs() * up.abs() * 2.0**-125, 0.0)
-    return worst(found, expected, bound)
+    return worst_ratio(found, expected, bound)
 
 
 @dataclass(frozen=True, slots=True)
-class SiluMul(Pointwise):
+class SiluMulOperation(PointwiseOperation):
     name: str = "silu_mul"
 
-    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return tuple(Shape.of(n=model.intermediate, t=tokens) for model in MODELS for tokens in TOKENS)
+    def shapes(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
+        return tuple(ProblemShape.of(n=model.intermediate, t=tokens) for model in MODELS for tokens in TOKENS)
 
-    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return (Shape.of(n=MODELS[0].intermediate, t=1),)
+    def samples(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
+        return (ProblemShape.of(n=MODELS[0].intermediate, t=1),)
 
-    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return (Shape.of(n=200, t=5),)
+    def small(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
+        return (ProblemShape.of(n=200, t=5),)
 
-    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+    def configs(self, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
         cuts = [(1024, 4), (512, 2), (256, 1), (512, 4), (2048, 4), (2048, 8)]
         return tuple(Config.of(warps, BLOCK=block) for block, warps in cuts)
 
-    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+    def launches(self, policy: PrecisionPolicy, shape: ProblemShape, config: Config) -> tuple[KernelLaunch, ...]:
         grid = (shape["t"], cdiv(shape["n"], config["BLOCK"]))
-        return (Launch(silu_mul_variant(storage(policy)[1], shape["n"], config), grid),)
+        return (KernelLaunch(silu_mul_variant(storage_dtype(policy)[1], shape["n"], config), grid),)
 
-    def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
+    def work(self, policy: PrecisionPolicy, shape: ProblemShape) -> OperationWork:
         elements = int(shape["t"]) * int(shape["n"])
-        return Elementwise(3 * elements * storage(policy)[0].itemsize, 5 * elements)
+        return ElementwiseWork(3 * elements * storage_dtype(policy)[0].itemsize, 5 * elements)
 
-    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
-        width, tokens = sizes(shape, "n", "t")
-        source, dtype = torch.Generator(device).manual_seed(seed), storage(policy)[0]
+    def problem(
+        self, policy: PrecisionPolicy, shape: ProblemShape, device: torch.device, seed: int = 0
+    ) -> KernelProblem:
+        width, tokens = shape_sizes(shape, "n", "t")
+        source, dtype = torch.Generator(device).manual_seed(seed), storage_dtype(policy)[0]
         gate_up = torch.randn(tokens, 2 * width, generator=source, device=device).to(dtype)
-        return Problem(
+        return KernelProblem(
             lambda config: silu_mul(gate_up, config),
             lambda found: silu_mul_error(gate_up, found),
             self.work(policy, shape),
@@ -110,5 +112,5 @@ class SiluMul(Pointwise):
         )
 
 
-SILU_MUL = SiluMul()
+SILU_MUL = SiluMulOperation()
 OPERATIONS = (SILU_MUL,)

@@ -17,9 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ..dtypes import type_name
-from ..launching import cached, cdiv
-from ..variant import Config, Variant
+from ..device.dtypes import type_name
+from ..launch.compiled_launch import cached, cdiv
+from ..launch.variant import Config, Variant
 
 __all__ = ["MAX_COLUMNS", "add_rms_norm", "norm_variant", "rms_norm", "short_norm_variant"]
 

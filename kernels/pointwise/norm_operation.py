@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import torch
 
 from .. import reference
-from ..dtypes import rounding, smallest
-from ..launching import cdiv
-from ..model_shapes import MODELS
-from ..operation import Launch, Problem, Shape
-from ..precision import PrecisionPolicy
-from ..roofline import Elementwise, Op
-from ..variant import Config
-from .common import TOKENS, Pointwise, sizes, storage, worst
+from ..device.dtypes import rounding_unit_of, smallest_spacing
+from ..device.precision import PrecisionPolicy
+from ..device.roofline import ElementwiseWork, OperationWork
+from ..launch.compiled_launch import cdiv
+from ..launch.kernel_operation import KernelLaunch, KernelProblem, ProblemShape
+from ..launch.model_shapes import MODELS
+from ..launch.variant import Config
 from .norm import MAX_COLUMNS, add_rms_norm, norm_variant, rms_norm, short_norm_variant
+from .pointwise_operation import TOKENS, PointwiseOperation, shape_sizes, storage_dtype, worst_ratio
 
 __all__ = ["ADD_RMS_NORM", "HEAD_NORM", "OPERATIONS", "RMS_NORM", "add_norm_error", "norm_error"]
 
@@ -26,14 +26,14 @@ def _bound(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     A square goes through no more additions than a warp's lane has columns, and those between lanes and pieces.
     """
     depth = found.shape[-1] / 32 + 16
-    return expected.abs() * (rounding(found) + (depth / 2 + 8) * 2.0**-24) + smallest(found.dtype)
+    return expected.abs() * (rounding_unit_of(found) + (depth / 2 + 8) * 2.0**-24) + smallest_spacing(found.dtype)
 
 
 def norm_error(x: torch.Tensor, weight: torch.Tensor, eps: float, found: torch.Tensor) -> float:
     """Of `found` to fp64, over what rounding explains. x: exactly what was normalised."""
     wide = x.double()
     expected = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.double()
-    return worst(found, expected, _bound(expected, found))
+    return worst_ratio(found, expected, _bound(expected, found))
 
 
 def add_norm_error(
@@ -46,28 +46,28 @@ def add_norm_error(
     """Likewise: of the sum, and of the norm of that very sum."""
     normed, total = found
     expected = x.double() + residual.double()
-    of_sum = worst(total, expected, expected.abs() * rounding(total) + smallest(total.dtype))
+    of_sum = worst_ratio(total, expected, expected.abs() * rounding_unit_of(total) + smallest_spacing(total.dtype))
     return max(of_sum, norm_error(total, weight, eps, normed))
 
 
 @dataclass(frozen=True, slots=True)
-class Norm(Pointwise):
+class NormOperation(PointwiseOperation):
     """`add`: with the residual's sum. Rows of a hidden state."""
 
     name: str
     add: bool
 
-    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return tuple(Shape.of(n=model.hidden, t=tokens) for model in MODELS for tokens in TOKENS)
+    def shapes(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
+        return tuple(ProblemShape.of(n=model.hidden, t=tokens) for model in MODELS for tokens in TOKENS)
 
-    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+    def samples(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
         """Of the models, and the longest that there may be."""
-        return tuple(Shape.of(n=n, t=1) for n in (*(model.hidden for model in MODELS), MAX_COLUMNS))
+        return tuple(ProblemShape.of(n=n, t=1) for n in (*(model.hidden for model in MODELS), MAX_COLUMNS))
 
-    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return (Shape.of(n=200, t=5),)
+    def small(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
+        return (ProblemShape.of(n=200, t=5),)
 
-    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+    def configs(self, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
         """Up to 80 columns a thread, which stay in its registers; 64 where a block has twice as many warps."""
         cuts = [(1024, 4), (512, 2), (2048, 8), (2048, 4), (4096, 8), (4096, 16)]
         fitting = [(block, warps) for block, warps in cuts if shape["n"] <= 32 * warps * (80 if warps < 16 else 64)]
@@ -75,26 +75,28 @@ class Norm(Pointwise):
         cuts = [first, *((block, warps) for block, warps in others if block <= shape["n"])]
         return tuple(Config.of(warps, BLOCK=block) for block, warps in cuts)
 
-    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
-        word = storage(policy)[1]
-        return (Launch(norm_variant(word, word, shape["n"], config, add=self.add), (shape["t"],)),)
+    def launches(self, policy: PrecisionPolicy, shape: ProblemShape, config: Config) -> tuple[KernelLaunch, ...]:
+        word = storage_dtype(policy)[1]
+        return (KernelLaunch(norm_variant(word, word, shape["n"], config, add=self.add), (shape["t"],)),)
 
-    def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
-        columns, tokens = sizes(shape, "n", "t")
+    def work(self, policy: PrecisionPolicy, shape: ProblemShape) -> OperationWork:
+        columns, tokens = shape_sizes(shape, "n", "t")
         moved = columns * (tokens * (4 if self.add else 2) + 1)
-        return Elementwise(moved * storage(policy)[0].itemsize, tokens * columns * (5 if self.add else 4))
+        return ElementwiseWork(moved * storage_dtype(policy)[0].itemsize, tokens * columns * (5 if self.add else 4))
 
-    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
-        columns, tokens = sizes(shape, "n", "t")
+    def problem(
+        self, policy: PrecisionPolicy, shape: ProblemShape, device: torch.device, seed: int = 0
+    ) -> KernelProblem:
+        columns, tokens = shape_sizes(shape, "n", "t")
         x, residual, weight = _inputs(policy, (tokens, columns), device, seed)
         if self.add:
-            return Problem(
+            return KernelProblem(
                 lambda config: add_rms_norm(x, residual, weight, 1e-6, config),
                 lambda found: add_norm_error(x, residual, weight, 1e-6, found),
                 self.work(policy, shape),
                 {"torch": lambda: reference.add_rms_norm(x, residual, weight, 1e-6)},
             )
-        return Problem(
+        return KernelProblem(
             lambda config: rms_norm(x, weight, 1e-6, config),
             lambda found: norm_error(x, weight, 1e-6, found),
             self.work(policy, shape),
@@ -103,38 +105,42 @@ class Norm(Pointwise):
 
 
 @dataclass(frozen=True, slots=True)
-class HeadNorm(Pointwise):
+class HeadNormOperation(PointwiseOperation):
     """Of every query head where it lies in the fused projection (Qwen3)."""
 
     name: str = "head_rms_norm"
     exact: frozenset[str] = frozenset({"d"})
 
-    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return tuple(Shape.of(d=128, h=64, t=tokens) for tokens in TOKENS)
+    def shapes(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
+        return tuple(ProblemShape.of(d=128, h=64, t=tokens) for tokens in TOKENS)
 
-    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return (Shape.of(d=128, h=64, t=1),)
+    def samples(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
+        return (ProblemShape.of(d=128, h=64, t=1),)
 
-    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return (Shape.of(d=128, h=3, t=5),)
+    def small(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
+        return (ProblemShape.of(d=128, h=3, t=5),)
 
-    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+    def configs(self, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
         return tuple(Config.of(warps, ROWS=rows) for rows, warps in [(8, 4), (16, 4), (32, 4), (4, 1), (16, 8)])
 
-    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
-        word = storage(policy)[1]
+    def launches(self, policy: PrecisionPolicy, shape: ProblemShape, config: Config) -> tuple[KernelLaunch, ...]:
+        word = storage_dtype(policy)[1]
         grid = (cdiv(shape["t"] * shape["h"], config["ROWS"]),)
-        return (Launch(short_norm_variant(word, word, shape["d"], config), grid),)
+        return (KernelLaunch(short_norm_variant(word, word, shape["d"], config), grid),)
 
-    def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
-        dim, heads, tokens = sizes(shape, "d", "h", "t")
-        return Elementwise(dim * (2 * tokens * heads + 1) * storage(policy)[0].itemsize, 4 * tokens * heads * dim)
+    def work(self, policy: PrecisionPolicy, shape: ProblemShape) -> OperationWork:
+        dim, heads, tokens = shape_sizes(shape, "d", "h", "t")
+        return ElementwiseWork(
+            dim * (2 * tokens * heads + 1) * storage_dtype(policy)[0].itemsize, 4 * tokens * heads * dim
+        )
 
-    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
-        dim, heads, tokens = sizes(shape, "d", "h", "t")
+    def problem(
+        self, policy: PrecisionPolicy, shape: ProblemShape, device: torch.device, seed: int = 0
+    ) -> KernelProblem:
+        dim, heads, tokens = shape_sizes(shape, "d", "h", "t")
         x, _, weight = _inputs(policy, (tokens, heads + 16, dim), device, seed)
         x = x[:, :heads]
-        return Problem(
+        return KernelProblem(
             lambda config: rms_norm(x, weight, 1e-6, config),
             lambda found: norm_error(x, weight, 1e-6, found),
             self.work(policy, shape),
@@ -146,13 +152,13 @@ def _inputs(
     policy: PrecisionPolicy, shape: tuple[int, ...], device: torch.device, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """x, residual and weight."""
-    source, dtype = torch.Generator(device).manual_seed(seed), storage(policy)[0]
+    source, dtype = torch.Generator(device).manual_seed(seed), storage_dtype(policy)[0]
     x, residual = (torch.randn(shape, generator=source, device=device).to(dtype) for _ in range(2))
     weight = torch.rand(shape[-1], generator=source, device=device) + 0.5
     return x, residual, weight.to(dtype)
 
 
-RMS_NORM = Norm("rms_norm", add=False)
-ADD_RMS_NORM = Norm("add_rms_norm", add=True)
-HEAD_NORM = HeadNorm()
+RMS_NORM = NormOperation("rms_norm", add=False)
+ADD_RMS_NORM = NormOperation("add_rms_norm", add=True)
+HEAD_NORM = HeadNormOperation()
 OPERATIONS = (RMS_NORM, ADD_RMS_NORM, HEAD_NORM)

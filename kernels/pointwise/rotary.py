@@ -19,10 +19,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ..dtypes import type_name
-from ..kv_cache import BLOCK_TOKENS, KvCache
-from ..launching import cached, cdiv
-from ..variant import Config, Variant
+from ..attention.kv_cache import BLOCK_TOKENS, KvCache
+from ..device.dtypes import type_name
+from ..launch.compiled_launch import cached, cdiv
+from ..launch.variant import Config, Variant
 
 __all__ = ["rotary", "rotary_variant", "rotary_write", "write_kv", "write_variant"]
 
@@ -245,7 +245,7 @@ def _whole_heads(x: torch.Tensor) -> torch.Tensor:
     return x if adjacent else x.contiguous()
 
 
-def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_kv_reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The reference of int8 KV: codes int8 [..., D] and scales fp32 [...] of finite vectors fp32 [..., D]."""
     scales = x.abs().amax(-1) / 127
     codes = (x / torch.where(scales > 0, scales, 1.0)[..., None]).round().clamp(-127, 127)

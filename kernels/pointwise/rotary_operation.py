@@ -7,22 +7,31 @@ from dataclasses import dataclass
 import torch
 
 from .. import reference
-from ..dtypes import rounding, smallest
-from ..kv_cache import BLOCK_TOKENS, KvCache
-from ..launching import cdiv
-from ..model_shapes import MODELS
-from ..operation import Launch, Problem, Shape
-from ..precision import PrecisionPolicy
-from ..roofline import Elementwise, Op
-from ..variant import Config
-from .common import TOKENS, Pointwise, sizes, storage, worst
-from .rotary import quantised, rotary, rotary_variant, rotary_write, write_kv, write_variant
+from ..attention.kv_cache import BLOCK_TOKENS, KvCache
+from ..device.dtypes import rounding_unit_of, smallest_spacing
+from ..device.precision import PrecisionPolicy
+from ..device.roofline import ElementwiseWork, OperationWork
+from ..launch.compiled_launch import cdiv
+from ..launch.kernel_operation import KernelLaunch, KernelProblem, ProblemShape
+from ..launch.model_shapes import MODELS
+from ..launch.variant import Config
+from .pointwise_operation import TOKENS, PointwiseOperation, shape_sizes, storage_dtype, worst_ratio
+from .rotary import quantize_kv_reference, rotary, rotary_variant, rotary_write, write_kv, write_variant
 
-__all__ = ["OPERATIONS", "ROTARY", "ROTARY_WRITE", "WRITE_KV", "Inputs", "key_error", "turned_error", "value_error"]
+__all__ = [
+    "OPERATIONS",
+    "ROTARY",
+    "ROTARY_WRITE",
+    "WRITE_KV",
+    "RotaryInputs",
+    "key_error",
+    "rotated_error",
+    "value_error",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class RotaryInputs:
     """q [T, H, D], k and v [T, KH, D] as views of one projection, angles, and a cache with a slot for each token."""
 
     q: torch.Tensor
@@ -42,7 +51,7 @@ class Inputs:
         device: torch.device,
         seed: int,
         scale: float = 1.0,
-    ) -> Inputs:
+    ) -> RotaryInputs:
         """sizes: T, H, KH, D."""
         tokens, heads, kv_heads, dim = sizes
         source = torch.Generator(device).manual_seed(seed)
@@ -64,36 +73,36 @@ class Inputs:
         return data, torch.stack([half[block, :, offset] for half in self.cache.scales])
 
 
-def turned_error(x: torch.Tensor, inputs: Inputs, found: torch.Tensor) -> float:
+def rotated_error(x: torch.Tensor, inputs: RotaryInputs, found: torch.Tensor) -> float:
     """Of rotated heads to fp64: a rounding of the result, three of products and their sum, and saturation."""
     expected, terms = _turned(x, inputs)
     bound = _rounded(expected, found) + 3 * 2.0**-24 * terms
-    return worst(found, _saturated(expected, found.dtype), bound)
+    return worst_ratio(found, _saturated(expected, found.dtype), bound)
 
 
-def key_error(inputs: Inputs, *, rotated: bool) -> float:
+def key_error(inputs: RotaryInputs, *, rotated: bool) -> float:
     """Of the keys in the cache, in int8 half a step more: the step is the absmax / 127."""
     seen = inputs.slots >= 0
     expected, terms = _turned(inputs.k, inputs) if rotated else (inputs.k.double(), inputs.k.double().abs())
     return _kept_error(inputs, 0, expected[seen], 3 * 2.0**-24 * terms[seen])
 
 
-def value_error(inputs: Inputs) -> float:
+def value_error(inputs: RotaryInputs) -> float:
     seen = inputs.slots >= 0
     return _kept_error(inputs, 1, inputs.v.double()[seen], torch.zeros((), device=inputs.v.device))
 
 
-def _kept_error(inputs: Inputs, which: int, expected: torch.Tensor, allowed: torch.Tensor) -> float:
+def _kept_error(inputs: RotaryInputs, which: int, expected: torch.Tensor, allowed: torch.Tensor) -> float:
     data, scales = (tensor[which] for tensor in inputs.written())
     if data.dtype != torch.int8:
-        return worst(data, _saturated(expected, data.dtype), _rounded(expected, data) + allowed)
+        return worst_ratio(data, _saturated(expected, data.dtype), _rounded(expected, data) + allowed)
     top = expected.abs().amax(-1, keepdim=True)
     # two roundings of the scale and one of the quotient, each of up to 127 steps
     bound = top / 127 * (0.5 + 127 * 4 * 2.0**-24) + 2 * allowed + 2.0**-126
-    return worst(data.double() * scales[..., None].double(), expected, bound)
+    return worst_ratio(data.double() * scales[..., None].double(), expected, bound)
 
 
-def _turned(x: torch.Tensor, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+def _turned(x: torch.Tensor, inputs: RotaryInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotated in fp64, and the sum of the sizes of the terms."""
     first, second = x.double().chunk(2, dim=-1)
     cos, sin = inputs.cos.double()[:, None], inputs.sin.double()[:, None]
@@ -102,7 +111,7 @@ def _turned(x: torch.Tensor, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _rounded(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    return expected.abs() * rounding(found) + smallest(found.dtype)
+    return expected.abs() * rounding_unit_of(found) + smallest_spacing(found.dtype)
 
 
 def _saturated(expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -110,7 +119,7 @@ def _saturated(expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Rotary(Pointwise):
+class RotaryOperation(PointwiseOperation):
     """`rotary`, `rotary_write` or `write_kv`, by name."""
 
     name: str
@@ -120,96 +129,98 @@ class Rotary(Pointwise):
     def writes(self) -> bool:
         return self.name != "rotary"
 
-    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+    def shapes(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
         kept = ("half", "int8") if self.writes else ("none",)
         sizes = dict.fromkeys((model.head_dim, model.heads, model.kv_heads) for model in MODELS)
         return tuple(
-            Shape.of(d=dim, h=heads, kh=kv_heads, kv=kv, t=tokens)
+            ProblemShape.of(d=dim, h=heads, kh=kv_heads, kv=kv, t=tokens)
             for dim, heads, kv_heads in sizes
             for kv in kept
             for tokens in TOKENS
         )
 
-    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+    def samples(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
         kept = ("half", "int8") if self.writes else ("none",)
-        return tuple(Shape.of(d=dim, h=32, kh=8, kv=kv, t=1) for dim in (64, 80, 96, 128, 256) for kv in kept)
+        return tuple(ProblemShape.of(d=dim, h=32, kh=8, kv=kv, t=1) for dim in (64, 80, 96, 128, 256) for kv in kept)
 
-    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+    def small(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
         kept = ("half", "int8") if self.writes else ("none",)
-        return tuple(Shape.of(d=dim, h=6, kh=2, kv=kv, t=5) for dim in (64, 80) for kv in kept)
+        return tuple(ProblemShape.of(d=dim, h=6, kh=2, kv=kv, t=5) for dim in (64, 80) for kv in kept)
 
-    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+    def configs(self, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
         cuts = [(4, 1), (4, 2), (8, 2), (8, 4), (2, 1), (1, 1), (16, 4)]
         return tuple(Config.of(warps, HEADS=heads) for heads, warps in cuts if heads <= max(4, shape["h"]))
 
-    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
-        word, each = storage(policy)[1], config["HEADS"]
-        tokens, heads, kv_heads, dim = sizes(shape, "t", "h", "kh", "d")
+    def launches(self, policy: PrecisionPolicy, shape: ProblemShape, config: Config) -> tuple[KernelLaunch, ...]:
+        word, each = storage_dtype(policy)[1], config["HEADS"]
+        tokens, heads, kv_heads, dim = shape_sizes(shape, "t", "h", "kh", "d")
         parts = cdiv(heads, each), cdiv(kv_heads, each)
         if not self.writes:
             variant = rotary_variant(word, dim, config)
-            return tuple(Launch(variant, (tokens, part)) for part in parts)
+            return tuple(KernelLaunch(variant, (tokens, part)) for part in parts)
         rotate = self.name == "rotary_write"
         variant = write_variant(word, "i8" if shape["kv"] == "int8" else word, dim, config, rotate=rotate)
-        return (Launch(variant, (tokens, sum(parts) if rotate else parts[1])),)
+        return (KernelLaunch(variant, (tokens, sum(parts) if rotate else parts[1])),)
 
-    def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
-        tokens, heads, kv_heads, dim = sizes(shape, "t", "h", "kh", "d")
-        half = storage(policy)[0].itemsize
+    def work(self, policy: PrecisionPolicy, shape: ProblemShape) -> OperationWork:
+        tokens, heads, kv_heads, dim = shape_sizes(shape, "t", "h", "kh", "d")
+        half = storage_dtype(policy)[0].itemsize
         queries, keys = 2 * half * heads * dim, half * kv_heads * dim
         angles = 4 * dim  # a cosine and a sine for each pair
         cached = 2 * kv_heads * ((dim + 4) if shape["kv"] == "int8" else half * dim)
         rotations = 3 * (heads + kv_heads) * dim
         if self.name == "rotary":
-            return Elementwise(tokens * (queries + 2 * keys + angles), tokens * rotations)
+            return ElementwiseWork(tokens * (queries + 2 * keys + angles), tokens * rotations)
         if self.name == "write_kv":
-            return Elementwise(tokens * (2 * keys + cached))
-        return Elementwise(tokens * (queries + 2 * keys + cached + angles), tokens * rotations)
+            return ElementwiseWork(tokens * (2 * keys + cached))
+        return ElementwiseWork(tokens * (queries + 2 * keys + cached + angles), tokens * rotations)
 
-    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
-        dtype, dims = storage(policy)[0], sizes(shape, "t", "h", "kh", "d")
+    def problem(
+        self, policy: PrecisionPolicy, shape: ProblemShape, device: torch.device, seed: int = 0
+    ) -> KernelProblem:
+        dtype, dims = storage_dtype(policy)[0], shape_sizes(shape, "t", "h", "kh", "d")
         kept = torch.int8 if shape["kv"] == "int8" else dtype
-        inputs = Inputs.random(dtype, kept, (dims[0], dims[1], dims[2], dims[3]), device, seed)
+        inputs = RotaryInputs.random(dtype, kept, (dims[0], dims[1], dims[2], dims[3]), device, seed)
         q, k, v, cos, sin = inputs.q, inputs.k, inputs.v, inputs.cos, inputs.sin
         if self.name == "rotary":
-            return Problem(
+            return KernelProblem(
                 lambda config: rotary(q, k, cos, sin, config),
-                lambda found: max(turned_error(x, inputs, y) for x, y in zip((q, k), found, strict=True)),
+                lambda found: max(rotated_error(x, inputs, y) for x, y in zip((q, k), found, strict=True)),
                 self.work(policy, shape),
                 {"torch": lambda: reference.rotary(q, k, cos, sin)},
             )
         if self.name == "write_kv":
-            return Problem(
+            return KernelProblem(
                 lambda config: write_kv(k, v, inputs.cache, inputs.slots, config),
                 lambda found: max(key_error(inputs, rotated=False), value_error(inputs)),
                 self.work(policy, shape),
                 {"torch": lambda: _torch_write(inputs, k)},
             )
-        return Problem(
+        return KernelProblem(
             lambda config: rotary_write(q, k, v, cos, sin, inputs.cache, inputs.slots, config),
-            lambda found: max(turned_error(q, inputs, found), key_error(inputs, rotated=True), value_error(inputs)),
+            lambda found: max(rotated_error(q, inputs, found), key_error(inputs, rotated=True), value_error(inputs)),
             self.work(policy, shape),
             {"torch": lambda: _torch_rotary_write(inputs)},
         )
 
 
-def _torch_rotary_write(inputs: Inputs) -> torch.Tensor:
+def _torch_rotary_write(inputs: RotaryInputs) -> torch.Tensor:
     _torch_write(inputs, reference.rotate(inputs.k.float(), inputs.cos, inputs.sin))
     return reference.rotate(inputs.q, inputs.cos, inputs.sin)
 
 
-def _torch_write(inputs: Inputs, k: torch.Tensor) -> None:
+def _torch_write(inputs: RotaryInputs, k: torch.Tensor) -> None:
     block, offset = inputs.slots // BLOCK_TOKENS, inputs.slots % BLOCK_TOKENS
     for half, x in zip(range(2), (k, inputs.v), strict=True):
         if inputs.cache.scales is None:
             inputs.cache.data[half][block, :, offset] = x.to(inputs.cache.data.dtype)
         else:
-            codes, scales = quantised(x.float())
+            codes, scales = quantize_kv_reference(x.float())
             inputs.cache.data[half][block, :, offset] = codes
             inputs.cache.scales[half][block, :, offset] = scales
 
 
-ROTARY = Rotary("rotary")
-ROTARY_WRITE = Rotary("rotary_write")
-WRITE_KV = Rotary("write_kv")
+ROTARY = RotaryOperation("rotary")
+ROTARY_WRITE = RotaryOperation("rotary_write")
+WRITE_KV = RotaryOperation("write_kv")
 OPERATIONS = (ROTARY, ROTARY_WRITE, WRITE_KV)

@@ -28,15 +28,24 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from ..launching import cached
-from ..variant import Config, Variant
-from . import kernels
+from ..launch.compiled_launch import cached
+from ..launch.variant import Config, Variant
+from . import sample_kernels
 
-__all__ = ["LIMIT", "Cut", "PenaltyRows", "SamplingRows", "penalised", "penalty_variant", "sample", "variants"]
+__all__ = [
+    "LIMIT",
+    "PenaltyRows",
+    "SamplingRows",
+    "VocabularySplit",
+    "penalize_logits",
+    "penalty_variant",
+    "sample",
+    "sample_variants",
+]
 
 LIMIT = 2**18  # ids: weights of as many tokens add up to less than 2**63
 _PLANES, _STATES = 8 * 1024, 5 * 4
-_ASM = isinstance(kernels.tally, triton.JITFunction)  # the interpreter knows no PTX
+_ASM = isinstance(sample_kernels.tally, triton.JITFunction)  # the interpreter knows no PTX
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,7 @@ class PenaltyRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class VocabularySplit:
     """How a row is divided: `chunks` programs, each through its chunk in tiles."""
 
     vocabulary: int
@@ -96,7 +105,7 @@ class Cut:
     tile: int
 
     @classmethod
-    def of(cls, vocabulary: int, config: Config) -> Cut:
+    def of(cls, vocabulary: int, config: Config) -> VocabularySplit:
         """config  CHUNK and TILE, tokens, powers of two. Raises ValueError for what would count a token twice."""
         chunk, tile = config["CHUNK"], config["TILE"]
         if not 1 <= vocabulary <= LIMIT:
@@ -126,8 +135,8 @@ _TYPES = {
 
 
 @cached
-def _variant(name: str, cut: Cut, config: Config, **constants: int | bool) -> Variant:
-    function = getattr(kernels, name)
+def _variant(name: str, cut: VocabularySplit, config: Config, **constants: int | bool) -> Variant:
+    function = getattr(sample_kernels, name)
     types = tuple((argument, _TYPES[argument]) for argument in function.arg_names if argument in _TYPES)
     scratch = ("logits", "own", "tops", "ids", "sums", "own_tops", "own_sums", "states", "planes", "masses", "equals")
     aligned = (*scratch, "V") if cut.vocabulary % 16 == 0 else scratch
@@ -142,17 +151,17 @@ def _variant(name: str, cut: Cut, config: Config, **constants: int | bool) -> Va
 
 @cached
 def penalty_variant(vocabulary: int, config: Config, history: torch.dtype) -> Variant:
-    """What `penalised` launches."""
-    cut = Cut.of(vocabulary, config)
+    """What `penalize_logits` launches."""
+    cut = VocabularySplit.of(vocabulary, config)
     half = Config.of(config.num_warps, CHUNK=cut.chunk, TILE=max(32 * config.num_warps, cut.tile // 2))
-    known = kernels.penalise
+    known = sample_kernels.penalise
     types = tuple((name, _TYPES[name]) for name in known.arg_names if name in _TYPES)
     types = tuple((name, _HISTORY[history] if name == "history" else kind) for name, kind in types)
     aligned = ("logits", "history", "out", "V") if cut.vocabulary % 16 == 0 else ("logits", "history", "out")
     return Variant("sample_penalise", known, types, (("COUNT", torch.iinfo(history).max),), half, aligned)
 
 
-def penalised(logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows, config: Config) -> torch.Tensor:
+def penalize_logits(logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows, config: Config) -> torch.Tensor:
     """Of logits fp32 [R, V], contiguous, those under penalties: to the bit as replicas/sampler.py has them.
 
     history  int16 or int32 [H, V], contiguous: how often a token is in a sequence's output, less 2**15 or 2**31 if it
@@ -161,16 +170,18 @@ def penalised(logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows, co
     out = torch.empty_like(logits)
     variant = penalty_variant(logits.shape[1], config, history.dtype)
     if len(logits):
-        grid = (logits.shape[0], Cut.of(logits.shape[1], config).chunks)
+        grid = (logits.shape[0], VocabularySplit.of(logits.shape[1], config).chunks)
         variant.launch(
             grid, logits, history, rows.place, rows.repetition, rows.presence, rows.frequency, out, logits.shape[1]
         )  # fmt: skip
     return out
 
 
-def variants(vocabulary: int, config: Config, *, top_k: bool, top_p: bool, asm: bool = True) -> tuple[Variant, ...]:
+def sample_variants(
+    vocabulary: int, config: Config, *, top_k: bool, top_p: bool, asm: bool = True
+) -> tuple[Variant, ...]:
     """What `sample` launches, in order, where no logits but the ones drawn from are given."""
-    cut = Cut.of(vocabulary, config)
+    cut = VocabularySplit.of(vocabulary, config)
     # the draw holds a tile twice, as weights and as their sums
     half = Config.of(config.num_warps, CHUNK=cut.chunk, TILE=max(32 * config.num_warps, cut.tile // 2))
     steps = (0,) * (top_k or top_p) + (1, 2) * top_k + (3, 4) * top_p
@@ -198,12 +209,12 @@ def sample(
     top_k, top_p  False: no row asks for it, and its launches are left out
     """
     num_rows, vocabulary = logits.shape
-    cut, device = Cut.of(vocabulary, config), logits.device
+    cut, device = VocabularySplit.of(vocabulary, config), logits.device
     tokens = torch.empty(num_rows, dtype=torch.int64, device=device)
     logprobs = torch.empty(num_rows, dtype=torch.float32, device=device)
     if not num_rows:
         return tokens, logprobs
-    survey, *tallies, weigh, draw = variants(vocabulary, config, top_k=top_k, top_p=top_p, asm=_ASM)
+    survey, *tallies, weigh, draw = sample_variants(vocabulary, config, top_k=top_k, top_p=top_p, asm=_ASM)
     grid = (num_rows, cut.chunks)
 
     def scratch(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:

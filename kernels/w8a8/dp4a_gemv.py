@@ -16,11 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
-from ..dtypes import type_name
-from ..launching import cached, cdiv
-from ..variant import Config, Variant
-from .dp4a import PTX, beside, dp4a_variant, four, in_panels, products
-from .packed import PanelsInt8
+from ..device.dtypes import type_name
+from ..launch.compiled_launch import cached, cdiv
+from ..launch.variant import Config, Variant
+from .dp4a_gemm import PTX, beside, dp4a_variant, four, in_panels, products
+from .packed_int8 import PanelsInt8
 from .quantize_panels import PANEL
 from .quantize_rows import QuantizedRows
 

@@ -15,28 +15,28 @@ import torch
 import triton
 import triton.language as tl
 
-from ..dtypes import TORCH, type_name
-from ..launching import cached, cdiv
-from ..operation import Launch, Problem, Shape
-from ..precision import PrecisionPolicy
-from ..roofline import Op
-from ..variant import Config, Variant
+from ..device.dtypes import TORCH_DTYPES, type_name
+from ..device.precision import PrecisionPolicy
+from ..device.roofline import OperationWork
+from ..launch.compiled_launch import cached, cdiv
+from ..launch.kernel_operation import KernelLaunch, KernelProblem, ProblemShape
+from ..launch.variant import Config, Variant
 from .quantize_rows import (
     SUMMED,
     QuantizedRows,
-    QuantizeRows,
+    QuantizeRowsOperation,
     magnitude_bits,
     round_to_int,
     rounding_error,
     scale_of,
-    summing,
+    sum_groups,
     sums_error,
 )
 
 __all__ = [
-    "CONFIG",
     "PANEL",
-    "QuantizePanels",
+    "PANELS_CONFIG",
+    "QuantizePanelsOperation",
     "QuantizedPanels",
     "panels_grid",
     "panels_variant",
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 PANEL = 128  # rows
-CONFIG = Config.of(4, 1, ROWS=32, BLOCK=128)
+PANELS_CONFIG = Config.of(4, 1, ROWS=32, BLOCK=128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def panels_grid(num_rows: int, config: Config) -> tuple[int, ...]:
 
 
 def quantize_panels(
-    x: torch.Tensor, config: Config = CONFIG, *, group: int = 0, with_sums: bool = False
+    x: torch.Tensor, config: Config = PANELS_CONFIG, *, group: int = 0, with_sums: bool = False
 ) -> QuantizedPanels:
     """Of contiguous x [M, K] in fp16, bf16 or fp32, K in fours. With sums: as `quantize_rows`.
 
@@ -137,7 +137,7 @@ def quantize_panels(
     return QuantizedPanels(words, scales, sums)
 
 
-def unpacked(x: QuantizedPanels) -> QuantizedRows:
+def unpack_panels(x: QuantizedPanels) -> QuantizedRows:
     """The same in rows."""
     panels, words, rows = x.words.shape
     codes = x.words.transpose(1, 2).reshape(panels * rows, words).contiguous().view(torch.int8)
@@ -145,7 +145,7 @@ def unpacked(x: QuantizedPanels) -> QuantizedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizePanels:
+class QuantizePanelsOperation:
     """Activations to panels, as an operator, where the policy has dp4a. Shape: as that of QuantizeRows."""
 
     name: str = "quantize_panels"
@@ -156,37 +156,42 @@ class QuantizePanels:
             return policy.reasons["int8"]
         return "" if policy.int8.arithmetic == "dp4a" else f"{policy.int8.arithmetic} reads rows, not panels"
 
-    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return tuple(shape for shape in QuantizeRows("int8").shapes(policy) if shape["m"] > 8)
+    def shapes(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
+        return tuple(shape for shape in QuantizeRowsOperation("int8").shapes(policy) if shape["m"] > 8)
 
-    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return (Shape.of(m=2048, k=4096), *(Shape.of(m=2048, k=4096, sums=group) for group in (0, *SUMMED)))
+    def samples(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
+        return (
+            ProblemShape.of(m=2048, k=4096),
+            *(ProblemShape.of(m=2048, k=4096, sums=group) for group in (0, *SUMMED)),
+        )
 
-    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return (Shape.of(m=20, k=256), Shape.of(m=20, k=256, sums=128))
+    def small(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
+        return (ProblemShape.of(m=20, k=256), ProblemShape.of(m=20, k=256, sums=128))
 
-    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+    def configs(self, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
         others = tuple(
             Config.of(warps, 1, ROWS=rows, BLOCK=128) for rows, warps in ((16, 4), (16, 2), (32, 8), (64, 8))
         )
-        return (CONFIG, *others)
+        return (PANELS_CONFIG, *others)
 
-    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
-        with_sums, group = summing(shape)
+    def launches(self, policy: PrecisionPolicy, shape: ProblemShape, config: Config) -> tuple[KernelLaunch, ...]:
+        with_sums, group = sum_groups(shape)
         variant = panels_variant(policy.storage, config, group=group, with_sums=with_sums)
-        return (Launch(variant, panels_grid(shape["m"], config)),)
+        return (KernelLaunch(variant, panels_grid(shape["m"], config)),)
 
-    def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
-        return QuantizeRows("int8").work(policy, shape)
+    def work(self, policy: PrecisionPolicy, shape: ProblemShape) -> OperationWork:
+        return QuantizeRowsOperation("int8").work(policy, shape)
 
-    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
-        dtype = TORCH[policy.storage]
+    def problem(
+        self, policy: PrecisionPolicy, shape: ProblemShape, device: torch.device, seed: int = 0
+    ) -> KernelProblem:
+        dtype = TORCH_DTYPES[policy.storage]
         generator = torch.Generator(device).manual_seed(seed)
         x = torch.randn((shape["m"], shape["k"]), generator=generator, device=device).to(dtype)
-        with_sums, group = summing(shape)
+        with_sums, group = sum_groups(shape)
 
         def error(found: QuantizedPanels) -> float:
-            rows = unpacked(found)
+            rows = unpack_panels(found)
             return max(rounding_error(x, rows, "int8"), sums_error(rows, shape))
 
         def by_torch() -> torch.Tensor:
@@ -195,7 +200,7 @@ class QuantizePanels:
             words = torch.nn.functional.pad(codes, (0, 0, 0, missing)).view(torch.int32)
             return words.view(-1, PANEL, words.shape[1]).transpose(1, 2).contiguous()
 
-        return Problem(
+        return KernelProblem(
             run=lambda config: quantize_panels(x, config, group=group, with_sums=with_sums),
             error=error,
             work=self.work(policy, shape),

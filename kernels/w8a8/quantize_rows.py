@@ -20,24 +20,24 @@ import torch
 import triton
 import triton.language as tl
 
-from ..dtypes import TORCH, type_name
-from ..launching import cached
-from ..model_shapes import MODELS
-from ..operation import Launch, Problem, Shape
-from ..precision import PrecisionPolicy
-from ..roofline import Elementwise, Op
-from ..variant import Config, Variant
+from ..device.dtypes import TORCH_DTYPES, type_name
+from ..device.precision import PrecisionPolicy
+from ..device.roofline import ElementwiseWork, OperationWork
+from ..launch.compiled_launch import cached
+from ..launch.kernel_operation import KernelLaunch, KernelProblem, ProblemShape
+from ..launch.model_shapes import MODELS
+from ..launch.variant import Config, Variant
 
 __all__ = [
     "LEVELS",
     "SUMMED",
     "Codes",
-    "QuantizeRows",
+    "QuantizeRowsOperation",
     "QuantizedRows",
     "quantize_rows",
     "rows_config",
     "rows_variant",
-    "summing",
+    "sum_groups",
     "sums_error",
 ]
 
@@ -193,7 +193,7 @@ def quantize_rows(
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizeRows:
+class QuantizeRowsOperation:
     """Activations to 8 bits, as an operator. Shape: m rows of k columns; `sums`: of so many columns each, 0: all."""
 
     kind: Codes
@@ -207,54 +207,56 @@ class QuantizeRows:
         unit = policy.int8 if self.kind == "int8" else policy.fp8
         return policy.reasons[self.kind] if unit is None else ""
 
-    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return tuple(Shape.of(m=m, k=k) for k in _widths() for m in (1, 8, 64, 2048))
+    def shapes(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
+        return tuple(ProblemShape.of(m=m, k=k) for k in _widths() for m in (1, 8, 64, 2048))
 
-    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+    def samples(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
         """Few columns, the most of one pass, and two passes; the sums that products with that unit ask for, those of
         usual groups with every BLOCK that the models' layers have.
         """
-        plain = tuple(Shape.of(m=8, k=k) for k in (896, 25_600, 53_248))
+        plain = tuple(ProblemShape.of(m=8, k=k) for k in (896, 25_600, 53_248))
         if self.kind == "fp8" or policy.int8 is None:
             return plain
         groups = (0,) if policy.int8.arithmetic == "dp4a" else (0, *SUMMED)
-        sums = (Shape.of(m=8, k=25_600, sums=group) for group in groups)
+        sums = (ProblemShape.of(m=8, k=25_600, sums=group) for group in groups)
         blocks = {rows_config(k)["BLOCK"]: k for k in _widths()} if groups[-1] else {}
-        usual = (Shape.of(m=m, k=k, sums=groups[-1]) for k in blocks.values() for m in (8, 2048))
-        return (*plain[:2], *sums, *usual, Shape.of(m=8, k=53_248, sums=groups[-1]), plain[2])
+        usual = (ProblemShape.of(m=m, k=k, sums=groups[-1]) for k in blocks.values() for m in (8, 2048))
+        return (*plain[:2], *sums, *usual, ProblemShape.of(m=8, k=53_248, sums=groups[-1]), plain[2])
 
-    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        small = (Shape.of(m=3, k=896),)
-        return (*small, Shape.of(m=3, k=896, sums=0)) if self.kind == "int8" else small
+    def small(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
+        small = (ProblemShape.of(m=3, k=896),)
+        return (*small, ProblemShape.of(m=3, k=896, sums=0)) if self.kind == "int8" else small
 
-    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+    def configs(self, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
         first = rows_config(shape["k"])
         others = [Config.of(warps, 1, BLOCK=first["BLOCK"]) for warps in (1, 2, 4, 8, 16)]
         fitting = [one for one in others if first["BLOCK"] <= 64 * 32 * one.num_warps and one != first]
         return (first, *fitting)
 
-    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
-        with_sums, group = summing(shape)
+    def launches(self, policy: PrecisionPolicy, shape: ProblemShape, config: Config) -> tuple[KernelLaunch, ...]:
+        with_sums, group = sum_groups(shape)
         variant = rows_variant(policy.storage, shape["k"], self.kind, config, group=group, with_sums=with_sums)
-        return (Launch(variant, (shape["m"],)),)
+        return (KernelLaunch(variant, (shape["m"],)),)
 
-    def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
-        with_sums, group = summing(shape)
+    def work(self, policy: PrecisionPolicy, shape: ProblemShape) -> OperationWork:
+        with_sums, group = sum_groups(shape)
         sums = shape["k"] // (group or shape["k"]) if with_sums else 0
-        return Elementwise(shape["m"] * (3 * shape["k"] + 4 + 4 * sums), 4 * shape["m"] * shape["k"])
+        return ElementwiseWork(shape["m"] * (3 * shape["k"] + 4 + 4 * sums), 4 * shape["m"] * shape["k"])
 
-    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
-        dtype = TORCH[policy.storage]
+    def problem(
+        self, policy: PrecisionPolicy, shape: ProblemShape, device: torch.device, seed: int = 0
+    ) -> KernelProblem:
+        dtype = TORCH_DTYPES[policy.storage]
         generator = torch.Generator(device).manual_seed(seed)
         x = torch.randn((shape["m"], shape["k"]), generator=generator, device=device).to(dtype)
-        with_sums, group = summing(shape)
+        with_sums, group = sum_groups(shape)
 
         def by_torch() -> torch.Tensor:
             scales = x.abs().amax(1, keepdim=True).float() / LEVELS[self.kind]
             codes = x.float() / scales
             return (codes.round() if self.kind == "int8" else codes).to(CODE_TYPE[self.kind])
 
-        return Problem(
+        return KernelProblem(
             run=lambda config: quantize_rows(x, self.kind, config, group=group, with_sums=with_sums),
             error=lambda found: max(rounding_error(x, found, self.kind), sums_error(found, shape)),
             work=self.work(policy, shape),
@@ -267,15 +269,15 @@ def _widths() -> tuple[int, ...]:
     return tuple(sorted({k for model in MODELS for _, k in model.linears.values()}))
 
 
-def summing(shape: Shape) -> tuple[bool, int]:
+def sum_groups(shape: ProblemShape) -> tuple[bool, int]:
     """Whether there are sums, and of how many columns each; 0: of all."""
     group = shape.get("sums", None)
     return group is not None, group or 0
 
 
-def sums_error(found: QuantizedRows, shape: Shape) -> float:
+def sums_error(found: QuantizedRows, shape: ProblemShape) -> float:
     """0, or infinity where the sums that the shape asks for are not those of the codes: they are exact."""
-    with_sums, group = summing(shape)
+    with_sums, group = sum_groups(shape)
     if not with_sums:
         return 0.0
     num_rows, num_columns = found.codes.shape

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ...kernels.cpu.build import library
-from ...kernels.cpu.exchange import open_memory
+from ...kernels.cpu.c_kernels.native_build import load_library
+from ...kernels.cpu.c_kernels.shm_collectives import open_shared_memory
 from ..errors import EngineFault
 from .child import Child
 from .report import machine, quantile, row, versions
@@ -33,11 +33,11 @@ def run(
     """
     if ranks < 2:
         raise ValueError(f"ranks: {ranks}; expected 2 at least")
-    if library()[0] is None:
-        raise EngineFault(library()[1])
+    if load_library()[0] is None:
+        raise EngineFault(load_library()[1])
     before = machine()
     rows = []
-    memory = open_memory(ranks)
+    memory = open_shared_memory(ranks)
     try:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             progress(f"starting {ranks} ranks")

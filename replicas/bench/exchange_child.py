@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ...kernels.cpu.exchange import SharedExchange
+from ...kernels.cpu.c_kernels.shm_collectives import ShmCollectives
 from ..shards.collective import CollectiveExchange
 from .child import answer
 
@@ -26,7 +26,7 @@ TIMEOUT_S = 60.0
 def main(memory: str, store: str, rank: int, size: int) -> None:
     torch.set_num_threads(1)
     descriptor = os.open(memory, os.O_RDWR)
-    shared = SharedExchange(descriptor, rank, size, timeout_s=TIMEOUT_S)
+    shared = ShmCollectives(descriptor, rank, size, timeout_s=TIMEOUT_S)
     os.close(descriptor)
     patience = timedelta(seconds=TIMEOUT_S)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=patience)

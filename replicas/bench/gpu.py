@@ -40,7 +40,7 @@ from .peers import is_installed
 from .tasks import TaskProcess
 
 if TYPE_CHECKING:
-    from ...kernels.rig import Rig
+    from ...kernels.device.device_context import DeviceContext
 
 __all__ = ["PARTS", "STAGES", "main", "run"]
 
@@ -87,10 +87,10 @@ def run(
     Raises RuntimeError without a GPU, unless it is a rehearsal; KeyError for an operator that is not known.
     """
     rig = rig_of(rehearse)
-    from ...kernels.registry import OPERATIONS, operation
+    from ...kernels.registry import OPERATIONS, find_operation
     from .gpu_kernels import KernelParts
 
-    operations = [operation(name) for name in ops] or list(OPERATIONS)
+    operations = [find_operation(name) for name in ops] or list(OPERATIONS)
     out.mkdir(parents=True, exist_ok=True)
     (out / "machine.json").write_text(json.dumps(_machine(rig), indent=1) + "\n")
     wanted = parts or (("checks", "tuning", "kernels") if ops else PARTS)
@@ -112,7 +112,7 @@ def run(
     return right
 
 
-def _engine(process: TaskProcess, rig: Rig, part: Part) -> bool:
+def _engine(process: TaskProcess, rig: DeviceContext, part: Part) -> bool:
     """All operators together: a small model's greedy texts, beside those of the CPU in fp32."""
     tokens = _ENGINE_TOKENS if rig.real else _REHEARSED_TOKENS
     told = process.ask("engine", left := part.left(), left_s=left, max_tokens=tokens)
@@ -128,7 +128,7 @@ class _Streams:
     pause  lets go of the GPU
     """
 
-    def __init__(self, rig: Rig, out: Path, pause: Callable[[], None]) -> None:
+    def __init__(self, rig: DeviceContext, out: Path, pause: Callable[[], None]) -> None:
         self._rig, self._pause = rig, pause
         groups = (*GROUPS, *OTHER_GROUPS) if rig.real else REHEARSED
         self._groups = [group for group in groups if group.side == "motley" or is_installed(group.side)]
@@ -159,7 +159,7 @@ class _Streams:
         return not any(each["side"] == "motley" for each in measuring.failed)
 
 
-def _machine(rig: Rig) -> dict[str, Any]:
+def _machine(rig: DeviceContext) -> dict[str, Any]:
     import torch
 
     from .report import machine, versions

@@ -14,16 +14,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ...kernels.compiling import Failed, Job, compile_all
-from ...kernels.operation import Shape
-from ...kernels.variant import Config
+from ...kernels.compiler.compile_pool import CompileFailure, CompileJob, compile_all
+from ...kernels.launch.kernel_operation import ProblemShape
+from ...kernels.launch.variant import Config
 from .child import answer
 from .gpu_child import parse_capability
 
 __all__ = ["to_json"]
 
 
-def to_json(job: Job) -> dict[str, Any]:
+def to_json(job: CompileJob) -> dict[str, Any]:
     return {"op": job.op, "shape": job.shape.key, "config": job.config.to_json()}
 
 
@@ -31,13 +31,13 @@ def main(arguments: Sequence[str]) -> None:
     capability, workers = parse_capability(arguments[0]), int(arguments[1])
     for line in sys.stdin:
         jobs = [
-            Job(each["op"], capability, Shape.parse(each["shape"]), Config.from_json(each["config"]))
+            CompileJob(each["op"], capability, ProblemShape.parse(each["shape"]), Config.from_json(each["config"]))
             for each in json.loads(line)
         ]
         began = time.monotonic()
         found = compile_all(jobs, workers)
         results = [result for launches in found.values() for _, result in launches]
-        failed = sum(isinstance(result, Failed) for result in results)
+        failed = sum(isinstance(result, CompileFailure) for result in results)
         answer({"jobs": len(jobs), "failed": failed, "seconds": round(time.monotonic() - began, 1)})
 
 

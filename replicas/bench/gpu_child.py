@@ -16,7 +16,7 @@ from .child import answer
 from .tasks import serve
 
 if TYPE_CHECKING:
-    from ...kernels.rig import Rig
+    from ...kernels.device.device_context import DeviceContext
     from ..gpu.accelerator import Accelerator
 
 __all__ = ["Tasks", "parse_capability", "rig_of"]
@@ -28,56 +28,56 @@ def parse_capability(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def rig_of(capability: str) -> Rig:
+def rig_of(capability: str) -> DeviceContext:
     """The first GPU, or a stand-in of that capability. Raises RuntimeError where torch finds no GPU."""
     if capability:
         os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
     import torch
 
-    from ...kernels.interpreter import quicken
-    from ...kernels.rig import gpu, stand_in
+    from ...kernels.compiler.triton_interpreter import speed_up_interpreter
+    from ...kernels.device.device_context import gpu_context, interpreter_context
 
     if capability:
-        quicken()
-        return stand_in(parse_capability(capability))
+        speed_up_interpreter()
+        return interpreter_context(parse_capability(capability))
     if not torch.cuda.is_available():
         raise RuntimeError("torch finds no GPU here; --rehearse goes through the steps without one")
-    return gpu(torch.device("cuda:0"))
+    return gpu_context(torch.device("cuda:0"))
 
 
 class Tasks:
     """Each method is a task; what it takes and gives is JSON. accelerator: of `gpu_engine.compare`."""
 
-    def __init__(self, rig: Rig, accelerator: Callable[[], Accelerator | None] = lambda: None) -> None:
+    def __init__(self, rig: DeviceContext, accelerator: Callable[[], Accelerator | None] = lambda: None) -> None:
         self._rig = rig
         self._accelerator = accelerator
 
     def memory(self) -> dict[str, float]:
         """What a `MemorySpeed` has measured. A stand-in runs the same kernels."""
-        from ...kernels.memory_speed import memory_speed
+        from ...kernels.tuning.memory_bandwidth import measure_memory_bandwidth
 
-        return dict(memory_speed(self._rig.device, None if self._rig.real else 2**16, triton=True).measured)
+        return dict(measure_memory_bandwidth(self._rig.device, None if self._rig.real else 2**16, triton=True).measured)
 
     def check(self, op: str, shape: str, config: Mapping[str, Any]) -> dict[str, Any]:
         """error_of_allowed: the worst difference to the reference over what rounding explains."""
-        from ...kernels.operation import Shape
-        from ...kernels.registry import operation
-        from ...kernels.variant import Config
+        from ...kernels.launch.kernel_operation import ProblemShape
+        from ...kernels.launch.variant import Config
+        from ...kernels.registry import find_operation
 
-        problem = operation(op).problem(self._rig.policy, Shape.parse(shape), self._rig.device)
+        problem = find_operation(op).problem(self._rig.policy, ProblemShape.parse(shape), self._rig.device)
         return {"error_of_allowed": problem.error(problem.run(Config.from_json(config)))}
 
     def tune(self, op: str, shape: str, most: int | None) -> dict[str, Any]:
         """The best config and what is known of it, or none; the time of each; and those that did not count."""
-        from ...kernels.operation import Shape
-        from ...kernels.registry import operation
-        from ...kernels.search import Trial, search
-        from ...kernels.spills import offered
+        from ...kernels.launch.kernel_operation import ProblemShape
+        from ...kernels.launch.known_spills import offered_configs
+        from ...kernels.registry import find_operation
+        from ...kernels.tuning.config_search import ConfigTrial, search_configs
 
-        tried: list[Trial] = []
-        wanted, chosen = operation(op), Shape.parse(shape)
-        configs = offered(wanted, self._rig.policy, chosen)[:most]
-        entry = search(wanted, self._rig, chosen, configs, tried.append)
+        tried: list[ConfigTrial] = []
+        wanted, chosen = find_operation(op), ProblemShape.parse(shape)
+        configs = offered_configs(wanted, self._rig.policy, chosen)[:most]
+        entry = search_configs(wanted, self._rig, chosen, configs, tried.append)
         found = None if entry is None else {"config": entry.config.to_json(), **entry.facts}
         excluded = [{"config": trial.config.to_json(), "why": trial.why} for trial in tried if trial.why]
         times = [
@@ -95,20 +95,25 @@ class Tasks:
 
     def measure(self, name: str, op: str, shape: str, bandwidth: float) -> list[dict[str, Any]]:
         """Rows of the benchmark. Raises AssertionError when the result is wrong."""
-        from ...kernels.bench import of_operation
-        from ...kernels.operation import Shape
-        from ...kernels.registry import operation
+        from ...kernels.launch.kernel_operation import ProblemShape
+        from ...kernels.registry import find_operation
+        from ...kernels.tuning.operation_bench import measure_operation
         from .kernels import rows_of
 
         return list(
-            rows_of(name, of_operation(operation(op), self._rig, Shape.parse(shape)), bandwidth, real=self._rig.real)
+            rows_of(
+                name,
+                measure_operation(find_operation(op), self._rig, ProblemShape.parse(shape)),
+                bandwidth,
+                real=self._rig.real,
+            )
         )
 
     def reread(self) -> None:
         """Tables have changed."""
-        from ...kernels import tuning
+        from ...kernels.launch import config_tables
 
-        tuning.forget()
+        config_tables.clear_table_cache()
 
     def usable(self) -> bool:
         """Whether the device still answers: after some errors a process can launch nothing any more."""

@@ -177,7 +177,7 @@ class Tasks:
         found = inspect_checkpoint(folder)
         config = EngineConfig(device="cuda:0" if self._real else "cpu")
         ops: Ops = operators(config, found.config.dtype)[0]
-        outlining: Callable[[], Ops] = getattr(ops, "outlining", lambda: ops)
+        outlining: Callable[[], Ops] = getattr(ops, "for_meta_device", lambda: ops)
         sizes = sizes_of(outlined(found.config, found.format, found.tensors, outlining()))
         every = Placed.all_on("disk", sizes)
         device = every.device_bytes + max(sizes.layers) * (tiers == "both")

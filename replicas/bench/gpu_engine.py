@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...kernels.gpu.operators import GpuOps
-from ...kernels.rig import Rig
+from ...kernels.device.device_context import DeviceContext
+from ...kernels.gpu.gpu_ops import GpuOps
 from ..gpu.accelerator import Accelerator
 from ..offline import CompletionOutput, Engine
 from ..sampling_params import SamplingParams
@@ -48,7 +48,9 @@ class Beside:
             self.apart = max(self.apart, abs(mine.logprob - theirs.logprob))
 
 
-def compare(rig: Rig, max_tokens: int, accelerator: Callable[[], Accelerator | None] = lambda: None) -> dict[str, Any]:
+def compare(
+    rig: DeviceContext, max_tokens: int, accelerator: Callable[[], Accelerator | None] = lambda: None
+) -> dict[str, Any]:
     """`right`: no text parts but where two tokens are as near in fp32 as the arithmetic's noise; that is bounded.
 
     Where decode runs as graphs, texts are also those of steps that run as they come, token for token.

@@ -11,16 +11,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...kernels import bench, search
-from ...kernels.compiling import Job
-from ...kernels.memory_speed import MemorySpeed
-from ...kernels.model_shapes import MODELS, REHEARSAL
-from ...kernels.operation import Operation, Shape
-from ...kernels.rig import Rig
-from ...kernels.spills import offered
-from ...kernels.tune import keep, wanted
-from ...kernels.tuning import FURTHER, Entry, choose, roots
-from ...kernels.variant import Config
+from ...kernels.compiler.compile_pool import CompileJob
+from ...kernels.device.device_context import DeviceContext
+from ...kernels.launch.config_tables import TUNED_VARIABLE, ConfigEntry, choose_config, table_roots
+from ...kernels.launch.kernel_operation import KernelOperation, ProblemShape
+from ...kernels.launch.known_spills import offered_configs
+from ...kernels.launch.model_shapes import MODELS, REHEARSAL
+from ...kernels.launch.variant import Config
+from ...kernels.tuning import config_search, operation_bench
+from ...kernels.tuning.memory_bandwidth import MemoryBandwidth
+from ...kernels.tuning.table_writer import merge_into_table, order_shapes
 from ..cores import usable_cores
 from . import gpu_targets
 from .child import WRITE_S, Child, ChildEnded, ChildSilent
@@ -50,7 +50,12 @@ class KernelParts:
     """compilers: ends those that compile ahead, when it is closed."""
 
     def __init__(
-        self, rig: Rig, operations: Sequence[Operation], out: Path, process: TaskProcess, compilers: ExitStack
+        self,
+        rig: DeviceContext,
+        operations: Sequence[KernelOperation],
+        out: Path,
+        process: TaskProcess,
+        compilers: ExitStack,
     ) -> None:
         self._rig = rig
         self._operations = [each for each in operations if not each.refusal(rig.policy)]
@@ -58,13 +63,13 @@ class KernelParts:
         self._out = out
         self._process = process
         self._compilers = compilers
-        self._memory: MemorySpeed | None = None
+        self._memory: MemoryBandwidth | None = None
         self._ahead: Child | None = None
         self._occupied = False
-        self._to_check: list[tuple[Operation, Shape, Config]] | None = None
-        self._to_measure: list[tuple[str, Operation, Shape]] | None = None
-        self._shapes: dict[Operation, list[Shape]] | None = None
-        self._entries: dict[Operation, dict[Shape, Entry]] = {}
+        self._to_check: list[tuple[KernelOperation, ProblemShape, Config]] | None = None
+        self._to_measure: list[tuple[str, KernelOperation, ProblemShape]] | None = None
+        self._shapes: dict[KernelOperation, list[ProblemShape]] | None = None
+        self._entries: dict[KernelOperation, dict[ProblemShape, ConfigEntry]] = {}
         self._sent: set[bool] = set()
 
     def checks(self, part: Part, first: bool = False) -> bool:
@@ -104,7 +109,7 @@ class KernelParts:
             part.fields |= {**self._measure_memory(part), "rows": [], "skipped": []}
         left, rows = self._to_tune(), part.fields["rows"]
         spent = dict.fromkeys(left, 0.0)
-        tuned: set[Operation] = set()
+        tuned: set[KernelOperation] = set()
         while self._memory is not None and not part.over:
             turns = {each: self._rank(each, shapes[0]) for each, shapes in left.items() if shapes}
             turns = {each: rank for each, rank in turns.items() if not first or rank < 2}
@@ -112,7 +117,7 @@ class KernelParts:
                 break
             operation = min(turns, key=lambda each: (turns[each], spent[each]))
             shape = left[operation].pop(0)
-            if why := search.lacking(operation, self._rig, shape):
+            if why := config_search.search_memory_shortage(operation, self._rig, shape):
                 part.fields["skipped"].append(f"{operation.name} {shape.key}: {why}")
                 continue
             began = time.monotonic()
@@ -126,10 +131,10 @@ class KernelParts:
                 facts = dict(found)
                 config = Config.from_json(facts.pop("config"))
                 entries = self._entries.setdefault(operation, {})
-                entries[shape] = Entry(config, facts)
+                entries[shape] = ConfigEntry(config, facts)
                 tuned.add(operation)
                 if self._rig.real:  # a stand-in's times mean nothing
-                    keep(operation, self._rig, entries, self._memory, self._out / "tuned")
+                    merge_into_table(operation, self._rig, entries, self._memory, self._out / "tuned")
             part.save(now=False)
         unreached = sum(map(len, left.values()))
         part.fields |= {"unreached": unreached, "complete": not unreached and _answered(rows)}
@@ -147,7 +152,7 @@ class KernelParts:
         left, rows, failed = self._to_measure, part.fields["rows"], part.fields["failed"]
         while left and self._memory is not None and not part.over and not (first and self._rank(*left[0][1:]) == 2):
             name, operation, shape = left.pop(0)
-            if why := bench.lacking(operation, self._rig, shape):
+            if why := operation_bench.measurement_memory_shortage(operation, self._rig, shape):
                 part.fields["skipped"].append(f"{operation.name} {shape.key}: {why}")
                 continue
             told = self._process.ask(
@@ -158,7 +163,9 @@ class KernelParts:
             if "error" in told:
                 failed.append({"case": name, "op": operation.name, "shape": shape.key, **told})
             part.save(now=False)
-        room = [each[1:] for each in cases if not bench.lacking(each[1], self._rig, each[2])]
+        room = [
+            each[1:] for each in cases if not operation_bench.measurement_memory_shortage(each[1], self._rig, each[2])
+        ]
         judged = gpu_targets.judge(rows, [(operation.name, dict(shape.fields)) for operation, shape in room])
         part.fields |= {"targets": judged, "unreached": len(left), "complete": not left and not failed}
         if self._rig.real:
@@ -166,16 +173,18 @@ class KernelParts:
             print("\n".join([*shares_of, *map(gpu_targets.line, judged)]))
         return not failed and self._memory is not None
 
-    def _keep(self, part: Part, tuned: Iterable[Operation], memory: MemorySpeed) -> None:
+    def _keep(self, part: Part, tuned: Iterable[KernelOperation], memory: MemoryBandwidth) -> None:
         """Where launches look; in an installation that cannot be written they look in the results from here on."""
         try:
             for operation in tuned:
-                keep(operation, self._rig, self._entries[operation], memory, roots()[0])
+                merge_into_table(operation, self._rig, self._entries[operation], memory, table_roots()[0])
         except OSError as error:
             tables = (self._out / "tuned").absolute()
-            part.fields["tables"] = f"{error}: they are in {tables} alone; launches look there with {FURTHER}={tables}"
+            part.fields["tables"] = (
+                f"{error}: they are in {tables} alone; launches look there with {TUNED_VARIABLE}={tables}"
+            )
             print(f"  tables: {part.fields['tables']}", file=sys.stderr, flush=True)
-            os.environ[FURTHER] = str(tables)  # for the processes that follow: they are measured with these
+            os.environ[TUNED_VARIABLE] = str(tables)  # for the processes that follow: they are measured with these
             self._process.end()
             return
         if "error" in self._process.ask("reread", left_s=part.left()):
@@ -193,13 +202,13 @@ class KernelParts:
             told = self._process.ask("memory", left_s=part.left())
             if "result" not in told:
                 return {"memory": told}
-            self._memory = MemorySpeed(told["result"])
+            self._memory = MemoryBandwidth(told["result"])
         return self._memory.to_json()
 
-    def _compile_checked(self, part: Part, checks: Sequence[tuple[Operation, Shape, Config]]) -> None:
+    def _compile_checked(self, part: Part, checks: Sequence[tuple[KernelOperation, ProblemShape, Config]]) -> None:
         """Waits for it; what is late, a launch compiles."""
         capability = self._rig.policy.capability.version
-        jobs = [Job(operation.name, capability, shape, config) for operation, shape, config in checks]
+        jobs = [CompileJob(operation.name, capability, shape, config) for operation, shape, config in checks]
         if not (jobs := jobs if self._rig.real else jobs[:REHEARSED_JOBS]):
             return
         try:
@@ -218,10 +227,10 @@ class KernelParts:
         policy = self._rig.policy
         turns = _turn_about([(operation, shape) for shape in left] for operation, left in self._to_tune().items())
         jobs = [
-            Job(operation.name, policy.capability.version, shape, config)
+            CompileJob(operation.name, policy.capability.version, shape, config)
             for operation, shape in sorted(turns, key=lambda each: self._rank(*each))
             if (self._rank(operation, shape) < 2) is first
-            for config in offered(operation, policy, shape)
+            for config in offered_configs(operation, policy, shape)
         ]
         try:
             self._compiler().write([to_json(job) for job in jobs], WRITE_S)
@@ -248,31 +257,31 @@ class KernelParts:
             )  # fmt: skip
         return self._ahead
 
-    def _checked(self, operation: Operation) -> Iterator[tuple[Operation, Shape, Config]]:
+    def _checked(self, operation: KernelOperation) -> Iterator[tuple[KernelOperation, ProblemShape, Config]]:
         policy = self._rig.policy
         more = operation.samples(policy) if self._rig.real else ()
         for shape in (*operation.small(policy), *more):
-            chosen = choose(operation, policy, shape, self._rig.about if self._rig.real else None).config
-            configs = dict.fromkeys((chosen, offered(operation, policy, shape)[0]))
+            chosen = choose_config(operation, policy, shape, self._rig.about if self._rig.real else None).config
+            configs = dict.fromkeys((chosen, offered_configs(operation, policy, shape)[0]))
             for config in configs if self._rig.real else [chosen]:
                 yield operation, shape, config
 
-    def _to_tune(self) -> dict[Operation, list[Shape]]:
+    def _to_tune(self) -> dict[KernelOperation, list[ProblemShape]]:
         """What is left of each operator, in that order."""
         if self._shapes is None:
             self._shapes = {operation: self._tuned(operation) for operation in self._timed()}
         return self._shapes
 
-    def _tuned(self, operation: Operation) -> list[Shape]:
+    def _tuned(self, operation: KernelOperation) -> list[ProblemShape]:
         """Those far from one another first, but what targets are about before that, and a single token before more."""
         if not self._rig.real:
             return list(operation.small(self._rig.policy)[:1])
         return sorted(
-            wanted(operation, self._rig.policy),
+            order_shapes(operation, self._rig.policy),
             key=lambda shape: (rank := self._rank(operation, shape), shape.get("m", 0) if rank < 2 else 0),
         )
 
-    def _rank(self, operation: Operation, shape: Shape) -> int:
+    def _rank(self, operation: KernelOperation, shape: ProblemShape) -> int:
         """Of `gpu_targets`. A rehearsal goes through all of them first."""
         if not self._rig.real:
             return 0
@@ -282,7 +291,7 @@ class KernelParts:
             operation.name, workload, gpu_targets.is_judged(operation.name, workload) and model.has(shape)
         )
 
-    def _measured(self) -> list[tuple[str, Operation, Shape]]:
+    def _measured(self) -> list[tuple[str, KernelOperation, ProblemShape]]:
         models = (*MODELS[1:], MODELS[0]) if self._rig.real else (REHEARSAL,)
         timed = self._timed()
         cases = [case for case in gpu_cases(self._rig, models, None if self._rig.real else (1,)) if case[1] in timed]
@@ -298,7 +307,7 @@ class KernelParts:
         first = sorted(_turn_about(judged), key=lambda case: self._rank(*case[1:]))
         return [*first, *_turn_about(others.values())]
 
-    def _timed(self) -> list[Operation]:
+    def _timed(self) -> list[KernelOperation]:
         return [each for each in self._operations if self._rig.real or each.name in REHEARSED]
 
 

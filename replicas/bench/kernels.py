@@ -8,21 +8,27 @@ from typing import Any
 
 import torch
 
-from ...kernels.bench import Measurement, TimeIsUp, made_in_time, measure, of_operation
 from ...kernels.contract import Ops
-from ...kernels.cpu import problems as cpu_problems
-from ...kernels.measure import Timing
-from ...kernels.memory_speed import memory_speed
-from ...kernels.model_shapes import MODELS, ModelShape
-from ...kernels.operation import Operation, Problem, Shape
-from ...kernels.ops import for_device
+from ...kernels.cpu import cpu_problems
+from ...kernels.device.device_context import DeviceContext, gpu_context
+from ...kernels.device.roofline import DecodeAttentionWork
+from ...kernels.launch.kernel_operation import KernelOperation, KernelProblem, ProblemShape
+from ...kernels.launch.model_shapes import MODELS, ModelShape
+from ...kernels.launch.variant import Config
+from ...kernels.ops import ops_for_device
 from ...kernels.registry import OPERATIONS
-from ...kernels.rig import Rig, gpu
-from ...kernels.roofline import DecodeAttention
-from ...kernels.room import TooLarge
-from ...kernels.variant import Config
-from ...kernels.w4a16.operations import OPERATIONS as INT4
-from ...kernels.w4a16.operations import kernel_for
+from ...kernels.tuning.memory_bandwidth import measure_memory_bandwidth
+from ...kernels.tuning.memory_limits import ShapeTooLarge
+from ...kernels.tuning.operation_bench import (
+    OperationMeasurement,
+    TimeBudgetExceeded,
+    make_within_budget,
+    measure_operation,
+    measure_problems,
+)
+from ...kernels.tuning.timing import Timing
+from ...kernels.w4a16.int4_operations import OPERATIONS as INT4
+from ...kernels.w4a16.int4_operations import kernel_for
 from .report import machine, row, versions
 
 __all__ = ["TOKENS", "gpu_cases", "rows_of", "run"]
@@ -41,7 +47,7 @@ _CONTEXT, _MOST_KV = (
 _LINEAR = {"linear": "int4", "linear_int8": "int8", "linear_dense": "dense"}  # operators of a CPU -> kinds of weights
 _BYTES = {"int4": 0.5, "int8": 1.0, "dense": 2.0}  # of a weight
 
-Case = tuple[str, Callable[[], Measurement]]
+Case = tuple[str, Callable[[], OperationMeasurement]]
 Progress = Callable[[str, int, int], None]
 
 
@@ -72,11 +78,11 @@ def run(
     chosen = torch.device(device)
     if threads is not None:
         torch.set_num_threads(threads)
-    memory = memory_speed(chosen)
+    memory = measure_memory_bandwidth(chosen)
     shapes = [known[name] for name in models]
     on_gpu = chosen.type == "cuda"
     if on_gpu:
-        cases = _on_gpu(gpu(chosen), shapes, tokens, ops, enough)
+        cases = _on_gpu(gpu_context(chosen), shapes, tokens, ops, enough)
     else:
         cases = _on_cpu(shapes, tokens or TOKENS, ops, enough)
     rows: list[dict[str, Any]] = []
@@ -90,10 +96,10 @@ def run(
         progress(name, index, len(cases))
         try:
             rows += rows_of(name, case(), memory.bandwidth)
-        except TimeIsUp:
+        except TimeBudgetExceeded:
             reached = index - 1
             break
-        except TooLarge as why:
+        except ShapeTooLarge as why:
             skipped.append({"case": name, "skipped": str(why)})
         except Exception as error:  # noqa: BLE001  what Triton's compiler and CUDA raise has no common kind
             failed.append({"case": name, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
@@ -164,31 +170,33 @@ def _copies(num_bytes: int) -> int:
     return min(_MOST_CPU_COPIES, max(2, -(-2 * _CPU_CACHE // num_bytes)))
 
 
-Made = tuple[Shape, Problem]
+Made = tuple[ProblemShape, KernelProblem]
 
 
 def _on_this_cpu(
     name: str, make: Callable[[Ops, int], Made], num_bytes: int, enough: Callable[[], bool]
-) -> Measurement:
+) -> OperationMeasurement:
     """make: from operators and a seed a problem that moves so many bytes."""
-    ops = for_device("cpu", torch.bfloat16)
-    made = made_in_time(lambda seed: make(ops, seed), _copies(num_bytes), enough)
+    ops = ops_for_device("cpu", torch.bfloat16)
+    made = make_within_budget(lambda seed: make(ops, seed), _copies(num_bytes), enough)
     problems = [problem for _, problem in made]
-    return measure(name, made[0][0], problems, Config(), "as the engine has it", torch.device("cpu"))
+    return measure_problems(name, made[0][0], problems, Config(), "as the engine has it", torch.device("cpu"))
 
 
-def _cpu_pointwise(model: ModelShape, name: str, tokens: int, enough: Callable[[], bool]) -> Callable[[], Measurement]:
+def _cpu_pointwise(
+    model: ModelShape, name: str, tokens: int, enough: Callable[[], bool]
+) -> Callable[[], OperationMeasurement]:
     def make(ops: Ops, seed: int) -> Made:
         return cpu_problems.pointwise_problem(ops, name, tokens, model, seed)
 
-    def case() -> Measurement:
-        _, first = make(for_device("cpu", torch.bfloat16), 0)
+    def case() -> OperationMeasurement:
+        _, first = make(ops_for_device("cpu", torch.bfloat16), 0)
         return _on_this_cpu(name, make, int(first.work.bytes), enough)
 
     return case
 
 
-def _cpu_linear(n: int, k: int, m: int, name: str, enough: Callable[[], bool]) -> Callable[[], Measurement]:
+def _cpu_linear(n: int, k: int, m: int, name: str, enough: Callable[[], bool]) -> Callable[[], OperationMeasurement]:
     def make(ops: Ops, seed: int) -> Made:
         weight = cpu_problems.linear_weight(n, k, 128, seed, _LINEAR[name])
         return cpu_problems.linear_problem(weight, ops.linear(weight), m, seed)
@@ -198,37 +206,37 @@ def _cpu_linear(n: int, k: int, m: int, name: str, enough: Callable[[], bool]) -
 
 def _cpu_attention(
     model: ModelShape, batch: int, context: int, new: int = 1, enough: Callable[[], bool] = lambda: False
-) -> Callable[[], Measurement]:
+) -> Callable[[], OperationMeasurement]:
     sizes = (model.heads, model.kv_heads, model.head_dim)
 
     def make(ops: Ops, seed: int) -> Made:
         return cpu_problems.attention_problem(ops, batch, context, *sizes, seed, new)
 
-    num_bytes = int(DecodeAttention(batch, context, *sizes).bytes)
+    num_bytes = int(DecodeAttentionWork(batch, context, *sizes).bytes)
     return lambda: _on_this_cpu("attention_prefill" if new > 1 else "attention", make, num_bytes, enough)
 
 
 def _on_gpu(
-    rig: Rig,
+    rig: DeviceContext,
     models: Sequence[ModelShape],
     tokens: Sequence[int] | None,
     ops: Collection[str],
     enough: Callable[[], bool] = lambda: False,
 ) -> list[Case]:
     return [
-        (name, partial(of_operation, operation, rig, shape, enough))
+        (name, partial(measure_operation, operation, rig, shape, enough))
         for name, operation, shape in gpu_cases(rig, models, tokens, ops, all_batches=True)
     ]
 
 
 def gpu_cases(
-    rig: Rig,
+    rig: DeviceContext,
     models: Sequence[ModelShape],
     tokens: Sequence[int] | None,
     ops: Collection[str] = (),
     *,
     all_batches: bool = False,
-) -> list[tuple[str, Operation, Shape]]:
+) -> list[tuple[str, KernelOperation, ProblemShape]]:
     """int4 layers by the kernel that would be launched; the other operators at the sizes they are tuned for.
 
     tokens       None: `TOKENS`, of every operator those that it is launched for; of attention what it is tuned for
@@ -238,11 +246,11 @@ def gpu_cases(
     """
     if unknown := [name for name in ops if name not in {each.name for each in OPERATIONS} | {"w4a16"}]:
         raise ValueError(f"op {unknown[0]}: expected w4a16 or some of {', '.join(each.name for each in OPERATIONS)}")
-    cases: list[tuple[str, Operation, Shape]] = []
+    cases: list[tuple[str, KernelOperation, ProblemShape]] = []
     for model in models if not ops or "w4a16" in ops else ():
         for layer, (n, k) in model.linears.items():
             for m in tokens or TOKENS:
-                shape = Shape.of(m=m, n=n, k=k, group=128)
+                shape = ProblemShape.of(m=m, n=n, k=k, group=128)
                 kernel, _ = kernel_for(rig.policy, shape, rig.about)
                 cases.append((f"{model.name} {layer} m={m}", kernel, shape))
     for operation in OPERATIONS:
@@ -257,8 +265,12 @@ def gpu_cases(
 
 
 def _asked_for(
-    operation: Operation, rig: Rig, models: Sequence[ModelShape], tokens: Sequence[int] | None, all_batches: bool
-) -> tuple[Shape, ...]:
+    operation: KernelOperation,
+    rig: DeviceContext,
+    models: Sequence[ModelShape],
+    tokens: Sequence[int] | None,
+    all_batches: bool,
+) -> tuple[ProblemShape, ...]:
     """Of the shapes it is tuned for those of these models; as many rows as are asked for, where rows are all it has.
 
     Those of no model, such as attention with heads of 80, go with all models together.
@@ -270,7 +282,7 @@ def _asked_for(
     if rows := next((name for name in _ROWS if all(name in dict(shape.fields) for shape in of_models)), ""):
         launched = _RANGES.get(operation.name, range(1, 1 << 20))
         numbers = tokens or [m for m in TOKENS if m in launched]
-        wanted = (Shape.of(**{**dict(shape.fields), rows: m}) for shape in of_models for m in numbers)
+        wanted = (ProblemShape.of(**{**dict(shape.fields), rows: m}) for shape in of_models for m in numbers)
         return tuple(dict.fromkeys(wanted))
     if tokens is None and not all_batches:
         return tuple(of_models)
@@ -279,8 +291,8 @@ def _asked_for(
 
 
 def _of_batches(
-    operation: Operation, of_models: Sequence[Shape], tokens: Sequence[int], found: Sequence[Shape]
-) -> Iterator[Shape]:
+    operation: KernelOperation, of_models: Sequence[ProblemShape], tokens: Sequence[int], found: Sequence[ProblemShape]
+) -> Iterator[ProblemShape]:
     """Of attention with batches or new tokens that it is not tuned for: such as those with the same context have it."""
     prefill = operation.name == "attention_prefill"
     size, known = "new" if prefill else "batch", {shape.get("new", shape["batch"]) for shape in found}
@@ -288,14 +300,14 @@ def _of_batches(
     for m in numbers:
         for shape in of_models:
             if shape["context"] == max(_CONTEXT, m if prefill else 0) and shape["batch"] == (1 if prefill else 8):
-                yield Shape.of(**{**dict(shape.fields), size: m})
+                yield ProblemShape.of(**{**dict(shape.fields), size: m})
 
 
 def _names(models: Sequence[ModelShape]) -> str:
     return ", ".join(model.name for model in models)
 
 
-def rows_of(name: str, found: Measurement, bandwidth: float, *, real: bool = True) -> Iterator[dict[str, Any]]:
+def rows_of(name: str, found: OperationMeasurement, bandwidth: float, *, real: bool = True) -> Iterator[dict[str, Any]]:
     """A row for each peer, or one without; a wrong result has no time.
 
     bandwidth  of a `MemorySpeed`

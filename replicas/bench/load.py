@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...kernels.cpu.maps import resident
+from ...kernels.cpu.memory.mapped_pages import resident_pages
 from ..cores import usable_cores
 from ..errors import EngineFault
 from ..weights_cache import LEAST_BYTES
@@ -265,7 +265,7 @@ def drop(path: Path) -> float:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as memory:
-            pages = resident(memory)
+            pages = resident_pages(memory)
     return sum(pages) / len(pages)
 
 

@@ -115,9 +115,9 @@ def _read(checkpoint: Path, reader: str, threads: int) -> dict[str, Any]:
                 while file.readinto(buffer):
                     pass
     elif reader in ("read", "hashed"):
-        from ...kernels.cpu import ahead
+        from ...kernels.cpu.memory import prefault
 
-        ahead.begin(size)  # while torch is imported, as in a start
+        prefault.start_prefault(size)  # while torch is imported, as in a start
         from concurrent.futures import ThreadPoolExecutor
 
         from ..checkpoint import inspect_checkpoint

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ...kernels.cpu.build import library
+from ...kernels.cpu.c_kernels.native_build import load_library
 from ..checkpoint import inspect_checkpoint
 from ..cores import usable_cores
 from ..demo import demo_path
@@ -52,8 +52,8 @@ def run(
     for model in models:
         if model != "demo" and model not in SHAPES:
             raise ValueError(f"model: {model!r} is not known; expected demo, {', '.join(SHAPES)}")
-    if library()[0] is None:
-        raise EngineFault(library()[1])
+    if load_library()[0] is None:
+        raise EngineFault(load_library()[1])
     threads = threads or usable_cores()
     before, rows = machine(), []
     for model in models:

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import torch
 
-from ...kernels.cpu.exchange import SharedExchange
+from ...kernels.cpu.c_kernels.shm_collectives import ShmCollectives
 from ..build import build_engine
 from ..engine_config import EngineConfig
 from ..protocol import Request
@@ -57,15 +57,15 @@ class Way:
     def sums(self, steps: int) -> dict[str, Any]:
         """Of ranks: how long this one is in them."""
         spent: list[float] = []
-        add = SharedExchange.sum
+        add = ShmCollectives.sum
 
-        def timed(exchange: SharedExchange, x: torch.Tensor) -> torch.Tensor:
+        def timed(exchange: ShmCollectives, x: torch.Tensor) -> torch.Tensor:
             began = time.perf_counter()
             found = add(exchange, x)
             spent.append(time.perf_counter() - began)
             return found
 
-        with patch.object(SharedExchange, "sum", timed):
+        with patch.object(ShmCollectives, "sum", timed):
             began = time.perf_counter()
             for _ in range(steps):
                 self._core.step()

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from ...kernels.device.device_context import DeviceContext
 from ...kernels.ops import Ops
-from ...kernels.rig import Rig
 from ..blocks import blocks_for
 from ..build import BuiltEngine, assemble, operators
 from ..collector import settle
@@ -180,7 +180,7 @@ class Streams(OnDevice):
         return summary(self._loop.run(drive(self._worker, requests, limit_s)))
 
     def _least(self, batch: int, context: int) -> float | None:
-        rig: Rig | None = getattr(self._decoder.ops, "rig", None)
+        rig: DeviceContext | None = getattr(self._decoder.ops, "rig", None)
         return None if rig is None else tpot_s(rig.about, self._decoder, context, batch)
 
     async def _trace(self, batch: int, prompt_tokens: int, path: str) -> None:

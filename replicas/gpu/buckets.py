@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from ...kernels.operation import SHORTEST_CONTEXT, padded
+from ...kernels.launch.kernel_operation import SHORTEST_CONTEXT, pad_graph_rows
 
 _DRAFTED = 64  # rows up to which steps with drafts are graphs, where more sequences than that have none either
 
@@ -15,10 +15,10 @@ def graph_rows(max_running: int, max_drafts: int) -> int:
 
 
 def batch_sizes(most: int) -> tuple[int, ...]:
-    """Those of `padded`, by which layers choose their kernels; the last is `most`."""
+    """Those of `pad_graph_rows`, by which layers choose their kernels; the last is `most`."""
     sizes = [1]
     while sizes[-1] < most:
-        sizes.append(padded(sizes[-1] + 1))
+        sizes.append(pad_graph_rows(sizes[-1] + 1))
     return (*sizes[:-1], most)
 
 

@@ -10,15 +10,15 @@ from typing import Literal
 
 import torch
 
+from ...kernels.canonical_weights import DenseWeight, Weight
 from ...kernels.contract import Linear
-from ...kernels.cpu.linear import in_bytes
-from ...kernels.cpu.linear_torch import TorchInt8
-from ...kernels.cpu.native import load
-from ...kernels.cpu.setting import Setting, Unsuitable
-from ...kernels.measure import time_of
-from ...kernels.memory_speed import TORCH_COPY, MemorySpeed, memory_speed
-from ...kernels.rig import Rig
-from ...kernels.weights import DenseWeight, Weight
+from ...kernels.cpu.c_kernels.native_kernels import load_native_kernels
+from ...kernels.cpu.layers.linear_settings import CpuLinearSettings, UnsuitableKernel
+from ...kernels.cpu.layers.native_linear import build_int8
+from ...kernels.cpu.layers.torch_linear import TorchInt8Linear
+from ...kernels.device.device_context import DeviceContext
+from ...kernels.tuning.memory_bandwidth import TORCH_COPY, MemoryBandwidth, measure_memory_bandwidth
+from ...kernels.tuning.timing import time_runs
 from .work import Work
 
 __all__ = ["Ceiling", "Figure", "Least", "of_cpu", "of_gpu"]
@@ -85,14 +85,14 @@ def of_cpu(num_bytes: int, threads: int) -> Ceiling:
         name: Figure(_best(partial(_matmul, dtype), counts), "measured", f"torch.matmul, {_SIDE} a side")
         for name, dtype in {"fp32": torch.float32, "bf16": torch.bfloat16}.items()
     }
-    c, onednn = (_best(partial(_int8, build), counts) for build in (in_bytes, TorchInt8))
+    c, onednn = (_best(partial(_int8, build), counts) for build in (build_int8, TorchInt8Linear))
     if best := max(c, onednn):  # else integer kernels are held against floats
         whose = "the C kernel's" if c > onednn else "oneDNN's"
         rates["int8"] = Figure(best, "measured", f"{whose} int8 product, {_SIDE} a side, x rounded in it")
     return Ceiling("this CPU", Figure(memory.bandwidth, "measured", said), rates)
 
 
-def of_gpu(rig: Rig) -> Ceiling:
+def of_gpu(rig: DeviceContext) -> Ceiling:
     about = rig.about
     rates = {str(kind): Figure(rate, "table", about.source(kind)) for kind, rate in about.rates.items()}
     return Ceiling(about.name, Figure(about.bandwidth, "table", about.source("bandwidth")), rates)
@@ -117,27 +117,27 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _memory(size: int, threads: list[int]) -> MemorySpeed:
+def _memory(size: int, threads: list[int]) -> MemoryBandwidth:
     """With as many threads as it is fastest with."""
     found = []
     for count in threads:
         with _threads(count):
-            found.append(memory_speed(_CPU, size))
+            found.append(measure_memory_bandwidth(_CPU, size))
     return max(found, key=lambda speed: speed.bandwidth)
 
 
 def _matmul(dtype: torch.dtype) -> float:
     x, w = (torch.ones(_SIDE, _SIDE, dtype=dtype) for _ in range(2))
-    return 2 * _SIDE**3 / time_of([lambda: x @ w.t()], _CPU, budget_s=_BUDGET_S).p20
+    return 2 * _SIDE**3 / time_runs([lambda: x @ w.t()], _CPU, budget_s=_BUDGET_S).p20
 
 
-def _int8(build: Callable[[Weight, Setting], Linear]) -> float:
+def _int8(build: Callable[[Weight, CpuLinearSettings], Linear]) -> float:
     """0 where there is no such product."""
-    setting = Setting(torch.bfloat16, torch.bfloat16, "exact", "int8", load()[0])
+    setting = CpuLinearSettings(torch.bfloat16, torch.bfloat16, "exact", "int8", load_native_kernels()[0])
     weight = DenseWeight(torch.randn(_SIDE, _SIDE, generator=torch.Generator().manual_seed(0)))
     try:
         product = build(weight, setting)
-    except Unsuitable:
+    except UnsuitableKernel:
         return 0.0
     x = torch.ones(_SIDE, _SIDE, dtype=torch.bfloat16)
-    return 2 * _SIDE**3 / time_of([lambda: product(x)], _CPU, budget_s=_BUDGET_S).p20
+    return 2 * _SIDE**3 / time_runs([lambda: product(x)], _CPU, budget_s=_BUDGET_S).p20

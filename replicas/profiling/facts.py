@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...kernels.capability import Capability
-from ...kernels.devices import Arithmetic
-from ...kernels.precision import Unit
-from ...kernels.rig import Rig
+from ...kernels.device.compute_capability import Capability
+from ...kernels.device.device_context import DeviceContext
+from ...kernels.device.device_spec import Arithmetic
+from ...kernels.device.precision import ComputeUnit
 from .instruments import Kind, Part
 from .recorder import Seen
 
 if TYPE_CHECKING:
-    from ...kernels.gpu.operators import GpuOps
+    from ...kernels.gpu.gpu_ops import GpuOps
 
 __all__ = ["Facts", "facts_of"]
 
@@ -92,14 +92,14 @@ def _on_gpu(part: Part, seen: Seen, ops: GpuOps, common: dict[str, Any]) -> Fact
     )
 
 
-def _unit(part: Part, kernel: str, rig: Rig) -> Arithmetic:
+def _unit(part: Part, kernel: str, rig: DeviceContext) -> Arithmetic:
     """What the policy would have it done in at best: a linear layer by the fastest of its units."""
     policy = rig.policy
     if part.kind == "attention":
         return policy.attention_unit.arithmetic
     if part.kind != "linear":
         return "fp32"
-    units: tuple[Unit, ...] = (policy.decode, policy.prefill)
+    units: tuple[ComputeUnit, ...] = (policy.decode, policy.prefill)
     if kernel == "w8a8":
         units = policy.int8_units
     elif kernel == "fp8" and policy.fp8:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...kernels.weights import DenseWeight, GroupedWeight
+from ...kernels.canonical_weights import DenseWeight, GroupedWeight
 from ..json_file import Fields
 from ..weights import Weights
 from .base import FLOATS, LinearSpec, TensorSpec, is_part, left_plain

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from ...kernels.weights import FP8_BLOCK, DenseWeight, Fp8Weight, GroupedWeight, Weight, stacked
+from ...kernels.canonical_weights import FP8_BLOCK, DenseWeight, Fp8Weight, GroupedWeight, Weight, concat_parts
 from ..weights import Weights
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -125,21 +125,21 @@ def fuse(weights: Sequence[Weight]) -> list[Weight]:
         return [*weights]  # of fp8 the scales are brought to one for each row, below
     dense = [weight for weight in weights if isinstance(weight, DenseWeight)]
     if len(dense) == len(weights):
-        return [DenseWeight(stacked([weight.weight for weight in dense]), _stacked_bias(weights))]
+        return [DenseWeight(concat_parts([weight.weight for weight in dense]), _stacked_bias(weights))]
     grouped = [weight for weight in weights if isinstance(weight, GroupedWeight)]
     if len(grouped) == len(weights) and all(_alike(grouped[0], other) for other in grouped):
         return [
             replace(
                 grouped[0],
-                codes=stacked([weight.codes for weight in grouped]),
-                scales=stacked([weight.scales for weight in grouped]),
-                zeros=stacked([weight.zeros for weight in grouped]),
+                codes=concat_parts([weight.codes for weight in grouped]),
+                scales=concat_parts([weight.scales for weight in grouped]),
+                zeros=concat_parts([weight.zeros for weight in grouped]),
                 bias=_stacked_bias(weights),
             )
         ]
     fp8 = [weight for weight in weights if isinstance(weight, Fp8Weight)]
     if len(fp8) == len(weights) and (scales := _stacked_scales(fp8)) is not None:
-        return [Fp8Weight(stacked([weight.codes for weight in fp8]), scales, _stacked_bias(weights))]
+        return [Fp8Weight(concat_parts([weight.codes for weight in fp8]), scales, _stacked_bias(weights))]
     return list(weights)
 
 
@@ -147,9 +147,9 @@ def _stacked_scales(weights: Sequence[Fp8Weight]) -> torch.Tensor | None:
     """None where a block would lie in two members, or only some have blocks."""
     in_blocks = [weight.in_blocks for weight in weights]
     if not any(in_blocks):
-        return stacked([weight.scales.expand(weight.shape[0], 1) for weight in weights])
+        return concat_parts([weight.scales.expand(weight.shape[0], 1) for weight in weights])
     if all(in_blocks) and not any(weight.shape[0] % FP8_BLOCK for weight in weights[:-1]):
-        return stacked([weight.scales for weight in weights])
+        return concat_parts([weight.scales for weight in weights])
     return None
 
 
@@ -166,4 +166,4 @@ def _stacked_bias(weights: Sequence[Weight]) -> torch.Tensor | None:
     some = next((weight.bias for weight in weights if weight.bias is not None), None)
     if some is None:
         return None
-    return stacked([some.new_zeros(w.shape[0]) if w.bias is None else w.bias for w in weights])
+    return concat_parts([some.new_zeros(w.shape[0]) if w.bias is None else w.bias for w in weights])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ...kernels.weights import FP8_BLOCK
+from ...kernels.canonical_weights import FP8_BLOCK
 from ..json_file import Fields
 from ..other_formats import ORIGINAL
 from .base import left_plain

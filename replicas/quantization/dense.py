@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...kernels.weights import DenseWeight
+from ...kernels.canonical_weights import DenseWeight
 from ..weights import Weights
 from .base import FLOATS, LinearSpec, TensorSpec
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...kernels.weights import FP8_BLOCK, DenseWeight, Fp8Weight, blocks_of
+from ...kernels.canonical_weights import FP8_BLOCK, DenseWeight, Fp8Weight, num_scale_blocks
 from ..json_file import Fields
 from ..weights import Weights, told
 from .base import FLOATS, LinearSpec, TensorSpec, is_part, left_plain
@@ -82,7 +82,7 @@ class FP8:
             return Dense().tensors(linear)
         outputs, inputs = linear.out_features, linear.in_features
         scales = (
-            TensorSpec(blocks_of(outputs, inputs), FLOATS)
+            TensorSpec(num_scale_blocks(outputs, inputs), FLOATS)
             if self.in_blocks
             else TensorSpec((), FLOATS, others=((1,), (1, 1), (outputs, 1)))
         )

@@ -20,7 +20,7 @@ from functools import partial
 
 import torch
 
-from ...kernels.weights import DenseWeight, GroupedWeight
+from ...kernels.canonical_weights import DenseWeight, GroupedWeight
 from ..json_file import Fields
 from ..weights import Weights, told
 from .base import FLOATS, LinearSpec, TensorSpec, is_part, left_plain

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
 
-from ...kernels.cpu.exchange import RankLost
+from ...kernels.cpu.c_kernels.shm_collectives import RankLost
 
 __all__ = ["CollectiveExchange", "Collectives"]
 

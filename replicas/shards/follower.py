@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ...kernels.cpu.exchange import SharedExchange
+from ...kernels.cpu.c_kernels.shm_collectives import ShmCollectives
 from ...kernels.ops import Ops
 from .. import sizing
 from ..checkpoint import inspect_checkpoint
@@ -55,7 +55,7 @@ from .versions import Versions
 
 log = logging.getLogger(__name__)
 
-AnyExchange = SharedExchange | CollectiveExchange
+AnyExchange = ShmCollectives | CollectiveExchange
 # Without CPU time, on a GPU, before anything is said of it: in a first call kernels are compiled, by other processes.
 COMPILES_S = 30.0
 
@@ -74,7 +74,7 @@ def serve(pipe: Pipe, ends: Mapping[str, int], beats: Beats) -> None:
     if start["meets"] is not None:
         exchange = CollectiveExchange()
     elif "memory" in ends:
-        exchange = SharedExchange(ends["memory"], start["rank"], start["size"])
+        exchange = ShmCollectives(ends["memory"], start["rank"], start["size"])
         os.close(ends["memory"])
     elif start["size"] > 1:
         raise RuntimeError(f"{start['name']} shares no memory with the other ranks: it has to be on their node")

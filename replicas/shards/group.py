@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...kernels.batch import StepBatch
-from ...kernels.cpu.exchange import RankLost, SharedExchange, open_memory
+from ...kernels.cpu.c_kernels.shm_collectives import RankLost, ShmCollectives, open_shared_memory
 from ...kernels.ops import Ops
 from ..checkpoint import Checkpoint
 from ..decoder import Stream
@@ -102,7 +102,7 @@ class Group:
         self._found: list[Sequence[bytes]] = []  # digests, of the other processes
         self._host_files: list[int] = []  # of the other processes, until `allocate`
         self.ranks: Ranks | None = None
-        self._exchange: SharedExchange | CollectiveExchange | None = None
+        self._exchange: ShmCollectives | CollectiveExchange | None = None
         self._after: int | None = None  # where the first stage writes for the next
         self._followers: list[Member] = []
         self._lost: EngineLost | None = None  # by its silence, or by what was found of it first
@@ -127,11 +127,11 @@ class Group:
         try:
             with ExitStack() as given:  # what is given to others is closed here
                 shared = size > 1 and self._meeting is None
-                memories = [_opened(given, open_memory(size)) if shared else None for _ in range(count)]
+                memories = [_opened(given, open_shared_memory(size)) if shared else None for _ in range(count)]
                 if self._meeting is not None:
                     self._exchange = CollectiveExchange()
                 elif memories[0] is not None:
-                    self._exchange = SharedExchange(memories[0], 0, size)
+                    self._exchange = ShmCollectives(memories[0], 0, size)
                 if self._exchange is not None:
                     self.ranks = Ranks(parts, 0, self._exchange)
                 before: list[int | None] = [None] * size
@@ -367,7 +367,7 @@ class Group:
 
         Where ranks share memory their exchange finds that out by itself.
         """
-        if isinstance(self._exchange, SharedExchange):
+        if isinstance(self._exchange, ShmCollectives):
             yield
             return
         self._waiting += 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...kernels.contract import Outlining
+from ...kernels.contract import MetaOpsProvider
 from ...kernels.ops import Ops
 from ..config import ModelConfig
 from ..gpu.accelerator import AtOnce
@@ -48,7 +48,7 @@ class Share:
 
         ops  of another process, maybe, which has other heads: on a GPU they remember those of the KV that they serve
         """
-        apart = ops.outlining() if isinstance(ops, Outlining) else ops
+        apart = ops.for_meta_device() if isinstance(ops, MetaOpsProvider) else ops
         kv = apart.allocate_kv(self.num_layers, 1, self.heads[1] - self.heads[0], head_dim)
         return [part for cache in kv for part in apart.kv_parts(cache)]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from ...kernels.cpu.build import library
+from ...kernels.cpu.c_kernels.native_build import load_library
 from ..cores import usable_cores
 from ..engine_config import EngineConfig
 from ..errors import InvalidRequest
@@ -32,8 +32,8 @@ def config_of_process(config: EngineConfig, launcher: Launcher | None = None, *,
     ranks = config.tensor_parallel > 1
     param, what = ("tensor_parallel", "ranks") if ranks else ("pipeline_parallel", "stages")
     devices = devices_of(config, launcher)
-    if ranks and set(devices) == {"cpu"} and not given and launcher.host() is None and library()[0] is None:
-        raise InvalidRequest(f"{param}: {what} need the C kernels: {library()[1]}", param=param)
+    if ranks and set(devices) == {"cpu"} and not given and launcher.host() is None and load_library()[0] is None:
+        raise InvalidRequest(f"{param}: {what} need the C kernels: {load_library()[1]}", param=param)
     if config.swap_memory_bytes and len({_kind(device) for device in devices}) > 1:
         message = f"swap_memory_bytes: KV of {what} on GPUs and on CPUs is not kept on the host"
         raise InvalidRequest(message, param="swap_memory_bytes")

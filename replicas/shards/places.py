@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import torch
 
-from ...kernels.measure import time_of
+from ...kernels.device.precision import policy_of
 from ...kernels.ops import Ops
-from ...kernels.precision import policy_of
+from ...kernels.tuning.timing import time_runs
 from ..checkpoint import Checkpoint
 from ..engine_config import EngineConfig
 from ..fit import Place, at_hand, cpu, outlined
@@ -154,4 +154,4 @@ def _costs(checkpoint: Checkpoint, ops: Ops) -> dict[str, Any]:
 def _read_bandwidth() -> float:
     """Bytes a second, by torch's threads, of memory that no cache holds."""
     values = torch.ones(_READ_BYTES // 4)  # zeros would be one page many times
-    return _READ_BYTES / time_of([values.sum], values.device, budget_s=_READ_S).p50
+    return _READ_BYTES / time_runs([values.sum], values.device, budget_s=_READ_S).p50

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from ...kernels.devices import Device
-from ...kernels.links import Link, all_gather_s, all_reduce_s, send_s
+from ...kernels.device.device_spec import DeviceSpec
+from ...kernels.device.interconnect import DeviceLink, all_gather_s, all_reduce_s, send_s
 from ..fit import Asked
 from ..layers import Summed
 from ..predict import head_s, prefill_s, tpot_s
@@ -41,12 +41,12 @@ class Predicted:
     ttft_s: float
 
 
-def joined(link: Link | None, processes: int) -> bool:
+def joined(link: DeviceLink | None, processes: int) -> bool:
     """Whether the link joins so many devices. None: there is no need of one."""
     return processes == 1 or (link is not None and (link.most is None or processes <= link.most))
 
 
-def predicted(divided: Divided, link: Link | None, asked: Asked) -> Predicted:
+def predicted(divided: Divided, link: DeviceLink | None, asked: Asked) -> Predicted:
     """Of a model that has processes on GPUs. link: between any two of them; None for one process alone."""
     stages = [list(alike) for _, alike in groupby(divided.processes, key=lambda each: each.stage.index)]
     together = min(asked.batch, len(stages))
@@ -70,7 +70,7 @@ def predicted(divided: Divided, link: Link | None, asked: Asked) -> Predicted:
     )
 
 
-def exchange_s(stage: Sequence[Process], link: Link | None, tokens: int, rows: int | None = None) -> float:
+def exchange_s(stage: Sequence[Process], link: DeviceLink | None, tokens: int, rows: int | None = None) -> float:
     """What a step of so many tokens sends, of a stage. rows: with logits; None: all."""
     if link is None:
         return 0.0
@@ -92,7 +92,7 @@ def exchange_s(stage: Sequence[Process], link: Link | None, tokens: int, rows: i
     return seconds
 
 
-def _ttft_s(stages: Sequence[Sequence[Process]], link: Link | None, asked: Asked) -> float:
+def _ttft_s(stages: Sequence[Sequence[Process]], link: DeviceLink | None, asked: Asked) -> float:
     """Pieces of a prompt follow each other through the stages."""
     ends = [0.0] * len(stages)
     for start in range(0, asked.context, asked.tokens):
@@ -110,6 +110,6 @@ def _piece_s(process: Process, new: int, cached: int, rows: int) -> float:
     return seconds + head_s(_device(process), process.decoder, rows) if rows else seconds
 
 
-def _device(process: Process) -> Device:
+def _device(process: Process) -> DeviceSpec:
     assert process.place.device is not None, "no table tells how fast a CPU is"
     return process.place.device

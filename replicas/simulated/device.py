@@ -8,10 +8,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from ...kernels.device_table import DEVICES
-from ...kernels.devices import Device
-from ...kernels.model_shapes import MODELS, ModelShape
-from ...kernels.roofline import DecodeAttention, Elementwise, Linear, Op, PrefillAttention, roofline
+from ...kernels.device.device_spec import DeviceSpec
+from ...kernels.device.device_table import DEVICES
+from ...kernels.device.roofline import (
+    DecodeAttentionWork,
+    ElementwiseWork,
+    LinearWork,
+    OperationWork,
+    PrefillAttentionWork,
+    roofline,
+)
+from ...kernels.launch.model_shapes import MODELS, ModelShape
 from ..errors import InvalidRequest
 from ..memory import CONTEXT_BYTES, USABLE, reserve_bytes
 from ..protocol import BLOCK_TOKENS
@@ -45,7 +52,7 @@ class Attained:
 ASSUMED = Attained()
 
 
-def device_named(name: str) -> Device:
+def device_named(name: str) -> DeviceSpec:
     """By the name that torch gives it, or by what sets it apart ("P40", "T4", "H100"). Raises InvalidRequest."""
     exact = [device for device in DEVICES if name in device.names]
     found = exact or [device for device in DEVICES if name.lower() in device.name.lower().split()]
@@ -67,14 +74,14 @@ def model_named(name: str) -> ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """As a GPU holds layers and multiplies by them: see `roofline.Linear`."""
+    """As a GPU holds layers and multiplies by them: see `roofline.LinearWork`."""
 
     bits: Literal[4, 8, 16, 32] = 4
     group: int = 128
     activations: Literal["half", "int8", "fp8"] = "half"
 
-    def linear(self, tokens: int, outputs: int, inputs: int) -> Linear:
-        return Linear(tokens, outputs, inputs, self.bits, self.group, self.activations)
+    def linear(self, tokens: int, outputs: int, inputs: int) -> LinearWork:
+        return LinearWork(tokens, outputs, inputs, self.bits, self.group, self.activations)
 
     def __str__(self) -> str:
         return f"{self.bits} bits" + (f" with {self.activations} activations" if self.activations != "half" else "")
@@ -90,7 +97,7 @@ class SimulatedDevice:
     attained  what this very device attains; a profile is made of what everybody knows
     """
 
-    device: Device
+    device: DeviceSpec
     model: ModelShape
     weights: Weights = INT4
     kv_bytes: int = 2
@@ -187,7 +194,7 @@ class SimulatedDevice:
         """Seconds of arithmetic and of reading, per token of context: queries count for nothing."""
         model, long = self.model, 1 << 16
         found = roofline(
-            self.device, DecodeAttention(1, long, model.heads, model.kv_heads, model.head_dim, self.kv_bytes)
+            self.device, DecodeAttentionWork(1, long, model.heads, model.kv_heads, model.head_dim, self.kv_bytes)
         )
         return found.arithmetic_s / long, found.bandwidth_s / long
 
@@ -198,9 +205,9 @@ class SimulatedDevice:
         found = roofline(self.device, op)
         return found.arithmetic_s / op.operations, found.bandwidth_s / op.bytes
 
-    def _prefill_attention(self, new: int, cached: int) -> PrefillAttention:
+    def _prefill_attention(self, new: int, cached: int) -> PrefillAttentionWork:
         model = self.model
-        return PrefillAttention(1, new, model.heads, model.kv_heads, model.head_dim, cached, self.kv_bytes)
+        return PrefillAttentionWork(1, new, model.heads, model.kv_heads, model.head_dim, cached, self.kv_bytes)
 
     def _attained_s(self, arithmetic_s: float, bandwidth_s: float) -> float:
         """Of what would take so long by the roofline."""
@@ -214,18 +221,18 @@ def _of_layer(name: str, model: ModelShape, weights: Weights, tokens: int) -> tu
     The same for all devices of a name, however far off they are.
     """
     device = _exactly(name)
-    ops: list[Op] = [weights.linear(tokens, n, k) for n, k in model.linears.values()]
+    ops: list[OperationWork] = [weights.linear(tokens, n, k) for n, k in model.linears.values()]
     heads = (model.heads + 2 * model.kv_heads) * model.head_dim
-    ops.append(Elementwise(2 * tokens * (8 * model.hidden + 2 * heads + 3 * model.intermediate)))
+    ops.append(ElementwiseWork(2 * tokens * (8 * model.hidden + 2 * heads + 3 * model.intermediate)))
     found = [roofline(device, op) for op in ops]
     return tuple((each.arithmetic_s, each.bandwidth_s) for each in found)
 
 
 @lru_cache(_MAX_MEMO)
 def _of_head(name: str, model: ModelShape, rows: int) -> tuple[float, float]:
-    found = roofline(_exactly(name), Linear(rows, model.vocabulary, model.hidden, 16))
+    found = roofline(_exactly(name), LinearWork(rows, model.vocabulary, model.hidden, 16))
     return found.arithmetic_s, found.bandwidth_s
 
 
-def _exactly(name: str) -> Device:
+def _exactly(name: str) -> DeviceSpec:
     return next(device for device in DEVICES if device.name == name)

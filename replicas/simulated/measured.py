@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...kernels.model_shapes import ModelShape
+from ...kernels.launch.model_shapes import ModelShape
 from ..errors import CheckpointError, InvalidRequest
 from ..json_file import Fields, parse_json
 from ..protocol import BATCHES

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from ...kernels.devices import Device
-from ...kernels.model_shapes import ModelShape
+from ...kernels.device.device_spec import DeviceSpec
+from ...kernels.launch.model_shapes import ModelShape
 from ..build import BuiltEngine
 from ..checkpoint import Checkpoint, inspect_checkpoint, resolve_model
 from ..engine_config import EngineConfig
@@ -37,7 +37,7 @@ def shape_of(checkpoint: Checkpoint, name: str) -> ModelShape:
     )  # fmt: skip
 
 
-def weights_of(checkpoint: Checkpoint, gpu: Device) -> Weights:
+def weights_of(checkpoint: Checkpoint, gpu: DeviceSpec) -> Weights:
     """As that GPU would hold the largest linear of a layer: what its kernels do not take is written out."""
     [place] = [place for place in table() if place.device is gpu]
     decoder = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, place.ops())

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from ...kernels.contract import Linear
-from ...kernels.packed import Repacking
+from ...kernels.packed_layer import PackedLayerOps
 from ..decoder import Decoder
 from ..gpu.accelerator import Copier
 from ..host_memory import available_memory
@@ -52,7 +52,7 @@ def sizes_of(decoder: Decoder) -> Sizes:
         found = (layer.input_norm, layer.post_attention_norm, attention.q_norm, attention.k_norm)
         vectors += [vector for vector in found if vector is not None]
     ops = decoder.ops
-    keeps = isinstance(ops, Repacking) and ops.keeps(decoder.head)
+    keeps = isinstance(ops, PackedLayerOps) and ops.keeps(decoder.head)
     is_embedding = keeps and decoder.tied and decoder.head.held.given > 0
     head = _kept(decoder, "head", [] if is_embedding else [decoder.head])
     layers = [
@@ -65,7 +65,7 @@ def sizes_of(decoder: Decoder) -> Sizes:
 def _kept(decoder: Decoder, what: str, parts: Sequence[Linear]) -> int:
     ops, nbytes = decoder.ops, 0
     for part in parts:
-        packed = ops.packed(part) if isinstance(ops, Repacking) else None
+        packed = ops.packed(part) if isinstance(ops, PackedLayerOps) else None
         if packed is None:
             raise refused(f"{what} is computed by {part.kernel}, whose weights cannot be kept on disk")
         nbytes += sum(up(tensor.nbytes) for tensor in packed.tensors.values())

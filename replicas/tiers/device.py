@@ -9,8 +9,8 @@ import torch
 
 from ...kernels.batch import StepBatch
 from ...kernels.contract import Linear, Role
-from ...kernels.held import Held
-from ...kernels.packed import Repacking
+from ...kernels.layer_memory import LayerMemory
+from ...kernels.packed_layer import PackedLayerOps
 from ..gpu.accelerator import Copier
 from ..kept_file import DTYPES, PLAIN
 from ..layers import Layer, Rope
@@ -115,9 +115,9 @@ class DeviceTier:
         self.copier.copy(partial(fill, self.buffers[0], pieces)).wait()
 
     @property
-    def held(self) -> Held:
+    def held(self) -> LayerMemory:
         """The buffers."""
-        return Held(sum(buffer.nbytes for buffer in self.buffers))
+        return LayerMemory(sum(buffer.nbytes for buffer in self.buffers))
 
     def stop(self) -> None:
         """Nothing is computed with it any more. What is pinned for it alone is given back."""
@@ -147,7 +147,7 @@ class OnDevice:
 
     in_order = True  # one copy after the other
 
-    def __init__(self, ops: Repacking, tier: DeviceTier, landing: Landing, buffer: int = 0) -> None:
+    def __init__(self, ops: PackedLayerOps, tier: DeviceTier, landing: Landing, buffer: int = 0) -> None:
         self._ops, self._tier, self._landing, self._buffer = ops, tier, landing, buffer
 
     def linears(self, name: str, make: Callable[[], list[Linear]], role: Role = "layer") -> list[Linear]:
@@ -182,9 +182,9 @@ class FarLayer(Layer):
         self.post_attention_norm, self.mlp = first.post_attention_norm, first.mlp
 
     @property
-    def held(self) -> Held:
+    def held(self) -> LayerMemory:
         """What stays: the norms."""
-        return Held(super().held.nbytes - sum(linear.held.nbytes for linear in self.linears))
+        return LayerMemory(super().held.nbytes - sum(linear.held.nbytes for linear in self.linears))
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, rope: Rope, cache: torch.Tensor, batch: StepBatch

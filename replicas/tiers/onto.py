@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Sequence
 
 from ...kernels.ops import Ops
-from ...kernels.packed import Repacking
+from ...kernels.packed_layer import PackedLayerOps
 from ..checkpoint import Checkpoint
 from ..decoder import Decoder
 from ..errors import EngineFault
@@ -61,7 +61,7 @@ def placed_decoder(
 
     Raises InvalidRequest, CheckpointError, EngineFault.
     """
-    assert isinstance(ops, Repacking)
+    assert isinstance(ops, PackedLayerOps)
     opened = cache.open(key)
     found = opened is not None
     if opened is None:
@@ -88,7 +88,7 @@ def on_device(
     changed: Collection[str] = frozenset(),
 ) -> Decoder:
     """Of the tier's files. before: has what is on the device of it and stays, but for what has `changed`."""
-    assert isinstance(ops, Repacking)
+    assert isinstance(ops, PackedLayerOps)
     weights = Weights({}, ops.device)
     shelves = [OnDevice(ops, tier, landing, buffer) for buffer in range(BUFFERS)]
     changed = {*changed, *(name for name in checkpoint.tensors if layer_of(name) in tier.plan.layers)}
@@ -126,8 +126,8 @@ def _assembled(
     budgets: Budgets,
     cache: WeightsCache,
 ) -> Decoder:
-    assert isinstance(ops, Repacking)
-    ops.recall(place.index.choices)
+    assert isinstance(ops, PackedLayerOps)
+    ops.restore_choices(place.index.choices)
     try:
         landing = _landing(place, copier)
         tier = _tier(place, plan, copier, budgets, cache)

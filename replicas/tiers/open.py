@@ -13,7 +13,7 @@ import os
 from collections.abc import Collection
 
 from ...kernels.ops import Ops
-from ...kernels.packed import Repacking
+from ...kernels.packed_layer import PackedLayerOps
 from ..checkpoint import Checkpoint
 from ..decoder import Decoder
 from ..errors import EngineFault
@@ -29,11 +29,11 @@ from .write import write_file
 __all__ = ["able", "assembled", "tiered_decoder"]
 
 
-def able(ops: Ops, cache: WeightsCache | None) -> tuple[Repacking, str, WeightsCache]:
+def able(ops: Ops, cache: WeightsCache | None) -> tuple[PackedLayerOps, str, WeightsCache]:
     """What is needed, and the operators' layout. Raises InvalidRequest."""
     if cache is None:
         raise refused("layers are read from the weights cache, and there is none: weights_cache says where")
-    if not isinstance(ops, Repacking) or ops.layout is None:
+    if not isinstance(ops, PackedLayerOps) or ops.layout is None:
         raise refused(f"layers on disk need a CPU's C kernels: {ops.choices.get('cpu kernels', ops.device)}")
     return ops, ops.layout, cache
 
@@ -53,7 +53,7 @@ def tiered_decoder(
     descriptor, index = opened
     try:
         plan = planned(sizes_in(index, checkpoint.config.num_layers), budget)
-        repacking.recall(index.choices)
+        repacking.restore_choices(index.choices)
         tier = Tier([Place(descriptor, index)], plan, budget, cache)
         try:
             decoder = assembled(checkpoint, ops, repacking, tier)
@@ -68,7 +68,7 @@ def tiered_decoder(
 def assembled(
     checkpoint: Checkpoint,
     ops: Ops,
-    repacking: Repacking,
+    repacking: PackedLayerOps,
     tier: Tier,
     before: Decoder | None = None,
     changed: Collection[str] = frozenset(),

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...kernels.devices import Device
-from ...kernels.held import Held
-from ...kernels.links import links_of
+from ...kernels.device.device_spec import DeviceSpec
+from ...kernels.device.interconnect import available_links
+from ...kernels.layer_memory import LayerMemory
 from ..decoder import Decoder
 from ..memory import Parts
 from ..predict import head_s, prefill_s, tpot_s
@@ -35,7 +35,7 @@ def tiers_of(decoder: Decoder, budgets: Budgets) -> Tiers | Placed:
 
 def in_tiers(parts: Parts, decoder: Decoder, plan: Tiers | Placed) -> Parts:
     """Of a device: what stays, and the buffers, which are counted as weights; no graphs where layers come and go."""
-    gone = [sum((joined.held for joined in decoder.layers[index].linears), Held(0)) for index in plan.layers]
+    gone = [sum((joined.held for joined in decoder.layers[index].linears), LayerMemory(0)) for index in plan.layers]
     embedding = decoder.embedding.nbytes if isinstance(plan, Tiers) and plan.embedding else 0
     weights = sum(each.weights for each in gone) + embedding - 2 * plan.buffer_bytes
     metadata = sum(each.metadata for each in gone)
@@ -43,12 +43,12 @@ def in_tiers(parts: Parts, decoder: Decoder, plan: Tiers | Placed) -> Parts:
     return replace(parts, weights=parts.weights - weights, metadata=parts.metadata - metadata, graphs=graphs)
 
 
-def copies_per_s(device: Device) -> float:
+def copies_per_s(device: DeviceSpec) -> float:
     """Bytes/s from the host's memory, by the card's own PCIe."""
-    return links_of(device, ["pcie"])[-1].bandwidth
+    return available_links(device, ["pcie"])[-1].bandwidth
 
 
-def expected_on(device: Device, decoder: Decoder, plan: Placed, reads_per_s: float | None = None) -> Expected:
+def expected_on(device: DeviceSpec, decoder: Decoder, plan: Placed, reads_per_s: float | None = None) -> Expected:
     """Of one sequence with a short context. reads_per_s: of the disk; None: nothing is read."""
     rest_s = head_s(device, decoder, 1)
     layers_s = _each(decoder, tpot_s(device, decoder, 1, 1) - rest_s)
@@ -58,7 +58,7 @@ def expected_on(device: Device, decoder: Decoder, plan: Placed, reads_per_s: flo
 
 
 def least_s(
-    device: Device, decoder: Decoder, plan: Placed, context: int, batch: int, chunk: int
+    device: DeviceSpec, decoder: Decoder, plan: Placed, context: int, batch: int, chunk: int
 ) -> tuple[float, float]:
     """To the first token of a prompt of that context, and per token of a batch: as long as a disk takes no time."""
     rate, rest_s = copies_per_s(device), head_s(device, decoder, batch)

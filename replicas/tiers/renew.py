@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Collection
 from dataclasses import replace
 
-from ...kernels.packed import Repacking
+from ...kernels.packed_layer import PackedLayerOps
 from ..checkpoint import Checkpoint
 from ..decoder import Decoder
 from ..errors import EngineFault, Unavailable
@@ -35,7 +35,7 @@ def renewed_decoder(decoder: Decoder, checkpoint: Checkpoint, changed: Collectio
     """
     tier, ops = decoder.tier, decoder.ops
     assert isinstance(tier, Tier)
-    assert isinstance(ops, Repacking), "it was repacked before"
+    assert isinstance(ops, PackedLayerOps), "it was repacked before"
     changed = with_their_layers(tier, checkpoint, changed)
     places = used([written(decoder, tier, checkpoint, changed), *tier.places])
     renewed = Tier(places, _plan(tier, places), tier.budget, tier.cache)
@@ -67,7 +67,7 @@ def with_their_layers(tier: AnyTier, checkpoint: Checkpoint, changed: Collection
 def written(decoder: Decoder, tier: AnyTier, checkpoint: Checkpoint, changed: frozenset[str]) -> Place:
     """A file of what is made of these tensors. Raises what `renewed_decoder` does."""
     ops, key = decoder.ops, secrets.token_hex(16)
-    assert isinstance(ops, Repacking)
+    assert isinstance(ops, PackedLayerOps)
     nbytes = sum(checkpoint.tensors[name][1].nbytes for name in changed)
     try:
         file = tier.cache.unnamed(nbytes)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from ...kernels.packed import Repacking
+from ...kernels.packed_layer import PackedLayerOps
 from ..checkpoint import Checkpoint
 from ..decoder import Decoder
 from ..errors import Unavailable
@@ -39,7 +39,7 @@ def renewed_on_device(decoder: Decoder, checkpoint: Checkpoint, changed: Collect
     """
     tier, ops = decoder.tier, decoder.ops
     assert isinstance(tier, DeviceTier)
-    assert isinstance(ops, Repacking), "it was repacked before"
+    assert isinstance(ops, PackedLayerOps), "it was repacked before"
     layers = whole_layers(tier, checkpoint, changed)
     _check_host(tier.plan, _stays_pinned(tier, tier.plan, layers))
     changed = with_their_layers(tier, checkpoint, changed)

@@ -10,9 +10,9 @@ import torch
 
 from ...kernels.batch import StepBatch
 from ...kernels.contract import Linear, Role
-from ...kernels.cpu.maps import populate
-from ...kernels.held import Held
-from ...kernels.packed import Repacking
+from ...kernels.cpu.memory.mapped_pages import populate_pages
+from ...kernels.layer_memory import LayerMemory
+from ...kernels.packed_layer import PackedLayerOps
 from ..kept_file import ALIGNMENT, DTYPES, PLAIN, Index, tensor_in
 from ..layers import Layer, Rope
 from ..layout import EMBEDDING
@@ -80,9 +80,9 @@ class Tier:
         return Rows(place.file, place.index.start + info.begin, info.shape, DTYPES[info.dtype])
 
     @property
-    def held(self) -> Held:
+    def held(self) -> LayerMemory:
         """The buffers."""
-        return Held(sum(map(len, self.buffers)))
+        return LayerMemory(sum(map(len, self.buffers)))
 
     def stop(self) -> None:
         """Nothing is computed with it any more; another one may have some of its files."""
@@ -102,7 +102,7 @@ class FromFile:
 
     in_order = False
 
-    def __init__(self, ops: Repacking, tier: Tier, buffer: int = 0) -> None:
+    def __init__(self, ops: PackedLayerOps, tier: Tier, buffer: int = 0) -> None:
         self._ops, self._tier, self._buffer = ops, tier, buffer
 
     def linears(self, name: str, make: Callable[[], list[Linear]], role: Role = "layer") -> list[Linear]:
@@ -139,7 +139,7 @@ def mapped(place: Place, infos: list[TensorInfo]) -> Callable[[TensorInfo], torc
     begin, end = start + min(info.begin for info in infos), start + max(info.end for info in infos)
     first = begin // PAGE * PAGE
     memory = mmap.mmap(place.file.fileno(), end - first, access=mmap.ACCESS_COPY, offset=first)
-    populate(memory)
+    populate_pages(memory)
     return lambda info: tensor_in(memory, start + info.begin - first, info)
 
 
@@ -154,9 +154,9 @@ class DiskLayer(Layer):
         self.post_attention_norm, self.mlp = first.post_attention_norm, first.mlp
 
     @property
-    def held(self) -> Held:
+    def held(self) -> LayerMemory:
         """What stays: the norms."""
-        return Held(super().held.nbytes - sum(linear.held.nbytes for linear in self.linears))
+        return LayerMemory(super().held.nbytes - sum(linear.held.nbytes for linear in self.linears))
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, rope: Rope, cache: torch.Tensor, batch: StepBatch

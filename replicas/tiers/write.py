@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 import torch
 
 from ...kernels.contract import Linear, Role
-from ...kernels.held import Held
+from ...kernels.layer_memory import LayerMemory
 from ...kernels.ops import Ops
-from ...kernels.packed import Repacking
+from ...kernels.packed_layer import PackedLayerOps
 from ..checkpoint import Checkpoint
 from ..decoder import Decoder
 from ..errors import EngineFault
@@ -28,7 +28,7 @@ __all__ = ["write_file", "write_parts"]
 _HEADER_BYTES = 1 << 10  # of each tensor of the checkpoint, more than any takes
 
 
-def write_file(checkpoint: Checkpoint, ops: Ops, repacking: Repacking, cache: WeightsCache, key: str) -> None:
+def write_file(checkpoint: Checkpoint, ops: Ops, repacking: PackedLayerOps, cache: WeightsCache, key: str) -> None:
     """At most one linear, or the head, is in memory as it is and repacked; and pages that are given back.
 
     Raises CheckpointError naming file and tensor, InvalidRequest where layers cannot be kept or there is no room,
@@ -56,7 +56,7 @@ def _give_back() -> None:
 def write_parts(
     checkpoint: Checkpoint,
     ops: Ops,
-    repacking: Repacking,
+    repacking: PackedLayerOps,
     key: str,
     file: BinaryIO,
     before: Decoder | None = None,
@@ -89,7 +89,7 @@ class _Writing:
 
     in_order = True
 
-    def __init__(self, ops: Repacking, writer: KeptWriter, weights: Weights) -> None:
+    def __init__(self, ops: PackedLayerOps, writer: KeptWriter, weights: Weights) -> None:
         self._ops, self._writer, self._weights = ops, writer, weights
         self._tree: dict[str, Any] = {}
         self._small: dict[str, torch.Tensor] = {}
@@ -124,7 +124,7 @@ class _Written:
     """Stands for a linear that is on disk by now."""
 
     kernel = "written"
-    held = Held(0)
+    held = LayerMemory(0)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         raise AssertionError("a decoder that was written computes nothing")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from motley.cli.app import run
-from motley.kernels.device_table import DEVICES
+from motley.kernels.device.device_table import DEVICES
 from motley.replicas import weights
 
 

@@ -11,9 +11,9 @@ import torch
 
 from motley.cli.app import run
 from motley.cli.gpu_facts import of_gpus, of_name, of_properties
-from motley.kernels.capability import CAPABILITIES, TORCH_BUILDS
+from motley.kernels.device.compute_capability import CAPABILITIES, TORCH_BUILDS
+from motley.kernels.device.torch_builds import wheel_hint
 from motley.kernels.registry import OPERATIONS
-from motley.kernels.torch_code import wheel_for
 
 GIB = 2**30
 CU126 = [f"sm_{major}{minor}" for major, minor in TORCH_BUILDS["cu126"]]
@@ -38,9 +38,9 @@ def test_a_card_that_torch_has_no_code_for_is_told_before_loading() -> None:
     facts = {fact.name: fact for fact in of_properties("cuda:0", P40, CU130)}
     assert facts["torch"].status == "missing"
     assert "no kernel image" in facts["torch"].value
-    assert facts["torch"].remedy == wheel_for((6, 1))
+    assert facts["torch"].remedy == wheel_hint((6, 1))
     facts = {fact.name: fact for fact in of_properties("cuda:0", H100, CU126)}
-    assert (facts["torch"].status, facts["torch"].remedy) == ("missing", wheel_for((9, 0)))
+    assert (facts["torch"].status, facts["torch"].remedy) == ("missing", wheel_hint((9, 0)))
     fitting = {fact.name: fact for fact in of_properties("cuda:0", P40, ["sm_50", "sm_60"])}
     assert fitting["torch"].status == "ok"
 
@@ -61,7 +61,7 @@ def test_a_card_that_a_build_for_cpus_does_not_see_is_told_with_a_wheel_for_it(
     assert (none.value, none.status) == ("none; this torch is a CPU build", "note")
     assert [fact.value.partition(",")[0] for fact in found[:2]] == ["NVIDIA GeForce RTX 5090", "Tesla P40"]
     assert [(fact.status, fact.remedy) for fact in found[:2]] == [
-        ("missing", wheel_for((12, 0))), ("missing", wheel_for((6, 1))),
+        ("missing", wheel_hint((12, 0))), ("missing", wheel_hint((6, 1))),
     ]  # fmt: skip
     [old] = found[2:]
     assert (old.status, "5.2" in old.value) == ("note", True)

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from motley.cli.app import run
-from motley.kernels import matrix, page, tuning
-from motley.kernels.model_shapes import REHEARSAL
+from motley.kernels.launch import config_tables
+from motley.kernels.launch.model_shapes import REHEARSAL
 from motley.kernels.registry import OPERATIONS
+from motley.kernels.tuning import compile_matrix, matrix_page
 from motley.replicas.bench import kernels as bench_kernels
 
 
@@ -70,7 +71,7 @@ def test_each_kernel_is_told_and_what_takes_more_than_its_budget_fails(
 
 def test_static_tables_say_so(tmp_path: Path) -> None:
     compiled("tune", "--static", "--cc", "7.5", "--op", "w4a16_dequantize", "--out", str(tmp_path))
-    table = tuning.Table.from_json(json.loads((tmp_path / "sm75" / "w4a16_dequantize.json").read_text()))
+    table = config_tables.ConfigTable.from_json(json.loads((tmp_path / "sm75" / "w4a16_dequantize.json").read_text()))
     assert table.source == "static"
     assert table.about["device"]
     assert all("predicted_us" in entry.facts and "microseconds" not in entry.facts for entry in table.entries.values())
@@ -106,16 +107,18 @@ def test_all_is_compiled_only_where_a_page_is_of_other_sources(
 ) -> None:  # fmt: skip
     """And then it must have the table that comes of it. What is compiled is not the question here."""
     path, asked = tmp_path / "page.md", []
-    rows = [matrix.Row("op", "kernel", (6, 1), "m=1", {}, "", "", registers=40)]
+    rows = [compile_matrix.MatrixRow("op", "kernel", (6, 1), "m=1", {}, "", "", registers=40)]
 
-    def run_matrix(*_: Any, quick: bool, **__: Any) -> tuple[list[matrix.Row], matrix.Spent]:
+    def run_matrix(
+        *_: Any, quick: bool, **__: Any
+    ) -> tuple[list[compile_matrix.MatrixRow], compile_matrix.CompileTime]:
         asked.append(quick)
-        return rows, matrix.Spent(1.0, 1.0)
+        return rows, compile_matrix.CompileTime(1.0, 1.0)
 
-    monkeypatch.setattr(matrix, "run", run_matrix)
+    monkeypatch.setattr(compile_matrix, "run_matrix", run_matrix)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     if table != "none":
-        page.write(path, rows if table != "another" else [replace(rows[0], registers=41)], complete=True)
+        matrix_page.write_page(path, rows if table != "another" else [replace(rows[0], registers=41)], complete=True)
     if table == "edited":
         path.write_text(path.read_text().replace("40 regs", "39 regs"))
     if made_of == "others":

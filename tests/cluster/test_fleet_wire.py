@@ -17,9 +17,9 @@ from motley.cluster.fleet.common import CAPABILITY_OF
 from motley.cluster.fleet.file import load_fleet
 from motley.cluster.fleet.spec import FleetSpec, engine_config, model_of, settled_wire
 from motley.cluster.prefix.shared import Shared, tell_wire
-from motley.kernels.device_table import DEVICES
-from motley.kernels.devices import Device
-from motley.kernels.precision import policy_of
+from motley.kernels.device.device_spec import DeviceSpec
+from motley.kernels.device.device_table import DEVICES
+from motley.kernels.device.precision import policy_of
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.prefix.setup import identity_of
 
@@ -116,7 +116,7 @@ def test_accelerators_are_of_the_capability_that_devices_have() -> None:
     """By Ray's own way from a device's name to the label of its node."""
     named = NvidiaGPUAcceleratorManager._gpu_name_to_accelerator_type
 
-    def told(device: Device) -> list[str]:
+    def told(device: DeviceSpec) -> list[str]:
         return [each for each in map(named, device.names) if each in CAPABILITY_OF]
 
     checked = {name: str(device.capability) for device in DEVICES for name in told(device)}

@@ -15,7 +15,7 @@ from motley.cluster.fleet.file import load_fleet
 from motley.cluster.fleet.spec import FleetSpec
 from motley.cluster.options import ServeOptions
 from motley.cluster.serve import _check_memory, run_serve
-from motley.kernels import torch_code
+from motley.kernels.device import torch_builds
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
 
@@ -115,8 +115,8 @@ class Client:
 def test_a_torch_for_cpus_is_told_before_ray_is_started(
     cards: Any, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_build, "built_for_cuda", lambda: False)
-    monkeypatch.setattr(torch_build, "cards", lambda: cards)
+    monkeypatch.setattr(torch_build, "is_cuda_build", lambda: False)
+    monkeypatch.setattr(torch_build, "list_cards", lambda: cards)
     with pytest.raises(ConfigurationError) as caught:
         torch_build.check_torch(fleet({"device": "cuda"}), None)
     for each in words:
@@ -128,13 +128,13 @@ def test_a_torch_for_cpus_is_told_before_ray_is_started(
 def test_which_build_it_is_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    assert torch_code.built_for_cuda() is (torch.version.cuda is not None)
+    assert torch_builds.is_cuda_build() is (torch.version.cuda is not None)
     for said, built in (("cuda: Optional[str] = None", False), ("cuda = '12.8'", True), ('cuda: str = "13.0"', True)):
         (tmp_path / "version.py").write_text(f"__version__ = '2'\n{said}\nhip = '6'\n")
-        monkeypatch.setattr(torch_code, "find_spec", lambda name: Spec(str(tmp_path / "__init__.py")))
-        assert torch_code.built_for_cuda() is built
-    monkeypatch.setattr(torch_code, "find_spec", lambda name: None)
-    assert not torch_code.built_for_cuda()
+        monkeypatch.setattr(torch_builds, "find_spec", lambda name: Spec(str(tmp_path / "__init__.py")))
+        assert torch_builds.is_cuda_build() is built
+    monkeypatch.setattr(torch_builds, "find_spec", lambda name: None)
+    assert not torch_builds.is_cuda_build()
 
 
 class Spec:
@@ -176,8 +176,8 @@ def test_serve_ends_at_once_where_there_is_no_gpu(
     """It waited for ever. Nothing has been started by then."""
     monkeypatch.setattr("motley.cluster.serve.become_subreaper", lambda: pytest.fail("it goes on"))
     monkeypatch.setattr("motley.cluster.serve._take_signals", lambda: None)
-    monkeypatch.setattr(torch_build, "built_for_cuda", lambda: False)
-    monkeypatch.setattr(torch_build, "cards", tuple)
+    monkeypatch.setattr(torch_build, "is_cuda_build", lambda: False)
+    monkeypatch.setattr(torch_build, "list_cards", tuple)
     port = settled_block(2)
     options = ServeOptions(engine=EngineConfig(device="cuda"), http_port=port, grpc_port=port + 1)
     assert run_serve(options) == 1

@@ -17,13 +17,13 @@ from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.prefix.redis_store import RedisStore
 from motley.cluster.prefix.server import find_redis
 from motley.cluster.prefix.source import RedisSource
-from motley.kernels.cpu.build import library
+from motley.kernels.cpu.c_kernels.native_build import load_library
 from motley.replicas.prefix.access import PrefixAccess
 from motley.replicas.prefix.prospects import Prospects
 
 pytestmark = [
     pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server"),
-    pytest.mark.skipif(library()[0] is None, reason="no C compiler"),
+    pytest.mark.skipif(load_library()[0] is None, reason="no C compiler"),
 ]
 
 SECRET = b"s" * 32

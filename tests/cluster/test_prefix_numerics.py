@@ -15,10 +15,10 @@ from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.prefix.redis_store import RedisStore
 from motley.cluster.prefix.server import find_redis
 from motley.cluster.prefix.source import RedisSource
-from motley.kernels.cpu.operators import CpuOps
-from motley.kernels.gpu.operators import GpuOps
+from motley.kernels.cpu.cpu_ops import CpuOps
+from motley.kernels.device.device_context import interpreter_context
+from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.kernels.ops import Ops
-from motley.kernels.rig import stand_in
 from motley.replicas.blocks import extend_hashes
 from motley.replicas.demo import demo_path
 from motley.replicas.gpu.accelerator import AtOnce
@@ -47,7 +47,7 @@ class Card:
     """KV as a GPU lays it out, in the dtype that its policy stores, and a clerk that writes `wire` and reads it."""
 
     def __init__(self, store: RedisStore, dtype: str, wire: str) -> None:
-        self.ops: Ops = GpuOps(stand_in((6, 1) if dtype == "float16" else (8, 6)))
+        self.ops: Ops = GpuOps(interpreter_context((6, 1) if dtype == "float16" else (8, 6)))
         self.kv = [cache.to(HALVES[dtype]) for cache in self.ops.allocate_kv(LAYERS, BLOCKS, HEADS, DIM)]
         self.swapper = Swapper([part for cache in self.kv for part in self.ops.kv_parts(cache)], AtOnce(), BLOCKS)
         geometry = Geometry(wire, LAYERS, HEADS, DIM, BLOCKS * 16)

@@ -15,7 +15,7 @@ from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.prefix.redis_store import RedisStore
 from motley.cluster.prefix.server import find_redis
 from motley.cluster.prefix.source import RedisSource
-from motley.kernels.cpu.operators import CpuOps
+from motley.kernels.cpu.cpu_ops import CpuOps
 from motley.replicas.gpu.accelerator import AtOnce
 from motley.replicas.gpu.swapper import Swapper
 from motley.replicas.plan import StepPlan

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from tiny_checkpoints import build_checkpoint
 
 from motley import Engine
-from motley.kernels.cpu.build import library
+from motley.kernels.cpu.c_kernels.native_build import load_library
 
-pytestmark = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+pytestmark = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 

@@ -10,17 +10,17 @@ import pytest
 import triton.language as tl
 from triton.runtime import interpreter
 
-from motley.kernels import tuning
+from motley.kernels.launch import config_tables
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Tables of configs of its own, none to begin with; what was read of them is forgotten afterwards."""
-    monkeypatch.setattr(tuning, "FOLDER", tmp_path)
-    monkeypatch.delenv(tuning.FURTHER, raising=False)
-    tuning.forget()
+    monkeypatch.setattr(config_tables, "TUNED_FOLDER", tmp_path)
+    monkeypatch.delenv(config_tables.TUNED_VARIABLE, raising=False)
+    config_tables.clear_table_cache()
     yield tmp_path
-    tuning.forget()
+    config_tables.clear_table_cache()
 
 
 @pytest.fixture

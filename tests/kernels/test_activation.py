@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from motley.kernels.operation import Shape
+from motley.kernels.device.precision import policy_of
+from motley.kernels.launch.kernel_operation import ProblemShape
+from motley.kernels.launch.variant import Config
 from motley.kernels.pointwise.activation import SILU_MUL, silu_mul, silu_mul_error
-from motley.kernels.precision import policy_of
-from motley.kernels.variant import Config
 
 # numpy, on which the interpreter runs, warns of what is tested here
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
@@ -52,7 +52,7 @@ def test_no_rows() -> None:
 
 @pytest.mark.parametrize("version", [(6, 1), (8, 0)], ids=["6.1", "8.0"])
 def test_every_config_solves_the_problem(version: tuple[int, int]) -> None:
-    policy, shape = policy_of(*version), Shape.of(n=600, t=2)
+    policy, shape = policy_of(*version), ProblemShape.of(n=600, t=2)
     problem = SILU_MUL.problem(policy, shape, torch.device("cpu"))
     for config in SILU_MUL.configs(policy, shape):
         assert problem.error(problem.run(config)) <= 1

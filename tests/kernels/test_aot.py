@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from motley.kernels.aot import Compiled
-from motley.kernels.device_table import DEVICES
-from motley.kernels.operation import Launch
-from motley.kernels.precision import policy_of
-from motley.kernels.roofline import Linear, half_precision_ratio
-from motley.kernels.static import fault
-from motley.kernels.variant import Config, Variant
+from motley.kernels.compiler.aot import CompiledKernel
+from motley.kernels.device.device_table import DEVICES
+from motley.kernels.device.precision import policy_of
+from motley.kernels.device.roofline import LinearWork, half_precision_ratio
+from motley.kernels.launch.kernel_operation import KernelLaunch
+from motley.kernels.launch.variant import Config, Variant
+from motley.kernels.tuning.static_prediction import find_fault
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "compile_kernels.py"
 CAPABILITIES = (61, 75, 80, 90, 100)  # the matrix of `make test` has all of them
@@ -72,8 +72,8 @@ def test_the_story_of_half_precision_on_pascal(compiled: Results, report: Callab
     ours = next(result for result in compiled[61]["w4a16_gemv"] if result["mix"]["fma.rn.f32"] >= 256)
     assert not ours["half"]
     p40 = next(device for device in DEVICES if device.name == "Tesla P40")
-    ratio = half_precision_ratio(p40, Linear(8, 4096, 4096))
-    prefill = half_precision_ratio(p40, Linear(2048, 4096, 4096))
+    ratio = half_precision_ratio(p40, LinearWork(8, 4096, 4096))
+    prefill = half_precision_ratio(p40, LinearWork(2048, 4096, 4096))
     report(
         f"6.1, int4 layer of 4096 x 4096, 8 tokens: {ours['mix']['fma.rn.f32']} fma.f32 and nothing in halves by the "
         f"policy, {packed} fma.f16x2 in its twin; roofline of a P40 (arithmetic, nothing was run): {ratio:.0f} times "
@@ -104,7 +104,7 @@ def test_a_matrix_instruction_counts_in_the_loop_alone(compiled: Results, capabi
 CONFIG = Config.of(4)
 VARIANT = Variant("some", None, (), (), CONFIG)
 LOOP = "$L{0}:\n    fma.rn.f32  %f1, %f2, %f3, %f4;\n    {1}\n    @%p1 bra $L{0};\n"
-GOOD = Compiled("some", (6, 1), 64, 0, 1024, 128, 0.1, ptx=LOOP.format(1, ""))
+GOOD = CompiledKernel("some", (6, 1), 64, 0, 1024, 128, 0.1, ptx=LOOP.format(1, ""))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ GOOD = Compiled("some", (6, 1), 64, 0, 1024, 128, 0.1, ptx=LOOP.format(1, ""))
     ],
 )
 def test_what_is_wrong_with_a_kernel(change: dict[str, Any], instruction: str, told: str) -> None:
-    found = fault(policy_of(6, 1), Launch(VARIANT, (1,), instruction), replace(GOOD, **change))
+    found = find_fault(policy_of(6, 1), KernelLaunch(VARIANT, (1,), instruction), replace(GOOD, **change))
     assert found.startswith(told)
     assert bool(found) == bool(told)
 
@@ -132,7 +132,10 @@ def test_every_loop_that_should_have_a_product_has_it(loops: int, told: str) -> 
     ptx = (
         LOOP.format(1, "") + LOOP.format(2, "add.s32 %r1, %r2, %r3;") + "$L3:\n    add.s32 %r1, %r2, %r3;\n bra $L3;\n"
     )
-    assert fault(policy_of(6, 1), Launch(VARIANT, (1,), "fma.rn.f32", loops=loops), replace(GOOD, ptx=ptx)) == told
+    assert (
+        find_fault(policy_of(6, 1), KernelLaunch(VARIANT, (1,), "fma.rn.f32", loops=loops), replace(GOOD, ptx=ptx))
+        == told
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def test_every_loop_that_should_have_a_product_has_it(loops: int, told: str) -> 
 def test_arithmetic_in_halves_is_found(instruction: str, line: str) -> None:
     compiled = replace(GOOD, ptx=GOOD.ptx + line.format(instruction))
     assert dict(compiled.half_arithmetic()) == {instruction: 1}
-    assert fault(policy_of(6, 1), Launch(VARIANT, (1,)), compiled).startswith("half-precision arithmetic")
+    assert find_fault(policy_of(6, 1), KernelLaunch(VARIANT, (1,)), compiled).startswith("half-precision arithmetic")
 
 
 @pytest.mark.parametrize(
@@ -161,12 +164,12 @@ def test_arithmetic_in_halves_is_found(instruction: str, line: str) -> None:
 def test_moves_and_conversions_of_halves_are_no_arithmetic(instruction: str) -> None:
     compiled = replace(GOOD, ptx=GOOD.ptx + f"    {instruction} %r1, %r2;\n")
     assert instruction in compiled.mix()
-    assert fault(policy_of(6, 1), Launch(VARIANT, (1,)), compiled) == ""
+    assert find_fault(policy_of(6, 1), KernelLaunch(VARIANT, (1,)), compiled) == ""
 
 
 def test_elsewhere_half_precision_is_no_fault() -> None:
     ptx = "    mul.f16x2  %r1, %r2, %r3;\n"
-    assert fault(policy_of(6, 0), Launch(VARIANT, (1,)), replace(GOOD, capability=(6, 0), ptx=ptx)) == ""
+    assert find_fault(policy_of(6, 0), KernelLaunch(VARIANT, (1,)), replace(GOOD, capability=(6, 0), ptx=ptx)) == ""
 
 
 def test_an_operator_asks_the_compiler_for_what_was_compiled_ahead() -> None:

@@ -7,27 +7,27 @@ from dataclasses import replace
 import pytest
 import torch
 
-from motley.kernels.attention import operations as attention
-from motley.kernels.attention import problem as attention_problem
-from motley.kernels.attention.common import Heads
-from motley.kernels.attention.decode import MAX_SPLITS
-from motley.kernels.attention.operations import DECODE, PREFILL, peer
-from motley.kernels.attention.problem import checked, error, expected, random_batch
-from motley.kernels.capability import CAPABILITIES
-from motley.kernels.operation import SHORTEST_CONTEXT, Operation, Shape
-from motley.kernels.precision import PrecisionPolicy, policy_of
-from motley.kernels.tuning import choose
+from motley.kernels.attention import attention_operations as attention
+from motley.kernels.attention import paged_batch as attention_problem
+from motley.kernels.attention.attention_decode import MAX_SPLITS
+from motley.kernels.attention.attention_operations import DECODE, PREFILL, sdpa_peer
+from motley.kernels.attention.attention_tile import AttentionSpec
+from motley.kernels.attention.paged_batch import attention_error, expected_attention, random_batch, sample_checks
+from motley.kernels.device.compute_capability import CAPABILITIES
+from motley.kernels.device.precision import PrecisionPolicy, policy_of
+from motley.kernels.launch.config_tables import choose_config
+from motley.kernels.launch.kernel_operation import SHORTEST_CONTEXT, KernelOperation, ProblemShape
 
 POLICIES = [policy_of(*version) for version in CAPABILITIES]
 OPERATIONS = [DECODE, PREFILL]
 
 
-def small(operation: Operation, kv: str, window: int) -> Shape:
+def small(operation: KernelOperation, kv: str, window: int) -> ProblemShape:
     sizes = {"batch": 2, "context": 45, "heads": 2, "kv_heads": 1, "dim": 64, "kv": kv, "window": window}
-    return Shape.of(**sizes) if operation is DECODE else Shape.of(**sizes, new=30)
+    return ProblemShape.of(**sizes) if operation is DECODE else ProblemShape.of(**sizes, new=30)
 
 
-def right_and_little_else(policy: PrecisionPolicy, operation: Operation, shape: Shape) -> None:
+def right_and_little_else(policy: PrecisionPolicy, operation: KernelOperation, shape: ProblemShape) -> None:
     """A problem's run is within rounding of fp64, and little else is."""
     problem = operation.problem(policy, shape, torch.device("cpu"))
     found = problem.run(operation.configs(policy, shape)[0])
@@ -48,7 +48,7 @@ def test_every_shape_has_configs_that_fit_it(operation, policy):
     samples = operation.samples(policy)
     assert len(set(samples) & set(shapes)) >= 9
     for shape in dict.fromkeys((*shapes, *samples)):
-        assert Shape.parse(shape.key) == shape
+        assert ProblemShape.parse(shape.key) == shape
         configs = operation.configs(policy, shape)
         assert len(set(configs)) == len(configs) > 0
         for config in configs:
@@ -84,8 +84,8 @@ def test_problems_agree_with_fp64(operation, version, kv, window):
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_ragged_problems_agree_with_fp64_and_have_empty_splits(operation, version):
     policy = replace(policy_of(*version), storage="fp16")
-    shape = Shape.of(**dict(small(operation, "fp16", 0).fields), ragged="yes")
-    shape = Shape.of(**{**dict(shape.fields), "batch": 4, "context": 300})
+    shape = ProblemShape.of(**dict(small(operation, "fp16", 0).fields), ragged="yes")
+    shape = ProblemShape.of(**{**dict(shape.fields), "batch": 4, "context": 300})
     problem = operation.problem(policy, shape, torch.device("cpu"))
     config = next(each for each in operation.configs(policy, shape) if dict(each.constants).get("SPLITS", 2) > 1)
     found = problem.run(config)
@@ -111,7 +111,7 @@ def test_every_head_dim_is_checked_ragged_and_with_empty_splits(operation, polic
         assert (max(lengths), min(lengths)) == (shape["context"], 1)
         assert any(length % 16 for length in lengths)
         assert all(before >= 0 and new > 0 for before, new in spans)
-        assert choose(operation, policy, shape).config == choose(operation, policy, shape.plain).config
+        assert choose_config(operation, policy, shape).config == choose_config(operation, policy, shape.plain).config
         if operation is DECODE:
             assert operation.configs(policy, shape)[0]["SPLITS"] > 1, "the default, which is checked too"
 
@@ -121,7 +121,7 @@ def test_every_head_dim_is_checked_ragged_and_with_empty_splits(operation, polic
 def test_no_sequence_and_no_tile_is_left_unchecked(operation, seed):
     policy = policy_of(6, 1)
     sizes = {"batch": 8, "context": 64, "heads": 4, "kv_heads": 2, "dim": 64, "kv": "fp16", "window": 0}
-    shape = Shape.of(**sizes) if operation is DECODE else Shape.of(**sizes, new=40)
+    shape = ProblemShape.of(**sizes) if operation is DECODE else ProblemShape.of(**sizes, new=40)
     problem = operation.problem(policy, shape, torch.device("cpu"), seed)
     right = exact(policy, operation, shape, seed)
     assert problem.error(right) <= 1
@@ -133,20 +133,20 @@ def test_no_sequence_and_no_tile_is_left_unchecked(operation, seed):
             assert problem.error(wrong) > 1, (sequence, first)
 
 
-def exact(policy: PrecisionPolicy, operation: Operation, shape: Shape, seed: int) -> torch.Tensor:
+def exact(policy: PrecisionPolicy, operation: KernelOperation, shape: ProblemShape, seed: int) -> torch.Tensor:
     """What the operator's problem of that seed gives, in fp64 but for the last rounding."""
     batch = attention._batch(policy, shape, attention._spans(shape, shape.get("new", 1)), torch.device("cpu"), seed)
-    rows = [expected(batch, sequence, torch.arange(new)) for sequence, (_, new) in enumerate(batch.spans)]
+    rows = [expected_attention(batch, sequence, torch.arange(new)) for sequence, (_, new) in enumerate(batch.spans)]
     return torch.cat(rows).half()
 
 
 def test_what_is_checked_moves_with_the_seed_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where not all KV heads can be had, each token has some, and others with another seed; without a seed all."""
-    batch = random_batch(Heads("fp16", "fp16", 8, 4, 64), [(100, 40), (7, 1), (0, 33), (5, 0)])
-    everything = {(s, h, int(row)) for s, h, rows in checked(batch) for row in rows}
+    batch = random_batch(AttentionSpec("fp16", "fp16", 8, 4, 64), [(100, 40), (7, 1), (0, 33), (5, 0)])
+    everything = {(s, h, int(row)) for s, h, rows in sample_checks(batch) for row in rows}
     assert len(everything) == 4 * (40 + 1 + 33)
     monkeypatch.setattr(attention_problem, "_MOST", 1)
-    found = [{(s, h, int(row)) for s, h, rows in checked(batch, seed) for row in rows} for seed in range(256)]
+    found = [{(s, h, int(row)) for s, h, rows in sample_checks(batch, seed) for row in rows} for seed in range(256)]
     for each in found:
         assert {s for s, _, _ in each} == {0, 1, 2}
         assert len(each) == 3 + 1 + 3, "one head of each row"
@@ -154,7 +154,7 @@ def test_what_is_checked_moves_with_the_seed_and_is_bounded(monkeypatch: pytest.
         assert {(0, 39), (1, 0), (2, 32)} <= {(s, row) for s, _, row in each}
     assert len(set().union(*found)) > 0.8 * len(everything)
     monkeypatch.setattr(attention_problem, "_MOST", 2**40)
-    assert len({(s, h) for s, h, _ in checked(batch, 0)}) == 12
+    assert len({(s, h) for s, h, _ in sample_checks(batch, 0)}) == 12
 
 
 @pytest.mark.parametrize(("kv", "window"), [("bf16", 20), ("int8", 0)])
@@ -168,7 +168,7 @@ def test_problems_in_bf16_agree_with_fp64(operation, kv, window, bf16_widened):
 @pytest.mark.parametrize("new", [1, 30])
 def test_what_torch_is_given_is_the_same_problem(kv, window, new):
     """In fp64 but for the last rounding it is within what a kernel's in fp32 may come to."""
-    heads = Heads("fp16", kv, 2, 1, 64, window is not None)
+    heads = AttentionSpec("fp16", kv, 2, 1, 64, window is not None)
     batch = random_batch(heads, [(45 - new, new)] * 2, window=window)
-    found = peer(batch, torch.float64)().transpose(1, 2).reshape(batch.q.shape)
-    assert error(batch, found.float(), wide=True) <= 1
+    found = sdpa_peer(batch, torch.float64)().transpose(1, 2).reshape(batch.q.shape)
+    assert attention_error(batch, found.float(), wide=True) <= 1

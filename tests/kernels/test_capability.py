@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from motley.kernels.capability import CAPABILITIES, TORCH_BUILDS, UnsupportedCapability, capability_of
+from motley.kernels.device.compute_capability import CAPABILITIES, TORCH_BUILDS, UnsupportedCapability, capability_of
 
 KIB = 1024
 PROMISED = ["6.0", "6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0"]

@@ -14,20 +14,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from motley.kernels.cpu import ahead, build, pages
-from motley.kernels.cpu.ahead import Ahead
+from motley.kernels.cpu.c_kernels import native_build
+from motley.kernels.cpu.memory import lazy_pages, prefault
+from motley.kernels.cpu.memory.prefault import PrefaultedRegion
 
 MIB = 1 << 20
 
-pytestmark = pytest.mark.skipif(build.library("touch")[0] is None, reason="no C compiler")
+pytestmark = pytest.mark.skipif(native_build.load_library("touch")[0] is None, reason="no C compiler")
 
 
 @pytest.fixture(autouse=True)
 def touching(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Not only when nobody else wants the cores."""
-    monkeypatch.setattr(ahead.os, "sched_setscheduler", lambda *_: None)
+    monkeypatch.setattr(prefault.os, "sched_setscheduler", lambda *_: None)
     yield
-    ahead.end()
+    prefault.stop_prefault()
 
 
 def _resident() -> int:
@@ -36,7 +37,7 @@ def _resident() -> int:
     return int(found.split()[1]) << 10
 
 
-def _all_taken(made: Ahead) -> None:
+def _all_taken(made: PrefaultedRegion) -> None:
     """The last page is there."""
     last = made._memory
     while not _is_there(last, len(last) - mmap.PAGESIZE):
@@ -50,14 +51,14 @@ def _is_there(memory: mmap.mmap, at: int) -> bool:
     return bool(found.value & 1)
 
 
-def _closed(made: Ahead) -> None:
+def _closed(made: PrefaultedRegion) -> None:
     made.close()
     made._thread.join()
 
 
 def test_its_pages_come_unasked_and_what_nobody_took_goes_back() -> None:
     before = _resident()
-    made = Ahead(128 * MIB)
+    made = PrefaultedRegion(128 * MIB)
     part = made.take(32 * MIB)
     assert part is not None
     _all_taken(made)
@@ -72,7 +73,7 @@ def test_its_pages_come_unasked_and_what_nobody_took_goes_back() -> None:
 
 
 def test_what_is_written_while_pages_are_taken_stays() -> None:
-    made = Ahead(256 * MIB)
+    made = PrefaultedRegion(256 * MIB)
     part = made.take(256 * MIB)
     assert part is not None
     tensor = torch.frombuffer(part, dtype=torch.int32)
@@ -83,7 +84,7 @@ def test_what_is_written_while_pages_are_taken_stays() -> None:
 
 
 def test_a_part_lives_as_long_as_any_view_of_it() -> None:
-    made = Ahead(8 * MIB)
+    made = PrefaultedRegion(8 * MIB)
     part = made.take(2 * MIB + 1)
     other = made.take(MIB)
     assert part is not None
@@ -104,7 +105,7 @@ def test_a_part_lives_as_long_as_any_view_of_it() -> None:
 
 def test_a_part_that_went_before_the_end_goes_with_it() -> None:
     before = _resident()
-    made = Ahead(64 * MIB)
+    made = PrefaultedRegion(64 * MIB)
     assert made.take(60 * MIB) is not None  # and gone at once
     _all_taken(made)
     gc.collect()
@@ -113,28 +114,31 @@ def test_a_part_that_went_before_the_end_goes_with_it() -> None:
 
 
 def test_rooms_are_made_of_it_in_order_while_there_is_any() -> None:
-    ahead.begin(8 * MIB)
-    now = ahead._now
+    prefault.start_prefault(8 * MIB)
+    now = prefault._region
     assert now is not None
-    first = pages.empty(3, MIB, dtype=torch.uint8)
-    second = pages.empty(2 * MIB, dtype=torch.bfloat16)
+    first = lazy_pages.allocate_empty(3, MIB, dtype=torch.uint8)
+    second = lazy_pages.allocate_empty(2 * MIB, dtype=torch.bfloat16)
     assert second.data_ptr() - first.data_ptr() == 3 * MIB
-    small = pages.empty(10, dtype=torch.int8)
-    beyond = pages.empty(MIB, 2, dtype=torch.int8)
+    small = lazy_pages.allocate_empty(10, dtype=torch.int8)
+    beyond = lazy_pages.allocate_empty(MIB, 2, dtype=torch.int8)
     inside = range(first.data_ptr(), first.data_ptr() + 8 * MIB)
     assert small.data_ptr() not in inside
     assert beyond.data_ptr() not in inside
     assert (beyond.shape, small.shape) == ((MIB, 2), (10,))
-    ahead.end()
+    prefault.stop_prefault()
     assert now.take(1) is None
-    assert ahead._now is None
+    assert prefault._region is None
 
 
 def test_little_is_not_worth_a_thread() -> None:
-    ahead.begin(MIB - 1)
-    assert ahead._now is None
+    prefault.start_prefault(MIB - 1)
+    assert prefault._region is None
 
 
 def test_it_wants_no_torch() -> None:
-    code = "import sys, motley.kernels.cpu.ahead as it; it.Ahead(9 << 20).close(); assert 'torch' not in sys.modules"
+    code = (
+        "import sys, motley.kernels.cpu.memory.prefault as it; it.PrefaultedRegion(9 << 20).close(); "
+        "assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from step_batches import block_tables, step_batch
 
 from motley.kernels import reference
-from motley.kernels.cpu import attention as cpu_attention
-from motley.kernels.cpu import native as cpu_native
-from motley.kernels.cpu.operators import CpuOps
+from motley.kernels.cpu import torch_attention as cpu_attention
+from motley.kernels.cpu.c_kernels import native_kernels as cpu_native
+from motley.kernels.cpu.cpu_ops import CpuOps
 
-NATIVE, REASON = cpu_native.load()
+NATIVE, REASON = cpu_native.load_native_kernels()
 needs_native = pytest.mark.skipif(NATIVE is None, reason=REASON)
 KERNELS = [pytest.param(NATIVE, marks=needs_native, id="c"), pytest.param(None, id="torch")]
 SPANS = [[(0, 1)], [(16, 1), (3, 1), (90, 1)], [(0, 37)], [(40, 1), (7, 1), (20, 33), (0, 5)], [(130, 150)]]
@@ -31,7 +31,7 @@ def cpu(native, dtype=torch.float32, kv_dtype=None):
 def written(device_ops, k, v, tables, heads):
     """A cache that holds k, v [S][L, KH, D] in the blocks of `tables`, and NaN wherever nothing was written."""
     (cache,) = device_ops.allocate_kv(1, int(tables.max()) + 4, k[0].shape[1], k[0].shape[2])
-    (cpu_attention.scales(cache) if cache.dtype == torch.int8 else cache).fill_(float("nan"))
+    (cpu_attention.scale_view(cache) if cache.dtype == torch.int8 else cache).fill_(float("nan"))
     batch = step_batch([(0, len(rows)) for rows in k], tables)
     device_ops.write_kv(torch.cat(k), torch.cat(v), cache, batch)
     return cache
@@ -105,7 +105,7 @@ def test_same_bits_for_any_number_of_threads(spans):
     tables = block_tables(lengths, rng)
     q = torch.randn(sum(new for _, new in spans), 14, 32, generator=rng)
     for threads in (1, 2, 7):
-        native, _ = cpu_native.load()
+        native, _ = cpu_native.load_native_kernels()
         native.threads = threads
         device_ops = cpu(native)
         cache = written(device_ops, k, v, tables, None)
@@ -145,7 +145,7 @@ def test_int8_is_attended_as_it_is_read(native, heads, window, dtype):
     tables = block_tables([37, 90], rng)
     (cache,) = device_ops.allocate_kv(1, int(tables.max()) + 1, num_kv_heads, head_dim)
     assert cache.nbytes == cache.shape[0] * 2 * num_kv_heads * 16 * (head_dim + 4)
-    cpu_attention.scales(cache).fill_(float("nan"))
+    cpu_attention.scale_view(cache).fill_(float("nan"))
     batch = step_batch(spans, tables)
     q, k, v = (torch.randn(127, n, head_dim, generator=rng).to(dtype) for n in (num_heads, num_kv_heads, num_kv_heads))
     angles = torch.rand(127, head_dim // 2, generator=rng) * 6
@@ -154,7 +154,7 @@ def test_int8_is_attended_as_it_is_read(native, heads, window, dtype):
     for (before, new), table, start in zip(spans, tables, batch.query_starts, strict=False):
         rows = slice(start, start + new)
         blocks = table[: -(-(before + new) // 16)]
-        found = cpu_attention.read(cache, blocks, new)
+        found = cpu_attention.read_cache(cache, blocks, new)
         for got, want in zip(found, (want_k[rows], v[rows].float()), strict=True):
             bound = want.abs().amax(-1, keepdim=True) * (1 / 254 + 2 * BOUNDS[dtype])
             assert ((got - want).abs() <= bound).all()
@@ -175,12 +175,12 @@ def test_int8_of_zeros_of_one_value_of_halves_and_of_what_is_not_finite(native):
     (cache,) = device_ops.allocate_kv(1, 1, 1, 32)
     still = torch.ones(6, 16), torch.zeros(6, 16)
     device_ops.rotary_write(v, v, v, *still, cache, step_batch([(0, 6)], table))
-    for codes in (cpu_attention.keys(cache)[0, 0].T, cpu_attention.values(cache)[0, 0]):
+    for codes in (cpu_attention.key_view(cache)[0, 0].T, cpu_attention.value_view(cache)[0, 0]):
         assert codes[0].tolist() == [0] * 32
         assert codes[1].tolist() == [0] * 5 + [-127] + [0] * 26
         assert codes[2, :4].tolist() == [127, 0, 2, -2]
         assert not codes[3:5].any()
-    for scales in cpu_attention.scales(cache)[0, :, 0]:
+    for scales in cpu_attention.scale_view(cache)[0, :, 0]:
         assert scales[:3].tolist() == [0, float(torch.tensor(3.0) / 127), 1]
         assert scales[3:5].isnan().all()
         assert scales[5] == 0
@@ -190,7 +190,7 @@ def test_read_gives_back_what_was_written():
     rng = torch.Generator().manual_seed(0)
     k, v = ([torch.randn(37, 2, 8, generator=rng)] for _ in range(2))
     tables = block_tables([37], rng)
-    back = cpu_attention.read(written(cpu(None), k, v, tables, None), tables[0], 37)
+    back = cpu_attention.read_cache(written(cpu(None), k, v, tables, None), tables[0], 37)
     assert torch.equal(back[0], k[0])
     assert torch.equal(back[1], v[0])
 

@@ -8,13 +8,13 @@ import threading
 import pytest
 import torch
 
-from motley.kernels.cpu import build as cpu_build
-from motley.kernels.cpu import native as cpu_native
-from motley.kernels.cpu.linear import in_bytes
-from motley.kernels.cpu.setting import Setting
-from motley.kernels.weights import DenseWeight
+from motley.kernels.canonical_weights import DenseWeight
+from motley.kernels.cpu.c_kernels import native_build as cpu_build
+from motley.kernels.cpu.c_kernels import native_kernels as cpu_native
+from motley.kernels.cpu.layers.linear_settings import CpuLinearSettings
+from motley.kernels.cpu.layers.native_linear import build_int8
 
-NATIVE, REASON = cpu_native.load()
+NATIVE, REASON = cpu_native.load_native_kernels()
 needs_native = pytest.mark.skipif(NATIVE is None, reason=REASON)
 
 
@@ -22,14 +22,14 @@ needs_native = pytest.mark.skipif(NATIVE is None, reason=REASON)
 def fresh(monkeypatch, tmp_path):
     """An empty cache, as on a new machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cpu_build.library.cache_clear()
+    cpu_build.load_library.cache_clear()
     yield tmp_path
-    cpu_build.library.cache_clear()
+    cpu_build.load_library.cache_clear()
 
 
 def test_no_compiler_is_a_reason_and_no_error(fresh, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    lib, reason = cpu_build.library()
+    lib, reason = cpu_build.load_library()
     assert lib is None
     assert "no C compiler" in reason
 
@@ -40,7 +40,7 @@ def test_a_compiler_that_fails_is_a_reason(fresh, monkeypatch):
         program.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fresh}:{os.environ['PATH']}")
-    lib, reason = cpu_build.library()
+    lib, reason = cpu_build.load_library()
     assert lib is None
     assert "broken" in reason
     assert not list((fresh / "motley" / "native").iterdir()), "nothing is left behind"
@@ -48,12 +48,12 @@ def test_a_compiler_that_fails_is_a_reason(fresh, monkeypatch):
 
 @needs_native
 def test_built_once_and_only_for_this_user(fresh):
-    assert cpu_build.library("sha256")[0] is not None  # a small one
+    assert cpu_build.load_library("sha256")[0] is not None  # a small one
     (built,) = (fresh / "motley" / "native").iterdir()
     assert not stat.S_IMODE(built.parent.stat().st_mode) & 0o022
     before = built.stat().st_mtime_ns
-    cpu_build.library.cache_clear()
-    assert cpu_build.library("sha256")[0] is not None
+    cpu_build.load_library.cache_clear()
+    assert cpu_build.load_library("sha256")[0] is not None
     assert built.stat().st_mtime_ns == before
 
 
@@ -62,15 +62,15 @@ def test_a_folder_that_others_may_write_to_is_not_trusted(fresh):
     folder = fresh / "motley" / "native"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    assert cpu_build.library("sha256")[0] is not None
+    assert cpu_build.load_library("sha256")[0] is not None
     assert not list(folder.iterdir())
 
 
 def busy_linear():
-    kernels, _ = cpu_native.load()
+    kernels, _ = cpu_native.load_native_kernels()
     kernels.threads = 3
     weight = DenseWeight(torch.randn(640, 256, generator=torch.Generator().manual_seed(0)))
-    return in_bytes(weight, Setting(torch.float32, torch.float32, "exact", None, kernels))
+    return build_int8(weight, CpuLinearSettings(torch.float32, torch.float32, "exact", None, kernels))
 
 
 @needs_native

@@ -12,10 +12,10 @@ import pytest
 import torch
 from exchange_ranks import CHILD, go, ranks, said
 
-from motley.kernels.cpu.build import library
-from motley.kernels.cpu.exchange import CAPACITY, RankLost, SharedExchange, open_memory
+from motley.kernels.cpu.c_kernels.native_build import load_library
+from motley.kernels.cpu.c_kernels.shm_collectives import CAPACITY, RankLost, ShmCollectives, open_shared_memory
 
-pytestmark = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+pytestmark = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 
 
 @pytest.mark.parametrize(("size", "capacity", "count"), [(2, CAPACITY, 60), (3, 256, 8)])
@@ -41,7 +41,7 @@ def test_one_that_is_lost_ends_the_others_in_time(fault: signal.Signals) -> None
 
 def test_one_that_gives_up_ends_the_others_at_once() -> None:
     """They would wait for minutes."""
-    descriptor = open_memory(2)
+    descriptor = open_shared_memory(2)
     with subprocess.Popen(
         [sys.executable, str(CHILD), *map(str, (descriptor, 1, 2, CAPACITY, 600.0)), "sums"],
         stdin=subprocess.PIPE,
@@ -49,7 +49,7 @@ def test_one_that_gives_up_ends_the_others_at_once() -> None:
         text=True,
         pass_fds=(descriptor,),
     ) as child:
-        exchange = SharedExchange(descriptor, 0, 2)
+        exchange = ShmCollectives(descriptor, 0, 2)
         assert said(child) == "ready"
         go(child)
         assert torch.equal(exchange.sum(torch.ones(8)), torch.full((8,), 2.0))
@@ -62,8 +62,8 @@ def test_one_that_gives_up_ends_the_others_at_once() -> None:
 
 def test_whoever_is_too_late_does_not_go_on_alone() -> None:
     """With sums that nobody else has."""
-    descriptor = open_memory(2)
-    first, second = (SharedExchange(descriptor, rank, 2, timeout_s=0.01) for rank in range(2))
+    descriptor = open_shared_memory(2)
+    first, second = (ShmCollectives(descriptor, rank, 2, timeout_s=0.01) for rank in range(2))
     os.close(descriptor)
     with pytest.raises(RankLost, match="did not come in time"):
         first.sum(torch.ones(4))
@@ -72,8 +72,8 @@ def test_whoever_is_too_late_does_not_go_on_alone() -> None:
 
 
 def test_only_what_can_be_summed() -> None:
-    descriptor = open_memory(1)
-    alone = SharedExchange(descriptor, 0, 1)
+    descriptor = open_shared_memory(1)
+    alone = ShmCollectives(descriptor, 0, 1)
     os.close(descriptor)
     x = torch.randn(3, 5)
     assert torch.equal(alone.sum(x.clone()), x)
@@ -85,8 +85,8 @@ def test_only_what_can_be_summed() -> None:
 def test_memory_has_no_name() -> None:
     """What has no name cannot be left behind."""
     before = set(os.listdir("/dev/shm"))
-    descriptor = open_memory(2)
-    exchange = SharedExchange(descriptor, 0, 2)
+    descriptor = open_shared_memory(2)
+    exchange = ShmCollectives(descriptor, 0, 2)
     assert set(os.listdir("/dev/shm")) <= before
     exchange.abort()
     os.close(descriptor)

@@ -8,21 +8,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.kernels import reference
-from motley.kernels.cpu import choice as cpu_choice
-from motley.kernels.cpu import linear_torch as cpu_linear_torch
-from motley.kernels.cpu import native as cpu_native
-from motley.kernels.cpu import pack
-from motley.kernels.cpu.choice import choose
-from motley.kernels.cpu.linear import NativeDense, as_stored, in_bytes
-from motley.kernels.cpu.linear_torch import TorchBoth, TorchDense, TorchInt4, TorchInt8
-from motley.kernels.cpu.operators import CpuOps
-from motley.kernels.cpu.pack import interleave_dense, interleave_int8, round_to_int8
-from motley.kernels.cpu.rounding import ROUNDING_BOUND, rounding_error
-from motley.kernels.cpu.setting import INT8_ERROR, Setting
-from motley.kernels.held import Held
-from motley.kernels.weights import DenseWeight, GroupedWeight
+from motley.kernels.canonical_weights import DenseWeight, GroupedWeight
+from motley.kernels.cpu.c_kernels import native_kernels as cpu_native
+from motley.kernels.cpu.cpu_ops import CpuOps
+from motley.kernels.cpu.layers import cpu_packing
+from motley.kernels.cpu.layers import linear_choice as cpu_choice
+from motley.kernels.cpu.layers import torch_linear as cpu_linear_torch
+from motley.kernels.cpu.layers.cpu_packing import interleave_dense, interleave_int8, round_to_int8
+from motley.kernels.cpu.layers.linear_choice import choose_linear
+from motley.kernels.cpu.layers.linear_settings import INT8_ERROR, CpuLinearSettings
+from motley.kernels.cpu.layers.native_linear import NativeDenseLinear, build_as_stored, build_int8
+from motley.kernels.cpu.layers.rounding_probe import ROUNDING_BOUND, rounding_error
+from motley.kernels.cpu.layers.torch_linear import (
+    TorchDenseLinear,
+    TorchInt4Int8Linear,
+    TorchInt4Linear,
+    TorchInt8Linear,
+)
+from motley.kernels.layer_memory import LayerMemory
 
-NATIVE, REASON = cpu_native.load()
+NATIVE, REASON = cpu_native.load_native_kernels()
 needs_native = pytest.mark.skipif(NATIVE is None, reason=REASON)
 
 
@@ -57,10 +62,10 @@ def error(linear, weight, dtype, rows=9):
 
 
 def setting(dtype=torch.bfloat16, numerics="exact", weights=None, native=NATIVE):
-    return Setting(dtype, dtype, numerics, weights, native)
+    return CpuLinearSettings(dtype, dtype, numerics, weights, native)
 
 
-INT8_REFUSED = cpu_linear_torch._int8_refused()
+INT8_REFUSED = cpu_linear_torch._int8_refusal()
 needs_onednn = pytest.mark.skipif(bool(INT8_REFUSED), reason=INT8_REFUSED or "it runs")
 
 SHAPES = [
@@ -78,7 +83,7 @@ SHAPES = [
 
 @needs_native
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("build", [as_stored, in_bytes])
+@pytest.mark.parametrize("build", [build_as_stored, build_int8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_native_grouped_within_bound(shape, build, dtype):
     weight = grouped(**shape)
@@ -96,14 +101,14 @@ def test_the_largest_values_do_not_overflow(bits, group, rows):
     weight = GroupedWeight(codes, ones.float(), 0 * ones, bits=bits, group_size=group)
     x = torch.full((rows, 2 * group), 127.0)
     x[1::2] = -127.0
-    assert torch.equal(as_stored(weight, setting(torch.float32))(x), reference.linear(x, weight))
+    assert torch.equal(build_as_stored(weight, setting(torch.float32))(x), reference.linear(x, weight))
 
 
 @needs_native
 def test_nibbles_and_bytes_agree_to_the_bit():
     weight = grouped(permuted=True, bias=True)
     x = torch.randn(5, 512)
-    four, eight = as_stored(weight, setting()), in_bytes(weight, setting())
+    four, eight = build_as_stored(weight, setting()), build_int8(weight, setting())
     assert torch.equal(four(x), eight(x))
     assert four.held.nbytes < 0.6 * eight.held.nbytes
 
@@ -112,9 +117,9 @@ def test_nibbles_and_bytes_agree_to_the_bit():
 @pytest.mark.parametrize(
     ("build", "bound"),
     [
-        (TorchInt4, 0.01),
-        pytest.param(TorchInt8, 0.03, marks=needs_onednn),
-        pytest.param(TorchBoth, 0.03, marks=needs_onednn),
+        (TorchInt4Linear, 0.01),
+        pytest.param(TorchInt8Linear, 0.03, marks=needs_onednn),
+        pytest.param(TorchInt4Int8Linear, 0.03, marks=needs_onednn),
     ],
 )
 def test_torch_quantized_within_bound(shape, build, bound):
@@ -124,7 +129,7 @@ def test_torch_quantized_within_bound(shape, build, bound):
     assert error(linear, weight, torch.bfloat16, rows=2) < bound
 
 
-@pytest.mark.parametrize("build", [pytest.param(NativeDense, marks=needs_native), TorchDense])
+@pytest.mark.parametrize("build", [pytest.param(NativeDenseLinear, marks=needs_native), TorchDenseLinear])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 0.005)])
 @pytest.mark.parametrize(
     "weight", [dense(bias=True), dense(37, 51), grouped(permuted=True)], ids=["dense", "odd", "int4"]
@@ -135,7 +140,7 @@ def test_dense_within_bound(build, dtype, bound, weight):
 
 @needs_native
 def test_head_is_held_in_int8_within_bound():
-    linear, why = choose(dense(bias=True), "head", setting())
+    linear, why = choose_linear(dense(bias=True), "head", setting())
     assert linear.kernel == "c-int8"
     assert "c-int8" in why
     assert error(linear, dense(bias=True), torch.bfloat16) < 0.02
@@ -148,7 +153,7 @@ def test_dense_weights_are_laid_as_torch_would(monkeypatch, dtype, rows, inputs,
     weight = DenseWeight(torch.randn(rows, inputs).to(dtype))
     weight.weight[3] = 0
     native = interleave_int8(weight, group), interleave_dense(weight, dtype) if dtype != torch.float16 else None
-    monkeypatch.setattr(pack, "_native", lambda: None)
+    monkeypatch.setattr(cpu_packing, "_native", lambda: None)
     torchs = interleave_int8(weight, group), interleave_dense(weight, dtype) if dtype != torch.float16 else None
     assert torch.equal(native[0][0], torchs[0][0])
     assert native[0][1] == pytest.approx(torchs[0][1], rel=1e-5)
@@ -164,9 +169,9 @@ def test_codes_are_laid_as_torch_would(monkeypatch, scales, bits, laid_bits, row
     codes = torch.randint(0, 2**bits, (inputs, rows), dtype=torch.uint8).t()  # as readers may give them
     zeros = torch.randint(0, 2**bits, shape, dtype=torch.uint8)
     weight = GroupedWeight(codes, torch.randn(shape).to(scales), zeros, bits=bits, group_size=group)
-    native = pack.interleave(weight, laid_bits)
-    monkeypatch.setattr(pack, "_native", lambda: None)
-    assert torch.equal(native, pack.interleave(weight, laid_bits))
+    native = cpu_packing.interleave(weight, laid_bits)
+    monkeypatch.setattr(cpu_packing, "_native", lambda: None)
+    assert torch.equal(native, cpu_packing.interleave(weight, laid_bits))
 
 
 @needs_onednn
@@ -175,18 +180,18 @@ def test_int8_above_its_bound_is_not_chosen():
     assert round_to_int8(weight, 512)[1] < INT8_ERROR
     weight.weight[:, 7] = 50 * weight.weight.abs().max()  # one input takes the whole scale
     assert round_to_int8(weight, 512)[1] > INT8_ERROR
-    linear, why = choose(weight, "head", setting(native=None))
+    linear, why = choose_linear(weight, "head", setting(native=None))
     assert linear.kernel == "torch-dense"
     assert "above its bound" in why
 
 
 EXACT = [
-    pytest.param(as_stored, grouped(permuted=True, bias=True), marks=needs_native, id="c-int4"),
-    pytest.param(as_stored, grouped(bits=8), marks=needs_native, id="c-int8"),
-    pytest.param(in_bytes, dense(), marks=needs_native, id="c-int8-head"),
-    pytest.param(NativeDense, dense(bias=True), marks=needs_native, id="c-dense"),
-    pytest.param(TorchInt8, grouped(), marks=needs_onednn, id="onednn-int8"),
-    pytest.param(TorchDense, dense(), id="torch-dense"),
+    pytest.param(build_as_stored, grouped(permuted=True, bias=True), marks=needs_native, id="c-int4"),
+    pytest.param(build_as_stored, grouped(bits=8), marks=needs_native, id="c-int8"),
+    pytest.param(build_int8, dense(), marks=needs_native, id="c-int8-head"),
+    pytest.param(NativeDenseLinear, dense(bias=True), marks=needs_native, id="c-dense"),
+    pytest.param(TorchInt8Linear, grouped(), marks=needs_onednn, id="onednn-int8"),
+    pytest.param(TorchDenseLinear, dense(), id="torch-dense"),
 ]
 
 
@@ -212,16 +217,16 @@ def test_a_row_never_depends_on_its_neighbours(build, weight, dtype, rows, start
 def test_same_bits_for_any_number_of_threads(rows):
     x, outputs = torch.randn(rows, 512), []
     for threads in (1, 2, 5):
-        kernels, _ = cpu_native.load()
+        kernels, _ = cpu_native.load_native_kernels()
         kernels.threads = threads
-        outputs.append(as_stored(grouped(), setting(native=kernels))(x))
+        outputs.append(build_as_stored(grouped(), setting(native=kernels))(x))
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0], outputs[2])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize(
-    "build", [pytest.param(as_stored, marks=needs_native), pytest.param(TorchInt8, marks=needs_onednn)]
+    "build", [pytest.param(build_as_stored, marks=needs_native), pytest.param(TorchInt8Linear, marks=needs_onednn)]
 )
 def test_what_is_not_finite_stays_visible(build, bad):
     linear, x = build(grouped(), setting()), torch.randn(3, 512)
@@ -232,7 +237,7 @@ def test_what_is_not_finite_stays_visible(build, bad):
 
 
 @pytest.mark.parametrize(
-    "build", [pytest.param(as_stored, marks=needs_native), pytest.param(TorchInt8, marks=needs_onednn)]
+    "build", [pytest.param(build_as_stored, marks=needs_native), pytest.param(TorchInt8Linear, marks=needs_onednn)]
 )
 def test_zero_rows_give_the_bias(build):
     weight = grouped(bias=True)
@@ -252,7 +257,7 @@ def test_zero_rows_give_the_bias(build):
 )
 @needs_native
 def test_choice(weights, dtype, kernel):
-    linear, why = choose(grouped(), "layer", setting(dtype, weights=weights))
+    linear, why = choose_linear(grouped(), "layer", setting(dtype, weights=weights))
     assert linear.kernel == kernel
     assert why.startswith(kernel)
 
@@ -271,7 +276,7 @@ def test_choice(weights, dtype, kernel):
 )
 def test_choice_without_a_compiler(weights, numerics, kernel):
     """oneDNN's int8 has one scale for a row of x, which 512 inputs are too many for."""
-    linear, why = choose(grouped(), "layer", setting(numerics=numerics, weights=weights, native=None))
+    linear, why = choose_linear(grouped(), "layer", setting(numerics=numerics, weights=weights, native=None))
     assert linear.kernel == kernel
     assert "no C kernels" in why or weights in ("int8", "dense")
     tried = weights != "dense" and (weights, numerics) != (None, "fast")
@@ -280,7 +285,7 @@ def test_choice_without_a_compiler(weights, numerics, kernel):
 
 @needs_onednn
 def test_onednn_is_chosen_for_rows_that_one_scale_suits():
-    linear, _ = choose(grouped(inputs=128, group=64), "layer", setting(native=None))
+    linear, _ = choose_linear(grouped(inputs=128, group=64), "layer", setting(native=None))
     assert linear.kernel == "onednn-int8"
     assert rounding_error(linear, grouped(inputs=128, group=64), torch.bfloat16) < ROUNDING_BOUND
 
@@ -288,7 +293,7 @@ def test_onednn_is_chosen_for_rows_that_one_scale_suits():
 class Coarse:
     """Activations of three bits."""
 
-    kernel, held = "coarse", Held(0)
+    kernel, held = "coarse", LayerMemory(0)
 
     def __init__(self, weight, setting):
         self._weight, self._out = weight.dequantize(), setting.out_dtype
@@ -310,7 +315,7 @@ def test_a_coarse_kernel_is_not_chosen_however_fast_it_says_it_is(monkeypatch):
 
 @pytest.mark.parametrize("weight", [grouped(permuted=True, bias=True), grouped(bits=8), dense(bias=True)], ids=str)
 def test_rounding_is_measured_without_the_bias_and_in_the_order_of_the_inputs(weight):
-    exact = TorchDense(weight, setting(torch.float32, numerics="fast"))
+    exact = TorchDenseLinear(weight, setting(torch.float32, numerics="fast"))
     assert rounding_error(exact, weight, torch.float32) < 1e-5
 
 
@@ -325,8 +330,8 @@ def test_logits_are_fp32(native, weight, numerics):
 
 
 def test_int8_that_overflows_is_not_chosen(monkeypatch):
-    monkeypatch.setattr(cpu_linear_torch, "_int8_refused", lambda: "oneDNN's int8 product overflows on this CPU")
-    linear, why = choose(grouped(), "layer", setting(native=None))
+    monkeypatch.setattr(cpu_linear_torch, "_int8_refusal", lambda: "oneDNN's int8 product overflows on this CPU")
+    linear, why = choose_linear(grouped(), "layer", setting(native=None))
     assert linear.kernel == "torch-dense"
     assert "overflows" in why
 

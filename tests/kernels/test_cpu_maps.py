@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from motley.kernels.cpu import maps
-from motley.kernels.cpu.maps import can_populate, claim, detach, is_mappable, populate
+from motley.kernels.cpu.memory import mapped_pages
+from motley.kernels.cpu.memory.mapped_pages import can_populate, claim_range, detach_file, is_mappable, populate_pages
 
 PAGE = mmap.PAGESIZE
 
@@ -32,10 +32,10 @@ def _mapped(path: Path) -> mmap.mmap:
 
 def test_pages_that_a_file_no_longer_has_are_an_error_and_no_signal(path: Path) -> None:
     memory = _mapped(path)
-    assert populate(memory) == 0
+    assert populate_pages(memory) == 0
     os.truncate(path, 2 * PAGE)
-    assert populate(memory, 0, 2 * PAGE) == 0
-    assert populate(memory, PAGE) == errno.EFAULT
+    assert populate_pages(memory, 0, 2 * PAGE) == 0
+    assert populate_pages(memory, PAGE) == errno.EFAULT
     assert memory[PAGE] == 1
 
 
@@ -54,7 +54,7 @@ def test_memory_takes_the_place_of_a_file(path: Path) -> None:
     memory[0] = 9
     view = memoryview(memory)[PAGE:]
     before = bytes(memory)
-    detach(memory)
+    detach_file(memory)
     path.write_bytes(b"other")
     assert bytes(memory) == before
     assert bytes(view) == before[PAGE:]
@@ -74,9 +74,9 @@ def test_where_there_is_no_memory_for_a_copy_the_file_stays(path: Path, monkeypa
             return 0
 
     memory = _mapped(path)
-    monkeypatch.setattr(maps, "_libc", Full)
+    monkeypatch.setattr(mapped_pages, "_libc", Full)
     with pytest.raises(OSError, match="memory"):
-        detach(memory)
+        detach_file(memory)
     assert bytes(memory) == path.read_bytes()
 
 
@@ -84,6 +84,6 @@ def test_claimed_pages_are_there_and_keep_what_was_written(path: Path) -> None:
     memory = mmap.mmap(-1, 4 * PAGE)
     memory[PAGE] = 5
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    assert claim(address, 4 * PAGE) == 0
+    assert claim_range(address, 4 * PAGE) == 0
     assert memory[PAGE] == 5
-    assert claim(address + 1, PAGE) == errno.EINVAL
+    assert claim_range(address + 1, PAGE) == errno.EINVAL

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from motley.kernels.cpu import pages
+from motley.kernels.cpu.memory import lazy_pages
 
 MIB = 1 << 20
 
@@ -24,7 +24,7 @@ def _resident() -> int:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8])
 @pytest.mark.parametrize("rows", [1, 3 * MIB])
 def test_they_are_zeros_of_that_shape_and_can_be_written(dtype: torch.dtype, rows: int) -> None:
-    made = pages.zeros(rows, 2, dtype=dtype)
+    made = lazy_pages.lazy_zeros(rows, 2, dtype=dtype)
     assert (made.shape, made.dtype, made.is_contiguous()) == ((rows, 2), dtype, True)
     assert not made.any()
     made[rows - 1] = 1
@@ -33,10 +33,10 @@ def test_they_are_zeros_of_that_shape_and_can_be_written(dtype: torch.dtype, row
 
 def test_nothing_of_a_large_one_is_there_until_it_is_claimed() -> None:
     before = _resident()
-    made = [pages.zeros(128, MIB, dtype=torch.int8) for _ in range(2)]
+    made = [lazy_pages.lazy_zeros(128, MIB, dtype=torch.int8) for _ in range(2)]
     made[1][0, 0] = 7
     assert _resident() - before < 64 * MIB
-    pages.claim(made).join()
+    lazy_pages.claim_pages(made).join()
     assert _resident() - before > 240 * MIB
     assert made[1].sum() == 7  # what was written stays
     del made
@@ -46,26 +46,26 @@ def test_nothing_of_a_large_one_is_there_until_it_is_claimed() -> None:
 
 def test_what_has_gone_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    made = [pages.zeros(16, MIB, dtype=torch.int8)]
+    made = [lazy_pages.lazy_zeros(16, MIB, dtype=torch.int8)]
 
     def advise(address: int, nbytes: int) -> int:
         asked.append(address)
         made.clear()
         return 0
 
-    monkeypatch.setattr(pages.maps, "claim", advise)
-    pages.claim(made).join()
+    monkeypatch.setattr(lazy_pages.mapped_pages, "claim_range", advise)
+    lazy_pages.claim_pages(made).join()
     assert len(asked) == 1
 
 
 def test_a_system_that_cannot_is_told_of_once_and_one_that_is_old_never(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = [pages.zeros(16, MIB, dtype=torch.int8)]
+    made = [lazy_pages.lazy_zeros(16, MIB, dtype=torch.int8)]
     for error, said in ((12, 1), (22, 0)):
         caplog.clear()
-        monkeypatch.setattr(pages.maps, "claim", lambda *_, error=error: error)
-        pages.claim(made).join()
+        monkeypatch.setattr(lazy_pages.mapped_pages, "claim_range", lambda *_, error=error: error)
+        lazy_pages.claim_pages(made).join()
         assert len(caplog.records) == said
 
 

@@ -5,11 +5,11 @@ import torch
 from step_batches import block_tables, step_batch
 
 from motley.kernels import reference
-from motley.kernels.cpu import attention as cpu_attention
-from motley.kernels.cpu import native as cpu_native
-from motley.kernels.cpu.operators import CpuOps
+from motley.kernels.cpu import torch_attention as cpu_attention
+from motley.kernels.cpu.c_kernels import native_kernels as cpu_native
+from motley.kernels.cpu.cpu_ops import CpuOps
 
-NATIVE, REASON = cpu_native.load()
+NATIVE, REASON = cpu_native.load_native_kernels()
 KERNELS = [
     pytest.param(NATIVE, marks=pytest.mark.skipif(NATIVE is None, reason=REASON), id="c"),
     pytest.param(None, id="torch"),
@@ -75,7 +75,7 @@ def test_rotary_write(device_ops, dtype, heads, tokens):
     (cache,) = device_ops.allocate_kv(1, int(tables.max()) + 1, num_kv_heads, head_dim)
     got = device_ops.rotary_write(q, k, v, angles.cos(), angles.sin(), cache, step_batch([(0, tokens)], tables))
     want_q, want_k = reference.rotary(q, k, angles.cos(), angles.sin())
-    cached_k, cached_v = cpu_attention.read(cache, tables[0], tokens)
+    cached_k, cached_v = cpu_attention.read_cache(cache, tables[0], tokens)
     close(got, want_q, dtype)
     close(cached_k, want_k, dtype)
     assert torch.equal(cached_v, v)

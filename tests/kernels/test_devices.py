@@ -2,11 +2,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from motley.kernels import device_table
-from motley.kernels.capability import CAPABILITIES, UnsupportedCapability
-from motley.kernels.device_lookup import at_hand, find
-from motley.kernels.device_table import DEVICES
-from motley.kernels.devices import computed_rate
+from motley.kernels.device import device_table
+from motley.kernels.device.compute_capability import CAPABILITIES, UnsupportedCapability
+from motley.kernels.device.device_lookup import find_device, match_device
+from motley.kernels.device.device_spec import computed_rate
+from motley.kernels.device.device_table import DEVICES
 
 GIB = 2**30
 EDITIONS = ("Workstation", "Server")
@@ -73,7 +73,7 @@ class TestEach:
 
     def test_found_by_each_of_its_names(self, device):
         for name in device.names:
-            found = find(name, device.capability.version)
+            found = find_device(name, device.capability.version)
             assert (found.device, found.by, found.note) == (device, "name", "")
 
 
@@ -106,10 +106,12 @@ def test_int8_of_the_b300_is_slower_than_its_bf16():
 
 
 def test_found_by_shape():
-    found = find("GRID P40-24Q", (6, 1), 30, 24 * GIB)
+    found = find_device("GRID P40-24Q", (6, 1), 30, 24 * GIB)
     assert (found.device.name, found.by) == ("Tesla P40", "shape")
     assert "GRID P40-24Q is not in the table" in found.note
-    assert find("NVIDIA H200 NVL", (9, 0), 132, 143_771 * 2**20).device.name == "NVIDIA H200"  # not the H100, as wide
+    assert (
+        find_device("NVIDIA H200 NVL", (9, 0), 132, 143_771 * 2**20).device.name == "NVIDIA H200"
+    )  # not the H100, as wide
 
 
 @pytest.mark.parametrize(
@@ -126,26 +128,28 @@ def test_found_by_shape():
     ],
 )
 def test_what_torch_says_of_memory_is_near_enough(name, version, sms, mebibytes):
-    found = find("unheard of", version, sms, mebibytes * 2**20)
+    found = find_device("unheard of", version, sms, mebibytes * 2**20)
     assert (found.device.name, found.by) == (name, "shape")
-    assert find("unheard of", version, sms, mebibytes * 2**20 * 3 // 4).device.name != name
-    assert find("unheard of", version, sms, mebibytes * 2**20 * 4 // 3).device.name != name
-    assert find("unheard of", version, sms - 1, mebibytes * 2**20).by == "capability"
+    assert find_device("unheard of", version, sms, mebibytes * 2**20 * 3 // 4).device.name != name
+    assert find_device("unheard of", version, sms, mebibytes * 2**20 * 4 // 3).device.name != name
+    assert find_device("unheard of", version, sms - 1, mebibytes * 2**20).by == "capability"
 
 
 def test_of_one_shape_the_slower():
-    assert find("some GA102", (8, 6), 84, 48 * GIB).device.name == "NVIDIA A40"  # not the A6000
-    editions = [find(f"NVIDIA RTX PRO 6000 Blackwell {each} Edition", (12, 0), 188, 96 * GIB) for each in EDITIONS]
+    assert find_device("some GA102", (8, 6), 84, 48 * GIB).device.name == "NVIDIA A40"  # not the A6000
+    editions = [
+        find_device(f"NVIDIA RTX PRO 6000 Blackwell {each} Edition", (12, 0), 188, 96 * GIB) for each in EDITIONS
+    ]
     workstation, server = (found.device for found in editions)
     assert [found.by for found in editions] == ["name", "name"]
     assert server.bandwidth < 0.9 * workstation.bandwidth
     assert all(server.rates[kind] < rate for kind, rate in workstation.rates.items())
     assert server.source("bandwidth").startswith("uncertain")
-    assert find("some GB202", (12, 0), 188, 96 * GIB).device is server
+    assert find_device("some GB202", (12, 0), 188, 96 * GIB).device is server
 
 
 def test_a_stand_in_promises_no_more_than_any_of_its_capability():
-    found = find("NVIDIA GeForce RTX 3060", (8, 6), 28, 12 * GIB)
+    found = find_device("NVIDIA GeForce RTX 3060", (8, 6), 28, 12 * GIB)
     assert found.by == "capability"
     assert "NVIDIA GeForce RTX 3090" in found.note  # tensor cores at half rate
     assert found.device.sms == 28
@@ -157,11 +161,11 @@ def test_a_stand_in_promises_no_more_than_any_of_its_capability():
 
 
 def test_an_unknown_capability_says_so():
-    found = find("NVIDIA GB10", (12, 1), 48, 119 * GIB)
+    found = find_device("NVIDIA GB10", (12, 1), 48, 119 * GIB)
     assert found.by == "capability"
     assert found.note.startswith("compute capability 12.1 is not in the table: taken as 12.0")
     with pytest.raises(UnsupportedCapability):
-        find("Tesla M40", (5, 2))
+        find_device("Tesla M40", (5, 2))
 
 
 def told(name, major, minor, sms, gib, l2=None):
@@ -170,16 +174,16 @@ def told(name, major, minor, sms, gib, l2=None):
 
 
 def test_at_hand_torch_is_believed():
-    found = at_hand(told("NVIDIA H100 80GB HBM3", 9, 0, 132, 79, 50 * 2**20))
+    found = match_device(told("NVIDIA H100 80GB HBM3", 9, 0, 132, 79, 50 * 2**20))
     assert found.by == "name"
     assert found.device.memory == 79 * GIB
     assert "torch" in found.device.source("memory")
     assert found.device.bandwidth == 3350e9
-    assert at_hand(told("Tesla T4", 7, 5, 40, 15)).device.l2 == 4096 * 1024  # older torch says nothing of L2
+    assert match_device(told("Tesla T4", 7, 5, 40, 15)).device.l2 == 4096 * 1024  # older torch says nothing of L2
 
 
 def test_at_hand_a_part_of_a_card_has_a_part_of_its_rates():
-    whole, part = by_name("NVIDIA A100-SXM4-40GB"), at_hand(told("NVIDIA A100-SXM4-40GB", 8, 0, 54, 20)).device
+    whole, part = by_name("NVIDIA A100-SXM4-40GB"), match_device(told("NVIDIA A100-SXM4-40GB", 8, 0, 54, 20)).device
     assert part.rates["tensor-bf16"] == pytest.approx(whole.rates["tensor-bf16"] / 2)
     assert part.bandwidth == pytest.approx(whole.bandwidth / 2)
     assert part.source("bandwidth").startswith("computed: 54 of the 108 SMs")

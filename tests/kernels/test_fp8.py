@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from motley.kernels.operation import Shape
-from motley.kernels.precision import policy_of
-from motley.kernels.variant import Config
-from motley.kernels.w8a8.fp8 import BLOCK, Fp8, Fp8Weight, linear, pack, product_error
+from motley.kernels.device.precision import policy_of
+from motley.kernels.launch.kernel_operation import ProblemShape
+from motley.kernels.launch.variant import Config
+from motley.kernels.w8a8.fp8_product import BLOCK, Fp8ProductOperation, Fp8Weight, linear_fp8, pack_fp8, product_error
 from motley.kernels.w8a8.quantize_rows import quantize_rows
 
 SCALES = ("tensor", "rows", "blocks")
@@ -27,7 +27,7 @@ def config(*, swap: bool = False, split: int = 1, rows: int = 16, columns: int =
 
 
 def check(x: torch.Tensor, given: Fp8Weight, chosen: Config) -> None:
-    found = linear(x, pack(given), chosen)
+    found = linear_fp8(x, pack_fp8(given), chosen)
     assert found.dtype == x.dtype
     assert product_error(quantize_rows(x, "fp8"), given, found) <= 1, chosen
 
@@ -62,21 +62,21 @@ def test_sums_that_fp32_holds_are_exact() -> None:
     given = Fp8Weight(codes.to(torch.float8_e4m3fn), torch.ones(1, 1))
     expected = x.long() @ codes.long().T
     for chosen in (config(), config(swap=True), config(split=2)):
-        assert torch.equal(linear(x, pack(given), chosen).long(), expected)
+        assert torch.equal(linear_fp8(x, pack_fp8(given), chosen).long(), expected)
 
 
 def test_an_outlier_stays_in_its_row() -> None:
     given, x = weight(40, 256, "blocks"), torch.randn(4, 256).half()
     loud = x.clone()
     loud[1] *= 1000
-    quiet, beside = (linear(rows, pack(given), config(split=2)) for rows in (x, loud))
+    quiet, beside = (linear_fp8(rows, pack_fp8(given), config(split=2)) for rows in (x, loud))
     assert torch.equal(quiet[[0, 2, 3]], beside[[0, 2, 3]])
 
 
 def test_what_is_no_number_shows() -> None:
     given, x = weight(40, 256, "rows"), torch.randn(4, 256).half()
     x[1, 9], x[2, 200] = torch.nan, torch.inf
-    found = linear(x, pack(given), config())
+    found = linear_fp8(x, pack_fp8(given), config())
     assert not found[1:3].isfinite().any()
     assert found[[0, 3]].isfinite().all()
 
@@ -84,15 +84,15 @@ def test_what_is_no_number_shows() -> None:
 def test_weights_that_do_not_fit_are_refused() -> None:
     given = weight(40, 256, "rows")
     with pytest.raises(ValueError, match="scales"):
-        pack(Fp8Weight(given.codes, torch.ones(1, 40)))
+        pack_fp8(Fp8Weight(given.codes, torch.ones(1, 40)))
     with pytest.raises(ValueError, match="sixteens"):
-        pack(Fp8Weight(given.codes[:, :200], given.scales))
+        pack_fp8(Fp8Weight(given.codes[:, :200], given.scales))
     with pytest.raises(ValueError, match="e4m3"):
-        pack(Fp8Weight(given.codes.to(torch.float8_e5m2), given.scales))
+        pack_fp8(Fp8Weight(given.codes.to(torch.float8_e5m2), given.scales))
 
 
 def test_the_operation_names_what_each_capability_runs() -> None:
-    operation = Fp8()
+    operation = Fp8ProductOperation()
     for version in ((6, 1), (8, 0), (8, 6)):
         assert operation.refusal(policy_of(*version)) == policy_of(*version).reasons["fp8"]
     named = {}
@@ -113,8 +113,8 @@ def test_the_operation_names_what_each_capability_runs() -> None:
 
 @pytest.mark.parametrize("group", [0, BLOCK])
 def test_the_operation_runs_and_finds_its_own_errors(group: int) -> None:
-    operation, policy = Fp8(), policy_of(9, 0)
-    shape = Shape.of(m=4, n=160, k=256, group=group)
+    operation, policy = Fp8ProductOperation(), policy_of(9, 0)
+    shape = ProblemShape.of(m=4, n=160, k=256, group=group)
     problem = operation.problem(policy, shape, torch.device("cpu"))
     found = problem.run(operation.configs(policy, shape)[0])
     assert problem.error(found) <= 1

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from motley.kernels import tuning
-from motley.kernels.capability import CAPABILITIES, TORCH_BUILDS, TORCH_RELEASES, Capability
+from motley.kernels.device.compute_capability import CAPABILITIES, TORCH_BUILDS, TORCH_RELEASES, Capability
+from motley.kernels.launch import config_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -55,12 +55,12 @@ def test_the_matrix_is_compiled_by_the_tritons_of_the_images() -> None:
     )
 
 
-TABLES = sorted(tuning.FOLDER.glob("*/*.json"))
+TABLES = sorted(config_tables.TUNED_FOLDER.glob("*/*.json"))
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_static_tables_are_by_a_triton_that_the_matrix_compares_them_with(path: Path) -> None:
-    table = tuning.read_file(path)
+    table = config_tables.read_table_file(path)
     assert table is not None
     assert table.source == "measured" or table.about["triton"] in {image["triton"] for image in IMAGES.values()}
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from motley.kernels.interpreter import quicken
+from motley.kernels.compiler.triton_interpreter import speed_up_interpreter
 
 
 @triton.jit
@@ -57,6 +57,6 @@ def test_it_computes_what_tritons_own_does(monkeypatch: pytest.MonkeyPatch) -> N
 def test_kernels_in_debug_mode_still_assert(monkeypatch: pytest.MonkeyPatch) -> None:
     builder = interpreter.interpreter_builder
     monkeypatch.setattr(builder, "options", replace(builder.options, debug=True, sanitize_overflow=True))
-    quicken()
+    speed_up_interpreter()
     with pytest.raises(interpreter.InterpreterError, match="overflow"):
         computed()

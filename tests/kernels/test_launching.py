@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from motley.kernels.launching import cached, cdiv
+from motley.kernels.launch.compiled_launch import cached, cdiv
 
 CHILD = Path(__file__).parents[1] / "support" / "launches_child.py"
 

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from motley.kernels.device_table import DEVICES
-from motley.kernels.links import KINDS, Link, Protocol, all_gather_s, all_reduce_s, common_links, links_of, send_s
+from motley.kernels.device.device_table import DEVICES
+from motley.kernels.device.interconnect import (
+    LINK_KINDS,
+    DeviceLink,
+    LinkProtocol,
+    all_gather_s,
+    all_reduce_s,
+    available_links,
+    common_links,
+    send_s,
+)
 
 BY_NAME = {device.name: device for device in DEVICES}
-LINK = Link("test", "pcie", 1e9, (Protocol(1e-6, 2e-6, 0.5), Protocol(3e-6, 10e-6, 1.0)), None, ())
+LINK = DeviceLink("test", "pcie", 1e9, (LinkProtocol(1e-6, 2e-6, 0.5), LinkProtocol(3e-6, 10e-6, 1.0)), None, ())
 
 
 def names(device: str) -> list[str]:
-    return [link.name for link in links_of(BY_NAME[device])]
+    return [link.name for link in available_links(BY_NAME[device])]
 
 
 @pytest.mark.parametrize(
@@ -41,9 +50,9 @@ def test_devices_have_the_links_that_they_have() -> None:
     assert names("Tesla T4") == ["pcie3", *ethernet]
     assert names("NVIDIA L4") == ["pcie3", "pcie4", *ethernet]
     assert names("NVIDIA H200") == ["nvlink", "pcie3", "pcie4", "pcie5", *ethernet]
-    assert [link.name for link in links_of(BY_NAME["NVIDIA H200"], ["nvlink"])] == ["nvlink"]
-    assert links_of(BY_NAME["Tesla P40"], ["nvlink"]) == ()
-    bridged = {link.name: link.most for link in links_of(BY_NAME["NVIDIA A40"])}
+    assert [link.name for link in available_links(BY_NAME["NVIDIA H200"], ["nvlink"])] == ["nvlink"]
+    assert available_links(BY_NAME["Tesla P40"], ["nvlink"]) == ()
+    bridged = {link.name: link.most for link in available_links(BY_NAME["NVIDIA A40"])}
     assert bridged["nvlink"] == 2
     assert bridged["ethernet10"] is None
 
@@ -56,13 +65,13 @@ def test_devices_that_differ_have_the_links_of_all() -> None:
     assert common("Tesla T4", "NVIDIA L4") == ["pcie3", *ethernet]
     assert common("NVIDIA H200", "NVIDIA H100 80GB HBM3") == ["pcie3", "pcie4", "pcie5", *ethernet], "no NVLink between"
     for device in ("NVIDIA H200", "Tesla T4"):
-        assert common_links([BY_NAME[device]] * 3) == links_of(BY_NAME[device])
+        assert common_links([BY_NAME[device]] * 3) == available_links(BY_NAME[device])
 
 
 def test_links_are_in_the_order_of_their_speed() -> None:
     """And none is faster than the memory of a device, nor slower than the speed it is named by would let it be."""
     for device in DEVICES:
-        of_kind = {kind: [link.bandwidth for link in links_of(device, [kind])] for kind in KINDS}
+        of_kind = {kind: [link.bandwidth for link in available_links(device, [kind])] for kind in LINK_KINDS}
         for bandwidths in of_kind.values():
             assert bandwidths == sorted(bandwidths)
             assert all(bandwidth < device.bandwidth for bandwidth in bandwidths)
@@ -73,7 +82,7 @@ def test_links_are_in_the_order_of_their_speed() -> None:
 
 def test_every_figure_has_its_source() -> None:
     for device in DEVICES:
-        for link in links_of(device):
+        for link in available_links(device):
             assert {"bandwidth", "protocols"} <= dict(link.sources).keys()
             assert all(source for _, source in link.sources)
             low, simple = link.protocols

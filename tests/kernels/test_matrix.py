@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 import torch
 
-from motley.kernels.attention.common import HEAD_DIMS
-from motley.kernels.calibration import REFERENCE_S
-from motley.kernels.capability import CAPABILITIES
-from motley.kernels.gpu.configs import Configs
-from motley.kernels.matrix import Row, Spent, picks
-from motley.kernels.model_shapes import MODELS
-from motley.kernels.operation import Launch, Shape, rounded
-from motley.kernels.precision import PrecisionPolicy, policy_of
-from motley.kernels.registry import OPERATIONS, operation
-from motley.kernels.rig import Rig, stand_in
+from motley.kernels.attention.attention_tile import HEAD_DIMS
+from motley.kernels.canonical_weights import GroupedWeight
+from motley.kernels.compiler.compile_speed import REFERENCE_S
+from motley.kernels.device.compute_capability import CAPABILITIES
+from motley.kernels.device.device_context import DeviceContext, interpreter_context
+from motley.kernels.device.precision import PrecisionPolicy, policy_of
+from motley.kernels.gpu.config_cache import ConfigCache
+from motley.kernels.launch.kernel_operation import KernelLaunch, ProblemShape, round_up_power_of_two
+from motley.kernels.launch.model_shapes import MODELS
+from motley.kernels.registry import OPERATIONS, find_operation
 from motley.kernels.sampling.sample import penalty_variant
-from motley.kernels.w4a16.operations import kernel_for as int4_kernel
-from motley.kernels.w4a16.packed import GROUP_SIZES as INT4_GROUPS
-from motley.kernels.w4a16.packed import pack as pack_int4
-from motley.kernels.w8a8.int8 import kernel_for as int8_kernel
-from motley.kernels.w8a8.packed import GROUP_SIZES as INT8_GROUPS
-from motley.kernels.w8a8.packed import pack_rows
-from motley.kernels.weights import GroupedWeight
+from motley.kernels.tuning.compile_matrix import CompileTime, MatrixRow, select_jobs
+from motley.kernels.w4a16.int4_operations import kernel_for as int4_kernel
+from motley.kernels.w4a16.packed_int4 import GROUP_SIZES as INT4_GROUPS
+from motley.kernels.w4a16.packed_int4 import pack_int4
+from motley.kernels.w8a8.int8_product import kernel_for as int8_kernel
+from motley.kernels.w8a8.packed_int8 import GROUP_SIZES as INT8_GROUPS
+from motley.kernels.w8a8.packed_int8 import pack_rows
 from motley.replicas.memory import history_dtype
 
 POLICIES = [policy_of(*version) for version in CAPABILITIES]
@@ -38,8 +38,8 @@ HALVES_AND_FP32 = {"*fp16", "*bf16", "*fp32"}
 
 
 @cache
-def compiled(name: str, version: tuple[int, int]) -> tuple[tuple[Shape, Launch], ...]:
-    jobs = picks(operation(name), version)
+def compiled(name: str, version: tuple[int, int]) -> tuple[tuple[ProblemShape, KernelLaunch], ...]:
+    jobs = select_jobs(find_operation(name), version)
     return tuple((job.shape, launch) for job in jobs for launch in job.launches())
 
 
@@ -95,7 +95,7 @@ def test_int8_has_every_group_zero_scale_and_bias_and_the_sums_that_go_with_them
     assert rows["WHOLE"] == {True, False}
 
 
-def made(launch: Launch) -> tuple[object, ...]:
+def made(launch: KernelLaunch) -> tuple[object, ...]:
     """What sets a kernel apart, but for the types of its arguments."""
     variant, config = launch.variant, launch.variant.config
     return variant.name, tuple(sorted(variant.all_constants.items())), config.num_warps, config.num_stages
@@ -110,7 +110,7 @@ NUMBERS = (*range(1, 17), 17, 19, 25, 31, 33, 64, 256, 2048)
 def test_whatever_the_group_the_zeros_and_the_rows_the_kernel_was_compiled(policy: PrecisionPolicy) -> None:
     """Not each group once and each number of rows once: a launch has both."""
     version = policy.capability.version
-    configs = Configs(Rig(torch.device("cpu"), policy, stand_in(version).about))
+    configs = ConfigCache(DeviceContext(torch.device("cpu"), policy, interpreter_context(version).about))
     kinds: list[tuple[Any, dict[str, int | str]]] = [(int4_kernel, {"group": group}) for group in INT4_GROUPS]
     if policy.int8:
         zeros = [(0, "no"), (0, "yes"), (32, "yes"), (128, "yes")]
@@ -121,8 +121,8 @@ def test_whatever_the_group_the_zeros_and_the_rows_the_kernel_was_compiled(polic
     for kernel_for, kind in kinds:
         for (n, k), m in product(LAYERS, NUMBERS):
             each = configs.kernel(kernel_for, m=m, n=n, k=k, **kind)
-            config = configs.of(each.name, m=rounded(m), n=n, k=k, **kind)
-            launched = each.launches(policy, Shape.of(m=m, n=n, k=k, **kind), config)
+            config = configs.of(each.name, m=round_up_power_of_two(m), n=n, k=k, **kind)
+            launched = each.launches(policy, ProblemShape.of(m=m, n=n, k=k, **kind), config)
             missing |= {(each.name, m, n, k, str(kind)) for launch in launched if made(launch) not in known}
     assert not missing, sorted(missing)[:5]
 
@@ -141,8 +141,8 @@ def test_rows_between_two_classes_are_compiled_with_whatever_they_are_launched_w
     name: str, version: tuple[int, int]
 ) -> None:
     """By its own number of rows a kernel is made, by the class's a config is found: for any of the models' layers."""
-    each, policy = operation(name), policy_of(*version)
-    configs = Configs(stand_in(version))
+    each, policy = find_operation(name), policy_of(*version)
+    configs = ConfigCache(interpreter_context(version))
     for m, class_ in ((3, 4), (5, 8), (6, 8), (7, 8)):
         launched = {launch.variant.config for shape, launch in compiled(name, version) if shape["m"] == m}
         shapes = [dict(shape.fields) for shape in each.shapes(policy) if shape["m"] == class_]
@@ -167,11 +167,11 @@ def test_attention_has_every_head_dim_with_windows_and_without(name: str, policy
 @pytest.mark.parametrize("name", ["attention_decode", "attention_prefill"])
 def test_attention_of_heads_that_no_table_has_is_compiled_with_the_default(name: str, policy: PrecisionPolicy) -> None:
     """For numbers that are no powers of two as well: where they are, fewer registers were seen to do."""
-    found = picks(operation(name), policy.capability.version)
+    found = select_jobs(find_operation(name), policy.capability.version)
     untabled = [job.shape for job, how in found.items() if how == "default: no table has such a shape"]
-    uneven = {shape["dim"] for shape in untabled if shape["kv_heads"] != rounded(shape["kv_heads"])}
+    uneven = {shape["dim"] for shape in untabled if shape["kv_heads"] != round_up_power_of_two(shape["kv_heads"])}
     assert uneven == set(HEAD_DIMS)
-    assert any(shape["heads"] == rounded(shape["heads"]) for shape in untabled)
+    assert any(shape["heads"] == round_up_power_of_two(shape["heads"]) for shape in untabled)
 
 
 @pytest.mark.parametrize("version", CAPABILITIES, ids="{0[0]}.{0[1]}".format)
@@ -182,7 +182,7 @@ def test_penalties_are_compiled_for_the_history_of_any_length_of_context(version
     ]
     dtypes = {history_dtype(length) for length in (32_768, 32_769, 40_960)}
     assert dtypes == {torch.int16, torch.int32}
-    configs = Configs(stand_in(version))
+    configs = ConfigCache(interpreter_context(version))
     for size, rows, dtype in product({model.vocabulary for model in MODELS}, (1, 2, 4, 8, 16, 32, 64, 128), dtypes):
         config = configs.of("sample", filters="all", r=rows, v=size)
         assert penalty_variant(size, config, dtype) in penalties, (size, rows, dtype)
@@ -192,7 +192,7 @@ def test_penalties_are_compiled_for_the_history_of_any_length_of_context(version
 def test_the_part_for_another_triton_has_every_kernel_as_it_is_tuned(policy: PrecisionPolicy) -> None:
     version = policy.capability.version
     for each in OPERATIONS:
-        part = picks(each, version, quick=True)
+        part = select_jobs(each, version, quick=True)
         kernels = {launch.variant.name for job in part for launch in job.launches()}
         assert kernels == {launch.variant.name for _, launch in compiled(each.name, version)}, each.name
         assert each.refusal(policy) or any("this shape in" in how for how in part.values()), each.name
@@ -200,16 +200,16 @@ def test_the_part_for_another_triton_has_every_kernel_as_it_is_tuned(policy: Pre
 
 def test_a_cold_time_is_told_from_a_warm_one() -> None:
     """And compilers that waited for others' cores are not over a budget."""
-    row = Row("op", "kernel", (6, 1), "m=1", {}, "", "")
+    row = MatrixRow("op", "kernel", (6, 1), "m=1", {}, "", "")
     rows = [row, replace(row, cached=True), replace(row, cached=True)]
-    spent = Spent(900.0, 824.8)
+    spent = CompileTime(900.0, 824.8)
     assert spent.told(rows, 520) == (
         "1 compiled anew and 2 from the cache in 900 s, 412 s of two cores; 412 s at the pace of its budget, 520 s"
     )
     assert spent.over(400)
     assert not spent.over(520)
     assert not spent.over(None)
-    assert Spent(3.2, 1).told(rows, None).endswith("in 3 s, 0 s of two cores")
+    assert CompileTime(3.2, 1).told(rows, None).endswith("in 3 s, 0 s of two cores")
 
 
 @pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
@@ -220,5 +220,5 @@ def test_twice_the_time_is_over_the_budget_on_any_machine(slower: float) -> None
     assert sum(budgets.values()) < 600
     for name, measured in (("MATRIX_S", 441), ("NEWEST_S", 35)):
         for times, over in ((1.0, False), (7 / 6, False), (2.0, True)):
-            spent = Spent(0.0, 2 * measured * times * slower, pace=REFERENCE_S * slower)
+            spent = CompileTime(0.0, 2 * measured * times * slower, pace=REFERENCE_S * slower)
             assert spent.over(budgets[name]) is over, (name, times)

@@ -10,12 +10,12 @@ import torch
 from fake_gpu_clock import FakeGpu
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from motley.kernels import measure
-from motley.kernels.measure import Rotation, time_of
-from motley.kernels.operation import Operation
-from motley.kernels.precision import policy_of
+from motley.kernels.device.precision import policy_of
+from motley.kernels.launch.kernel_operation import KernelOperation
 from motley.kernels.registry import OPERATIONS
-from motley.kernels.sampling.operation import by_torch
+from motley.kernels.sampling.sample_operation import sample_by_torch
+from motley.kernels.tuning import timing
+from motley.kernels.tuning.timing import InputRotation, time_runs
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
@@ -23,18 +23,18 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 @pytest.mark.parametrize(
     ("num_bytes", "expected"),
     [
-        (2**30, Rotation(2)),  # larger than the cache
-        (2**20, Rotation(200)),
-        (2**18, Rotation(16, 100 * 2**20)),  # 800 of them would take too long to make
-        (0, Rotation(16, 100 * 2**20)),
+        (2**30, InputRotation(2)),  # larger than the cache
+        (2**20, InputRotation(200)),
+        (2**18, InputRotation(16, 100 * 2**20)),  # 800 of them would take too long to make
+        (0, InputRotation(16, 100 * 2**20)),
     ],
 )
-def test_inputs_are_rotated_past_the_cache_or_it_is_swept(num_bytes: int, expected: Rotation) -> None:
-    assert Rotation.past(num_bytes, 50 * 2**20, most=512) == expected
+def test_inputs_are_rotated_past_the_cache_or_it_is_swept(num_bytes: int, expected: InputRotation) -> None:
+    assert InputRotation.past(num_bytes, 50 * 2**20, most=512) == expected
 
 
 def test_a_stand_in_has_nothing_to_rotate_for() -> None:
-    assert Rotation.past(4096, 0, most=512) == Rotation(2)
+    assert InputRotation.past(4096, 0, most=512) == InputRotation(2)
 
 
 def test_the_sweep_comes_before_each_run_and_its_time_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,13 +45,13 @@ def test_the_sweep_comes_before_each_run_and_its_time_is_taken_off(monkeypatch: 
         order.append(name)
         now[0] += seconds
 
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(measure.torch.Tensor, "zero_", lambda room: step(f"sweep {room.numel()}", 100.0))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.torch.Tensor, "zero_", lambda room: step(f"sweep {room.numel()}", 100.0))
     runs = [lambda: step("a", 3.0), lambda: step("b", 3.0)]
-    assert time_of(runs, CPU, rounds=3, budget_s=1e6, sweep_bytes=64).p50 == pytest.approx(3.0)
+    assert time_runs(runs, CPU, rounds=3, budget_s=1e6, sweep_bytes=64).p50 == pytest.approx(3.0)
     assert order[:4] == ["sweep 64", "a", "sweep 64", "b"]
     order.clear()
-    assert time_of(runs, CPU, rounds=3, budget_s=1e6).p50 == pytest.approx(3.0)
+    assert time_runs(runs, CPU, rounds=3, budget_s=1e6).p50 == pytest.approx(3.0)
     assert set(order) == {"a", "b"}
 
 
@@ -62,7 +62,7 @@ def test_no_launch_and_no_sleepy_clock_is_in_a_time(copies: int, seconds: float)
     with gpu.installed():
         runs = [gpu.run(seconds)] * copies
         for _ in range(3):
-            found = time_of(runs, GPU, budget_s=0.05)
+            found = time_runs(runs, GPU, budget_s=0.05)
             assert (found.p20, found.p50, found.p80) == pytest.approx((seconds,) * 3, rel=1e-6)
             gpu.idle(10.0)
 
@@ -71,27 +71,27 @@ def test_a_gpu_is_warmed_for_as_long_as_it_was_idle() -> None:
     """Dozens of configs are tried in a row, a twentieth of a second each: the clocks stay where they are."""
     gpu = FakeGpu()
     with gpu.installed():
-        time_of([gpu.run(1e-3)], GPU, budget_s=0.05)
+        time_runs([gpu.run(1e-3)], GPU, budget_s=0.05)
         before = gpu.now
         for _ in range(10):
             gpu.idle(0.01)
-            assert time_of([gpu.run(1e-3)], GPU, budget_s=0.05).p50 == pytest.approx(1e-3)
+            assert time_runs([gpu.run(1e-3)], GPU, budget_s=0.05).p50 == pytest.approx(1e-3)
         assert gpu.now - before < 10 * 0.15
 
 
 def test_of_a_sweep_nothing_is_left_on_a_gpu_either(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu()
     monkeypatch.setattr(
-        measure.torch, "empty", lambda *_, **__: SimpleNamespace(zero_=gpu.run(80e-6))
+        timing.torch, "empty", lambda *_, **__: SimpleNamespace(zero_=gpu.run(80e-6))
     )  # fmt: skip
     with gpu.installed():
-        assert time_of([gpu.run(7e-6)] * 4, GPU, sweep_bytes=64).p50 == pytest.approx(7e-6)
+        assert time_runs([gpu.run(7e-6)] * 4, GPU, sweep_bytes=64).p50 == pytest.approx(7e-6)
 
 
 def test_what_is_not_captured_is_measured_behind_another_as_well() -> None:
     gpu = FakeGpu()
     with gpu.installed():
-        assert measure.uncaptured_time_of(gpu.run(2e-3), GPU).p50 == pytest.approx(2e-3)
+        assert timing.time_uncaptured(gpu.run(2e-3), GPU).p50 == pytest.approx(2e-3)
 
 
 class Waiting(TorchDispatchMode):
@@ -109,7 +109,7 @@ class Waiting(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_peers_can_be_captured_once_they_have_run(operation: Operation) -> None:
+def test_peers_can_be_captured_once_they_have_run(operation: KernelOperation) -> None:
     """As far as a machine without a GPU can tell: the host waits for nothing."""
     run = 0
     for capability in ((7, 5), (9, 0)):
@@ -132,6 +132,6 @@ def test_peers_can_be_captured_once_they_have_run(operation: Operation) -> None:
 def test_the_peer_of_sampling_draws_by_probability() -> None:
     torch.manual_seed(0)
     shares = torch.tensor([0.5, 0.3, 0.2, 0.0])
-    found = by_torch(shares.log().expand(40_000, 4)).bincount(minlength=4) / 40_000
+    found = sample_by_torch(shares.log().expand(40_000, 4)).bincount(minlength=4) / 40_000
     assert found[3] == 0
     assert torch.allclose(found, shares, atol=0.015)  # six standard deviations

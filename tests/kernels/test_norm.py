@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from motley.kernels.operation import Shape
+from motley.kernels.device.precision import policy_of
+from motley.kernels.launch.kernel_operation import ProblemShape
+from motley.kernels.launch.variant import Config
 from motley.kernels.pointwise.norm import add_rms_norm, rms_norm
 from motley.kernels.pointwise.norm_operation import ADD_RMS_NORM, HEAD_NORM, RMS_NORM, add_norm_error, norm_error
-from motley.kernels.precision import policy_of
-from motley.kernels.variant import Config
 
 # numpy, on which the interpreter runs, warns of what is tested here
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
@@ -99,10 +99,14 @@ def test_no_rows() -> None:
 @pytest.mark.parametrize("version", [(6, 1), (8, 0)], ids=["6.1", "8.0"])
 @pytest.mark.parametrize(
     ("operation", "shape"),
-    [(RMS_NORM, Shape.of(n=896, t=2)), (ADD_RMS_NORM, Shape.of(n=1100, t=2)), (HEAD_NORM, Shape.of(d=128, h=3, t=3))],
+    [
+        (RMS_NORM, ProblemShape.of(n=896, t=2)),
+        (ADD_RMS_NORM, ProblemShape.of(n=1100, t=2)),
+        (HEAD_NORM, ProblemShape.of(d=128, h=3, t=3)),
+    ],
     ids=lambda each: getattr(each, "name", ""),
 )
-def test_every_config_solves_the_problem(operation, shape: Shape, version: tuple[int, int]) -> None:
+def test_every_config_solves_the_problem(operation, shape: ProblemShape, version: tuple[int, int]) -> None:
     policy = policy_of(*version)
     problem = operation.problem(policy, shape, torch.device("cpu"))
     for config in operation.configs(policy, shape):

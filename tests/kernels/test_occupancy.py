@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from motley.kernels.capability import CAPABILITIES
-from motley.kernels.occupancy import occupancy
+from motley.kernels.device.compute_capability import CAPABILITIES
+from motley.kernels.device.occupancy import occupancy
 
 KIB = 1024
 

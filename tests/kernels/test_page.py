@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from motley.kernels import page
-from motley.kernels.capability import CAPABILITIES
-from motley.kernels.matrix import Row
+from motley.kernels.device.compute_capability import CAPABILITIES
+from motley.kernels.tuning import matrix_page
+from motley.kernels.tuning.compile_matrix import MatrixRow
 
-ROWS = [Row("op", "kernel", (6, 1), "m=1", {}, "", "", registers=40, shared=2048, occupancy=0.5, mix={"fma.f32": 3})]
+ROWS = [
+    MatrixRow("op", "kernel", (6, 1), "m=1", {}, "", "", registers=40, shared=2048, occupancy=0.5, mix={"fma.f32": 3})
+]
 MARKS = "before\n<!-- matrix: begin -->\nold\n<!-- matrix: end -->\nafter\n"
 
 
 def test_a_table_has_a_column_for_each_capability() -> None:
-    head, rule = page.markdown([]).splitlines()
+    head, rule = matrix_page.render_matrix([]).splitlines()
     assert head.count("|") == rule.count("|") == len(CAPABILITIES) + 2
 
 
@@ -26,39 +28,39 @@ def test_a_page_has_the_table_that_was_written_and_what_is_around_it(before: str
     path = tmp_path / "page.md"
     if before is not None:
         path.write_text(before)
-    assert not page.is_current(path)
+    assert not matrix_page.is_page_current(path)
     for rows in (ROWS, [], ROWS, ROWS):
-        page.write(path, rows, complete=True)
-        assert page.table_of(path) == page.markdown(rows)
-        assert page.is_current(path)
+        matrix_page.write_page(path, rows, complete=True)
+        assert matrix_page.read_matrix(path) == matrix_page.render_matrix(rows)
+        assert matrix_page.is_page_current(path)
     if before:
         text = path.read_text()
         assert text.startswith("before\n<!-- matrix: begin -->\n")
         assert text.endswith(before.partition("old\n")[2])
         assert text.count("| op |") == 1
-    page.write(path, ROWS, complete=False)
-    assert page.table_of(path) == page.markdown(ROWS)
-    assert not page.is_current(path), "of a part of the kernels nothing is said of all"
+    matrix_page.write_page(path, ROWS, complete=False)
+    assert matrix_page.read_matrix(path) == matrix_page.render_matrix(ROWS)
+    assert not matrix_page.is_page_current(path), "of a part of the kernels nothing is said of all"
 
 
 def test_a_table_is_of_the_very_sources_tables_and_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever of these changes; the CPU's part, and what only measures, has nothing to do with it."""
     folder, path = tmp_path / "kernels", tmp_path / "page.md"
-    shutil.copytree(Path(page.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(page, "_HERE", folder)
-    page.write(path, ROWS, complete=True)
-    for changed in ("cpu/exchange.py", "README.md", "measure.py", "streaming.py"):
+    shutil.copytree(matrix_page._HERE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(matrix_page, "_HERE", folder)
+    matrix_page.write_page(path, ROWS, complete=True)
+    for changed in ("cpu/c_kernels/shm_collectives.py", "README.md", "tuning/timing.py", "tuning/streaming_kernels.py"):
         with (folder / changed).open("a") as file:
             file.write("# changed\n")
-        assert page.is_current(path), changed
-    for changed in ("w4a16/gemv.py", "aot.py", "tuned/sm61/w4a16_gemv.json"):
+        assert matrix_page.is_page_current(path), changed
+    for changed in ("w4a16/int4_gemv.py", "compiler/aot.py", "tuned/sm61/w4a16_gemv.json"):
         before = (folder / changed).read_bytes()
         (folder / changed).write_bytes(before + b"\n")
-        assert not page.is_current(path), changed
+        assert not matrix_page.is_page_current(path), changed
         (folder / changed).write_bytes(before)
-        assert page.is_current(path)
+        assert matrix_page.is_page_current(path)
     (folder / "silu.py").write_text("")
-    assert not page.is_current(path)
+    assert not matrix_page.is_page_current(path)
     (folder / "silu.py").unlink()
     monkeypatch.setattr("importlib.metadata.version", lambda name: "3.4.0")
-    assert not page.is_current(path)
+    assert not matrix_page.is_page_current(path)

@@ -1,22 +1,22 @@
 import pytest
 
-from motley.kernels.capability import CAPABILITIES, UnsupportedCapability
-from motley.kernels.device_table import DEVICES
-from motley.kernels.listing import by_rows
-from motley.kernels.operation import Shape
-from motley.kernels.precision import GEMM_ROWS, Unit, policy_of
-from motley.kernels.roofline import Linear, roofline
-from motley.kernels.w4a16.operations import DEQUANTIZE, kernel_for
+from motley.kernels.device.compute_capability import CAPABILITIES, UnsupportedCapability
+from motley.kernels.device.device_table import DEVICES
+from motley.kernels.device.precision import GEMM_ROWS, ComputeUnit, policy_of
+from motley.kernels.device.roofline import LinearWork, roofline
+from motley.kernels.launch.kernel_operation import ProblemShape
+from motley.kernels.tuning.operation_listing import operations_by_rows
+from motley.kernels.w4a16.int4_operations import DEQUANTIZE, kernel_for
 
 POLICIES = [policy_of(*version) for version in CAPABILITIES]
-FP32 = Unit("fp32", "Triton", "fma.rn.f32")
+FP32 = ComputeUnit("fp32", "Triton", "fma.rn.f32")
 
 
 def test_6_0_computes_in_fp16():
     policy = policy_of(6, 0)
     assert (policy.storage, policy.compute, policy.int8) == ("fp16", "fp16", None)
-    assert policy.decode == Unit("fp16", "Triton", "fma.rn.f16x2")
-    assert policy.prefill == Unit("fp16", "cuBLAS", "fma.rn.f16x2")
+    assert policy.decode == ComputeUnit("fp16", "Triton", "fma.rn.f16x2")
+    assert policy.prefill == ComputeUnit("fp16", "cuBLAS", "fma.rn.f16x2")
     assert policy.accumulate != "fp32"  # there is no multiply-add of fp16 into fp32
     assert policy.attention_unit == FP32
     assert "2.01 times fp32's 9.3 TFLOP/s" in policy.reasons["compute"]
@@ -26,8 +26,8 @@ def test_6_1_stores_fp16_and_computes_in_fp32():
     policy = policy_of(6, 1)
     assert (policy.storage, policy.compute, policy.accumulate) == ("fp16", "fp32", "fp32")
     assert policy.decode == policy.attention_unit == FP32
-    assert policy.prefill == Unit("fp32", "cuBLAS", "fma.rn.f32")
-    assert policy.int8_units == (Unit("dp4a", "Triton", "dp4a.s32.s32"),)  # nothing of cuBLAS's is faster
+    assert policy.prefill == ComputeUnit("fp32", "cuBLAS", "fma.rn.f32")
+    assert policy.int8_units == (ComputeUnit("dp4a", "Triton", "dp4a.s32.s32"),)  # nothing of cuBLAS's is faster
     assert "1/64 of fp32's 11.8 TFLOP/s" in policy.reasons["compute"]
     assert policy.int8 is not None
     assert "47 TOP/s" in policy.reasons["int8"]
@@ -77,17 +77,17 @@ class TestEach:
         for device in DEVICES:
             if device.capability is policy.capability:
                 for m in (1, 8, 512, 2048):
-                    kernel, _ = kernel_for(policy, Shape.of(m=m, n=4096, k=4096, group=128), device)
-                    unit = roofline(device, Linear(m, 4096, 4096)).unit
+                    kernel, _ = kernel_for(policy, ProblemShape.of(m=m, n=4096, k=4096, group=128), device)
+                    unit = roofline(device, LinearWork(m, 4096, 4096)).unit
                     assert (kernel is DEQUANTIZE) == (unit.through == "cuBLAS") == (m > 8), (device.name, m)
 
     def test_from_some_number_of_rows_all_are_many(self, policy):
         device = next(device for device in DEVICES if device.capability is policy.capability)
 
         def chosen(m):
-            return kernel_for(policy, Shape.of(m=m, n=4096, k=4096, group=128), device)
+            return kernel_for(policy, ProblemShape.of(m=m, n=4096, k=4096, group=128), device)
 
-        (_, last, few, _), (_, _, many, _) = by_rows(chosen, most=256)
+        (_, last, few, _), (_, _, many, _) = operations_by_rows(chosen, most=256)
         assert (few, many) == ("w4a16_gemm" if policy.capability.bf16 else "w4a16_gemv", "w4a16_dequantize")
         assert last == GEMM_ROWS or not policy.capability.bf16
 

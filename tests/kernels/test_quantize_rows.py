@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from motley.kernels.device_table import DEVICES
-from motley.kernels.operation import Shape
-from motley.kernels.precision import policy_of
-from motley.kernels.variant import Config
-from motley.kernels.w8a8.quantize_panels import QuantizePanels, quantize_panels, unpacked
-from motley.kernels.w8a8.quantize_rows import Codes, QuantizeRows, quantize_rows, rounding_error
+from motley.kernels.device.device_table import DEVICES
+from motley.kernels.device.precision import policy_of
+from motley.kernels.launch.kernel_operation import ProblemShape
+from motley.kernels.launch.variant import Config
+from motley.kernels.w8a8.quantize_panels import QuantizePanelsOperation, quantize_panels, unpack_panels
+from motley.kernels.w8a8.quantize_rows import Codes, QuantizeRowsOperation, quantize_rows, rounding_error
 
 KINDS: tuple[Codes, ...] = ("int8", "fp8")
 SMALL = Config.of(4, 1, BLOCK=128)
@@ -84,7 +84,7 @@ def test_panels_hold_what_rows_do(num_rows: int, num_columns: int, group: int) -
     x = rows(num_rows, num_columns)
     by_row = quantize_rows(x, "int8", group=group, with_sums=True)
     panels = quantize_panels(x, group=group, with_sums=True)
-    assert torch.equal(unpacked(panels).codes, by_row.codes)
+    assert torch.equal(unpack_panels(panels).codes, by_row.codes)
     assert torch.equal(panels.scales, by_row.scales)
     assert not panels.words[-1, :, (num_rows - 1) % 128 + 1 :].any(), "rows beyond the last are zeros"
     parts = by_row.codes.int().view(num_rows, -1, group or num_columns).sum(2, dtype=torch.int32).T
@@ -105,7 +105,7 @@ def test_groups_that_do_not_fit_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_operation_says_where_it_is_used_and_finds_its_own_errors(kind: Codes) -> None:
-    operation = QuantizeRows(kind)
+    operation = QuantizeRowsOperation(kind)
     used = {
         device.capability.version for device in DEVICES if not operation.refusal(policy_of(*device.capability.version))
     }
@@ -121,12 +121,12 @@ def test_the_operation_says_where_it_is_used_and_finds_its_own_errors(kind: Code
 
 
 def test_the_operation_of_panels_is_for_dp4a_and_finds_its_own_errors() -> None:
-    operation = QuantizePanels()
+    operation = QuantizePanelsOperation()
     assert operation.refusal(policy_of(6, 0)) == policy_of(6, 0).reasons["int8"]
     assert "rows" in operation.refusal(policy_of(8, 0))
     policy = policy_of(6, 1)
     assert not operation.refusal(policy)
-    shape = Shape.of(m=9, k=160)
+    shape = ProblemShape.of(m=9, k=160)
     problem = operation.problem(policy, shape, torch.device("cpu"))
     for config in operation.configs(policy, shape):
         found = problem.run(config)

@@ -7,20 +7,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from motley.kernels.kv_cache import KvCache
-from motley.kernels.operation import Shape
-from motley.kernels.pointwise.rotary import quantised, rotary, rotary_write, write_kv
+from motley.kernels.attention.kv_cache import KvCache
+from motley.kernels.device.precision import policy_of
+from motley.kernels.launch.kernel_operation import ProblemShape
+from motley.kernels.launch.variant import Config
+from motley.kernels.pointwise.rotary import quantize_kv_reference, rotary, rotary_write, write_kv
 from motley.kernels.pointwise.rotary_operation import (
     ROTARY,
     ROTARY_WRITE,
     WRITE_KV,
-    Inputs,
+    RotaryInputs,
     key_error,
-    turned_error,
+    rotated_error,
     value_error,
 )
-from motley.kernels.precision import policy_of
-from motley.kernels.variant import Config
 
 CONFIG = Config.of(1, HEADS=4)
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ KEPT = [
 ]
 
 
-def written(inputs: Inputs, config: Config = CONFIG) -> torch.Tensor:
+def written(inputs: RotaryInputs, config: Config = CONFIG) -> torch.Tensor:
     return rotary_write(
         inputs.q, inputs.k, inputs.v, inputs.cos, inputs.sin, inputs.cache, inputs.slots, config
     )  # fmt: skip
@@ -42,37 +42,37 @@ def written(inputs: Inputs, config: Config = CONFIG) -> torch.Tensor:
 @pytest.mark.parametrize("dim", [64, 80, 96, 128, 256, 20])
 @pytest.mark.parametrize(("dtype", "kept"), KEPT, ids=str)
 def test_rotary_write(dim: int, dtype: torch.dtype, kept: torch.dtype) -> None:
-    inputs = Inputs.random(dtype, kept, (3, 5, 2, dim), CPU, seed=dim)
-    assert turned_error(inputs.q, inputs, written(inputs)) <= 1
+    inputs = RotaryInputs.random(dtype, kept, (3, 5, 2, dim), CPU, seed=dim)
+    assert rotated_error(inputs.q, inputs, written(inputs)) <= 1
     assert key_error(inputs, rotated=True) <= 1
     assert value_error(inputs) <= 1
 
 
 @pytest.mark.parametrize("heads", [1, 2, 8, 16])
 def test_every_cut(heads: int) -> None:
-    inputs = Inputs.random(torch.float16, torch.int8, (2, 9, 3, 96), CPU, seed=heads)
-    assert turned_error(inputs.q, inputs, written(inputs, Config.of(1, HEADS=heads))) <= 1
+    inputs = RotaryInputs.random(torch.float16, torch.int8, (2, 9, 3, 96), CPU, seed=heads)
+    assert rotated_error(inputs.q, inputs, written(inputs, Config.of(1, HEADS=heads))) <= 1
     assert max(key_error(inputs, rotated=True), value_error(inputs)) <= 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("dim", [64, 80])
 def test_rotary_alone(dim: int, dtype: torch.dtype) -> None:
-    inputs = Inputs.random(dtype, torch.float16, (3, 5, 2, dim), CPU, seed=1)
+    inputs = RotaryInputs.random(dtype, torch.float16, (3, 5, 2, dim), CPU, seed=1)
     for x, found in zip((inputs.q, inputs.k), rotary(inputs.q, inputs.k, inputs.cos, inputs.sin, CONFIG), strict=True):
         assert found.is_contiguous()
-        assert turned_error(x, inputs, found) <= 1
+        assert rotated_error(x, inputs, found) <= 1
 
 
 @pytest.mark.parametrize("kept", [torch.float16, torch.int8], ids=str)
 def test_write_kv(kept: torch.dtype) -> None:
-    inputs = Inputs.random(torch.float16, kept, (7, 4, 3, 80), CPU, seed=2)
+    inputs = RotaryInputs.random(torch.float16, kept, (7, 4, 3, 80), CPU, seed=2)
     write_kv(inputs.k, inputs.v, inputs.cache, inputs.slots, CONFIG)
     assert max(key_error(inputs, rotated=False), value_error(inputs)) <= 1
     data, scales = inputs.written()
     for x, codes, scale in zip((inputs.k, inputs.v), data, scales, strict=True):
         if kept == torch.int8:
-            wanted = quantised(x.float())
+            wanted = quantize_kv_reference(x.float())
             assert torch.equal(codes, wanted[0])
             assert torch.equal(scale, wanted[1])
         else:
@@ -81,13 +81,13 @@ def test_write_kv(kept: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kept", [torch.float16, torch.int8], ids=str)
 def test_padding_and_other_slots_stay_as_they_were(kept: torch.dtype) -> None:
-    inputs = Inputs.random(torch.float16, kept, (6, 2, 2, 64), CPU, seed=3)
+    inputs = RotaryInputs.random(torch.float16, kept, (6, 2, 2, 64), CPU, seed=3)
     inputs = replace(inputs, slots=torch.tensor([3, -1, 20, 7, -1, 9]))  # not 15 and 31: there -1 would be taken for
     cache = inputs.cache
     cache.data.fill_(7)
     if cache.scales is not None:
         cache.scales.fill_(7)
-    assert turned_error(inputs.q, inputs, written(inputs)) <= 1
+    assert rotated_error(inputs.q, inputs, written(inputs)) <= 1
     assert max(key_error(inputs, rotated=True), value_error(inputs)) <= 1
     touched = torch.zeros(cache.data.shape[1] * 16, dtype=torch.bool)
     touched[inputs.slots[inputs.slots >= 0]] = True
@@ -114,13 +114,13 @@ def test_int8_of_zeros_of_one_value_and_of_what_is_not_finite() -> None:
 
 
 def test_what_does_not_fit_fp16_is_the_largest_and_what_is_infinite_stays_so() -> None:
-    inputs = Inputs.random(torch.float16, torch.float16, (2, 2, 1, 64), CPU, seed=4, scale=60000.0)
+    inputs = RotaryInputs.random(torch.float16, torch.float16, (2, 2, 1, 64), CPU, seed=4, scale=60000.0)
     clamped = [x.clamp(-65504, 65504) for x in (inputs.q, inputs.k, inputs.v)]
     inputs = replace(inputs, q=clamped[0], k=clamped[1], v=clamped[2])
     q = written(inputs)
     assert q.isfinite().all()
     assert (q.abs() == 65504).any()
-    assert turned_error(inputs.q, inputs, q) <= 1
+    assert rotated_error(inputs.q, inputs, q) <= 1
     assert max(key_error(inputs, rotated=True), value_error(inputs)) <= 1
     inputs.v[0, 0, 3], inputs.k[1, 0, 5] = float("inf"), float("nan")
     written(inputs)
@@ -130,7 +130,7 @@ def test_what_does_not_fit_fp16_is_the_largest_and_what_is_infinite_stays_so() -
 
 
 def test_no_tokens() -> None:
-    inputs = Inputs.random(torch.float16, torch.float16, (0, 2, 1, 64), CPU, seed=5)
+    inputs = RotaryInputs.random(torch.float16, torch.float16, (0, 2, 1, 64), CPU, seed=5)
     assert written(inputs).shape == (0, 2, 64)
     assert rotary(inputs.q, inputs.k, inputs.cos, inputs.sin, CONFIG)[1].shape == (0, 1, 64)
 
@@ -142,7 +142,7 @@ def test_no_tokens() -> None:
     ids=lambda each: getattr(each, "name", each),
 )
 def test_every_config_solves_the_problem(operation, kv: str, version: tuple[int, int]) -> None:
-    policy, shape = policy_of(*version), Shape.of(d=80, h=6, kh=3, kv=kv, t=2)
+    policy, shape = policy_of(*version), ProblemShape.of(d=80, h=6, kh=3, kv=kv, t=2)
     problem = operation.problem(policy, shape, CPU)
     for config in operation.configs(policy, shape):
         assert problem.error(problem.run(config)) <= 1

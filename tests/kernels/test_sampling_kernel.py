@@ -10,14 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
-from motley.kernels.operation import Shape
-from motley.kernels.precision import policy_of
-from motley.kernels.sampling import reference
-from motley.kernels.sampling.arithmetic import ADD_PTX, ceiling, uniform_bits, weight_of
-from motley.kernels.sampling.kernels import keys_and_weights
-from motley.kernels.sampling.operation import SAMPLE, logprob_error, random_rows
-from motley.kernels.sampling.sample import Cut, PenaltyRows, SamplingRows, penalised, sample
-from motley.kernels.variant import Config, Variant
+from motley.kernels.device.precision import policy_of
+from motley.kernels.launch.kernel_operation import ProblemShape
+from motley.kernels.launch.variant import Config, Variant
+from motley.kernels.sampling import sample_reference
+from motley.kernels.sampling.integer_arithmetic import ADD_PTX, ceiling, uniform_bits, weight_of
+from motley.kernels.sampling.sample import PenaltyRows, SamplingRows, VocabularySplit, penalize_logits, sample
+from motley.kernels.sampling.sample_kernels import keys_and_weights
+from motley.kernels.sampling.sample_operation import SAMPLE, logprob_error, random_rows
 from motley.replicas import philox, sampler
 from motley.replicas.plan import SampleSpec
 from motley.replicas.sampling_params import SamplingParams
@@ -39,7 +39,7 @@ def rows(count: int, **fields: float) -> SamplingRows:
 
 def check(logits: torch.Tensor, given: SamplingRows, config: Config = CONFIG) -> list[int]:
     tokens, logprobs = sample(logits, given, config)
-    assert tokens.tolist() == reference.choose_all(logits, given)
+    assert tokens.tolist() == sample_reference.choose_tokens(logits, given)
     assert logprob_error(logits, tokens, logprobs) <= 1
     return [int(token) for token in tokens]
 
@@ -63,14 +63,14 @@ def test_weights_are_those_of_the_reference_and_fall_as_the_exponential() -> Non
     keys[-1] = 2**30 + 2**20 + 1024
     found = torch.empty(len(keys), dtype=torch.int64)
     _weights[(1,)](keys.int(), found, len(keys))
-    assert torch.equal(found, reference.weights_of(keys))
+    assert torch.equal(found, sample_reference.weights_of(keys))
     exact = 2.0**44 * (-keys.double() / 2**25).exp()
     assert ((found - exact).abs() <= 1 + 2.0**-27 * exact).all()
     assert found[0] == 2**44
     assert found[-1] == 0
     steps = torch.arange(2**18)  # neighbours never rise, nor where the power of two changes
     for start in (0, 1, round(2**25 * math.log(2)) - 2**17, round(2**25 * 7 * math.log(2)) - 2**17):
-        assert (reference.weights_of(start + steps).diff() <= 0).all()
+        assert (sample_reference.weights_of(start + steps).diff() <= 0).all()
 
 
 def test_random_numbers_are_those_of_the_cpu_sampler() -> None:
@@ -79,7 +79,7 @@ def test_random_numbers_are_those_of_the_cpu_sampler() -> None:
     found = torch.empty(len(cases), dtype=torch.int64)
     _bits[(len(cases),)](seeds, choices.int(), positions, found)
     assert [bits / 2**53 for bits in found.tolist()] == [philox.uniform(*case) for case in cases]
-    assert [reference.uniform_bits(*case) for case in cases] == found.tolist()
+    assert [sample_reference.uniform_bits(*case) for case in cases] == found.tolist()
 
 
 @triton.jit
@@ -105,7 +105,7 @@ def test_keys_are_the_quotients_of_the_cpu_sampler(temperature: float) -> None:
     _keys[(1,)](logits, torch.tensor([20.0, temperature, 0.0]), keys, weights, 1000, 1024)
     quotients = -((logits - 20.0) / temperature)  # as sampler.py has them, but for the sign
     assert torch.equal(keys.long(), (quotients.clamp(max=31.5) * 2**25).long())
-    assert torch.equal(weights, reference.weights_of(keys.long()))
+    assert torch.equal(weights, sample_reference.weights_of(keys.long()))
     assert weights[[0, 1, 3]].tolist() == [2**44, 0, 0]
 
 
@@ -196,7 +196,7 @@ def test_a_row_that_is_not_finite_has_an_id_that_exists_and_no_log_probability(t
     assert tokens[:4].tolist() == [0] * 4
     assert logprobs.isnan().tolist() == [True] * 4 + [False] * 2
     assert (tokens[4], logprobs[4]) == (599, 0)
-    assert tokens[5] == reference.choose_all(logits, given)[5]
+    assert tokens[5] == sample_reference.choose_tokens(logits, given)[5]
 
 
 @pytest.mark.parametrize("temperature", [math.nan, math.inf, -1.0])
@@ -223,7 +223,7 @@ def test_launches_that_no_row_needs_may_be_left_out(top_k: bool, top_p: bool) ->
     logits = 3 * torch.randn(4, 900, generator=torch.Generator().manual_seed(4))
     given = rows(4, top_k=30 if top_k else 0, top_p=0.8 if top_p else 1.0, min_p=0.01)
     tokens, _ = sample(logits, given, CONFIG, top_k=top_k, top_p=top_p)
-    assert tokens.tolist() == reference.choose_all(logits, given)
+    assert tokens.tolist() == sample_reference.choose_tokens(logits, given)
 
 
 def test_the_host_reads_nothing_and_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,9 +250,9 @@ def test_the_host_reads_nothing_and_waits_for_nothing(monkeypatch: pytest.Monkey
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="TILE: 64; expected at least 128"):
-        Cut.of(1000, Config.of(4, CHUNK=512, TILE=64))
+        VocabularySplit.of(1000, Config.of(4, CHUNK=512, TILE=64))
     with pytest.raises(ValueError, match="vocabulary: 262145"):
-        Cut.of(2**18 + 1, CONFIG)
+        VocabularySplit.of(2**18 + 1, CONFIG)
     with pytest.raises(ValueError, match=r"top_k: torch.int64 \(2,\); expected contiguous torch.int32"):
         replace(rows(2), top_k=torch.zeros(2, dtype=torch.int64))
     assert sample(torch.empty(0, 10), rows(0), CONFIG)[0].shape == (0,)
@@ -279,7 +279,7 @@ def test_the_inline_ptx_adds_what_is_not_zero() -> None:
 
 @pytest.mark.parametrize("filters", ["none", "all"])
 def test_the_operation(filters: str) -> None:
-    policy, shape = policy_of(8, 0), Shape.of(filters=filters, r=2, v=9000)
+    policy, shape = policy_of(8, 0), ProblemShape.of(filters=filters, r=2, v=9000)
     problem = SAMPLE.problem(policy, shape, CPU)
     configs = SAMPLE.configs(policy, shape)
     for config in configs[:1]:
@@ -317,13 +317,13 @@ def test_penalties_are_to_the_bit_those_of_the_cpu_sampler(dtype: torch.dtype, s
             repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency, seed=0
         )
         expected.append(sampler.adjust(row, SampleSpec(params, 0, 0, len(output), (), prompt, output)))
-    for found in (penalised(logits, history, given, CONFIG), reference.penalised(logits, history, given)):
+    for found in (penalize_logits(logits, history, given, CONFIG), sample_reference.penalize(logits, history, given)):
         assert torch.equal(found.view(torch.int32), torch.stack(expected).view(torch.int32))
 
 
 def test_penalties_of_no_rows_and_of_wrong_types() -> None:
     history = torch.zeros(2, 40, dtype=torch.int16)
     none = PenaltyRows(torch.zeros(0, dtype=torch.int64), *[torch.zeros(0)] * 3)
-    assert penalised(torch.zeros(0, 40), history, none, CONFIG).shape == (0, 40)
+    assert penalize_logits(torch.zeros(0, 40), history, none, CONFIG).shape == (0, 40)
     with pytest.raises(ValueError, match=r"place: torch\.int32"):
         PenaltyRows(torch.zeros(1, dtype=torch.int32), *[torch.zeros(1)] * 3)

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from motley.kernels import rig, torch_code
-from motley.kernels.capability import TORCH_BUILDS, TORCH_RELEASES
-from motley.kernels.torch_code import has_code, wheel_for
+from motley.kernels.device import device_context, torch_builds
+from motley.kernels.device.compute_capability import TORCH_BUILDS, TORCH_RELEASES
+from motley.kernels.device.torch_builds import has_machine_code, wheel_hint
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from motley.kernels.torch_code import has_code, wheel_for
     ],
 )
 def test_whether_torch_has_code_for_a_capability(capability: tuple[int, int], archs: list[str], fits: bool) -> None:
-    assert has_code(capability, archs) is fits
+    assert has_machine_code(capability, archs) is fits
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ def test_the_wheel_is_one_that_the_release_has(
     installed: str, capability: tuple[int, int], build: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """cu130 begins with 2.9, and cu128 ends with 2.11."""
-    monkeypatch.setattr(torch_code.metadata, "version", lambda name: installed)
+    monkeypatch.setattr(torch_builds.metadata, "version", lambda name: installed)
     index = f"--index-url https://download.pytorch.org/whl/{build}"
-    assert wheel_for(capability) == f"pip install torch=={installed.partition('+')[0]}+{build} {index}"
+    assert wheel_hint(capability) == f"pip install torch=={installed.partition('+')[0]}+{build} {index}"
 
 
 def test_of_a_release_that_has_no_wheel_for_the_card_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_code.metadata, "version", lambda name: "2.15.0")
-    assert wheel_for((7, 0)) == "pip install 'torch>=2.6,<2.15' --index-url https://download.pytorch.org/whl/cu126"
+    monkeypatch.setattr(torch_builds.metadata, "version", lambda name: "2.15.0")
+    assert wheel_hint((7, 0)) == "pip install 'torch>=2.6,<2.15' --index-url https://download.pytorch.org/whl/cu126"
     assert TORCH_RELEASES.keys() == TORCH_BUILDS.keys()
 
 
@@ -65,9 +65,9 @@ def test_a_device_that_torch_has_no_code_for_is_refused_before_it_is_used(monkey
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
     device = torch.device("cuda", 0)
     with pytest.raises(ValueError, match=r"Tesla P40 .*6\.1.*no machine code .*sm_75, sm_90.*\+cu126") as refused:
-        rig.gpu(device)
-    assert wheel_for((6, 1)) in str(refused.value)
+        device_context.gpu_context(device)
+    assert wheel_hint((6, 1)) in str(refused.value)
     assert not used
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_50", "sm_60"])
-    assert rig.gpu(device).about.name == "Tesla P40"
+    assert device_context.gpu_context(device).about.name == "Tesla P40"
     assert used == [device]

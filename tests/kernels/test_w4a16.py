@@ -11,25 +11,32 @@ from pathlib import Path
 import pytest
 import torch
 
-from motley.kernels import tuning
-from motley.kernels.device_table import DEVICES
-from motley.kernels.devices import Device
-from motley.kernels.dtypes import UNIT, rounding
-from motley.kernels.gpu import configs as gpu_configs
-from motley.kernels.gpu.configs import Configs
-from motley.kernels.listing import by_rows
-from motley.kernels.operation import Operation, Shape
-from motley.kernels.precision import PrecisionPolicy, policy_of
-from motley.kernels.rig import stand_in
-from motley.kernels.tuning import Choice, Entry, Named, Table, folder_of, write
-from motley.kernels.variant import Config
-from motley.kernels.w4a16 import dequantize
-from motley.kernels.w4a16 import gemm as w4a16_gemm
-from motley.kernels.w4a16 import gemv as w4a16_gemv
-from motley.kernels.w4a16.linear import Int4Linear
-from motley.kernels.w4a16.operations import OPERATIONS, allowance, kernel_for, reference
-from motley.kernels.w4a16.packed import PackedInt4, fuse, pack, unpack
-from motley.kernels.weights import GroupedWeight
+from motley.kernels.canonical_weights import GroupedWeight
+from motley.kernels.device.device_context import interpreter_context
+from motley.kernels.device.device_spec import DeviceSpec
+from motley.kernels.device.device_table import DEVICES
+from motley.kernels.device.dtypes import ROUNDING_UNIT, rounding_unit_of
+from motley.kernels.device.precision import PrecisionPolicy, policy_of
+from motley.kernels.gpu import config_cache as gpu_configs
+from motley.kernels.gpu.config_cache import ConfigCache
+from motley.kernels.gpu.int4_layer import Int4Linear
+from motley.kernels.launch import config_tables
+from motley.kernels.launch.config_tables import (
+    ConfigChoice,
+    ConfigEntry,
+    ConfigTable,
+    DeviceIdentity,
+    table_folder,
+    write_table,
+)
+from motley.kernels.launch.kernel_operation import KernelOperation, ProblemShape
+from motley.kernels.launch.variant import Config
+from motley.kernels.tuning.operation_listing import operations_by_rows
+from motley.kernels.w4a16 import dequantize_int4
+from motley.kernels.w4a16 import int4_gemm as w4a16_gemm
+from motley.kernels.w4a16 import int4_gemv as w4a16_gemv
+from motley.kernels.w4a16.int4_operations import OPERATIONS, kernel_for, linear_reference, rounding_allowance
+from motley.kernels.w4a16.packed_int4 import PackedInt4, fuse_weights, pack_int4, unpack_int4
 from motley.replicas.gpu.buckets import batch_sizes, bucket
 
 GEMV = Config.of(1, 1, ROWS=4, REPEAT=1)
@@ -45,27 +52,29 @@ def weight(num_rows: int, num_columns: int, group: int, *, dtype: torch.dtype = 
 
 
 def check(x: torch.Tensor, packed: PackedInt4, found: torch.Tensor, unit: float = 0.0) -> None:
-    allowed = allowance(x, packed, unit)
-    difference = (found.double() - reference(x, packed)).abs()
+    allowed = rounding_allowance(x, packed, unit)
+    difference = (found.double() - linear_reference(x, packed)).abs()
     assert (difference <= allowed).all(), (difference / allowed).max()
 
 
 def test_unpacked_is_what_was_packed() -> None:
     given = weight(9, 512, 64)
-    assert torch.equal(unpack(pack(given)), given.dequantize(torch.float64)), "fp32 holds a half times a code exactly"
+    assert torch.equal(unpack_int4(pack_int4(given)), given.dequantize(torch.float64)), (
+        "fp32 holds a half times a code exactly"
+    )
 
 
 def test_fused_weights_are_their_rows_in_order() -> None:
     parts = [replace(weight(rows, 256, 64), bias=torch.randn(rows)) for rows in (5, 8, 3)]
-    whole = fuse([pack(part) for part in parts])
-    assert torch.equal(unpack(whole), torch.cat([unpack(pack(part)) for part in parts]))
+    whole = fuse_weights([pack_int4(part) for part in parts])
+    assert torch.equal(unpack_int4(whole), torch.cat([unpack_int4(pack_int4(part)) for part in parts]))
     assert whole.bias is not None
     assert torch.equal(whole.bias, torch.cat([part.bias for part in parts if part.bias is not None]))
     for other in (weight(5, 256, 32), weight(5, 512, 64), replace(weight(5, 256, 64), permutation=torch.arange(256))):
         with pytest.raises(ValueError, match="weights that are fused"):
-            fuse([pack(weight(5, 256, 64)), pack(other)])
+            fuse_weights([pack_int4(weight(5, 256, 64)), pack_int4(other)])
     with pytest.raises(ValueError, match="have a bias, or none"):
-        fuse([pack(parts[0]), pack(weight(5, 256, 64))])
+        fuse_weights([pack_int4(parts[0]), pack_int4(weight(5, 256, 64))])
 
 
 @pytest.mark.parametrize(("columns", "group", "bits"), [(192, 64, 4), (256, 48, 4), (256, 128, 8), (768, 192, 4)])
@@ -73,48 +82,48 @@ def test_shapes_that_do_not_fit_are_refused(columns: int, group: int, bits: int)
     codes = torch.zeros((4, columns), dtype=torch.uint8)
     other = torch.zeros((4, -(-columns // group)))
     with pytest.raises(ValueError, match=r"group_size|K in 128s"):
-        pack(GroupedWeight(codes, other, other.to(torch.uint8), bits, group))
+        pack_int4(GroupedWeight(codes, other, other.to(torch.uint8), bits, group))
 
 
 class TestGemv:
     @pytest.mark.parametrize("tokens", range(1, w4a16_gemv.MAX_TOKENS + 1))
     def test_every_number_of_tokens(self, tokens: int) -> None:
-        x, packed = torch.randn(tokens, 384).half(), pack(weight(10, 384, 128))
+        x, packed = torch.randn(tokens, 384).half(), pack_int4(weight(10, 384, 128))
         check(x, packed, w4a16_gemv.gemv(x, packed, GEMV))
 
     @pytest.mark.parametrize("tokens", [9, 16, 21])
     def test_more_tokens_go_in_eights(self, tokens: int) -> None:
-        x, packed = torch.randn(tokens, 256).half(), pack(weight(6, 256, 128))
+        x, packed = torch.randn(tokens, 256).half(), pack_int4(weight(6, 256, 128))
         check(x, packed, w4a16_gemv.gemv(x, packed, GEMV))
 
     @pytest.mark.parametrize("group", [32, 64, 128, 256, 896])
     def test_every_group_size(self, group: int) -> None:
         columns = 1792 if group == 896 else 512
-        x, packed = torch.randn(2, columns).half(), pack(weight(7, columns, group))
+        x, packed = torch.randn(2, columns).half(), pack_int4(weight(7, columns, group))
         check(x, packed, w4a16_gemv.gemv(x, packed, GEMV))
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
     @pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16, torch.float32])
     def test_every_dtype(self, dtype: torch.dtype, scales: torch.dtype) -> None:
-        packed = pack(replace(weight(6, 256, 64, dtype=scales), bias=torch.randn(6)))
+        packed = pack_int4(replace(weight(6, 256, 64, dtype=scales), bias=torch.randn(6)))
         x = torch.randn(3, 256).to(dtype)
         check(x, packed, w4a16_gemv.gemv(x, packed, GEMV))
 
     @pytest.mark.parametrize(("rows", "repeat", "warps"), [(1, 2, 1), (2, 1, 1), (8, 2, 2), (16, 4, 4)])
     def test_every_cut(self, rows: int, repeat: int, warps: int) -> None:
         """Rows and columns that do not fill the last program or the last step."""
-        x, packed = torch.randn(2, 640).half(), pack(weight(rows * repeat + 3, 640, 32))
+        x, packed = torch.randn(2, 640).half(), pack_int4(weight(rows * repeat + 3, 640, 32))
         check(x, packed, w4a16_gemv.gemv(x, packed, Config.of(warps, 1, ROWS=rows, REPEAT=repeat)))
 
     @pytest.mark.parametrize("group", [32, 128])
     @pytest.mark.parametrize("loudness", [1.0, 60_000.0])
     def test_in_halves_nothing_overflows(self, group: int, loudness: float) -> None:
-        packed = pack(replace(weight(6, 384, group), scales=weight(6, 384, group).scales.float() / loudness))
+        packed = pack_int4(replace(weight(6, 384, group), scales=weight(6, 384, group).scales.float() / loudness))
         x = (torch.randn(3, 384).clamp(-1, 1) * loudness).half()
         check(x, packed, w4a16_gemv.gemv(x, packed, GEMV, half=True), unit=w4a16_gemv.HALF_UNIT)
 
     def test_an_outlier_stays_in_its_row(self) -> None:
-        packed, x = pack(weight(8, 256, 128)), torch.randn(4, 256).half()
+        packed, x = pack_int4(weight(8, 256, 128)), torch.randn(4, 256).half()
         loud = x.clone()
         loud[1] *= 1000
         quiet, beside = (w4a16_gemv.gemv(rows, packed, GEMV) for rows in (x, loud))
@@ -125,26 +134,26 @@ class TestGemm:
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
     @pytest.mark.parametrize("tokens", [1, 7, 16, 33])
     def test_every_number_of_tokens(self, tokens: int, dtype: torch.dtype) -> None:
-        x, packed = torch.randn(tokens, 384).to(dtype), pack(weight(32, 384, 128))
+        x, packed = torch.randn(tokens, 384).to(dtype), pack_int4(weight(32, 384, 128))
         check(x, packed, w4a16_gemm.gemm(x, packed, GEMM))
 
     @pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16])
     @pytest.mark.parametrize(("group", "splits"), [(128, 1), (32, 1), (64, 2)])
     def test_in_bf16(self, group: int, splits: int, scales: torch.dtype, bf16_widened: None) -> None:
-        packed = pack(replace(weight(32, 384, group, dtype=scales), bias=torch.randn(32).bfloat16()))
+        packed = pack_int4(replace(weight(32, 384, group, dtype=scales), bias=torch.randn(32).bfloat16()))
         x = torch.randn(7, 384).bfloat16()
         check(x, packed, w4a16_gemm.gemm(x, packed, Config.of(4, 1, BLOCK_N=16, BLOCK_M=16, SPLITS=splits)))
 
     @pytest.mark.parametrize("group", [32, 64, 128, 256])
     def test_every_group_size(self, group: int) -> None:
-        x, packed = torch.randn(2, 512).half(), pack(weight(16, 512, group))
+        x, packed = torch.randn(2, 512).half(), pack_int4(weight(16, 512, group))
         check(x, packed, w4a16_gemm.gemm(x, packed, GEMM))
 
     @pytest.mark.parametrize("splits", [1, 2, 3, 8])
     @pytest.mark.parametrize("biased", [False, True])
     def test_parts_of_k_some_of_them_empty(self, splits: int, biased: bool) -> None:
         given = weight(48, 640, 64)
-        packed = pack(replace(given, bias=torch.randn(48).half()) if biased else given)
+        packed = pack_int4(replace(given, bias=torch.randn(48).half()) if biased else given)
         x = torch.randn(5, 640).half()
         config = Config.of(4, 1, BLOCK_N=32, BLOCK_M=16, SPLITS=splits)
         check(x, packed, w4a16_gemm.gemm(x, packed, config))
@@ -165,25 +174,25 @@ class TestDequantize:
     @pytest.mark.parametrize("group", [32, 64, 128, 256])
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
     def test_every_weight(self, group: int, dtype: torch.dtype) -> None:
-        packed = pack(weight(21, 512, group))
-        found = dequantize.dequantize(packed, dtype, Config.of(4, 1, ROWS=16))
-        assert torch.equal(found, unpack(packed).to(dtype))
+        packed = pack_int4(weight(21, 512, group))
+        found = dequantize_int4.dequantize(packed, dtype, Config.of(4, 1, ROWS=16))
+        assert torch.equal(found, unpack_int4(packed).to(dtype))
 
     def test_every_weight_in_bf16(self) -> None:
-        packed = pack(weight(21, 512, 64))
-        found = dequantize.dequantize(packed, torch.bfloat16, Config.of(4, 1, ROWS=16))
-        exact = unpack(packed)
-        assert ((found.double() - exact).abs() <= rounding(found) * exact.abs()).all()
+        packed = pack_int4(weight(21, 512, 64))
+        found = dequantize_int4.dequantize(packed, torch.bfloat16, Config.of(4, 1, ROWS=16))
+        exact = unpack_int4(packed)
+        assert ((found.double() - exact).abs() <= rounding_unit_of(found) * exact.abs()).all()
 
     def test_matmul(self) -> None:
-        packed, x = pack(replace(weight(21, 512, 128), bias=torch.randn(21))), torch.randn(70, 512).half()
-        found = dequantize.matmul(x, packed, torch.float32, Config.of(4, 1, ROWS=16))
-        check(x, packed, found, unit=UNIT[torch.float32])
+        packed, x = pack_int4(replace(weight(21, 512, 128), bias=torch.randn(21))), torch.randn(70, 512).half()
+        found = dequantize_int4.matmul(x, packed, torch.float32, Config.of(4, 1, ROWS=16))
+        check(x, packed, found, unit=ROUNDING_UNIT[torch.float32])
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 @pytest.mark.parametrize("capability", [(6, 0), (6, 1), (7, 5)])
-def test_a_problem_knows_right_from_wrong(operation: Operation, capability: tuple[int, int]) -> None:
+def test_a_problem_knows_right_from_wrong(operation: KernelOperation, capability: tuple[int, int]) -> None:
     policy = policy_of(*capability)
     small = operation.small(policy)[0]
     problem = operation.problem(policy, small, torch.device("cpu"))
@@ -196,19 +205,19 @@ def test_a_problem_knows_right_from_wrong(operation: Operation, capability: tupl
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_a_problem_has_the_bias_and_the_scales_of_its_shape(operation: Operation) -> None:
+def test_a_problem_has_the_bias_and_the_scales_of_its_shape(operation: KernelOperation) -> None:
     policy = replace(policy_of(8, 9), storage="fp16")
-    shape = Shape.of(m=3, n=64, k=384, group=128)
+    shape = ProblemShape.of(m=3, n=64, k=384, group=128)
     runs = []
     for words in ({}, {"bias": "yes", "scales": "fp32"}):
-        problem = operation.problem(policy, Shape.of(**dict(shape.fields), **words), torch.device("cpu"))
+        problem = operation.problem(policy, ProblemShape.of(**dict(shape.fields), **words), torch.device("cpu"))
         runs.append(problem.run(operation.configs(policy, shape)[0]))
         assert problem.error(runs[-1]) <= 1
         assert problem.error(runs[0]) <= 1 or words, "of the same numbers, but for the words"
     assert problem.error(runs[0]) > 1
 
 
-def by_name(name: str) -> Device:
+def by_name(name: str) -> DeviceSpec:
     return next(device for device in DEVICES if device.name == name)
 
 
@@ -226,7 +235,7 @@ def by_name(name: str) -> Device:
     ],
 )
 def test_the_kernel_by_the_number_of_tokens(name: str, tokens: int, expected: str, folder: Path) -> None:
-    device, shape = by_name(name), Shape.of(m=tokens, n=4096, k=4096, group=128)
+    device, shape = by_name(name), ProblemShape.of(m=tokens, n=4096, k=4096, group=128)
     chosen, why = kernel_for(policy_of(*device.capability.version), shape, device)
     assert (chosen.name, "measured" in why) == (expected, False)
 
@@ -235,10 +244,12 @@ def test_ranges_tell_the_kernel_of_every_number_of_tokens(folder: Path) -> None:
     for device in DEVICES:
         policy = policy_of(*device.capability.version)
 
-        def chosen(m: int, policy: PrecisionPolicy = policy, device: Device = device) -> tuple[Operation, str]:
-            return kernel_for(policy, Shape.of(m=m, n=4096, k=4096, group=128), device)
+        def chosen(
+            m: int, policy: PrecisionPolicy = policy, device: DeviceSpec = device
+        ) -> tuple[KernelOperation, str]:
+            return kernel_for(policy, ProblemShape.of(m=m, n=4096, k=4096, group=128), device)
 
-        ranges = list(by_rows(chosen, most=300))
+        ranges = list(operations_by_rows(chosen, most=300))
         assert ranges[0][0] == 1
         assert ranges[-1][1] == 300
         assert all(before[1] + 1 == after[0] for before, after in pairwise(ranges))
@@ -252,15 +263,15 @@ def test_ranges_tell_the_kernel_of_every_number_of_tokens(folder: Path) -> None:
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_layer_is_what_its_checkpoint_says(capability: tuple[int, int], group: int, ordered: bool) -> None:
     """Q, K and V as one, with biases, and with features in the order of their groups (GPTQ's desc_act) or not."""
-    rig = stand_in(capability)
+    rig = interpreter_context(capability)
     order = None if ordered else torch.randperm(512)
     parts = [
         replace(weight(rows, 512, group), permutation=order, bias=torch.randn(rows).half()) for rows in (32, 16, 16)
     ]
-    layer = Int4Linear(parts, rig, Configs(rig))
+    layer = Int4Linear(parts, rig, ConfigCache(rig))
     dense = torch.cat([part.dequantize(torch.float64) for part in parts])
     bias = torch.cat([part.bias for part in parts if part.bias is not None]).double()
-    fused = fuse([pack(part) for part in parts])
+    fused = fuse_weights([pack_int4(part) for part in parts])
     kernels = set()
     for tokens in (0, 1, 3, 5, 9, 70, 300):
         x = torch.randn(tokens, 512, dtype=torch.float16)
@@ -270,7 +281,7 @@ def test_a_layer_is_what_its_checkpoint_says(capability: tuple[int, int], group:
             operation, config = layer.choice(tokens)
             kernels.add(operation.name)
             assert layer.choice(tokens)[1] is config
-            allowed = allowance(x if order is None else x[:, order], fused, operation.unit(rig.policy))
+            allowed = rounding_allowance(x if order is None else x[:, order], fused, operation.unit(rig.policy))
             assert ((found.double() - (x.double() @ dense.T + bias)).abs() <= allowed).all()
     assert "w4a16_dequantize" in kernels
     assert len(kernels) > 1
@@ -283,17 +294,19 @@ def test_layers_that_are_alike_read_the_tables_once_for_about_as_many_tokens(
 ) -> None:
     read: list[str] = []
 
-    def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, device: Named | None) -> Choice:
+    def choose(
+        operation: KernelOperation, policy: PrecisionPolicy, shape: ProblemShape, device: DeviceIdentity | None
+    ) -> ConfigChoice:
         read.append(f"{operation.name} m={shape['m']}")
-        return tuning.choose(operation, policy, shape, device)
+        return config_tables.choose_config(operation, policy, shape, device)
 
-    monkeypatch.setattr(gpu_configs, "choose", choose)
-    rig = stand_in(capability)
-    configs = Configs(rig)
+    monkeypatch.setattr(gpu_configs, "choose_config", choose)
+    rig = interpreter_context(capability)
+    configs = ConfigCache(rig)
     layers = [Int4Linear([weight(32, 256, 128)], rig, configs) for _ in range(3)]
     for tokens in (1, *range(5, 9), *range(129, 257)):
         [found] = {layer.looked_up(tokens) for layer in layers}
-        shape = Shape.of(m=tokens, n=32, k=256, group=128)
+        shape = ProblemShape.of(m=tokens, n=32, k=256, group=128)
         assert found[0] is kernel_for(rig.policy, shape, rig.about)[0], "by its own number of tokens"
         assert found[1].config in found[0].configs(rig.policy, shape)
     few = "w4a16_gemm" if capability == (9, 0) else "w4a16_gemv"
@@ -301,11 +314,11 @@ def test_layers_that_are_alike_read_the_tables_once_for_about_as_many_tokens(
 
 
 def test_what_was_measured_decides(folder: Path) -> None:
-    device, shape = by_name("NVIDIA L4"), Shape.of(m=1, n=4096, k=4096, group=128)
+    device, shape = by_name("NVIDIA L4"), ProblemShape.of(m=1, n=4096, k=4096, group=128)
     policy = policy_of(8, 9)
     for operation, microseconds in zip(OPERATIONS[:2], (30.0, 40.0), strict=True):
-        entry = Entry(operation.configs(policy, shape)[0], {"microseconds": microseconds})
-        write(Table(operation.name, "measured", {}, {shape: entry}), folder / "sm89-58sm")
+        entry = ConfigEntry(operation.configs(policy, shape)[0], {"microseconds": microseconds})
+        write_table(ConfigTable(operation.name, "measured", {}, {shape: entry}), folder / "sm89-58sm")
         if operation is OPERATIONS[0]:
             assert kernel_for(policy, shape, device)[0].name == "w4a16_gemm", "one alone is compared with nothing"
     chosen, why = kernel_for(policy, shape, device)
@@ -322,15 +335,17 @@ def test_a_graph_has_the_kernel_of_the_steps_that_it_pads(name: str, measured: b
         for operation, faster in ((OPERATIONS[0], (1, 2, 4, 8, 32)), (OPERATIONS[1], (3, 5, 6, 7, 9, 16, 64))):
             times = {m: 10.0 if m in faster else 20.0 for m in (*range(1, 10), 16, 32, 64)}
             entries = {
-                (shape := Shape.of(m=m, n=4096, k=4096, group=128)): Entry(
+                (shape := ProblemShape.of(m=m, n=4096, k=4096, group=128)): ConfigEntry(
                     operation.configs(policy, shape)[0], {"microseconds": taken}
                 )
                 for m, taken in times.items()
             }
-            write(Table(operation.name, "measured", {}, entries), folder / folder_of(policy.capability, device))
+            write_table(
+                ConfigTable(operation.name, "measured", {}, entries), folder / table_folder(policy.capability, device)
+            )
 
     def chosen(m: int) -> str:
-        return kernel_for(policy, Shape.of(m=m, n=4096, k=4096, group=128), device)[0].name
+        return kernel_for(policy, ProblemShape.of(m=m, n=4096, k=4096, group=128), device)[0].name
 
     if measured:
         few, *_, more = [chosen(m) for m in range(1, 17)]

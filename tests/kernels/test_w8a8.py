@@ -17,25 +17,33 @@ import torch
 import triton
 import triton.language as tl
 
-from motley.kernels.aot import Compiled
-from motley.kernels.device_table import DEVICES
-from motley.kernels.gpu.configs import Configs
-from motley.kernels.gpu.linear import Int8Linear
-from motley.kernels.operation import Shape, rounded
-from motley.kernels.precision import policy_of
-from motley.kernels.registry import operation as named
-from motley.kernels.rig import stand_in
-from motley.kernels.tuning import Entry, Table, folder_of, write
-from motley.kernels.variant import Config, Variant
-from motley.kernels.w8a8 import dp4a, dp4a_gemv
-from motley.kernels.w8a8.dequantize import DEQUANTIZE, dequantize, matmul
+from motley.kernels.canonical_weights import GroupedWeight
+from motley.kernels.compiler.aot import CompiledKernel
+from motley.kernels.device.device_context import interpreter_context
+from motley.kernels.device.device_table import DEVICES
+from motley.kernels.device.precision import policy_of
+from motley.kernels.gpu.config_cache import ConfigCache
+from motley.kernels.gpu.gpu_linear import Int8Linear
+from motley.kernels.launch.config_tables import ConfigEntry, ConfigTable, table_folder, write_table
+from motley.kernels.launch.kernel_operation import ProblemShape, round_up_power_of_two
+from motley.kernels.launch.variant import Config, Variant
+from motley.kernels.registry import find_operation as named
+from motley.kernels.w8a8 import dp4a_gemm, dp4a_gemv
+from motley.kernels.w8a8.dequantize_int8 import DEQUANTIZE, dequantize, matmul
 from motley.kernels.w8a8.dp4a_gemv import MAX_ROWS
-from motley.kernels.w8a8.int8 import PACKED, W8A8, kernel_for, linear, pack, product, quantize
-from motley.kernels.w8a8.packed import PanelsInt8, pack_panels, pack_rows
-from motley.kernels.w8a8.problem import checked_rows, matmul_error, product_error
+from motley.kernels.w8a8.int8_problem import checked_rows, matmul_error, product_error
+from motley.kernels.w8a8.int8_product import (
+    Int8ProductOperation,
+    PackedInt8,
+    kernel_for,
+    linear_int8,
+    multiply_int8,
+    pack_int8,
+    quantize_activations,
+)
+from motley.kernels.w8a8.packed_int8 import PanelsInt8, pack_panels, pack_rows
 from motley.kernels.w8a8.quantize_panels import QuantizedPanels
 from motley.kernels.w8a8.quantize_rows import QuantizedRows, quantize_rows
-from motley.kernels.weights import GroupedWeight
 from motley.replicas.gpu.buckets import batch_sizes, bucket
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "compile_dp4a.py"
@@ -63,11 +71,11 @@ def codes_of_x(num_tokens: int, num_columns: int) -> torch.Tensor:
     return codes
 
 
-def kernels(given: GroupedWeight, num_tokens: int) -> list[tuple[PACKED, Config]]:
+def kernels(given: GroupedWeight, num_tokens: int) -> list[tuple[PackedInt8, Config]]:
     """All that can take it."""
     rows, panels = pack_rows(given), pack_panels(given)
     group = rows.group
-    found: list[tuple[PACKED, Config]] = [
+    found: list[tuple[PackedInt8, Config]] = [
         (rows, tensor(group)), (rows, tensor(group, swap=True)), (rows, tensor(group, split=2)), (panels, GEMV)
     ]  # fmt: skip
     return found if num_tokens <= MAX_ROWS else [*found[:-1], (panels, DP4A)]
@@ -86,7 +94,7 @@ def test_integer_sums_are_exact(tokens: int, columns: int, group: int, zeros: bo
     difference = given.codes.long() - given.zeros.long().repeat_interleave(group, 1)
     expected = codes.long() @ difference.T
     for packed, config in kernels(given, tokens):
-        found = linear(codes.float(), packed, config)
+        found = linear_int8(codes.float(), packed, config)
         assert torch.equal(found.long(), expected), (type(packed).__name__, config)
 
 
@@ -98,7 +106,7 @@ def test_every_kernel_within_rounding(dtype: torch.dtype, group: int, zeros: boo
     for tokens in (2, 9):
         x = torch.randn(tokens, 96).to(dtype)
         for packed, config in kernels(given, tokens):
-            found = linear(x, packed, config)
+            found = linear_int8(x, packed, config)
             assert found.dtype == dtype
             assert product_error(quantize_rows(x, "int8"), given, found) <= 1, (type(packed).__name__, config)
 
@@ -107,7 +115,7 @@ def test_every_kernel_within_rounding(dtype: torch.dtype, group: int, zeros: boo
 def test_the_gemv_with_every_number_of_tokens(tokens: int) -> None:
     given, x = weight(37, 64, 32), torch.randn(tokens, 64).half()
     for warps, rows in ((1, 32), (4, 128)):
-        found = linear(x, pack_panels(given), Config.of(warps, 1, BLOCK_N=rows))
+        found = linear_int8(x, pack_panels(given), Config.of(warps, 1, BLOCK_N=rows))
         assert product_error(quantize_rows(x, "int8"), given, found) <= 1
 
 
@@ -123,7 +131,7 @@ def test_the_gemv_with_whole_steps_of_all_threads_and_columns_beyond_them(
     step = 4 * dp4a_gemv.span(tokens, group)  # four threads side by side
     assert columns > step
     assert columns % step or step == group
-    assert product_error(quantize_rows(x, "int8"), given, linear(x, pack_panels(given), config)) <= 1
+    assert product_error(quantize_rows(x, "int8"), given, linear_int8(x, pack_panels(given), config)) <= 1
 
 
 @pytest.mark.parametrize(
@@ -136,7 +144,7 @@ def test_every_cut_of_the_dp4a_product(
     """Rows of both that do not fill the last block or the last panel."""
     given, x = weight(rows, columns, 32), torch.randn(tokens, columns).half()
     config = Config.of(warps, 1, WARPS_N=beside, TILE_M=tile_m, TILE_N=tile_n, UNROLL=4)
-    assert product_error(quantize_rows(x, "int8"), given, linear(x, pack_panels(given), config)) <= 1
+    assert product_error(quantize_rows(x, "int8"), given, linear_int8(x, pack_panels(given), config)) <= 1
 
 
 @pytest.mark.parametrize(("rows", "split"), [(16, 4), (32, 1), (64, 3)])
@@ -144,7 +152,7 @@ def test_every_cut_of_the_tensor_core_product(rows: int, split: int) -> None:
     """More parts than steps of K: the last have none."""
     given, x = weight(37, 160, 160), torch.randn(rows + 3, 160).half()
     for swap in (False, True):
-        found = linear(x, pack_rows(given), tensor(0, swap=swap, split=split, rows=rows))
+        found = linear_int8(x, pack_rows(given), tensor(0, swap=swap, split=split, rows=rows))
         assert product_error(quantize_rows(x, "int8"), given, found) <= 1
 
 
@@ -154,7 +162,7 @@ def test_every_cut_of_the_tensor_core_product(rows: int, split: int) -> None:
 )
 def test_written_out_every_weight_is_rounded_once(rows: int, columns: int, group: int, zeros: bool) -> None:
     given = weight(rows, columns, group, zeros=zeros)
-    packed, shape = pack_panels(given), Shape.of(m=256, n=rows, k=columns, group=group if group < columns else 0)
+    packed, shape = pack_panels(given), ProblemShape.of(m=256, n=rows, k=columns, group=group if group < columns else 0)
     for config in DEQUANTIZE.configs(policy_of(7, 0), shape):
         for dtype in (torch.float16, torch.float32):
             assert torch.equal(dequantize(packed, dtype, config), given.dequantize(dtype).T), config
@@ -196,19 +204,25 @@ def test_a_problem_of_what_is_written_out_knows_right_from_wrong() -> None:
 )
 def test_many_rows_are_for_the_tensor_cores_of_cublas(name: str, tokens: int, expected: str, folder: Path) -> None:
     device = next(each for each in DEVICES if each.name == name)
-    policy, shape = policy_of(*device.capability.version), Shape.of(m=tokens, n=4096, k=4096, group=0, zeros="no")
+    policy, shape = (
+        policy_of(*device.capability.version),
+        ProblemShape.of(m=tokens, n=4096, k=4096, group=0, zeros="no"),
+    )
     chosen, why = kernel_for(policy, shape, device)
     assert (chosen.name, "measured" in why) == (expected, False)
     if DEQUANTIZE.refusal(policy):
         return
-    path = folder / folder_of(policy.capability, device)
-    for operation, taken in ((chosen, 30.0), (next(each for each in (W8A8(), DEQUANTIZE) if each != chosen), 20.0)):
-        entry = Entry(operation.configs(policy, shape)[0], {"microseconds": taken})
-        write(Table(operation.name, "measured", {}, {shape: entry}), path)
+    path = folder / table_folder(policy.capability, device)
+    for operation, taken in (
+        (chosen, 30.0),
+        (next(each for each in (Int8ProductOperation(), DEQUANTIZE) if each != chosen), 20.0),
+    ):
+        entry = ConfigEntry(operation.configs(policy, shape)[0], {"microseconds": taken})
+        write_table(ConfigTable(operation.name, "measured", {}, {shape: entry}), path)
     other, why = kernel_for(policy, shape, device)
     assert (other.name != expected, why) == (True, "measured: 20.0 us")
     for m in (tokens - 1, tokens - 24, tokens // 2 + 1):  # of the same class of shapes
-        assert kernel_for(policy, Shape.of(m=m, n=4096, k=4096, group=0, zeros="no"), device) == (other, why)
+        assert kernel_for(policy, ProblemShape.of(m=m, n=4096, k=4096, group=0, zeros="no"), device) == (other, why)
 
 
 @pytest.mark.parametrize("name", ["Tesla V100-SXM2-16GB", "Tesla V100-PCIE-16GB", "Tesla T4"])
@@ -218,7 +232,7 @@ def test_a_graph_has_the_kernel_of_the_steps_that_it_pads(name: str, folder: Pat
     policy = policy_of(*device.capability.version)
 
     def chosen(m: int) -> str:
-        return kernel_for(policy, Shape.of(m=m, n=4096, k=4096, group=0, zeros="no"), device)[0].name
+        return kernel_for(policy, ProblemShape.of(m=m, n=4096, k=4096, group=0, zeros="no"), device)[0].name
 
     assert {chosen(m) for m in (1, 320)} == {"w8a8", "w8a8_dequantize"}
     sizes = batch_sizes(320)
@@ -228,10 +242,10 @@ def test_a_graph_has_the_kernel_of_the_steps_that_it_pads(name: str, folder: Pat
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_layer_of_many_rows_on_7_x(ordered: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """x itself is multiplied, not its codes: nearer to the checkpoint's own result than with few rows."""
-    rig = stand_in((7, 0))
+    rig = interpreter_context((7, 0))
     order = None if ordered else torch.randperm(128)
     given = replace(weight(32, 128, 64), permutation=order, bias=torch.randn(32).half())
-    layer = Int8Linear(given, rig, Configs(rig))
+    layer = Int8Linear(given, rig, ConfigCache(rig))
     many = next(m for m in range(1, 4096) if layer.operator(m) == DEQUANTIZE.name)
     launched: list[str] = []
     launch = Variant.launch
@@ -249,7 +263,7 @@ def test_an_outlier_stays_in_its_row() -> None:
     loud = x.clone()
     loud[1] *= 1000
     for packed, config in kernels(given, 9):
-        quiet, beside = linear(x, packed, config), linear(loud, packed, config)
+        quiet, beside = linear_int8(x, packed, config), linear_int8(loud, packed, config)
         others = [0, *range(2, 9)]
         assert torch.equal(quiet[others], beside[others])
 
@@ -258,7 +272,7 @@ def test_what_is_no_number_shows() -> None:
     given, x = weight(32, 64, 32), torch.randn(9, 64).half()
     x[3, 5], x[4, 6] = torch.nan, torch.inf
     for packed, config in kernels(given, 9):
-        found = linear(x, packed, config)
+        found = linear_int8(x, packed, config)
         assert not found[3:5].isfinite().any()
         assert found[[0, 1, 2, 5, 6, 7, 8]].isfinite().all()
 
@@ -268,7 +282,7 @@ def test_groups_of_other_sizes_repeat_their_scale(group: int, held: int) -> None
     given, x = weight(33, 2 * group, group), torch.randn(2, 2 * group).half()
     for packed, config in kernels(given, 2):
         assert packed.group == held
-        assert product_error(quantize_rows(x, "int8"), given, linear(x, packed, config)) <= 1
+        assert product_error(quantize_rows(x, "int8"), given, linear_int8(x, packed, config)) <= 1
 
 
 def test_a_weight_without_zero_points_has_none() -> None:
@@ -291,14 +305,14 @@ def test_shapes_that_do_not_fit_are_refused(columns: int, group: int, bits: int)
 def test_operands_that_do_not_belong_together_are_refused() -> None:
     given, x = weight(16, 64, 64), torch.randn(9, 64).half()
     with pytest.raises(TypeError, match="panels"):
-        product(quantize(x, pack_panels(given)), pack_rows(given), x.dtype, tensor(0))
+        multiply_int8(quantize_activations(x, pack_panels(given)), pack_rows(given), x.dtype, tensor(0))
     with pytest.raises(ValueError, match="BLOCK_K"):
-        linear(x, pack_rows(weight(16, 64, 32)), tensor(64))
+        linear_int8(x, pack_rows(weight(16, 64, 32)), tensor(64))
 
 
 def test_the_ptx_is_what_the_interpreter_computes() -> None:
     """c + the sum of products of signed bytes (PTX ISA, dp4a), in the order of operands that the constraint names."""
-    found = re.fullmatch(r"dp4a\.s32\.s32 \$0, \$1, \$2, \$3;", dp4a.PTX)
+    found = re.fullmatch(r"dp4a\.s32\.s32 \$0, \$1, \$2, \$3;", dp4a_gemm.PTX)
     assert found
     torch.manual_seed(0)
     a, b = (torch.randint(-128, 128, (64, 4), dtype=torch.int8) for _ in range(2))
@@ -313,14 +327,14 @@ def test_the_ptx_is_what_the_interpreter_computes() -> None:
 def _one_product(a, b, c, out):
     """As the kernels compute it where there is no PTX."""
     at = tl.arange(0, 64)
-    sums = dp4a.products((tl.load(a + at),), (tl.load(b + at),), (tl.load(c + at),), None, 1, 1)
+    sums = dp4a_gemm.products((tl.load(a + at),), (tl.load(b + at),), (tl.load(c + at),), None, 1, 1)
     tl.store(out + at, sums[0])
 
 
 def test_every_dp4a_kernel_is_held_to_half_of_its_loop() -> None:
-    operation, policy = W8A8(), policy_of(6, 1)
+    operation, policy = Int8ProductOperation(), policy_of(6, 1)
     for m, group in ((m, group) for m in (1, 2, 3, 4, 8, 16, 2048) for group in (0, 32, 128)):
-        shape = Shape.of(m=m, n=4096, k=4096, group=group, zeros="yes")
+        shape = ProblemShape.of(m=m, n=4096, k=4096, group=group, zeros="yes")
         for config in operation.configs(policy, shape):
             [launch] = operation.launches(policy, shape, config)
             assert (launch.instruction, launch.share) == ("dp4a.s32.s32", 0.5), (m, group)
@@ -370,11 +384,11 @@ def test_half_of_the_inner_loop_is_dp4a() -> None:
     ],
 )
 def test_the_inner_loop_is_found_in_ptx(ptx: str, expected: dict[str, int]) -> None:
-    assert Compiled("made up", (6, 1), 1, 0, 0, 32, 0.0, ptx).inner_loop() == expected
+    assert CompiledKernel("made up", (6, 1), 1, 0, 0, 32, 0.0, ptx).inner_loop() == expected
 
 
 def test_the_operation_names_what_each_capability_runs() -> None:
-    operation = W8A8()
+    operation = Int8ProductOperation()
     assert operation.refusal(policy_of(6, 0)) == policy_of(6, 0).reasons["int8"]
     assert operation.refusal(policy_of(10, 3)) == policy_of(10, 3).reasons["int8"]
     named = {}
@@ -393,7 +407,7 @@ def test_the_operation_names_what_each_capability_runs() -> None:
 @pytest.mark.parametrize("version", [(6, 1), (8, 0), (9, 0)])
 @pytest.mark.parametrize("tokens", [2, 16])
 def test_the_operation_runs_and_finds_its_own_errors(version: tuple[int, int], tokens: int) -> None:
-    operation, policy = W8A8(), policy_of(*version)
+    operation, policy = Int8ProductOperation(), policy_of(*version)
     shape = operation.shapes(policy)[0].of(m=tokens, n=48, k=64, group=32, zeros="yes")
     problem = operation.problem(policy, shape, torch.device("cpu"))
     config = operation.configs(policy, shape)[0]
@@ -402,16 +416,16 @@ def test_the_operation_runs_and_finds_its_own_errors(version: tuple[int, int], t
     found[1, 3] *= 1.02
     assert problem.error(found) > 1
     assert problem.peers["torch._int_mm"] is not None
-    assert isinstance(pack(weight(16, 64, 64), policy), PanelsInt8) is (version == (6, 1))
+    assert isinstance(pack_int8(weight(16, 64, 64), policy), PanelsInt8) is (version == (6, 1))
 
 
 @pytest.mark.parametrize("tokens", [2, 16])
 @pytest.mark.parametrize("version", [(6, 1), (8, 9)])
 def test_a_problem_has_the_bias_and_the_scales_of_its_shape(version: tuple[int, int], tokens: int) -> None:
-    operation, policy = W8A8(), policy_of(*version)
+    operation, policy = Int8ProductOperation(), policy_of(*version)
     plain = {"m": tokens, "n": 48, "k": 64, "group": 32, "zeros": "yes"}
-    without = operation.problem(policy, Shape.of(**plain), torch.device("cpu"))
-    shape = Shape.of(**plain, bias="yes", scales="fp32")
+    without = operation.problem(policy, ProblemShape.of(**plain), torch.device("cpu"))
+    shape = ProblemShape.of(**plain, bias="yes", scales="fp32")
     problem, config = operation.problem(policy, shape, torch.device("cpu")), operation.configs(policy, shape)[0]
     assert problem.error(problem.run(config)) <= 1
     assert problem.error(without.run(config)) > 1
@@ -419,9 +433,9 @@ def test_a_problem_has_the_bias_and_the_scales_of_its_shape(version: tuple[int, 
 
 def test_x_is_quantised_as_the_kernel_reads_it() -> None:
     given, x = weight(16, 64, 64), torch.randn(9, 64).half()
-    assert isinstance(quantize(x, pack_panels(given)), QuantizedPanels)
-    assert isinstance(quantize(x[:8], pack_panels(given)), QuantizedRows)
-    assert isinstance(quantize(x, pack_rows(given)), QuantizedRows)
+    assert isinstance(quantize_activations(x, pack_panels(given)), QuantizedPanels)
+    assert isinstance(quantize_activations(x[:8], pack_panels(given)), QuantizedRows)
+    assert isinstance(quantize_activations(x, pack_rows(given)), QuantizedRows)
 
 
 @pytest.mark.parametrize(
@@ -435,27 +449,32 @@ def test_x_is_quantised_as_the_kernel_reads_it() -> None:
 def test_a_layer_quantises_x_as_the_tables_have_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], tokens: int, table: str, config: Config
 ) -> None:
-    rig = stand_in(version)
-    path = folder / folder_of(rig.policy.capability)
-    write(Table(table, "static", {}, {Shape.of(m=rounded(tokens), k=128): Entry(config, {})}), path)
+    rig = interpreter_context(version)
+    path = folder / table_folder(rig.policy.capability)
+    write_table(
+        ConfigTable(
+            table, "static", {}, {ProblemShape.of(m=round_up_power_of_two(tokens), k=128): ConfigEntry(config, {})}
+        ),
+        path,
+    )
     launched: list[Config] = []
     launch = Variant.launch
     monkeypatch.setattr(Variant, "launch", lambda self, *given: (launched.append(self.config), launch(self, *given))[1])
     given, x = weight(16, 128, 128), torch.randn(tokens, 128).half()
-    found = Int8Linear(given, rig, Configs(rig))(x)
+    found = Int8Linear(given, rig, ConfigCache(rig))(x)
     assert launched[0] == config
     assert product_error(quantize_rows(x, "int8"), given, found) <= 1
 
 
 def test_rows_that_no_kernel_was_compiled_for_are_refused() -> None:
-    rig = stand_in((6, 1))
+    rig = interpreter_context((6, 1))
     with pytest.raises(ValueError, match="N in sixteens, not 24"):
-        Int8Linear(weight(24, 128, 128), rig, Configs(rig))
+        Int8Linear(weight(24, 128, 128), rig, ConfigCache(rig))
 
 
 def test_where_there_is_no_int8_nothing_is_packed() -> None:
     with pytest.raises(ValueError, match=r"int8: not on 6\.0"):
-        pack(weight(16, 64, 64), policy_of(6, 0))
+        pack_int8(weight(16, 64, 64), policy_of(6, 0))
 
 
 def test_of_many_rows_one_in_each_part_is_checked() -> None:
@@ -476,8 +495,8 @@ def test_of_many_rows_one_in_each_part_is_checked() -> None:
     ("name", "version"), [("w8a8", (9, 0)), ("fp8", (9, 0)), ("w8a8_dequantize", (7, 5))], ids=lambda each: str(each)
 )
 def test_a_problem_of_many_rows_is_checked_in_few_and_all_columns(name: str, version: tuple[int, int]) -> None:
-    each, rig = named(name), stand_in(version)
-    shape = Shape.of(**{**dict(each.small(rig.policy)[0].fields), "m": 130})
+    each, rig = named(name), interpreter_context(version)
+    shape = ProblemShape.of(**{**dict(each.small(rig.policy)[0].fields), "m": 130})
     problem = each.problem(rig.policy, shape, rig.device, seed=5)
     found = problem.run(each.configs(rig.policy, shape)[0])
     assert problem.error(found) <= 1

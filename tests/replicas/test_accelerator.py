@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from motley.kernels.device_table import DEVICES
-from motley.kernels.gpu.operators import GpuOps
-from motley.kernels.precision import policy_of
-from motley.kernels.rig import Rig
+from motley.kernels.device.device_context import DeviceContext
+from motley.kernels.device.device_table import DEVICES
+from motley.kernels.device.precision import policy_of
+from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.replicas.gpu.accelerator import Cuda, to_host
 from motley.replicas.gpu.moves import Staged
 from motley.replicas.gpu.packed import TURNS, Packed
@@ -165,7 +165,7 @@ def test_numbers_of_a_step_are_pinned_and_nobody_waits_for_them(crossings: Cross
     device = torch.device("cuda:0")
     Cuda(device).moved(torch.ones(2))
     hopper = next(each for each in DEVICES if each.capability.version == (9, 0))
-    GpuOps(Rig(device, policy_of(9, 0), hopper))._moved(torch.ones(2))
+    GpuOps(DeviceContext(device, policy_of(9, 0), hopper))._moved(torch.ones(2))
     assert crossings.moved == [(True, device, {"non_blocking": True})] * 2
     packed = Packed(FakeCuda(), 3, {"token": torch.int64})
     assert crossings.pinned == [True] * TURNS

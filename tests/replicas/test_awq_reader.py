@@ -14,10 +14,10 @@ from raw_safetensors import edit_tensors
 from steps import Session, exact_ops, prompt_logits
 from tiny_checkpoints import rewrite_config
 
-from motley.kernels.gpu.operators import GpuOps
-from motley.kernels.rig import stand_in
-from motley.kernels.w4a16.packed import pack, unpack
-from motley.kernels.weights import GroupedWeight
+from motley.kernels.canonical_weights import GroupedWeight
+from motley.kernels.device.device_context import interpreter_context
+from motley.kernels.gpu.gpu_ops import GpuOps
+from motley.kernels.w4a16.packed_int4 import pack_int4, unpack_int4
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.errors import CheckpointError
 from motley.replicas.fit import outlined
@@ -62,7 +62,7 @@ def test_tiles_of_gpus_hold_the_same_numbers(tmp_path: Path) -> None:
     )
     assert isinstance(read, GroupedWeight)
     expected = Weights(twin.tensors, torch.device("cpu")).take(f"{UP}.weight")
-    assert torch.equal(unpack(pack(read)).float(), expected)
+    assert torch.equal(unpack_int4(pack_int4(read)).float(), expected)
 
 
 def test_layers_that_were_not_converted(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_what_it_will_keep_is_told_from_headers(capability: tuple[int, int] | No
     if capability is None:
         ops, hollow = exact_ops(torch.bfloat16), exact_ops(torch.bfloat16)
     else:
-        rig = stand_in(capability)
+        rig = interpreter_context(capability)
         ops, hollow = GpuOps(rig), GpuOps(replace(rig, device=torch.device("meta")))
     told = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, hollow).held
     found = load_model(packed, ops).decoder.held

@@ -44,11 +44,11 @@ def test_a_side_that_dies_says_why(tmp_path):
 
 
 def test_shape_is_the_checkpoint_that_loads(tmp_path):
-    from motley.kernels.ops import for_device
+    from motley.kernels.ops import ops_for_device
 
     shape = shapes.SHAPES["tiny"]
     shapes.write_gptq(shape, tmp_path)
-    loaded = load_model(tmp_path, for_device("cpu"))
+    loaded = load_model(tmp_path, ops_for_device("cpu"))
     assert loaded.config.num_layers == shape.num_hidden_layers
     assert loaded.quantization == "gptq-int4-g128"
     assert shapes.SHAPES["qwen2-0.5b"].layer_weights == 357_826_560

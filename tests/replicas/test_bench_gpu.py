@@ -16,12 +16,13 @@ import pytest
 import torch
 from late_device import LateDevice, LateOps
 
-from motley.kernels import tune, tuning
-from motley.kernels.device_table import DEVICES
-from motley.kernels.operation import Shape
-from motley.kernels.precision import policy_of
-from motley.kernels.registry import OPERATIONS, operation
-from motley.kernels.rig import Rig, stand_in
+from motley.kernels.device.device_context import DeviceContext, interpreter_context
+from motley.kernels.device.device_table import DEVICES
+from motley.kernels.device.precision import policy_of
+from motley.kernels.launch import config_tables
+from motley.kernels.launch.kernel_operation import ProblemShape
+from motley.kernels.registry import OPERATIONS, find_operation
+from motley.kernels.tuning import table_writer
 from motley.replicas.bench import engine_gpu, gpu, gpu_divided, gpu_engine, gpu_kernels, parts, tasks
 from motley.replicas.bench.child import Child, ChildEnded, ChildSilent
 from motley.replicas.bench.engine_gpu import Cell, Group
@@ -110,7 +111,7 @@ def test_graphs_are_compared_padded_with_steps_that_prefill_as_much(monkeypatch:
     monkeypatch.setattr(DecodeGraphs, "launch", graph)
     monkeypatch.setattr(GpuRunner, "_launch_eager", as_it_comes)
     monkeypatch.setattr(gpu_engine, "GpuOps", lambda rig: LateOps())
-    found = gpu_engine.compare(stand_in((9, 0)), 2, LateDevice)
+    found = gpu_engine.compare(interpreter_context((9, 0)), 2, LateDevice)
     assert found["graphs_as_steps"] is True
     assert found["right"]
     assert launched
@@ -138,11 +139,11 @@ def test_every_variant_of_a_kernel_is_checked_on_a_gpu() -> None:
         if not each.refusal(rig.policy):
             checked = {shape for _, shape, _ in plan._checked(each)}
             assert checked == {*each.small(rig.policy), *each.samples(rig.policy)}, each.name
-    int4 = {shape for _, shape, _ in plan._checked(operation("w4a16_gemm"))}
+    int4 = {shape for _, shape, _ in plan._checked(find_operation("w4a16_gemm"))}
     assert {(shape["group"], shape.get("scales", "fp16"), shape.get("bias", "")) for shape in int4} >= {
         (32, "fp32", "yes"), (64, "fp16", "yes"), (128, "bf16", "yes"), (128, "fp16", ""),
     }  # fmt: skip
-    assert {shape.get("sums", None) for _, shape, _ in plan._checked(operation("quantize_rows_int8"))} == {
+    assert {shape.get("sums", None) for _, shape, _ in plan._checked(find_operation("quantize_rows_int8"))} == {
         None, 0, 32, 128,
     }  # fmt: skip
 
@@ -296,7 +297,7 @@ def test_what_hangs_near_the_end_does_not_end_after_eight_minutes(
             return {"usable": not late, "result": results.get(self._do)}
 
     monkeypatch.setattr(tasks, "Child", Hangs)
-    ops = [operation("w4a16_gemm"), operation("rms_norm")]
+    ops = [find_operation("w4a16_gemm"), find_operation("rms_norm")]
     with TaskProcess("never_started") as process, ExitStack() as compilers:
         plan = gpu_kernels.KernelParts(a_gpu(), ops, tmp_path, process, compilers)
         monkeypatch.setattr(plan, "_compile_checked", lambda part, checks: None)
@@ -315,11 +316,11 @@ def test_what_targets_and_goals_are_about_comes_first() -> None:
         plan = gpu_kernels.KernelParts(a_gpu(), OPERATIONS, Path(), process, compilers)
         tuned, measured = plan._to_tune(), plan._measured()
     large = {f"group=128 k={k} m={m} n={n}" for n, k in ((37_888, 3584), (3584, 18_944)) for m in (1, 2, 4, 8, 16)}
-    int4 = tuned[operation("w4a16_gemm")]
+    int4 = tuned[find_operation("w4a16_gemm")]
     small = {f"group=128 k=3584 m=1 n={n}" for n in (4608, 3584)}
     assert {shape.key for shape in int4[:12]} == large | small
     assert [shape["m"] for shape in int4[:5]] == [1, 1, 1, 1, 2]
-    attention = tuned[operation("attention_decode")][:12]
+    attention = tuned[find_operation("attention_decode")][:12]
     assert all((shape["heads"], shape["dim"]) == (28, 128) for shape in attention)
     assert all(shape["context"] >= 2048 and shape["batch"] >= 8 for shape in attention)
     first = {shape.key for _, _, shape in measured[:24]}
@@ -470,10 +471,10 @@ class Silent:
 
 def test_what_did_not_answer_is_not_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     silent: Any = Silent()
-    rig = stand_in((6, 1))
+    rig = interpreter_context((6, 1))
     parts = Parts(tmp_path, 100.0, [Stage(name, 1.0) for name in gpu.PARTS if name not in ("divided", "streams")], {})
     with ExitStack() as compilers:
-        plan = gpu_kernels.KernelParts(rig, [operation("rms_norm")], tmp_path, silent, compilers)
+        plan = gpu_kernels.KernelParts(rig, [find_operation("rms_norm")], tmp_path, silent, compilers)
         monkeypatch.setattr(plan, "_compile_checked", lambda part, checks: None)
         parts.run(
             {
@@ -523,8 +524,8 @@ class Tuned:
         if do in ("memory", "reread"):
             return {"result": {"Triton read": 4e12}}
         self._left -= 1
-        shape = Shape.parse(task["shape"])
-        config = operation(task["op"]).configs(a_gpu().policy, shape)[0].to_json()
+        shape = ProblemShape.parse(task["shape"])
+        config = find_operation(task["op"]).configs(a_gpu().policy, shape)[0].to_json()
         return {"result": {"found": {"config": config, "microseconds": self._microseconds}, "excluded": []}}
 
     @property
@@ -540,14 +541,14 @@ def test_tables_of_earlier_runs_are_merged_shape_by_shape(
 ) -> None:
     """A later run that reaches less changes what it reached, and no more."""
     folder = tmp_path / "tuned"
-    monkeypatch.setattr(tuning, "FOLDER", folder)
-    monkeypatch.setattr(tune, "_driver", lambda: "1")
+    monkeypatch.setattr(config_tables, "TUNED_FOLDER", folder)
+    monkeypatch.setattr(table_writer, "_driver_version", lambda: "1")
     run_tuning(tmp_path / "first", monkeypatch, Tuned(1.0, 5))
     [path] = folder.rglob("*.json")
     if triton:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"triton": triton}))
     run_tuning(tmp_path / "second", monkeypatch, Tuned(2.0, 2))
-    table = tuning.read_file(path)
+    table = config_tables.read_table_file(path)
     assert table is not None
     assert table.about["triton"] != triton
     assert sorted(entry.facts["microseconds"] for entry in table.entries.values()) == [1.0] * 3 + [2.0] * 2
@@ -568,10 +569,10 @@ def test_turns_go_through_all_there_is_once(tmp_path: Path, monkeypatch: pytest.
 
         def begin(self) -> None: ...
 
-    monkeypatch.setattr(tuning, "FOLDER", tmp_path / "tables")
-    monkeypatch.setattr(tune, "_driver", lambda: "1")
+    monkeypatch.setattr(config_tables, "TUNED_FOLDER", tmp_path / "tables")
+    monkeypatch.setattr(table_writer, "_driver_version", lambda: "1")
     answers: Any = Answers(1.0, 0)
-    ops = [operation("w4a16_gemm"), operation("attention_decode"), operation("rms_norm")]
+    ops = [find_operation("w4a16_gemm"), find_operation("attention_decode"), find_operation("rms_norm")]
     with ExitStack() as compilers:
         plan = gpu_kernels.KernelParts(a_gpu(), ops, tmp_path, answers, compilers)
         monkeypatch.setattr(plan, "_compile_checked", lambda part, checks: None)
@@ -588,7 +589,7 @@ def test_turns_go_through_all_there_is_once(tmp_path: Path, monkeypatch: pytest.
     for do in ("tune", "measure"):
         mine = [(op, shape) for each, op, shape in asked if each == do]
         assert len(mine) == len(set(mine)) > 200
-        judged = [is_judged(op, dict(Shape.parse(shape).fields)) for op, shape in mine]
+        judged = [is_judged(op, dict(ProblemShape.parse(shape).fields)) for op, shape in mine]
         assert judged == sorted(judged, reverse=True)
 
 
@@ -597,19 +598,19 @@ def test_what_the_device_has_no_room_for_is_skipped_and_is_no_fault(
 ) -> None:
     """On a T4 the longest of the judged decode shapes: the first turn of tuning comes to them."""
     t4 = next(device for device in DEVICES if device.name == "Tesla T4")
-    rig, decode = Rig(torch.device("cuda:0"), policy_of(7, 5), t4), operation("attention_decode")
+    rig, decode = DeviceContext(torch.device("cuda:0"), policy_of(7, 5), t4), find_operation("attention_decode")
     asked: list[tuple[str, str]] = []
 
     class Answers(Tuned):
         def ask(self, do: str, limit_s: float | None = None, **task: Any) -> dict[str, Any]:
             asked.append((do, task.get("shape", "")))
             if do == "tune":
-                shape = Shape.parse(task["shape"])
+                shape = ProblemShape.parse(task["shape"])
                 return {"result": {"found": {"config": decode.configs(rig.policy, shape)[0].to_json()}}}
             return {"result": [] if do == "measure" else {"Triton read": 3e11}}
 
-    monkeypatch.setattr(tuning, "FOLDER", tmp_path / "tables")
-    monkeypatch.setattr(tune, "_driver", lambda: "1")
+    monkeypatch.setattr(config_tables, "TUNED_FOLDER", tmp_path / "tables")
+    monkeypatch.setattr(table_writer, "_driver_version", lambda: "1")
     answers: Any = Answers(1.0, 0)
     with ExitStack() as compilers:
         plan = gpu_kernels.KernelParts(rig, [decode], tmp_path, answers, compilers)
@@ -636,33 +637,35 @@ def test_where_the_installation_cannot_be_written_launches_look_in_the_results(
 ) -> None:
     monkeypatch.setenv("MOTLEY_TUNED", "")  # and as it was afterwards
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(tuning, "FOLDER", tmp_path / "file")  # also root cannot make a folder in it
-    monkeypatch.setattr(tune, "_driver", lambda: "1")
-    tuning.forget()
+    monkeypatch.setattr(config_tables, "TUNED_FOLDER", tmp_path / "file")  # also root cannot make a folder in it
+    monkeypatch.setattr(table_writer, "_driver_version", lambda: "1")
+    config_tables.clear_table_cache()
     out = tmp_path / "out"
     run_tuning(out, monkeypatch, Tuned(1.0, 3))
     [path] = (out / "tuned").rglob("*.json")
-    table = tuning.read_file(path)
+    table = config_tables.read_table_file(path)
     assert table is not None
     assert f"launches look there with MOTLEY_TUNED={out / 'tuned'}" in capsys.readouterr().err
-    rms_norm, rig = operation("rms_norm"), a_gpu()
-    found = tuning.choose(rms_norm, rig.policy, next(iter(table.entries)), rig.about)
+    rms_norm, rig = find_operation("rms_norm"), a_gpu()
+    found = config_tables.choose_config(rms_norm, rig.policy, next(iter(table.entries)), rig.about)
     assert found.how == f"measured: this shape in {path.parent}"
-    tuning.forget()
+    config_tables.clear_table_cache()
 
 
 def run_tuning(out: Path, monkeypatch: pytest.MonkeyPatch, process: Any) -> None:
     out.mkdir()
     monkeypatch.setattr(Part, "over", property(lambda part: process.over))
     with ExitStack() as compilers:
-        plan = gpu_kernels.KernelParts(a_gpu(), [operation("rms_norm")], out, process, compilers)
+        plan = gpu_kernels.KernelParts(a_gpu(), [find_operation("rms_norm")], out, process, compilers)
         monkeypatch.setattr(plan, "_compile_tuned", lambda part, first: None)
         plan.tuning(Part(out / "tuning.json", 1e9, {}))
 
 
-def a_gpu() -> Rig:
+def a_gpu() -> DeviceContext:
     """By its figures: nothing can be launched on it here."""
-    return Rig(torch.device("cuda:0"), policy_of(9, 0), next(d for d in DEVICES if d.capability.version == (9, 0)))
+    return DeviceContext(
+        torch.device("cuda:0"), policy_of(9, 0), next(d for d in DEVICES if d.capability.version == (9, 0))
+    )
 
 
 def _lives(pid: int) -> bool:

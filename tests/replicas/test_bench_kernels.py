@@ -10,31 +10,35 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from motley.kernels.bench import Measurement, TimeIsUp, made_in_time
-from motley.kernels.cpu import problems as cpu_problems
-from motley.kernels.cpu.operators import CpuOps
-from motley.kernels.device_table import DEVICES
-from motley.kernels.measure import Timing
-from motley.kernels.memory_speed import MemorySpeed
-from motley.kernels.model_shapes import MODELS, ModelShape
-from motley.kernels.operation import Problem, Shape
-from motley.kernels.ops import for_device
-from motley.kernels.precision import PrecisionPolicy, policy_of
+from motley.kernels.cpu import cpu_problems
+from motley.kernels.cpu.cpu_ops import CpuOps
+from motley.kernels.device.device_context import DeviceContext
+from motley.kernels.device.device_table import DEVICES
+from motley.kernels.device.precision import PrecisionPolicy, policy_of
+from motley.kernels.device.roofline import DecodeAttentionWork
+from motley.kernels.launch.kernel_operation import KernelProblem, ProblemShape
+from motley.kernels.launch.model_shapes import MODELS, ModelShape
+from motley.kernels.launch.variant import Config
+from motley.kernels.ops import ops_for_device
 from motley.kernels.registry import OPERATIONS
-from motley.kernels.rig import Rig
-from motley.kernels.roofline import DecodeAttention
-from motley.kernels.room import TooLarge
-from motley.kernels.variant import Config
+from motley.kernels.tuning.memory_bandwidth import MemoryBandwidth
+from motley.kernels.tuning.memory_limits import ShapeTooLarge
+from motley.kernels.tuning.operation_bench import (
+    OperationMeasurement,
+    TimeBudgetExceeded,
+    make_within_budget,
+)
+from motley.kernels.tuning.timing import Timing
 from motley.replicas.bench import kernels as bench
 from motley.replicas.bench.kernels import TOKENS, gpu_cases
 
 HOPPER = next(device for device in DEVICES if device.capability.version == (9, 0))
-RIG = Rig(torch.device("cuda:0"), policy_of(9, 0), HOPPER)
+RIG = DeviceContext(torch.device("cuda:0"), policy_of(9, 0), HOPPER)
 SMALL, LARGE = MODELS[0], MODELS[3]
 
 
-def shapes(*args: object, **kwargs: object) -> dict[str, list[Shape]]:
-    found: dict[str, list[Shape]] = {}
+def shapes(*args: object, **kwargs: object) -> dict[str, list[ProblemShape]]:
+    found: dict[str, list[ProblemShape]] = {}
     for _, operation, shape in gpu_cases(RIG, *args, **kwargs):  # type: ignore[arg-type]
         found.setdefault(operation.name, []).append(shape)
     return found
@@ -53,9 +57,9 @@ def test_every_operator_has_the_shapes_of_the_models_alone() -> None:
     assert "head_rms_norm" not in shapes([SMALL], None), "its heads are of 64"
 
 
-def sizes(found: Iterable[Shape]) -> set[Shape]:
+def sizes(found: Iterable[ProblemShape]) -> set[ProblemShape]:
     """All but the numbers of rows."""
-    return {Shape(tuple(field for field in shape.fields if field[0] not in ("m", "t", "r"))) for shape in found}
+    return {ProblemShape(tuple(field for field in shape.fields if field[0] not in ("m", "t", "r"))) for shape in found}
 
 
 def test_all_models_have_all_that_is_tuned() -> None:
@@ -72,7 +76,7 @@ def test_every_operator_is_measured_at_the_same_numbers_of_rows(policy: Precisio
     """But those that an operator is never launched with: logits of 2048 sequences, few rows of what is for many."""
     device = next(device for device in DEVICES if device.capability is policy.capability)
     found: dict[str, set[int]] = {}
-    for _, operation, shape in gpu_cases(Rig(torch.device("cuda:0"), policy, device), [SMALL, LARGE], None):
+    for _, operation, shape in gpu_cases(DeviceContext(torch.device("cuda:0"), policy, device), [SMALL, LARGE], None):
         if not operation.name.startswith("attention"):
             rows = next(shape[name] for name in ("m", "t", "r") if name in dict(shape.fields))
             found.setdefault("int4" if operation.name.startswith("w4a16") else operation.name, set()).add(rows)
@@ -134,12 +138,14 @@ def test_preparing_a_case_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) ->
     """Some have 512 copies of their inputs: what it had no time for is left out, and no failure."""
     made: list[int] = []
 
-    def problem(ops: object, name: str, tokens: int, model: ModelShape, seed: int) -> tuple[Shape, Problem]:
+    def problem(
+        ops: object, name: str, tokens: int, model: ModelShape, seed: int
+    ) -> tuple[ProblemShape, KernelProblem]:
         made.append(seed)
-        return Shape.of(), Problem(object, object, DecodeAttention(1, 1, 1, 1, 1))  # type: ignore[arg-type]
+        return ProblemShape.of(), KernelProblem(object, object, DecodeAttentionWork(1, 1, 1, 1, 1))  # type: ignore[arg-type]
 
     monkeypatch.setattr(cpu_problems, "pointwise_problem", problem)
-    monkeypatch.setattr(bench, "memory_speed", lambda *_: MemorySpeed({"torch copy": 1e9}))
+    monkeypatch.setattr(bench, "measure_memory_bandwidth", lambda *_: MemoryBandwidth({"torch copy": 1e9}))
     cut = bench.run(
         device="cpu", models=[SMALL.name], tokens=[1], ops=["silu_mul", "rms_norm"], enough=lambda: len(made) > 4
     )
@@ -150,17 +156,17 @@ def test_preparing_a_case_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_on_a_gpu_too_making_inputs_ends_with_the_time() -> None:
     made: list[int] = []
-    with pytest.raises(TimeIsUp):
-        made_in_time(made.append, 512, lambda: len(made) == 3)
+    with pytest.raises(TimeBudgetExceeded):
+        make_within_budget(made.append, 512, lambda: len(made) == 3)
     assert made == [0, 1, 2]
-    assert len(made_in_time(str, 4, lambda: False)) == 4
+    assert len(make_within_budget(str, 4, lambda: False)) == 4
     [(_, case), *_] = bench._on_gpu(RIG, [SMALL], [1], ["rms_norm"], enough := lambda: True)
     assert isinstance(case, partial)
     assert case.args[-1] is enough
 
 
 def test_a_run_that_was_cut_short_says_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "memory_speed", lambda *_: MemorySpeed({"torch copy": 1e9}))
+    monkeypatch.setattr(bench, "measure_memory_bandwidth", lambda *_: MemoryBandwidth({"torch copy": 1e9}))
     monkeypatch.setattr(bench, "_on_cpu", lambda *_: [(name, object) for name in "abc"])
     monkeypatch.setattr(bench, "rows_of", lambda name, *_: [{"case": name}])
     answers = iter([False, False, True])
@@ -178,13 +184,13 @@ def test_a_wrong_result_has_no_row(error: float) -> None:
 
 
 def test_what_fails_and_what_there_is_no_room_for_cost_themselves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def large() -> Measurement:
-        raise TooLarge("needs 26 GiB")
+    def large() -> OperationMeasurement:
+        raise ShapeTooLarge("needs 26 GiB")
 
-    def lost() -> Measurement:
+    def lost() -> OperationMeasurement:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(bench, "memory_speed", lambda *_: MemorySpeed({"torch copy": 1e9}))
+    monkeypatch.setattr(bench, "measure_memory_bandwidth", lambda *_: MemoryBandwidth({"torch copy": 1e9}))
     cases = {"right": partial(found, 0.5), "large": large, "lost": lost, "wrong": partial(found, 1.5)}
     monkeypatch.setattr(bench, "_on_cpu", lambda *_: [*cases.items(), ("again", partial(found, 1.0))])
     report = bench.run(device="cpu", models=["qwen2.5-0.5b"])
@@ -198,9 +204,9 @@ def test_what_fails_and_what_there_is_no_room_for_cost_themselves_alone(monkeypa
     assert bench.run(device="cpu", models=["qwen2.5-0.5b"])["complete"], "what is skipped is no fault"
 
 
-def found(error: float) -> Measurement:
-    shape, took = Shape.of(m=1), Timing(1e-6, 1e-6, 1e-6)
-    return Measurement("silu_mul", shape, {}, "default", error, took, 1e3, 1, {})
+def found(error: float) -> OperationMeasurement:
+    shape, took = ProblemShape.of(m=1), Timing(1e-6, 1e-6, 1e-6)
+    return OperationMeasurement("silu_mul", shape, {}, "default", error, took, 1e3, 1, {})
 
 
 def test_on_a_cpu_few_rows_of_all_models_come_first() -> None:
@@ -219,13 +225,13 @@ def test_on_a_cpu_attention_is_rotated_past_the_cache(
 ) -> None:
     made: list[float] = []
 
-    def problem(ops: object, *sizes: int) -> tuple[Shape, Problem]:
-        work = DecodeAttention(*sizes[:-2])
+    def problem(ops: object, *sizes: int) -> tuple[ProblemShape, KernelProblem]:
+        work = DecodeAttentionWork(*sizes[:-2])
         made.append(work.bytes)
-        return Shape.of(), Problem(object, object, work)  # type: ignore[arg-type]
+        return ProblemShape.of(), KernelProblem(object, object, work)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cpu_problems, "attention_problem", problem)
-    monkeypatch.setattr(bench, "measure", lambda op, shape, problems, *_: len(problems))
+    monkeypatch.setattr(bench, "measure_problems", lambda op, shape, problems, *_: len(problems))
     assert bench._cpu_attention(model, batch, context)() == len(made) > 1
     assert sum(made) >= 2 * bench._CPU_CACHE
 
@@ -239,7 +245,7 @@ def test_sdpa_gets_keys_and_values_in_its_own_layout(monkeypatch: pytest.MonkeyP
         return sdpa(*args, **more)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", seen)
-    ops = for_device("cpu", torch.bfloat16)
+    ops = ops_for_device("cpu", torch.bfloat16)
     _, problem = cpu_problems.attention_problem(ops, 2, 40, 4, 2, 32, 0)
     theirs = problem.peers["torch.sdpa"]()
     assert [each.is_contiguous() for each in given[1:3]] == [True, True]
@@ -253,7 +259,9 @@ def test_sdpa_gets_keys_and_values_in_its_own_layout(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("native", [True, False], ids=["c", "torch"])
 @pytest.mark.parametrize(("batch", "context", "new"), [(3, 40, 1), (1, 40, 40)])
 def test_a_cpus_attention_is_checked_element_by_element(batch: int, context: int, new: int, native: bool) -> None:
-    ops = for_device("cpu", torch.bfloat16) if native else CpuOps(torch.bfloat16, "exact", None, None, "none wanted")
+    ops = (
+        ops_for_device("cpu", torch.bfloat16) if native else CpuOps(torch.bfloat16, "exact", None, None, "none wanted")
+    )
     _, problem = cpu_problems.attention_problem(ops, batch, context, 4, 2, 32, 0, new)
     found = problem.run(Config())
     assert problem.error(found) <= 1
@@ -269,7 +277,9 @@ def test_a_cpus_attention_is_checked_element_by_element(batch: int, context: int
 def test_a_cpus_other_operators_are_right_in_all_that_they_write(name: str, native: bool) -> None:
     """Keys and values in the cache too, and the sum that a norm is of."""
     model = ModelShape("tiny", 64, 96, 4, 2, 16, 1, 10)
-    ops = for_device("cpu", torch.bfloat16) if native else CpuOps(torch.bfloat16, "exact", None, None, "none wanted")
+    ops = (
+        ops_for_device("cpu", torch.bfloat16) if native else CpuOps(torch.bfloat16, "exact", None, None, "none wanted")
+    )
     for tokens in (1, 19):
         shape, problem = cpu_problems.pointwise_problem(ops, name, tokens, model, 0)
         assert shape["t"] == tokens
@@ -288,7 +298,7 @@ def test_a_cpus_other_operators_are_right_in_all_that_they_write(name: str, nati
 
 @pytest.mark.parametrize("which", [0, 1], ids=["keys", "values"])
 def test_what_rotary_write_leaves_in_the_cache_is_checked(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    ops = for_device("cpu", torch.bfloat16)
+    ops = ops_for_device("cpu", torch.bfloat16)
     caches: list[torch.Tensor] = []
     monkeypatch.setattr(ops, "allocate_kv", lambda *sizes: caches.extend(type(ops).allocate_kv(ops, *sizes)) or caches)
     _, problem = cpu_problems.pointwise_problem(ops, "rotary_write", 19, ModelShape("t", 64, 96, 4, 2, 16, 1, 10), 0)
@@ -305,7 +315,9 @@ def test_what_rotary_write_leaves_in_the_cache_is_checked(which: int, monkeypatc
 def test_a_wrong_column_of_a_linear_layer_is_no_rounding(kind: str, group: int, native: bool, m: int) -> None:
     """One of many that is zero changes the root mean square of all by less than rounding does."""
     weight = cpu_problems.linear_weight(512, 1024, group, 0, kind)
-    ops = for_device("cpu", torch.bfloat16) if native else CpuOps(torch.bfloat16, "exact", None, None, "none wanted")
+    ops = (
+        ops_for_device("cpu", torch.bfloat16) if native else CpuOps(torch.bfloat16, "exact", None, None, "none wanted")
+    )
     _, problem = cpu_problems.linear_problem(weight, ops.linear(weight), m, 0)
     found = problem.run(Config())
     assert 0.01 < problem.error(found) <= 1

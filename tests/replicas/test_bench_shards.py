@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from motley.kernels.cpu.build import library
+from motley.kernels.cpu.c_kernels.native_build import load_library
 from motley.replicas.bench import shards
 from motley.replicas.bench.report import table
 from motley.replicas.checkpoint import inspect_checkpoint
 
 
-@pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+@pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 @pytest.mark.thorough
 def test_ways_are_measured_beside_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -16,7 +16,7 @@ import torch
 from late_device import LateOps
 from late_engine_child import late_streams
 
-from motley.kernels.held import size
+from motley.kernels.layer_memory import total_nbytes
 from motley.replicas.bench import engine_gpu, idle
 from motley.replicas.bench.engine_gpu import Cell, Group, Measuring
 from motley.replicas.bench.engine_rows import goal_line, judge_goals, rows_of
@@ -156,7 +156,7 @@ def test_a_random_model_computes_numbers() -> None:
     """Always the same, and finite: a faster path for NaN would be no measurement."""
     one, other = (random_model("rehearsal", LateOps()) for _ in range(2))
     assert one.fingerprint == other.fingerprint
-    assert size(one.decoder.embedding) == 512 * 128 * 4
+    assert total_nbytes(one.decoder.embedding) == 512 * 128 * 4
     assert torch.equal(one.decoder.embedding, other.decoder.embedding)
     assert 0.018 < one.decoder.embedding.std() < 0.022
     x = torch.ones(1, 128)

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from late_device import LateDevice
 from tiny_checkpoints import build_checkpoint
 
-from motley.kernels.gpu.operators import GpuOps
-from motley.kernels.rig import stand_in
+from motley.kernels.device.device_context import interpreter_context
+from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.replicas import weights_cache
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.engine_config import EngineConfig
@@ -240,7 +240,7 @@ def test_an_engine_of_these_kernels_does_what_fit_says(tmp_path: Path, monkeypat
     logits = []
     for tiers in ({}, budgets):
         made = Engine(
-            folder, ops=GpuOps(stand_in((8, 0))), accelerator=LateDevice(recorded=False), **settings,
+            folder, ops=GpuOps(interpreter_context((8, 0))), accelerator=LateDevice(recorded=False), **settings,
             weights_cache=str(tmp_path / "cache"), **tiers,
         )  # fmt: skip
         logits.append(made._built.logits(prompt))

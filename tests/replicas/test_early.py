@@ -13,7 +13,7 @@ import pytest
 from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
-from motley.kernels.cpu.maps import can_populate, map_file, resident
+from motley.kernels.cpu.memory.mapped_pages import can_populate, map_file, resident_pages
 from motley.replicas import early
 from motley.replicas.bench.load import drop
 from motley.replicas.early import ask_early
@@ -115,7 +115,7 @@ def test_pages_come_as_far_as_there_is_room(tmp_path: Path, monkeypatch: pytest.
     assert brought == [(0, 2), (2, 4), (4, 5), (0, 2), (2, 3)]
     for path, pages in ((paths[0], 5), (paths[2], 3)):
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as memory:
-            assert resident(memory)[:pages] == b"\1" * pages
+            assert resident_pages(memory)[:pages] == b"\1" * pages
 
 
 def test_it_needs_no_torch() -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
-from motley.kernels.cpu.maps import can_populate
+from motley.kernels.cpu.memory.mapped_pages import can_populate
 from motley.replicas import contents, extents
 from motley.replicas.contents import each_digest, piece_digests
 from motley.replicas.errors import CheckpointError
@@ -130,13 +130,13 @@ def _files_open() -> list[str]:
 def test_a_file_that_changes_while_it_is_copied_at_the_end_is_refused(
     layers: dict[str, tuple[Path, TensorInfo]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    detach = extents.detach
+    detach = extents.detach_file
 
     def late(memory: Any) -> None:
         detach(memory)
         os.utime(layers["alone"][0], (1, 1))
 
-    monkeypatch.setattr(extents, "detach", late)
+    monkeypatch.setattr(extents, "detach_file", late)
     reader = Reader(layers, layers, whole=True)
     kept = reader.whole("layers.1.a")
     with pytest.raises(CheckpointError, match="has changed while it was read"):

@@ -22,12 +22,12 @@ from safetensors.torch import save_file
 from tiny_checkpoints import build_checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from motley.kernels.cpu.native import load
-from motley.kernels.cpu.operators import CpuOps
-from motley.kernels.gpu.operators import GpuOps
-from motley.kernels.rig import gpu, stand_in
-from motley.kernels.sampling.sample import PenaltyRows, SamplingRows, penalised, sample
-from motley.kernels.variant import Config, Variant
+from motley.kernels.cpu.c_kernels.native_kernels import load_native_kernels
+from motley.kernels.cpu.cpu_ops import CpuOps
+from motley.kernels.device.device_context import gpu_context, interpreter_context
+from motley.kernels.gpu.gpu_ops import GpuOps
+from motley.kernels.launch.variant import Config, Variant
+from motley.kernels.sampling.sample import PenaltyRows, SamplingRows, penalize_logits, sample
 from motley.replicas import fit as module
 from motley.replicas.bench.shapes import SHAPES, config_json, write_gptq
 from motley.replicas.blocks import blocks_for
@@ -121,7 +121,7 @@ def test_without_a_compiler_too(tmp_path: Path, mode: Any) -> None:
 def test_a_tied_head_on_the_embedding_itself_is_counted_once(tmp_path: Path) -> None:
     """Torch's product in the dtype of the embedding needs no copy; the C kernels do."""
     folder = build_checkpoint(tmp_path, "qwen2", tie_word_embeddings=True, **SHAPE)
-    for native in (None, load()[0]):
+    for native in (None, load_native_kernels()[0]):
         decoder = load_model(folder, CpuOps(torch.float32, "exact", None, native, "")).decoder
         assert decoder.held.nbytes == kept(decoder)
         assert bool(decoder.head.held.given) is (native is None)
@@ -139,7 +139,7 @@ def test_weights_as_a_gpu_holds_them(
         folder = build_checkpoint(tmp_path, "qwen2", tie_word_embeddings=True, **SHAPE)
     else:
         folder = build_gptq(tmp_path, "qwen2", **{**SHAPE, **flavour})
-    rig = stand_in(capability)
+    rig = interpreter_context(capability)
     found = load_model(folder, GpuOps(rig)).decoder
     assert found.held.nbytes == kept(found)
     told = outlined_on(folder, GpuOps(replace(rig, device=torch.device("meta"))))
@@ -239,7 +239,7 @@ class _Alive(TorchDispatchMode):
         self.now -= nbytes
 
 
-@pytest.mark.skipif(load()[0] is None, reason="torch's operators write more")
+@pytest.mark.skipif(load_native_kernels()[0] is None, reason="torch's operators write more")
 @pytest.mark.parametrize(("family", "inner"), [("llama", 384), ("qwen3", 384), ("qwen2", 2048)])
 def test_activations_are_at_most_what_was_told(tmp_path: Path, family: str, inner: int) -> None:
     folder = build_gptq(tmp_path, family, **{**SHAPE, "intermediate_size": inner})
@@ -296,7 +296,7 @@ class _KernelsAlone:
         return tokens.zero_(), logprobs.zero_()
 
     def penalised(self, logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows) -> torch.Tensor:
-        return penalised(logits, history, rows, Config.of(4, CHUNK=4096, TILE=1024)).zero_()
+        return penalize_logits(logits, history, rows, Config.of(4, CHUNK=4096, TILE=1024)).zero_()
 
 
 @pytest.mark.parametrize(("longest", "running"), [(4096, 64), (5000, 3), (131_072, 64)])
@@ -463,7 +463,7 @@ def test_kv_in_int8_has_room_for_more_and_is_read_sooner(tmp_path: Path) -> None
 def test_what_swapping_takes_is_what_the_engine_takes(tmp_path: Path, kv_dtype: Any) -> None:
     """On the device's stand-in: its staging, its blocks of KV, and what is pinned of the host's memory."""
     folder = build_gptq(tmp_path, "qwen3", **{**SHAPE, "head_dim": 64})
-    ops = GpuOps(stand_in((8, 0)), kv_dtype)
+    ops = GpuOps(interpreter_context((8, 0)), kv_dtype)
     asked = Asked(context=128, batch=1, max_running=4, swap_memory_bytes=2**20)
     told = fit(inspect_checkpoint(folder), known("8.0", kv_dtype)[0], asked).parts
     settings: dict[str, Any] = {"max_running": 4, "swap_memory_bytes": 2**20, "kv_memory_bytes": 2**22}
@@ -544,7 +544,7 @@ def test_a_gpu_at_hand_keeps_what_was_told(tmp_path: Path, flavour: dict[str, An
     place = at_hand(torch.device("cuda:0"))
     told = fit(inspect_checkpoint(folder), place, ASKED)
     before = torch.cuda.memory_allocated()
-    loaded = load_model(folder, GpuOps(gpu(torch.device("cuda:0"))))
+    loaded = load_model(folder, GpuOps(gpu_context(torch.device("cuda:0"))))
     torch.cuda.synchronize()
     assert told.parts.loaded == pytest.approx(torch.cuda.memory_allocated() - before, rel=CLOSE)
     assert loaded.decoder.held == outlined_on(folder, place.ops())

@@ -13,10 +13,10 @@ from raw_safetensors import edit_tensors
 from steps import Session, exact_ops, prompt_logits
 from tiny_checkpoints import rewrite_config
 
-from motley.kernels.device_table import DEVICES
-from motley.kernels.gpu.operators import GpuOps
-from motley.kernels.rig import stand_in
-from motley.kernels.weights import Fp8Weight
+from motley.kernels.canonical_weights import Fp8Weight
+from motley.kernels.device.device_context import interpreter_context
+from motley.kernels.device.device_table import DEVICES
+from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.errors import CheckpointError
 from motley.replicas.fit import outlined
@@ -50,7 +50,7 @@ def test_a_cpu_writes_it_out_and_says_so(tmp_path: Path) -> None:
 
 
 def gpu_ops(capability: tuple[int, int], *, hollow: bool = False) -> GpuOps:
-    rig = stand_in(capability)
+    rig = interpreter_context(capability)
     return GpuOps(replace(rig, device=torch.device("meta")) if hollow else rig)
 
 

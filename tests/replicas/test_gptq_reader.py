@@ -15,7 +15,7 @@ from steps import exact_ops, prompt_logits
 from tiny_checkpoints import rewrite_config
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from motley.kernels.weights import DenseWeight, GroupedWeight
+from motley.kernels.canonical_weights import DenseWeight, GroupedWeight
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.errors import CheckpointError
 from motley.replicas.model import load_model

@@ -16,11 +16,11 @@ from gptq_files import build_gptq
 from late_device import LateDevice
 from thorough import thorough
 
-from motley.kernels import rig
-from motley.kernels.gpu import configs
-from motley.kernels.gpu.operators import GpuOps
-from motley.kernels.ops import choose_dtype, for_device
-from motley.kernels.rig import stand_in
+from motley.kernels.device import device_context
+from motley.kernels.device.device_context import interpreter_context
+from motley.kernels.gpu import config_cache
+from motley.kernels.gpu.gpu_ops import GpuOps
+from motley.kernels.ops import choose_dtype, ops_for_device
 from motley.replicas import build
 from motley.replicas.errors import InvalidRequest
 from motley.replicas.offline import Engine
@@ -40,9 +40,9 @@ PROMPTS = [[3, 141, 59, 26, 5], list(range(40, 60))]
 @contextmanager
 def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> Iterator[GpuOps]:
     """Engines that are built inside compute as that capability would."""
-    ops = GpuOps(stand_in(capability))
+    ops = GpuOps(interpreter_context(capability))
     with monkeypatch.context() as patch:
-        patch.setattr(build, "for_device", lambda *_, **__: ops)
+        patch.setattr(build, "ops_for_device", lambda *_, **__: ops)
         yield ops
 
 
@@ -111,7 +111,9 @@ def test_kv_in_int8_takes_half_the_memory_and_rounds_that_much(tmp_path: Path) -
     """Prompts, decodes, both kernels of attention: as far from fp16 as one part in 254 of a vector explains."""
     folder = build_gptq(tmp_path, "qwen2", **SHAPE)
     engines = [
-        Engine(folder, dtype="float16", threads=1, ops=GpuOps(stand_in((8, 0)), kv_dtype), kv_memory_bytes=2**22)
+        Engine(
+            folder, dtype="float16", threads=1, ops=GpuOps(interpreter_context((8, 0)), kv_dtype), kv_memory_bytes=2**22
+        )
         for kv_dtype in (None, "int8")
     ]
     half, eight = (answers(engine) for engine in engines)
@@ -135,7 +137,7 @@ def test_a_prompt_in_parts_beside_one_that_decodes(tmp_path: Path, monkeypatch: 
     with on_gpu(monkeypatch, (8, 0)):
         engine = Engine(folder, dtype="float16", threads=1, max_batch_tokens=16, max_running=8, reuse_prefixes=False)
         assert [each.token_ids for each in answers(engine)] == [each.token_ids for each in expected]
-        monkeypatch.setattr(configs, "choose", again)
+        monkeypatch.setattr(config_cache, "choose_config", again)
         assert [each.token_ids for each in answers(engine)] == [each.token_ids for each in expected]
 
 
@@ -163,7 +165,7 @@ def test_graphs_of_these_operators_are_fed_by_the_device(tmp_path: Path) -> None
     found = []
     for graphs in (True, False):
         device = LateDevice(recorded=False)
-        one = Engine(folder, ops=GpuOps(stand_in((8, 0))), accelerator=device, graphs=graphs, **engine)
+        one = Engine(folder, ops=GpuOps(interpreter_context((8, 0))), accelerator=device, graphs=graphs, **engine)
         greedy = answers(one, logprobs=None)
         seeded = answers(one, logprobs=None, temperature=1.0, top_k=30, top_p=0.9, seed=1)
         penalised = answers(one, logprobs=None, repetition_penalty=1.3, frequency_penalty=0.5, max_tokens=3)
@@ -193,20 +195,20 @@ def test_of_a_gpu_only_what_it_computes_is_taken(monkeypatch: pytest.MonkeyPatch
     """Asked of a stand-in for the GPU that torch would show."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    monkeypatch.setattr(rig, "gpu", lambda _: stand_in((7, 5)))
+    monkeypatch.setattr(device_context, "gpu_context", lambda _: interpreter_context((7, 5)))
     dtype, why = choose_dtype("cuda", torch.bfloat16)
     assert (dtype, why[:24]) == (torch.float16, "compute capability 7.5: ")
-    assert for_device("cuda", torch.float16).arithmetic == "gpu-7.5-fp16-fast"
+    assert ops_for_device("cuda", torch.float16).arithmetic == "gpu-7.5-fp16-fast"
     with pytest.raises(ValueError, match="numerics: exact is not computed on a GPU"):
-        for_device("cuda", torch.float16, "exact")
+        ops_for_device("cuda", torch.float16, "exact")
     with pytest.raises(ValueError, match="is not what cuda:0 computes in; expected float16"):
-        for_device("cuda", torch.float32)
+        ops_for_device("cuda", torch.float32)
     with pytest.raises(ValueError, match="device: cuda:1: there are 1 CUDA devices"):
-        for_device("cuda:1", torch.float16)
+        ops_for_device("cuda:1", torch.float16)
 
 
 def test_rows_that_no_kernel_was_compiled_for_are_refused() -> None:
-    ops = GpuOps(stand_in((6, 1)))
+    ops = GpuOps(interpreter_context((6, 1)))
     with pytest.raises(ValueError, match="hidden_size: 200; kernels of GPUs are compiled for sixteens"):
         ops.rms_norm(torch.ones(1, 200), torch.ones(200), 1e-6)
     with pytest.raises(ValueError, match="intermediate_size: 200"):
@@ -214,4 +216,4 @@ def test_rows_that_no_kernel_was_compiled_for_are_refused() -> None:
 
 
 def test_the_dtype_is_that_of_the_policy() -> None:
-    assert GpuOps(stand_in((6, 1))).dtype == torch.float16
+    assert GpuOps(interpreter_context((6, 1))).dtype == torch.float16

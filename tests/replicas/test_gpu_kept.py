@@ -13,8 +13,8 @@ from late_device import LateDevice
 from steps import Session
 from tiny_checkpoints import build_checkpoint
 
-from motley.kernels.gpu.operators import GpuOps
-from motley.kernels.rig import stand_in
+from motley.kernels.device.device_context import interpreter_context
+from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.replicas import weights_cache
 from motley.replicas.decoder import Decoder
 from motley.replicas.model import load_model
@@ -54,7 +54,7 @@ def cache(tmp_path: Path) -> WeightsCache:
 
 def start(folder: Path, cache: WeightsCache, capability: tuple[int, int], *, apart: bool = True) -> Decoder:
     copier = LateDevice() if apart else None
-    decoder = load_model(folder, GpuOps(stand_in(capability)), cache=cache, copier=copier).decoder
+    decoder = load_model(folder, GpuOps(interpreter_context(capability)), cache=cache, copier=copier).decoder
     cache.wait()
     return decoder
 

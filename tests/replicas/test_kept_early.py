@@ -13,7 +13,7 @@ import pytest
 from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
-from motley.kernels.cpu import ahead
+from motley.kernels.cpu.memory import prefault
 from motley.replicas import contents, early, kept_early, weights_cache
 from motley.replicas.early import ask_early, end_early, kept_file
 from motley.replicas.engine_config import EngineConfig
@@ -162,14 +162,14 @@ def test_it_is_of_a_cpu_with_a_core_to_spare_and_gone_with_the_load(
     assert kept_early._now is None
     monkeypatch.setattr(early, "usable_cores", lambda: 2)
     ask_early(checkpoint, EngineConfig(weights_cache=str(cache.folder), device="cuda"))
-    assert (kept_early._now, ahead._now) == (None, None)
+    assert (kept_early._now, prefault._region) == (None, None)
 
 
 def test_a_first_start_takes_memory_as_much_as_the_files_have(
     checkpoint: Path, cache: WeightsCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(ahead, "begin", asked.append)
+    monkeypatch.setattr(prefault, "start_prefault", asked.append)
     ask_early(checkpoint, EngineConfig(weights_cache="off"))
     assert asked == [(checkpoint / "model.safetensors").stat().st_size]
     ask_early(checkpoint, EngineConfig(weights_cache=str(cache.folder)))

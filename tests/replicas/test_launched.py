@@ -11,15 +11,15 @@ import pytest
 import torch
 from hollow_checkpoints import INT4, write_hollow
 
-from motley.kernels.capability import CAPABILITIES
-from motley.kernels.device_table import DEVICES
-from motley.kernels.gpu.operators import GpuOps
-from motley.kernels.matrix import picks
-from motley.kernels.model_shapes import MODELS
-from motley.kernels.precision import policy_of
+from motley.kernels.device.compute_capability import CAPABILITIES
+from motley.kernels.device.device_context import DeviceContext
+from motley.kernels.device.device_table import DEVICES
+from motley.kernels.device.precision import policy_of
+from motley.kernels.gpu.gpu_ops import GpuOps
+from motley.kernels.launch.model_shapes import MODELS
+from motley.kernels.launch.variant import Variant
 from motley.kernels.registry import OPERATIONS
-from motley.kernels.rig import Rig
-from motley.kernels.variant import Variant
+from motley.kernels.tuning.compile_matrix import select_jobs
 from motley.replicas.checkpoint import Checkpoint, inspect_checkpoint
 from motley.replicas.fit import outlined
 
@@ -72,7 +72,7 @@ def kernel(variant: Variant) -> Kernel:
 
 @cache
 def compiled(version: tuple[int, int]) -> frozenset[Kernel]:
-    jobs = [job for each in OPERATIONS for job in picks(each, version)]
+    jobs = [job for each in OPERATIONS for job in select_jobs(each, version)]
     return frozenset(kernel(launch.variant) for job in jobs for launch in job.launches())
 
 
@@ -84,7 +84,7 @@ def test_whatever_usual_checkpoints_launch_the_matrix_compiles(
     launched: list[Variant] = []
     monkeypatch.setattr(Variant, "launch", lambda self, grid, *arguments: launched.append(self))
     about = next(device for device in DEVICES if device.capability.version == version)
-    ops = GpuOps(Rig(torch.device("meta"), policy_of(*version), about))
+    ops = GpuOps(DeviceContext(torch.device("meta"), policy_of(*version), about))
     kernels: set[str] = set()
     missing: dict[Kernel, Launched] = {}
     for name, each in checkpoints.items():

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.kernels.held import Held
+from motley.kernels.layer_memory import LayerMemory
 from motley.replicas.families.registry import read_config
 from motley.replicas.host_memory import available_memory, free_memory, memory_owner
 from motley.replicas.json_file import Fields
@@ -65,7 +65,7 @@ def test_no_part_is_given_away_twice(free: int, total: int, reserve: int | None)
 
 
 def test_what_is_held_adds_up() -> None:
-    both = Held(10, 2, given=10) + Held(5, 1)
+    both = LayerMemory(10, 2, given=10) + LayerMemory(5, 1)
     assert (both.weights, both.metadata, both.given, both.nbytes) == (15, 3, 10, 18)
 
 

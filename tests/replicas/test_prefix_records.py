@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from motley.kernels.cpu.operators import CpuOps
-from motley.kernels.gpu.operators import GpuOps
+from motley.kernels.cpu.cpu_ops import CpuOps
+from motley.kernels.device.device_context import interpreter_context
+from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.kernels.ops import Ops
-from motley.kernels.rig import stand_in
 from motley.replicas.blocks import chain_hash, root_hash
 from motley.replicas.gpu.accelerator import AtOnce
 from motley.replicas.gpu.swapper import Swapper
@@ -192,7 +192,7 @@ def test_payloads_are_alike_whatever_the_layout_on_the_device(
     layers, heads, dim, blocks = 3, 2, 64, 6
     kv_dtype = "int8" if dtype == "int8" else None
     cpu = CpuOps(CPU.get(dtype, torch.float32), "exact", None, None, "tests", kv_dtype)
-    gpu = GpuOps(stand_in((8, 0)), kv_dtype)
+    gpu = GpuOps(interpreter_context((8, 0)), kv_dtype)
     kvs = [ops.allocate_kv(layers, blocks, heads, dim) for ops in (cpu, gpu)]
     if dtype != "int8":
         kvs[1] = [cache.to(CPU[dtype]) for cache in kvs[1]]

@@ -15,10 +15,10 @@ from profiled import SMALL, Slow, decoder, loaded, profiled
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.batch import StepBatch
-from motley.kernels.cpu.linear_torch import TorchInt4
-from motley.kernels.cpu.operators import CpuOps
-from motley.kernels.cpu.setting import Setting
-from motley.kernels.weights import GroupedWeight
+from motley.kernels.canonical_weights import GroupedWeight
+from motley.kernels.cpu.cpu_ops import CpuOps
+from motley.kernels.cpu.layers.linear_settings import CpuLinearSettings
+from motley.kernels.cpu.layers.torch_linear import TorchInt4Linear
 from motley.replicas.errors import InvalidRequest
 from motley.replicas.gpu.runner import GpuRunner
 from motley.replicas.layers import Joined
@@ -233,10 +233,10 @@ def test_a_real_operator_that_is_slow_is_named_with_its_cause(folder: Path) -> N
     model = loaded(folder, dtype="float32", cpu_weights="int4")
     mlp = decoder(model).layers[2].mlp
     assert isinstance(mlp.down, Joined)
-    assert mlp.down.parts[0].kernel != TorchInt4.kernel
+    assert mlp.down.parts[0].kernel != TorchInt4Linear.kernel
     codes = torch.randint(0, 16, (128, 256), dtype=torch.uint8)
     weight = GroupedWeight(codes, torch.rand(128, 8) / 100, torch.full((128, 8), 8, dtype=torch.uint8), 4, 32)
-    slow = TorchInt4(weight, Setting(torch.bfloat16, torch.float32, "fast", None, None))
+    slow = TorchInt4Linear(weight, CpuLinearSettings(torch.bfloat16, torch.float32, "fast", None, None))
     slow._scales = slow._scales.float()  # of the type of x
     mlp.down = slow
     for phase in profiled(model).phases:

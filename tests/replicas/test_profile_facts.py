@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from motley.kernels.capability import CAPABILITIES
-from motley.kernels.gpu.operators import GpuOps
-from motley.kernels.rig import stand_in
-from motley.kernels.weights import DenseWeight, GroupedWeight
+from motley.kernels.canonical_weights import DenseWeight, GroupedWeight
+from motley.kernels.device.compute_capability import CAPABILITIES
+from motley.kernels.device.device_context import interpreter_context
+from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.replicas.layers import Joined
 from motley.replicas.profiling import clock as clocks
 from motley.replicas.profiling.causes import CAUSES, cause_of
@@ -196,7 +196,7 @@ def grouped(rows: int, columns: int, bits: int) -> GroupedWeight:
 
 def test_on_a_gpus_operators_facts_are_those_of_tables_and_policy() -> None:
     """Looked up as launches look them up; nothing is launched."""
-    ops = GpuOps(stand_in((7, 5)))
+    ops = GpuOps(interpreter_context((7, 5)))
     half = Seen(torch.float16, 1)
 
     def facts(name: str, kind: Any, linear: Any = None) -> Facts:

@@ -14,12 +14,12 @@ from tiny_checkpoints import rewrite_config
 from tokenizers import Tokenizer
 
 from motley.kernels import ops
-from motley.kernels.cpu import choice as cpu_choice
-from motley.kernels.cpu import operators as cpu
-from motley.kernels.cpu.linear import NativeDense, as_stored, in_bytes
-from motley.kernels.cpu.linear_torch import TorchDense, TorchInt4, TorchInt8, _int8_refused
-from motley.kernels.cpu.native import load
-from motley.kernels.cpu.rounding import ROUNDING_BOUND, rounding_error
+from motley.kernels.cpu import cpu_ops as cpu
+from motley.kernels.cpu.c_kernels.native_kernels import load_native_kernels
+from motley.kernels.cpu.layers import linear_choice as cpu_choice
+from motley.kernels.cpu.layers.native_linear import NativeDenseLinear, build_as_stored, build_int8
+from motley.kernels.cpu.layers.rounding_probe import ROUNDING_BOUND, rounding_error
+from motley.kernels.cpu.layers.torch_linear import TorchDenseLinear, TorchInt4Linear, TorchInt8Linear, _int8_refusal
 from motley.replicas.demo import demo_path
 from motley.replicas.demo.plain import load_plain
 from motley.replicas.offline import Engine
@@ -29,8 +29,8 @@ NUM_TOKENS = 512
 KL_BOUND = 0.002  # nats per token against the same weights in fp32, for whatever is chosen
 BF16_KL = 0.0004  # of bf16 activations alone
 KL_PER_SQUARE = 10.0  # KL above that, at most, by the square of the rounding error that the choice measures
-needs_native = pytest.mark.skipif(load()[0] is None, reason=load()[1])
-needs_onednn = pytest.mark.skipif(bool(_int8_refused()), reason=_int8_refused() or "-")
+needs_native = pytest.mark.skipif(load_native_kernels()[0] is None, reason=load_native_kernels()[1])
+needs_onednn = pytest.mark.skipif(bool(_int8_refusal()), reason=_int8_refusal() or "-")
 
 Divergence = Callable[..., float]
 
@@ -142,7 +142,7 @@ def test_what_is_chosen_without_a_c_compiler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """oneDNN's int8 is refused for the layers whose inputs are too many for one scale, by the bound of all."""
-    monkeypatch.setattr(ops, "load", lambda: (None, "no C kernels: hidden by the test"))
+    monkeypatch.setattr(ops, "load_native_kernels", lambda: (None, "no C kernels: hidden by the test"))
     engine = Engine(demo_path(), dtype="bfloat16", **settings)
     found = divergence(engine)
     report(
@@ -166,7 +166,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Engine, float
             worst.append(rounding_error(linear, weight, setting.dtype))
             return linear, f"{linear.kernel}: forced"
 
-        monkeypatch.setattr(cpu, "choose", choose)
+        monkeypatch.setattr(cpu, "choose_linear", choose)
         return Engine(demo_path(), dtype="bfloat16", numerics=numerics), max(worst)
 
     return build
@@ -175,14 +175,14 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Engine, float
 @pytest.mark.parametrize(
     ("layer", "head", "numerics"),
     [
-        pytest.param(NativeDense, NativeDense, "exact", marks=needs_native, id="c-dense"),
-        pytest.param(as_stored, NativeDense, "exact", marks=needs_native, id="c-int4"),
-        pytest.param(in_bytes, NativeDense, "exact", marks=needs_native, id="c-int8"),
-        pytest.param(NativeDense, in_bytes, "exact", marks=needs_native, id="c-int8-head"),
-        pytest.param(TorchDense, TorchDense, "exact", id="torch-dense"),
-        pytest.param(TorchInt4, TorchDense, "fast", id="torch-int4"),
-        pytest.param(TorchInt8, TorchDense, "exact", marks=needs_onednn, id="onednn-int8"),
-        pytest.param(TorchDense, TorchInt8, "exact", marks=needs_onednn, id="onednn-int8-head"),
+        pytest.param(NativeDenseLinear, NativeDenseLinear, "exact", marks=needs_native, id="c-dense"),
+        pytest.param(build_as_stored, NativeDenseLinear, "exact", marks=needs_native, id="c-int4"),
+        pytest.param(build_int8, NativeDenseLinear, "exact", marks=needs_native, id="c-int8"),
+        pytest.param(NativeDenseLinear, build_int8, "exact", marks=needs_native, id="c-int8-head"),
+        pytest.param(TorchDenseLinear, TorchDenseLinear, "exact", id="torch-dense"),
+        pytest.param(TorchInt4Linear, TorchDenseLinear, "fast", id="torch-int4"),
+        pytest.param(TorchInt8Linear, TorchDenseLinear, "exact", marks=needs_onednn, id="onednn-int8"),
+        pytest.param(TorchDenseLinear, TorchInt8Linear, "exact", marks=needs_onednn, id="onednn-int8-head"),
     ],
 )
 def test_the_rounding_that_is_measured_tells_the_divergence(
@@ -207,7 +207,7 @@ def test_the_rounding_that_is_measured_tells_the_divergence(
 def test_a_coarse_kernel_is_refused_by_the_engine(
     divergence: Divergence, monkeypatch: pytest.MonkeyPatch, forced: Callable[..., tuple[Engine, float]]
 ) -> None:
-    class Coarse(TorchDense):
+    class Coarse(TorchDenseLinear):
         """Activations of four bits."""
 
         kernel = "coarse"
@@ -221,5 +221,5 @@ def test_a_coarse_kernel_is_refused_by_the_engine(
     assert "coarse" not in kernels(engine)
     assert "coarse rounds by" in str(engine.choices)
     assert divergence(engine) <= KL_BOUND
-    careless, _ = forced(Coarse, TorchDense)
+    careless, _ = forced(Coarse, TorchDenseLinear)
     assert divergence(careless) > KL_BOUND, "else refusing it shows nothing"

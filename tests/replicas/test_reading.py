@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
-from motley.kernels.cpu.maps import can_populate
+from motley.kernels.cpu.memory.mapped_pages import can_populate
 from motley.replicas import contents, model, reading, reading_rooms
 from motley.replicas.contents import each_digest, piece_digests, pieces_of
 from motley.replicas.extents import MappedFiles, Run
@@ -235,7 +235,7 @@ def test_beyond_what_can_be_pinned_it_is_read_as_anything_else(
 
 
 def test_a_model_for_a_device_gives_back_what_it_went_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_rooms, "LEAST_BYTES", 1)
+    monkeypatch.setattr(reading_rooms, "MIN_BYTES", 1)
     folder = build_checkpoint(tmp_path / "model", "qwen2")
     device = Pinning()
     loaded = load_model(folder, LateOps(), copier=device)

@@ -13,8 +13,8 @@ from driven import drive
 from late_device import LateDevice, LateOps
 from tiny_checkpoints import build_checkpoint
 
-from motley.kernels.gpu.operators import GpuOps
-from motley.kernels.rig import stand_in
+from motley.kernels.device.device_context import interpreter_context
+from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.replicas.blocks import BlockPool, blocks_for
 from motley.replicas.demo import demo_path
 from motley.replicas.engine import EngineCore
@@ -135,7 +135,7 @@ def test_whoever_goes_leaves_no_copy_behind_in_blocks_of_others(loaded: LoadedMo
 def test_all_of_a_block_comes_back_and_nothing_else_changes(kv_dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes and scales of int8, in every layer."""
     monkeypatch.setattr(module, "SLAB_BYTES", 2**16)
-    ops = GpuOps(stand_in((8, 0)), kv_dtype)
+    ops = GpuOps(interpreter_context((8, 0)), kv_dtype)
     kv = ops.allocate_kv(3, 20, 2, 64)
     for cache in kv:
         cache.view(torch.uint8).random_(256)

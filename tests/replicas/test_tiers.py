@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from steps import Session, exact_ops
 from tiny_checkpoints import FAMILIES, build_checkpoint
 
-from motley.kernels.cpu.operators import CpuOps
+from motley.kernels.cpu.cpu_ops import CpuOps
 from motley.replicas import weights_cache
 from motley.replicas.bench.shapes import SHAPES, write_dense
 from motley.replicas.build import build_engine

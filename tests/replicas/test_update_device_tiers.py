@@ -23,8 +23,8 @@ from new_weights import changed, of_another, tensors_of, written
 from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
-from motley.kernels.gpu.operators import GpuOps
-from motley.kernels.rig import stand_in
+from motley.kernels.device.device_context import interpreter_context
+from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.replicas import sizing, weights_cache
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest, MotleyError, Unavailable
@@ -321,7 +321,7 @@ def test_int4_layers_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.Monk
     found = []
     for folder, tiers in ((after, {}), (one, {"weights_memory_bytes": 311_000, "weights_host_memory_bytes": AMPLE})):
         made = Engine(
-            folder, ops=GpuOps(stand_in((8, 0))), accelerator=LateDevice(recorded=False), **settings,
+            folder, ops=GpuOps(interpreter_context((8, 0))), accelerator=LateDevice(recorded=False), **settings,
             weights_cache=str(tmp_path / "cache"), **tiers,
         )  # fmt: skip
         if tiers:

@@ -23,8 +23,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from motley.kernels.gpu.operators import GpuOps
-from motley.kernels.rig import stand_in
+from motley.kernels.device.device_context import interpreter_context
+from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.replicas import build, sizing
 from motley.replicas.build import BuiltEngine, build_engine
 from motley.replicas.engine_config import EngineConfig
@@ -277,7 +277,7 @@ def test_what_is_reckoned_is_no_less_than_what_is_taken(
     """
     monkeypatch.setattr(beside, "_GAPS_BYTES", 0)
     monkeypatch.setattr(beside, "_GAPS_SHARE", 1 << 60)
-    before = load_model(make(tmp_path), GpuOps(stand_in(capability)))
+    before = load_model(make(tmp_path), GpuOps(interpreter_context(capability)))
     assert before.checkpoint is not None
     with Peak() as peak:
         made = updated_model(before, before.checkpoint, before.checkpoint.tensors.keys())
@@ -293,7 +293,7 @@ def test_a_gpus_operators_take_other_weights(tmp_path: Path) -> None:
     found = []
     for folder in (one, changed(one, new, tmp_path / "changed")):
         made = Engine(
-            folder, dtype="float16", threads=1, max_running=1, ops=GpuOps(stand_in((8, 0))),
+            folder, dtype="float16", threads=1, max_running=1, ops=GpuOps(interpreter_context((8, 0))),
             accelerator=LateDevice(recorded=False),
         )  # fmt: skip
         built = made._built

@@ -17,7 +17,7 @@ from new_weights import changed, of_another, tensors_of, written
 from steps import Session, exact_ops
 from tiny_checkpoints import build_checkpoint
 
-from motley.kernels.cpu.build import library
+from motley.kernels.cpu.c_kernels.native_build import load_library
 from motley.replicas import weights_cache
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import CheckpointError, InvalidRequest, Unavailable
@@ -30,7 +30,7 @@ from motley.replicas.updates.live import LiveWeights
 from motley.replicas.weights_cache import WeightsCache
 from motley.replicas.worker import Worker
 
-pytestmark = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+pytestmark = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 
 PROMPT = list(range(3, 40))
 LAYERS = 6

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from steps import Session, exact_ops
 from tiny_checkpoints import build_checkpoint
 
-from motley.kernels.cpu.operators import CpuOps
+from motley.kernels.cpu.cpu_ops import CpuOps
 from motley.replicas import contents, weights_cache
 from motley.replicas.bench.shapes import SHAPES, write_dense
 from motley.replicas.engine_config import EngineConfig

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 
-from motley.kernels.aot import compile_variant
-from motley.kernels.operation import Shape
-from motley.kernels.precision import policy_of
-from motley.kernels.w8a8.int8 import W8A8
+from motley.kernels.compiler.aot import compile_variant
+from motley.kernels.device.precision import policy_of
+from motley.kernels.launch.kernel_operation import ProblemShape
+from motley.kernels.w8a8.int8_product import Int8ProductOperation
 
 
 def told(version: tuple[int, int], m: int, group: int) -> dict[str, object]:
-    operation, policy = W8A8(), policy_of(*version)
-    shape = Shape.of(m=m, n=4096, k=4096, group=group, zeros="yes")
+    operation, policy = Int8ProductOperation(), policy_of(*version)
+    shape = ProblemShape.of(m=m, n=4096, k=4096, group=group, zeros="yes")
     [launch] = operation.launches(policy, shape, operation.configs(policy, shape)[0])
     found = compile_variant(launch.variant, version)
     return {"m": m, "group": group, "spilled": found.spilled, "loop": dict(found.inner_loop()), "version": version}

@@ -15,14 +15,14 @@ from collections.abc import Iterator
 import triton
 import triton.language as tl
 
-from motley.kernels.aot import Compiled, compile_variant
-from motley.kernels.operation import Launch
-from motley.kernels.precision import PrecisionPolicy, policy_of
-from motley.kernels.static import fault
-from motley.kernels.streaming import VARIANTS
-from motley.kernels.variant import Config, Variant
-from motley.kernels.w4a16.gemv import gemv_variant
-from motley.kernels.w4a16.operations import OPERATIONS
+from motley.kernels.compiler.aot import CompiledKernel, compile_variant
+from motley.kernels.device.precision import PrecisionPolicy, policy_of
+from motley.kernels.launch.kernel_operation import KernelLaunch
+from motley.kernels.launch.variant import Config, Variant
+from motley.kernels.tuning.static_prediction import find_fault
+from motley.kernels.tuning.streaming_kernels import STREAM_VARIANTS
+from motley.kernels.w4a16.int4_gemv import gemv_variant
+from motley.kernels.w4a16.int4_operations import OPERATIONS
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def _product(x, y, out, K, ROWS: tl.constexpr, WIDTH: tl.constexpr, INSIDE: tl.c
     tl.store(out + row[:, None] * WIDTH + column[None, :], total)
 
 
-def _twins(policy: PrecisionPolicy) -> Iterator[tuple[str, Launch]]:
+def _twins(policy: PrecisionPolicy) -> Iterator[tuple[str, KernelLaunch]]:
     cases = {"in the loop": ("bf16", 64, True), "after the loop": ("bf16", 64, False), "of int8": ("i8", 64, True)}
     if policy.capability.instruction_rows > 16:
         cases["of few rows"] = ("bf16", 16, True)
@@ -53,10 +53,10 @@ def _twins(policy: PrecisionPolicy) -> Iterator[tuple[str, Launch]]:
         types = (("x", f"*{dtype}"), ("y", f"*{dtype}"), ("out", "*i32" if dtype == "i8" else "*fp32"), ("K", "i32"))
         constants = (("ROWS", rows), ("WIDTH", 64), ("INSIDE", inside))
         variant = Variant("product", _product, types, constants, Config.of(4, 2), ("x", "y", "out", "K"))
-        yield f"product {name}", Launch(variant, (1,), policy.decode.ptx)
+        yield f"product {name}", KernelLaunch(variant, (1,), policy.decode.ptx)
 
 
-def launches(capability: tuple[int, int]) -> Iterator[tuple[str, Launch]]:
+def launches(capability: tuple[int, int]) -> Iterator[tuple[str, KernelLaunch]]:
     policy = policy_of(*capability)
     for operation in OPERATIONS:
         if not operation.refusal(policy):
@@ -68,17 +68,18 @@ def launches(capability: tuple[int, int]) -> Iterator[tuple[str, Launch]]:
     if capability == (6, 1):
         config = Config.of(4, 1, ROWS=8, REPEAT=1)
         twin = gemv_variant("fp16", 8, 128, config, scales="fp16", bias=None, half=True)
-        yield "half twin", Launch(twin, (1,))
+        yield "half twin", KernelLaunch(twin, (1,))
     if capability >= (8, 0):
         yield from _twins(policy)
-    yield from ((variant.name, Launch(variant, (1,))) for variant in VARIANTS)
+    yield from ((variant.name, KernelLaunch(variant, (1,))) for variant in STREAM_VARIANTS)
 
 
-def told(op: str, launch: Launch, found: Compiled) -> dict[str, object]:
+def told(op: str, launch: KernelLaunch, found: CompiledKernel) -> dict[str, object]:
     mix, loop = found.mix(), found.inner_loop()
     return {
-        "op": op, "fault": fault(policy_of(*found.capability), launch, found), "half": dict(found.half_arithmetic()),
-        "registers": found.registers, "products": sum(mix[name] for name in mix if name.startswith("fma.rn")),
+        "op": op, "fault": find_fault(policy_of(*found.capability), launch, found),
+        "half": dict(found.half_arithmetic()), "registers": found.registers,
+        "products": sum(mix[name] for name in mix if name.startswith("fma.rn")),
         "loop": dict(loop), "mix": dict(mix),
     }  # fmt: skip
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from late_device import LateDevice, LateOps
 
+from motley.kernels.canonical_weights import DenseWeight, Weight
 from motley.kernels.contract import Linear, Role
-from motley.kernels.cpu.linear_torch import TorchDense
-from motley.kernels.held import Held
-from motley.kernels.packed import Packed, on_host
-from motley.kernels.weights import DenseWeight, Weight
+from motley.kernels.cpu.layers.torch_linear import TorchDenseLinear
+from motley.kernels.layer_memory import LayerMemory
+from motley.kernels.packed_layer import PackedLayer, contiguous_on_host
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.fit import outlined
 from motley.replicas.gpu.swapper import pinned_bytes
@@ -29,12 +29,12 @@ LAYERS = 6
 AMPLE = 2**40
 
 
-class Plain(TorchDense):
+class Plain(TorchDenseLinear):
     """A linear that can be kept as it is."""
 
     @property
-    def packed(self) -> Packed:
-        return Packed(self.kernel, {}, on_host(weight=self._weight, bias=self._bias))
+    def packed(self) -> PackedLayer:
+        return PackedLayer(self.kernel, {}, contiguous_on_host(weight=self._weight, bias=self._bias))
 
 
 class KeptOps(LateOps):
@@ -44,7 +44,7 @@ class KeptOps(LateOps):
     def layout(self) -> str | None:
         return "plain"
 
-    def outlining(self) -> KeptOps:
+    def for_meta_device(self) -> KeptOps:
         return KeptOps()
 
     def linear(self, weight: Weight, role: Role = "layer") -> Linear:
@@ -53,12 +53,12 @@ class KeptOps(LateOps):
     def keeps(self, linear: Linear) -> bool:
         return isinstance(linear, Plain)
 
-    def packed(self, linear: Linear) -> Packed | None:
+    def packed(self, linear: Linear) -> PackedLayer | None:
         return linear.packed if isinstance(linear, Plain) else None
 
-    def restored(self, packed: Packed, role: Role) -> Linear:
+    def restored(self, packed: PackedLayer, role: Role) -> Linear:
         made = self.linear(DenseWeight(packed.tensors["weight"], packed.tensors.get("bias")), role)
-        made.held = Held(made.held.nbytes)
+        made.held = LayerMemory(made.held.nbytes)
         return made
 
 

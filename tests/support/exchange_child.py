@@ -17,7 +17,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from motley.kernels.cpu.exchange import RankLost, SharedExchange
+from motley.kernels.cpu.c_kernels.shm_collectives import RankLost, ShmCollectives
 from motley.replicas.shards.collective import CollectiveExchange
 from motley.replicas.shards.meeting import join
 from motley.replicas.shards.ranks import Exchange
@@ -56,7 +56,7 @@ def check(exchange: Exchange, rank: int, size: int, count: int) -> None:
 def main() -> None:
     descriptor, rank, size, capacity, timeout_s, what, *rest = sys.argv[1:]
     torch.set_num_threads(1)
-    exchange = SharedExchange(int(descriptor), int(rank), int(size), capacity=int(capacity), timeout_s=float(timeout_s))
+    exchange = ShmCollectives(int(descriptor), int(rank), int(size), capacity=int(capacity), timeout_s=float(timeout_s))
     print("ready", flush=True)
     sys.stdin.readline()
     if what in ("check", "gloo"):

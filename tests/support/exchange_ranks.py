@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from motley.kernels.cpu.exchange import CAPACITY, open_memory
+from motley.kernels.cpu.c_kernels.shm_collectives import CAPACITY, open_shared_memory
 
 CHILD = Path(__file__).with_name("exchange_child.py")
 
@@ -19,7 +19,7 @@ def ranks(
     size: int, what: str, *rest: str, capacity: int = CAPACITY, timeout_s: float = 60.0
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Processes that have all said "ready"; killed at the end."""
-    descriptor = open_memory(size, capacity)
+    descriptor = open_shared_memory(size, capacity)
     children = [
         subprocess.Popen(
             [sys.executable, str(CHILD), *map(str, (descriptor, rank, size, capacity, timeout_s)), what, *rest],

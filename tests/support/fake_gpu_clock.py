@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from motley.kernels import measure
+from motley.kernels.tuning import timing
 
 __all__ = ["FakeGpu"]
 
@@ -54,9 +54,9 @@ class FakeGpu:
             Event=lambda enable_timing: _Event(self),
         )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(measure.torch, "cuda", cuda)
-            patch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: self.now))
-            patch.setattr(measure, "_worked", {}, raising=False)
+            patch.setattr(timing.torch, "cuda", cuda)
+            patch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: self.now))
+            patch.setattr(timing, "_last_work_end", {}, raising=False)
             yield
 
     def idle(self, seconds: float) -> None:

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from motley.kernels import measure
-from motley.kernels.operation import Launch, Problem, Shape
-from motley.kernels.precision import PrecisionPolicy
-from motley.kernels.roofline import Elementwise
-from motley.kernels.variant import Config
+from motley.kernels.device.precision import PrecisionPolicy
+from motley.kernels.device.roofline import ElementwiseWork
+from motley.kernels.launch.kernel_operation import KernelLaunch, KernelProblem, ProblemShape
+from motley.kernels.launch.variant import Config
+from motley.kernels.tuning import timing
 
 __all__ = ["FakeOperation", "config", "fake_clock"]
 
@@ -33,7 +33,10 @@ class FakeOperation:
     exact = frozenset[str]()
 
     def __init__(
-        self, *configs: Config, shapes: tuple[Shape, ...] = (Shape.of(n=4),), failing: tuple[Shape, ...] = ()
+        self,
+        *configs: Config,
+        shapes: tuple[ProblemShape, ...] = (ProblemShape.of(n=4),),
+        failing: tuple[ProblemShape, ...] = (),
     ) -> None:
         self._configs, self._shapes, self._failing = configs, shapes, failing
         self._memory = torch.zeros(4)
@@ -43,21 +46,23 @@ class FakeOperation:
     def refusal(self, policy: PrecisionPolicy) -> str:
         return ""
 
-    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+    def shapes(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
         return self._shapes
 
     samples = small = shapes
 
-    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+    def configs(self, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
         return self._configs
 
-    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+    def launches(self, policy: PrecisionPolicy, shape: ProblemShape, config: Config) -> tuple[KernelLaunch, ...]:
         return ()
 
-    def work(self, policy: PrecisionPolicy, shape: Shape) -> Elementwise:
-        return Elementwise(shape["n"])
+    def work(self, policy: PrecisionPolicy, shape: ProblemShape) -> ElementwiseWork:
+        return ElementwiseWork(shape["n"])
 
-    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
+    def problem(
+        self, policy: PrecisionPolicy, shape: ProblemShape, device: torch.device, seed: int = 0
+    ) -> KernelProblem:
         if shape in self._failing:
             raise torch.OutOfMemoryError("CUDA out of memory")
         x = torch.randn(4, generator=torch.Generator().manual_seed(seed))
@@ -73,12 +78,12 @@ class FakeOperation:
             changed = {"wrong": 3.0, "nan": float("nan")}.get(config["HOW"])
             return self._memory if changed is None else changed * x
 
-        return Problem(run, lambda found: float((found - 2 * x).abs().max()) * 1e6, self.work(policy, shape))
+        return KernelProblem(run, lambda found: float((found - 2 * x).abs().max()) * 1e6, self.work(policy, shape))
 
 
 @contextmanager
 def fake_clock() -> Iterator[Callable[[], float]]:
     """What is timed takes as long as the configs say."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: SECONDS[0]))
+        patch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: SECONDS[0]))
         yield lambda: SECONDS[0]

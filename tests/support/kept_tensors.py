@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from motley.kernels.cpu.operators import CpuOps
-from motley.kernels.gpu.operators import GpuOps
+from motley.kernels.cpu.cpu_ops import CpuOps
+from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.replicas.decoder import Decoder
 
 

@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten
 
 from motley.kernels.batch import StepBatch
-from motley.kernels.cpu import attention
-from motley.kernels.cpu.operators import CpuOps
-from motley.kernels.sampling import reference
+from motley.kernels.cpu import torch_attention
+from motley.kernels.cpu.cpu_ops import CpuOps
+from motley.kernels.sampling import sample_reference
 from motley.kernels.sampling.sample import PenaltyRows, SamplingRows
 
 T = TypeVar("T")
@@ -239,7 +239,7 @@ def _attention(
     batch = StepBatch(
         empty, empty, empty, tuple(range(count + 1)), tuple(lengths.tolist()), tables.clone(), empty, count
     )
-    return attention.attention(q, cache, batch, scale, window or None)
+    return torch_attention.attention(q, cache, batch, scale, window or None)
 
 
 @torch.library.custom_op("motley_tests::sample", mutates_args=())
@@ -249,8 +249,8 @@ def _sample(
     rows = SamplingRows(*(row.clone() for row in asked))
     if not filtered:  # then kernels leave filters out
         rows = replace(rows, top_k=torch.zeros_like(rows.top_k), top_p=torch.ones_like(rows.top_p))
-    tokens = torch.tensor(reference.choose_all(logits, rows), dtype=torch.int64)
-    return tokens, reference.logprob(own, tokens).float()
+    tokens = torch.tensor(sample_reference.choose_tokens(logits, rows), dtype=torch.int64)
+    return tokens, sample_reference.logprob(own, tokens).float()
 
 
 class LateOps(CpuOps):
@@ -277,4 +277,4 @@ class LateOps(CpuOps):
 
     @staticmethod
     def penalised(logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows) -> torch.Tensor:
-        return reference.penalised(logits, history, rows)
+        return sample_reference.penalize(logits, history, rows)

@@ -6,7 +6,7 @@ import sys
 
 from late_device import LateDevice, LateOps
 
-from motley.kernels.rig import Rig, stand_in
+from motley.kernels.device.device_context import DeviceContext, interpreter_context
 from motley.replicas.bench import side_static
 from motley.replicas.bench.engine_child import run
 from motley.replicas.bench.side_worker import Streams
@@ -17,7 +17,7 @@ __all__ = ["late_streams"]
 class RiggedOps(LateOps):
     """With the figures of a GPU, of which a roofline is reckoned."""
 
-    rig: Rig = stand_in((9, 0))
+    rig: DeviceContext = interpreter_context((9, 0))
 
 
 def late_streams(drafts: int = 0) -> Streams:

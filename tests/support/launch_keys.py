@@ -20,11 +20,11 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from motley.kernels.aot import options_of, source_of
-from motley.kernels.operation import Operation, Shape
-from motley.kernels.precision import PrecisionPolicy, policy_of
+from motley.kernels.compiler.aot import compiler_options, triton_source
+from motley.kernels.device.precision import PrecisionPolicy, policy_of
+from motley.kernels.launch.kernel_operation import KernelOperation, ProblemShape
+from motley.kernels.launch.variant import Config, Variant
 from motley.kernels.registry import OPERATIONS
-from motley.kernels.variant import Config, Variant
 
 
 class Target:
@@ -66,10 +66,10 @@ def key_of(source: Any, options: Any) -> str:
 
 def compiled_ahead(variant: Variant, capability: tuple[int, int]) -> str:
     backend = make_backend(GPUTarget("cuda", 10 * capability[0] + capability[1], 32))
-    return key_of(source_of(variant), backend.parse_options(options_of(variant)))
+    return key_of(triton_source(variant), backend.parse_options(compiler_options(variant)))
 
 
-def tried(operation: Operation, policy: PrecisionPolicy, shape: Shape) -> list[Config]:
+def tried(operation: KernelOperation, policy: PrecisionPolicy, shape: ProblemShape) -> list[Config]:
     """The default, and of each other way to launch a first: in one part or several, and whatever is swapped."""
     ways: dict[tuple[object, ...], Config] = {}
     for config in operation.configs(policy, shape):

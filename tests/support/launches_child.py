@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from motley.kernels.variant import Config, Variant
+from motley.kernels.launch.variant import Config, Variant
 
 
 class Utils:

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from motley.kernels.cpu.native import load
-from motley.kernels.cpu.operators import CpuOps
-from motley.kernels.gpu.operators import GpuOps
-from motley.kernels.rig import stand_in
+from motley.kernels.cpu.c_kernels.native_kernels import load_native_kernels
+from motley.kernels.cpu.cpu_ops import CpuOps
+from motley.kernels.device.device_context import interpreter_context
+from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.fit import outlined
 
@@ -28,12 +28,12 @@ class NoCompiler:
 
 
 def _on(capability: tuple[int, int]) -> GpuOps:
-    return GpuOps(replace(stand_in(capability), device=torch.device("meta")))
+    return GpuOps(replace(interpreter_context(capability), device=torch.device("meta")))
 
 
 def main(*folders: str) -> None:
     kinds: list[Callable[[], Any]] = [partial(_on, capability) for capability in CAPABILITIES]
-    for native in (load()[0], None):
+    for native in (load_native_kernels()[0], None):
         for dtype, weights in ((torch.bfloat16, None), (torch.float32, "dense"), (torch.bfloat16, "int8")):
             kinds.append(partial(CpuOps, dtype, "fast", weights, native, ""))
     assert "torch._dynamo" not in sys.modules

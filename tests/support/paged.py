@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from motley.kernels.attention.common import Heads
-from motley.kernels.attention.problem import PagedBatch, random_batch
+from motley.kernels.attention.attention_tile import AttentionSpec
+from motley.kernels.attention.paged_batch import PagedBatch, random_batch
 
 
-def guarded(heads: Heads, spans: list[tuple[int, int]], window: int | None = None, seed: int = 0) -> PagedBatch:
+def guarded(heads: AttentionSpec, spans: list[tuple[int, int]], window: int | None = None, seed: int = 0) -> PagedBatch:
     """A random batch; NaN in every slot that no new token sees, and no block behind the end of a table.
 
     A padded row is the span (-1, 1): no context.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from motley.kernels.contract import Ops
-from motley.kernels.held import Held
+from motley.kernels.layer_memory import LayerMemory
 from motley.replicas.decoder import Decoder
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.gpu.accelerator import Accelerator
@@ -47,7 +47,7 @@ class Slow:
     def __init__(
         self, inner: Callable[[torch.Tensor], torch.Tensor], kernel: str, nbytes: int, times: int = 60
     ) -> None:
-        self.kernel, self.held = kernel, Held(nbytes)
+        self.kernel, self.held = kernel, LayerMemory(nbytes)
         self._inner, self._times = inner, times
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

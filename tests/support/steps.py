@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from motley.kernels.batch import BLOCK_TOKENS, StepBatch
-from motley.kernels.ops import Ops, for_device
+from motley.kernels.ops import Ops, ops_for_device
 from motley.replicas.model import Decoder, load_model
 
 
@@ -54,7 +54,7 @@ class Session:
 
 
 def exact_ops(dtype: torch.dtype = torch.float32) -> Ops:
-    return for_device("cpu", dtype, numerics="exact")
+    return ops_for_device("cpu", dtype, numerics="exact")
 
 
 def prompt_logits(folder: object, token_ids: Sequence[int]) -> torch.Tensor:

@@ -18,7 +18,7 @@ from thorough import thorough
 
 from motley.client import Client
 from motley.cluster.protos import inference_pb2 as pb
-from motley.kernels.cpu.exchange import TIMEOUT_S
+from motley.kernels.cpu.c_kernels.shm_collectives import TIMEOUT_S
 from motley.replicas.shards.beats import BEAT_S
 from motley.replicas.shards.group import ANSWER_S
 

@@ -22,7 +22,7 @@ from .gpu_facts import of_gpus
 if TYPE_CHECKING:
     import torch
 
-    from ..kernels.weights import Weight
+    from ..kernels.canonical_weights import Weight
 
 __all__ = ["Fact", "gather"]
 
@@ -96,15 +96,15 @@ def _choices() -> Iterator[Fact]:
     """What the automatic settings come to on this CPU, for a bf16 and for an fp32 checkpoint."""
     import torch
 
-    from ..kernels.ops import choose_dtype, for_device
-    from ..kernels.weights import Fp8Weight
+    from ..kernels.canonical_weights import Fp8Weight
+    from ..kernels.ops import choose_dtype, ops_for_device
 
     for stored in (torch.bfloat16, torch.float32):
         dtype, why = choose_dtype("cpu", stored)
         name, chosen = (str(each).removeprefix("torch.") for each in (stored, dtype))
         section = f"Chosen on this CPU for a {name} checkpoint"
         yield Fact(section, "activations", f"{chosen}: {why}")
-        ops = for_device("cpu", dtype)
+        ops = ops_for_device("cpu", dtype)
         for weight in _sample_weights(dtype):
             ops.linear(weight, "layer")
             if not isinstance(weight, Fp8Weight):  # its format leaves the head as it is
@@ -117,7 +117,7 @@ def _sample_weights(dtype: torch.dtype) -> list[Weight]:
     """One of each kind that a checkpoint may hold, of a shape that suits every kernel."""
     import torch
 
-    from ..kernels.weights import DenseWeight, Fp8Weight, GroupedWeight
+    from ..kernels.canonical_weights import DenseWeight, Fp8Weight, GroupedWeight
 
     rows, columns, group = 256, 1024, 128
     random = torch.Generator().manual_seed(0)  # what is chosen depends on how it rounds, so they hold something

@@ -15,7 +15,7 @@ from .config import ConfigFile
 from .fit_table import size, table, time
 
 if TYPE_CHECKING:
-    from ..kernels.links import LinkKind
+    from ..kernels.device.interconnect import LinkKind
     from ..replicas.checkpoint import Checkpoint
     from ..replicas.engine_config import EngineConfig
     from ..replicas.fit import Asked, Fit, Place

@@ -11,7 +11,7 @@ import typer
 from .fit_table import size, table, time
 
 if TYPE_CHECKING:
-    from ..kernels.links import Link, LinkKind
+    from ..kernels.device.interconnect import DeviceLink, LinkKind
     from ..replicas.checkpoint import Checkpoint
     from ..replicas.fit import Asked, Place
     from ..replicas.shards.rooms import Divided, Division, Process
@@ -30,18 +30,18 @@ MIXED = (
 
 def kinds_of(name: str | None) -> tuple[LinkKind, ...]:
     """Of --link; None: all."""
-    from ..kernels.links import KINDS
+    from ..kernels.device.interconnect import LINK_KINDS
 
     if name in (None, "all"):
-        return KINDS
-    if name not in KINDS:
-        raise typer.BadParameter(f"--link {name}: expected {', '.join(KINDS)} or all")
+        return LINK_KINDS
+    if name not in LINK_KINDS:
+        raise typer.BadParameter(f"--link {name}: expected {', '.join(LINK_KINDS)} or all")
     return (name,)
 
 
 def full_name(name: str) -> str:
     """ "P40": of the first card of the table that has that word in its name; of anything else the name as it is."""
-    from ..kernels.device_table import DEVICES
+    from ..kernels.device.device_table import DEVICES
 
     word = name.lower()
     return next((each.name for each in DEVICES if word in each.name.lower().replace("-", " ").split()), name)
@@ -61,7 +61,7 @@ def scaling_of(
     kinds: Sequence[LinkKind],
 ) -> dict[str, Any]:
     """For 1, 2, 4, 8 and the asked number of ranks of each stage on each device, over each link that it could have."""
-    from ..kernels.links import common_links
+    from ..kernels.device.interconnect import common_links
     from ..replicas.shards.rooms import divided
 
     counts = sorted({*RANKS, division.ranks})
@@ -78,7 +78,7 @@ def scaling_of(
     return {"source": SCALING, "links": told, "rows": rows}
 
 
-def _scaled(link: Link, found: Divided, asked: Asked) -> dict[str, Any]:
+def _scaled(link: DeviceLink, found: Divided, asked: Asked) -> dict[str, Any]:
     from ..replicas.shards.scaling import joined, predicted
 
     division, refused = found.division, found.refused
@@ -98,7 +98,7 @@ def _scaled(link: Link, found: Divided, asked: Asked) -> dict[str, Any]:
     }
 
 
-def _link(link: Link) -> dict[str, Any]:
+def _link(link: DeviceLink) -> dict[str, Any]:
     low, simple = link.protocols
     return {
         "link": link.name,

@@ -10,10 +10,10 @@ from ..replicas.remedies import pip_install
 from .fact import Fact
 
 if TYPE_CHECKING:
-    from ..kernels.device_lookup import DeviceProperties
-    from ..kernels.devices import Device
-    from ..kernels.operation import Operation
-    from ..kernels.precision import PrecisionPolicy, Unit
+    from ..kernels.device.device_lookup import DeviceProperties
+    from ..kernels.device.device_spec import DeviceSpec
+    from ..kernels.device.precision import ComputeUnit, PrecisionPolicy
+    from ..kernels.launch.kernel_operation import KernelOperation
 
 __all__ = ["of_device", "of_gpus", "of_name"]
 
@@ -38,24 +38,24 @@ def of_gpus() -> Iterator[Fact]:
 
 
 def _unseen() -> Iterator[Fact]:
-    from ..kernels.capability import UnsupportedCapability
-    from ..kernels.torch_code import cards, wheel_for
+    from ..kernels.device.compute_capability import UnsupportedCapability
+    from ..kernels.device.torch_builds import list_cards, wheel_hint
 
-    for name, capability in cards():
+    for name, capability in list_cards():
         value = "{}, compute capability {}.{}, which a CPU build of torch does not use".format(name, *capability)
         try:
-            yield Fact("Devices", "gpu", value, "missing", wheel_for(capability))
+            yield Fact("Devices", "gpu", value, "missing", wheel_hint(capability))
         except UnsupportedCapability as error:
             yield Fact("Devices", "gpu", f"{name}: {error}", "note")
 
 
 def of_properties(name: str, properties: DeviceProperties, archs: Sequence[str]) -> Iterator[Fact]:
     """Of a device as torch describes it, and of a torch whose machine code is for `archs`."""
-    from ..kernels.capability import UnsupportedCapability
-    from ..kernels.device_lookup import at_hand
+    from ..kernels.device.compute_capability import UnsupportedCapability
+    from ..kernels.device.device_lookup import match_device
 
     try:
-        found = at_hand(properties)
+        found = match_device(properties)
     except UnsupportedCapability as error:
         yield Fact("Devices", name, f"{properties.name}: {error}", "missing", "use another device")
         return
@@ -75,8 +75,8 @@ def of_name(name: str) -> list[Fact]:
 
     Raises KeyError with the names there are.
     """
-    from ..kernels.capability import CAPABILITIES
-    from ..kernels.device_table import DEVICES
+    from ..kernels.device.compute_capability import CAPABILITIES
+    from ..kernels.device.device_table import DEVICES
 
     for device in DEVICES:
         if name in device.names or name == str(device.capability):
@@ -97,9 +97,9 @@ def of_name(name: str) -> list[Fact]:
     ]
 
 
-def of_device(section: str, device: Device) -> Iterator[Fact]:
+def of_device(section: str, device: DeviceSpec) -> Iterator[Fact]:
     """Precision with reasons, and for each operator where its config comes from."""
-    from ..kernels.precision import policy_of
+    from ..kernels.device.precision import policy_of
 
     policy = policy_of(*device.capability.version)
     for choice in _CHOICES:
@@ -109,7 +109,7 @@ def of_device(section: str, device: Device) -> Iterator[Fact]:
     yield from _operators(section, device, policy)
 
 
-def _said(choice: Unit | str | bool | None) -> str:
+def _said(choice: ComputeUnit | str | bool | None) -> str:
     if choice is None:
         return "not used"
     if isinstance(choice, bool):
@@ -117,30 +117,32 @@ def _said(choice: Unit | str | bool | None) -> str:
     return choice if isinstance(choice, str) else f"{choice.arithmetic} through {choice.through}"
 
 
-def _operators(section: str, device: Device, policy: PrecisionPolicy) -> Iterator[Fact]:
-    from ..kernels.listing import by_rows
-    from ..kernels.model_shapes import MODELS
-    from ..kernels.operation import Shape
-    from ..kernels.registry import OPERATIONS, operation
-    from ..kernels.tuning import choose
-    from ..kernels.w4a16 import operations as int4
-    from ..kernels.w8a8 import int8
+def _operators(section: str, device: DeviceSpec, policy: PrecisionPolicy) -> Iterator[Fact]:
+    from ..kernels.launch.config_tables import choose_config
+    from ..kernels.launch.kernel_operation import ProblemShape
+    from ..kernels.launch.model_shapes import MODELS
+    from ..kernels.registry import OPERATIONS, find_operation
+    from ..kernels.tuning.operation_listing import operations_by_rows
+    from ..kernels.w4a16 import int4_operations as int4
+    from ..kernels.w8a8 import int8_product
 
     example = MODELS[1]
     n, k = example.linears["gate_up"]
-    chosen: dict[str, Callable[[int], tuple[Operation, str]]] = {
-        "int4 layers": lambda m: int4.kernel_for(policy, Shape.of(m=m, n=n, k=k, group=128), device)
+    chosen: dict[str, Callable[[int], tuple[KernelOperation, str]]] = {
+        "int4 layers": lambda m: int4.kernel_for(policy, ProblemShape.of(m=m, n=n, k=k, group=128), device)
     }
     if policy.int8:
-        chosen["int8 layers"] = lambda m: int8.kernel_for(policy, Shape.of(m=m, n=n, k=k, group=0, zeros="no"), device)
+        chosen["int8 layers"] = lambda m: int8_product.kernel_for(
+            policy, ProblemShape.of(m=m, n=n, k=k, group=0, zeros="no"), device
+        )
     else:
         yield Fact(section, "int8 layers", f"written out in {policy.compute}: {policy.reasons['int8']}", "note")
     if policy.fp8:
-        chosen["fp8 layers"] = lambda m: (operation("fp8"), policy.reasons["fp8"])
+        chosen["fp8 layers"] = lambda m: (find_operation("fp8"), policy.reasons["fp8"])
     else:
         yield Fact(section, "fp8 layers", f"written out in {policy.compute}: {policy.reasons['fp8']}", "note")
     for layers, kernel_for in chosen.items():
-        for first, last, name, why in by_rows(kernel_for):
+        for first, last, name, why in operations_by_rows(kernel_for):
             tokens = f"{first} to {last}" if last > first else str(first)
             yield Fact(section, layers, f"{tokens} tokens: {name}, {why} (gate and up of {example.name})")
     for each in OPERATIONS:
@@ -148,7 +150,7 @@ def _operators(section: str, device: Device, policy: PrecisionPolicy) -> Iterato
             yield Fact(section, each.name, f"not used: {why}", "note")
             continue
         shape = each.samples(policy)[0]
-        choice = choose(each, policy, shape, device)
+        choice = choose_config(each, policy, shape, device)
         config = " ".join(f"{name}={value}" for name, value in choice.config.to_json().items())
         yield Fact(section, each.name, f"{config} for {shape.key} ({choice.how})")
 
@@ -160,10 +162,10 @@ def _compiler(section: str, policy: PrecisionPolicy) -> Fact:
     try:
         import triton
 
-        from ..kernels.aot import compile_variant
-        from ..kernels.registry import operation
+        from ..kernels.compiler.aot import compile_variant
+        from ..kernels.registry import find_operation
 
-        small = operation("w4a16_dequantize")
+        small = find_operation("w4a16_dequantize")
         shape = small.samples(policy)[0]
         [launch] = small.launches(policy, shape, small.configs(policy, shape)[0])
         compiled = compile_variant(launch.variant, policy.capability.version)
@@ -174,10 +176,10 @@ def _compiler(section: str, policy: PrecisionPolicy) -> Fact:
 
 def _torch_fit(section: str, capability: tuple[int, int], archs: Sequence[str]) -> Fact:
     """Told before loading, where CUDA would say "no kernel image is available for execution on the device"."""
-    from ..kernels.torch_code import has_code, wheel_for
+    from ..kernels.device.torch_builds import has_machine_code, wheel_hint
 
     built = ", ".join(archs)
-    if has_code(capability, archs):
+    if has_machine_code(capability, archs):
         return Fact(section, "torch", f"has machine code for it: {built}")
     value = f"has no machine code for it, only {built}: CUDA would find no kernel image"
-    return Fact(section, "torch", value, "missing", wheel_for(capability))
+    return Fact(section, "torch", value, "missing", wheel_hint(capability))

@@ -14,8 +14,8 @@ from .config import ConfigFile
 from .progress import counted, doing
 
 if TYPE_CHECKING:
-    from ..kernels.matrix import Row
-    from ..kernels.operation import Operation
+    from ..kernels.launch.kernel_operation import KernelOperation
+    from ..kernels.tuning.compile_matrix import MatrixRow
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -69,16 +69,16 @@ def compile_(
     """
     capabilities = _capabilities([*(cc or ()), *(more or ())], everything=everything)
     operations = _operations(op)
-    from ..kernels import matrix, page
+    from ..kernels.tuning import compile_matrix, matrix_page
 
     _need_the_compiler()
     if check is not None and (not everything or op or quick or table is not None):
         raise typer.BadParameter("--check: needs --all, and takes neither --op nor --quick nor --table")
-    current = check is not None and page.is_current(check)
+    current = check is not None and matrix_page.is_page_current(check)
     if current:
         typer.echo(f"{check}: of these sources; every kernel is compiled once for each capability", err=True)
     with counted("compiling") as progress:
-        rows, spent = matrix.run(
+        rows, spent = compile_matrix.run_matrix(
             operations,
             capabilities,
             workers or os.cpu_count() or 1,
@@ -98,16 +98,16 @@ def compile_(
             print(_line(row))
         print(f"Triton {_triton()['triton']}: {len(rows)} kernels, {len(faults)} at fault, {spent.told(rows, budget)}")
     if table is not None:
-        page.write(table, rows, complete=everything and not (op or quick or faults))
-    other = check is not None and not current and page.table_of(check) != page.markdown(rows)
+        matrix_page.write_page(table, rows, complete=everything and not (op or quick or faults))
+    other = check is not None and not current and matrix_page.read_matrix(check) != matrix_page.render_matrix(rows)
     if other:
         typer.echo(f"{check}: its table is not what was compiled; --table {check} writes it anew", err=True)
     elif check is not None and not current:
         typer.echo(f"{check}: its table is right, but of other sources; --table {check} notes these", err=True)
     if spent.over(budget):
         message = (
-            f"over its budget: compiling took {spent.of_two_cores:.0f} s of two cores, "
-            f"{spent.of_reference:.0f} s at the pace of its budget, and may take {budget:g} s"
+            f"over its budget: compiling took {spent.two_core_seconds:.0f} s of two cores, "
+            f"{spent.reference_seconds:.0f} s at the pace of its budget, and may take {budget:g} s"
         )
         typer.echo(message, err=True)
     if faults or other or spent.over(budget):
@@ -115,7 +115,7 @@ def compile_(
 
 
 def _capabilities(given: list[str], *, everything: bool) -> list[tuple[int, int]]:
-    from ..kernels.capability import CAPABILITIES
+    from ..kernels.device.compute_capability import CAPABILITIES
 
     if everything or not given:
         return list(CAPABILITIES)
@@ -127,11 +127,11 @@ def _capabilities(given: list[str], *, everything: bool) -> list[tuple[int, int]
     return [known[name] for name in given]
 
 
-def _operations(names: list[str] | None) -> list[Operation]:
-    from ..kernels.registry import OPERATIONS, operation
+def _operations(names: list[str] | None) -> list[KernelOperation]:
+    from ..kernels.registry import OPERATIONS, find_operation
 
     try:
-        return [operation(name) for name in names] if names else list(OPERATIONS)
+        return [find_operation(name) for name in names] if names else list(OPERATIONS)
     except KeyError as error:
         raise typer.BadParameter(f"--op {error.args[0]}") from error
 
@@ -147,7 +147,7 @@ def _triton() -> dict[str, str]:
     return {"triton": triton.__version__}
 
 
-def _line(row: Row) -> str:
+def _line(row: MatrixRow) -> str:
     config = " ".join(f"{name}={value}" for name, value in row.config.items())
     mix = " ".join(f"{name}:{count}" for name, count in (row.mix or {}).items())
     used = f"{row.registers} registers, {row.spilled} B spilled, {row.shared} of {row.shared_limit} B shared"
@@ -191,18 +191,18 @@ def tune(
 
     import torch
 
-    from ..kernels import rig
-    from ..kernels import tune as tuner
-    from ..kernels.compiling import compile_all
-    from ..kernels.tuning import FOLDER, roots
+    from ..kernels.compiler.compile_pool import compile_all
+    from ..kernels.device import device_context
+    from ..kernels.launch.config_tables import TUNED_FOLDER, table_roots
+    from ..kernels.tuning import table_writer as tuner
 
     _need_the_compiler()
     operations = _operations(op)
     if static:
         with counted("compiling") as progress:
             capabilities = _capabilities(cc or [], everything=False)
-            for path in tuner.static(
-                operations, capabilities, workers or os.cpu_count() or 1, out or FOLDER,
+            for path in tuner.write_static_tables(
+                operations, capabilities, workers or os.cpu_count() or 1, out or TUNED_FOLDER,
                 lambda count, of: progress("compiling", count, of), missing=missing,
             ):  # fmt: skip
                 print(path)
@@ -211,8 +211,9 @@ def tune(
         raise typer.BadParameter("--device: torch finds no GPU here; --static chooses without one")
     until = time.monotonic() + (seconds or float("inf"))
     with doing("tuning") as tell:
-        for path in tuner.measured(
-            operations, rig.gpu(torch.device(device)), out or roots()[0], tell, lambda: time.monotonic() > until,
+        for path in tuner.write_measured_tables(
+            operations, device_context.gpu_context(torch.device(device)), out or table_roots()[0], tell,
+            lambda: time.monotonic() > until,
             lambda jobs: compile_all(jobs, workers or os.cpu_count() or 1, lambda n, of: tell(f"{n} of {of} compiled")),
         ):  # fmt: skip
             print(path)
@@ -231,9 +232,9 @@ def list_(
       motley kernels list
       motley kernels list --cc 61 --json
     """
-    from ..kernels.listing import listing
+    from ..kernels.tuning.operation_listing import list_operations
 
-    rows = listing(_capabilities(cc or [], everything=False))
+    rows = list_operations(_capabilities(cc or [], everything=False))
     if as_json:
         print(json.dumps([row.to_json() for row in rows]))
         return

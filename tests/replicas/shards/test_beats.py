@@ -14,7 +14,7 @@ from new_weights import of_another, written
 from served import alive, children, command_line, wait_for
 from tiny_checkpoints import build_checkpoint
 
-from motley.kernels.cpu.build import library
+from motley.kernels.cpu.c_kernels.native_build import load_library
 from motley.replicas.build import BuiltEngine, build_engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineLost
@@ -26,7 +26,7 @@ from motley.replicas.shards.launch import Handle, Subprocesses
 from motley.replicas.shards.pipe import Pipe
 from motley.replicas.updates.file import WeightFile
 
-COMPILED = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+COMPILED = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 WAYS = [
     pytest.param({"tensor_parallel": 2}, "rank 1", marks=COMPILED),
     ({"pipeline_parallel": 2}, "stage 1"),

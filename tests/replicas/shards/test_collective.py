@@ -11,7 +11,7 @@ from exchange_ranks import go, ranks, said
 from served import children, command_line
 from tiny_checkpoints import build_checkpoint
 
-from motley.kernels.cpu.build import library
+from motley.kernels.cpu.c_kernels.native_build import load_library
 from motley.replicas.bench import exchange
 from motley.replicas.bench.report import table
 from motley.replicas.build import build_engine
@@ -53,7 +53,7 @@ def test_ranks_that_share_no_memory_say_what_one_process_says(tmp_path: Path) ->
         made.close()
 
 
-@pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+@pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 def test_measurement_has_both_sides() -> None:
     report = exchange.run(sizes=[4096], turns=1)
     [found] = report["rows"]

@@ -19,15 +19,15 @@ from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
 from motley import Engine, SamplingParams
-from motley.kernels.cpu import exchange
-from motley.kernels.cpu.build import library
+from motley.kernels.cpu.c_kernels import shm_collectives
+from motley.kernels.cpu.c_kernels.native_build import load_library
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineFault, EngineLost, InvalidRequest, Unavailable
 from motley.replicas.layers import MLP
 from motley.replicas.protocol import Request
 from motley.replicas.worker import Worker
 
-pytestmark = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+pytestmark = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 
 PROMPTS = [[7, 3, 200, 41, 41, 90, 5, 250], [17, 33, 101], list(range(60))]
 FORMATS: dict[str, Callable[[Path], Path]] = {
@@ -98,7 +98,7 @@ def test_a_rank_that_is_lost_ends_the_engine(
         began = time.monotonic()
         with pytest.raises(EngineLost):
             made.generate(PROMPTS, greedy())
-        assert time.monotonic() - began < exchange.TIMEOUT_S + 30  # that it ends; a busy machine may be slow
+        assert time.monotonic() - began < shm_collectives.TIMEOUT_S + 30  # that it ends; a busy machine may be slow
         with pytest.raises(EngineLost):
             made.generate(PROMPTS, greedy())
 

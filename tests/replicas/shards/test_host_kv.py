@@ -13,9 +13,9 @@ import torch
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.contract import KvDtype
-from motley.kernels.cpu.operators import CpuOps
-from motley.kernels.gpu.operators import GpuOps
-from motley.kernels.rig import stand_in
+from motley.kernels.cpu.cpu_ops import CpuOps
+from motley.kernels.device.device_context import interpreter_context
+from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.errors import EngineLost
 from motley.replicas.gpu.accelerator import AtOnce
@@ -41,7 +41,7 @@ SHARES = {
 
 def test_a_share_is_reckoned_without_the_operators_that_serve() -> None:
     """On a GPU they know by the heads of the KV that they have how what is int8 lies."""
-    ops = GpuOps(stand_in((8, 0)), "int8")
+    ops = GpuOps(interpreter_context((8, 0)), "int8")
     [own] = ops.allocate_kv(1, 6, 1, 64)
     before = [part.shape for part in ops.kv_parts(own)]
     block = Share((0, 2), (1, 3), True).block(ops, 64)

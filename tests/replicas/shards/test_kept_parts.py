@@ -17,8 +17,8 @@ from thread_ranks import ThreadExchange
 from tiny_checkpoints import build_checkpoint
 
 from motley import Engine, SamplingParams
-from motley.kernels.cpu.build import library
-from motley.kernels.cpu.operators import CpuOps
+from motley.kernels.cpu.c_kernels.native_build import load_library
+from motley.kernels.cpu.cpu_ops import CpuOps
 from motley.replicas import weights_cache
 from motley.replicas.bench.shapes import SHAPES, write_dense
 from motley.replicas.checkpoint import inspect_checkpoint
@@ -30,7 +30,7 @@ from motley.replicas.shards.split import split
 from motley.replicas.shards.stages import stages_of
 from motley.replicas.weights_cache import WeightsCache
 
-pytestmark = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+pytestmark = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 
 PROMPT = list(range(3, 40))
 FORMATS: dict[str, Callable[[Path], Path]] = {

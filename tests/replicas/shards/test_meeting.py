@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from motley.kernels.cpu.exchange import RankLost
+from motley.kernels.cpu.c_kernels.shm_collectives import RankLost
 from motley.replicas.shards.collective import CollectiveExchange
 from motley.replicas.shards.meeting import Meeting, NcclGroup, store_of
 

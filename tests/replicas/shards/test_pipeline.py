@@ -25,7 +25,7 @@ from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
 from motley import Engine, SamplingParams
-from motley.kernels.cpu.build import library
+from motley.kernels.cpu.c_kernels.native_build import load_library
 from motley.replicas import sizing
 from motley.replicas.build import build_engine
 from motley.replicas.checkpoint import inspect_checkpoint
@@ -47,7 +47,7 @@ FORMATS: dict[str, Callable[[Path], Path]] = {
     "awq": lambda folder: build_awq(folder, **FOUR)[0],
     "fp8": lambda folder: build_fp8(folder, scales="rows", **FOUR)[0],
 }
-COMPILED = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+COMPILED = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 # Every format with ranks as well; with stages alone, a dense and a quantized one: test_stages.py has the rest.
 DIVIDED = [
     pytest.param("dense", 1, marks=pytest.mark.started),
@@ -202,7 +202,7 @@ def test_a_stage_that_is_lost_ends_the_engine(
     fault: signal.Signals, stages: int, ranks: int, lost: int, tmp_path: Path
 ) -> None:
     """The last, one in the middle, or a rank of the last; and whatever is asked of the engine afterwards ends too."""
-    if ranks > 1 and library()[0] is None:
+    if ranks > 1 and load_library()[0] is None:
         pytest.skip("no C compiler")
     with engine(build_checkpoint(tmp_path / "model"), stages, tensor_parallel=ranks) as made:
         made.generate(PROMPTS, greedy())

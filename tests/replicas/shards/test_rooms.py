@@ -20,7 +20,7 @@ from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley import Engine
-from motley.kernels.cpu.build import library
+from motley.kernels.cpu.c_kernels.native_build import load_library
 from motley.replicas import fit as whole_fit
 from motley.replicas import sizing
 from motley.replicas.checkpoint import Checkpoint, inspect_checkpoint
@@ -210,7 +210,7 @@ def test_room_beside_a_card_is_the_least_of_both(scarce: str, tmp_path: Path) ->
     assert blocks > 0
 
 
-@pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+@pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 def test_room_is_what_an_engine_of_such_processes_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which looks at what is free when its weights are there already."""
     folder, free = build_checkpoint(tmp_path / "model", "llama", **SHAPE), 2**23

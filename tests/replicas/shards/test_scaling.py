@@ -9,15 +9,22 @@ import pytest
 from gptq_files import build_gptq
 from hollow_checkpoints import INT4, LLAMA_7B, write_hollow
 
-from motley.kernels.links import Link, Protocol, all_gather_s, all_reduce_s, links_of, send_s
+from motley.kernels.device.interconnect import (
+    DeviceLink,
+    LinkProtocol,
+    all_gather_s,
+    all_reduce_s,
+    available_links,
+    send_s,
+)
 from motley.replicas.checkpoint import Checkpoint, inspect_checkpoint
 from motley.replicas.fit import Asked, fit, known
 from motley.replicas.shards.rooms import Divided, Division, divided
 from motley.replicas.shards.scaling import Predicted, joined, predicted
 
 [A100] = known("NVIDIA A100-SXM4-80GB")
-FREE = Link("free", "nvlink", 1e30, (Protocol(0, 0, 1), Protocol(0, 0, 1)), None, ())
-SLOW = Link("slow", "ethernet", 1e9, (Protocol(1e-5, 1e-5, 0.5), Protocol(2e-5, 2e-5, 1)), 4, ())
+FREE = DeviceLink("free", "nvlink", 1e30, (LinkProtocol(0, 0, 1), LinkProtocol(0, 0, 1)), None, ())
+SLOW = DeviceLink("slow", "ethernet", 1e9, (LinkProtocol(1e-5, 1e-5, 0.5), LinkProtocol(2e-5, 2e-5, 1)), 4, ())
 ASKED = Asked(context=1024, batch=8, swap_memory_bytes=0)
 HIDDEN, LAYERS, VOCABULARY = 4096, 32, 32_000
 
@@ -32,7 +39,7 @@ def of(checkpoint: Checkpoint, division: Division, asked: Asked = ASKED) -> Divi
     return divided(checkpoint, [A100] * division.stages, asked, division)
 
 
-def times(checkpoint: Checkpoint, division: Division, link: Link | None, asked: Asked = ASKED) -> Predicted:
+def times(checkpoint: Checkpoint, division: Division, link: DeviceLink | None, asked: Asked = ASKED) -> Predicted:
     return predicted(of(checkpoint, division, asked), link, asked)
 
 
@@ -129,7 +136,7 @@ def test_unequal_cards_each_take_their_own_time(checkpoint: Checkpoint) -> None:
 
 def test_slower_links_take_longer_and_join_so_many(checkpoint: Checkpoint) -> None:
     assert A100.device is not None
-    links = {link.name: link for link in links_of(A100.device)}
+    links = {link.name: link for link in available_links(A100.device)}
     by_link = [times(checkpoint, Division(4), links[name]) for name in ("nvlink", "pcie4", "ethernet100", "ethernet10")]
     for each in ("tpot_s", "ttft_s", "exchange_s"):
         found = [getattr(predicted, each) for predicted in by_link]

@@ -17,14 +17,14 @@ from store_patience import be_patient
 from tiny_checkpoints import build_checkpoint
 
 from motley import Engine, SamplingParams
-from motley.kernels.cpu.build import library
+from motley.kernels.cpu.c_kernels.native_build import load_library
 from motley.replicas.errors import EngineLost
 from motley.replicas.prefix.access import PrefixAccess
 from motley.replicas.prefix.prospects import Prospects
 from motley.replicas.prefix.store import Found, Wanted
 from motley.replicas.swap import SwapRates
 
-COMPILED = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+COMPILED = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, seed=0, logprobs=0)
 LONG = SamplingParams(temperature=0.0, max_tokens=70, ignore_eos=True, seed=0)
 SYSTEM = [(7 * i) % 101 + 3 for i in range(150)]

@@ -16,7 +16,7 @@ from steps import Session, exact_ops
 from thread_ranks import ThreadExchange, on_ranks
 from tiny_checkpoints import FAMILIES, build_checkpoint
 
-from motley.kernels.weights import GroupedWeight, Weight
+from motley.kernels.canonical_weights import GroupedWeight, Weight
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.decoder import Decoder
 from motley.replicas.errors import InvalidRequest

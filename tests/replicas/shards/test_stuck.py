@@ -16,7 +16,7 @@ from stuck_follower import COMPUTES_S, Stuck
 from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
-from motley.kernels.cpu.build import library
+from motley.kernels.cpu.c_kernels.native_build import load_library
 from motley.replicas.build import BuiltEngine, build_engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineLost
@@ -25,7 +25,7 @@ from motley.replicas.shards import beats, group, pipe
 from motley.replicas.shards.beats import Beats, Patience
 from motley.replicas.shards.pipe import Inbox, Pipe
 
-COMPILED = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+COMPILED = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 TOKENS = 8
 STANDS_STILL = "says that it lives, but has not computed for"
 

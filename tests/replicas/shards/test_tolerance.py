@@ -27,7 +27,7 @@ from steps import Session, exact_ops
 from thread_ranks import ThreadExchange, on_ranks
 from tiny_checkpoints import FAMILIES, build_checkpoint
 
-from motley.kernels.cpu.rounding import ROUNDING_BOUND
+from motley.kernels.cpu.layers.rounding_probe import ROUNDING_BOUND
 from motley.kernels.ops import Ops
 from motley.replicas.decoder import Decoder
 from motley.replicas.model import load_model

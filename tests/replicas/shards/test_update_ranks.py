@@ -12,7 +12,7 @@ from gptq_files import build_gptq
 from new_weights import changed, of_another, written
 from tiny_checkpoints import build_checkpoint
 
-from motley.kernels.cpu.build import library
+from motley.kernels.cpu.c_kernels.native_build import load_library
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import CheckpointError, EngineFault, MotleyError
 from motley.replicas.protocol import Request, SamplingParams, StreamMessage
@@ -21,7 +21,7 @@ from motley.replicas.updates import live
 from motley.replicas.updates.file import WeightFile
 from motley.replicas.worker import Worker
 
-pytestmark = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+pytestmark = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 
 PROMPT = (7, 3, 200, 41, 41, 90, 5, 250)
 FORMATS: dict[str, Callable[[Path, int], Path]] = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.kernels.model_shapes import MODELS
+from motley.kernels.launch.model_shapes import MODELS
 from motley.replicas.blocks import BlockPool, extend_hashes
 from motley.replicas.engine import EngineCore
 from motley.replicas.errors import Overloaded

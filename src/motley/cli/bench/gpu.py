@@ -36,7 +36,7 @@ def gpu(
       motley bench gpu --out results/ --part streams
       motley bench gpu --out results/ --rehearse 6.1
     """
-    from ...kernels.capability import CAPABILITIES
+    from ...kernels.device.compute_capability import CAPABILITIES
     from ...replicas.bench import gpu as bench
     from ...replicas.errors import MotleyError
 

@@ -52,7 +52,7 @@ def kernels(
     """
     import time
 
-    from ...kernels.model_shapes import MODELS
+    from ...kernels.launch.model_shapes import MODELS
     from ...replicas.bench import kernels as bench
     from ...replicas.bench.report import table
     from ...replicas.errors import MotleyError

@@ -1,0 +1,3 @@
+"""C kernels in csrc/, built on the machine, as functions on tensors: operators, sums among ranks through shared
+memory, SHA-256. Imports no other folder of `cpu`; a new kernel is a file in csrc/ and a method of `NativeKernels`.
+"""

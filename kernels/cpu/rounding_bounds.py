@@ -1,0 +1,59 @@
+"""How far rounding may take each number that a CPU's operators write, in bf16, from what is exact."""
+
+from __future__ import annotations
+
+import torch
+
+from ..canonical_weights import GroupedWeight, Weight
+from .layers.cpu_packing import dequantized_rows
+
+__all__ = ["HALF", "STEP", "linear_error", "worst_ratio"]
+
+HALF = 2.0**-8  # of a number: what rounding it to bf16 changes at most
+STEP = 2.0**-24  # the same of fp32
+# Roundings of many terms add up as random ones do: of independent ones of mean 0, each at most b, the sum is beyond
+# _CHANCE times the root of the sum of b**2 once in 2**50 times (Hoeffding 1963; of fp32 sums Higham and Mary, 2019).
+_CHANCE = 8.41
+_COLUMNS = 4096  # of y that are looked at together
+
+
+def worst_ratio(found: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> float:
+    """The largest of |found - expected| / bound; infinite where one is not a number, or they have other shapes."""
+    if found.shape != expected.shape:
+        return float("inf")
+    ratios = (found.double() - expected.double()).abs() / bound.double()
+    return float(ratios.nan_to_num(nan=float("inf"), posinf=float("inf")).max())
+
+
+def linear_error(x: torch.Tensor, weight: Weight, kernel: str, found: torch.Tensor) -> float:
+    """Of every element of y [M, N] = x @ w.T beside fp32, over what rounding explains.
+
+    Kernels with "int" in their name round x, in 254 steps from the least to the largest of a row or of a part of it;
+    weights are rounded to int8 likewise where they were of another kind, to bf16 by those that are dense, and torch's
+    int4 has scales and zero points in bf16. Then y is rounded.
+    """
+    (num_outputs, num_inputs), wide = weight.shape, x.float()
+    most, length = wide.abs().amax(1, keepdim=True), wide.norm(dim=1, keepdim=True)
+    of_x = most / 254 if "int" in kernel else torch.zeros_like(most)
+    ratio = 0.0
+    for start in range(0, num_outputs, _COLUMNS):
+        rows = torch.arange(start, min(start + _COLUMNS, num_outputs))
+        dense = dequantized_rows(weight, rows)
+        exact, size = wide @ dense.T, dense.norm(dim=1)
+        of_weight = _rounded(weight, kernel, dense, rows)
+        terms = (of_x * size) ** 2 + (length * of_weight) ** 2 + (num_inputs**0.5 * STEP * length * size) ** 2
+        bound = _CHANCE * terms.sqrt() + HALF * exact.abs() + 1e-30
+        ratio = max(ratio, worst_ratio(found[:, rows], exact, bound))
+    return ratio
+
+
+def _rounded(weight: Weight, kernel: str, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """By how much a kernel's weights differ from `dense` [R, K] at most, for each row."""
+    most = dense.abs().amax(1)
+    if "dense" in kernel:
+        return HALF * most
+    if "int8" in kernel and not (kernel.startswith("c-") and isinstance(weight, GroupedWeight)):
+        return most / 254
+    if "torch-int4" in kernel and isinstance(weight, GroupedWeight):
+        return 2 * HALF * 16 * weight.scales[rows].float().abs().amax(1)
+    return torch.zeros_like(most)

@@ -1,0 +1,89 @@
+"""Which device is this? By the name that torch gives it, else by its shape, else by its capability alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from .compute_capability import capability_of
+from .device_spec import DeviceSpec
+from .device_table import DEVICES
+
+__all__ = ["DeviceMatch", "DeviceProperties", "find_device", "match_device"]
+
+_FROM_TORCH = "torch.cuda.get_device_properties"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMatch:
+    """A device and how it was found: "name"; "shape", by capability, SMs and memory; "capability", a stand-in."""
+
+    device: DeviceSpec
+    by: Literal["name", "shape", "capability"]
+    note: str = ""
+
+
+class DeviceProperties(Protocol):
+    """What is read of torch.cuda.get_device_properties."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+
+
+def find_device(
+    name: str, capability: tuple[int, int], sms: int | None = None, memory: int | None = None
+) -> DeviceMatch:
+    """The device that torch calls `name`, or the nearest to it that is known.
+
+    Of several of one shape the one with the least bandwidth. With nothing but the capability: of what is known of
+    it, the least arithmetic and the least bandwidth per SM. Raises UnsupportedCapability below 6.0.
+    """
+    chip, note = capability_of(*capability)
+    known = [device for device in DEVICES if device.capability is chip]
+    for device in known:
+        if name in device.names and not note:
+            return DeviceMatch(device, "name")
+    alike = [device for device in known if sms == device.sms and memory and _matches_memory(memory, device.memory)]
+    if alike and not note:
+        least = min(alike, key=lambda device: device.bandwidth)
+        return DeviceMatch(
+            least, "shape", f"{name} is not in the table: as many SMs and as much memory as {least.name}"
+        )
+    said = note or f"{name} is not in the table"
+    device, origin = _conservative_device(known, sms)
+    device = replace(device, name=name, names=(), memory=memory or device.memory)
+    return DeviceMatch(device, "capability", f"{said}; {origin}")
+
+
+def match_device(properties: DeviceProperties) -> DeviceMatch:
+    """The device that torch describes: SMs, memory and L2 as torch says, the rest from the table."""
+    sms, memory = properties.multi_processor_count, properties.total_memory
+    found = find_device(properties.name, (properties.major, properties.minor), sms, memory)
+    device = found.device.scaled(sms)  # a part of a card (MIG) has fewer than its name promises
+    l2 = getattr(properties, "L2_cache_size", None) or device.l2
+    told = dict.fromkeys(("sms", "memory", *(["l2"] if l2 != device.l2 else [])), _FROM_TORCH)
+    device = replace(device, name=properties.name, memory=memory, l2=l2, sources={**device.sources, **told})
+    return replace(found, device=device)
+
+
+def _matches_memory(memory: int, nominal: int) -> bool:
+    """What torch finds of it: the driver and ECC take up to a tenth."""
+    return 0.88 * nominal <= memory <= 1.02 * nominal
+
+
+def _conservative_device(known: list[DeviceSpec], sms: int | None) -> tuple[DeviceSpec, str]:
+    """A stand-in of a capability that promises no more than any of its devices holds, SM for SM."""
+
+    def arithmetic(device: DeviceSpec) -> float:
+        return device.rates.get("tensor-fp16", device.rates["fp32"]) / device.sms
+
+    slowest = min(known, key=arithmetic)
+    narrow = min(known, key=lambda device: device.bandwidth / device.sms)
+    count = sms or min(device.sms for device in known)
+    bandwidth = narrow.bandwidth / narrow.sms * count
+    origin = f"per SM the arithmetic of {slowest.name} and the bandwidth of {narrow.name}, for {count} SMs"
+    device = slowest.scaled(count)
+    return replace(device, bandwidth=bandwidth, sources={**device.sources, "bandwidth": f"computed: {origin}"}), origin

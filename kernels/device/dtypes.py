@@ -1,0 +1,33 @@
+"""Element types by the names that policies and Triton have for them, and what rounding to them may cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+__all__ = ["ROUNDING_UNIT", "TORCH_DTYPES", "rounding_unit_of", "smallest_spacing", "type_name"]
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "i8": torch.int8, "i32": torch.int32
+}  # fmt: skip
+ROUNDING_UNIT: Mapping[torch.dtype, float] = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
+"""Half a unit in the last place of 1: the relative error of one rounding."""
+
+_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+def type_name(tensor: torch.Tensor) -> str:
+    """Triton's word for the type of its elements."""
+    return _NAMES[tensor.dtype]
+
+
+def rounding_unit_of(found: torch.Tensor) -> float:
+    """The relative error of a kernel's last rounding: twice a UNIT in the interpreter, which cuts bf16 off."""
+    return ROUNDING_UNIT[found.dtype] * (2 if found.dtype == torch.bfloat16 and not found.is_cuda else 1)
+
+
+def smallest_spacing(dtype: torch.dtype) -> float:
+    """The distance of neighbours around zero: what a rounding may take from any result."""
+    limits = torch.finfo(dtype)
+    return limits.smallest_normal * limits.eps

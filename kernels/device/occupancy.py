@@ -1,0 +1,73 @@
+"""How many blocks of a kernel fit on an SM at once, by the rules of NVIDIA's occupancy calculator.
+
+The rules are those of cuda_occupancy.h (CUDA 13.0), with which the tests compare: registers are given to whole
+warps, within each scheduler's share of the register file; shared memory to whole blocks, in steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .compute_capability import Capability
+
+__all__ = ["Limit", "Occupancy", "occupancy"]
+
+Limit = Literal["warps", "blocks", "registers", "shared memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Per SM. limits: what allows no more blocks than these, most often one; with no blocks, what is too much."""
+
+    blocks: int
+    warps: int
+    fraction: float
+    limits: tuple[Limit, ...]
+
+
+def occupancy(chip: Capability, threads: int, registers: int, shared: int) -> Occupancy:
+    """threads per block, registers per thread, bytes of shared memory per block (the driver's own not counted).
+
+    Raises ValueError for numbers that no kernel has. A kernel that cannot run on the chip has 0 blocks.
+    """
+    for what, value, least in (("threads", threads, 1), ("registers", registers, 0), ("shared", shared, 0)):
+        if value < least:
+            raise ValueError(f"{what}: {value} per block or thread; expected at least {least}")
+    warps = -(-threads // chip.warp)
+    allowed: dict[Limit, int] = {
+        "warps": chip.warps_per_sm // warps if threads <= chip.threads_per_block else 0,
+        "blocks": chip.blocks_per_sm,
+        "registers": _by_registers(chip, warps, registers),
+        "shared memory": _by_shared(chip, shared),
+    }
+    blocks = min(allowed.values())
+    limits = tuple(what for what, most in allowed.items() if most == blocks)
+    return Occupancy(blocks, blocks * warps, blocks * warps / chip.warps_per_sm, limits)
+
+
+def _by_registers(chip: Capability, warps: int, registers: int) -> int:
+    if registers == 0:
+        return chip.blocks_per_sm
+    if registers > chip.registers_per_thread:
+        return 0
+    per_warp = _round_up(registers * chip.warp, chip.register_granularity)
+
+    def blocks(schedulers: int) -> int:
+        return chip.registers_per_sm // schedulers // per_warp * schedulers // warps
+
+    # 6.0 refuses what would not run on 6.1, with its four schedulers, though its own two have the room
+    return blocks(chip.schedulers) if blocks(4) else 0
+
+
+def _by_shared(chip: Capability, shared: int) -> int:
+    per_block = _round_up(shared + chip.shared_reserved, chip.shared_granularity)
+    if per_block == 0:
+        return chip.blocks_per_sm
+    if per_block > chip.shared_optin + chip.shared_reserved:
+        return 0
+    return chip.shared_per_sm // per_block
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step

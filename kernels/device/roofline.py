@@ -1,0 +1,188 @@
+"""The least time that an operator can take on a device: arithmetic on the tables, not a measurement.
+
+Operations over the rate of the unit that does them, or bytes over bandwidth, whichever is more (Williams, Waterman
+and Patterson, "Roofline", CACM 52(4), 2009). Every byte is moved once; launches, caches and tails cost nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .device_spec import Arithmetic, DeviceSpec
+from .precision import GEMM_ROWS, GEMV_ROWS, ComputeUnit, PrecisionPolicy, policy_of
+
+__all__ = [
+    "DecodeAttentionWork",
+    "ElementwiseWork",
+    "LinearWork",
+    "OperationWork",
+    "PrefillAttentionWork",
+    "RooflinePrediction",
+    "half_precision_ratio",
+    "predict_on_unit",
+    "roofline",
+]
+
+_HALF = 2  # bytes of fp16 and bf16
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWork:
+    """y [m, n] = x [m, k] @ w.T; w of `bits`, below 16 with a scale of two bytes and a zero point per group.
+
+    Of 32 bits where the policy computes in fp32: what is held then is read so.
+
+    activations "int8" or "fp8": x is quantised too, a byte each, and multiplied as such.
+    """
+
+    m: int
+    n: int
+    k: int
+    bits: Literal[4, 8, 16, 32] = 4
+    group: int = 128
+    activations: Literal["half", "int8", "fp8"] = "half"
+
+    @property
+    def operations(self) -> int:
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def weight_bytes(self) -> float:
+        groups = 0 if self.bits >= 16 else self.n * -(-self.k // self.group)
+        return self.n * self.k * self.bits / 8 + groups * (_HALF + self.bits / 8)
+
+    @property
+    def bytes(self) -> float:
+        x = self.m * self.k * (_HALF if self.activations == "half" else 1)
+        return self.weight_bytes + x + self.m * self.n * _HALF
+
+    def bytes_through(self, unit: ComputeUnit) -> float:
+        """As the kernels of that unit move them.
+
+        cuBLAS takes no quantized weights: they are written out in what it multiplies, and read once more. On the lanes
+        int4 weights are read again for every eight rows.
+        """
+        if unit.through == "cuBLAS":
+            width = 4 if unit.arithmetic == "fp32" else _HALF
+            return self.bytes + (2 * width * self.n * self.k if self.bits < 16 else 0)
+        lots = -(-self.m // GEMV_ROWS) if self.bits == 4 and unit.arithmetic in ("fp32", "fp16") else 1
+        return self.bytes + (lots - 1) * self.weight_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillAttentionWork:
+    """Causal attention of `new` tokens, after `cached` ones, in each of `batch` sequences."""
+
+    batch: int
+    new: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    cached: int = 0
+    kv_bytes: float = _HALF
+
+    @property
+    def operations(self) -> int:
+        pairs = self.new * self.cached + self.new * (self.new + 1) // 2
+        return 4 * self.batch * self.heads * self.head_dim * pairs
+
+    @property
+    def bytes(self) -> float:
+        kv = 2 * (self.cached + self.new) * self.kv_heads * self.kv_bytes
+        return self.batch * self.head_dim * (kv + 2 * self.new * self.heads * _HALF)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeAttentionWork:
+    """Attention of one new token over `context` cached ones, itself among them, in each of `batch` sequences."""
+
+    batch: int
+    context: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    kv_bytes: float = _HALF
+
+    @property
+    def operations(self) -> int:
+        return 4 * self.batch * self.heads * self.head_dim * self.context
+
+    @property
+    def bytes(self) -> float:
+        return self.batch * self.head_dim * 2 * (self.context * self.kv_heads * self.kv_bytes + self.heads * _HALF)
+
+
+@dataclass(frozen=True, slots=True)
+class ElementwiseWork:
+    """Anything that is only read and written: norms, rotary, activations."""
+
+    bytes: float
+    operations: int = 0
+
+
+OperationWork = LinearWork | PrefillAttentionWork | DecodeAttentionWork | ElementwiseWork
+
+
+@dataclass(frozen=True, slots=True)
+class RooflinePrediction:
+    """seconds: the more of the two; bound_by: "bandwidth", or the arithmetic; unit: who does it."""
+
+    seconds: float
+    bound_by: Literal["bandwidth"] | Arithmetic
+    arithmetic_s: float
+    bandwidth_s: float
+    unit: ComputeUnit
+    source: Literal["computed"] = "computed"
+
+
+def roofline(device: DeviceSpec, op: OperationWork, arithmetic: Arithmetic | None = None) -> RooflinePrediction:
+    """By the precision policy of the device, or in the `arithmetic` that is named, by one kernel.
+
+    A linear layer takes whichever of the policy's units has a kernel for its rows, and is faster. Raises ValueError for
+    arithmetic that the device lacks or the policy refuses.
+    """
+    policy = policy_of(*device.capability.version)
+    units = [ComputeUnit(arithmetic, "Triton", "")] if arithmetic else _units(policy, op)
+    for unit in units:
+        if unit.arithmetic not in device.rates:
+            raise ValueError(f"arithmetic: {device.name} has no {unit.arithmetic}; expected one of {[*device.rates]}")
+    return min((predict_on_unit(device, op, unit) for unit in units), key=lambda prediction: prediction.seconds)
+
+
+def half_precision_ratio(device: DeviceSpec, op: OperationWork) -> float:
+    """How many times longer `op` takes with every multiply-add on the lanes in fp16 than by the policy."""
+    return roofline(device, op, "fp16").seconds / roofline(device, op).seconds
+
+
+def _units(policy: PrecisionPolicy, op: OperationWork) -> list[ComputeUnit]:
+    if isinstance(op, ElementwiseWork):
+        return [ComputeUnit("fp32", "Triton", "fma.rn.f32")]
+    if not isinstance(op, LinearWork):
+        return [policy.attention_unit]
+    if op.activations == "half":
+        return _half_units(policy, op)
+    units = policy.int8_units if op.activations == "int8" else (policy.fp8,) if policy.fp8 else ()
+    if not units:
+        why = policy.reasons[op.activations]
+        raise ValueError(f"activations: {op.activations} is not used on {policy.capability}: {why}")
+    return [*units]
+
+
+def _half_units(policy: PrecisionPolicy, op: LinearWork) -> list[ComputeUnit]:
+    """Dense weights torch multiplies; int4 ones tensor cores read as they are for so many rows."""
+    if op.bits >= 16:
+        return [policy.prefill]
+    if policy.capability.bf16 and op.bits == 4:
+        return [policy.decode if op.m <= GEMM_ROWS else policy.prefill]
+    return [policy.prefill, policy.decode]
+
+
+def predict_on_unit(device: DeviceSpec, op: OperationWork, unit: ComputeUnit) -> RooflinePrediction:
+    """On that unit, whether it is what the policy would take or not."""
+    moved = op.bytes_through(unit) if isinstance(op, LinearWork) else op.bytes
+    arithmetic_s = op.operations / device.rates[unit.arithmetic]
+    bandwidth_s = moved / device.bandwidth
+    if arithmetic_s > bandwidth_s:
+        return RooflinePrediction(arithmetic_s, unit.arithmetic, arithmetic_s, bandwidth_s, unit)
+    return RooflinePrediction(bandwidth_s, "bandwidth", arithmetic_s, bandwidth_s, unit)

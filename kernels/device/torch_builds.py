@@ -1,0 +1,86 @@
+"""Whether a build of torch has code for a device, and which wheel has: told before anything is loaded."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from .compute_capability import TORCH_RELEASES, Release, capability_of
+
+__all__ = ["has_machine_code", "is_cuda_build", "list_cards", "wheel_hint"]
+
+_INDEX = "https://download.pytorch.org/whl"
+
+
+def has_machine_code(capability: tuple[int, int], archs: Sequence[str]) -> bool:
+    """Machine code runs on its own major capability from its minor on, PTX on all that come after; that of a family
+    (f) on its major too, and of one alone (a) nowhere else.
+    """
+    major, minor = capability
+    for arch in archs:
+        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
+        if found is None:
+            continue
+        kind, built_major, built_minor, special = found[1], int(found[2]), int(found[3]), found[4]
+        if special == "a":
+            fits = (built_major, built_minor) == capability
+        elif kind == "compute" and not special:
+            fits = (built_major, built_minor) <= capability
+        else:
+            fits = built_major == major and built_minor <= minor
+        if fits:
+            return True
+    return False
+
+
+def wheel_hint(capability: tuple[int, int]) -> str:
+    """How to install one; by the full version of the torch that is installed: by name alone pip would keep that.
+
+    Of a release that has none for the card, those that have. Raises UnsupportedCapability below 6.0.
+    """
+    builds = capability_of(*capability)[0].torch_builds
+    if not builds:
+        return "no build of torch has it any more"
+    version = metadata.version("torch").partition("+")[0]
+    major, minor = map(int, version.split(".")[:2])
+    there = [build for build in builds if _has_build((major, minor), build)]
+    if there:
+        return f"pip install torch=={version}+{there[-1]} --index-url {_INDEX}/{there[-1]}"
+    first, end = TORCH_RELEASES[builds[-1]]
+    wanted = f">={_release_text(first)}" + (f",<{_release_text(end)}" if end else "")
+    return f"pip install 'torch{wanted}' --index-url {_INDEX}/{builds[-1]}"
+
+
+def _has_build(release: Release, build: str) -> bool:
+    first, end = TORCH_RELEASES[build]
+    return first <= release and (end is None or release < end)
+
+
+def _release_text(release: Release) -> str:
+    return "{}.{}".format(*release)
+
+
+def is_cuda_build() -> bool:
+    """Whether the torch that is installed has CUDA's code, told from its files: an import takes seconds."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    said = Path(found.origin).with_name("version.py").read_text()
+    return re.search(r"^cuda\b[^=\n]*=\s*['\"]", said, re.MULTILINE) is not None
+
+
+def list_cards() -> tuple[tuple[str, tuple[int, int]], ...]:
+    """Name and capability of each that the driver knows, as nvidia-smi says it, each kind once: where torch is a build
+    for CPUs it sees none. Empty where that is not to be had.
+    """
+    command = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    found = re.findall(r"^(.+), *(\d+)\.(\d+) *$", said, re.MULTILINE)
+    return tuple(dict.fromkeys((name, (int(major), int(minor))) for name, major, minor in found))

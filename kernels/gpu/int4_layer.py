@@ -1,0 +1,91 @@
+"""One int4 layer on one device: which kernel and which config, by the number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..canonical_weights import GroupedWeight
+from ..device.device_context import DeviceContext
+from ..launch.config_tables import ConfigChoice
+from ..launch.kernel_operation import round_up_power_of_two
+from ..launch.variant import Config
+from ..packed_layer import PackedLayer, contiguous_on_host
+from ..w4a16.int4_operations import Int4Kernel, kernel_for
+from ..w4a16.packed_int4 import PackedInt4, check_row_multiple, fuse_weights, pack_int4
+from .config_cache import ConfigCache
+
+__all__ = ["Int4Linear"]
+
+
+class Int4Linear:
+    """y [M, N] = x [M, K] @ w.T + bias in the dtype of x, for any M.
+
+    kernel  the operator's name in the tables, for one token
+    held    what it keeps
+    """
+
+    LAYOUT = "w4a16"  # of what is kept: all three kernels read the same words
+
+    def __init__(self, weights: Sequence[GroupedWeight], rig: DeviceContext, configs: ConfigCache) -> None:
+        """Weights of one input are one layer: Q, K and V, or gate and up.
+
+        Raises ValueError as `pack_int4` and `fuse_weights` do, and for rows that the kernels were not compiled for.
+        """
+        self._hold(_move_to(fuse_weights([pack_int4(weight) for weight in weights]), rig.device), rig, configs)
+
+    @classmethod
+    def of(cls, packed: PackedLayer, rig: DeviceContext, configs: ConfigCache) -> Int4Linear:
+        """One that was made before."""
+        made, tensors = cls.__new__(cls), packed.tensors
+        words, scales, zeros = (tensors[name] for name in ("words", "scales", "zeros"))
+        others = tensors.get("order"), tensors.get("bias")
+        made._hold(_move_to(PackedInt4(words, scales, zeros, packed.sizes["group"], *others), rig.device), rig, configs)
+        return made
+
+    def _hold(self, weight: PackedInt4, rig: DeviceContext, configs: ConfigCache) -> None:
+        self._weight = check_row_multiple(weight)
+        self._rig, self._configs = rig, configs
+        self.kernel = self.choice(1)[0].name
+        self.held = self._weight.held
+
+    @property
+    def packed(self) -> PackedLayer:
+        weight = self._weight
+        tensors = contiguous_on_host(
+            words=weight.words, scales=weight.scales, zeros=weight.zeros, order=weight.permutation, bias=weight.bias
+        )  # fmt: skip
+        return PackedLayer(self.LAYOUT, {"group": weight.group_size}, tensors)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        num_tokens = x.shape[0]
+        if not num_tokens:
+            return x.new_empty((0, self._weight.shape[0]))
+        if self._weight.permutation is not None:
+            x = x.index_select(1, self._weight.permutation)
+        operation, config = self.choice(num_tokens)
+        return operation.launch(x.contiguous(), self._weight, self._rig.policy, config)
+
+    def choice(self, num_tokens: int) -> tuple[Int4Kernel, Config]:
+        """The kernel and its config."""
+        operation, found = self.looked_up(num_tokens)
+        return operation, found.config
+
+    def looked_up(self, num_tokens: int) -> tuple[Int4Kernel, ConfigChoice]:
+        """The same, and how the config was found: that of about so many tokens, up to a power of two."""
+        num_rows, num_columns = self._weight.shape
+        sizes = {"n": num_rows, "k": num_columns, "group": self._weight.group_size}
+        operation = self._configs.kernel(kernel_for, m=num_tokens, **sizes)
+        return operation, self._configs.looked_up(operation.name, m=round_up_power_of_two(num_tokens), **sizes)
+
+
+def _move_to(weight: PackedInt4, device: torch.device) -> PackedInt4:
+    return PackedInt4(
+        weight.words.to(device),
+        weight.scales.to(device),
+        weight.zeros.to(device),
+        weight.group_size,
+        None if weight.permutation is None else weight.permutation.to(device),
+        None if weight.bias is None else weight.bias.to(device),
+    )

@@ -1,0 +1,67 @@
+"""Configs that spill where they were compiled, by a Triton of the images: they are not offered there.
+
+What the matrix found, and no more: a config that is right by one Triton may want more registers by another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..device.precision import GEMV_ROWS, PrecisionPolicy
+from .kernel_operation import KernelOperation, ProblemShape
+from .variant import Config
+
+__all__ = ["KNOWN_SPILLS", "offered_configs"]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSpill:
+    """Shapes and configs of an operator that have these fields, or one of a range, on those capabilities."""
+
+    op: str
+    capabilities: tuple[tuple[int, int], ...]
+    shape: Mapping[str, int | str | range]
+    config: Mapping[str, int]
+
+    def has(self, operation: KernelOperation, policy: PrecisionPolicy, shape: ProblemShape, config: Config) -> bool:
+        if operation.name != self.op or policy.capability.version not in self.capabilities:
+            return False
+        return self.of_shape(shape) and self.config.items() <= config.to_json().items()
+
+    def of_shape(self, shape: ProblemShape) -> bool:
+        sizes = dict(shape.fields)
+        return all(
+            sizes.get(name) in value if isinstance(value, range) else sizes.get(name) == value
+            for name, value in self.shape.items()
+        )
+
+
+_IN_LOTS = range(GEMV_ROWS, 2**31)  # of rows: the kernel for the most of them takes them in lots
+
+
+# By Triton 3.7.1, 8 to 24 bytes a thread each.
+KNOWN_SPILLS = (
+    KnownSpill("w4a16_gemv", ((12, 0),), {"m": 2, "group": 128}, {"REPEAT": 1}),
+    KnownSpill("w4a16_gemv", ((12, 0),), {"m": 8, "group": 128}, {"REPEAT": 1, "ROWS": 4, "num_warps": 2}),
+    KnownSpill("w4a16_gemv", ((12, 0),), {"m": 8, "group": 128}, {"REPEAT": 1, "ROWS": 8, "num_warps": 4}),
+    KnownSpill("w4a16_gemv", ((12, 0),), {"m": 8, "group": 128}, {"REPEAT": 1, "ROWS": 16, "num_warps": 4}),
+    KnownSpill("w4a16_gemv", ((7, 0), (7, 5)), {"m": _IN_LOTS, "group": 32}, {"REPEAT": 1, "ROWS": 8, "num_warps": 4}),
+    KnownSpill("w8a8", ((7, 0), (7, 5)), {"m": 8, "group": 0}, {"BLOCK_N": 32, "num_warps": 16}),
+    KnownSpill("w8a8", ((6, 1),), {"m": 8, "group": 128}, {"BLOCK_N": 32, "num_warps": 4}),
+    KnownSpill("w8a8", ((12, 0),), {"group": 128, "zeros": "yes"}, {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4}),
+    KnownSpill("attention_decode", ((6, 0),), {"dim": 80, "kv": "fp16"}, {"HEADS": 1, "UNROLL": 2, "SPLITS": 1}),
+    KnownSpill("attention_decode", ((7, 0),), {"dim": 128, "kv": "fp16"}, {"HEADS": 2, "UNROLL": 2, "SPLITS": 1}),
+    KnownSpill("attention_prefill", ((7, 5),), {"dim": 80, "kv": "int8"}, {"ROWS": 32, "BLOCK": 32}),
+    KnownSpill("attention_prefill", ((7, 5),), {"dim": 96, "kv": "int8", "window": 0}, {"ROWS": 32, "BLOCK": 32}),
+    KnownSpill("attention_prefill", ((9, 0),), {"dim": 256, "kv": "int8", "window": 0}, {"ROWS": 128, "BLOCK": 32}),
+    KnownSpill("attention_prefill", ((8, 0), (12, 0)), {"dim": 128, "kv": "int8"}, {"ROWS": 64, "BLOCK": 64}),
+)
+
+
+def offered_configs(operation: KernelOperation, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
+    """What a tuner may try, and a launch may take: the first where nothing is known."""
+    configs = operation.configs(policy, shape)
+    return tuple(
+        config for config in configs if not any(spill.has(operation, policy, shape, config) for spill in KNOWN_SPILLS)
+    )

@@ -1,0 +1,90 @@
+"""The table of what was compiled, in a page: written, and read again to see whether it is of these kernels."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from ..device.compute_capability import CAPABILITIES
+from .compile_matrix import MatrixRow
+
+__all__ = ["is_page_current", "read_matrix", "render_matrix", "sources_digest", "write_page"]
+
+_BEGIN, _END = "<!-- matrix: begin -->\n", "<!-- matrix: end -->"
+_MADE_OF = re.compile(r"^<!-- made of (\w+) -->\n", re.MULTILINE)
+_PRODUCTS = ("fma.f32", "fma.f16x2", "dp4a", "mma.sync", "wgmma", "tcgen05.mma")
+_HERE = Path(__file__).parent.parent
+_MEASURING = frozenset(  # decide no kernel
+    f"tuning/{name}.py"
+    for name in ("operation_bench", "timing", "memory_bandwidth", "config_search", "streaming_kernels")
+)
+
+
+def render_matrix(rows: Sequence[MatrixRow]) -> str:
+    """For each operator and capability the most registers and shared memory of its kernels, and the products."""
+    lines = [
+        "| operator | " + " | ".join("{}.{}".format(*capability) for capability in CAPABILITIES) + " |",
+        "|---|" + "---|" * len(CAPABILITIES),
+    ]
+    for op in dict.fromkeys(row.op for row in rows):
+        cells = [_cell([row for row in rows if (row.op, row.capability) == (op, each)]) for each in CAPABILITIES]
+        lines.append(f"| {op} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def sources_digest(table: str) -> str:
+    """A digest of that table and of all that decides what is compiled and how it is judged: this package but for the
+    CPU's part and for what only measures, its tuned tables, and Triton's release.
+    """
+    digest = hashlib.sha256(f"{metadata.version('triton')}\0{table}".encode())
+    for path in sorted(path for kind in ("*.py", "*.json") for path in _HERE.rglob(kind)):
+        name = path.relative_to(_HERE)
+        if name.parts[0] != "cpu" and name.as_posix() not in _MEASURING:
+            digest.update(f"\0{name.as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def write_page(path: Path, rows: Sequence[MatrixRow], *, complete: bool) -> None:
+    """Between the marks of a page that has them, else as a page of its own.
+
+    complete  it is of all kernels, and says what they were made of
+    """
+    table = render_matrix(rows)
+    text = (f"<!-- made of {sources_digest(table)} -->\n" if complete else "") + table
+    before, _, after = _split_page(path)
+    path.write_text(before + text + after)
+
+
+def read_matrix(path: Path) -> str:
+    """What `render_matrix` wrote there; empty where it wrote nothing."""
+    return _MADE_OF.sub("", _split_page(path)[1])
+
+
+def is_page_current(path: Path) -> bool:
+    """Whether its table was made of what `sources_digest` reads as it is now, and nobody wrote into it since. Nothing
+    is known of any other.
+    """
+    made_of = _MADE_OF.search(_split_page(path)[1])
+    return made_of is not None and made_of[1] == sources_digest(read_matrix(path))
+
+
+def _split_page(path: Path) -> tuple[str, str, str]:
+    """What a page has to its first mark, between the marks, and from the second; all between where it has none."""
+    page = path.read_text() if path.exists() else ""
+    before, begin, rest = page.partition(_BEGIN)
+    between, end, after = rest.partition(_END)
+    return (before + begin, between, end + after) if end else ("", page, "")
+
+
+def _cell(rows: Sequence[MatrixRow]) -> str:
+    if not rows:
+        return "–"
+    if any(row.fault for row in rows):
+        return "**fault**"
+    products = dict.fromkeys(name for row in rows for name in row.mix or {} if name in _PRODUCTS)
+    registers, shared = max(row.registers for row in rows), max(row.shared for row in rows)
+    least = min(row.occupancy for row in rows)
+    return f"{' '.join(products)} {registers} regs, {shared / 1024:.0f} KiB, {least:.0%}".strip()

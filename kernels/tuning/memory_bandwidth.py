@@ -1,0 +1,93 @@
+"""What a device's memory gives at most: a copy by torch, and on a GPU a copy and a sum by kernels like ours.
+
+A share of bandwidth is of the fastest of them, and says which that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from .timing import time_uncaptured
+
+__all__ = ["TORCH_COPY", "TORCH_SUM", "TRITON_COPY", "TRITON_READ", "MemoryBandwidth", "measure_memory_bandwidth"]
+
+TORCH_COPY, TORCH_SUM, TRITON_COPY, TRITON_READ = "torch copy", "torch sum", "Triton copy", "Triton read"
+_MOST_BYTES = 2**33  # of a GPU's memory that is moved: a copy of 4 GiB
+_CPU_BYTES = 2**28
+_CHUNKS = 2**16  # bytes, of which there are a whole number: two of `streaming_kernels.CHUNK_BYTES`
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBandwidth:
+    """measured: what was done -> bytes/s, read and written together."""
+
+    measured: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        if not self.measured or not all(0 < speed < float("inf") for speed in self.measured.values()):
+            raise ValueError(f"measured: bytes/s above 0 of at least one way, not {dict(self.measured)}")
+
+    @property
+    def fastest(self) -> str:
+        """What `bandwidth` was measured with."""
+        return max(self.measured, key=lambda name: self.measured[name])
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s of the fastest: what shares are of."""
+        return self.measured[self.fastest]
+
+    def told(self) -> str:
+        """For people: such as "4312 GB/s (Triton read); torch copy 4290, Triton copy 4251"."""
+        others = ", ".join(
+            f"{name} {speed / 1e9:.0f}" for name, speed in self.measured.items() if name != self.fastest
+        )  # fmt: skip
+        return f"{self.bandwidth / 1e9:.0f} GB/s ({self.fastest})" + (f"; {others}" if others else "")
+
+    def to_json(self) -> dict[str, object]:
+        """All of them in GB/s, and which is the ceiling."""
+        each = {name: round(speed / 1e9, 1) for name, speed in self.measured.items()}
+        return {"memory_gb_per_s": each, "ceiling": self.fastest}
+
+
+def measure_memory_bandwidth(
+    device: torch.device, num_bytes: int | None = None, *, triton: bool | None = None
+) -> MemoryBandwidth:
+    """Measured now, on a GPU after its clocks have risen.
+
+    num_bytes  that a copy reads and writes and a sum reads, and more than any cache has; None: 8 GiB of a GPU, or half
+               of what is free
+    triton     whether Triton's kernels run as well; None: on a GPU
+    """
+    size = num_bytes if num_bytes is not None else _default_bytes(device)
+    # Ones, for memory that nobody has written is one page of zeros many times, which a CPU has in its cache.
+    memory = torch.ones(max(size // _CHUNKS, 1) * _CHUNKS // 4, dtype=torch.float32, device=device)
+    source, target = memory.chunk(2)
+    # Not captured: a graph's copy may be given to the copy engines, which are slower than the SMs.
+    ways: dict[str, Callable[[], object]] = {TORCH_COPY: lambda: target.copy_(source)}
+    if triton if triton is not None else device.type == "cuda":
+        ways |= _triton_runs(memory.view(torch.int32))
+    else:
+        ways[TORCH_SUM] = memory.sum
+    return MemoryBandwidth({name: memory.nbytes / time_uncaptured(run, device).p50 for name, run in ways.items()})
+
+
+def _triton_runs(memory: torch.Tensor) -> dict[str, Callable[[], object]]:
+    from . import streaming_kernels
+
+    source, target = memory.chunk(2)
+    sums = streaming_kernels.partial_sums(memory)
+    return {
+        TRITON_COPY: lambda: streaming_kernels.stream_copy(source, target),
+        TRITON_READ: lambda: streaming_kernels.stream_read(memory, sums),
+    }
+
+
+def _default_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _CPU_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return min(_MOST_BYTES, free // 2)

@@ -1,0 +1,59 @@
+"""The op table, for people: which operators a capability has, and where their configs come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..device.precision import PrecisionPolicy, policy_of
+from ..launch.config_tables import DeviceIdentity, choose_config
+from ..launch.kernel_operation import KernelOperation
+from ..registry import OPERATIONS
+
+__all__ = ["OperationListing", "list_operations", "list_operations_for", "operations_by_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationListing:
+    """refused: why the capability does without it, or empty; then sources is: how its shapes find their configs."""
+
+    capability: str
+    op: str
+    refused: str
+    sources: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.capability:5} {self.op:20} " + (f"not used: {self.refused}" if self.refused else self.sources)
+
+
+def list_operations(capabilities: Iterable[tuple[int, int]]) -> list[OperationListing]:
+    return [row for each in capabilities for row in list_operations_for(policy_of(*each))]
+
+
+def list_operations_for(policy: PrecisionPolicy, device: DeviceIdentity | None = None) -> list[OperationListing]:
+    rows = []
+    for operation in OPERATIONS:
+        refused = operation.refusal(policy)
+        shapes = () if refused else operation.shapes(policy)
+        found = [choose_config(operation, policy, shape, device).source for shape in shapes]
+        counts = {source: found.count(source) for source in dict.fromkeys(found)}
+        told = ", ".join(f"{count} shapes {source}" for source, count in counts.items())
+        rows.append(OperationListing(str(policy.capability), operation.name, refused, told))
+    return rows
+
+
+def operations_by_rows(
+    kernel_for: Callable[[int], tuple[KernelOperation, str]], most: int = 2048
+) -> Iterator[tuple[int, int, str, str]]:
+    """From one number of rows to another, the operator that a layer is computed by, and why at the first of them."""
+    first, (known, why) = 1, kernel_for(1)
+    for rows in range(2, most + 1):
+        operation, reason = kernel_for(rows)
+        if operation is not known:
+            yield first, rows - 1, known.name, why
+            first, known, why = rows, operation, reason
+    yield first, most, known.name, why

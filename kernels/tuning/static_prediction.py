@@ -1,0 +1,130 @@
+"""Configs chosen with no GPU: by what the compiler says each would use, and the roofline of a device. Nothing is run.
+
+A config's time is predicted as the roofline's, or as what its schedulers need to issue the loop around its
+multiply-adds if that is more, over two things that keep a device from reaching it: SMs that idle in the last wave of
+blocks, and too few resident warps to cover the latency of memory; plus what is written and read again where a kernel is
+in parts, and the launches. A prediction ranks configs; it is no measurement.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ..compiler.aot import CompiledKernel
+from ..device.device_spec import DeviceSpec
+from ..device.device_table import DEVICES
+from ..device.occupancy import occupancy
+from ..device.precision import PrecisionPolicy
+from ..device.roofline import OperationWork, roofline
+from ..launch.kernel_operation import KernelLaunch, KernelOperation, ProblemShape, main_launch_index
+from ..launch.variant import Config
+
+__all__ = [
+    "LAUNCH_S",
+    "ConfigCandidate",
+    "find_fault",
+    "issue_seconds",
+    "predict_seconds",
+    "reference_device",
+    "static_facts",
+]
+
+LAUNCH_S = 2e-6  # from one kernel to the next in a CUDA graph: some 2 us on every card
+COVERING_WARPS = 16  # of an SM: what loads in flight need to hide memory, as a rule of thumb
+# Of one thread's instruction; .f32x2 from 10.0: as many a clock as with two instructions, but one to issue.
+_MULTIPLY_ADDS = {"fma.rn.f32": 1, "fma.rn.f32x2": 2, "fma.rn.f16x2": 2, "dp4a.s32.s32": 4}
+_MATRIX = ("mma.", "wgmma.", "tcgen05.")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigCandidate:
+    """A config, and what became of each of its launches."""
+
+    config: Config
+    launches: tuple[tuple[KernelLaunch, CompiledKernel], ...]
+
+    @property
+    def main(self) -> tuple[KernelLaunch, CompiledKernel]:
+        """What the config is chosen by."""
+        return self.launches[main_launch_index([launch for launch, _ in self.launches])]
+
+
+def reference_device(policy: PrecisionPolicy) -> DeviceSpec:
+    """Whose roofline decides for a capability: its first device in the table."""
+    return next(device for device in DEVICES if device.capability is policy.capability)
+
+
+def static_facts(candidate: ConfigCandidate, seconds: float) -> dict[str, object]:
+    """As a static table has them. seconds: as `predict_seconds` gives them."""
+    _, compiled = candidate.main
+    return {"registers": compiled.registers, "shared": compiled.shared, "predicted_us": round(seconds * 1e6, 1)}
+
+
+def find_fault(policy: PrecisionPolicy, launch: KernelLaunch, compiled: CompiledKernel) -> str:
+    """Why a kernel must not be used as compiled; empty if nothing is wrong with it."""
+    chip = policy.capability
+    if compiled.spilled:
+        return f"spills {compiled.spilled} bytes a thread"
+    if compiled.shared > chip.shared_optin:
+        return f"{compiled.shared} bytes of shared memory, of {chip.shared_optin}"
+    if not occupancy(chip, compiled.threads, compiled.registers, compiled.shared).blocks:
+        return f"no block fits an SM: {compiled.threads} threads of {compiled.registers} registers"
+    if chip.version == (6, 1) and compiled.half_arithmetic():
+        return f"half-precision arithmetic, at a 64th of the rate: {dict(compiled.half_arithmetic())}"
+    return _product_fault(launch, compiled) if launch.instruction else ""
+
+
+def _product_fault(launch: KernelLaunch, compiled: CompiledKernel) -> str:
+    """In the inner loops alone: what is done once says nothing of what is done for each step of K."""
+    loops = compiled.inner_loops()[: launch.loops]
+    products = [sum(count for name, count in loop.items() if fnmatchcase(name, launch.instruction)) for loop in loops]
+    if len(loops) < launch.loops or not all(products):
+        found = sum(map(bool, products))
+        return f"no {launch.instruction} in {launch.loops - found} of {launch.loops} inner loops"
+    if min(products) < launch.least:
+        return f"{min(products)} of {launch.instruction} in an inner loop, of {launch.least} at least"
+    share = min(count / loop.total() for count, loop in zip(products, loops, strict=True))
+    if share < launch.share:
+        return f"{launch.instruction} is {share:.0%} of the inner loop, of {launch.share:.0%} at least"
+    return ""
+
+
+def predict_seconds(
+    device: DeviceSpec,
+    policy: PrecisionPolicy,
+    operation: KernelOperation,
+    shape: ProblemShape,
+    candidate: ConfigCandidate,
+) -> float:
+    """Seconds, by arithmetic alone; infinite where a launch is at fault."""
+    if any(find_fault(policy, launch, compiled) for launch, compiled in candidate.launches):
+        return math.inf
+    work = operation.work(policy, shape)
+    launch, compiled = candidate.main
+    least = max(roofline(device, work).seconds, issue_seconds(device, work, compiled))
+    room = occupancy(policy.capability, compiled.threads, compiled.registers, compiled.shared)
+    blocks = math.prod(launch.grid)
+    waves = blocks / (device.sms * room.blocks)
+    resident = min(room.warps, math.ceil(blocks / device.sms) * compiled.threads // 32)
+    used = waves / math.ceil(waves) if waves > 1 else min(1.0, blocks / device.sms)
+    covered = min(1.0, resident / COVERING_WARPS)
+    moved = sum(launch.moved for launch, _ in candidate.launches)
+    return least / (used * covered) + moved / device.bandwidth + LAUNCH_S * len(candidate.launches)
+
+
+def issue_seconds(device: DeviceSpec, work: OperationWork, compiled: CompiledKernel) -> float:
+    """The least that the schedulers need for the inner loop, at one instruction of a warp each clock.
+
+    From how many of its PTX instructions are multiply-adds of the lanes. 0.0 where tensor cores multiply, which take
+    few instructions, and where nothing is multiplied.
+    """
+    loop = compiled.inner_loop()
+    multiply_adds = sum(count * _MULTIPLY_ADDS.get(name, 0) for name, count in loop.items())
+    if not multiply_adds or any(name.startswith(_MATRIX) for name in loop):
+        return 0.0
+    chip = device.capability
+    clocks = device.rates["fp32"] / 2 / chip.fp32_fma  # of all SMs, in a second
+    each = sum(loop.values()) / multiply_adds
+    return work.operations / 2 * each / (clocks * chip.schedulers * chip.warp)

@@ -1,0 +1,253 @@
+"""Writes `tuned/`: by measurement on the GPU at hand, or with no GPU from compiled resources and the roofline."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from ..compiler.aot import CompiledKernel
+from ..compiler.compile_pool import CompileJob, compile_all
+from ..device.device_context import DeviceContext
+from ..device.precision import PrecisionPolicy, policy_of
+from ..device.roofline import ElementwiseWork
+from ..launch.config_tables import TUNED_FOLDER, ConfigEntry, ConfigTable, read_table_file, table_folder, write_table
+from ..launch.kernel_operation import KernelOperation, ProblemShape, main_launch_index
+from ..launch.known_spills import offered_configs
+from ..launch.variant import Config
+from .config_search import ConfigTrial, search_configs, search_memory_shortage
+from .memory_bandwidth import MemoryBandwidth, measure_memory_bandwidth
+from .static_prediction import ConfigCandidate, predict_seconds, reference_device, static_facts
+
+__all__ = ["merge_into_table", "order_shapes", "search_jobs", "write_measured_tables", "write_static_tables"]
+
+# Kernels of each shape, the first ones, as each is compiled for each capability; fewer of what only moves bytes, where
+# a prediction has little to choose by. Configs that differ in the grid alone, such as in parts of K, cost nothing: all.
+STATIC_KERNELS, MOVING_KERNELS = 6, 3
+NEAR = 1.25  # so roughly do predictions hold: within it, the kernel that serves more shapes is taken
+
+
+def write_static_tables(
+    operations: Iterable[KernelOperation],
+    capabilities: Iterable[tuple[int, int]],
+    workers: int,
+    out: Path = TUNED_FOLDER,
+    done: Callable[[int, int], None] = lambda count, total: None,
+    *,
+    missing: bool = False,
+) -> Iterator[Path]:
+    """The files it wrote, as soon as an operator is compiled. A capability's first device in the table decides.
+
+    missing  only for shapes that a table has not: of the kernels that it has, if any of them is offered for such a
+             shape. What it has stays, unless it is of another Triton
+    """
+    import triton
+
+    capabilities = tuple(capabilities)
+    for operation in operations:
+        known: dict[tuple[int, int], Mapping[ProblemShape, ConfigEntry]] = {}
+        for capability in capabilities if missing else ():
+            table = read_table_file(out / table_folder(policy_of(*capability).capability) / f"{operation.name}.json")
+            if table is not None and (table.source, table.about.get("triton")) == ("static", triton.__version__):
+                known[capability] = table.entries
+        wanted = [
+            job for capability in capabilities for job in _static_jobs(operation, capability, known.get(capability, {}))
+        ]
+        candidates: dict[tuple[int, int], dict[ProblemShape, list[ConfigCandidate]]] = {}
+        for job, results in compile_all(wanted, workers, done).items():
+            if all(isinstance(result, CompiledKernel) for _, result in results):
+                kept = tuple((launch, result) for launch, result in results if isinstance(result, CompiledKernel))
+                of_shape = candidates.setdefault(job.capability, {}).setdefault(job.shape, [])
+                of_shape.append(ConfigCandidate(job.config, kept))
+        for capability in capabilities:
+            policy = policy_of(*capability)
+            device = reference_device(policy)
+            entries = _fewest_kernels(
+                {
+                    shape: [
+                        (predict_seconds(device, policy, operation, shape, candidate), candidate) for candidate in tried
+                    ]
+                    for shape, tried in candidates.get(capability, {}).items()
+                }
+            )
+            if entries:
+                about = {"device": device.name, "triton": triton.__version__}
+                folder = out / table_folder(policy.capability)
+                entries = {**known.get(capability, {}), **entries}
+                yield write_table(ConfigTable(operation.name, "static", about, entries), folder)
+
+
+def write_measured_tables(
+    operations: Iterable[KernelOperation],
+    rig: DeviceContext,
+    out: Path = TUNED_FOLDER,
+    told: Callable[[str], None] = lambda line: None,
+    enough: Callable[[], bool] = lambda: False,
+    ahead: Callable[[Sequence[CompileJob]], object] = lambda jobs: None,
+) -> Iterator[Path]:
+    """The files it wrote. `enough` is asked before each shape, and ends the search when it says so.
+
+    A shape that the device has no room for, or that fails, is told and costs itself alone.
+
+    ahead  told what an operator's search will launch, so that it can be compiled on all cores before
+    """
+    memory = measure_memory_bandwidth(rig.device)
+
+    def failed(trial: ConfigTrial) -> None:
+        if trial.why:
+            told(f"  {trial.config.to_json()}: {trial.why}")
+
+    for operation in operations:
+        if not enough():
+            ahead(search_jobs(operation, rig.policy))
+        entries = {}
+        for shape in order_shapes(operation, rig.policy):
+            if enough():
+                break
+            if why := search_memory_shortage(operation, rig, shape):
+                told(f"{operation.name} {shape.key}: skipped: {why}")
+                continue
+            try:
+                entry = search_configs(operation, rig, shape, tried=failed)
+            except Exception as error:  # noqa: BLE001  what CUDA raises has no common kind
+                told(f"{operation.name} {shape.key}: {type(error).__name__}: {str(error)[:200]}")
+                continue
+            told(f"{operation.name} {shape.key}: {entry and (entry.config.to_json(), dict(entry.facts))}")
+            if entry is not None:
+                entries[shape] = entry
+        if entries:
+            yield merge_into_table(operation, rig, entries, memory, out)
+
+
+def order_shapes(operation: KernelOperation, policy: PrecisionPolicy) -> list[ProblemShape]:
+    """Those to be tuned, each the farthest from those before it: whenever time runs out, all are near one of them.
+
+    Of those that nothing before serves, the one that differs the most in what need not be equal.
+    """
+    if operation.refusal(policy):
+        return []
+    left = dict.fromkeys(operation.shapes(policy), (math.inf, math.inf))
+    order = []
+    while left:
+        order.append(farthest := max(left, key=lambda shape: left[shape]))
+        del left[farthest]
+        for shape, (served, apart) in left.items():
+            exactly = shape.distance(farthest, operation.exact)
+            left[shape] = min(served, exactly), min(apart, shape.apart(farthest, operation.exact))
+    return order
+
+
+def search_jobs(operation: KernelOperation, policy: PrecisionPolicy) -> list[CompileJob]:
+    """What a search launches, in that order: to be compiled ahead, on all cores."""
+    version = policy.capability.version
+    return [
+        CompileJob(operation.name, version, shape, config)
+        for shape in order_shapes(operation, policy)
+        for config in offered_configs(operation, policy, shape)
+    ]
+
+
+def merge_into_table(
+    operation: KernelOperation,
+    rig: DeviceContext,
+    entries: Mapping[ProblemShape, ConfigEntry],
+    memory: MemoryBandwidth,
+    out: Path = TUNED_FOLDER,
+) -> Path:
+    """Write them into that device's table, shape by shape: what it has of others stays.
+
+    Where that is of another GPU or Triton, each such entry says so from then on, as "measured_by".
+    """
+    import triton
+
+    about = {
+        "gpu": rig.about.name, "driver": _driver_version() if rig.real else "", "torch": torch.__version__,
+        "triton": triton.__version__, **memory.to_json(),
+    }  # fmt: skip
+    folder = out / table_folder(rig.policy.capability, rig.about)
+    known = read_table_file(folder / f"{operation.name}.json")
+    if known is not None:
+        entries = {
+            **{shape: _attribute_entry(entry, known.about, about) for shape, entry in known.entries.items()},
+            **entries,
+        }
+    return write_table(ConfigTable(operation.name, "measured", about, entries), folder)
+
+
+def _attribute_entry(entry: ConfigEntry, known: Mapping[str, object], about: Mapping[str, object]) -> ConfigEntry:
+    """Of a table about `known`, as one about `about` has it."""
+    mine, theirs = ("{gpu}, Triton {triton}".format_map(defaultdict(str, each)) for each in (about, known))
+    facts = {"measured_by": theirs, **entry.facts}
+    if facts["measured_by"] == mine:
+        del facts["measured_by"]
+    return ConfigEntry(entry.config, facts)
+
+
+def _static_jobs(
+    operation: KernelOperation, capability: tuple[int, int], known: Mapping[ProblemShape, ConfigEntry]
+) -> list[CompileJob]:
+    """known: entries that stay."""
+    policy = policy_of(*capability)
+    if operation.refusal(policy):
+        return []
+    shapes = _tuned_shapes(operation, policy)
+    used = {entry.config for entry in known.values()}
+    jobs = []
+    for shape in shapes:
+        if shape not in known:
+            configs = offered_configs(operation, policy, shape)
+            configs = tuple(config for config in configs if config in used) or configs
+            most = MOVING_KERNELS if isinstance(operation.work(policy, shape), ElementwiseWork) else STATIC_KERNELS
+            each = [CompileJob(operation.name, capability, shape, config) for config in configs]
+            launches = [job.launches() for job in each]
+            kernels = [of_job[main_launch_index(of_job)].variant for of_job in launches]
+            first = set(list(dict.fromkeys(kernels))[:most])
+            jobs += [job for job, kernel in zip(each, kernels, strict=True) if kernel in first]
+    return jobs
+
+
+def _tuned_shapes(operation: KernelOperation, policy: PrecisionPolicy) -> list[ProblemShape]:
+    """Its own, and samples but for those that are there to be compiled alone: with a bias, say, or scales of any type.
+
+    Those take what other shapes have, or the default: it must be one of few, as it may be launched for any size.
+    """
+    samples = [shape for shape in operation.samples(policy) if shape == shape.plain]
+    return list(dict.fromkeys(shape.rounded for shape in (*samples, *operation.shapes(policy))))
+
+
+def _fewest_kernels(
+    tried: Mapping[ProblemShape, Sequence[tuple[float, ConfigCandidate]]],
+) -> dict[ProblemShape, ConfigEntry]:
+    """For each shape a config that is predicted to be near the best, and of as few kernels as that takes."""
+    near: dict[ProblemShape, dict[Config, tuple[float, ConfigCandidate]]] = {}
+    for shape, predicted in tried.items():
+        best = min(seconds for seconds, _ in predicted)
+        for seconds, candidate in sorted(predicted, key=lambda each: each[0]):
+            if seconds <= NEAR * best < math.inf:
+                kernel = candidate.main[0].variant.config
+                near.setdefault(shape, {}).setdefault(kernel, (seconds, candidate))
+    entries: dict[ProblemShape, ConfigEntry] = {}
+    while near:
+        serves = Counter(kernel for options in near.values() for kernel in options)
+        kernel = max(serves, key=lambda each: serves[each])
+        for shape in [shape for shape, options in near.items() if kernel in options]:
+            seconds, candidate = near.pop(shape)[kernel]
+            entries[shape] = ConfigEntry(candidate.config, static_facts(candidate, seconds))
+    return entries
+
+
+@cache
+def _driver_version() -> str:
+    """As nvidia-smi says it; empty where that is not to be had."""
+    import subprocess
+
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return said.stdout.splitlines()[0].strip() if said.stdout else ""

@@ -1,0 +1,169 @@
+"""int4 weights times few rows of activations on the lanes: decoding where no tensor core helps.
+
+A weight costs about three instructions, and one multiply-add per token: a code becomes a float without a conversion,
+since a nibble that is or-ed into a mantissa in place is that code above a power of two, and taking off the power and
+the zero point is one exact subtraction. Activations are loaded and widened once for several rows of the weight.
+
+Arithmetic is fp32 whatever the storage: on 6.1 half precision runs at a 64th of its rate. Only 6.0, where it runs at
+twice the rate, multiplies in fp16, and sums the few products that a thread has of one group in it: codes are taken
+as 128ths, so that no such sum leaves fp16's range unless the activations do.
+"""
+
+# What is inside a kernel is Triton's language, of which type checkers know nothing.
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
+# ruff: noqa: RUF005  tuples grow by addition there
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..device.dtypes import type_name
+from ..device.precision import GEMV_ROWS
+from ..launch.compiled_launch import cached, cdiv
+from ..launch.variant import Config, Variant
+from .packed_int4 import PackedInt4
+
+MAX_TOKENS = GEMV_ROWS
+HALF_UNIT = 9 * 2.0**-11  # of a product in fp16, rounded once itself and in at most eight sums
+
+
+@triton.jit
+def _code(packed, nibble: tl.constexpr, zero):
+    """code - zero of one nibble, in fp32, exactly."""
+    # The first five nibbles fit the mantissa where they are, the others 12 bits further down.
+    SHIFT: tl.constexpr = 0 if nibble < 5 else 12
+    BIT: tl.constexpr = 4 * nibble - SHIFT
+    EXPONENT: tl.constexpr = (150 - BIT) << 23  # of 2 ** (23 - BIT), whose unit in the last place is 2 ** -BIT
+    above = (((packed >> SHIFT) & (15 << BIT)) | EXPONENT).to(tl.float32, bitcast=True)
+    return above - (zero + 2.0 ** (23 - BIT))
+
+
+@triton.jit
+def _code_in_half(packed, nibble: tl.constexpr, zero):
+    """(code - zero) / 128 of one nibble, in fp16, exactly."""
+    # Above 8, whose unit in the last place is 1 / 128; the next four bits above 1 / 2, likewise.
+    LOW: tl.constexpr = nibble % 2 == 0
+    in_place = packed >> (8 * (nibble // 2))
+    above = (in_place & (0x000F if LOW else 0x00F0)) | (0x4800 if LOW else 0x3800)
+    power = (8.0 if LOW else 0.5) + zero * 0.0078125
+    return above.to(tl.int16).to(tl.float16, bitcast=True) - power.to(tl.float16)
+
+
+@triton.jit(do_not_specialize=("N", "T", "BIASED"))
+def _gemv(
+    x, words, scales, zeros, bias, out, T, N, K, BIASED,
+    M: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr,
+    ROWS: tl.constexpr, REPEAT: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """Each program: REPEAT times ROWS rows of the weight, and M of the T rows of x.
+
+    SPAN words of a row at a time, in fours that one thread loads: tensors are [ROWS, SPAN // 4, 4] and [ROWS,
+    SPAN // 4], so that nothing changes hands between threads before the end. BIASED: N, or 0 without a bias.
+    """
+    NIBBLES: tl.constexpr = 8 * GROUP // 128  # of a word, in one group
+    GROUPS: tl.constexpr = 128 // GROUP  # of a tile
+    SUM: tl.constexpr = tl.float16 if HALF else tl.float32
+    row = tl.program_id(0) * (ROWS * REPEAT) + tl.arange(0, ROWS)[:, None]
+    four = tl.arange(0, SPAN // 4)[None, :]
+    word = 4 * (four % 4)[:, :, None] + tl.arange(0, 4)[None, None, :]
+    token = tl.program_id(1) * M
+    sums = (tl.zeros((ROWS, SPAN // 4), tl.float32),) * (M * REPEAT)
+    for start in range(0, K // 128, SPAN // 16):
+        tile = start + four // 4 + tl.zeros((ROWS, 1), tl.int32)
+        inside = tile < K // 128
+        packed = ()
+        for repeat in tl.static_range(REPEAT):
+            at = tile.to(tl.int64) * N + (row + repeat * ROWS)
+            known = inside & (row + repeat * ROWS < N)
+            packed = packed + (tl.load(words + at[:, :, None] * 16 + word, known[:, :, None], 0),)
+        column = tile[:, :, None] * 128 + word
+        for group in tl.static_range(GROUPS):
+            zero = ()
+            scale = ()
+            for repeat in tl.static_range(REPEAT):
+                which = (tile * GROUPS + group).to(tl.int64) * N + (row + repeat * ROWS)
+                which = tl.max_contiguous(which, [1, 1])  # else it would be loaded along N, and change hands
+                known = inside & (row + repeat * ROWS < N)
+                zero = zero + (tl.load(zeros + which, known, 0).to(tl.float32),)
+                scale = scale + (tl.load(scales + which, known, 0.0).to(tl.float32),)
+            dots = (tl.zeros((ROWS, SPAN // 4, 4), SUM),) * (M * REPEAT)
+            for nibble in tl.static_range(group * NIBBLES, (group + 1) * NIBBLES):
+                values = ()
+                for m in tl.static_range(M):
+                    at_x = x + tl.minimum(token + m, T - 1).to(tl.int64) * K + column + 16 * nibble
+                    values = values + (tl.load(at_x, inside[:, :, None], 0.0).to(SUM),)
+                more = ()
+                for repeat in tl.static_range(REPEAT):
+                    if HALF:
+                        code = _code_in_half(packed[repeat], nibble, zero[repeat][:, :, None])
+                    else:
+                        code = _code(packed[repeat], nibble, zero[repeat][:, :, None])
+                    for m in tl.static_range(M):
+                        more = more + (dots[repeat * M + m] + code * values[m],)
+                dots = more
+            more = ()
+            for index in tl.static_range(M * REPEAT):
+                dot = tl.sum(dots[index].to(tl.float32), axis=2)
+                more = more + (sums[index] + scale[index // M] * (dot * 128.0 if HALF else dot),)
+            sums = more
+    rows = tl.program_id(0) * (ROWS * REPEAT) + tl.arange(0, ROWS)
+    for repeat in tl.static_range(REPEAT):
+        this = rows + repeat * ROWS
+        added = tl.load(bias + this, this < BIASED, 0.0).to(tl.float32)
+        for m in tl.static_range(M):
+            result = tl.sum(sums[repeat * M + m], axis=1)
+            result += added
+            at_out = out + (token + m).to(tl.int64) * N + this
+            tl.store(at_out, result.to(out.dtype.element_ty), (this < N) & (token + m + 0 * this < T))
+
+
+@cached
+def gemv_variant(
+    dtype: str, num_tokens: int, group_size: int, config: Config, *, scales: str, bias: str | None, half: bool = False
+) -> Variant:
+    """`dtype`, `scales`, `bias`: of x and the result, of the scales, of the bias, in Triton's words; without a bias it
+    is the same.
+
+    num_tokens  that a program takes, up to MAX_TOKENS; weights are read once for each such lot
+    half        multiplies in fp16; dtype is fp16 then
+    config      ROWS of the weight that a program holds at a time, REPEAT such lots; its warps decide the SPAN
+    """
+    types = {
+        "x": f"*{dtype}", "words": "*i32", "scales": f"*{scales}", "zeros": "*i8",
+        "bias": f"*{bias or dtype}", "out": f"*{dtype}", "T": "i32", "N": "i32", "K": "i32", "BIASED": "i32",
+    }  # fmt: skip
+    constants = {"M": num_tokens, "GROUP": group_size, "HALF": half, "SPAN": _span(config)}
+    pointers = tuple(name for name, kind in types.items() if kind.startswith("*"))
+    return Variant("w4a16_gemv", _gemv, tuple(types.items()), tuple(constants.items()), config, (*pointers, "K"))
+
+
+def _span(config: Config) -> int:
+    """Four words for each thread."""
+    return 128 * config.num_warps // config.number("ROWS")
+
+
+def tokens_at_once(num_tokens: int) -> int:
+    """As even lots as MAX_TOKENS allows."""
+    lots = -(-num_tokens // MAX_TOKENS)
+    return -(-num_tokens // lots)
+
+
+def gemv_grid(num_tokens: int, num_rows: int, config: Config) -> tuple[int, int]:
+    lots = cdiv(num_tokens, tokens_at_once(num_tokens))
+    return cdiv(num_rows, config["ROWS"] * config["REPEAT"]), lots
+
+
+def gemv(x: torch.Tensor, weight: PackedInt4, config: Config, *, half: bool = False) -> torch.Tensor:
+    """y [M, N] = x [M, K] @ w.T + bias in the dtype of x, which is contiguous. half: multiplied in fp16."""
+    (num_rows, num_columns), num_tokens, bias = weight.shape, x.shape[0], weight.bias
+    out = torch.empty((num_tokens, num_rows), dtype=x.dtype, device=x.device)
+    variant = gemv_variant(
+        type_name(x), tokens_at_once(num_tokens), weight.group_size, config,
+        scales=type_name(weight.scales), bias=None if bias is None else type_name(bias), half=half,
+    )  # fmt: skip
+    given, biased = (x, 0) if bias is None else (bias, num_rows)
+    arguments = (x, weight.words, weight.scales, weight.zeros, given, out)
+    variant.launch(gemv_grid(num_tokens, num_rows, config), *arguments, num_tokens, num_rows, num_columns, biased)
+    return out

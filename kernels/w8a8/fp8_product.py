@@ -1,0 +1,140 @@
+"""Linear layers with fp8 e4m3 weights and activations, from 8.9: y = x @ w.T + bias, x quantised row by row.
+
+Scales of the weight are of output channels, of the whole tensor, or of blocks of 128 x 128 as DeepSeek's checkpoints
+have them: a block's columns are then a product of their own, scaled and added in fp32. The product is that of
+tensor_cores.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..canonical_weights import FP8_BLOCK as BLOCK
+from ..canonical_weights import Fp8Weight
+from ..device.dtypes import TORCH_DTYPES, rounding_unit_of, smallest_spacing
+from ..device.precision import PrecisionPolicy
+from ..device.roofline import LinearWork, OperationWork
+from ..launch.kernel_operation import KernelLaunch, KernelProblem, ProblemShape
+from ..launch.model_shapes import MODELS
+from ..launch.variant import Config
+from . import tensor_core_gemm
+from .int8_problem import checked_rows
+from .quantize_rows import QuantizedRows, quantize_rows
+from .tensor_core_gemm import PackedRows8
+
+__all__ = ["BLOCK", "Fp8ProductOperation", "Fp8Weight", "linear_fp8", "pack_fp8"]
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
+ODD = 4112  # columns: sixteens, and no multiple of a step
+
+
+def pack_fp8(weight: Fp8Weight) -> PackedRows8:
+    """Scales as fp32, which any format's are exactly: the kernels are compiled for that alone.
+
+    Raises ValueError for a K that is not in sixteens, other codes than e4m3 and scales of another shape.
+    """
+    num_rows, num_columns = weight.shape
+    if weight.codes.dtype != torch.float8_e4m3fn or num_columns % 16:
+        raise ValueError(f"fp8 kernels take e4m3 and a K in sixteens, not {weight.codes.dtype} and K {num_columns}")
+    codes, scales, shape = weight.codes.contiguous(), weight.scales.float(), tuple(weight.scales.shape)
+    if weight.in_blocks:
+        return PackedRows8(codes, scales.T.contiguous(), None, BLOCK, BLOCK, weight.bias)
+    if shape not in ((1, 1), (num_rows, 1)):
+        raise ValueError(f"scales: {shape} is none of (1, 1), (N, 1), (ceil(N / {BLOCK}), ceil(K / {BLOCK}))")
+    return PackedRows8(codes, scales.expand(num_rows, 1).T.contiguous(), bias=weight.bias)
+
+
+def linear_fp8(x: torch.Tensor, weight: PackedRows8, config: Config, quantizing: Config | None = None) -> torch.Tensor:
+    """y [M, N] = x [M, K] @ w.T + bias in the dtype of x; contiguous x. quantizing: config of quantize_rows_fp8."""
+    return tensor_core_gemm.multiply(quantize_rows(x, "fp8", quantizing), weight, x.dtype, config)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8ProductOperation:
+    """The product, of x already quantised: that is an operation of its own (quantize_rows.py).
+
+    Shape: m rows of x, n of the weight, k columns, group 0 (a scale for each row) or 128 (for each block).
+    """
+
+    name: str = "fp8"
+    exact: frozenset[str] = frozenset({"group"})
+
+    def refusal(self, policy: PrecisionPolicy) -> str:
+        return policy.reasons["fp8"] if policy.fp8 is None else ""
+
+    def shapes(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
+        sizes = sorted({size for model in MODELS for size in model.linears.values()})
+        return tuple(
+            ProblemShape.of(m=m, n=n, k=k, group=group) for group in (0, BLOCK) for n, k in sizes for m in ROWS
+        )
+
+    def samples(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
+        """With and without blocks; of each, a bias and a K that ends within a step."""
+        often = tuple(ProblemShape.of(m=m, n=4096, k=4096, group=g) for g in (0, BLOCK) for m in (1, 16, 32, 64, 2048))
+        seldom = (ProblemShape.of(m=m, n=4096, k=ODD, group=g, bias="yes") for g in (0, BLOCK) for m in (16, 2048))
+        return (often[0], *seldom, *often[1:])
+
+    def small(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
+        return tuple(ProblemShape.of(m=m, n=128, k=256, group=group) for group in (0, BLOCK) for m in (3, 20))
+
+    def configs(self, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
+        return tensor_core_gemm.tensor_configs(policy, shape["m"], shape["n"], shape["k"], shape["group"], fp8=True)
+
+    def launches(self, policy: PrecisionPolicy, shape: ProblemShape, config: Config) -> tuple[KernelLaunch, ...]:
+        share = BLOCK if shape["group"] else 1
+        bias = policy.storage if shape.get("bias", "") else None
+        made = tensor_core_gemm.multiply_variants(
+            policy.storage, shape["k"], config, fp8=True, group=shape["group"], share=share, bias=bias
+        )  # fmt: skip
+        return tensor_core_gemm.multiply_launches(policy, shape["m"], shape["n"], config, made, fp8=True)
+
+    def work(self, policy: PrecisionPolicy, shape: ProblemShape) -> OperationWork:
+        return LinearWork(shape["m"], shape["n"], shape["k"], 8, shape["group"] or shape["k"], "fp8")
+
+    def problem(
+        self, policy: PrecisionPolicy, shape: ProblemShape, device: torch.device, seed: int = 0
+    ) -> KernelProblem:
+        dtype = TORCH_DTYPES[policy.storage]
+        m, n, k = shape["m"], shape["n"], shape["k"]
+        generator = torch.Generator(device).manual_seed(seed)
+        codes = (torch.randn((n, k), generator=generator, device=device) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
+        size = (-(-n // BLOCK), -(-k // BLOCK)) if shape["group"] else (n, 1)
+        scales = (torch.rand(size, generator=generator, device=device) + 0.5) / (100 * k**0.5)
+        bias = torch.randn(n, generator=generator, device=device).to(dtype) if shape.get("bias", "") else None
+        given = Fp8Weight(codes, scales, bias)
+        x = torch.randn((m, k), generator=generator, device=device).to(dtype)
+        weight, rows = pack_fp8(given), quantize_rows(x, "fp8")
+        dense = given.dequantize().to(dtype)
+
+        def scaled_mm() -> torch.Tensor:
+            """With scales of rows, which is what torch has for e4m3 everywhere."""
+            if shape["group"]:
+                raise NotImplementedError("torch._scaled_mm with scales of rows of x and of blocks of the weight")
+            return torch._scaled_mm(rows.codes, codes.T, rows.scales[:, None], scales.T, out_dtype=torch.bfloat16)
+
+        return KernelProblem(
+            run=lambda config: tensor_core_gemm.multiply(rows, weight, dtype, config),
+            error=lambda found: product_error(rows, given, found, checked_rows(m, seed, device)),
+            work=self.work(policy, shape),
+            peers={f"torch.matmul {policy.storage}": lambda: torch.matmul(x, dense.T), "torch._scaled_mm": scaled_mm},
+        )
+
+
+def product_error(x: QuantizedRows, weight: Fp8Weight, found: torch.Tensor, rows: torch.Tensor | None = None) -> float:
+    """The worst difference to fp64, over what rounding explains. rows: those that are looked at; None: all.
+
+    Tensor cores keep 14 bits or more of a sum of fp8 products, which are exact (DeepSeek-V3 technical report, 3.3.2:
+    wgmma), for 128 columns, in steps of 32; the interpreter sums in fp32.
+    """
+    if rows is not None:
+        x, found = QuantizedRows(x.codes.double()[rows], x.scales[rows]), found[rows]
+    a, b = x.codes.double() * x.scales.double()[:, None], weight.dequantize(torch.float64)
+    expected, terms = a @ b.T, a.abs() @ b.abs().T
+    if weight.bias is not None:
+        expected += weight.bias.double()
+        terms += weight.bias.double().abs()
+    summing = 4 * 2.0**-13 + a.shape[1] / 128 * 2.0**-24 if found.is_cuda else (a.shape[1] + 8) * 2.0**-24
+    bound = rounding_unit_of(found) * expected.abs() + summing * terms + smallest_spacing(found.dtype)
+    return float(((found.double() - expected).abs() / bound).max())
