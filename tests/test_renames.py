@@ -1,0 +1,36 @@
+"""docs/contribute/renames.md: what it calls new is there, and what it calls old is not."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "docs" / "contribute" / "renames.md"
+ROWS = [re.findall(r"`([^`]+)`", line) for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+
+
+def is_there(module: str) -> bool:
+    try:
+        return find_spec(f"motley.{module}") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def test_each_new_module_is_there_and_no_old_one() -> None:
+    modules = dict(row for row in ROWS if len(row) == 2)
+    assert modules
+    assert [new for new in modules.values() if not is_there(new)] == []
+    assert [old for old in modules if is_there(old) and old not in modules.values() and not is_package(old)] == []
+
+
+def is_package(module: str) -> bool:
+    found = find_spec(f"motley.{module}")
+    return found is not None and found.submodule_search_locations is not None
+
+
+def test_each_new_class_is_there() -> None:
+    classes = [row for row in ROWS if len(row) == 4]
+    assert classes
+    assert [row for row in classes if not hasattr(importlib.import_module(f"motley.{row[3]}"), row[2])] == []
