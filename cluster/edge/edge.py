@@ -22,6 +22,7 @@ PEER_HEADER = "motley-peer"  # the address that it comes from, which is HAProxy'
 LAST_HEADER = "motley-last"  # of an answer after which the connection is closed; HAProxy keeps `connection` to itself
 HEAD_S = 10  # from a connection, or the first byte of a next request, to the end of its head
 MIN_STALL_S = 30  # a client may owe what it sends, and leave unread what is there, for so long at least
+GRACE_S = 5  # HAProxy waits for a client so much longer than the ingress, whose error says what did not come
 SILENCE_S = 3600  # a gRPC stream may live for so long without a message, of its client's or to it
 MAX_HEAD_BYTES = 16 * 2**10  # path and headers of a request; of a larger one 431 tells, or RESOURCE_EXHAUSTED
 MAX_HEAD_FIELDS = 128
@@ -59,7 +60,7 @@ class Edge:
 
     host, http_port, grpc_port   as asked
     tls                          None: in the clear
-    reader_timeout_s             the ingress leaves a client that reads nothing for so long; HAProxy not before
+    reader_timeout_s             the ingress leaves a client that reads nothing for so long; HAProxy later
     inner_http, inner_grpc       with TLS: ports on loopback without it, for `motley serve` itself
     check                        HAProxy asks Serve for its health by this path and method, a secret of the two
     """
@@ -124,7 +125,7 @@ class Edge:
         return max(MIN_STALL_S, math.ceil(self.reader_timeout_s))
 
     def _timeouts(self) -> list[str]:
-        return [f"timeout client {self._stall_s}s", f"timeout http-request {HEAD_S}s"]
+        return [f"timeout client {self._stall_s + GRACE_S}s", f"timeout http-request {HEAD_S}s"]
 
     def _patience(self) -> list[str]:
         """Of gRPC. `timeout client` counts for a client that has said all for now, and has not closed its side.

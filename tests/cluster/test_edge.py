@@ -66,6 +66,7 @@ def plain(backends: Backends, plain_folder: Path) -> Iterator[Edge]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(edges, "HEAD_S", HEAD_S)
         patch.setattr(edges, "MIN_STALL_S", STALL_S)
+        patch.setattr(edges, "GRACE_S", 0)
         with haproxy(plain_folder, edge, backends.http_port, backends.grpc_port):
             yield edge
 
@@ -335,6 +336,7 @@ def test_connections_without_a_handshake_are_closed(
 ) -> None:
     """However long a stream may be silent."""
     monkeypatch.setattr(edges, "MIN_STALL_S", STALL_S)
+    monkeypatch.setattr(edges, "GRACE_S", 0)
     tls, inner = choose_tls(certificates.cert, certificates.key, None), settled_block(2)
     ports = {"http_port": free_port(), "grpc_port": free_port(), "inner_http": inner, "inner_grpc": inner + 1}
     edge = Edge(host="0.0.0.0", tls=tls, **ports)

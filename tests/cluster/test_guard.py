@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from motley.cluster.auth.guard import check_bind, check_host, check_peer, is_loopback
+from motley.cluster.edge.edge import Edge
 from motley.cluster.failures import ConfigurationError, Forbidden
 from motley.cluster.web import http_guard
 from motley.cluster.web.rpc import _host
@@ -98,3 +101,13 @@ async def test_a_body_that_does_not_arrive(ingress: Any, monkeypatch: pytest.Mon
     await ingress.__serve_build_asgi_app__()(scope | {"client": ("127.0.0.1", 1)}, receive, send)
     assert sent[0]["status"] == 408
     assert json.loads(sent[1]["body"])["error"]["code"] == "slow_body"
+
+
+@pytest.mark.parametrize("reader_timeout_s", [0.0, 5.0, 100.0])
+def test_the_ingress_ends_its_wait_for_a_body_before_haproxy_does(reader_timeout_s: float, tmp_path: Path) -> None:
+    """Or it is chance whether a client reads that its body is slow, or HAProxy's page that its request is malformed."""
+    edge = Edge(host="127.0.0.1", http_port=1, grpc_port=2, reader_timeout_s=reader_timeout_s)
+    timeouts = "".join(replacement for _, replacement, _ in edge.edits(tmp_path))
+    found = [int(seconds) for seconds in re.findall(r"timeout client (\d+)s", timeouts)]
+    assert len(found) == 2, "of HTTP, and of gRPC"
+    assert min(found) >= max(http_guard.BODY_S, reader_timeout_s) + 5
