@@ -132,7 +132,7 @@ class Tokenizer:
         if doubt is not None:
             log.warning("%s: texts are read in a process of their own, since of its %s %s", FILE, *doubt)
         backend = load_backend(text, state) if doubt is None else load_backend(*without_steps(state))
-        beside = TokenizerAside(folder) if aside else None
+        beside = TokenizerAside(folder, "" if doubt is None else doubt[0]) if aside else None
         runs = doubt is None and beside is not None and minds_long_runs(state)
         growth = growth_of(state) if aside and doubt is None else 1.0
         return cls(backend, config, aside=beside, doubtful=doubt is not None, minds_long_runs=runs, growth=growth)

@@ -45,11 +45,14 @@ class _Text:
 class TokenizerAside:
     """The tokenizer of a checkpoint's folder. Starts nothing before it is first needed; safe to use from threads.
 
+    component: of the file, that is in doubt; named where loading it takes more than it may.
+
     Tenants take turns; whoever waits holds no thread, and one who has left is passed over.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, component: str = "") -> None:
         self._folder = folder
+        self._component = component
         self._lock = threading.Lock()
         self._nursery: _Nursery | None = None
         self._line_lock = threading.Lock()
@@ -100,7 +103,7 @@ class TokenizerAside:
     def _running(self) -> _Nursery:
         with self._lock:
             if self._nursery is None or not self._nursery.alive:
-                self._nursery = _Nursery(self._folder)
+                self._nursery = _Nursery(self._folder, self._component)
                 weakref.finalize(self, self._nursery.close)
             return self._nursery
 
@@ -108,7 +111,7 @@ class TokenizerAside:
 class _Nursery:
     """The process that those of the texts are forked from; it ends when its socket does."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, component: str) -> None:
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -123,7 +126,8 @@ class _Nursery:
         if answer is None or "error" in answer:
             self.close()
             if answer is None:
-                raise CheckpointError("takes more time or memory to load than a tokenizer may", file="tokenizer.json")
+                message = "takes more time or memory to load than a tokenizer may"
+                raise CheckpointError(message, file="tokenizer.json", tensor=component)
             raise _error(answer["error"])
 
     @property

@@ -211,6 +211,12 @@ def test_what_fails_in_its_own_process_is_named_at_load(tmp_path: Path) -> None:
     assert (caught.value.file, caught.value.tensor) == ("tokenizer.json", "pre_tokenizer")
 
 
+def test_what_takes_too_much_to_load_names_the_component_in_doubt(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="more time or memory") as caught:
+        load(tmp_path, file(normalizer=growing(9, "e")))
+    assert (caught.value.file, caught.value.tensor) == ("tokenizer.json", "normalizer")
+
+
 def test_an_error_of_the_library_is_the_texts(tmp_path: Path) -> None:
     """Of a tokenizer that is used where it is, too: this one knows only the short text that it is tried with."""
     words = {"type": "WordLevel", "unk_token": "?", "vocab": {"A probe: 1 é 中 😀": 0}}
