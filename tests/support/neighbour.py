@@ -58,10 +58,11 @@ class Run:
 
 
 class Neighbour:
-    """Its calls are of the id NEIGHBOUR."""
+    """Its calls are of the id NEIGHBOUR, and bring `key` where there are keys."""
 
-    def __init__(self, service: Served) -> None:
+    def __init__(self, service: Served, key: str = "") -> None:
         self._service = service
+        self._metadata = (("x-request-id", NEIGHBOUR), *((("x-api-key", key),) if key else ()))
         self._stop = threading.Event()
         self._alone = Run()
         self._pressed = Run()
@@ -125,10 +126,11 @@ class Neighbour:
     def _run(self, most: int, run: Run, enough: Callable[[], bool], settle_s: float = 0.0) -> None:
         sampling = pb.SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
         request = pb.CompleteRequest(text="a steady neighbour", sampling=sampling, request_id=NEIGHBOUR)
-        metadata = (("x-request-id", NEIGHBOUR),)
         first_s = 0.0
         with grpc.insecure_channel(self._service.grpc, OWN) as channel, ThreadPoolExecutor(1) as asking:
-            call = inference_pb2_grpc.InferenceStub(channel).CompleteStream(request, timeout=180, metadata=metadata)
+            call = inference_pb2_grpc.InferenceStub(channel).CompleteStream(
+                request, timeout=180, metadata=self._metadata
+            )
             told: list[Future[int]] = []  # it reads on while the engine's steps are asked for
             enough_s = 0.0
             for chunk in call:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import select
 import signal
 import socket
 import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,11 @@ import grpc
 import pytest
 from endless import CHUNK, MAX_TAKEN, flood, http_head
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from holders import half_closed, halves_of_bodies
 from leaving import Leaving
 from neighbour import NEIGHBOUR, Neighbour
 from raw_calls import MANY_TOKENS, Asked, Protocol, RawCall, in_parts
-from raw_http import DATA, END_STREAM, GOAWAY, HEADERS, RST_STREAM, Http2, frame, head, post, unread
+from raw_http import GOAWAY, HEADERS, RST_STREAM, Http2, head, post, unread
 from served import Served, alive, served, wait_for
 
 from motley.cluster.protos import inference_pb2 as pb
@@ -181,7 +181,10 @@ def test_senders_that_do_not_stop(pressed: Served, neighbour: Neighbour, report:
             assert received.startswith(b"HTTP/1.1 413 "), received
             assert b"\r\nconnection: close\r\n" in received.lower()
             assert taken < MAX_TAKEN
-        assert halves_of_bodies(pressed.http_port, 300, 2**20) > 0, "refused: together they are more than may be held"
+        with halves_of_bodies(pressed.http_port, 300, 2**20) as statuses:
+            found = statuses()
+        assert set(found) <= {"429", "408"}
+        assert found["429"] > 0, "refused: together they are more than may be held"
         for method in (COMPLETE_STREAM, "/motley.v1.Inference/Complete", "/vllm.grpc.engine.VllmEngine/Generate"):
             assert "closed without a whole message" in half_closed(pressed.grpc_port, method)
         with grpc.insecure_channel(pressed.grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
@@ -194,32 +197,6 @@ def test_senders_that_do_not_stop(pressed: Served, neighbour: Neighbour, report:
     report(f"senders that do not stop: {neighbour.pace()}")
     assert pressed.replicas() == replicas, "the same processes"
     pressed.wait_idle()
-
-
-def halves_of_bodies(port: int, count: int, size: int) -> int:
-    """So many bodies of which all but the end is sent, at once; how many were refused for the room they take."""
-    head = f"Content-Type: application/json\r\nContent-Length: {size + 1}\r\n"
-    with ExitStack() as open_things:
-        connections = []
-        for _ in range(count):
-            connection = open_things.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
-            connections.append(connection)
-            with suppress(ConnectionError):
-                connection.sendall(http_head("POST /v1/completions", head) + b" " * size)
-        answered, _, _ = select.select(connections, [], [], 5)
-        statuses = [connection.recv(4096)[9:12] for connection in answered]
-    assert set(statuses) <= {b"429", b"408"}
-    return statuses.count(b"429")
-
-
-def half_closed(port: int, method: str) -> str:
-    """What a call ends with whose client has closed its side and sent no message."""
-    client = Http2(port)
-    number, opening = client.head(port, method)
-    client.connection.sendall(opening + frame(DATA, END_STREAM, number))
-    wait_for(lambda: client.read(1.0) and b"grpc-status" in client.payloads.get((HEADERS, number), b""), "its end", 30)
-    client.close()
-    return client.payloads[HEADERS, number].decode("latin-1")
 
 
 def answers_to_heads(stub: Any, size: int) -> set[str]:
