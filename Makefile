@@ -7,8 +7,8 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-# Those of the images, from the table in pyproject.toml: each once.
-IMAGE_TRITONS := $(sort $(shell sed -n 's/^cu[0-9]* = .*triton = "\([0-9.]*\)".*/\1/p' pyproject.toml))
+# Those of the CUDA builds of torch, from the table in pyproject.toml: each once.
+CUDA_TRITONS := $(sort $(shell sed -n 's/^cu[0-9]* = .*triton = "\([0-9.]*\)".*/\1/p' pyproject.toml))
 # Seconds of two cores that compiling for every capability may take with nothing cached, where kernels/compiler/compile_speed.py
 # takes its REFERENCE_S; elsewhere as much more as that takes more there. A fifth more than the most that they took at
 # that pace: 421 s on an EPYC (326 s of its two cores), and some 20 s for what has been added since; 35 s of the
@@ -80,8 +80,8 @@ $(PARTS:%=unit-%): unit-%: $(VENV)/.dev
 	@rm -rf $(UNIT)/$* && mkdir -p $(UNIT)/$*
 	$(NICE) $(BIN)/pytest $(THOROUGH) -o cache_dir=$(UNIT)/$* $(WHAT); status=$$?; echo $$status > $(UNIT)/$*/status; exit $$status
 
-kernels: $(VENV)/.dev $(IMAGE_TRITONS:%=$(VENV)/.triton-%)  ## kernels compiled for every capability, with no GPU; all if any has changed
-	@for version in $(IMAGE_TRITONS); do \
+kernels: $(VENV)/.dev $(CUDA_TRITONS:%=$(VENV)/.triton-%)  ## kernels compiled for every capability, with no GPU; all if any has changed
+	@for version in $(CUDA_TRITONS); do \
 	  PYTHONPATH=$(VENV)/triton-$$version $(BIN)/motley kernels compile --all --summary --budget $(MATRIX_S) \
 	    --check kernels/README.md || exit 1; \
 	done
@@ -95,9 +95,9 @@ table: $(VENV)/.kernels.md  ## the same, and kernels/README.md written anew from
 	@cp $< kernels/README.md
 
 .PHONY: $(VENV)/.kernels.md
-$(VENV)/.kernels.md: $(VENV)/.dev $(IMAGE_TRITONS:%=$(VENV)/.triton-%)
+$(VENV)/.kernels.md: $(VENV)/.dev $(CUDA_TRITONS:%=$(VENV)/.triton-%)
 	@cp kernels/README.md $@
-	@for version in $(IMAGE_TRITONS); do \
+	@for version in $(CUDA_TRITONS); do \
 	  PYTHONPATH=$(VENV)/triton-$$version $(BIN)/motley kernels compile --all --summary --budget $(MATRIX_S) \
 	    --table $@ || exit 1; \
 	done

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..device.compute_capability import CAPABILITIES
 from .compile_matrix import MatrixRow
+from .source_text import code_alone
 
 __all__ = ["is_page_current", "read_matrix", "render_matrix", "sources_digest", "write_page"]
 
@@ -36,14 +37,17 @@ def render_matrix(rows: Sequence[MatrixRow]) -> str:
 
 
 def sources_digest(table: str) -> str:
-    """A digest of that table and of all that decides what is compiled and how it is judged: this package but for the
-    CPU's part and for what only measures, its tuned tables, and Triton's release.
+    """Hex digest of that table and of all that decides what is compiled and how it is judged: the code of this package
+    but for the CPU's part and for what only measures, its tuned tables, and Triton's release. Comments and docstrings
+    decide nothing.
     """
     digest = hashlib.sha256(f"{metadata.version('triton')}\0{table}".encode())
     for path in sorted(path for kind in ("*.py", "*.json") for path in _HERE.rglob(kind)):
         name = path.relative_to(_HERE)
         if name.parts[0] != "cpu" and name.as_posix() not in _MEASURING:
-            digest.update(f"\0{name.as_posix()}\0".encode() + path.read_bytes())
+            text = path.read_text()
+            text = code_alone(text) if path.suffix == ".py" else text
+            digest.update(f"\0{name.as_posix()}\0{text}".encode())
     return digest.hexdigest()[:32]
 
 

@@ -10,6 +10,7 @@ import pytest
 from motley.kernels.device.compute_capability import CAPABILITIES
 from motley.kernels.tuning import matrix_page
 from motley.kernels.tuning.compile_matrix import MatrixRow
+from motley.kernels.tuning.source_text import code_alone
 
 ROWS = [
     MatrixRow("op", "kernel", (6, 1), "m=1", {}, "", "", registers=40, shared=2048, occupancy=0.5, mix={"fma.f32": 3})
@@ -43,6 +44,28 @@ def test_a_page_has_the_table_that_was_written_and_what_is_around_it(before: str
     assert not matrix_page.is_page_current(path), "of a part of the kernels nothing is said of all"
 
 
+def test_code_alone_is_what_is_digested() -> None:
+    source = '''"""Module."""
+import x  # why
+
+
+class A:
+    """Class.
+
+    More.
+    """
+
+    text = """
+    # stays
+    """
+
+    def f(self): "one line"; return "#" # why
+'''
+    code = 'import x\nclass A:\n    text = """\n    # stays\n    """\n    def f(self): "one line"; return "#"'
+    assert code_alone(source) == code
+    assert code_alone(code) == code
+
+
 def test_a_table_is_of_the_very_sources_tables_and_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever of these changes; the CPU's part, and what only measures, has nothing to do with it."""
     folder, path = tmp_path / "kernels", tmp_path / "page.md"
@@ -55,10 +78,13 @@ def test_a_table_is_of_the_very_sources_tables_and_triton(tmp_path: Path, monkey
         assert matrix_page.is_page_current(path), changed
     for changed in ("w4a16/int4_gemv.py", "compiler/aot.py", "tuned/sm61/w4a16_gemv.json"):
         before = (folder / changed).read_bytes()
-        (folder / changed).write_bytes(before + b"\n")
+        (folder / changed).write_bytes(before + (b"CHANGED = 1\n" if changed.endswith(".py") else b"\n"))
         assert not matrix_page.is_page_current(path), changed
         (folder / changed).write_bytes(before)
         assert matrix_page.is_page_current(path)
+    gemv = folder / "w4a16" / "int4_gemv.py"
+    gemv.write_text(gemv.read_text().replace('"""', '"""Otherwise said: ', 1) + "# and a comment\n")
+    assert matrix_page.is_page_current(path), "what is said of the code decides nothing"
     (folder / "silu.py").write_text("")
     assert not matrix_page.is_page_current(path)
     (folder / "silu.py").unlink()
