@@ -72,6 +72,7 @@ class Admitted:
     model: str
     created: int  # Unix seconds
     admitted_s: float = field(default_factory=time.monotonic)
+    prompt_is_cut: bool = False  # the request has only one end of what the client gave
 
     @property
     def prompt_shown(self) -> int:

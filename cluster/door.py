@@ -102,7 +102,7 @@ class Door:
         timeout_s, began = _sooner(ask.timeout_s, caller.timeout_s), caller.arrived_s
         try:
             async with asyncio.timeout(_left(timeout_s, began)):
-                prompt_ids = await self.prompt_ids(
+                prompt_ids, is_cut = await self._read_prompt(
                     ask.prompt,
                     chat=ask.chat,
                     template_arguments=ask.template_arguments,
@@ -136,9 +136,14 @@ class Door:
             cache_salt=self._salt_of(caller.tenant),
             pooling=ask.pooling,
         )
-        return Admitted(request, ask, self.info.name, int(time.time()))
+        return Admitted(request, ask, self.info.name, int(time.time()), prompt_is_cut=is_cut)
 
-    async def prompt_ids(
+    async def prompt_ids(self, prompt: str | Sequence[Any], **how: Any) -> Sequence[int]:
+        """Returns the token ids of a prompt that is not cut. `how` is what `_read_prompt` takes by name."""
+        ids, _ = await self._read_prompt(prompt, **how)
+        return ids
+
+    async def _read_prompt(
         self,
         prompt: str | Sequence[Any],
         *,
@@ -152,10 +157,11 @@ class Door:
         cut: int | None = None,
         cut_end: bool = False,
         name: str = "prompt",
-    ) -> Sequence[int]:
+    ) -> tuple[Sequence[int], bool]:
         """Token ids of text, of ids (checked) or of a chat's messages; at least one. Errors call it `name`.
 
-        `cut`: the last so many of them, or with `cut_end` the first; None: what is too long is refused.
+        `cut`: the last so many of them, or with `cut_end` the first; None: what is too long is refused. Also returns
+        whether there were more.
         """
         limit = self.info.max_model_len * (1 if cut is None else LONGEST_CUT)
         kept = slice(cut) if cut_end or cut is None else slice(-cut, None)
@@ -168,9 +174,11 @@ class Door:
                 "add_generation_prompt": add_generation_prompt,
                 "continue_final_message": continue_final_message,
             }
-            return (await self._tokens(self.tokenizer.begin_chat, prompt, max_tokens=limit, **chosen))[kept]
+            ids = await self._tokens(self.tokenizer.begin_chat, prompt, max_tokens=limit, **chosen)
+            return ids[kept], len(ids[kept]) < len(ids)
         if not isinstance(prompt, str):
-            return self.check_ids(name, prompt[kept] if isinstance(prompt, list | tuple) else prompt)
+            given = prompt[kept] if isinstance(prompt, list | tuple) else prompt
+            return self.check_ids(name, given), len(given) < len(prompt)
         how: dict[str, Any] = {"parse_special": parse_special, "max_tokens": limit, "param": name}
         if len(prompt) <= SHORT_CHARS and parse_special and not self.tokenizer.works_aside:
             ids = self.tokenizer.encode(prompt, add_special_tokens, **how)
@@ -178,7 +186,7 @@ class Door:
             ids = await self._tokens(self.tokenizer.begin_encode, prompt, add_special_tokens, **how)
         if not prompt or not ids:
             raise InvalidRequest(f"{name}: it is empty; give at least one token", param=name, code="invalid_value")
-        return ids[kept]
+        return ids[kept], len(ids[kept]) < len(ids)
 
     def _cut(self, ask: Ask, sampling: SamplingParams) -> int | None:
         """To how many tokens the prompt is cut. Raises InvalidRequest."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
+from itertools import product, takewhile
 
 from ...replicas.errors import InvalidRequest
 from ...replicas.protocol import PromptLogprob, StreamMessage
@@ -37,6 +38,7 @@ from .openai_silent import prompt_only
 Chunk = Object | Written
 
 MAX_CHOICES = 128  # of all prompts of one call together
+MAX_ADDED = 2  # tokens that a tokenizer adds at one end of a text
 
 
 class OpenAIProtocol:
@@ -183,10 +185,31 @@ class OpenAIProtocol:
     async def _echo(self, call: Call, admitted: Admitted, logprobs: Sequence[PromptLogprob] | None) -> Echo | None:
         if not call.echo:
             return None
-        text, ids = admitted.ask.prompt, admitted.request.prompt_ids
-        shown = await self._door.text("prompt", ids, skip_special_tokens=False)
-        text = text if isinstance(text, str) else shown
-        return Echo(text, ids, logprobs, literal=shown == text)
+        prompt, ids = admitted.ask.prompt, admitted.request.prompt_ids
+        if not isinstance(prompt, str):
+            return Echo(await self._door.text("prompt", ids, skip_special_tokens=False), ids, logprobs)
+        if not admitted.prompt_is_cut:
+            found = None if logprobs is None else await self._own(ids, prompt.__eq__)
+            return Echo(prompt, ids, logprobs, found[1] if found is not None else None)
+        kept = await self._own(ids, prompt.startswith if admitted.ask.truncate_end else prompt.endswith)
+        if kept is None:  # such as half of a character
+            kept = await self._door.text("prompt", ids, skip_special_tokens=False), (0, 0)
+        return Echo(kept[0], ids, logprobs, kept[1])
+
+    async def _own(self, ids: Sequence[int], fits: Callable[[str], bool]) -> tuple[str, tuple[int, int]] | None:
+        """The text of the ids, and how many at their beginning and end have none: the tokenizer added them.
+
+        As few as leave a text that fits; None if there is no such.
+        """
+        is_special = self._door.tokenizer.special_ids.__contains__
+        before = sum(1 for _ in takewhile(is_special, ids[:MAX_ADDED]))
+        behind = sum(1 for _ in takewhile(is_special, reversed(ids[-MAX_ADDED:])))
+        for first, last in product(range(before + 1), range(behind + 1)):
+            own = ids[first : len(ids) - last]
+            text = await self._door.text("prompt", own, skip_special_tokens=False) if own else ""
+            if fits(text):
+                return text, (first, last)
+        return None
 
 
 def _next_written(openings: Iterator[Object]) -> Written | None:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from ...replicas.protocol import Delta, FinishReason, PromptLogprob, WeightsTold
+from ...replicas.tokenizer import Tokenizer
 from ..ask import Admitted
 from ..gather import LARGE, Gathered, GatheredChoice, num_values
 from ..web.answers import Object
@@ -15,16 +16,28 @@ from .openai_logprobs import Offsets, Tokens
 class Echo:
     """A prompt to be repeated before its completion.
 
-    literal   the text shows special tokens, as ids decode to; otherwise the tokenizer added them to it
+    added   how many ids at its beginning and its end the text does not show: the tokenizer added them. None: it
+            cannot be told, and special ones are taken for such
     """
 
     def __init__(
-        self, text: str, ids: Sequence[int], logprobs: Sequence[PromptLogprob] | None, *, literal: bool
+        self,
+        text: str,
+        ids: Sequence[int],
+        logprobs: Sequence[PromptLogprob] | None,
+        added: tuple[int, int] | None = (0, 0),
     ) -> None:
         self.text = text
         self.ids = ids
         self.logprobs = logprobs
-        self.literal = literal
+        self._added = added
+
+    def offsets(self, tokenizer: Tokenizer) -> list[int]:
+        """Where each id begins in the text."""
+        before, behind = self._added or (0, 0)
+        own = self.ids[before : len(self.ids) - behind]
+        offsets = Offsets(tokenizer, skip_special_tokens=self._added is None).push(own)
+        return [0] * before + offsets + [len(self.text)] * behind
 
     @property
     def large(self) -> bool:
@@ -107,8 +120,7 @@ class _CompletionStream:
             return None
         logprobs = None
         if echo.logprobs is not None:
-            offsets = Offsets(self._tokens.tokenizer, skip_special_tokens=not echo.literal)
-            logprobs = self._tokens.legacy(echo.ids, echo.logprobs, offsets.push(echo.ids))
+            logprobs = self._tokens.legacy(echo.ids, echo.logprobs, echo.offsets(self._tokens.tokenizer))
         return {"text": echo.text, "logprobs": logprobs, "finish_reason": None}
 
     def delta(self, delta: Delta) -> Object | None:

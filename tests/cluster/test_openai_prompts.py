@@ -9,6 +9,7 @@ from typing import Any
 
 import asgi
 import pytest
+import tokenizers
 from local_ingress import make_ingress
 from scripted_worker import ScriptedWorker
 
@@ -104,6 +105,70 @@ async def test_offsets_count_characters_of_the_text(post: Any, likely: LikelyWor
     events = (await post(COMPLETIONS, {**body, "stream": True})).events()[:-1]
     offsets = [event["choices"][0]["logprobs"]["text_offset"] for event in events]
     assert reduce(operator.iadd, offsets, []) == whole["logprobs"]["text_offset"]
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, "b\u00e9"),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, "<|im_end|>ab"),
+        ({"truncate_prompt_tokens": 1, "truncation_side": "right"}, "<|im_end|>"),
+        ({"truncate": 2}, "\u00e9"),
+        ({"truncate_prompt_tokens": 5}, "<|im_end|>ab\u00e9"),
+        ({"truncate_prompt_tokens": -1}, "<|im_end|>ab\u00e9"),
+    ],
+)
+@pytest.mark.parametrize("ids", [False, True], ids=["text", "ids"])
+async def test_an_echo_is_of_the_prompt_that_was_read(
+    post: Any, likely: LikelyWorker, ids: bool, more: dict[str, Any], kept: str
+) -> None:
+    """Tokens here are bytes, and special ones."""
+    text = "<|im_end|>ab\u00e9"
+    likely.written = ("xy",)
+    prompt = likely._tokenizer.encode(text) if ids else text
+    body = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 2, **more}
+    choice = (await post(COMPLETIONS, body)).json()["choices"][0]
+    assert choice["text"] == f"{kept}xy"
+    read = likely.requests[-1].prompt_ids
+    assert likely._tokenizer.decode(read, skip_special_tokens=False) == kept
+    logprobs = choice["logprobs"]
+    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(logprobs["text_offset"]) == len(read) + 2
+    assert logprobs["text_offset"][-2:] == [len(kept), len(kept) + 1]
+    whole = [(offset, name) for offset, name in zip(logprobs["text_offset"], logprobs["tokens"], strict=True)
+             if not name.startswith("bytes:")]  # fmt: skip
+    assert all(choice["text"].startswith(name, offset) for offset, name in whole)
+    events = (await post(COMPLETIONS, {**body, "stream": True})).events()[:-1]
+    assert "".join(event["choices"][0]["text"] for event in events) == choice["text"]
+    offsets = [event["choices"][0]["logprobs"]["text_offset"] for event in events]
+    assert reduce(operator.iadd, offsets, []) == logprobs["text_offset"]
+    assert (await post(COMPLETIONS, {**body, "max_tokens": 0})).json()["choices"][0]["text"] == kept
+
+
+async def test_offsets_where_the_tokenizer_adds_tokens_to_a_text(folder: Path, tmp_path: Path) -> None:
+    """The text has special tokens of its own, which are seen; those that are added are not."""
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    ends = [(name, backend.token_to_id(name)) for name in ("<|im_start|>", "<|im_end|>")]
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=ends
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    worker = LikelyWorker(str(tmp_path), [])
+    post = partial(asgi.request, (await make_ingress(tmp_path, worker)).__serve_build_asgi_app__(), "POST")
+    seen = len("a<|im_end|>")
+    cases: list[tuple[dict[str, Any], str, list[int]]] = [
+        ({"prompt": "a<|im_end|>b"}, "a<|im_end|>b", [0, 0, 1, seen, seen + 1]),
+        ({"prompt": "ab"}, "ab", [0, 0, 1, 2]),
+        ({"prompt": "a<|im_end|>b", "truncate": 2}, "b", [0, 1]),
+        ({"prompt": "a<|im_end|>b", "truncate": 3, "truncation_side": "right"}, "a<|im_end|>", [0, 0, 1]),
+        ({"prompt": "ab", "truncate": 1, "truncation_side": "right"}, "", [0]),
+        ({"prompt": "a\u00e9", "truncate": 2}, "\ufffd<|im_end|>", [0, 1]),
+    ]
+    for more, text, offsets in cases:
+        body = {"echo": True, "logprobs": 0, "max_tokens": 0, **more}
+        choice = (await post(COMPLETIONS, body)).json()["choices"][0]
+        assert (choice["text"], choice["logprobs"]["text_offset"]) == (text, offsets), more
 
 
 async def test_the_likeliest_of_several(post: Any, likely: LikelyWorker) -> None:
