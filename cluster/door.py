@@ -23,6 +23,7 @@ from . import access_log
 from .ask import Admitted, Ask, Most
 from .caller import Caller
 from .gather import MOST_LOGPROBS
+from .logit_bias import bias_by_token
 
 T = TypeVar("T")
 
@@ -98,10 +99,10 @@ class Door:
         self.check_model(ask.model)
         _check_priority(ask.priority)
         _check_timeout(ask.timeout_s)
-        sampling = self._sampling(ask)
         timeout_s, began = _sooner(ask.timeout_s, caller.timeout_s), caller.arrived_s
         try:
             async with asyncio.timeout(_left(timeout_s, began)):
+                sampling = await self._sampling(ask)
                 prompt_ids, is_cut = await self._read_prompt(
                     ask.prompt,
                     chat=ask.chat,
@@ -259,11 +260,19 @@ class Door:
         group = self.groups.get(tenant)
         return self._salt + (b"tenant " + tenant.encode() if group is None else b"group " + group.encode())
 
-    def _sampling(self, ask: Ask) -> SamplingParams:
+    async def _sampling(self, ask: Ask) -> SamplingParams:
         given = {name: value for name, value in ask.sampling.items() if value is not None}
+        if isinstance(given.get("logit_bias"), list):
+            given["logit_bias"] = await bias_by_token(given["logit_bias"], self._ids_of_words)
         sampling = SamplingParams(**{**self._defaults, **given})
         sampling.check_vocabulary(self.info.vocab_size)
         return replace(sampling, seed=fresh_seed()) if sampling.seed in (None, DRAWN_SEED) else sampling
+
+    async def _ids_of_words(self, text: str) -> Sequence[int]:
+        """Token ids of a text by itself, in which no text of a special token is that token."""
+        limit = self.info.max_model_len
+        how: dict[str, Any] = {"parse_special": False, "max_tokens": limit, "param": "logit_bias"}
+        return await self._tokens(self.tokenizer.begin_encode, text, False, **how)
 
     def _fit(self, sampling: SamplingParams, prompt_ids: Sequence[int], ask: Ask) -> SamplingParams:
         """Fix max_tokens: as asked, else the protocol's default, else until the context is full."""

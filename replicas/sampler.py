@@ -42,7 +42,8 @@ def _sample_row(logits: torch.Tensor, spec: SampleSpec) -> ItemResult:
     adjusted = adjust(logits, spec)
     if spec.matcher is not None:
         adjusted = _constrain(adjusted, spec.matcher.mask)
-        if spec.suppressed and adjusted.amax() == -torch.inf:  # the grammar leaves nothing else: it wins
+        can_be_none = spec.suppressed or params.logit_bias
+        if can_be_none and adjusted.amax() == -torch.inf:  # the grammar leaves nothing else: it wins
             adjusted = _constrain(logits, spec.matcher.mask)
     if isinstance(params.allowed_token_ids, TokenIds) and params.allowed_token_ids:
         adjusted = _only(adjusted, logits, params.allowed_token_ids)
@@ -79,7 +80,7 @@ def adjust(logits: torch.Tensor, spec: SampleSpec) -> torch.Tensor:
         _penalise(logits, spec)
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=logits.device)
-        logits[ids] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
+        logits[ids] += torch.tensor(list(params.biases.values()), device=logits.device)
     if spec.suppressed:
         logits[list(spec.suppressed)] = -torch.inf
     return logits

@@ -47,7 +47,7 @@ class SamplingParams:
     presence_penalty    subtracted once from the logit of any token in the output, [-2, 2]
     frequency_penalty   subtracted per occurrence in the output, [-2, 2]
     repetition_penalty  divides positive and multiplies negative logits of tokens in prompt or output, (0, 10]
-    logit_bias          token id -> added to its logit, [-100, 100]; at most 300
+    logit_bias          token id -> added to its logit, [-100, 100], or False: it is never chosen; at most 300
     seed                None and -1 draw one at the door; the same seed repeats the same text
     n                   number of choices
     logprobs            None, or how many alternatives beside each output token's own, 0 to 20
@@ -129,6 +129,11 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def biases(self) -> dict[int, float]:
+        """What is added to which logit: minus infinity where an id is never chosen."""
+        return {token_id: -math.inf if bias is False else bias for token_id, bias in self.logit_bias.items()}
+
+    @property
     def penalised(self) -> bool:
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
@@ -139,6 +144,8 @@ class SamplingParams:
             for token_id in ids:
                 if token_id >= vocab_size:
                     raise _invalid(name, token_id, f"ids below the vocabulary size, {vocab_size}")
+        if sum(1 for bias in self.logit_bias.values() if bias is False) == vocab_size:
+            raise _invalid("logit_bias", False, "a token at least that may be chosen")
 
 
 def _invalid(name: str, value: Any, accepted: str) -> InvalidRequest:
@@ -207,8 +214,9 @@ def _logit_bias(bias: Any) -> dict[int, float]:
     for key, value in bias.items():
         token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 11 else key
         _integer("logit_bias", token_id, 0, 2**31 - 1)
-        _number("logit_bias", value, -100.0, 100.0)
+        if value is not False:
+            _number("logit_bias", value, -100.0, 100.0)
         if token_id in checked:
             raise _invalid("logit_bias", key, f"each token id once, and {token_id} was there before")
-        checked[token_id] = float(value)
+        checked[token_id] = value if value is False else float(value)
     return checked

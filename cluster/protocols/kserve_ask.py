@@ -15,7 +15,7 @@ from ..door import MAX_TIMEOUT_S
 from ..errors import unknown_field
 from ..unknown_fields import UnknownFields
 from .constraints import CONSTRAINTS, constraint
-from .kserve_foreign import ours
+from .kserve_foreign import is_item, ours
 from .kserve_tensors import BOOL, BYTES, INT32, INT64, Tensor, bad_tensor, shown_shape
 from .openai_fields import check_json_values
 
@@ -33,14 +33,15 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
 }
 SAMPLING = frozenset(field.name for field in fields(SamplingParams)) - {"grammar"}
 KNOWN = SAMPLING | set(CONSTRAINTS)
-_JSON = {
-    "stop_token_ids": list,
-    "allowed_token_ids": list,
-    "bad_words": list,
-    "logit_bias": dict,
-    "choice": list,
-}  # parameters have no kind for these, so they come as JSON
-_IN_WORDS = {list: "a JSON list", dict: "a JSON object"}
+# Parameters have no kind for these, so they come as JSON.
+_LIST = ((list,), "a JSON list")
+_JSON: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "stop_token_ids": _LIST,
+    "allowed_token_ids": _LIST,
+    "bad_words": _LIST,
+    "choice": _LIST,
+    "logit_bias": ((dict, list), "a JSON object, or a JSON list of pairs,"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,9 @@ def _sampling(
             raise _bad_parameter(theirs, value, "a number, a string, true or false")
         if name != theirs and name in parameters and parameters[name] != value:
             raise _bad_parameter(theirs, value, f"no value beside {name}")
-        if name in _JSON:
+        if is_item(theirs):
+            value = [value]
+        elif name in _JSON:
             value = _from_json(name, value, theirs)
         if name in CONSTRAINTS:
             _constrain(given, name, value, f"parameters.{theirs}")
@@ -198,7 +201,7 @@ def _constrain(given: dict[str, Any], name: str, value: Any, field: str) -> None
 
 
 def _from_json(name: str, value: Any, theirs: str) -> Any:
-    kind = _JSON[name]
+    kinds, words = _JSON[name]
     if isinstance(value, str):
         check_json_values(f"parameters.{theirs}", value)
     try:
@@ -207,8 +210,8 @@ def _from_json(name: str, value: Any, theirs: str) -> Any:
         raise _bad_parameter(theirs, value, f"each name once; {error}") from None
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, kind):
-        raise _bad_parameter(theirs, value, f"{_IN_WORDS[kind]} as a string")
+    if not isinstance(found, kinds):
+        raise _bad_parameter(theirs, value, f"{words} as a string")
     return found
 
 

@@ -22,7 +22,7 @@ _PARAMETERS: dict[str, Schema] = {
     "stop_token_ids": {**TEXT, "description": f"ids that end a choice{_AS_JSON}"},
     "allowed_token_ids": {**TEXT, "description": f"no other token is chosen; not with a form of the text{_AS_JSON}"},
     "bad_words": {**TEXT, "description": f"texts whose tokens are never chosen one after the other{_AS_JSON}"},
-    "logit_bias": {**TEXT, "description": f"token id -> added to its logit, -100 to 100{_AS_JSON}"},
+    "logit_bias": {**TEXT, "description": f"token id -> added to its logit, -100 to 100; or pairs of such{_AS_JSON}"},
     "max_tokens": {"type": "integer", "minimum": 1, "maximum": INT32, "description":
                    "default: until the context is full"},
     "logprobs": {**COUNT, "maximum": MAX_LOGPROBS, "description": "alternatives beside each output token"},
@@ -161,7 +161,8 @@ _INDEX = {
     ),
 }
 _PLAIN: dict[str, Schema] = {
-    **{name: {"type": "object"} for name in ("logit_bias", "json_schema", "structural_tag")},
+    **{name: {"type": "object"} for name in ("json_schema", "structural_tag")},
+    "logit_bias": {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "array"}}]},
     "choice": {**list_of(SOME_TEXT), "minItems": 1, "maxItems": 1024},
 }
 _IN_PLAIN_JSON: dict[str, Schema] = {

@@ -40,7 +40,7 @@ class Biases:
         values[: size * MAX_BIASED] = 0
         for row, spec in enumerate(specs):
             if spec.biased:
-                at, bias, last = row * MAX_BIASED, spec.params.logit_bias, spec.suppressed
+                at, bias, last = row * MAX_BIASED, spec.params.biases, spec.suppressed
                 middle, end = at + len(bias), at + len(bias) + len(last)
                 ids[at:end] = [*bias, *last]
                 values[at:middle], values[middle:end] = list(bias.values()), float("-inf")

@@ -350,7 +350,7 @@ async def test_bad_parameters_are_named(kserve: Any, fields: dict[str, Any], par
         ({"stop_token_ids": "[259]"}, "stop_token_ids"),
         ({"stop_token_ids": "[1"}, "stop_token_ids"),
         ({"stop_token_ids": 5}, "stop_token_ids"),
-        ({"logit_bias": "[]"}, "logit_bias"),
+        ({"logit_bias": "5"}, "logit_bias"),
         ({"logit_bias": '{"300": 1}'}, "logit_bias"),
         ({"logit_bias": "[" * 100_000}, "logit_bias"),
         ({"priority": 101}, "priority"),

@@ -285,6 +285,7 @@ BIASED = [
     request(PROMPTS[0], logit_bias=dict.fromkeys(range(MAX_BIASED), 3.0)),
     request(PROMPTS[0], logit_bias=dict.fromkeys(range(MAX_BIASED + 1), 3.0), temperature=0.5),
     request(PROMPTS[1], temperature=0.7, logprobs=0),
+    request(PROMPTS[0], logit_bias={5: 6.0, 9: False, 0: False}, temperature=5.0),
 ]
 
 
@@ -311,7 +312,7 @@ def test_few_biases_are_planned_ahead(make: Make) -> None:
     assert device.waits == core.num_steps - before
     assert all(key.filtered is not None for key in runner.graphs.captured)
     plain = [SampleSpec(one.sampling, 0, 0, 0, (), (), ()).plain for one in BIASED]
-    assert plain == [True] * 5 + [False, True]
+    assert plain == [True] * 5 + [False, True, True]
     sixteen = SampleSpec(BIASED[3].sampling, 0, 0, 0, tuple(range(MAX_BIASED - 2)), (), ())
     assert (sixteen.plain, sixteen._replace(suppressed=tuple(range(MAX_BIASED - 1))).plain) == (True, False)
 

@@ -143,6 +143,7 @@ def test_late_masks_change_nothing(engine: Engine, monkeypatch: pytest.MonkeyPat
         ({"stop_token_ids": [66], "min_tokens": 6}, "abcdef", "stop", None),
         ({"max_tokens": 4}, "abcd", "length", None),
         ({"logit_bias": {64: -100.0, 3: 100.0}}, "abcdef", "stop", None),
+        ({"logit_bias": {64: False, 65: False, 3: 100.0}}, "abcdef", "stop", None),
     ],
 )
 def test_how_it_ends(engine: Engine, given: dict[str, Any], text: str, reason: str, stop_reason: Any) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from motley.replicas.errors import InvalidRequest
 from motley.replicas.philox import philox4x32, uniform
 from motley.replicas.plan import SampleSpec
 from motley.replicas.protocol import SamplingParams
@@ -110,6 +111,15 @@ def test_penalties() -> None:
     out = adjust(logits, spec(logit_bias={1: 10.0, 3: -1.0}))
     assert out.tolist() == [2.0, 8.0, 1.0, -0.5]
     assert logits.tolist() == [2.0, -2.0, 1.0, 0.5]
+
+
+def test_an_id_whose_bias_is_false_is_never_chosen() -> None:
+    """Not even where the others are far below, or a temperature makes all alike."""
+    assert adjust(torch.tensor([300.0, 1.0]), spec(logit_bias={0: False, 1: 2.0})).tolist() == [-torch.inf, 3.0]
+    assert draw([300.0, 1.0, 1.0], n=100, logit_bias={0: False}, temperature=100.0).keys() == {1, 2}
+    assert draw([300.0, 1.0, 2.0], n=1, logit_bias={0: False}, temperature=0.0) == {2: 1.0}
+    with pytest.raises(InvalidRequest, match="logit_bias: False is not accepted; expected a token at least"):
+        SamplingParams(logit_bias={0: False, 1: False}).check_vocabulary(2)
 
 
 def test_suppressed_ids_are_never_chosen() -> None:

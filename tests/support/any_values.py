@@ -126,7 +126,7 @@ def outside(params: SamplingParams) -> list[str]:
         "repetition_penalty": is_number(p.repetition_penalty, 0, 10) and p.repetition_penalty > 0,
         "logit_bias": type(p.logit_bias) is dict
         and len(p.logit_bias) <= 300
-        and all(is_integer(k, 0, INT32) and is_number(v, -100, 100) for k, v in p.logit_bias.items()),
+        and all(is_integer(k, 0, INT32) and (v is False or is_number(v, -100, 100)) for k, v in p.logit_bias.items()),
         "seed": p.seed is None or is_integer(p.seed, *SEED_RANGE),
         "n": is_integer(p.n, 1, 128),
         "logprobs": p.logprobs is None or is_integer(p.logprobs, 0, 20),

@@ -1,0 +1,50 @@
+"""`logit_bias` as a list of pairs, which llama.cpp has beside OpenAI's object: a token's id or a text, and its bias."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from ..replicas.errors import InvalidRequest
+from ..replicas.sampling_params import MAX_BAD_WORD_CHARS, MAX_LOGIT_BIAS
+from ..replicas.shown import shown
+
+__all__ = ["MAX_TEXT_CHARS", "bias_by_token"]
+
+MAX_TEXT_CHARS = MAX_BAD_WORD_CHARS  # of one text
+
+
+async def bias_by_token(
+    pairs: Sequence[Any], tokenize: Callable[[str], Awaitable[Sequence[int]]]
+) -> dict[int, float | bool]:
+    """Returns the bias of each token; a text's goes to each of its tokens. What falls on one token is added up.
+
+    False stays as it is: such a token is never chosen. Raises InvalidRequest naming `logit_bias`; whether ids and
+    numbers are in their range is for SamplingParams to say.
+    """
+    if len(pairs) > MAX_LOGIT_BIAS:
+        raise _wrong(pairs, f"at most {MAX_LOGIT_BIAS} pairs")
+    found: dict[int, float | bool] = {}
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise _wrong(pair, "pairs of a token id or a text, and a bias or false")
+        key, bias = pair
+        if isinstance(key, bool) or not isinstance(key, int | str):
+            raise _wrong(key, "a token id or a text")
+        if bias is not False and (isinstance(bias, bool) or not isinstance(bias, int | float)):
+            raise _wrong(bias, "a number, or false")
+        for token_id in [key] if isinstance(key, int) else await _ids(key, tokenize):
+            before = found.get(token_id, 0)
+            found[token_id] = False if bias is False or before is False else before + bias
+    return found
+
+
+async def _ids(text: str, tokenize: Callable[[str], Awaitable[Sequence[int]]]) -> Sequence[int]:
+    if not 1 <= len(text) <= MAX_TEXT_CHARS:
+        raise _wrong(text, f"texts of 1 to {MAX_TEXT_CHARS} characters")
+    return await tokenize(text)
+
+
+def _wrong(value: Any, accepted: str) -> InvalidRequest:
+    message = f"logit_bias: {shown(value)} is not accepted; expected {accepted}"
+    return InvalidRequest(message, param="logit_bias", code="invalid_value")
