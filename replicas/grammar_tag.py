@@ -33,12 +33,16 @@ class _Refused(Exception):
 def check_tag(tag: Any, field: str) -> Any:
     """The structural tag with its schemas in the library's words. Raises InvalidRequest naming `field` and the place.
 
-    tag   what is read of its JSON: an object with `format` and perhaps `type`
+    tag   what is read of its JSON: an object with `format` and perhaps `type`; or with `structures` and `triggers`, as
+          the library had them before
     """
     try:
-        given = _members(tag, ("type", "format"), "#")
+        older = isinstance(tag, dict) and "structures" in tag
+        given = _members(tag, ("type", "structures", "triggers") if older else ("type", "format"), "#")
         if given.get("type", "structural_tag") != "structural_tag":
             raise _Refused("#/type: expected 'structural_tag'")
+        if older:
+            return {"type": "structural_tag", "format": _triggered(given)}
         return {**given, "format": _format(given.get("format"), "#/format", 0)}
     except _Refused as refused:
         raise InvalidRequest(f"{field}: {refused.why}", param=field, code=refused.code) from None
@@ -60,6 +64,29 @@ def _format(value: Any, at: str, depth: int) -> Any:
     return {
         name: inner if name == "type" else checks[name](inner, f"{at}/{name}", depth) for name, inner in given.items()
     }
+
+
+def _triggered(given: dict[str, Any]) -> Any:
+    """Free text up to a trigger, then the structure that begins with it."""
+    structures = given["structures"]
+    if not isinstance(structures, list) or not structures:
+        raise _Refused("#/structures: expected a list of objects with begin, schema and end")
+    triggers = _TEXTS(given.get("triggers"), "#/triggers", 0)
+    if not triggers:
+        raise _Refused("#/triggers: expected at least one")
+    tags = [_structure(one, f"#/structures/{index}") for index, one in enumerate(structures)]
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+
+
+def _structure(value: Any, at: str) -> Any:
+    names = ("begin", "schema", "end")
+    given = _members(value, names, at)
+    for name in names:
+        if name not in given:
+            raise _Refused(f"{at}: a structure needs {name!r}")
+    content = {"type": "json_schema", "json_schema": _schema(given["schema"], f"{at}/schema", 0)}
+    begin, end = (_TEXT(given[name], f"{at}/{name}", 0) for name in ("begin", "end"))
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
 def _members(value: Any, known: tuple[str, ...], at: str) -> dict[str, Any]:

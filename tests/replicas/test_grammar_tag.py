@@ -71,13 +71,38 @@ def test_one_of_a_list_of_tags_is_a_tag() -> None:
     assert check_tag(tagged(tags), FIELD) == tagged({**tags, "tags": [TAG]})
 
 
+def test_the_older_form_is_what_the_library_made_of_it() -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    older = {"structures": [{"begin": "<a>", "schema": schema, "end": "</a>"}], "triggers": ["<"]}
+    content = {"type": "json_schema", "json_schema": schema}
+    tag = {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}
+    newer = tagged({"type": "triggered_tags", "triggers": ["<"], "tags": [tag]})
+    for form in (older, {"type": "structural_tag", **older}):
+        assert check_tag(form, FIELD) == check_tag(newer, FIELD)
+        for source in (form, json.dumps(form)):
+            assert GrammarSpec.structural_tag(source).source == GrammarSpec.structural_tag(newer).source
+
+
 UNKNOWN = {"type": "array", "items": {"type": "integer"}, "not": {}}
 REFUSED: list[tuple[Any, str]] = [
     ([], "#: expected an object"),
     ({"type": "other", "format": TEXT}, "#/type: expected 'structural_tag'"),
     ({"type": "structural_tag"}, "#/format: expected an object"),
     ({**tagged(TEXT), "strict": True}, "#: there is no field 'strict'; expected type, format"),
-    ({"type": "structural_tag", "structures": [], "triggers": []}, "#: there is no field 'structures'"),
+    ({"type": "structural_tag", "structures": [], "triggers": ["<"]}, "#/structures: expected a list of objects"),
+    ({"structures": {}, "triggers": ["<"]}, "#/structures: expected a list of objects"),
+    ({"structures": [{}], "triggers": []}, "#/triggers: expected at least one"),
+    ({"structures": [{}], "triggers": ["<", 7]}, "#/triggers/1: expected a string"),
+    ({"structures": [{}]}, "#/triggers: expected a list"),
+    ({"structures": [7], "triggers": ["<"]}, "#/structures/0: expected an object"),
+    ({"structures": [{"begin": "<", "end": ">"}], "triggers": ["<"]}, "#/structures/0: a structure needs 'schema'"),
+    ({"structures": [{"begin": 1, "schema": {}, "end": ">"}], "triggers": ["<"]},
+     "#/structures/0/begin: expected a string"),
+    ({"structures": [{"begin": "<", "schema": UNKNOWN, "end": ">"}], "triggers": ["<"]},
+     "#/structures/0/schema: #: the keyword 'not' is not supported"),
+    ({"structures": [{"begin": "<", "schema": {}, "end": ">", "x": 1}], "triggers": ["<"]},
+     "#/structures/0: there is no field 'x'"),
+    ({"format": TEXT, "structures": []}, "#: there is no field 'format'; expected type, structures, triggers"),
     (tagged([TEXT]), "#/format: expected an object"),
     (tagged({"value": "x"}), "#/format/type: 'None' is none of const_string, "),
     (tagged({"type": []}), "#/format/type: '[]' is none of "),
