@@ -133,12 +133,18 @@ def _rename(fields: dict[str, Any], foreign: Foreign, value: Any, shape: Shape, 
     if not isinstance(fields, dict):
         return  # whoever reads it refuses it by name
     name = inner or outer
+    value = [value] if foreign.is_item else value
     if value in foreign.unbounded:
         fields[name] = UNBOUNDED if fields.get(name) is None else fields[name]
         return
-    if fields.get(name) not in (None, UNBOUNDED, value):
+    if fields.get(name) not in (None, UNBOUNDED) and not _is_same(fields[name], value):
         raise wrong_type(at, value, f"no value beside {foreign.why}")
     fields[name] = value
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """1 and 1.0 are one value of JSON, 1 and true are two."""
+    return one == other and isinstance(one, bool) is isinstance(other, bool)
 
 
 def opened(schema: Schema, route: str, *, foreign: bool = True) -> Schema:
@@ -201,6 +207,8 @@ def _described(foreign: Foreign, own: Mapping[str, Schema]) -> Schema:
         about = f"{', '.join(foreign.sources)}: {foreign.effect}, {foreign.why}"
         return {"description": about, "anyOf": [{"type": "object"}, {"enum": ["", [], None]}]}
     known = own.get(foreign.why, {"type": ["boolean", "null"]})
+    if foreign.is_item:
+        known = {"anyOf": [known["items"], {"type": "null"}]}
     taken = _distinct(["", [], {}, *foreign.neutral, *foreign.unbounded])
     kept = {key: value for key, value in known.items() if key != "description"}
     return {"description": f"{about} {foreign.why}", "anyOf": [kept, {"enum": taken}]}

@@ -23,11 +23,13 @@ class Source(StrEnum):
     OLLAMA = "Ollama"
     OPENROUTER = "OpenRouter"
     TGI = "TGI"
+    TRITON = "Triton with TensorRT-LLM"
     LITELLM = "LiteLLM"
     ROUTERS = "vllm-router and sglang-router"
     ANTHROPIC = "Anthropic"
     MISTRAL = "Mistral"
     DEEPSEEK = "DeepSeek"
+    TOGETHER = "Together"
     LLAMA_INDEX = "LangChain and LlamaIndex"
 
 
@@ -47,8 +49,10 @@ class Foreign:
 
     at       the object that has it, as a path (`messages[].content[]`); empty: the body
     routes   whose bodies have it
-    neutral  values beside null and empty ones that ask for what is done anyway
+    neutral  values beside null and empty ones that ask for what is done anyway; of WORKS: where it does not work, as
+             in KServe's protocol
     unbounded   RENAMED: values that ask for no bound; a bound beside them goes before
+    is_item     RENAMED: the other field is a list, of which this is the one item
     why      CHANGES_NOTHING and SPREAD: why; REFUSED: what to do instead; RENAMED: the field that it is another name of
     """
 
@@ -60,6 +64,7 @@ class Foreign:
     at: str = ""
     routes: tuple[str, ...] = ("completion", "chat")
     unbounded: tuple[Any, ...] = ()
+    is_item: bool = False
 
     @property
     def path(self) -> str:
@@ -84,9 +89,11 @@ ALL = (*GENERATE, *EMBEDDING, *TOKENIZE, "detokenize")
 _MESSAGE, _PART, _CALL, _TOOL = "messages[]", "messages[].content[]", "messages[].tool_calls[]", "tools[]"
 
 
-def _works(names: str, *sources: Source, at: str = "", routes: tuple[str, ...] = GENERATE) -> Iterator[Foreign]:
+def _works(
+    names: str, *sources: Source, neutral: tuple[Any, ...] = (), at: str = "", routes: tuple[str, ...] = GENERATE
+) -> Iterator[Foreign]:
     for name in names.split():
-        yield Foreign(name, sources, Effect.WORKS, at=at, routes=routes)
+        yield Foreign(name, sources, Effect.WORKS, neutral=neutral, at=at, routes=routes)
 
 
 def _same(
@@ -96,8 +103,9 @@ def _same(
     neutral: tuple[Any, ...] = (),
     unbounded: tuple[Any, ...] = (),
     routes: tuple[str, ...] = GENERATE,
+    is_item: bool = False,
 ) -> Iterator[Foreign]:
-    yield Foreign(name, sources, Effect.RENAMED, of, neutral, routes=routes, unbounded=unbounded)
+    yield Foreign(name, sources, Effect.RENAMED, of, neutral, routes=routes, unbounded=unbounded, is_item=is_item)
 
 
 def _nothing(names: str, why: str, *sources: Source, at: str = "", routes: tuple[str, ...] = ALL) -> Iterator[Foreign]:
@@ -129,6 +137,9 @@ _PLACING = "which replica answers is not the client's to choose"
 _MARKS = "prefixes are found without marks"
 _SAME_TEXT = "the answer's text is the same"
 _NO_MEDIA = "the model reads text"
+_IS_OFF = "what it belongs to is off"
+_WHOLE = "send the whole conversation: its prefix is found again"
+_NO_LIMIT = "reasoning_effort says whether the model thinks"
 FOREIGN: tuple[Foreign, ...] = (
     # Sampling.
     *_works("top_k min_p repetition_penalty ignore_eos min_tokens", S.VLLM, S.SGLANG, S.LLAMA_CPP, S.TGI, S.OPENROUTER),
@@ -138,7 +149,8 @@ FOREIGN: tuple[Foreign, ...] = (
     *_works("priority", S.VLLM, S.SGLANG, routes=(*GENERATE, *EMBEDDING)),
     *_works("structured_outputs guided_json guided_regex guided_choice guided_grammar", S.VLLM),
     *_works("regex ebnf json_schema", S.SGLANG, S.ROUTERS),
-    *_works("grammar", S.LLAMA_CPP),
+    *_works("structural_tag", S.VLLM, S.SGLANG),
+    *_works("grammar", S.LLAMA_CPP, S.TGI),
     *_works("return_token_ids", S.VLLM, S.SGLANG),
     *_works("return_tokens_as_token_ids", S.VLLM),
     *_works("request_id", S.VLLM, routes=(*GENERATE, *EMBEDDING)),
@@ -154,8 +166,13 @@ FOREIGN: tuple[Foreign, ...] = (
     *_works("continuous_usage_stats", S.VLLM, S.SGLANG, at="stream_options"),
     *_works("schema", S.LLAMA_CPP, at="response_format"),
     *_works("value", S.TGI, at="response_format"),
+    *_works("pattern", S.TOGETHER, at="response_format"),
+    *_works("structures triggers", S.VLLM, S.SGLANG, at="response_format"),
     *_works("format", S.OLLAMA),
     *_works("best_of", S.OPENAI, S.VLLM),
+    *_works("repeat_penalty", S.LLAMA_CPP, S.OLLAMA, neutral=(1, 1.0)),
+    *_works("repeat_last_n", S.LLAMA_CPP, S.OLLAMA, neutral=(-1, 64)),
+    *_works("penalize_nl penalize_newline", S.LLAMA_CPP, S.OLLAMA, neutral=(True,)),
     # Other names of these.
     *_same("no_stop_trim", "include_stop_str_in_output", S.SGLANG, S.ROUTERS),
     *_same("rid", "request_id", S.SGLANG, S.ROUTERS, routes=(*GENERATE, *EMBEDDING)),
@@ -164,26 +181,40 @@ FOREIGN: tuple[Foreign, ...] = (
     *_same("n_predict", "max_tokens", S.LLAMA_CPP, unbounded=(-1, -2)),
     *_same("num_predict", "max_tokens", S.OLLAMA, unbounded=(-1, -2)),
     *_same("max_completion_tokens", "max_tokens", S.OPENAI, routes=COMPLETION),
+    *_same("max_output_tokens", "max_tokens", S.OPENAI),
+    *_same("min_new_tokens", "min_tokens", S.SGLANG),
+    *_same("min_length", "min_tokens", S.TRITON),
     *_same("n_probs", "logprobs", S.LLAMA_CPP, neutral=(0,), routes=COMPLETION),
+    *_same("return_logprob", "logprobs", S.SGLANG, neutral=(False,)),
+    *_same("top_logprobs_num", "top_logprobs", S.SGLANG, neutral=(0,)),
+    *_same("n_cmpl", "n", S.LLAMA_CPP),
+    *_same("num_return_sequences", "n", S.TRITON),
     *_same("return_full_text", "echo", S.TGI, routes=COMPLETION),
     *_same("max_new_tokens", "max_tokens", S.TGI, S.SGLANG),
     *_same("stop_sequences", "stop", S.ANTHROPIC, S.TGI),
-    *_same("truncate", "truncate_prompt_tokens", S.TGI),
+    *_same("stop_words", "stop", S.TRITON, neutral=([""],)),
+    *_same("end_id", "stop_token_ids", S.TRITON, is_item=True),
+    *_same("truncate", "truncate_prompt_tokens", S.TGI, S.OLLAMA, neutral=(False,)),
     *_same("enable_thinking", "chat_template_kwargs.enable_thinking", S.SGLANG, routes=CHAT),
     *_spread("options", "each may stand beside the prompt", S.OLLAMA),
     *_spread("parameters", "each may stand beside the prompt", S.TGI),
+    *_spread("sampling_params", "each may stand beside the prompt", S.SGLANG),
     # Of the whole request: nothing of the answer depends on it.
-    *_nothing("provider models route", _ONE_MODEL, S.OPENROUTER),
+    *_nothing("provider models route zdr", _ONE_MODEL, S.OPENROUTER),
     *_nothing("usage", "whole answers always tell it, streams by stream_options", S.OPENROUTER),
-    *_nothing("session_id trace debug custom_labels log_metrics", _LOG_KEEPS_NONE, S.VLLM, S.SGLANG, S.OPENROUTER),
+    *_nothing("session_id trace debug custom_labels log_metrics no_logs external_trace_header "
+              "conversation_id verbose sse_ping_interval",
+              _LOG_KEEPS_NONE, S.VLLM, S.SGLANG, S.OPENROUTER, S.LLAMA_CPP),
     *_nothing("data_parallel_rank routed_dp_rank disagg_prefill_dp_rank id_slot", _PLACING, S.SGLANG, S.ROUTERS,
               S.LLAMA_CPP),
-    *_nothing("cache_prompt", "prefixes are always found again", S.LLAMA_CPP),
-    *_nothing("n_keep", "a context is never shifted", S.LLAMA_CPP),
-    *_nothing("timings_per_token return_progress", "what is measured is in the metrics", S.LLAMA_CPP),
+    *_nothing("cache_prompt n_cache_reuse", "prefixes are always found again", S.LLAMA_CPP),
+    *_nothing("n_keep n_discard shift", "a context is never shifted", S.LLAMA_CPP, S.OLLAMA),
+    *_nothing("timings_per_token return_progress return_perf_metrics", "what is measured is in the metrics",
+              S.LLAMA_CPP, S.TRITON),
+    *_nothing("pad_id", "it is for whoever batches", S.TRITON),
     *_nothing("keep_alive", "the model stays loaded", S.OLLAMA),
     *_nothing("num_ctx num_batch num_gpu main_gpu low_vram vocab_only use_mmap use_mlock num_thread numa f16_kv "
-              "num_keep",
+              "num_keep num_gqa rope_frequency_base rope_frequency_scale logits_all",
               "how the model is run is the service's", S.OLLAMA, routes=GENERATE),
     *_nothing("cache_control", _MARKS, S.ANTHROPIC, S.OPENROUTER),
     *_nothing("api_key api_base base_url api_version custom_llm_provider drop_params num_retries max_retries fallbacks "
@@ -191,17 +222,44 @@ FOREIGN: tuple[Foreign, ...] = (
               "litellm_trace_id model_info proxy_server_request allowed_openai_params extra_headers caching "
               "no-log guardrails tags user_config", _PROXY, S.LITELLM),
     *_nothing("guided_decoding_backend spaces_between_special_tokens stream_interval routed_experts_prompt_start "
-              "routed_experts_start_len stream_reasoning", _SAME_TEXT, S.VLLM, S.SGLANG, S.ROUTERS,
-              S.LLAMA_CPP),
+              "routed_experts_start_len stream_reasoning return_text_in_logprobs", _SAME_TEXT, S.VLLM, S.SGLANG,
+              S.ROUTERS),
+    *_nothing("backend_sampling draft_num_predict speculative.n_min speculative.n_max speculative.p_min "
+              "speculative.type speculative.ngram_size_n speculative.ngram_size_m speculative.ngram_min_hits "
+              "speculative.ngram_m_hits",
+              _SAME_TEXT, S.LLAMA_CPP, S.OLLAMA, routes=GENERATE),
     *_nothing("media_io_kwargs mm_processor_kwargs return_mm_kwargs use_audio_in_video max_dynamic_patch "
               "min_dynamic_patch", _NO_MEDIA, S.VLLM, S.SGLANG),
     *_nothing("backend disable_fallback", _SAME_TEXT, S.VLLM, at="structured_outputs"),
     # What would change the answer, and cannot be had here.
     *_refused("parse_tool_calls", "tool_choice none leaves calls in the text", S.LLAMA_CPP, neutral=(True,)),
+    *_refused("force_pure_content", "tool_choice none leaves calls in the text", S.LLAMA_CPP, neutral=(False,)),
+    *_refused("chat_format chat_parser generation_prompt", "the model's own format is read", S.LLAMA_CPP,
+              neutral=(0,)),
     *_refused("use_beam_search", "best_of makes several and keeps the likeliest", S.VLLM, neutral=(False,)),
-    *_nothing("early_stopping length_penalty", "it belongs to beams, which are off", S.VLLM, routes=GENERATE),
+    *_refused("beam_width num_beams", "best_of makes several and keeps the likeliest", S.TRITON, neutral=(0, 1)),
+    *_nothing("early_stopping length_penalty len_penalty", "it belongs to beams, which are off", S.VLLM, S.TRITON,
+              routes=GENERATE),
+    *_refused("exclude_input_in_output", "give echo", S.TRITON, neutral=(True,), routes=COMPLETION),
+    *_refused("exclude_input_in_output", "completions have echo", S.TRITON, neutral=(True,), routes=CHAT),
+    *_refused("return_log_probs", "give logprobs", S.TRITON, neutral=(False,)),
+    *_refused("return_context_logits return_generation_logits return_encoder_output", _OUT, S.TRITON,
+              neutral=(False,)),
+    *_refused("embedding_bias_words embedding_bias_weights", "give logit_bias", S.TRITON),
+    *_refused("guided_decoding_guide_type guided_decoding_guide", "give json_schema, regex or grammar", S.TRITON),
+    *_refused("no_repeat_ngram_size", "give frequency_penalty or repetition_penalty", S.TRITON, neutral=(0,)),
+    *_refused("top_p_decay", "give top_p", S.TRITON, neutral=(1, 1.0)),
+    *_nothing("top_p_min top_p_reset_ids", _IS_OFF, S.TRITON, routes=GENERATE),
     *_refused("echo", "completions have it", S.VLLM, neutral=(False,), routes=CHAT),
     *_refused("suffix", "text is continued, not filled in", S.OPENAI, routes=CHAT),
+    *_refused("input_prefix input_suffix input_extra", "text is continued, not filled in", S.LLAMA_CPP),
+    *_refused("n_indent", "write the indentation into the prompt, or give a regex", S.LLAMA_CPP, neutral=(0,)),
+    *_refused("parse_special", "text of a special token in a message stays text", S.LLAMA_CPP, neutral=(False,),
+              routes=CHAT),
+    *_refused("parse_special", "text of a special token is that token", S.LLAMA_CPP, neutral=(True,), routes=TOKENIZE),
+    *_refused("include_reasoning", "a completion is its text, all of it; chats can leave that out", S.VLLM,
+              S.OPENROUTER, neutral=(True,), routes=COMPLETION),
+    *_nothing("parallel_tool_calls", "a completion calls no tools", S.OPENAI, routes=COMPLETION),
     *_refused("add_special_tokens", "the model's template adds them", S.VLLM, neutral=(False,), routes=CHAT),
     *_refused("prompt input", "a chat is its messages; completions take a prompt", S.OPENAI, routes=CHAT),
     *_refused("messages input", "a completion has a prompt; chats take messages", S.OPENAI, routes=COMPLETION),
@@ -210,13 +268,22 @@ FOREIGN: tuple[Foreign, ...] = (
     *_refused("chat_template_kwargs reasoning_effort add_generation_prompt continue_final_message",
               "a completion has no template; chats do", S.VLLM, neutral=(True, False), routes=COMPLETION),
     *_refused("prompt messages", "give input", S.OPENAI, S.VLLM, routes=EMBEDDING),
+    *_refused("input_ids input_embeds inputs prompt_embedding_table", "give a prompt, or messages of a chat",
+              S.SGLANG, S.TGI, S.TRITON),
+    *_refused("text", "give a prompt or messages, and response_format for a format", S.SGLANG, S.OPENAI),
     *_refused("documents", "write them into a message", S.VLLM),
-    *_refused("logprob_token_ids", "give top_logprobs", S.VLLM),
+    *_refused("logprob_token_ids token_ids_logprob", "give top_logprobs", S.VLLM, S.SGLANG),
+    *_refused("logprob_start_len", "completions tell those of the prompt by echo with logprobs", S.SGLANG,
+              neutral=(-1,)),
     *_refused("prompt_embeds", "give text or token ids", S.VLLM),
     *_refused("logits_processors custom_logit_processor custom_params vllm_xargs", _OUT, S.VLLM, S.SGLANG),
-    *_refused("kv_transfer_params ec_transfer_params bootstrap_host bootstrap_port bootstrap_room",
+    *_refused("kv_transfer_params ec_transfer_params bootstrap_host bootstrap_port bootstrap_room "
+              "bootstrap_pair_key",
               "prefill and decode are not apart", S.VLLM, S.SGLANG, S.ROUTERS),
-    *_refused("thinking_token_budget", "reasoning_effort says whether the model thinks", S.VLLM, neutral=(-1,)),
+    *_refused("thinking_token_budget reasoning_budget_tokens thinking_budget_tokens thinking_budget", _NO_LIMIT,
+              S.VLLM, S.LLAMA_CPP, neutral=(-1,)),
+    *_nothing("reasoning_budget_start_tag reasoning_budget_end_tag reasoning_budget_message "
+              "reasoning_budget_arm_immediately", _IS_OFF, S.LLAMA_CPP, routes=GENERATE),
     *_refused("repetition_detection", "give frequency_penalty or repetition_penalty", S.VLLM),
     *_refused("watermarking watermark", _OUT, S.VLLM, S.TGI, neutral=(False,)),
     *_nothing("separate_reasoning reasoning_format", "a completion is its text, all of it", S.SGLANG, S.ROUTERS,
@@ -224,17 +291,26 @@ FOREIGN: tuple[Foreign, ...] = (
     *_refused("thinking_forced_open", "the template says whether the prompt begins the reasoning", S.LLAMA_CPP,
               neutral=(False,)),
     *_refused("return_hidden_states return_routed_experts return_cached_tokens_details return_prompt_text "
-              "return_token_offsets", _OUT, S.SGLANG, S.VLLM, S.ROUTERS, neutral=(False,)),
-    *_refused("lora_path lora adapter_id", _ONE_MODEL, S.SGLANG, S.LLAMA_CPP, S.TGI, S.ROUTERS),
-    *_refused("session_params", "send the whole conversation: its prefix is found again", S.SGLANG, S.ROUTERS),
+              "return_token_offsets return_bytes return_entropy return_meta_info", _OUT, S.SGLANG, S.VLLM, S.ROUTERS,
+              neutral=(False,)),
+    *_refused("return_prompt_token_ids", "give return_token_ids", S.SGLANG, neutral=(False,)),
+    *_refused("lora_path lora adapter_id lora_task_id lora_weights lora_config", _ONE_MODEL, S.SGLANG, S.LLAMA_CPP,
+              S.TGI, S.TRITON, S.ROUTERS),
+    *_refused("session_params", _WHOLE, S.SGLANG, S.ROUTERS),
+    *_refused("conversation previous_response_id", _WHOLE, S.OPENAI),
+    *_refused("instructions", "give a message of role system", S.OPENAI),
+    *_refused("truncation", "truncate_prompt_tokens cuts a prompt", S.OPENAI, neutral=("disabled",)),
+    *_refused("background", "the answer is the response", S.OPENAI, S.SGLANG, neutral=(False,)),
+    *_refused("preset", "give its fields", S.OPENROUTER),
+    *_refused("grammar_lazy", "give structural_tag: text is free up to a trigger", S.LLAMA_CPP, neutral=(False,)),
+    *_refused("grammar_triggers", "give structural_tag: text is free up to a trigger", S.LLAMA_CPP),
+    *_refused("preserved_tokens", "skip_special_tokens: false leaves special tokens in the text", S.LLAMA_CPP),
     *_refused("stop_regex", "give stop, or a regex that the whole text follows", S.SGLANG, S.ROUTERS),
     *_refused("ngram_corpus_id images_config", _OUT, S.SGLANG),
     *_refused("guided_whitespace_pattern", "give a regex or grammar", S.VLLM),
     *_refused("disable_any_whitespace disable_additional_properties", "say it in the schema", S.VLLM, neutral=(False,),
               at="structured_outputs"),
     *_refused("whitespace_pattern", "give a regex or grammar", S.VLLM, at="structured_outputs"),
-    *_refused("repeat_penalty", "give repetition_penalty", S.LLAMA_CPP, S.OLLAMA, neutral=(1, 1.0)),
-    *_refused("repeat_last_n", "repetition_penalty looks at all of the text", S.LLAMA_CPP, S.OLLAMA, neutral=(-1, 64)),
     *_refused("typical_p tfs_z", "give top_p or min_p", S.LLAMA_CPP, S.OLLAMA, S.TGI, neutral=(1, 1.0)),
     *_refused("top_a mirostat dynatemp_range xtc_probability dry_multiplier", "give top_p or min_p",
               S.LLAMA_CPP, S.OLLAMA, S.OPENROUTER, neutral=(0, 0.0)),
@@ -242,15 +318,15 @@ FOREIGN: tuple[Foreign, ...] = (
     *_refused("top_n_sigma", "give top_p or min_p", S.LLAMA_CPP, neutral=(-1, -1.0, 0, 0.0)),
     *_refused("adaptive_target", "give top_p or min_p", S.LLAMA_CPP, neutral=(-1, -1.0)),
     *_nothing("dynatemp_exponent mirostat_eta mirostat_tau xtc_threshold dry_base dry_allowed_length "
-              "dry_penalty_last_n dry_sequence_breakers penalize_nl adaptive_decay",
-              "what it belongs to is off", S.LLAMA_CPP, S.OLLAMA, routes=GENERATE),
+              "dry_penalty_last_n dry_sequence_breakers adaptive_decay",
+              _IS_OFF, S.LLAMA_CPP, S.OLLAMA, routes=GENERATE),
     *_refused("samplers", "the order is fixed", S.LLAMA_CPP),
     *_refused("n_probs", "give logprobs and top_logprobs", S.LLAMA_CPP, neutral=(0,), routes=CHAT),
     *_refused("top_n_tokens", "give logprobs", S.TGI, neutral=(0,)),
     *_refused("post_sampling_probs return_tokens", "give logprobs or return_token_ids", S.LLAMA_CPP, neutral=(False,)),
     *_refused("response_fields", "the answer has the fields that it has", S.LLAMA_CPP),
     *_refused("t_max_predict_ms", "give timeout_s", S.LLAMA_CPP, neutral=(0, -1)),
-    *_refused("image_data images", _NO_MEDIA, S.LLAMA_CPP, S.OLLAMA),
+    *_refused("image_data images video_data audio_data multimodal_data", _NO_MEDIA, S.LLAMA_CPP, S.OLLAMA, S.SGLANG),
     *_refused("think thinking reasoning enable_thinking", "a completion has no template; chats do", S.OLLAMA,
               S.ANTHROPIC, S.OPENROUTER, S.SGLANG, neutral=(False,), routes=COMPLETION),
     *_refused("max_tokens", "give effort: how much is thought cannot be counted beforehand", S.OPENROUTER,
@@ -277,7 +353,9 @@ FOREIGN: tuple[Foreign, ...] = (
     *_refused("endianness", "base64 is of little-endian numbers", S.VLLM, neutral=("native", "little"),
               routes=EMBEDDING),
     *_nothing("input_type task", "the model knows one kind of text", S.LITELLM, routes=EMBEDDING),
-    *_refused("return_token_strs", "detokenize tells them", S.VLLM, neutral=(False,), routes=TOKENIZE),
+    *_refused("return_token_strs with_pieces", "detokenize tells them", S.VLLM, S.LLAMA_CPP, neutral=(False,),
+              routes=TOKENIZE),
+    *_same("add_special", "add_special_tokens", S.LLAMA_CPP, routes=TOKENIZE),
     # Of messages: what answers of other servers have, and clients send back with the conversation.
     *_works("reasoning_content", S.DEEPSEEK, S.VLLM, S.SGLANG, at=_MESSAGE, routes=(*CHAT, *TOKENIZE)),
     *_works("reasoning", S.VLLM, S.OPENROUTER, at=_MESSAGE, routes=(*CHAT, *TOKENIZE)),

@@ -16,6 +16,8 @@ from .openai_schemas import CONSTRAINT_FIELDS, JSON_SCHEMA_FIELDS, STRUCTURED_FI
 FORMAT_FIELDS = ("response_format", "structured_outputs", "format", *CONSTRAINT_FIELDS)
 _EMPTY_IS_NONE = ("format", *CONSTRAINT_FIELDS)
 _SCHEMAS = ("schema", "value")  # other names of what `json_schema` holds
+_PATTERNS = ("regex", "pattern", "value")  # names of a regular expression
+_TGI_KINDS = {"json": "json", "json_object": "json", "json_schema": "json", "regex": "regex"}
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -39,7 +41,37 @@ def format_of(body: dict[str, Any]) -> GrammarSpec | None:
         return _structured_outputs(take(body, name, dict, {}))
     if name == "format":
         return _ollama_format(body[name])
+    if name == "grammar" and isinstance(body[name], dict):
+        return _tgi_grammar(body[name])
     return constraint(CONSTRAINT_FIELDS[name], body[name], name)
+
+
+def _tgi_grammar(wanted: dict[str, Any]) -> GrammarSpec | None:
+    """TGI's `{"type": …, "value": …}`."""
+    refuse_others(wanted, ("type", "value"), path="grammar.")
+    kind = wanted.get("type")
+    if not isinstance(kind, str) or kind not in _TGI_KINDS:
+        raise wrong_type("grammar.type", kind, f"one of {', '.join(_TGI_KINDS)}")
+    if wanted.get("value") is None:
+        raise missing("grammar.value")
+    if kind == "json_schema":
+        return _named_schema(take(wanted, "value", dict, {}, path="grammar."), "grammar.value.")
+    return constraint(_TGI_KINDS[kind], wanted["value"], "grammar.value")
+
+
+def _named_schema(given: dict[str, Any], path: str) -> GrammarSpec:
+    """TGI's `{"name": …, "schema": …}`, which knows no other schema than one that is kept to."""
+    refuse_others(given, ("name", "schema"), path=path)
+    _check_name(given, path)
+    if given.get("schema") is None:
+        raise missing(f"{path}schema")
+    return GrammarSpec.json_schema(take(given, "schema", dict, {}, path=path), field=f"{path}schema")
+
+
+def _check_name(given: dict[str, Any], path: str) -> str:
+    if (name := take(given, "name", str, "", path=path)) and not _NAME.fullmatch(name):
+        raise wrong_type(f"{path}name", name, "1 to 64 letters, digits, underscores or dashes")
+    return name
 
 
 def _ollama_format(wanted: Any) -> GrammarSpec:
@@ -64,25 +96,37 @@ def _text(wanted: dict[str, Any]) -> None:
 def _json_object(wanted: dict[str, Any]) -> GrammarSpec:
     """Any object; with `schema`, as llama.cpp and others have it, or TGI's `value`, one that follows that."""
     refuse_others(wanted, ("type", *_SCHEMAS), path="response_format.")
-    [*given] = [name for name in _SCHEMAS if take(wanted, name, dict, {}, path="response_format.")]
-    if len(given) > 1:
-        raise wrong_type("response_format.value", wanted["value"], "no value beside schema")
-    if given:
-        return GrammarSpec.json_schema(wanted[given[0]], field=f"response_format.{given[0]}")
+    name = _one_name(wanted, _SCHEMAS)
+    schema = wanted.get(name)
+    if not (name == "value" and isinstance(schema, str)):  # TGI takes the text of a schema too
+        schema = take(wanted, name, dict, {}, path="response_format.")
+    if schema:
+        return GrammarSpec.json_schema(schema, field=f"response_format.{name}")
     return GrammarSpec.json_object(field="response_format")
+
+
+def _one_name(wanted: dict[str, Any], names: tuple[str, ...]) -> str:
+    """The name under which a value is given; the first where there is none. Raises InvalidRequest for two."""
+    given = [name for name in names if not says_nothing(wanted.get(name))]
+    if len(given) > 1:
+        raise wrong_type(f"response_format.{given[1]}", wanted[given[1]], f"no value beside {given[0]}")
+    return given[0] if given else names[0]
 
 
 def _json_schema(wanted: dict[str, Any]) -> GrammarSpec:
     """With `strict` the schema is kept to, or refused; without it, what of it can be kept is. llama.cpp and others have
     it in `schema`."""
+    value = wanted.get("value")
+    if wanted.get("json_schema") is None and isinstance(value, dict) and isinstance(value.get("schema"), dict):
+        refuse_others(wanted, ("type", "value"), path="response_format.")
+        return _named_schema(value, "response_format.value.")
     if wanted.get("json_schema") is None and any(wanted.get(name) for name in _SCHEMAS):
         return _json_object(wanted)
     refuse_others(wanted, ("type", "json_schema"), path="response_format.")
     path = "response_format.json_schema."
     given = take(wanted, "json_schema", dict, {}, path="response_format.")
     refuse_others(given, JSON_SCHEMA_FIELDS, path=path)
-    if (name := take(given, "name", str, "", path=path)) and not _NAME.fullmatch(name):
-        raise wrong_type(f"{path}name", name, "1 to 64 letters, digits, underscores or dashes")
+    name = _check_name(given, path)
     take(given, "description", str, "", path=path)
     strict = take(given, "strict", bool, False, path=path)
     if given.get("schema") is None:
@@ -95,20 +139,24 @@ def _json_schema(wanted: dict[str, Any]) -> GrammarSpec:
     return kept
 
 
-def _written(name: str, make: Callable[..., GrammarSpec]) -> Callable[[dict[str, Any]], GrammarSpec]:
-    """{"type": name, name: text}"""
+def _regex(wanted: dict[str, Any]) -> GrammarSpec:
+    """In `regex`; TGI has it in `value`, Together in `pattern`."""
+    refuse_others(wanted, ("type", *_PATTERNS), path="response_format.")
+    name = _one_name(wanted, _PATTERNS)
+    return GrammarSpec.regex(take(wanted, name, str, "", path="response_format."), field=f"response_format.{name}")
 
-    def read(wanted: dict[str, Any]) -> GrammarSpec:
-        refuse_others(wanted, ("type", name), path="response_format.")
-        text = take(wanted, name, str, "", path="response_format.")
-        return make(text, field=f"response_format.{name}")
 
-    return read
+def _ebnf(wanted: dict[str, Any]) -> GrammarSpec:
+    refuse_others(wanted, ("type", "grammar"), path="response_format.")
+    text = take(wanted, "grammar", str, "", path="response_format.")
+    return GrammarSpec.ebnf(text, field="response_format.grammar")
 
 
 def _structural_tag(wanted: dict[str, Any]) -> GrammarSpec:
-    refuse_others(wanted, ("type", "format"), path="response_format.")
-    if wanted.get("format") is None:
+    """In `format`; older versions of vLLM and SGLang have it in `structures` and `triggers`."""
+    older = wanted.get("structures") is not None
+    refuse_others(wanted, ("type", "structures", "triggers") if older else ("type", "format"), path="response_format.")
+    if not older and wanted.get("format") is None:
         raise missing("response_format.format")
     take(wanted, "format", dict, {}, path="response_format.")
     return GrammarSpec.structural_tag(wanted, field="response_format")
@@ -119,8 +167,8 @@ _RESPONSE_FORMATS: dict[str, Callable[[dict[str, Any]], GrammarSpec | None]] = {
     "json_object": _json_object,
     "json": _json_object,
     "json_schema": _json_schema,
-    "regex": _written("regex", GrammarSpec.regex),
-    "grammar": _written("grammar", GrammarSpec.ebnf),
+    "regex": _regex,
+    "grammar": _ebnf,
     "structural_tag": _structural_tag,
 }
 

@@ -12,14 +12,16 @@ from ..errors import unsupported_field
 from ..unknown_fields import UnknownFields, says_nothing
 from .constraints import CONSTRAINTS
 from .foreign_fields import FOREIGN, Effect
+from .openai_fields import check_fields
 from .openai_schemas import CONSTRAINT_FIELDS
-from .openai_table import COMPLETION, by_name
+from .openai_table import COMPLETION, Field, by_name
 
-__all__ = ["ours"]
+__all__ = ["is_item", "ours"]
 
 _FOREIGN = {one.name: one for one in FOREIGN if not one.at and "completion" in one.routes}
 _COMPLETIONS = by_name(COMPLETION)
 _SEQUENCES = frozenset(("sequence_id", "sequence_start", "sequence_end"))  # of models with a state, in Triton
+_FOR_THE_LOG = frozenset(("metadata", "prompt_cache_key", "safety_identifier"))  # no part of any answer
 _CONSTRAINTS = {"json": "json_schema"} | {name: name for name in CONSTRAINTS}
 
 
@@ -40,12 +42,26 @@ def ours(name: str, value: Any, path: str, known: Collection[str], unknown: Unkn
         return _CONSTRAINTS[CONSTRAINT_FIELDS[name]]
     if name in _SEQUENCES:
         raise unsupported_field(path, "send the whole conversation: its prefix is found again", value)
-    if field is not None and value == field.schema.get("default") and type(value) is type(field.schema["default"]):
+    if name in _FOR_THE_LOG or (field is not None and _changes_nothing(field, value)):
+        return None
+    if field is not None and (field.instead is not None or field.only):
+        check_fields({name: value}, _COMPLETIONS, path.removesuffix(name))
+    if foreign is not None and foreign.is_neutral(value):
         return None
     if foreign is None or foreign.effect in (Effect.WORKS, Effect.SPREAD):
         raise unsupported_field(path, "/v1/completions has it")
-    if foreign.is_neutral(value) or value in foreign.unbounded or foreign.effect is Effect.CHANGES_NOTHING:
+    if value in foreign.unbounded or foreign.effect is Effect.CHANGES_NOTHING:
         return None
     if foreign.effect is Effect.REFUSED:
         raise unsupported_field(path, foreign.why, value if foreign.neutral else None)
     return ours(foreign.why, value, path, known, unknown)
+
+
+def is_item(name: str) -> bool:
+    """Whether the parameter is one item of the list that it is another name of."""
+    return name in _FOREIGN and _FOREIGN[name].is_item
+
+
+def _changes_nothing(field: Field, value: Any) -> bool:
+    values = (*field.only, field.schema["default"]) if "default" in field.schema else field.only
+    return any(type(value) is type(one) and value == one for one in values)

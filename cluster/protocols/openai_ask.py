@@ -26,6 +26,7 @@ from .openai_schemas import (
     STREAM_OPTIONS,
 )
 from .openai_table import CHAT, COMPLETION, SAMPLING, by_name
+from .repeat_penalty import repetition
 
 COMPLETION_MAX_TOKENS = 16  # what OpenAI's completions give when max_tokens is absent
 
@@ -91,7 +92,7 @@ def grammar_bytes(body: dict[str, Any], source: bytes) -> int:
 def completion_call(body: dict[str, Any]) -> Call:
     check_fields(body, _COMPLETION)
     sampling = pick(body, (*_SAMPLING, "max_tokens", "logprobs")) | _grammar(body)
-    names = _completion_logprobs(body, sampling)
+    names = _completion_logprobs(body, sampling) | repetition(body, sampling)
     logprobs = "logprobs" in sampling
     unbounded = _is_unbounded(sampling)
     echo = take(body, "echo", bool, False)
@@ -119,7 +120,7 @@ def chat_call(body: dict[str, Any], template_for: TemplateFor, unknown: UnknownF
     check_fields(body, _CHAT)
     sampling = pick(body, (*_SAMPLING, "max_tokens")) | _grammar(body)
     _is_unbounded(sampling)  # as without a bound
-    names = _chat_logprobs(body, sampling) | _chat_max_tokens(body, sampling)
+    names = _chat_logprobs(body, sampling) | _chat_max_tokens(body, sampling) | repetition(body, sampling)
     keep = _best_of(body, sampling)
     tools = tool_use(body)
     template = template_for(tools.tools)

@@ -78,21 +78,21 @@ def refuse_others(
         raise unsupported_field(path + name)
 
 
-def check_fields(body: Mapping[str, Any], table: Mapping[str, Field]) -> None:
+def check_fields(body: Mapping[str, Any], table: Mapping[str, Field], path: str = "") -> None:
     """Raise InvalidRequest for a field that is unknown or not supported, or has a value that is not."""
     for name, value in body.items():
         field = table.get(name)
         if field is None:
-            raise unknown_field(name)
+            raise unknown_field(path + name)
         if value is None:
             continue
         if field.instead is not None:
             if value in field.neutral:
                 continue
-            raise unsupported_field(name, field.instead)
+            raise unsupported_field(path + name, field.instead)
         if field.only and not any(type(value) is type(one) and value == one for one in field.only):
             accepted = " or ".join(json.dumps(one) for one in field.only)
-            raise unsupported_field(name, f"leave it out, or give {accepted}", value)
+            raise unsupported_field(path + name, f"leave it out, or give {accepted}", value)
 
 
 def take(body: dict[str, Any], name: str, kind: type[T], default: T, *, path: str = "") -> T:

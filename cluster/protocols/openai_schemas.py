@@ -9,8 +9,10 @@ from __future__ import annotations
 from ...replicas.chat_template import MAX_ARGUMENT_CHARS
 from ...replicas.grammar_spec import MAX_CHOICES
 from ...replicas.messages import MAX_CALLS, ROLES
+from ...replicas.sampling_params import MAX_LOGIT_BIAS
 from ...replicas.tools import MAX_TOOLS
 from ..access_log import MAX_LABEL_CHARS
+from ..logit_bias import MAX_TEXT_CHARS
 from ..web.openapi import Schema, object_of
 
 MAX_PROMPTS = 128
@@ -192,7 +194,19 @@ JSON_SCHEMA_FIELDS = tuple(_JSON_SCHEMA["properties"])
 _FORMAT = "text: free text; json_object and json: any JSON object; the others: what the field of that name says"
 _TAG = "text with constrained parts, as xgrammar describes it; schemas within are kept to as those that stand alone"
 _ANY = "a JSON schema; none: any object"
-_SCHEMA = {"schema": told(OBJECT, _ANY), "value": told(OBJECT, "the same in TGI's words")}
+_SCHEMA = {
+    "schema": told(OBJECT, _ANY),
+    "value": told({"anyOf": [OBJECT, SOME_TEXT]}, "the same in TGI's words, or its text"),
+}
+_MATCHES = told(SOME_TEXT, "the whole text matches")
+_STRUCTURE = object_of(
+    {
+        "begin": told(TEXT, "begins with one of the triggers"),
+        "schema": told({"anyOf": [OBJECT, TRUTH]}, "what the JSON text must follow"),
+        "end": told(TEXT, "what stands behind it"),
+    },
+    ["begin", "schema", "end"],
+)
 RESPONSE_FORMAT: Schema = {
     "anyOf": [
         _one_of_type("text", _FORMAT),
@@ -203,10 +217,24 @@ RESPONSE_FORMAT: Schema = {
             schema=told(SOME_OBJECT, "what the JSON text must follow"),
             maybe={"json_schema": told(NULL, "beside schema")},
         ),
+        _one_of_type(
+            "json_schema",
+            _FORMAT,
+            value=told(SOME_OBJECT, "the same in TGI's words; or an object with schema, and perhaps name"),
+            maybe={"json_schema": told(NULL, "beside value")},
+        ),
         _one_of_type("json_schema", _FORMAT, json_schema=told(_JSON_SCHEMA, "what the JSON text must follow")),
-        _one_of_type("regex", _FORMAT, regex=told(SOME_TEXT, "the whole text matches")),
+        _one_of_type("regex", _FORMAT, regex=_MATCHES),
+        _one_of_type("regex", _FORMAT, pattern=_MATCHES),
+        _one_of_type("regex", _FORMAT, value=_MATCHES),
         _one_of_type("grammar", _FORMAT, grammar=told(SOME_TEXT, "GBNF, its rule `root` being the whole text")),
         _one_of_type("structural_tag", _FORMAT, format=told(OBJECT, _TAG)),
+        _one_of_type(
+            "structural_tag",
+            _FORMAT,
+            structures=told(_list(_STRUCTURE), "the older form: what may stand behind a trigger"),
+            triggers=told(_list(TEXT), "texts up to which the text is free"),
+        ),
     ]
 }
 
@@ -222,6 +250,14 @@ STRUCTURED_UNSUPPORTED = (
     "backend", "disable_additional_properties", "disable_any_whitespace", "disable_fallback", "whitespace_pattern",
 )  # fmt: skip
 STRUCTURED_FIELDS = tuple(STRUCTURED)
+_TGI_VALUE = "a JSON schema or its text; the regular expression; of json_schema an object with schema, and perhaps name"
+TGI_GRAMMAR = object_of(
+    {
+        "type": told({"enum": ["json", "json_object", "json_schema", "regex"]}, "what value is"),
+        "value": told({"anyOf": [OBJECT, SOME_TEXT]}, _TGI_VALUE),
+    },
+    ["type", "value"],
+)
 # Fields of a body that say one of these by themselves: vLLM's older ones, SGLang's, llama.cpp's.
 CONSTRAINT_FIELDS = {
     "guided_json": "json",
@@ -232,6 +268,7 @@ CONSTRAINT_FIELDS = {
     "regex": "regex",
     "ebnf": "grammar",
     "grammar": "grammar",
+    "structural_tag": "structural_tag",
 }
 _NO_STRUCTURED = dict.fromkeys(STRUCTURED, told(NULL, "beside another")) | dict.fromkeys(
     STRUCTURED_UNSUPPORTED, _REFUSED
@@ -270,8 +307,25 @@ METADATA: Schema = {
     "propertyNames": {"maxLength": 64},
     "additionalProperties": {"type": ["string", "null"], "maxLength": MAX_LABEL_CHARS},
 }
+_BIAS: Schema = {"anyOf": [{"type": "number", "minimum": -100, "maximum": 100}, {"const": False}]}
+_BIASED: Schema = {
+    "anyOf": [
+        {"type": "integer", "minimum": 0, "maximum": INT32},
+        {"type": "string", "minLength": 1, "maxLength": MAX_TEXT_CHARS},
+    ]
+}
 LOGIT_BIAS: Schema = {
-    "type": "object",
-    "propertyNames": {"pattern": "^[0-9]{1,10}$"},
-    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "anyOf": [
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": _BIAS,
+            "maxProperties": MAX_LOGIT_BIAS,
+        },
+        {
+            "type": "array",
+            "items": {"type": "array", "prefixItems": [_BIASED, _BIAS], "minItems": 2, "maxItems": 2},
+            "maxItems": MAX_LOGIT_BIAS,
+        },
+    ]
 }

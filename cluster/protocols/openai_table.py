@@ -60,8 +60,8 @@ SAMPLING = (
     Field("presence_penalty", "subtracted once from any token of the output so far", _number(-2, 2, 0)),
     Field("frequency_penalty", "subtracted for each time a token occurs in the output", _number(-2, 2, 0)),
     Field("repetition_penalty", f"divides tokens of prompt and output; {_MODEL_SAYS} 1", _number(0, 10, 1, above=True)),
-    Field("logit_bias", "token id -> added to its logit, -100 to 100",
-          {**schemas.LOGIT_BIAS, "maxProperties": limits.MAX_LOGIT_BIAS}),
+    Field("logit_bias", "token id -> added to its logit, -100 to 100; false: the token is never chosen. Or pairs of an "
+          "id, or of a text for each of its tokens, and that", schemas.LOGIT_BIAS),
     Field("seed", "the same seed repeats the same answer; -1 asks for a fresh one; default: a fresh one",
           _integer(*limits.SEED_RANGE)),
     Field("n", "choices", _integer(1, limits.MAX_CHOICES, 1)),
@@ -82,6 +82,13 @@ SAMPLING = (
 
 _SHARED = (
     *SAMPLING,
+    Field("repeat_penalty", "repetition_penalty in the words of llama.cpp and Ollama; above or below 1 only with "
+          "repeat_last_n: -1", _number(0, 10, 1, above=True)),
+    Field("repeat_last_n", "of how many tokens repeat_penalty looks at the last; -1: of prompt and output as a whole; "
+          "0: nothing is penalised; another window only where nothing is, 64 too where repeat_penalty is left out",
+          _integer(-1, INT32, 64)),
+    *(Field(name, "false: line ends are left out of penalties, which is refused where there is one",
+            {"type": "boolean", "default": True}) for name in ("penalize_nl", "penalize_newline")),
     Field("model", "the name that /v1/models has; default: the one model served", TEXT),
     Field("stream", "answer in server-sent events", BOOLEAN),
     Field("stream_options", "only with stream", schemas.STREAM_OPTIONS),
@@ -95,8 +102,11 @@ _SHARED = (
           schemas.RESPONSE_FORMAT),
     Field("structured_outputs", "the same in vLLM's words: exactly one of the properties",
           schemas.STRUCTURED_OUTPUTS),
-    *(Field(name, f"an older name of structured_outputs.{kind}, or another server's", schemas.STRUCTURED[kind])
-      for name, kind in schemas.CONSTRAINT_FIELDS.items()),
+    *(Field(name, f"an older name of structured_outputs.{kind}, or another server's",
+            schemas.STRUCTURED[kind])
+      for name, kind in schemas.CONSTRAINT_FIELDS.items() if name != "grammar"),
+    Field("grammar", "structured_outputs.grammar; or in TGI's words what value is, and that",
+          {"anyOf": [schemas.STRUCTURED["grammar"], schemas.TGI_GRAMMAR]}),
     Field("format", "the same in Ollama's words: json, or a JSON schema",
           {"anyOf": [{"enum": ["json", ""]}, OBJECT]}),
     Field("best_of", "choices to make, of which the n likeliest per token are returned; not with stream",
@@ -109,6 +119,19 @@ _SHARED = (
     Field("truncation_side", "which end of the prompt is cut off", {"enum": ["left", "right"], "default": "left"}),
     Field("prompt_logprobs", "", OBJECT, instead="use echo with logprobs, or gRPC"),
     Field("output_ids", "", OBJECT, instead="use gRPC: its Complete and Chat resume after them"),
+    Field("metadata", "up to 16 pairs of text, in your own words; in the line of the access log", schemas.METADATA),
+    Field("safety_identifier", f"whose request it is, in your own words{_IN_LOG}", TEXT),
+    Field("prompt_cache_key", f"what prompts have in common is found without it{_IN_LOG}", TEXT),
+    Field("store", "nothing is stored", BOOLEAN, only=(False,)),
+    Field("service_tier", "there is one", TEXT, only=("auto", "default")),
+    Field("modalities", "text", {"type": "array"}, only=(["text"], [])),
+    Field("verbosity", "as the model has it", TEXT, only=("medium",)),
+    Field("prompt_cache_retention", "prefixes are kept in memory while there is room", TEXT, only=("in_memory",)),
+    Field("prompt_cache_options", "prefixes are found without marks", OBJECT, only=({"mode": "implicit"}, {})),
+    Field("audio", "", OBJECT, instead="the model writes text"),
+    Field("moderation", "", OBJECT, instead="leave it out"),
+    Field("prediction", "", OBJECT, instead="leave it out"),
+    Field("web_search_options", "", OBJECT, instead="describe a search as one of the tools"),
 )  # fmt: skip
 
 COMPLETION = (
@@ -155,21 +178,8 @@ CHAT = (
           {"type": "boolean", "default": True}),
     Field("continue_final_message", "the model goes on with the last message, which is the assistant's; only with "
           "add_generation_prompt: false", BOOLEAN),
-    Field("metadata", "up to 16 pairs of text, in your own words; in the line of the access log", schemas.METADATA),
-    Field("safety_identifier", f"whose request it is, in your own words{_IN_LOG}", TEXT),
-    Field("prompt_cache_key", f"what prompts have in common is found without it{_IN_LOG}", TEXT),
-    Field("store", "nothing is stored", BOOLEAN, only=(False,)),
-    Field("service_tier", "there is one", TEXT, only=("auto", "default")),
-    Field("modalities", "text", {"type": "array"}, only=(["text"], [])),
-    Field("verbosity", "as the model has it", TEXT, only=("medium",)),
-    Field("prompt_cache_retention", "prefixes are kept in memory while there is room", TEXT, only=("in_memory",)),
-    Field("prompt_cache_options", "prefixes are found without marks", OBJECT, only=({"mode": "implicit"}, {})),
-    Field("audio", "", OBJECT, instead="the model writes text"),
     Field("functions", "", OBJECT, instead="use tools"),
     Field("function_call", "", OBJECT, instead="use tool_choice", neutral=("none", [], {})),
-    Field("moderation", "", OBJECT, instead="leave it out"),
-    Field("prediction", "", OBJECT, instead="leave it out"),
-    Field("web_search_options", "", OBJECT, instead="describe a search as one of the tools"),
 )  # fmt: skip
 
 

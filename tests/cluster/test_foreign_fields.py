@@ -163,7 +163,7 @@ def is_renamed(one: Foreign, route: str, value: str) -> None:
     found: Any = settled(route, one, value)
     for name in one.why.split("."):
         found = found.get(name)
-    assert found == value or one.why.partition(".")[0] not in SHAPES[route].known
+    assert found == ([value] if one.is_item else value) or one.why.partition(".")[0] not in SHAPES[route].known
     outer, _, inner = one.why.partition(".")
     route = route if outer in SHAPES[route].known else "chat"
     both = {**PLAIN[route], outer: {inner: "a"} if inner else "a", one.name: "b"}
@@ -478,6 +478,130 @@ async def test_formats_in_the_words_of_others(post: Any) -> None:
         ({"response_format": {"type": "json", "value": schema, "schema": schema}}, "response_format.value"),
     ):
         assert refused(await post(PATHS["chat"], {"messages": HELLO, **wrong}))["param"] == param
+
+
+async def test_patterns_and_grammars_in_the_words_of_others(post: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    structures = {"structures": [{"begin": "<a>", "schema": schema, "end": "</a>"}], "triggers": ["<a>"]}
+    content = {"type": "json_schema", "json_schema": schema}
+    tag = {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}
+    newer = {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<a>"], "tags": [tag]}}
+    alike = [
+        [{"regex": "a+"}, {"response_format": {"type": "regex", "regex": "a+"}},
+         {"response_format": {"type": "regex", "value": "a+"}}, {"response_format": {"type": "regex", "pattern": "a+"}},
+         {"grammar": {"type": "regex", "value": "a+"}}, {"parameters": {"grammar": {"type": "regex", "value": "a+"}}},
+         {"sampling_params": {"regex": "a+"}}],
+        [{"json_schema": schema}, {"grammar": {"type": "json", "value": schema}},
+         {"grammar": {"type": "json_object", "value": json.dumps(schema)}},
+         {"grammar": {"type": "json_schema", "value": {"name": "x", "schema": schema}}},
+         {"grammar": {"type": "json_schema", "value": {"schema": schema}}},
+         {"response_format": {"type": "json_schema", "value": {"name": "x", "schema": schema}}},
+         {"response_format": {"type": "json", "value": json.dumps(schema)}}],
+        [{"response_format": newer}, {"response_format": {"type": "structural_tag", **structures}},
+         {"structural_tag": newer}, {"structural_tag": json.dumps(structures)},
+         {"structured_outputs": {"structural_tag": json.dumps({"type": "structural_tag", **structures})}}],
+    ]  # fmt: skip
+    for same in alike:
+        bodies = [settle({"prompt": "a", **json.loads(json.dumps(one))}, SHAPES["completion"], UnknownFields("refuse"))
+                  for one in same]  # fmt: skip
+        found = [openai_ask.completion_call(body).asks[0].sampling["grammar"] for body in bodies]
+        assert len({(one.kind, one.source) for one in found}) == 1
+        for one in same:
+            assert (await post(PATHS["completion"], {**PLAIN["completion"], **one})).status == 200
+            assert (await post(PATHS["chat"], {"messages": HELLO, "max_tokens": 1, **one})).status == 200
+    bare = {name: value for name, value in structures.items() if name != "triggers"}
+    for wrong, param in (
+        ({"grammar": {"type": "xml", "value": "a"}}, "grammar.type"),
+        ({"grammar": {"value": "a"}}, "grammar.type"),
+        ({"grammar": {"type": "regex"}}, "grammar.value"),
+        ({"grammar": {"type": "regex", "value": ["a"]}}, "grammar.value"),
+        ({"grammar": {"type": "json_schema", "value": {"name": "x"}}}, "grammar.value.schema"),
+        ({"grammar": {"type": "json_schema", "value": "x"}}, "grammar.value"),
+        ({"grammar": {"type": "regex", "value": "a"}, "regex": "a"}, "grammar"),
+        ({"response_format": {"type": "regex"}}, "response_format.regex"),
+        ({"response_format": {"type": "regex", "regex": "a", "pattern": "a"}}, "response_format.pattern"),
+        ({"response_format": {"type": "json", "value": "{"}}, "response_format.value"),
+        ({"response_format": {"type": "json", "value": False}}, "response_format.value"),
+        ({"response_format": {"type": "json_object", "schema": 0}}, "response_format.schema"),
+        ({"response_format": {"type": "regex", "pattern": False}}, "response_format.pattern"),
+        ({"response_format": {"type": "structural_tag", **bare}}, "response_format"),
+        ({"response_format": {**newer, **structures}}, "response_format.format"),
+    ):
+        for route in ("completion", "chat"):
+            assert refused(await post(PATHS[route], {**PLAIN[route], **wrong}))["param"] == param, wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "neutral"),
+    [
+        ("n_indent", 4, 0), ("grammar_lazy", True, False), ("grammar_triggers", [{"type": 1, "value": "<"}], []),
+        ("preserved_tokens", ["<a>"], []), ("logprob_start_len", 0, -1), ("token_ids_logprob", [5], None),
+        ("verbosity", "low", "medium"), ("modalities", ["text", "audio"], ["text"]), ("audio", {"voice": "x"}, None),
+        ("prediction", {"type": "content", "content": "x"}, None), ("moderation", {"model": "m"}, None),
+        ("web_search_options", {}, None), ("service_tier", "flex", "auto"), ("store", True, False),
+        ("prompt_cache_retention", "24h", "in_memory"), ("prompt_cache_options", {"ttl": "30m"}, {"mode": "implicit"}),
+        ("beam_width", 4, 1), ("exclude_input_in_output", False, True), ("return_context_logits", True, False),
+        ("guided_decoding_guide", "x", ""), ("no_repeat_ngram_size", 3, 0), ("input_ids", [1], None),
+        ("text", {"format": {"type": "json_object"}}, None), ("truncation", "auto", "disabled"),
+        ("previous_response_id", "x", None), ("instructions", "Be kind", ""), ("thinking_budget", 10, -1),
+        ("reasoning_budget_tokens", 10, -1), ("input_suffix", "x", ""), ("lora_weights", "x", ""),
+    ],
+)  # fmt: skip
+async def test_what_would_change_the_answer_is_never_ignored(name: str, value: Any, neutral: Any, post: Any) -> None:
+    for route in ("completion", "chat"):
+        error = refused(await post(PATHS[route], {**PLAIN[route], name: value}))
+        assert (error["param"], error["code"]) == (name, "unsupported_parameter"), route
+        assert (await post(PATHS[route], {**PLAIN[route], name: neutral})).status == 200, route
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"stop_words": ["x", "y"]}, {"stop": ["x", "y"]}),
+        ({"stop_words": [""]}, {}),
+        ({"min_length": 2}, {"min_tokens": 2}),
+        ({"min_new_tokens": 2}, {"min_tokens": 2}),
+        ({"end_id": 65}, {"stop_token_ids": [65]}),
+        ({"end_id": 65, "stop_token_ids": [65]}, {"stop_token_ids": [65]}),
+        ({"n_cmpl": 2}, {"n": 2}),
+        ({"num_return_sequences": 2}, {"n": 2}),
+        ({"max_output_tokens": 2}, {"max_tokens": 2}),
+        ({"return_logprob": True, "top_logprobs_num": 2}, {"logprobs": True, "top_logprobs": 2}),
+        ({"return_logprob": False, "top_logprobs_num": 0, "logprob_start_len": -1}, {}),
+        ({"sampling_params": {"max_new_tokens": 2, "stop": "x", "min_new_tokens": 1}},
+         {"max_tokens": 2, "stop": "x", "min_tokens": 1}),
+    ],
+)  # fmt: skip
+async def test_other_names_of_what_there_is(
+    theirs: dict[str, Any], ours: dict[str, Any], post: Any, ingress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    admit = ingress.door.admit
+    monkeypatch.setattr(ingress.door, "admit", lambda ask, caller: seen.append(ask) or admit(ask, caller))
+    for route, plain in (("completion", {"prompt": "abc"}), ("chat", {"messages": HELLO})):
+        for more in (theirs, ours):
+            assert (await post(PATHS[route], {"max_tokens": 2, **plain, **more})).status == 200
+        assert seen[-2].sampling == seen[-1].sampling
+
+
+async def test_two_words_for_one_thing_that_differ_are_refused(post: Any) -> None:
+    for more, param in (
+        ({"end_id": 65, "stop_token_ids": [66]}, "end_id"),
+        ({"stop_words": "x", "stop": "y"}, "stop_words"),
+        ({"n_cmpl": 2, "n": 3}, "n_cmpl"),
+        ({"sampling_params": {"seed": 5}}, "sampling_params.seed"),
+    ):
+        for route in ("completion", "chat"):
+            assert refused(await post(PATHS[route], {**PLAIN[route], **more}))["param"] == param
+    one_is_not_true = {**PLAIN["completion"], "logprobs": 1, "return_logprob": True}
+    assert refused(await post(PATHS["completion"], one_is_not_true))["param"] == "return_logprob"
+
+
+async def test_what_a_client_calls_a_completion_is_in_the_log(post: Any, ingress: Any) -> None:
+    labels = {"metadata": {"a": "b"}, "safety_identifier": "me", "prompt_cache_key": "k"}
+    asked = openai_ask.completion_call({"prompt": "abc", **labels}).asks[0]
+    assert asked.labels == labels
+    assert (await post(PATHS["completion"], {**PLAIN["completion"], **labels})).status == 200
 
 
 async def test_the_best_of_several_chats(post: Any) -> None:

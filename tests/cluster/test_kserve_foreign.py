@@ -40,6 +40,9 @@ def sampling(policy: Any = "refuse", **parameters: Any) -> dict[str, Any]:
         ({"use_beam_search": False, "echo": False, "stream": False, "return_full_text": False}, {}),
         ({"sequence_id": 0, "sequence_start": False, "length_penalty": 2.0}, {}),
         ({"mood": "", "guided_regex": "", "mirostat": ""}, {}),
+        ({"stop_words": "x", "min_length": 1, "end_id": 5}, {"stop": "x", "min_tokens": 1, "stop_token_ids": [5]}),
+        ({"repeat_penalty": 1.0, "repeat_last_n": -1, "penalize_newline": True, "pad_id": 5, "beam_width": 1}, {}),
+        ({"verbosity": "medium", "store": False, "safety_identifier": "me", "prompt_cache_key": "k"}, {}),
     ],
 )
 def test_names_of_others_are_taken_as_of_a_completion(parameters: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -57,6 +60,12 @@ def test_formats_have_their_older_names() -> None:
     ("parameters", "begins", "code"),
     [
         ({"mirostat": 2}, "mirostat: 2 is not supported; give top_p or min_p", "unsupported_parameter"),
+        ({"verbosity": "low"}, "verbosity: 'low' is not supported; leave it out, or give", "unsupported_parameter"),
+        ({"audio": "x"}, "audio is not supported; the model writes text", "unsupported_parameter"),
+        ({"n_indent": 4}, "n_indent: 4 is not supported; write the indentation", "unsupported_parameter"),
+        ({"repeat_penalty": 1.1}, "repeat_penalty is not supported; /v1/completions has it", "unsupported_parameter"),
+        ({"return_log_probs": True}, "return_log_probs: True is not supported; give logprobs", "unsupported_parameter"),
+        ({"end_id": 5, "stop_token_ids": "[6]"}, "end_id: 5 is not accepted; expected no value", "invalid_value"),
         ({"lora_path": "x"}, "lora_path is not supported; one model is served", "unsupported_parameter"),
         ({"echo": True}, "echo is not supported; /v1/completions has it", "unsupported_parameter"),
         ({"return_full_text": True}, "return_full_text is not supported", "unsupported_parameter"),

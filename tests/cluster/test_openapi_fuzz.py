@@ -63,7 +63,7 @@ RULES: dict[str, dict[str, str]] = {
         r"shape \[.*\] (does not fit|is not accepted)": "two fields and their values",
         "given twice": "names in a list",
         "it needs parameters": "two fields and their values",
-        "expected a JSON (list|object) as a string": "JSON within text",
+        "expected a JSON (list|object|object, or a JSON list of pairs,) as a string": "JSON within text",
         "give one of json_object": "two fields and their values",
         "logit_bias: .* is not accepted": "JSON within text",
         "(stop_token_ids|end_id): .* is not accepted": "JSON within text",
@@ -75,6 +75,9 @@ RULES: dict[str, dict[str, str]] = {
         "the model's chat template has no place": "the template is the model's",
         r"(reasoning_effort|reasoning\.effort|think): .*this model thinks or does not": "the template is the model's",
         "required calls leave no room for it": "two fields and their values",
+        "give (repeat_last_n: )?-1, since all of the text counts": "two fields and their values",
+        "repeat_last_n: .* counts the output": "two fields and their values",
+        "newlines are penalised as all tokens are": "two fields and their values",
     },
     "unknown_parameter": {
         "chat_template_kwargs: the model's template has no argument": "names of what is the service's own",

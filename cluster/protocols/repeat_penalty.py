@@ -1,0 +1,78 @@
+"""`repeat_penalty` of llama.cpp and Ollama, with the window that it looks at.
+
+There a token that occurs among the last `repeat_last_n` of prompt and output (-1: all, 0: none, by default 64) has its
+logit divided by the penalty where that is above 0, and multiplied elsewhere; presence and frequency penalties count
+within the same window. `repetition_penalty` here is the same formula of prompt and output as a whole, and the other two
+count the output. So -1 can be had for the first, and 0 for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import unsupported_field
+from .openai_fields import take, wrong_type
+from .openai_schemas import INT32
+
+__all__ = ["NEWLINES", "WINDOWS", "repetition"]
+
+WINDOWS = (-1, 64)  # the whole, and the default of these servers, which says nothing without a penalty
+NEWLINES = ("penalize_nl", "penalize_newline")
+_COUNTED = ("presence_penalty", "frequency_penalty")
+
+
+def repetition(body: dict[str, Any], sampling: dict[str, Any]) -> dict[str, str]:
+    """Puts `repetition_penalty` into `sampling` where these fields ask for one. Returns what errors call it.
+
+    Raises InvalidRequest naming the field of which the effect cannot be had.
+    """
+    penalty, window = body.get("repeat_penalty"), _window(body)
+    if penalty is not None and body.get("repetition_penalty") not in (None, penalty):
+        raise wrong_type("repeat_penalty", penalty, "no value beside repetition_penalty")
+    if window not in (None, 64):
+        _check_counted(body, window)
+    if window == 0:
+        if body.get("repetition_penalty") not in (None, 1):
+            raise wrong_type("repeat_last_n", window, "no value beside repetition_penalty")
+        penalty = 1.0
+    else:
+        _check_window(penalty, window)
+    if penalty is not None:
+        sampling["repetition_penalty"] = penalty
+    _check_newlines(body, sampling)
+    return {} if body.get("repeat_penalty") is None else {"repetition_penalty": "repeat_penalty"}
+
+
+def _check_window(penalty: Any, window: int | None) -> None:
+    """Which numbers a penalty may be is for SamplingParams to say."""
+    has_effect = penalty is not None and penalty != 1
+    if has_effect and window is None and not isinstance(penalty, str | bool | list | dict):
+        raise unsupported_field("repeat_penalty", "give repeat_last_n: -1, since all of the text counts here", penalty)
+    if (window not in (None, *WINDOWS) and penalty != 1) or (has_effect and window == 64):
+        raise unsupported_field("repeat_last_n", "give -1, since all of the text counts here", window)
+
+
+def _window(body: dict[str, Any]) -> int | None:
+    if body.get("repeat_last_n") is None:
+        return None
+    window = take(body, "repeat_last_n", int, 0)
+    if not -1 <= window <= INT32:
+        raise wrong_type("repeat_last_n", window, f"an integer from -1 to {INT32}")
+    return window
+
+
+def _check_counted(body: Mapping[str, Any], window: int | None) -> None:
+    for name in _COUNTED:
+        if body.get(name) not in (None, 0):
+            raise unsupported_field("repeat_last_n", f"leave it out: {name} counts the output", window)
+
+
+def _check_newlines(body: dict[str, Any], sampling: Mapping[str, Any]) -> None:
+    """That they are left out can be had only where nothing is penalised."""
+    none = {"repetition_penalty": 1}
+    penalised = any(sampling.get(name) not in (None, none.get(name, 0)) for name in ("repetition_penalty", *_COUNTED))
+    for name in NEWLINES:
+        if penalised and not take(body, name, bool, True):
+            raise unsupported_field(name, "newlines are penalised as all tokens are", False)
+        take(body, name, bool, True)
