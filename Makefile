@@ -26,7 +26,7 @@ PROTOS = $(call ENTRY,print(*project['optional-dependencies']['protos']))
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test thorough lint types imports unit unit-system unit-replicas unit-rest unit-kernels kernels matrix table gencode graph reference schema written protos clean
+.PHONY: help serve install test thorough lint types imports unit durations unit-system unit-replicas unit-rest unit-kernels kernels matrix table gencode graph reference schema written protos clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -64,6 +64,10 @@ else
 	$(BIN)/pytest $(THOROUGH) $(ARGS)
 endif
 
+durations: COSTS := costs.json
+durations: unit  ## the tests, and what each of them costs, into tests/durations.json
+	$(BIN)/python tests/support/costs.py $(PARTS:%=$(UNIT)/%/costs.json)
+
 # Two side by side, for the system tests wait for other processes most of their time, and come first when they do not;
 # in parts, for the longest decides when all has ended; each to its end, whatever fails.
 # Torch's threads of one would spin while the other computes.
@@ -78,7 +82,7 @@ unit-replicas unit-rest unit-kernels: NICE := nice -n 5
 
 $(PARTS:%=unit-%): unit-%: $(VENV)/.dev
 	@rm -rf $(UNIT)/$* && mkdir -p $(UNIT)/$*
-	$(NICE) $(BIN)/pytest $(THOROUGH) -o cache_dir=$(UNIT)/$* $(WHAT); status=$$?; echo $$status > $(UNIT)/$*/status; exit $$status
+	$(NICE) $(BIN)/pytest $(THOROUGH) $(COSTS:%=--costs $(UNIT)/$*/%) -o cache_dir=$(UNIT)/$* $(WHAT); status=$$?; echo $$status > $(UNIT)/$*/status; exit $$status
 
 kernels: $(VENV)/.dev $(CUDA_TRITONS:%=$(VENV)/.triton-%)  ## kernels compiled for every capability, with no GPU; all if any has changed
 	@for version in $(CUDA_TRITONS); do \

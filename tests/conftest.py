@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, by whomever
 
+import costs
 import pytest
 import thorough
 import torch
@@ -25,15 +26,18 @@ MEASURED = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(costs.OPTION, metavar="FILE", help="what each test costs is added to this file (make durations)")
     parser.addoption(thorough.OPTION, action="store_true", help="all tests, and all combinations of their parameters")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     thorough.configure(config)
+    costs.configure(config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     thorough.select(config, items)
+    costs.mark(items, costs.read())
 
 
 @pytest.fixture(autouse=True)

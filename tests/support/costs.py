@@ -1,0 +1,151 @@
+"""What each test costs, as the marks `unit`, `process`, `ray` and `triton`, from tests/durations.json.
+
+`make durations` runs the tests with `--costs FILE` and writes that file: for each test that takes 0.05 s of processor
+time or more, or is more than a unit test, the seconds of its slowest case, and what it was seen to do. A session's or a
+module's fixtures count for each test that uses them, and their seconds for the first of these. Processes that others
+start for a test (Ray's workers) are not in its seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FILE = Path(__file__).parents[1] / "durations.json"
+OPTION = "--costs"
+MARKS = {
+    "unit": "starts no process, no Ray cluster and no Triton kernel",
+    "process": "starts a process",
+    "ray": "needs a Ray cluster",
+    "triton": "runs Triton kernels in the interpreter",
+}
+LEAST_S = 0.05  # seconds that are worth a line
+_STARTED = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec")
+
+Costs = dict[str, tuple[float, str]]
+
+
+def configure(config: pytest.Config) -> None:
+    for mark, meaning in MARKS.items():
+        config.addinivalue_line("markers", f"{mark}: {meaning} (tests/durations.json)")
+    if path := config.getoption(OPTION):
+        config.pluginmanager.register(Recorder(Path(path)), "costs")
+
+
+def mark(items: list[pytest.Item], costs: Mapping[str, tuple[float, str]]) -> None:
+    """Gives each test that has none of the marks the one of its line, or `unit`."""
+    for item in items:
+        if not any(item.get_closest_marker(name) for name in MARKS):
+            item.add_marker(costs.get(test_id(item.nodeid), (0.0, "unit"))[1])
+
+
+def test_id(node_id: str) -> str:
+    """The test's id without that of a case."""
+    return node_id.partition("[")[0]
+
+
+test_id.__test__ = False  # type: ignore[attr-defined]
+
+
+def read(path: Path = FILE) -> Costs:
+    """What a file holds; nothing where there is none."""
+    return {name: (line[0], line[1]) for name, line in json.loads(path.read_text()).items()} if path.exists() else {}
+
+
+def is_there(name: str) -> bool:
+    """Whether there is such a test (still)."""
+    file, _, test = name.partition("::")
+    path = FILE.parents[1] / file
+    return path.exists() and re.search(rf"\bdef {re.escape(test.rpartition('::')[2])}\(", path.read_text()) is not None
+
+
+def write(costs: Mapping[str, tuple[float, str]], path: Path) -> None:
+    lines = (f"{json.dumps(name)}: {json.dumps(costs[name])}" for name in sorted(costs))
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+class Recorder:
+    """Watches what each test does, and adds it to a file at the end of the session."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._now: set[str] = set()
+        self._of_fixtures: dict[Any, set[str]] = {}
+        self._found: Costs = {}
+        self._seen: set[str] = set()
+        sys.addaudithook(self._hear)
+        _watch_triton(self._now)
+
+    def _hear(self, event: str, details: tuple[Any, ...]) -> None:
+        if event in _STARTED:
+            serves = event == "subprocess.Popen" and "serve" in map(str, details[1])
+            self._now.add("ray" if serves else "process")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+        before, had_ray = set(self._now), _has_ray()
+        self._now.clear()
+        result = yield
+        done = self._now | ({"ray"} if _has_ray() and not had_ray else set())
+        self._of_fixtures[fixturedef] = set(done)
+        self._now |= before | done
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        self._now.clear()
+        before, had_ray = os.times(), _has_ray()
+        result = yield
+        after = os.times()
+        done = self._now | ({"ray"} if _has_ray() and not had_ray else set())
+        for fixtures in item._fixtureinfo.name2fixturedefs.values():  # type: ignore[attr-defined]
+            done |= self._of_fixtures.get(fixtures[-1], set())
+        self._note(test_id(item.nodeid), sum(after[:4]) - sum(before[:4]), done)
+        return result
+
+    def _note(self, name: str, seconds: float, done: set[str]) -> None:
+        most, kind = self._found.get(name, (0.0, "unit"))
+        dearest = max([kind, *done], key=("unit", "triton", "process", "ray").index)
+        self._seen.add(name)
+        self._found[name] = (round(max(most, seconds), 2), dearest)
+
+    def pytest_sessionfinish(self) -> None:
+        kept = {name: cost for name, cost in read(self._path).items() if name not in self._seen}
+        worth = {name: cost for name, cost in self._found.items() if cost[0] >= LEAST_S or cost[1] != "unit"}
+        write(kept | worth, self._path)
+
+
+def _has_ray() -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(getattr(ray, "is_initialized", bool)())
+
+
+def _watch_triton(now: set[str]) -> None:
+    from triton.runtime import interpreter
+
+    run = interpreter.GridExecutor.__call__
+
+    def watched(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        now.add("triton")
+        return run(executor, *args, **kwargs)
+
+    interpreter.GridExecutor.__call__ = watched
+
+
+def main(paths: list[str]) -> None:
+    """Adds what several sessions wrote to tests/durations.json, and takes out tests that are no more."""
+    found = read()
+    for path in paths:
+        found |= read(Path(path))
+    write({name: cost for name, cost in found.items() if is_there(name)}, FILE)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,93 @@
+"""What tests cost is seen as they run: their seconds, and what they or their fixtures start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import costs
+
+TESTS = """
+import subprocess, sys, time
+import pytest
+
+@pytest.fixture(scope="module")
+def started():
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+
+@pytest.fixture(scope="module")
+def served():
+    subprocess.run([sys.executable, "-c", "pass", "serve"], check=True)
+
+def test_nothing():
+    pass
+
+def test_first(started):
+    pass
+
+def test_second(started):
+    pass
+
+def test_serves(started, served):
+    pass
+
+@pytest.mark.parametrize("seconds", [0.2, 0.0])
+def test_computes(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+"""
+CONFTEST = """
+from pathlib import Path
+import costs
+
+def pytest_addoption(parser): parser.addoption(costs.OPTION)
+def pytest_configure(config): costs.configure(config)
+def pytest_collection_modifyitems(items): costs.mark(items, costs.read(Path(__file__).with_name("kept.json")))
+"""
+
+
+def run(folder: Path, *options: str) -> str:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), *options]
+    done = subprocess.run(
+        [*command, str(folder)], cwd=folder, capture_output=True, text=True, check=True, timeout=120,
+        env={"PYTHONPATH": str(Path(costs.__file__).parent), "PATH": ""},
+    )  # fmt: skip
+    return done.stdout
+
+
+def test_what_a_test_and_its_fixtures_start_is_seen_and_marks_it(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    kept = tmp_path / "kept.json"
+    costs.write({"test_gone.py::test_x": (1.0, "process"), "test_some.py::test_first": (9.0, "unit")}, kept)
+    run(tmp_path, costs.OPTION, str(kept))
+    found = costs.read(kept)
+    assert {name.rpartition("::")[2]: kind for name, (_, kind) in found.items()} == {
+        "test_x": "process", "test_first": "process", "test_second": "process", "test_serves": "ray",
+        "test_computes": "unit",
+    }  # fmt: skip
+    assert 0.2 <= found["test_some.py::test_computes"][0] < 9.0
+    assert "2 passed" in run(tmp_path, "-m", "process")
+    assert "1 passed" in run(tmp_path, "-m", "ray")
+    assert "3 passed" in run(tmp_path, "-m", "unit")
+
+
+def test_tests_that_are_no_more_are_taken_out() -> None:
+    assert costs.is_there("tests/test_costs.py::test_tests_that_are_no_more_are_taken_out")
+    assert not costs.is_there("tests/test_costs.py::test_tests")
+    assert not costs.is_there("tests/test_gone.py::test_tests")
+
+
+def test_each_line_is_of_a_test_that_there_is() -> None:
+    assert [name for name in costs.read() if not costs.is_there(name)] == []
+    assert {kind for _, kind in costs.read().values()} <= costs.MARKS.keys()
+
+
+def test_a_file_is_written_a_line_a_test(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    costs.write({"b": (0.5, "unit"), "a": (1.0, "ray")}, path)
+    assert path.read_text() == '{\n"a": [1.0, "ray"],\n"b": [0.5, "unit"]\n}\n'
+    assert json.loads(path.read_text()) == {"a": [1.0, "ray"], "b": [0.5, "unit"]}
