@@ -1,4 +1,4 @@
-"""Weights in canonical form: what a checkpoint format hands out and every kernel can repack."""
+"""Weights in canonical form: every checkpoint format produces this form, and every kernel can repack it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 
 FP8_BLOCK = 128  # rows and columns that share a scale
-SCALES = "fp16"  # what GPTQ and AWQ checkpoints have, whatever activations are in; kernels take any
+SCALES = "fp16"  # dtype of the scales in GPTQ and AWQ checkpoints, whatever the activations' dtype; kernels take any
 
 
 @dataclass(frozen=True, slots=True)
 class DenseWeight:
-    """weight [N, K] floating point; bias [N] or None."""
+    """Unquantized weight of a linear layer: `weight` [N, K] in floating point, and `bias` [N] or None."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
@@ -25,14 +25,16 @@ class DenseWeight:
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeight:
-    """Affine integer weights: w[n, k] = scales[n, k // group] * (codes[n, k] - zeros[n, k // group]).
+    """Integer weight with one scale and zero point per group: w = scales * (codes - zeros).
+
+    w[n, k] = scales[n, k // group_size] * (codes[n, k] - zeros[n, k // group_size])
 
     codes        uint8 [N, K], below 2**bits
-    scales       floating point [N, K // group_size], as stored
-    zeros        uint8 [N, K // group_size]; up to 2**bits inclusive
+    scales       floating point [N, K // group_size], as stored in the checkpoint
+    zeros        uint8 [N, K // group_size], from 0 to 2**bits inclusive
     bits         4 or 8
-    permutation  int64 [K] or None: column k of `codes` belongs to input feature permutation[k] (GPTQ's
-                 desc_act, sorted so that groups lie together); y = x[:, permutation] @ w.T + bias
+    permutation  int64 [K] or None: column k of `codes` belongs to input feature permutation[k] (GPTQ's desc_act, sorted
+                 so that groups lie together); y = x[:, permutation] @ w.T + bias
     bias         [N] or None
     """
 
@@ -49,8 +51,8 @@ class GroupedWeight:
         return self.codes.shape[0], self.codes.shape[1]
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Reference: [N, K] in the order of the input features."""
-        if self.codes.is_meta:  # of an outline by shapes: see `center_codes`
+        """Return the dequantized weight [N, K], columns in the order of the input features, as kernels' reference."""
+        if self.codes.is_meta:  # a meta tensor: only the shape counts, see `center_codes`
             return self.codes.to(dtype)
         scales = self.scales.float().repeat_interleave(self.group_size, dim=1)
         zeros = self.zeros.float().repeat_interleave(self.group_size, dim=1)
@@ -64,10 +66,10 @@ class GroupedWeight:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Weight:
-    """w[n, k] = scale * codes[n, k].
+    """FP8 weight with one scale per tensor, per row or per block of 128 by 128: w[n, k] = scale * codes[n, k].
 
     codes   e4m3 [N, K]
-    scales  floating point: [1, 1], of all; [N, 1], of a row; or [ceil(N / 128), ceil(K / 128)], of a block
+    scales  floating point: [1, 1] per tensor; [N, 1] per row; or [ceil(N / 128), ceil(K / 128)] per block
     bias    [N] or None
     """
 
@@ -85,8 +87,10 @@ class Fp8Weight:
         return tuple(self.scales.shape) == blocks and blocks != (1, 1)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Reference: [N, K]; formed in fp32, or in fp64 if that is asked for, and rounded once."""
-        if self.codes.is_meta:  # of an outline by shapes: see `center_codes`
+        """Return the dequantized weight [N, K] as a reference, computed in fp32 (in fp64 if `dtype` is fp64) and
+        rounded once.
+        """
+        if self.codes.is_meta:  # a meta tensor: only the shape counts, see `center_codes`
             return self.codes.to(dtype)
         wide = torch.promote_types(dtype, torch.float32)
         scales = self.scales.to(wide)
@@ -97,7 +101,7 @@ class Fp8Weight:
 
 
 def num_scale_blocks(num_rows: int, num_columns: int) -> tuple[int, int]:
-    """Scales of an fp8 weight [N, K] in blocks."""
+    """Shape of the scales of an fp8 weight [N, K] that has one scale per block of 128 by 128."""
     return -(-num_rows // FP8_BLOCK), -(-num_columns // FP8_BLOCK)
 
 
@@ -105,14 +109,16 @@ Weight = DenseWeight | GroupedWeight | Fp8Weight
 
 
 def center_codes(codes: torch.Tensor) -> torch.Tensor:
-    """uint8 less 128, in int8. Of an outline by shapes: for arithmetic on the meta device torch imports its compiler,
-    which takes a second.
+    """Return uint8 codes minus 128 as int8.
+
+    For a tensor on the meta device only the shape is computed: for arithmetic on that device torch imports its
+    compiler, which takes a second.
     """
     return codes.view(torch.int8) if codes.is_meta else (codes.to(torch.int16) - 128).to(torch.int8)
 
 
 def concat_parts(parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
-    """torch.cat; of an outline likewise by shapes."""
+    """Concatenate tensors as torch.cat does; on the meta device by shapes alone, for the reason in `center_codes`."""
     if not parts[0].is_meta:
         return torch.cat([*parts], dim)
     shape = [*parts[0].shape]
@@ -121,5 +127,5 @@ def concat_parts(parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
 
 
 def is_meta_weight(weight: Weight) -> bool:
-    """Whether it has shapes and types alone, and no values: its tensors are on the meta device."""
+    """Return whether the weight has shapes and dtypes but no values: whether its tensors are on the meta device."""
     return weight.weight.is_meta if isinstance(weight, DenseWeight) else weight.codes.is_meta

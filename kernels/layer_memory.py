@@ -1,4 +1,4 @@
-"""What a linear layer keeps in memory, by what it is for."""
+"""Memory that a linear layer keeps, by purpose."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ __all__ = ["LayerMemory", "total_nbytes"]
 
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
-    """Bytes. Made of tensors on the meta device it says what the same layer would keep, before anything is loaded.
+    """Bytes that a linear layer keeps; computed from meta tensors it predicts this before anything is loaded.
 
-    weights   codes or floating point numbers, and the bias
-    metadata  scales, zero points, the order of the inputs
-    given     of the weights, what lies in the very tensor that was given: a tied head may add nothing to the embedding
+    weights   bytes of codes or floating point numbers, and of the bias
+    metadata  bytes of scales, zero points and the order of the inputs
+    given     bytes of `weights` that lie in the very tensor that was given, e.g. a tied head may add nothing to the
+              embedding
     """
 
     weights: int
@@ -31,5 +32,5 @@ class LayerMemory:
 
 
 def total_nbytes(*tensors: torch.Tensor | None) -> int:
-    """Bytes of those that there are."""
+    """Sum of the bytes of the tensors that are not None."""
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)

@@ -1,4 +1,4 @@
-"""The choice of operators for a device, made here, once, with its reason."""
+"""Choice of the operators of a device; it is made here, once, and carries its reason."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def ops_for_device(
     cpu_weights: CpuWeights | None = None,
     kv_dtype: KvDtype | None = None,
 ) -> Ops:
-    """The operators of a device.
+    """Return the operators of a device.
 
-    dtype        of the activations and of KV: float32 or bfloat16 on a CPU, on a GPU what its capability stores
-    numerics     None: exact on a CPU, fast on a GPU, which knows no other
-    cpu_weights  how a CPU holds quantized weights: "int4" as stored; "int8" a byte each; "both" where int4 and
-                 int8 need different kernels; "dense" dequantised to `dtype`. None: dense for float32, as
-                 stored for bfloat16. Unless dense, the vocabulary head is held in int8
-    kv_dtype     "int8": a byte for each number of KV, each vector rounded to 255 steps. None: that of the activations
+    dtype        of activations and of KV: float32 or bfloat16 on a CPU; on a GPU the one that its compute capability
+                 stores
+    numerics     None: "exact" on a CPU, "fast" on a GPU, which supports nothing else
+    cpu_weights  how a CPU holds quantized weights: "int4" as stored; "int8" in a byte each; "both" where int4 and int8
+                 need different kernels; "dense" dequantized to `dtype`. None: dense for float32, as stored for
+                 bfloat16. Unless dense, the vocabulary head is held in int8
+    kv_dtype     "int8": one byte per number of KV, each vector rounded to 255 steps. None: the dtype of the activations
 
     Raises ValueError naming what the device cannot do.
     """
@@ -51,7 +52,7 @@ def ops_for_device(
 
 
 def choose_dtype(device: torch.device | str, checkpoint_dtype: torch.dtype) -> tuple[torch.dtype, str]:
-    """The activation dtype for `dtype="auto"`, and why."""
+    """Return the activation dtype that `dtype="auto"` means on a device, and the reason."""
     device = _validate_device(device)
     if device.type == "cuda":
         policy = policy_of(*torch.cuda.get_device_capability(device))
@@ -66,7 +67,7 @@ def choose_dtype(device: torch.device | str, checkpoint_dtype: torch.dtype) -> t
 
 
 def _validate_device(device: torch.device | str) -> torch.device:
-    """Raises ValueError for one that is not here or has no operators."""
+    """Return the device with its index. Raises ValueError if it does not exist here or has no operators."""
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device: {device} has no operators; expected cpu or cuda[:i]")

@@ -1,4 +1,4 @@
-"""A linear layer as its kernel holds it: what can be kept on disk and taken up again without repacking."""
+"""Linear layer in the packed form that its kernel reads, which can be stored on disk and loaded without repacking."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["PackedLayer", "PackedLayerOps", "contiguous_on_host"]
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
-    """Enough to make the layer again.
+    """Packed weights of a linear layer: enough to make the layer again.
 
-    kernel   its name in the op table
-    sizes    whole numbers that the kernel is told
-    tensors  contiguous; on the host, or where they are restored from on the device
+    kernel   name of its kernel in the op table
+    sizes    integers that the kernel needs
+    tensors  contiguous; on the host, or on the device where they are restored from
     """
 
     kernel: str
@@ -28,37 +28,39 @@ class PackedLayer:
 
 
 def contiguous_on_host(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Those that there are, as `PackedLayer` has them; of an outline as they are."""
+    """Return the tensors that are not None, contiguous and on the host; meta tensors stay on the meta device."""
     there = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     return {name: (tensor if tensor.is_meta else tensor.cpu()).contiguous() for name, tensor in there.items()}
 
 
 @runtime_checkable
 class PackedLayerOps(Protocol):
-    """Operators whose layers can be kept."""
+    """Operators whose packed layers can be stored and restored."""
 
     @property
     def layout(self) -> str | None:
-        """Equal where the same weight becomes the same bytes: code, processor or capability, settings.
+        """Digest of the packed layout: equal where the same weight is packed into the same bytes.
 
-        None: none can be kept.
+        It depends on the code, on the processor or compute capability, and on settings. None: no layer can be stored.
         """
         ...
 
     def keeps(self, linear: Linear) -> bool:
-        """Whether it can be kept: then `packed` tells it."""
+        """Return whether a layer can be stored, i.e. whether `packed` returns its packed form."""
         ...
 
     def packed(self, linear: Linear) -> PackedLayer | None:
-        """None: one that cannot be kept."""
+        """Return the packed form of a layer, or None if the layer cannot be stored."""
         ...
 
     def restored(self, packed: PackedLayer, role: Role) -> Linear:
-        """The same layer. It holds on to these tensors, which begin at multiples of 64 bytes, where they are on the
-        operators' device, and to copies there of others.
+        """Return the layer that was packed.
+
+        It keeps references to these tensors, which begin at multiples of 64 bytes, where they are on the operators'
+        device, and to copies on the device where they are not.
         """
         ...
 
     def restore_choices(self, choices: Mapping[str, str]) -> None:
-        """What was chosen when the layers were made, and why."""
+        """Set the kernel choices and reasons that were recorded when the packed layers were made."""
         ...

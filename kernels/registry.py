@@ -1,4 +1,4 @@
-"""Every operator that has kernels of its own: one line each."""
+"""Registry of every operator that has kernels of its own, one line each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPERATIONS: tuple[KernelOperation, ...] = (
 
 
 def find_operation(name: str) -> KernelOperation:
-    """Raises KeyError, with the names there are."""
+    """Return the operator of a name. Raises KeyError listing the existing names if there is none."""
     for known in OPERATIONS:
         if known.name == name:
             return known
