@@ -1,4 +1,4 @@
-"""Paged attention on GPUs: the KV cache as kernels see it, decode in splits, prefill in chunks.
+"""Paged attention on GPUs: the KV cache that its kernels read, decode with split KV, and chunked prefill.
 
 Imports `launch` and `device`; a further attention kernel gets a file here and a line in `attention_operations`.
 """

@@ -1,4 +1,6 @@
-"""What a tuner may try of paged attention, of each the first where nothing is known."""
+"""Launch configs of the paged attention kernels that a tuner may try; the first of each list is the default without a
+tuned table.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,16 @@ __all__ = ["packed_configs", "per_head_configs", "prefill_configs", "visible_tok
 
 
 def visible_tokens(shape: ProblemShape, new: int) -> int:
-    """Tokens that at least one of the new ones sees."""
+    """Number of tokens of context that at least one of `new` new tokens at its end sees."""
     return int(min(shape["context"], shape["window"] + new - 1) if shape["window"] else shape["context"])
 
 
 def _splits(shape: ProblemShape) -> list[int]:
-    """Powers of two: the one to begin with, then all that leave a split 128 tokens and the device its memory."""
+    """Numbers of splits of a sequence's KV to try in decode, all powers of two; the default one first.
+
+    Every split keeps at least 128 tokens, and programs times splits stay within 8192, which bounds the memory of
+    partial results.
+    """
     tokens = visible_tokens(shape, 1)
     programs = shape["batch"] * shape["kv_heads"]
     possible = [1 << i for i in range(MAX_SPLITS.bit_length()) if 1 << i <= max(1, tokens // 128)]
@@ -30,12 +36,16 @@ def _splits(shape: ProblemShape) -> list[int]:
 
 
 def packed_configs(shape: ProblemShape) -> tuple[Config, ...]:
-    """A step's block ids are loaded a stage ahead of its keys: below 3 stages they are waited for, 4 gain nothing."""
+    """Return the configs to try for the "packed GQA" decode kernel.
+
+    The block ids of a step are loaded one pipeline stage before its keys: with fewer than 3 stages the kernel waits for
+    them, and 4 stages gain nothing.
+    """
     wide = shape["dim"] > 128
     cuts = [(32, 4, 3), (64, 8, 3)] if wide else [(64, 4, 3), (32, 4, 5), (32, 2, 3), (128, 8, 3)]
-    if shape["kv"] == "int8":  # converted in registers
+    if shape["kv"] == "int8":  # int8 KV is converted in registers
         cuts = [(32, 4, 3), (32, 8, 3)] if wide else [(32, 4, 3), (64, 4, 3), (32, 4, 5), (128, 8, 3)]
-        if not wide and _masked(shape):  # the others spill
+        if not wide and _masked(shape):  # the other configs spill registers
             cuts = [(64, 4, 3), (32, 4, 5)]
     return tuple(
         Config.of(warps, stages, BLOCK=block, SPLITS=count, WIDE=False)
@@ -44,18 +54,22 @@ def packed_configs(shape: ProblemShape) -> tuple[Config, ...]:
 
 
 def _masked(shape: ProblemShape) -> bool:
-    """By a window, or since the width of a tile is more than that of a head."""
+    """Return whether tiles are masked: by a sliding window, or because a tile is wider than the head dim."""
     return bool(shape["window"]) or shape["dim"] != next_power_of_2(shape["dim"])
 
 
 def _uneven(shape: ProblemShape) -> bool:
-    """Of numbers of heads that are no powers of two: rows and cells are reckoned by more than shifts."""
+    """Return whether a number of heads is no power of two, so that rows and KV cells take more than shifts to
+    compute.
+    """
     return any(number != next_power_of_2(number) for number in (shape["heads"], shape["kv_heads"]))
 
 
 def per_head_configs(shape: ProblemShape) -> tuple[Config, ...]:
-    """Eight elements of a tile for each thread. Up to 4 heads go first, or all that share their KV head, though with 7
-    or 8 heads of 128 registers leave an SM 8 warps.
+    """Return the configs to try for the "per head" decode kernel: eight elements of a tile for each thread.
+
+    Configs with up to 4 heads per program come first, as do those with all heads that share a KV head, although with 7
+    or 8 heads of dim 128 the registers leave only 8 warps per SM.
     """
     group = shape["heads"] // shape["kv_heads"]
     rows = 4 * 32 * 8 // next_power_of_2(shape["dim"])
@@ -67,8 +81,9 @@ def per_head_configs(shape: ProblemShape) -> tuple[Config, ...]:
     )
 
 
-# (ROWS, BLOCK, warps) by what tl.dot becomes (below 8.0 always fma.rn.f32), the width of a head up to which they serve,
-# and whether KV is int8: those of the ones compiled that spill nothing (Triton 3.6 to 3.9). Static, not measured.
+# Keys: the instruction that tl.dot is compiled to (below capability 8.0 always fma.rn.f32), the largest head dim, and
+# whether KV is int8. Values: (ROWS, BLOCK, warps) that compile without register spills (Triton 3.6 to 3.9); static
+# results, not measured ones.
 _PREFILL: dict[tuple[str, int, bool], tuple[tuple[int, int, int], ...]] = {
     ("6.x", 64, False): ((64, 32, 8), (64, 16, 4), (32, 16, 4)),
     ("6.x", 128, False): ((64, 16, 8), (32, 16, 4), (32, 32, 8), (64, 16, 4)),
@@ -105,6 +120,7 @@ _SPILL_ON = {(8, 0): {("mma.sync", 128, False, (64, 32, 4))}, (8, 6): _SPILL_ON_
 
 
 def prefill_configs(policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
+    """Return the configs to try for the prefill kernel, without those that are known to spill registers."""
     lanes = not policy.pipelined
     unit = f"{policy.capability.major}.x" if lanes else policy.attention_unit.instruction
     width = max(64, next_power_of_2(shape["dim"]))

@@ -1,20 +1,21 @@
-"""Paged attention of one new token in each sequence, with the tokens of a sequence split between programs.
+"""Paged attention for decode: one new token per sequence, with the KV of each sequence split between programs.
 
-A split is a run of whole steps of the tokens that the query sees; each leaves its values summed with weights, its
-highest score and its sum of weights in fp32, and a second kernel puts them together in order. With one split the
-result is stored at once. Where a split begins follows from the sequence's own length on the device, so that the
-grid depends on no length, and bits on nothing else in the batch. They do depend on the config: on SPLITS, on the
-tokens of a step (BLOCK, or ROWS * UNROLL), on WIDE, and through the order of sums in a program on num_warps.
+A split is a run of whole steps of the tokens that the query sees. Each split leaves its weighted sum of values, its
+highest score and its sum of weights in fp32, and a second kernel combines the splits in a fixed order. With one split
+the result is stored directly. Where a split begins follows from the sequence's own length, which is read on the device.
+So the grid does not depend on lengths, and the bits of a result do not depend on other sequences in the batch. They do
+depend on the config: on SPLITS, on the tokens per step (BLOCK, or ROWS * UNROLL), on WIDE, and through the order of
+sums in a program on num_warps. There are two kernels:
 
-packed GQA   the query heads that share a KV head are the rows of one product, 16 at most, else of several programs:
-             tensor cores, 8.0 and later
-per head     on the lanes in fp32: a program has HEADS query heads of one KV head, and reads keys and values once for
-             all of them. Every row of its tiles has a softmax of its own, and the rows meet at the end, so that within
-             the loop only the sum of a score passes between threads.
+packed GQA  the query heads that share a KV head are the rows of one matrix product, at most 16 per program; for tensor
+            cores, from capability 8.0
+per head    fp32 on CUDA cores: a program has HEADS query heads of one KV head and reads keys and values once for all of
+            them. Every row of its tiles has a softmax of its own, and the rows are combined at the end, so that within
+            the loop only the sum of a score passes between threads
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
-# ruff: noqa: RUF005, SIM102  tuples grow by addition there, and what is known to the compiler is asked alone
+# ruff: noqa: RUF005, SIM102  Triton extends tuples by addition, and a constexpr condition has an `if` of its own
 
 from __future__ import annotations
 
@@ -31,19 +32,19 @@ from .kv_cache import KvCache
 
 Kernel = Literal["packed GQA", "per head"]
 MAX_SPLITS = 64
-_PACKED_ROWS = 16  # of a product: more heads would take more registers than there are, and share the L2 as it is
-_COLUMNS = 64  # of the result, for a program that puts splits together
-# Sizes that change from step to step: a kernel must not be compiled again for those that 16 divides.
+_PACKED_ROWS = 16  # rows per program: more would not fit into registers, and programs share KV through the L2 cache
+_COLUMNS = 64  # columns of the result per program of the kernel that combines splits
+# Sizes that change from step to step: Triton must not compile a kernel again when one becomes divisible by 16.
 SIZES = ("table_stride", "window", "splits")
 
 
 @triton.jit
 def _span(length, window, split, splits, WINDOWED: tl.constexpr, STEP: tl.constexpr):
-    """The oldest token that is seen, and [start, end) of this split: whole steps, counted from token 0.
+    """Return the oldest token that is seen, and the range [start, end) of this split: whole steps counted from token 0.
 
     tokens   0 ...   | oldest ...                               length - 1 |
     steps        | begin   |         |         |         |         |
-    splits       |<- split 0: each ->|<- split 1 ------->|<- 2 ----------->|   those after it have none
+    splits       |<- split 0: each ->|<- split 1 ------->|<- 2 ----------->|   later splits are empty
     """
     oldest = 0
     if WINDOWED:
@@ -61,7 +62,9 @@ def _packed(
     WINDOWED: tl.constexpr, SHIFT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
     SPLIT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Each program: up to ROWS of the G query heads of a KV head, of one sequence, over one split."""
+    """Compute "packed GQA" decode; a program has up to ROWS of the G query heads of one KV head, one sequence and one
+    split.
+    """
     kv_head, split = tl.program_id(0) // PARTS, tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
     oldest, start, end = _span(tl.load(context_lens + sequence), window, split, splits, WINDOWED, BLOCK)
@@ -97,9 +100,10 @@ def _per_head(
     KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, INT8: tl.constexpr,
     WINDOWED: tl.constexpr, SPLIT: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Each program: HEADS query heads of one KV head, of one sequence, over one split; UNROLL tokens a row and step.
+    """Compute "per head" decode; a program has HEADS query heads of one KV head, one sequence and one split.
 
-    A step's loads are all begun before the first is used: nothing else hides their latency below 8.0.
+    Each row of a tile takes UNROLL tokens per step. All loads of a step are issued before the first result is used:
+    below capability 8.0 nothing else hides their latency.
     """
     STEP: tl.constexpr = ROWS * UNROLL
     first, split = tl.program_id(0) * HEADS, tl.program_id(1)
@@ -183,7 +187,10 @@ def _reduce(
     partial, tops, totals, context_lens, out, window, splits,
     D: tl.constexpr, WINDOWED: tl.constexpr, STEP: tl.constexpr, MOST: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Each program: COLUMNS of one head, of up to MOST splits. What one without work would have left is not read."""
+    """Combine the partial results of up to MOST splits; a program has COLUMNS columns of one head.
+
+    The results of splits without tokens are never read, since they were never written.
+    """
     head, heads = tl.program_id(0), tl.num_programs(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     sequence = tl.program_id(2).to(tl.int64)
@@ -201,7 +208,7 @@ def _reduce(
 
 
 def _variant(name: str, kernel: object, heads: AttentionSpec, config: Config, **constants: Constant) -> Variant:
-    """SPLITS is known to the kernels as one or more alone, so that all numbers of them are one compilation."""
+    """Return the decode kernel compiled for SPLITS == 1 or SPLITS > 1; one compilation serves all numbers above 1."""
     split = config["SPLITS"] > 1
     types = {
         "q": f"*{heads.dtype}", **heads.cache_types, "context_lens": "*i32",
@@ -214,20 +221,28 @@ def _variant(name: str, kernel: object, heads: AttentionSpec, config: Config, **
 
 @cached
 def packed_variant(heads: AttentionSpec, config: Config) -> Variant:
-    """config: BLOCK tokens a step, SPLITS, WIDE: products of fp32 (always for q in fp32, never on tensor cores)."""
+    """Return the compiled variant of the "packed GQA" kernel.
+
+    config  BLOCK: tokens per step; SPLITS; WIDE: products in fp32 (always for q in fp32, never on tensor cores)
+    """
     shift, parts = heads.shift(config["WIDE"]), cdiv(heads.group, _PACKED_ROWS)
     return _variant("attention_decode_packed", _packed, heads, config, SHIFT=shift, PARTS=parts, ROWS=_PACKED_ROWS)
 
 
 @cached
 def per_head_variant(heads: AttentionSpec, config: Config) -> Variant:
-    """config: HEADS of a program, a divisor of the group; ROWS of a tile, UNROLL tiles a step, SPLITS."""
+    """Return the compiled variant of the "per head" kernel.
+
+    config  HEADS: query heads per program, a divisor of the group; ROWS of a tile; UNROLL: tiles per step; SPLITS
+    """
     return _variant("attention_decode_heads", _per_head, heads, config)
 
 
 @cached
 def reduce_variant(heads: AttentionSpec, config: Config) -> Variant:
-    """config: that of the kernel before it."""
+    """Return the compiled variant of the kernel that combines splits; `config` is that of the decode kernel
+    before it.
+    """
     types = {
         "partial": "*fp32", "tops": "*fp32", "totals": "*fp32", "context_lens": "*i32", "out": f"*{heads.dtype}",
         "window": "i32", "splits": "i32",
@@ -244,7 +259,7 @@ def reduce_variant(heads: AttentionSpec, config: Config) -> Variant:
 
 
 def _step(config: Config) -> int:
-    """Tokens."""
+    """Tokens of KV that a program of the decode kernel processes per step."""
     if "BLOCK" in dict(config.constants):
         return config.number("BLOCK")
     return config.number("ROWS") * config.number("UNROLL")
@@ -253,7 +268,7 @@ def _step(config: Config) -> int:
 def decode_grids(
     kernel: Kernel, heads: AttentionSpec, config: Config, num_sequences: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of the kernel, and of the one that puts its splits together."""
+    """Return the launch grids of a decode kernel and of the kernel that combines its splits."""
     packed = heads.kv_heads * cdiv(heads.group, _PACKED_ROWS)
     programs = packed if kernel == "packed GQA" else heads.heads // config["HEADS"]
     return (
@@ -273,12 +288,15 @@ def decode_attention(
     config: Config,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """q [S, H, D], one token a sequence -> [S, H, D] in its dtype, into `out` if given.
+    """Return attention [S, H, D] of q [S, H, D], one token per sequence, in its dtype, in `out` if given.
 
     block_tables  int32 [S, B]
-    context_lens  int32 [S] on the device: tokens in KV, the new one among them; 0 gives a row of zeros
+    context_lens  int32 [S] on the device: tokens in KV including the new one; 0 gives a row of zeros
     scale         above 0
-    window        a query at position p sees p - window + 1 .. p; None: all. Nothing that is not seen is read
+    window        a query at position p sees p - window + 1 .. p; None: all up to p. Tokens that are not seen are not
+                  read
+
+    Raises ValueError for an unusable HEADS or SPLITS, or for tensors that the kernels cannot read.
     """
     heads = AttentionSpec.of(q, cache, window)
     if kernel == "per head" and heads.group % config["HEADS"]:
@@ -288,7 +306,7 @@ def decode_attention(
         raise ValueError(f"SPLITS: {splits}; expected 1 to {MAX_SPLITS}")
     out = torch.empty_like(q) if out is None else out
     if splits == 1:
-        partial, tops = out, out.view(torch.float32)  # something to point at: one split leaves neither
+        partial, tops = out, out.view(torch.float32)  # valid pointers that are never used
         totals = tops
     else:
         partial = q.new_empty((*q.shape[:2], splits, q.shape[2]), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Paged attention as the compiler, the tuner and the benchmark see it: which shapes, which configs, against what."""
+"""Attention operators for the compiler, the tuner and the benchmark: their shapes, configs, references and peers."""
 
 from __future__ import annotations
 
@@ -26,20 +26,24 @@ CONTEXTS = (512, 2048, 8192, 32_768)
 BATCHES = (1, 8, 64)
 _MAX_KV = 8 * 2**30  # bytes
 _MAX_NEW = 2048  # tokens of a step
-# (heads, kv_heads, head_dim, window) that none of MODELS has: phi-2, phi-3-mini, gemma-3-12b, from their config.json.
+# (heads, kv_heads, head_dim, window) of models not in MODELS: phi-2, phi-3-mini, gemma-3-12b, from their config.json.
 _OTHERS = ((32, 32, 80, 0), (32, 32, 96, 2047), (16, 8, 256, 1024))
-# Of these and of MODELS, with windows those without, and the other way round; for KV in int8 as well.
+# Head shapes of _OTHERS and of MODELS with the window added or removed; sampled with int8 KV as well.
 _SELDOM = ((14, 2, 64, 1024), (32, 32, 80, 1024), (32, 32, 96, 0), (16, 8, 256, 0), (28, 4, 128, 1024))
-# One for each head dim, to be checked with sequences of unequal lengths, down to one token: of its splits all others
-# are empty.
+# Head shapes, one per head dim, that are checked with sequences of unequal lengths, down to one token, for which all
+# splits but one are empty.
 _RAGGED = ((14, 2, 64, 0), (32, 32, 80, 0), (32, 32, 96, 0), (28, 4, 128, 0), (16, 8, 256, 0))
-# In no table: launched with the defaults, and never tuned. KV heads that take division to find take the most registers;
-# a group of two was seen to spill without. Of smollm-360m, nobody, phi-3-medium and gemma-3-27b.
+# Head shapes in no tuned table: launched with default configs, never tuned. A number of KV heads that needs a division
+# takes the most registers; a group of two was seen to spill even without one. They are the shapes of smollm-360m,
+# phi-3-medium and gemma-3-27b, and some that no model has.
 _UNTABLED = ((15, 5, 64, 0), (15, 5, 80, 0), (15, 5, 96, 0), (40, 10, 128, 0), (15, 5, 256, 0), (32, 16, 128, 0))
 
 
 class DecodeAttentionOperation:
-    """One new token in each of `batch` sequences of `context` tokens, "ragged" of fewer and fewer; window 0 is none."""
+    """Decode attention operator: one new token in each of `batch` sequences of `context` tokens.
+
+    With `ragged` the sequences become shorter and shorter, down to one token; a `window` of 0 is none.
+    """
 
     name = "attention_decode"
     exact = frozenset({"heads", "kv_heads", "dim"})
@@ -57,7 +61,7 @@ class DecodeAttentionOperation:
         return tuple(_shape(2, 150, 6, 2, 80, window, kv) for window, kv in ((0, policy.storage), (40, "int8")))
 
     def configs(self, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
-        """First a split for each 256 tokens, as long as there are few programs."""
+        """Return the configs to try; the default has a split per 256 tokens as long as there are few programs."""
         return packed_configs(shape) if _packed(policy) else per_head_configs(shape)
 
     def launches(self, policy: PrecisionPolicy, shape: ProblemShape, config: Config) -> tuple[KernelLaunch, ...]:
@@ -97,7 +101,10 @@ class DecodeAttentionOperation:
 
 
 class PrefillAttentionOperation:
-    """`new` tokens in each of `batch` sequences, at the end of `context` tokens; ragged and window as of decode."""
+    """Prefill attention operator: `new` tokens at the end of each of `batch` sequences of `context` tokens.
+
+    With `ragged` the sequences become shorter and shorter, down to one new token; a `window` of 0 is none.
+    """
 
     name = "attention_prefill"
     exact = frozenset({"heads", "kv_heads", "dim"})
@@ -125,7 +132,9 @@ class PrefillAttentionOperation:
         return (KernelLaunch(variant, blocks, _instruction(policy, variant), loops=loops, least=least),)
 
     def work(self, policy: PrecisionPolicy, shape: ProblemShape) -> PrefillAttentionWork:
-        """With a window somewhat more than there is: the first of the new tokens see fewer old ones."""
+        """Return the work of a shape; with a window slightly too much, since the first new tokens see fewer old
+        ones.
+        """
         new = shape["new"]
         cached = visible_tokens(shape, new) - new
         return PrefillAttentionWork(
@@ -174,7 +183,7 @@ def _shapes(policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
 
 
 def _samples(policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-    """All head dims with windows and without, all group sizes, both dtypes of KV, one split and many."""
+    """Sample shapes: all head dims with and without windows, all group sizes, both dtypes of KV, one split and many."""
     wanted = {(m.heads, m.kv_heads, m.head_dim) for m in MODELS[:3]} | {heads[:3] for heads in _OTHERS}
     found = [s for s in _shapes(policy) if (s["heads"], s["kv_heads"], s["dim"]) in wanted]
     first, *often = (s for s in found if (s["batch"], s["context"]) == (8, 2048))
@@ -209,14 +218,14 @@ def _instruction(policy: PrecisionPolicy, variant: Variant) -> str:
 
 
 def _both_products(policy: PrecisionPolicy, variant: Variant) -> int:
-    """Instructions that a tile's scores and its weighted values take at least."""
+    """Fewest instructions per tile for both matrix products: scores, and values summed with weights."""
     rows, block, width = (_number(variant, name) for name in ("ROWS", "BLOCK", "WIDTH"))
     instruction, multiply_adds = _instruction(policy, variant), 2 * rows * block * width
     if instruction.startswith("fma."):
         return multiply_adds // (32 * variant.config.num_warps)
     if instruction.startswith("mma.sync."):
         return multiply_adds // (16 * 8 * 16 * variant.config.num_warps)
-    return (width + block) // 16  # of all rows and columns, 16 of what is summed
+    return (width + block) // 16  # an instruction covers all rows and columns, and 16 elements of the summed dimension
 
 
 def _number(variant: Variant, name: str) -> int:
@@ -232,7 +241,10 @@ def _batch(
 
 
 def _spans(shape: ProblemShape, new: int) -> list[tuple[int, int]]:
-    """(tokens before, new ones) of each sequence: alike, or of a ragged shape fewer and fewer, of the last one."""
+    """Return (tokens before, new tokens) of each sequence of a shape.
+
+    All are equal, unless the shape is ragged: then they shrink evenly, down to one token for the last sequence.
+    """
     context, others = shape["context"], shape["batch"] - 1
     if not shape.get("ragged", ""):
         return [(context - new, new)] * (others + 1)
@@ -242,7 +254,9 @@ def _spans(shape: ProblemShape, new: int) -> list[tuple[int, int]]:
 
 
 def _peers(batch: PagedBatch) -> dict[str, Callable[[], object]]:
-    """None of sequences that differ: torch would have them as long as the longest."""
+    """Return torch's attention as a peer to compare with; none for unequal lengths, which torch would pad to the
+    longest.
+    """
     return {"torch.sdpa": sdpa_peer(batch)} if len(set(batch.spans)) == 1 else {}
 
 
@@ -251,9 +265,10 @@ def _error(batch: PagedBatch, seed: int, *, wide: bool) -> Callable[[torch.Tenso
 
 
 def sdpa_peer(batch: PagedBatch, dtype: torch.dtype | None = None) -> Callable[[], torch.Tensor]:
-    """torch's own [S, H, new, D], of sequences of one length, in that dtype or else in q's.
+    """Return a function that computes torch's scaled_dot_product_attention [S, H, new, D] of the same batch.
 
-    K and V are laid out in one piece, int8 already dequantised: made at the first call.
+    All sequences must have one length. It computes in `dtype`, or in q's dtype if that is None. K and V are laid out
+    contiguously, int8 already dequantized; this happens at the first call.
     """
     dtype = batch.q.dtype if dtype is None else dtype
     num_sequences, (before, new) = len(batch.spans), batch.spans[0]
@@ -266,7 +281,7 @@ def sdpa_peer(batch: PagedBatch, dtype: torch.dtype | None = None) -> Callable[[
         k, v = (_contiguous(batch, which, length, dtype)[:, :, oldest:].contiguous() for which in (0, 1))
         mask: object = None
         if new > 1 and batch.window is None:
-            # Imported here: it brings torch's compiler along, which takes longer than torch itself.
+            # Imported here since it imports torch's compiler, which takes longer than importing torch itself.
             from torch.nn.attention.bias import causal_lower_right
 
             mask = causal_lower_right(new, length)
@@ -283,7 +298,7 @@ def sdpa_peer(batch: PagedBatch, dtype: torch.dtype | None = None) -> Callable[[
 
 
 def _contiguous(batch: PagedBatch, which: int, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Keys (0) or values (1) [S, KH, length, D]."""
+    """Return the keys (which = 0) or values (1) of all sequences as one tensor [S, KH, length, D]."""
     tables = batch.block_tables.long()
     found = batch.cache.data[which][tables]
     if batch.cache.scales is not None:

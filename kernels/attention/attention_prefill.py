@@ -1,11 +1,11 @@
-"""Paged attention of any number of new tokens in each sequence: prefill in chunks, and decoding among it.
+"""Paged attention for prefill in chunks: any number of new tokens per sequence, including decodes in the same batch.
 
-A program has ROWS rows: the query heads that share a KV head, of as many tokens in turn as fit; where not even one
-token's fit, an even part of its heads. It walks the KV of
-its sequence in tiles of BLOCK tokens, which begin at multiples of BLOCK from token 0, from the oldest that any of
-its rows sees to the newest. A tile that a row does not see changes nothing of the row. So a row's bits depend neither
-on the batch, nor on how its sequence was cut into chunks, but on the config: on BLOCK and WIDE, and on ROWS and
-num_warps in so far as they order the sums of a row.
+A program has ROWS rows: the query heads that share a KV head, of as many consecutive tokens as fit; where not even one
+token's heads fit, an even part of them. It walks the KV of its sequence in tiles of BLOCK tokens, which begin at
+multiples of BLOCK from token 0, from the oldest token that any of its rows sees to the newest. A tile that a row does
+not see changes nothing of the row. So the bits of a row depend neither on the batch, nor on how its sequence was cut
+into chunks, but only on the config: on BLOCK and WIDE, and on ROWS and num_warps in so far as they order the sums of a
+row.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
@@ -29,12 +29,14 @@ def _prefill(
     WINDOWED: tl.constexpr, SHIFT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Each program: ROWS // G tokens of one sequence, with G query heads, one of PARTS that share a KV head.
+    """Compute prefill attention; a program has ROWS // G tokens of one sequence and G query heads.
 
-    rows      token 0: head 0 .. G - 1 | token 1: head 0 .. G - 1 | ... | ROWS % G that stay empty
-    KV tiles  0 ...: seen by all rows | edge ...: not by all, so masked .. end
+    The G heads are one of PARTS even parts of the query heads that share a KV head.
 
-    With a window all tiles are masked: they are few, and a third loop costs registers.
+        rows      token 0: head 0 .. G - 1 | token 1: head 0 .. G - 1 | ... | ROWS % G that stay empty
+        KV tiles  0 ...: seen by all rows | edge ...: not by all, so masked .. end
+
+    With a window all tiles are masked: they are few, and a third loop would cost registers.
     """
     TOKENS: tl.constexpr = ROWS // G
     part = tl.program_id(1)
@@ -42,7 +44,7 @@ def _prefill(
     sequence = tl.program_id(2).to(tl.int64)
     begin = tl.load(query_starts + sequence)
     new = tl.load(query_starts + sequence + 1) - begin
-    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * TOKENS  # those with the most keys go first
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * TOKENS  # programs with the most keys start first
     if first >= new:
         return
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
@@ -81,7 +83,11 @@ def _prefill(
 
 @cached
 def prefill_variant(heads: AttentionSpec, config: Config) -> Variant:
-    """config: ROWS of a program, BLOCK tokens of KV a step, WIDE: products of fp32 (for q in fp32, and below 8.0)."""
+    """Return the compiled variant of the prefill kernel.
+
+    config  ROWS of a program; BLOCK: tokens of KV per step; WIDE: products in fp32 (for q in fp32, and below capability
+            8.0)
+    """
     types = {
         "q": f"*{heads.dtype}", **heads.cache_types, "query_starts": "*i32", "context_lens": "*i32",
         "out": f"*{heads.dtype}", "table_stride": "i32", "window": "i32", "factor": "fp32",
@@ -100,7 +106,7 @@ def prefill_grid(heads: AttentionSpec, config: Config, num_sequences: int, max_n
 
 
 def _parts(heads: AttentionSpec, config: Config) -> int:
-    """The fewest even parts of the heads that share a KV head of which each fits the rows."""
+    """Smallest number of even parts of the heads that share a KV head such that a part fits into ROWS."""
     return next(
         parts for parts in range(1, heads.group + 1)
         if heads.group % parts == 0 and heads.group // parts <= config["ROWS"]
@@ -119,16 +125,18 @@ def prefill_attention(
     config: Config,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """q [T, H, D] of S sequences, one after the other -> [T, H, D] in its dtype, into `out` if given.
+    """Return attention [T, H, D] of q [T, H, D] of S consecutive sequences, in its dtype, in `out` if given.
 
     block_tables  int32 [S, B]
-    query_starts  int32 [S + 1] on the device: rows query_starts[s] .. query_starts[s + 1] - 1 are of sequence s, the
-                  last tokens of its context. Rows of no sequence are not written
-    context_lens  int32 [S] on the device: tokens in KV, the new ones among them
-    max_new       at least the most new tokens of a sequence
+    query_starts  int32 [S + 1] on the device: rows query_starts[s] .. query_starts[s + 1] - 1 belong to sequence s and
+                  are the last tokens of its context. Rows of no sequence are not written
+    context_lens  int32 [S] on the device: tokens in KV including the new ones
+    max_new       at least the largest number of new tokens of any sequence
     scale         above 0
-    window        a query at position p sees p - window + 1 .. p; None: 0 .. p. What no row of a program sees is not
+    window        a query at position p sees p - window + 1 .. p; None: 0 .. p. KV that no row of a program sees is not
                   read
+
+    Raises ValueError for tensors that the kernels cannot read.
     """
     heads = AttentionSpec.of(q, cache, window)
     out = torch.empty_like(q) if out is None else out

@@ -1,10 +1,10 @@
-"""What paged attention for decoding and for prefill share: one tile of keys and values, and the running softmax.
+"""Code shared by the attention kernels for decode and prefill: one tile of keys and values, and the running softmax.
 
-Softmax is carried from tile to tile: the highest score so far, the sum of the weights 2**(score - highest), and the
+The softmax is carried from tile to tile: the highest score so far, the sum of the weights 2**(score - highest), and the
 values summed with these weights, all in fp32. Scores are in units of log 2: their factor is scale * log2(e).
 
-A weight is rounded to the dtype of the values where a tensor core multiplies them. In fp16 weights are first raised
-by 2**SHIFT, which the division by their sum takes out again: otherwise all below 6e-5 of the highest would be
+A weight is rounded to the dtype of the values where a tensor core multiplies them. In fp16 weights are first multiplied
+by 2**SHIFT, which the division by their sum cancels: otherwise all weights below 6e-5 of the highest would be
 subnormal.
 """
 
@@ -26,16 +26,18 @@ from .kv_cache import BLOCK_TOKENS, KvCache
 
 LOG2_E = math.log2(math.e)
 HEAD_DIMS = (64, 80, 96, 128, 256)
-FLOOR = tl.constexpr(-1e30)  # below any score, and finite: the difference of two of them is a number
+FLOOR = tl.constexpr(-1e30)  # below any score, and finite, so that the difference of two of them is not NaN
 PAGE = tl.constexpr(BLOCK_TOKENS)
-TABLES = ("tables", "query_starts", "context_lens")  # parts of larger ones: they begin at any int32
+# Arguments that are slices of larger tensors: they begin at any int32, so not at multiples of 16 bytes.
+TABLES = ("tables", "query_starts", "context_lens")
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """All of attention that a kernel is compiled for, its config aside.
+    """Everything about attention that a kernel is compiled for, except its launch config.
 
-    dtype  of q and of the result; kv: of the cache; in Triton's words
+    dtype  of q and of the result, as Triton's type name
+    kv     dtype of the cache, as Triton's type name
     """
 
     dtype: str
@@ -47,7 +49,7 @@ class AttentionSpec:
 
     @classmethod
     def of(cls, q: torch.Tensor, cache: KvCache, window: int | None) -> AttentionSpec:
-        """q [.., H, D]. Raises ValueError for what the kernels cannot read."""
+        """Return the spec of q [.., H, D] and a cache. Raises ValueError for tensors that the kernels cannot read."""
         heads, head_dim = q.shape[-2:]
         kv_heads = cache.data.shape[2]
         if head_dim not in HEAD_DIMS or cache.data.shape[-1] != head_dim:
@@ -69,7 +71,7 @@ class AttentionSpec:
 
     @property
     def width(self) -> int:
-        """head_dim as tiles have it."""
+        """Width of a tile: head_dim rounded up to a power of two."""
         return int(triton.next_power_of_2(self.head_dim))
 
     @property
@@ -86,19 +88,24 @@ class AttentionSpec:
         return {"k": f"*{self.kv}", "v": f"*{self.kv}", "k_scales": "*fp32", "v_scales": "*fp32", "tables": "*i32"}
 
     def shift(self, wide: bool) -> int:
-        """Doublings of the weights that fp16 holds. A scale of int8 values may be up to 65504 / 127 < 2**9.02."""
+        """Number of doublings of the softmax weights that fit into fp16.
+
+        With int8 values it is smaller, since their scale may be up to 65504 / 127 < 2**9.02.
+        """
         if wide or self.dtype != "fp16":
             return 0
         return 6 if self.kv == "i8" else 15
 
 
 def aligned_pointers(types: Mapping[str, str]) -> tuple[str, ...]:
-    """Of a kernel's arguments the pointers that are multiples of 16 bytes."""
+    """Return the names of a kernel's pointer arguments that are multiples of 16 bytes."""
     return tuple(name for name, kind in types.items() if kind.startswith("*") and name not in TABLES)
 
 
 def cache_arguments(cache: KvCache) -> tuple[torch.Tensor, ...]:
-    """k, v, k_scales, v_scales; the last two are something to point at where there are none."""
+    """Return k, v, k_scales and v_scales of a cache; without scales the last two are valid pointers that are never
+    read.
+    """
     nothing = cache.data.view(torch.float32)
     k_scales, v_scales = (nothing[0], nothing[1]) if cache.scales is None else (cache.scales[0], cache.scales[1])
     return cache.data[0], cache.data[1], k_scales, v_scales
@@ -106,7 +113,10 @@ def cache_arguments(cache: KvCache) -> tuple[torch.Tensor, ...]:
 
 @triton.jit
 def cells(table, token, inside, kv_head, KH: tl.constexpr):
-    """Where each token's vectors lie, counted in vectors, int64. Of the table only what is inside is read."""
+    """Return the int64 index of each token's vector in the cache, counted in vectors.
+
+    Entries of the block table are read only for tokens that are `inside`.
+    """
     block = tl.load(table + token // PAGE, inside, 0).to(tl.int64)
     return (block * KH + kv_head) * PAGE + token % PAGE
 
@@ -117,10 +127,10 @@ def tile(
     KH: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, INT8: tl.constexpr, WINDOWED: tl.constexpr,
     SHIFT: tl.constexpr, BLOCK: tl.constexpr, EDGE: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """query [ROWS, WIDTH] meets tokens at .. at + BLOCK - 1; returns mean [ROWS, WIDTH], top and total [ROWS].
+    """Attend query [ROWS, WIDTH] to tokens at .. at + BLOCK - 1; return mean [ROWS, WIDTH], top and total [ROWS].
 
-    EDGE    only tokens in [oldest, end) are read: others may be anything, even NaN
-    CAUSAL  of these a row sees those up to its position [ROWS], and within its window
+    EDGE    only tokens in [oldest, end) are read: others may hold anything, even NaN
+    CAUSAL  a row sees only the tokens up to its position [ROWS], and within its window
     """
     token = at + tl.arange(0, BLOCK)
     column = tl.arange(0, WIDTH)

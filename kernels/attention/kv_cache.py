@@ -1,4 +1,4 @@
-"""The paged KV cache of one layer as GPU kernels see it."""
+"""Paged KV cache of one layer in the layout that GPU kernels read."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["BLOCK_TOKENS", "KvCache"]
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """Keys first, then values; the tokens of one head and block lie together.
+    """KV cache of one layer: first all keys, then all values; the tokens of one head and block are contiguous.
 
     data    [2, num_blocks, KH, BLOCK_TOKENS, D]: fp16, bf16 or int8
-    scales  fp32 [2, num_blocks, KH, BLOCK_TOKENS], of int8 alone: a vector is its codes times its scale
+    scales  fp32 [2, num_blocks, KH, BLOCK_TOKENS], only for int8: a vector is its codes times its scale
     """
 
     data: torch.Tensor
@@ -26,7 +26,7 @@ class KvCache:
     def allocate(
         cls, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str
     ) -> KvCache:
-        """Zeroed, so that what was never written is finite."""
+        """Allocate a cache filled with zeros, so that entries that were never written are finite."""
         blocks = (2, num_blocks, num_kv_heads, BLOCK_TOKENS)
         scales = torch.zeros(blocks, dtype=torch.float32, device=device) if dtype == torch.int8 else None
         return cls(torch.zeros((*blocks, head_dim), dtype=dtype, device=device), scales)
@@ -35,7 +35,9 @@ class KvCache:
     def allocate_whole(
         cls, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str
     ) -> torch.Tensor:
-        """One tensor that holds all of a cache, as the engine keeps it: see `of`. Zeroed."""
+        """Allocate one tensor of zeros that holds all of a cache, as the engine keeps it; `of` gives the cache
+        in it.
+        """
         if dtype != torch.int8:
             return cls.allocate(num_blocks, num_kv_heads, head_dim, dtype, device).data
         vectors = 2 * num_blocks * num_kv_heads * BLOCK_TOKENS
@@ -43,7 +45,10 @@ class KvCache:
 
     @classmethod
     def of(cls, whole: torch.Tensor, num_kv_heads: int, head_dim: int) -> KvCache:
-        """The cache in such a tensor. Of int8 the scales come first: they lie at multiples of their size then."""
+        """Return the cache that lies in a tensor from `allocate_whole`.
+
+        With int8 the scales come first, so that they lie at multiples of their size.
+        """
         if whole.dtype != torch.int8:
             return cls(whole)
         blocks = (2, -1, num_kv_heads, BLOCK_TOKENS)

@@ -1,4 +1,4 @@
-"""Random batches for paged attention, what they give in fp64, and how far rounding may take a kernel from it."""
+"""Random batches for tests of paged attention, their results in fp64, and bounds on the rounding error of kernels."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..device.dtypes import TORCH_DTYPES, rounding_unit_of
 from .attention_tile import AttentionSpec
 from .kv_cache import BLOCK_TOKENS, KvCache
 
-# How often the highest score of independent ones rises: ln(n) + 0.6 times on average, for n up to 32,768 not more
-# than 40 times but once in 10**11 (Chernoff's bound of a sum of Bernoulli(1 / i)).
+# Bound on how often the running maximum of n independent scores rises: ln(n) + 0.6 times on average; for n up to 32,768
+# more than 40 times only once in 10**11 (Chernoff bound of a sum of Bernoulli(1 / i)).
 _RISES = 40
-_TILE = 16  # new tokens: the fewest that a program of a kernel has
-_MOST = 2**26  # of scores in fp64, of which a T4 makes 2**26 of 128 elements with all they bring in half a second
-_AT_ONCE = 2**24  # of them: a few tensors as large are held
+_TILE = 16  # new tokens: the smallest number that a program of a kernel has
+_MOST = 2**26  # scores to compute in fp64 at most; a T4 needs half a second for 2**26 of head dim 128
+_AT_ONCE = 2**24  # scores computed at once; a few tensors of this size are in memory
 
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """S sequences with new tokens in q [T, H, D], one after the other.
+    """Batch of S sequences with a paged KV cache; q [T, H, D] holds their new tokens, one sequence after the other.
 
     spans  (tokens before, new tokens) of each sequence
     """
@@ -55,12 +55,15 @@ class PagedBatch:
         return starts
 
     def cells(self, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Block and offset of each token of a sequence."""
+        """Return the KV block id and the offset within the block of each token of a sequence."""
         token = torch.arange(sum(self.spans[sequence]), device=self.q.device)
         return self.block_tables[sequence, token // BLOCK_TOKENS].long(), token % BLOCK_TOKENS
 
     def keys_values(self, sequence: int, kv_head: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """As stored, times their scales: fp64 [L, KH, D] each, KH 1 of one head. Zeros for NaN, which nobody sees."""
+        """Return keys and values of a sequence as stored, times their scales: fp64 [L, KH, D] each.
+
+        KH is 1 if `kv_head` is given. NaN, which only tokens have that no query sees, becomes 0.
+        """
         block, offset = self.cells(sequence)
         heads = slice(None) if kv_head is None else slice(kv_head, kv_head + 1)
         k, v = self.cache.data[:, block, heads, offset].transpose(0, 1).double()
@@ -78,7 +81,11 @@ def random_batch(
     window: int | None = None,
     seed: int = 0,
 ) -> PagedBatch:
-    """q, k and v normally distributed; int8 as it would be of such. Blocks lie in random order."""
+    """Return a batch with normally distributed q, k and v; an int8 cache has codes and scales as such values would
+    give.
+
+    KV blocks lie in random order.
+    """
     rng = torch.Generator(device).manual_seed(seed)
     needed = [-(-(before + new) // BLOCK_TOKENS) for before, new in spans]
     num_blocks = sum(needed) + 1
@@ -102,17 +109,19 @@ def random_batch(
 
 
 def expected_attention(batch: PagedBatch, sequence: int, rows: torch.Tensor) -> torch.Tensor:
-    """fp64 [R, H, D]: of the new tokens `rows` of one sequence, counted from its first new one."""
+    """Return the expected result fp64 [R, H, D] of the new tokens `rows` of a sequence, counted from its first new
+    token.
+    """
     before, _ = batch.spans[sequence]
     q = batch.q[batch.starts[sequence] + rows].double()
     return reference.attention(q, *batch.keys_values(sequence), before + rows, batch.scale, batch.window)
 
 
 def attention_error(batch: PagedBatch, found: torch.Tensor, *, wide: bool, seed: int | None = None) -> float:
-    """The worst difference of found [T, H, D] to fp64 over its bound: at most 1 for a kernel that only rounds.
+    """Return the largest ratio of an error of found [T, H, D] to its bound: at most 1 for a kernel that only rounds.
 
-    wide  whether weights were multiplied in fp32
-    seed  of every sequence some new tokens and KV heads, as `sample_checks` has them; None: all
+    wide  whether the kernel multiplied weights in fp32
+    seed  checks only some new tokens and KV heads of every sequence, as `sample_checks` selects them; None: all
     """
     worst = 0.0
     for sequence, kv_head, rows in sample_checks(batch, seed):
@@ -124,10 +133,12 @@ def attention_error(batch: PagedBatch, found: torch.Tensor, *, wide: bool, seed:
 
 
 def sample_checks(batch: PagedBatch, seed: int | None = None) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Sequences, KV heads and new tokens of them that are looked at: of every sequence that has any, all if None.
+    """Yield sequence, KV head and new tokens (rows) to check, of every sequence that has any; everything if seed is
+    None.
 
-    Else one of each 16 new tokens by chance, the last among them, so that none of a kernel's tiles is missed; and of
-    KV heads as many as _MOST allows, for each token and sequence others, so that other seeds have others.
+    With a seed, one token of each 16 is drawn at random, and the last one is always included, so that no tile of a
+    kernel is missed. Of KV heads as many are checked as _MOST allows; they differ by token and sequence, so that other
+    seeds check other heads.
     """
     heads, device = batch.heads, batch.q.device
     chosen: dict[int, torch.Tensor] = {}
@@ -159,11 +170,12 @@ def _expected_with_bound(
     kv_head: int,
     rows: torch.Tensor,
     wide: bool,
-    epsilon: float,  # of the last rounding
+    epsilon: float,  # relative error of the last rounding
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp64 [R, group, D] of the heads that share a KV head, and how far rounding alone may take each from it.
+    """Return results fp64 [R, group, D] of the heads that share a KV head, and the largest error by rounding of each.
 
-    With weights w that add up to 1, result o = sum w v, roundings of u = 2**-23 each (tensor cores cut off):
+    With weights w that add up to 1, result o = sum w v, and roundings of u = 2**-23 each (tensor cores truncate), the
+    errors are:
 
         score          D products and sums, a scale, a factor: (D + 8) u sum |q k| scale, and u |highest| as often as
                        the highest rises; 2 u for each exponential. All this is relative to w, so |v| + |o| of it.
@@ -196,4 +208,4 @@ def _expected_with_bound(
         magnitude = value if scales is None else value / scales[1, block, kv_head, offset].double()[:, None]
         lost = 2.0 ** (-25 - heads.shift(wide)) * weights.amax(-1, keepdim=True)
         bound += lost * torch.einsum("tl,ld->td", seen.double(), magnitude)[:, None]
-    return want, bound + 2.0**-25  # what a subnormal fp16 loses
+    return want, bound + 2.0**-25  # the error of a subnormal fp16 result
