@@ -1,6 +1,6 @@
-"""int4 weights written out in full, for a matrix product that wants them so: worth it from some 40 tokens."""
+"""Kernel that writes int4 weights dequantized in full, for torch's matrix product: worth it from about 40 tokens."""
 
-# What is inside a kernel is Triton's language, of which type checkers know nothing.
+# Kernel bodies are written in Triton's language, which type checkers do not understand.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .packed_int4 import PackedInt4
 
 @triton.jit
 def _dequantize(words, scales, zeros, out, N, K, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """Each program: ROWS rows of one tile. A weight is formed in fp32 and rounded once."""
-    NIBBLES: tl.constexpr = 8 * GROUP // 128  # of a word, in one group
+    """Dequantize ROWS rows of one tile per program; a weight is computed in fp32 and rounded once."""
+    NIBBLES: tl.constexpr = 8 * GROUP // 128  # nibbles of a word that belong to one group
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     tile = tl.program_id(1)
     lane = tl.arange(0, 16)[None, :]
@@ -26,17 +26,18 @@ def _dequantize(words, scales, zeros, out, N, K, GROUP: tl.constexpr, ROWS: tl.c
     packed = tl.load(words + (tile.to(tl.int64) * N + rows) * 16 + lane, known, 0)
     for nibble in tl.static_range(8):
         which = (tile * (128 // GROUP) + nibble // NIBBLES).to(tl.int64) * N + rows + 0 * lane
-        which = tl.max_contiguous(which, [1, 1])  # else it would be loaded along N, and change hands
+        which = tl.max_contiguous(which, [1, 1])  # keeps Triton from loading along N, which would move data
         scale = tl.load(scales + which, known, 0.0).to(tl.float32)
         zero = tl.load(zeros + which, known, 0).to(tl.float32)
         code = (((packed >> (4 * nibble)) & 15) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
-        at = tl.max_contiguous(rows.to(tl.int64) * K + tile * 128 + 16 * nibble + lane, [1, 4])  # as words are read
+        # Stores go in the order in which words are read.
+        at = tl.max_contiguous(rows.to(tl.int64) * K + tile * 128 + 16 * nibble + lane, [1, 4])
         tl.store(out + at, (scale * (code - zero)).to(out.dtype.element_ty), known)
 
 
 @cached
 def dequantize_variant(dtype: str, group_size: int, config: Config, *, scales: str) -> Variant:
-    """To `dtype`. config: ROWS of a program."""
+    """Return the compiled variant that dequantizes to `dtype` (a Triton type name); config: ROWS per program."""
     types = {
         "words": "*i32", "scales": f"*{scales}", "zeros": "*i8", "out": f"*{dtype}", "N": "i32", "K": "i32"
     }  # fmt: skip
@@ -49,7 +50,9 @@ def dequantize_grid(num_rows: int, num_columns: int, config: Config) -> tuple[in
 
 
 def dequantize(weight: PackedInt4, dtype: torch.dtype, config: Config) -> torch.Tensor:
-    """[N, K], columns in the order that the words have. N in sixteens."""
+    """Return the dequantized weight [N, K], columns in the order in which `words` holds them; N must be a multiple of
+    16.
+    """
     num_rows, num_columns = weight.shape
     out = torch.empty((num_rows, num_columns), dtype=dtype, device=weight.words.device)
     variant = dequantize_variant(type_name(out), weight.group_size, config, scales=type_name(weight.scales))
@@ -59,7 +62,7 @@ def dequantize(weight: PackedInt4, dtype: torch.dtype, config: Config) -> torch.
 
 
 def matmul(x: torch.Tensor, weight: PackedInt4, dtype: torch.dtype, config: Config) -> torch.Tensor:
-    """y [M, N] = x [M, K] @ w.T + bias by torch, in `dtype`; returned in the dtype of x."""
+    """Return y [M, N] = x [M, K] @ w.T + bias, computed by torch in `dtype`, in the dtype of x."""
     dense = dequantize(weight, dtype, config)
     bias = None if weight.bias is None else weight.bias.to(dtype)
     return torch.nn.functional.linear(x.to(dtype), dense, bias).to(x.dtype)

@@ -1,15 +1,15 @@
-"""int4 weights times up to 64 rows of activations with `tl.dot`, on tensor cores: from 8.0, and refused below.
+"""Product of int4 weights and up to 64 rows of activations with `tl.dot` on tensor cores, from compute capability 8.0.
 
-The weights are the rows of the product, so that a handful of tokens still fills a tensor core, and 9.0 has the 64
-rows that wgmma wants. Codes become half-precision numbers two at a time: or-ed into the mantissa of a power of two,
-which one subtraction takes off again together with the zero point, exactly. A group's products are summed before
-its scale is applied, in fp32: nothing is rounded that the checkpoint did not round.
+The weights are the rows of the product, so that even a few tokens fill a tensor core, and capability 9.0 gets the 64
+rows that wgmma needs. Codes become half-precision numbers two at a time: they are or-ed into the mantissa of a power of
+two, and one exact subtraction removes that power and the zero point. A group's products are summed in fp32 before the
+scale is applied, so that nothing is rounded that the checkpoint did not round.
 
-Where few blocks of rows would leave SMs idle, K is split: each part writes its sums, and a second kernel adds them
-in a fixed order, so that a result does not depend on who comes first.
+Where few blocks of rows would leave SMs idle, K is split: each part writes its sums, and a second kernel adds them in a
+fixed order, so that a result does not depend on the order in which programs finish.
 """
 
-# What is inside a kernel is Triton's language, of which type checkers know nothing.
+# Kernel bodies are written in Triton's language, which type checkers do not understand.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .packed_int4 import PackedInt4
 MAX_TOKENS = GEMM_ROWS
 
 
-# Nibble j of two words as two halves above 2**10 (fp16) or 2**7 (bf16), less that power and the zero point.
-# An instruction a line: that is how aot.py counts them.
+# PTX that turns nibble j of two words into two half-precision numbers: the code on top of 2**10 (fp16) or 2**7 (bf16),
+# minus that power and the zero point. One instruction per line, since aot.py counts lines.
 def _unpacking(nibble: int, half: str, last: str) -> str:
     lines = (
         "{ .reg .b32 pair, one, negative;",
@@ -43,7 +43,7 @@ def _unpacking(nibble: int, half: str, last: str) -> str:
 
 
 _SUBTRACT = "sub.f16x2 $0, pair, $3;"
-_SUBTRACT_BF16 = "\n".join(  # 8.0 has no subtraction in bf16, but fused multiply-adds
+_SUBTRACT_BF16 = "\n".join(  # capability 8.0 has no bf16 subtraction, only fused multiply-adds
     ("xor.b32 negative, $3, 0x80008000;", "mov.b32 one, 0x3f803f80;", "fma.rn.bf16x2 $0, pair, one, negative;")
 )
 _FP16 = tuple(_unpacking(nibble, "0x64006400", _SUBTRACT) for nibble in range(8))
@@ -53,7 +53,7 @@ PTX = {"fp16": _FP16, "bf16": _BF16}
 
 @triton.jit
 def _code(packed, nibble: tl.constexpr, offset, PTX: tl.constexpr):
-    """code - zero of one nibble, in the dtype of `offset`, which is the power of two plus the zero point."""
+    """Return code - zero of one nibble in the dtype of `offset`, which is the power of two plus the zero point."""
     if PTX is None:
         power = 1024.0 if offset.dtype == tl.float16 else 128.0
         code = ((packed >> (4 * nibble)) & 15).to(tl.float32) + power
@@ -69,13 +69,13 @@ def _gemm(
     GROUP: tl.constexpr, PTX: tl.constexpr, PARTED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Each program: BLOCK_N rows of the weight, BLOCK_M of x, and one of the parts of K that the grid has.
+    """Multiply BLOCK_N rows of the weight with BLOCK_M rows of x over one part of K, per program.
 
-    PARTED: several; `out` is fp32 [parts, M, N], and the bias is added by whoever adds those up.
-    BIASED: N, or 0 where there is no bias.
+    PARTED  whether K is split; then `out` is fp32 [parts, M, N], and the kernel that adds the parts adds the bias
+    BIASED  N, or 0 without a bias
     """
-    NIBBLES: tl.constexpr = 8 * GROUP // 128  # of a word, in one group
-    GROUPS: tl.constexpr = 128 // GROUP  # of a tile
+    NIBBLES: tl.constexpr = 8 * GROUP // 128  # nibbles of a word that belong to one group
+    GROUPS: tl.constexpr = 128 // GROUP  # groups per tile
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     tokens = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     part = tl.program_id(2)
@@ -110,11 +110,12 @@ def _gemm(
 def gemm_variants(
     dtype: str, group_size: int, config: Config, *, scales: str, bias: str | None, ptx: bool
 ) -> tuple[Variant, ...]:
-    """One, or with SPLITS above 1 a second that adds up. `dtype`, `scales`, `bias` in Triton's words; without a bias
-    it is the same.
+    """Return the compiled variants of the product: one, or with SPLITS above 1 a second one that adds the parts of K.
 
-    config  BLOCK_N rows of the weight, BLOCK_M of x, SPLITS of K
-    ptx     with inline PTX; without for the interpreter, which has none
+    dtype, scales, bias  Triton type names of x and the result, of the scales, and of the bias; without a bias the same
+                         kernel is used
+    config               BLOCK_N rows of the weight, BLOCK_M rows of x, SPLITS of K
+    ptx                  whether to use inline PTX; Triton's interpreter does not support it
     """
     split = config["SPLITS"] > 1
     types = {
@@ -132,13 +133,16 @@ def gemm_variants(
 
 
 def gemm_grids(num_tokens: int, num_rows: int, config: Config) -> tuple[tuple[int, ...], ...]:
-    """Of the variants, in their order."""
+    """Return the launch grids of the product and of the kernel that adds the parts of K, in this order."""
     blocks = cdiv(num_rows, config["BLOCK_N"]), cdiv(num_tokens, config["BLOCK_M"]), config["SPLITS"]
     return blocks, split_k_grid(num_tokens, num_rows)
 
 
 def gemm(x: torch.Tensor, weight: PackedInt4, config: Config) -> torch.Tensor:
-    """y [M, N] = x [M, K] @ w.T + bias in the dtype of x, fp16 or bf16. x is contiguous; N in sixteens."""
+    """Return y [M, N] = x [M, K] @ w.T + bias in the dtype of x, fp16 or bf16.
+
+    x must be contiguous and N a multiple of 16.
+    """
     (num_rows, num_columns), num_tokens, bias = weight.shape, x.shape[0], weight.bias
     variants = gemm_variants(
         type_name(x), weight.group_size, config, scales=type_name(weight.scales),

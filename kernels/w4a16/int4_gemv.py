@@ -1,17 +1,17 @@
-"""int4 weights times few rows of activations on the lanes: decoding where no tensor core helps.
+"""Product of int4 weights and few rows of activations on CUDA cores, for decode where tensor cores do not help.
 
-A weight costs about three instructions, and one multiply-add per token: a code becomes a float without a conversion,
-since a nibble that is or-ed into a mantissa in place is that code above a power of two, and taking off the power and
-the zero point is one exact subtraction. Activations are loaded and widened once for several rows of the weight.
+A weight costs about three instructions, and one multiply-add per token. A code becomes a float without a conversion: a
+nibble that is or-ed into a mantissa in place is that code on top of a power of two, and one exact subtraction removes
+the power and the zero point. Activations are loaded and widened once for several rows of the weight.
 
-Arithmetic is fp32 whatever the storage: on 6.1 half precision runs at a 64th of its rate. Only 6.0, where it runs at
-twice the rate, multiplies in fp16, and sums the few products that a thread has of one group in it: codes are taken
-as 128ths, so that no such sum leaves fp16's range unless the activations do.
+Arithmetic is fp32 whatever the storage: on compute capability 6.1 half precision runs at a 64th of its rate. Only 6.0,
+where it runs at twice the rate, multiplies in fp16, and sums in fp16 the few products that a thread has of one group:
+codes are taken as multiples of 1 / 128, so that no such sum overflows fp16 unless the activations do.
 """
 
-# What is inside a kernel is Triton's language, of which type checkers know nothing.
+# Kernel bodies are written in Triton's language, which type checkers do not understand.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
-# ruff: noqa: RUF005  tuples grow by addition there
+# ruff: noqa: RUF005  Triton extends tuples by addition
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ from ..launch.variant import Config, Variant
 from .packed_int4 import PackedInt4
 
 MAX_TOKENS = GEMV_ROWS
-HALF_UNIT = 9 * 2.0**-11  # of a product in fp16, rounded once itself and in at most eight sums
+HALF_UNIT = 9 * 2.0**-11  # relative error of an fp16 product, rounded once itself and in at most eight sums
 
 
 @triton.jit
 def _code(packed, nibble: tl.constexpr, zero):
-    """code - zero of one nibble, in fp32, exactly."""
-    # The first five nibbles fit the mantissa where they are, the others 12 bits further down.
+    """Return code - zero of one nibble, exactly, in fp32."""
+    # The first five nibbles fit into the mantissa in place; the other three are shifted down by 12 bits.
     SHIFT: tl.constexpr = 0 if nibble < 5 else 12
     BIT: tl.constexpr = 4 * nibble - SHIFT
-    EXPONENT: tl.constexpr = (150 - BIT) << 23  # of 2 ** (23 - BIT), whose unit in the last place is 2 ** -BIT
+    EXPONENT: tl.constexpr = (150 - BIT) << 23  # bits of 2 ** (23 - BIT), whose unit in the last place is 2 ** -BIT
     above = (((packed >> SHIFT) & (15 << BIT)) | EXPONENT).to(tl.float32, bitcast=True)
     return above - (zero + 2.0 ** (23 - BIT))
 
 
 @triton.jit
 def _code_in_half(packed, nibble: tl.constexpr, zero):
-    """(code - zero) / 128 of one nibble, in fp16, exactly."""
-    # Above 8, whose unit in the last place is 1 / 128; the next four bits above 1 / 2, likewise.
+    """Return (code - zero) / 128 of one nibble, exactly, in fp16."""
+    # A low nibble is or-ed into 8.0, where bit 0 of the mantissa is worth 1 / 128; a high nibble is or-ed into 0.5,
+    # where bit 4 of the mantissa is.
     LOW: tl.constexpr = nibble % 2 == 0
     in_place = packed >> (8 * (nibble // 2))
     above = (in_place & (0x000F if LOW else 0x00F0)) | (0x4800 if LOW else 0x3800)
@@ -57,13 +58,13 @@ def _gemv(
     M: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr,
     ROWS: tl.constexpr, REPEAT: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """Each program: REPEAT times ROWS rows of the weight, and M of the T rows of x.
+    """Multiply REPEAT times ROWS rows of the weight with M of the T rows of x, per program.
 
-    SPAN words of a row at a time, in fours that one thread loads: tensors are [ROWS, SPAN // 4, 4] and [ROWS,
-    SPAN // 4], so that nothing changes hands between threads before the end. BIASED: N, or 0 without a bias.
+    A program takes SPAN words of a row at a time, in groups of four that one thread loads: tensors are [ROWS, SPAN //
+    4, 4] and [ROWS, SPAN // 4], so that no data moves between threads before the end. BIASED is N, or 0 without a bias.
     """
-    NIBBLES: tl.constexpr = 8 * GROUP // 128  # of a word, in one group
-    GROUPS: tl.constexpr = 128 // GROUP  # of a tile
+    NIBBLES: tl.constexpr = 8 * GROUP // 128  # nibbles of a word that belong to one group
+    GROUPS: tl.constexpr = 128 // GROUP  # groups per tile
     SUM: tl.constexpr = tl.float16 if HALF else tl.float32
     row = tl.program_id(0) * (ROWS * REPEAT) + tl.arange(0, ROWS)[:, None]
     four = tl.arange(0, SPAN // 4)[None, :]
@@ -84,7 +85,7 @@ def _gemv(
             scale = ()
             for repeat in tl.static_range(REPEAT):
                 which = (tile * GROUPS + group).to(tl.int64) * N + (row + repeat * ROWS)
-                which = tl.max_contiguous(which, [1, 1])  # else it would be loaded along N, and change hands
+                which = tl.max_contiguous(which, [1, 1])  # keeps Triton from loading along N, which would move data
                 known = inside & (row + repeat * ROWS < N)
                 zero = zero + (tl.load(zeros + which, known, 0).to(tl.float32),)
                 scale = scale + (tl.load(scales + which, known, 0.0).to(tl.float32),)
@@ -123,12 +124,14 @@ def _gemv(
 def gemv_variant(
     dtype: str, num_tokens: int, group_size: int, config: Config, *, scales: str, bias: str | None, half: bool = False
 ) -> Variant:
-    """`dtype`, `scales`, `bias`: of x and the result, of the scales, of the bias, in Triton's words; without a bias it
-    is the same.
+    """Return the compiled variant of the product on CUDA cores.
 
-    num_tokens  that a program takes, up to MAX_TOKENS; weights are read once for each such lot
-    half        multiplies in fp16; dtype is fp16 then
-    config      ROWS of the weight that a program holds at a time, REPEAT such lots; its warps decide the SPAN
+    dtype, scales, bias  Triton type names of x and the result, of the scales, and of the bias; without a bias the same
+                         kernel is used
+    num_tokens           tokens per program, up to MAX_TOKENS; weights are read once for each such group of tokens
+    half                 whether to multiply in fp16; then dtype must be fp16
+    config               ROWS of the weight that a program holds at a time, REPEAT such groups of rows; its warps
+                         determine SPAN
     """
     types = {
         "x": f"*{dtype}", "words": "*i32", "scales": f"*{scales}", "zeros": "*i8",
@@ -140,12 +143,12 @@ def gemv_variant(
 
 
 def _span(config: Config) -> int:
-    """Four words for each thread."""
+    """SPAN of a config: words of a row that a program takes at a time, four per thread."""
     return 128 * config.num_warps // config.number("ROWS")
 
 
 def tokens_at_once(num_tokens: int) -> int:
-    """As even lots as MAX_TOKENS allows."""
+    """Tokens per program: `num_tokens` divided as evenly as MAX_TOKENS allows."""
     lots = -(-num_tokens // MAX_TOKENS)
     return -(-num_tokens // lots)
 
@@ -156,7 +159,10 @@ def gemv_grid(num_tokens: int, num_rows: int, config: Config) -> tuple[int, int]
 
 
 def gemv(x: torch.Tensor, weight: PackedInt4, config: Config, *, half: bool = False) -> torch.Tensor:
-    """y [M, N] = x [M, K] @ w.T + bias in the dtype of x, which is contiguous. half: multiplied in fp16."""
+    """Return y [M, N] = x [M, K] @ w.T + bias in the dtype of x, which must be contiguous.
+
+    half  whether to multiply in fp16
+    """
     (num_rows, num_columns), num_tokens, bias = weight.shape, x.shape[0], weight.bias
     out = torch.empty((num_tokens, num_rows), dtype=x.dtype, device=x.device)
     variant = gemv_variant(

@@ -1,10 +1,10 @@
-"""int4 weights, half-precision activations: three kernels by the number of tokens, under one contract.
+"""Operators of linear layers with int4 weights and half-precision activations: y [M, N] = x [M, K] @ w.T + bias.
 
-y [M, N] = x [M, K] @ w.T + bias
+Three kernels with one contract serve different numbers of tokens:
 
-w4a16_gemv        the fp32 lanes, eight tokens at a time      all capabilities; the only one below 8.0
-w4a16_gemm        tensor cores, up to 64 tokens               from 8.0
-w4a16_dequantize  written out in full, then torch.matmul      above the crossover
+w4a16_gemv        on CUDA cores in fp32, eight tokens at a time: all compute capabilities; the only kernel below 8.0
+w4a16_gemm        on tensor cores, up to 64 tokens: from 8.0
+w4a16_dequantize  weights dequantized in full, then torch.matmul: for more tokens than the crossover
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ GROUP = GROUP_SIZES[-1]
 
 
 def linear_reference(x: torch.Tensor, weight: PackedInt4) -> torch.Tensor:
-    """y in fp64; x in the order of the words' columns."""
+    """Return y in fp64; the columns of x are in the order of the columns of `words`."""
     y = x.double() @ unpack_int4(weight).T
     return y if weight.bias is None else y + weight.bias.double()
 
 
 def rounding_allowance(x: torch.Tensor, weight: PackedInt4, unit: float = 0.0) -> torch.Tensor:
-    """By how much a result [M, N] may differ from `linear_reference`: its own rounding, and that of sums in fp32.
+    """Return the error [M, N] that a result may have: its own rounding, and the rounding of sums in fp32.
 
-    unit  by which terms are rounded before they are summed; 0 where they are not
+    unit  relative rounding of terms before they are summed; 0 where they are not rounded
     """
     bias = None if weight.bias is None else weight.bias.abs()
     terms = x.double().abs() @ unpack_int4(weight).abs().T + (0.0 if bias is None else bias.double())
-    depth = 16 + x.shape[1] // 8  # additions that one term goes through at most
+    depth = 16 + x.shape[1] // 8  # largest number of additions that one term goes through
     return (
         rounding_unit_of(x) * linear_reference(x, weight).abs() + (depth * ROUNDING_UNIT[torch.float32] + unit) * terms
     )
 
 
 class Int4Operation:
-    """What the three have in common. `run` computes; `launches` says what that launches."""
+    """Base class of the int4 operators; `run` computes a product, and `launches` lists the kernels that it launches."""
 
     exact = frozenset({"group"})
 
@@ -65,21 +65,23 @@ class Int4Operation:
         self.name = name
         self._tokens = tokens
         self._run = run
-        self.unit = unit  # what terms are rounded by before they are summed
+        self.unit = unit  # relative rounding of terms before they are summed
 
     def refusal(self, policy: PrecisionPolicy) -> str:
         return ""
 
     def shapes(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        """Every linear layer of the models, with groups of 128."""
+        """Shapes of every linear layer of the models, with groups of 128, for every number of tokens."""
         sizes = {size for model in MODELS for size in model.linears.values()}
         return tuple(
             ProblemShape.of(m=m, n=n, k=k, group=GROUP) for n, k in sorted(sizes) for m in self._numbers(policy)
         )
 
     def samples(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        """The fewest tokens and the most, and what checkpoints have: a bias, smaller groups with every number of tokens
-        that has a kernel of its own, and scales of other types, each with the most tokens.
+        """Shapes that represent all others in tests: the fewest tokens and the most, and variants in real checkpoints.
+
+        These are a bias, smaller groups with every number of tokens that has a kernel of its own, and scales of other
+        dtypes, each with the most tokens.
         """
         few, *_, many = self._numbers(policy)
         first, last = (ProblemShape.of(m=m, n=4096, k=4096, group=GROUP) for m in (few, many))
@@ -91,11 +93,11 @@ class Int4Operation:
         return (first, *smaller, *others, *self._seldom(policy), last)
 
     def _kernels(self, policy: PrecisionPolicy) -> tuple[int, ...]:
-        """Numbers of tokens, one for each kernel that smaller groups may be launched with, untuned."""
+        """Numbers of tokens, one for each kernel that may be launched with smaller groups, which are not tuned."""
         return self._numbers(policy)[-1:]
 
     def _seldom(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        """More shapes of what is seldom launched."""
+        """Further sample shapes that are rarely launched."""
         return ()
 
     def small(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
@@ -106,7 +108,7 @@ class Int4Operation:
         return self._tokens
 
     def launch(self, x: torch.Tensor, weight: PackedInt4, policy: PrecisionPolicy, config: Config) -> torch.Tensor:
-        """y; x [M, K] contiguous, in the order of the words' columns."""
+        """Return y for x [M, K], which must be contiguous, with columns in the order of the columns of `words`."""
         return self._run(x, weight, policy, config)
 
     def work(self, policy: PrecisionPolicy, shape: ProblemShape) -> LinearWork:
@@ -115,7 +117,10 @@ class Int4Operation:
     def problem(
         self, policy: PrecisionPolicy, shape: ProblemShape, device: torch.device, seed: int = 0
     ) -> KernelProblem:
-        """Weights as a checkpoint's, activations of unit variance. Reference: fp64 on the device."""
+        """Return a problem with weights as in a checkpoint and activations of unit variance.
+
+        The reference is computed in fp64 on the device.
+        """
         generator = torch.Generator(device).manual_seed(seed)
         m, n, k, group = (shape[name] for name in ("m", "n", "k", "group"))
         dtype = TORCH_DTYPES[policy.storage]
@@ -131,7 +136,7 @@ class Int4Operation:
             allowed = rounding_allowance(x, weight, self.unit(policy))
             return float(((found.double() - linear_reference(x, weight)).abs() / allowed).max())
 
-        dense: list[torch.Tensor] = []  # made when a peer is first measured
+        dense: list[torch.Tensor] = []  # filled when a peer is first measured
 
         def torch_matmul() -> torch.Tensor:
             if not dense:
@@ -141,7 +146,10 @@ class Int4Operation:
         torchs: list[torch.Tensor] = []
 
         def int4pack() -> torch.Tensor:
-            """torch's own, from 8.0: w = (code - 8) * scale + offset; of two columns the first is the high nibble."""
+            """Return the product by torch's own int4 kernel, from capability 8.0.
+
+            There w = (code - 8) * scale + offset; of two columns the first is the high nibble.
+            """
             if not torchs:
                 pairs = torch.stack((scales.float(), (8.0 - zeros) * scales), -1).to(dtype).transpose(0, 1).contiguous()
                 torchs[:] = torch.ops.aten._convert_weight_to_int4pack(codes[:, ::2] << 4 | codes[:, 1::2], 8), pairs
@@ -158,20 +166,27 @@ class Int4Operation:
 
 class _Int4Gemv(Int4Operation):
     def _numbers(self, policy: PrecisionPolicy) -> tuple[int, ...]:
-        """Beyond eight tokens weights are read again, which only pays where there is no tensor core for them."""
+        """Numbers of tokens to tune for.
+
+        Beyond eight tokens weights are read again, which pays only on GPUs without suitable tensor cores.
+        """
         return tuple(m for m in self._tokens if m <= int4_gemv.MAX_TOKENS or not policy.capability.bf16)
 
     def _seldom(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        """The numbers of tokens that are tuned for as their neighbours, where this kernel is what they get."""
+        """Sample shapes for numbers of tokens that use a neighbour's tuned config, where this kernel serves them."""
         numbers = () if policy.capability.bf16 else (3, 5, 6, 7, 9, 11, 13)
         return tuple(_checkpoint(m, GROUP) for m in numbers)
 
     def _kernels(self, policy: PrecisionPolicy) -> tuple[int, ...]:
-        """From 8.0 it takes what it was measured for alone, which is groups of 128."""
+        """Numbers of tokens with smaller groups; none from capability 8.0, where it is chosen only as measured, for
+        groups of 128.
+        """
         return () if policy.capability.bf16 else tuple(range(1, int4_gemv.MAX_TOKENS + 1))
 
     def configs(self, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
-        """A block of 4 warps has 512 words in hand; REPEAT lots of rows share what was read of x."""
+        """Return the configs to try: 4 warps hold 512 words at a time, and REPEAT groups of rows share the
+        loads of x.
+        """
         repeats = (2, 1, 4) if shape["m"] <= 2 else (1, 2)
         return tuple(
             Config.of(warps, 1, ROWS=rows, REPEAT=repeat)
@@ -185,25 +200,25 @@ class _Int4Gemv(Int4Operation):
         variant = int4_gemv.gemv_variant(
             half, tokens, shape["group"], config, **_types(policy, shape), half=_in_half(policy)
         )  # fmt: skip
-        product = "fma.rn.f16x2" if _in_half(policy) else "fma.rn.f32*"  # from 10.0 two at a time: .f32x2
+        product = "fma.rn.f16x2" if _in_half(policy) else "fma.rn.f32*"  # from capability 10.0 two at a time: .f32x2
         return (KernelLaunch(variant, int4_gemv.gemv_grid(shape["m"], shape["n"], config), product),)
 
 
 class _Int4Gemm(Int4Operation):
     def shapes(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        """And smaller groups: the default has K in one part, which leaves SMs idle."""
+        """Shapes to tune, including smaller groups: the default config does not split K, which would leave SMs idle."""
         smaller = (ProblemShape.of(m=m, n=4096, k=4096, group=g) for g in GROUP_SIZES[:-1] for m in (16, 32, 64))
-        return (*super().shapes(policy), *smaller)  # each BLOCK_M
+        return (*super().shapes(policy), *smaller)  # one for each BLOCK_M
 
     def refusal(self, policy: PrecisionPolicy) -> str:
         return "" if policy.capability.bf16 else f"tl.dot is {policy.capability.instruction} here: w4a16_gemv instead"
 
     def _seldom(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        """The bias is added by the kernel itself, as here in tables of all capabilities, or with the parts of K."""
+        """Sample shape for which every capability's table leaves K whole, so that the kernel itself adds the bias."""
         return (_checkpoint(32, GROUP, "bf16", n=37_888, k=3584),)
 
     def configs(self, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
-        """Deep pipelines and several parts of K: what is waited for is memory."""
+        """Return the configs to try: deep pipelines and several parts of K, since the kernel waits for memory."""
         block_m = max(16, min(64, 1 << (shape["m"] - 1).bit_length()))
         return tuple(
             Config.of(4, stages, BLOCK_N=block_n, BLOCK_M=block_m, SPLITS=splits)
@@ -230,12 +245,12 @@ class _Int4Dequantize(Int4Operation):
 
 
 def _checkpoint(m: int, group: int, scales: str = SCALES, n: int = 4096, k: int = 4096) -> ProblemShape:
-    """With a bias, and scales of the type that the checkpoint has."""
+    """Return a shape with a bias, and with scales of the dtype `scales`, as checkpoints have them."""
     return ProblemShape.of(m=m, n=n, k=k, group=group, bias="yes", scales=scales)
 
 
 def _scales(shape: ProblemShape) -> str:
-    """In Triton's word; where the shape says nothing, of the type that nearly all checkpoints have."""
+    """Triton type name of the scales of a shape; by default the dtype that nearly all checkpoints have."""
     return str(shape.get("scales", SCALES))
 
 
@@ -245,7 +260,7 @@ class _ArgumentTypes(TypedDict):
 
 
 def _types(policy: PrecisionPolicy, shape: ProblemShape) -> _ArgumentTypes:
-    """Of scales and of the bias, in Triton's words."""
+    """Return the Triton type names of the scales and of the bias of a shape."""
     return {"scales": _scales(shape), "bias": policy.storage if shape.get("bias", "") else None}
 
 
@@ -275,10 +290,11 @@ OPERATIONS: tuple[Int4Kernel, ...] = (GEMV, GEMM, DEQUANTIZE)
 
 
 def kernel_for(policy: PrecisionPolicy, shape: ProblemShape, device: DeviceSpec) -> tuple[Int4Kernel, str]:
-    """Which of the three takes this shape on that device, and why.
+    """Return the int4 kernel that serves a shape on a device, and the reason.
 
-    As measured on it, if more than one was for this class of shapes; else by what the roofline says of their
-    arithmetic. The same for all rows that a graph pads to one size: it rounds no other way than a step alone.
+    It is the fastest one as measured on that device, if more than one was measured for this class of shapes; otherwise
+    the one that the roofline of their arithmetic predicts. It is the same for all batch sizes that a CUDA graph pads to
+    one size, so that a graph rounds in the same way as a step without one.
     """
     if measured := fastest_operation(OPERATIONS, policy, shape.rounded, device):
         return measured[0], f"measured: {measured[1]:.1f} us"
@@ -293,10 +309,13 @@ def kernel_for(policy: PrecisionPolicy, shape: ProblemShape, device: DeviceSpec)
 
 
 def _lanes_seconds(device: DeviceSpec, policy: PrecisionPolicy, shape: ProblemShape) -> float:
-    """Seconds of multiplying as weights are read."""
+    """Predicted seconds of the product on CUDA cores, dequantizing weights as they are read."""
     return roofline(device, GEMV.work(policy, shape), "fp16" if _in_half(policy) else "fp32").seconds
 
 
 def _dequantize_seconds(device: DeviceSpec, policy: PrecisionPolicy, shape: ProblemShape) -> float:
-    """Seconds to write the weights in full, read them again, and multiply at the rate of the policy's prefill."""
+    """Predicted seconds to write the dequantized weights, read them again and multiply.
+
+    The product runs at the rate of the unit that the policy uses for prefill.
+    """
     return predict_on_unit(device, DEQUANTIZE.work(policy, shape), policy.prefill).seconds

@@ -1,13 +1,13 @@
-"""int4 weights as the GPU kernels hold them.
+"""int4 weights packed as the GPU kernels read them.
 
-K is cut into tiles of 128 columns, 16 int32 words a row each, and the words of a tile lie together for all rows, so
+K is cut into tiles of 128 columns, 16 int32 words per row, and the words of a tile are contiguous over all rows, so
 that a block of rows reads one stretch of memory:
 
     words [K // 128, N, 16]
 
-The eight nibbles of a word belong to columns 16 apart: nibble j of word i is column 16 * j + i of the tile. One
-shift of a vector of words gives neighbouring columns, whose activations are one contiguous load, and no group of
-32, 64 or 128 columns is split between nibbles of one word.
+The eight nibbles of a word belong to columns 16 apart: nibble j of word i is column 16 * j + i of the tile. One shift
+of a vector of words gives neighbouring columns, whose activations are one contiguous load, and no word's nibble mixes
+groups of 32, 64 or 128 columns.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = [
 ]
 
 TILE = 128  # columns
-WORDS = 16  # of a tile's row
-GROUP_SIZES = (32, 64, 128)  # of each, all kernels are compiled for every capability
+WORDS = 16  # int32 words per row of a tile
+GROUP_SIZES = (32, 64, 128)  # all kernels are compiled for each of these, for every compute capability
 
 
 @dataclass(frozen=True, slots=True)
 class PackedInt4:
-    """w = scale * (code - zero); groups of the columns in the order of `permutation`, if there is one.
+    """Packed int4 weight w = scale * (code - zero); groups lie in the order of `permutation`, if there is one.
 
     words        int32 [K // 128, N, 16]
     scales       [K // group_size, N] in the checkpoint's own dtype
@@ -56,7 +56,7 @@ class PackedInt4:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K)."""
+        """Shape (N, K) of the weight."""
         return self.words.shape[1], self.words.shape[0] * TILE
 
     @property
@@ -65,7 +65,10 @@ class PackedInt4:
 
 
 def pack_int4(weight: GroupedWeight) -> PackedInt4:
-    """Groups above 128 columns repeat their scale. Raises ValueError for shapes that do not fit the tiles."""
+    """Pack a weight; groups above 128 columns repeat their scale.
+
+    Raises ValueError for shapes that do not fit the tiles.
+    """
     num_rows, num_columns = weight.shape
     if weight.bits != 4 or num_columns % TILE:
         raise ValueError(f"int4 tiles take 4 bits and a K in {TILE}s, not {weight.bits} bits and K {num_columns}")
@@ -75,7 +78,7 @@ def pack_int4(weight: GroupedWeight) -> PackedInt4:
         raise ValueError(f"group_size: {weight.group_size} is none of {GROUP_SIZES} nor a multiple of {TILE}")
     tiles = weight.codes.view(num_rows, num_columns // TILE, 8, WORDS)
     words = torch.zeros((num_rows, num_columns // TILE, WORDS), dtype=torch.int32, device=tiles.device)
-    for nibble in range(0 if words.is_meta else 8):  # of an outline by shapes: see `signed`
+    for nibble in range(0 if words.is_meta else 8):  # on the meta device by shapes alone: see `center_codes`
         words |= tiles[:, :, nibble].to(torch.int32) << (4 * nibble)
     scales = weight.scales.repeat_interleave(repeats, dim=1).T.contiguous()
     zeros = weight.zeros.to(torch.int8).repeat_interleave(repeats, dim=1).T.contiguous()
@@ -84,14 +87,17 @@ def pack_int4(weight: GroupedWeight) -> PackedInt4:
 
 
 def check_row_multiple(weight: PackedInt4) -> PackedInt4:
-    """As it is. Raises ValueError where N is not in sixteens, as kernels are compiled ahead."""
+    """Return the weight unchanged. Raises ValueError unless N is a multiple of 16.
+
+    Kernels are compiled ahead of time for such N only.
+    """
     if weight.shape[0] % 16:
         raise ValueError(f"int4 kernels are compiled for an N in sixteens, not {weight.shape[0]}")
     return weight
 
 
 def unpack_int4(weight: PackedInt4) -> torch.Tensor:
-    """Reference: the weights in fp64 [N, K], columns in the order that the words have."""
+    """Return the weight in fp64 [N, K] as a reference; its columns are in the order in which `words` holds them."""
     shifts = torch.arange(0, 32, 4, device=weight.words.device).view(1, 1, 8, 1)
     codes = (weight.words[:, :, None] >> shifts) & 15  # [K // 128, N, 8, 16]
     num_rows, num_columns = weight.shape
@@ -103,7 +109,7 @@ def unpack_int4(weight: PackedInt4) -> torch.Tensor:
 
 
 def fuse_weights(weights: Sequence[PackedInt4]) -> PackedInt4:
-    """Several weights of the same input as one, their rows after each other: Q, K and V, or gate and up.
+    """Join several weights of the same input into one, rows after each other: Q, K and V, or gate and up.
 
     Raises ValueError where groups or permutations differ, or only some have a bias.
     """
