@@ -1,1 +1,1 @@
-"""From a request to the replica that answers it, and on to another when that is lost."""
+"""Routing: choose a replica for each request, send it there, and retry it on another replica if that one is lost."""

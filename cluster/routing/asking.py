@@ -1,4 +1,4 @@
-"""Calls to replicas in whichever pool, and what is asked of one or all of them beside requests."""
+"""Calls to replicas of all pools, and what an ingress asks of one replica or all of them beside requests."""
 
 from __future__ import annotations
 
@@ -26,17 +26,23 @@ from .resume import ResumePolicy, Retry, is_loss
 from .roster import ROSTER, Roster
 from .trunks import FAILURES
 
-HEALTH_S = 1.0  # a replica that is asked for its load answers within milliseconds
-ALL_SILENT_S = 5.0  # so long the question for health waits for any replica at all
+HEALTH_S = 1.0  # timeout of one replica's answer about its load, which usually takes milliseconds
+ALL_SILENT_S = 5.0  # timeout of a health check while no replica at all answers
 
 
 class Asking:
-    """`handles`: of the pools, by their names."""
+    """Client of the replicas of all pools, which also keeps the directory of replicas of this ingress.
+
+    handles  Serve's deployment handles, by the names of the pools
+    policy   timeouts and limits of retries
+    slo      latency objectives, if the fleet has any
+    roster   source of the replicas that Serve's routers know
+    """
 
     def __init__(
         self, handles: Mapping[str, Any], policy: ResumePolicy, slo: Slo | None = None, roster: Roster = ROSTER
     ) -> None:
-        self.stopping = happening()  # the drain has begun
+        self.stopping = happening()  # set once the drain has begun
         self.live = Live(_by_deployment(handles), slo)
         self._roster = roster
         roster.listen(self.live)
@@ -54,7 +60,7 @@ class Asking:
         self._update = pools.method("update_weights")
 
     def replace_pools(self, handles: Mapping[str, Any]) -> None:
-        """From now on requests go to these; streams of a pool that is gone move when its replicas end."""
+        """Send requests to these pools from now on; streams of a pool that was removed move when its replicas end."""
         self._pools.replace(handles)
         self.live.rename(_by_deployment(handles))
         self._roster.listen(self.live)
@@ -64,11 +70,14 @@ class Asking:
         return self.stopping.done()
 
     def drain(self) -> None:
-        """Refuse what is new from now on."""
+        """Refuse new requests from now on."""
         happen(self.stopping)
 
     async def load(self) -> ReplicaLoad:
-        """What the healthy replicas carry together. Raises Unavailable if none is, or the service is stopping."""
+        """Return the summed load of all healthy replicas.
+
+        Raises Unavailable if none is healthy or the service is stopping.
+        """
         self._refuse_if_draining()
         try:
             async with asyncio.timeout(ALL_SILENT_S):
@@ -81,7 +90,7 @@ class Asking:
         return sum_of([first, *await all_of([self._load_of(name) for name in others])])
 
     async def _load_of(self, replica: str) -> ReplicaLoad:
-        """Nothing, of one that does not answer soon: it must not make the others look ill."""
+        """Return a replica's load; an empty one after `HEALTH_S`, so that a slow replica fails no health check."""
         with suppress(MotleyError, TimeoutError):
             async with asyncio.timeout(HEALTH_S):
                 load: ReplicaLoad = await self._once(self._load, self._at(replica))
@@ -89,27 +98,30 @@ class Asking:
         return ReplicaLoad()
 
     async def profile(self) -> ReplicaProfile:
-        """What the replicas are, as soon as there is one; of those with the longest context."""
+        """Wait until there is a replica, and return the profile with the longest context among all known replicas."""
         profile: ReplicaProfile
         profile, _ = await self._call(self._profile)
         known = [member.profile for member in self.live.members.values()]
         return max([profile, *known], key=lambda each: each.model.max_model_len)
 
     async def loads(self) -> list[ReplicaLoad]:
-        """What each replica carries, in the order of their names. Raises Unavailable."""
+        """Return the load of each replica, ordered by replica name. Raises Unavailable."""
         self._refuse_if_draining()
         loads: list[ReplicaLoad] = await self._of_each(self._load)
         return loads
 
     async def flush(self, tenant: str | None) -> int:
-        """Drop the cached prefixes of that tenant, or all, on every replica: how many there are. Raises Unavailable."""
+        """Drop the cached prefixes of one tenant, or of all (None), on every replica, and return how many replicas did.
+
+        Raises Unavailable.
+        """
         self._refuse_if_draining()
         flushed = await self._of_each(self._flush, tenant)
         self.live.forget_prefixes()
         return len(flushed)
 
     async def prefixes(self) -> tuple[PrefixStatus, ...]:
-        """Of every replica that answers. Raises Unavailable."""
+        """Return the load and prefix cache statistics of every replica that answers. Raises Unavailable."""
         asked = [self._prefixes_of(name) for name in await self._present()]
         return tuple(one for one in await asyncio.gather(*asked) if one is not None)
 
@@ -123,7 +135,7 @@ class Asking:
         return PrefixStatus("" if member is None else member.pool, replica, load, stats)
 
     async def update_weights(self, pool: str, file: WeightFile, version: int) -> tuple[WeightStatus, ...]:
-        """On every replica of that pool that there is: see `Replica.update_weights`. Raises Unavailable."""
+        """Update the weights on every replica of the pool (see `Replica.update_weights`). Raises Unavailable."""
         self._refuse_if_draining()
         await self._present()
         names = sorted(name for name, member in self.live.members.items() if member.pool == pool)
@@ -140,7 +152,10 @@ class Asking:
         return WeightStatus(replica, told)
 
     async def drain_replica(self, replica: str) -> bool:
-        """It takes nothing new from now on; what it has goes on. False: no such replica. Raises Unavailable."""
+        """Make a replica refuse new requests while it finishes those that it has; False if there is no such replica.
+
+        Raises Unavailable.
+        """
         if replica not in self.live.members:
             return False
         load = await self._once(self._drain, self._at(replica), self._policy.wait_s)
@@ -148,7 +163,7 @@ class Asking:
         return True
 
     async def kv_events(self, tenant: str) -> AsyncGenerator[tuple[int | None, KvEvents], None]:
-        """What becomes of that tenant's KV blocks on each replica there is now; its number, if there are several."""
+        """Stream one tenant's KV block events of every replica, with the replica's index if there are several."""
         self._refuse_if_draining()
         streams = [self._events_of(name, tenant) for name in await self._present()]
         async with aclosing(merge(streams)) as messages, aclosing(until(self.stopping, messages)) as taken:
@@ -179,7 +194,7 @@ class Asking:
         return Placement(self._suspects, only=replica)
 
     def _pool_for(self, placement: Placement) -> str:
-        """Where a call goes that has been placed, or that any replica may answer."""
+        """Return the name of the pool that a call goes to; choose one if the call has no pool yet."""
         if not placement.pool:
             placement.pool = self._find_pool(placement)
         return placement.pool
@@ -191,7 +206,7 @@ class Asking:
             return any_pool
         if placement.only is not None:
             return self.live.pool_of(placement.only) or any_pool
-        if placement.unfit:  # others may come of a pool that has none of those
+        if placement.unfit:  # prefer a pool that has none of the unfit replicas
             unfit = {self.live.pool_of(name) for name in placement.unfit}
             if fit := [name for name in self._pools.handles if name not in unfit]:
                 return fit[0]
@@ -200,7 +215,7 @@ class Asking:
         return next(sound, None) or next((member.pool for member in members.values()), any_pool)
 
     def _suspect(self, placement: Placement | None, error: MotleyError) -> str | None:
-        """The replica that failed; it is avoided from now on if it was lost."""
+        """Return the name of the replica that failed, and make it a suspect if the error says that it was lost."""
         replica = placement.replica if placement is not None else None
         if replica is not None and is_loss(error):
             self._suspects.add(replica)
@@ -211,11 +226,11 @@ class Asking:
             raise Unavailable("the service is stopping", code="draining")
 
     async def _ask(self, replica: str) -> None:
-        """Return if the replica is well. Raises MotleyError."""
+        """Ask a replica for its load, and return if it answers. Raises MotleyError."""
         await self._once(self._load, self._at(replica))
 
     async def _call(self, method: Any, wait_s: float = math.inf) -> tuple[Any, Placement]:
-        """One answer, of any replica that lives, and where that was."""
+        """Return the answer of any live replica, with the call's placement; retry on other replicas after errors."""
         retry = Retry(self._policy)
         await self._somewhere(wait_s)
         while True:
@@ -226,14 +241,17 @@ class Asking:
                 await asyncio.sleep(retry.after(error, self._suspect(placement, error)))
 
     async def _somewhere(self, wait_s: float) -> None:
-        """Return when any pool has a replica; of one pool alone Serve knows when. Raises Unavailable."""
+        """Wait until any pool has a replica. Raises Unavailable after `wait_s`.
+
+        With a single pool this returns at once, since Serve itself waits for its first replica.
+        """
         try:
             async with asyncio.timeout(None if math.isinf(wait_s) else wait_s):
                 while len(self._pools.handles) > 1 and not self.live.members:
                     self.live.changed.clear()
                     await self.live.changed.wait()
         except TimeoutError:
-            raise Unavailable("no replica can take it; try again shortly", code="no_replica") from None
+            raise Unavailable("no replica can take the request; try again shortly", code="no_replica") from None
 
     async def _once(
         self,
@@ -259,10 +277,13 @@ class Asking:
 
 
 def _by_deployment(handles: Mapping[str, Any]) -> dict[str, str]:
-    """Names of the pools, by that of their deployments."""
+    """Return the names of the pools, by the names of their Serve deployments."""
     return {getattr(handle, "deployment_name", name): name for name, handle in handles.items()}
 
 
 def in_fresh_context(method: Any, *args: Any) -> Any:
-    """Serve mixes up two calls that one request makes to one deployment: each call is a request of its own."""
+    """Call a method in an empty context, so that Serve takes each call for a request of its own.
+
+    Serve mixes up two calls that one request makes to the same deployment.
+    """
     return contextvars.Context().run(method.remote, *args)

@@ -1,7 +1,7 @@
-"""Short requests that go to a replica together: one call for all that came while the last was on its way.
+"""Batches of short requests: all that arrive while a replica accepts one batch go together in the next.
 
-Alone, a request goes at once and by itself. Among others it waits at most until a replica has taken those before it,
-so that the busier an ingress is, the more share the cost of a call.
+A request that comes alone is sent at once, by itself. Under load a request waits only until a replica has accepted the
+batch before it, so the busier an ingress is, the more requests share the cost of a call.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .pulse import Attempt, Pulse
 from .resume import Journey
 from .trunks import FAILURES
 
-MOST = 16  # requests of a bundle: they all go to one replica
-ACCEPT_S = 0.05  # the next bundle waits no longer than this for a replica to take the last
+MOST = 16  # maximum requests of a batch, which all go to one replica
+ACCEPT_S = 0.05  # longest wait for a replica to accept a batch before the next batch is sent
 
 
 Place = Callable[[list[Request]], Placement]
 
 
 class _Item:
-    """One request of a bundle, and whoever waits for its answer."""
+    """One request of a batch, with the future that its caller awaits."""
 
     def __init__(self, journey: Journey, request: Request) -> None:
         self.journey = journey
@@ -58,7 +58,13 @@ class _Bundle:
 
 
 class Bundles:
-    """One ingress's. `answers`, `abandon`: the pool's methods of these names; `place`: for those requests together."""
+    """Batcher of the short, unstreamed requests of one ingress.
+
+    answers, abandon  the pool's methods of these names
+    pulse             watches the calls, and ends those whose replica hangs
+    place             chooses a replica for the given requests together
+    wait_s            longest wait for a replica to be found
+    """
 
     def __init__(
         self, answers: Any, abandon: Any, pulse: Pulse, place: Callable[[list[Request]], Placement], wait_s: float
@@ -74,14 +80,16 @@ class Bundles:
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def answer(self, journey: Journey, request: Request, deadline: float) -> StreamMessage:
-        """All of it in one message. Where it went is the journey's placement. Raises MotleyError.
+        """Return the complete answer in one message, and leave the replica's placement in the journey.
 
-        deadline  when waiting for it ends, in the loop's seconds
+        Raises MotleyError.
+
+        deadline  end of the wait for the answer, in seconds of the event loop's clock
         """
         item = _Item(journey, request)
         self._waiting.append(item)
         if self._sender is None:
-            # Without the context of the request that is first: Serve would take all calls for that one's.
+            # In an empty context: in that of the first request, Serve would take all calls for calls of that request.
             self._sender = asyncio.create_task(self._send(), context=contextvars.Context())
         try:
             async with asyncio.timeout_at(None if math.isinf(deadline) else deadline):
@@ -145,7 +153,7 @@ class Bundles:
             item.fail(error)
 
     def _leave(self, item: _Item) -> None:
-        """Nobody waits for it any more: the replica need not go on, nor with the bundle if it was the last."""
+        """Cancel a request that has no reader any more, and the whole call if it was the last one of its batch."""
         bundle = item.bundle
         if bundle is None or bundle.task is None or bundle.task.done():
             return
@@ -162,7 +170,7 @@ class Bundles:
         response = self._abandon.remote(bundle.name, number, placement)
         self._pulse.watch(attempt)
         try:
-            with suppress(*FAILURES):  # then it is the replica that has gone
+            with suppress(*FAILURES):  # a failed call means that the replica is gone, and the request with it
                 await attempt.wait(response)
         finally:
             self._pulse.forget(attempt)

@@ -1,7 +1,8 @@
-"""What a prompt begins with, piece by piece, computed no further than somebody looks: for this process alone.
+"""Hash chain over the pieces of a prompt, computed only as far as it is read, for use within this process.
 
-Replicas know a prompt's blocks by a keyed hash that nobody can forge. Here it only says where a beginning has been
-sent: Python's own hash does, begun with one of bytes, which is another in each process and for each cache group.
+Replicas identify the KV blocks of a prompt by a keyed hash that nobody can forge. This chain only records where a
+prefix has been sent, so Python's own hash is enough. It starts from a hash of bytes, which differs between processes
+and between cache groups.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from ...replicas.protocol import BLOCK_TOKENS, Request
 
 __all__ = ["MOST_PIECES", "PIECE_TOKENS", "Chain"]
 
-PIECE_TOKENS = 4 * BLOCK_TOKENS  # finer than that decides nothing, and costs as much a piece
-MOST_PIECES = 64  # of one prompt: what lies deeper is seldom shared
+PIECE_TOKENS = 4 * BLOCK_TOKENS  # smaller pieces would not change a choice, and would cost as much each
+MOST_PIECES = 64  # maximum pieces of one prompt: tokens behind these are seldom shared
 
 
 class Chain(Sequence[int]):
-    """Of one request's prompt: the pieces that a replica may find, which never are all of its tokens."""
+    """Sequence of chained hashes of the pieces of one request's prompt that a replica may have cached.
+
+    The last token is never part of it, since a replica has to compute at least one token.
+    """
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -30,7 +34,7 @@ class Chain(Sequence[int]):
         return self._length
 
     def __iter__(self) -> Iterator[int]:
-        """Each is computed when it is asked for: most often the first is found nowhere."""
+        """Yield the hashes, computing each only when it is reached: most often even the first is found nowhere."""
         hashes, ids = self._hashes, self.request.prompt_ids
         for at, start in enumerate(range(0, self._length * PIECE_TOKENS, PIECE_TOKENS)):
             if at == len(hashes):

@@ -1,4 +1,4 @@
-"""How long the contexts of replicas are, and how long one a request needs. Pure."""
+"""Context lengths of replicas, and the context length that a request needs. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Contexts", "least", "whole"]
 
 
 def least(request: Request) -> int:
-    """Tokens that a context must hold for the request to begin, or to go on with what has been made of it."""
+    """Return the tokens that a context must hold for a request to begin, or to continue after its output so far."""
     prompt = len(request.prompt_ids)
     if request.pooling is not None:
         return prompt
@@ -23,24 +23,24 @@ def least(request: Request) -> int:
 
 
 def whole(request: Request) -> float:
-    """Tokens that it may come to; infinite: until some context is full."""
+    """Return the tokens that a request may come to; infinite if it may run until a context is full."""
     prompt = len(request.prompt_ids)
     return prompt if request.pooling is not None else prompt + (request.sampling.max_tokens or math.inf)
 
 
 class Contexts:
-    """Of replicas that may be chosen, by their rows of the directory.
+    """Context lengths of the replicas that may be chosen, by their rows in the `Directory`.
 
-    version  another as soon as there are others
+    version  counter that changes with every replica that is added or removed
     """
 
     def __init__(self) -> None:
         self._lengths: dict[int, int] = {}  # by row
-        self._rows: dict[int, set[int]] = {}  # by length, none without any
+        self._rows: dict[int, set[int]] = {}  # by length; no length has an empty set
         self.least = self.longest = self.version = 0
 
     def come(self, row: int, length: int) -> None:
-        """Nothing is done for one that is there."""
+        """Add a replica; a row that is already there is left as it is."""
         if row in self._lengths:
             return
         self._lengths[row] = length
@@ -48,7 +48,7 @@ class Contexts:
         self._measure()
 
     def leave(self, row: int) -> None:
-        """Nothing is done for one that is not there."""
+        """Remove a replica; a row that is not there is ignored."""
         length = self._lengths.pop(row, None)
         if length is None:
             return
@@ -58,7 +58,7 @@ class Contexts:
         self._measure()
 
     def shorter(self, than: float) -> Sequence[int]:
-        """Rows of those that hold fewer tokens."""
+        """Return the rows of replicas whose contexts hold fewer tokens than `than`."""
         if than <= self.least:
             return ()
         return [row for length, rows in self._rows.items() if length < than for row in rows]

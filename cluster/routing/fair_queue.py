@@ -1,8 +1,9 @@
-"""Whose turn it is among tenants: start-time fair queueing in tokens. Pure, no clock.
+"""Queue that is fair among tenants: start-time fair queueing in tokens. Pure, without a clock.
 
-Every tenant that waits has a virtual time at which its next request starts; the earliest is next, and the tenant's
-following one starts later by the tokens of that one over the tenant's weight. Within a tenant the highest priority
-comes first, and then who came first. The rule: P. Goyal, H. Vin, H. Cheng, Start-time Fair Queuing, SIGCOMM 1996.
+Every waiting tenant has a virtual time at which its next request starts. The tenant with the earliest start is served,
+and its following request starts later by the tokens of the served one divided by the tenant's weight. Within a tenant
+the highest priority comes first, and then the earliest arrival. The rule is from P. Goyal, H. Vin, H. Cheng, Start-time
+Fair Queuing, SIGCOMM 1996.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry(Generic[T]):
-    """One that waits. cost: what it takes of its tenant's share; 0: it has had its turn and comes back."""
+    """One waiting item of the queue.
+
+    tokens  size of its prompt, which counts towards the limit on waiting tokens
+    cost    tokens that it takes of its tenant's share; 0 for an item that was served before and came back
+    rank    position within its tenant: by priority, then by arrival
+    """
 
     item: T
     tenant: str
@@ -31,39 +37,47 @@ class Entry(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """`weights`: of tenants that have another than 1; all are above 0."""
+    """Bounded queue that serves tenants by their weighted shares.
+
+    weights       of the tenants whose weight is not 1; all are positive
+    max_requests  maximum number of waiting items
+    max_tokens    maximum number of waiting prompt tokens
+    """
 
     def __init__(self, weights: Mapping[str, float], max_requests: int, max_tokens: int) -> None:
         assert all(weight > 0 for weight in weights.values()), "weights are above 0"
         self.tokens = 0
         self.weights = weights
         self.max_requests, self.max_tokens = max_requests, max_tokens
-        self._waiting: dict[str, list[Entry[T]]] = {}  # by tenant, next first; none without any
-        self._starts: dict[str, float] = {}  # of the next of each tenant that waits
-        self._ends: dict[str, float] = {}  # of the last that each tenant had, while that lies ahead
-        self._now = 0.0  # virtual: where the last one started
+        self._waiting: dict[str, list[Entry[T]]] = {}  # by tenant, next first; no tenant has an empty list
+        self._starts: dict[str, float] = {}  # virtual start of each waiting tenant's next entry
+        self._ends: dict[str, float] = {}  # virtual end of each tenant's last served entry, while in the future
+        self._now = 0.0  # virtual time: the start of the entry that was served last
         self._order = itertools.count()
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
     def __iter__(self) -> Iterator[Entry[T]]:
-        """In no order."""
+        """Iterate over all waiting entries in no particular order."""
         return itertools.chain.from_iterable(self._waiting.values())
 
     def push(
         self, item: T, tenant: str, tokens: int, *, priority: int = 0, again: bool = False
     ) -> tuple[Entry[T] | None, list[Entry[T]]]:
-        """Its entry, and those that leave for it; no entry: there is no room, and nobody has more than this tenant.
+        """Add an item; return its entry and the entries of other tenants that were evicted for it.
 
-        A request with more tokens than may wait waits alone.
+        The entry is None if the queue is full and no tenant holds more of its share than this one would. An item with
+        more tokens than may wait is queued alone.
+
+        again  the item was served before and returns to the front of its priority at no cost
         """
         entry = Entry(item, tenant, tokens, 0 if again else tokens, (-priority, -1 if again else next(self._order)))
         left: list[Entry[T]] = []
         while len(self) >= self.max_requests or (self.tokens and self.tokens + tokens > self.max_tokens):
             greedy = max(self._waiting, key=self._held, default=tenant)
             if greedy == tenant or self._held(greedy) <= self._held(tenant) + tokens / self._weight(tenant):
-                for each in left:  # they need not have left
+                for each in left:  # restore the entries that were evicted in vain
                     self._insert(each)
                 return None, []
             left.append(last := self._waiting[greedy][-1])
@@ -72,13 +86,13 @@ class FairQueue(Generic[T]):
         return entry, left
 
     def head(self) -> Entry[T] | None:
-        """Whose turn it is."""
+        """Return the entry whose turn it is, or None if the queue is empty."""
         if not self._waiting:
             return None
         return self._waiting[min(self._starts, key=self._starts.__getitem__)][0]
 
     def in_turn(self) -> Iterator[Entry[T]]:
-        """All, in the order of their turns if nobody else came. Nobody may come or leave meanwhile."""
+        """Yield all entries in the order in which they would be served. The queue must not change meanwhile."""
         starts = [(start, at, tenant, 0) for at, (tenant, start) in enumerate(self._starts.items())]
         heapify(starts)
         while starts:
@@ -89,14 +103,14 @@ class FairQueue(Generic[T]):
                 heappush(starts, (start + waiting[number].cost / self._weight(tenant), at, tenant, number + 1))
 
     def pop(self) -> Entry[T]:
-        """The head, which has its turn now."""
+        """Serve the head of the queue and return it."""
         entry = self.head()
         assert entry is not None, "somebody waits"
         self.take(entry)
         return entry
 
     def take(self, entry: Entry[T]) -> None:
-        """It has its turn now, before others: of its tenant's share, whose next one starts later."""
+        """Serve this entry now, before others: charge its cost to its tenant, whose next entry starts later."""
         start = self._starts[entry.tenant]
         self._now = max(self._now, start)
         self._ends[entry.tenant] = start + entry.cost / self._weight(entry.tenant)
@@ -107,7 +121,7 @@ class FairQueue(Generic[T]):
             self._ends = {tenant: end for tenant, end in self._ends.items() if end > self._now}
 
     def remove(self, entry: Entry[T]) -> None:
-        """It waits no longer, and has had nothing. Nothing is done for one that waits no longer already."""
+        """Remove an entry without charging its tenant; an entry that is not queued is ignored."""
         waiting = self._waiting.get(entry.tenant, [])
         if entry not in waiting:
             return
@@ -125,7 +139,7 @@ class FairQueue(Generic[T]):
         self.tokens += entry.tokens
 
     def _held(self, tenant: str) -> float:
-        """What a tenant has waiting, by its weight."""
+        """Return the waiting tokens of a tenant divided by its weight."""
         return sum(entry.tokens for entry in self._waiting.get(tenant, ())) / self._weight(tenant)
 
     def _weight(self, tenant: str) -> float:

@@ -1,6 +1,7 @@
-"""Whether a request could be answered in time at all: what each replica would do if it were empty. No Ray.
+"""Lower bounds of the time to first token: what each replica would do for a request if it were idle. No Ray.
 
-A bound, of what replicas have measured and been seen to do since: what it calls hopeless no patience helps.
+The bounds come from what replicas have measured and how they have performed since. A request that misses its objectives
+even by these bounds gains nothing from waiting.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from .terms import Ask, Slo, Speed
 
 __all__ = ["Hope", "Hopes", "Idle", "idle"]
 
-OLD_S = 1.0  # how old it may be
-FASTER = 2.0  # than its own corrections say a replica may be for a time, by what all of them have in common
+OLD_S = 1.0  # maximum age of the bounds before they are computed anew
+FASTER = 2.0  # factor by which a replica may for a time be faster than its own corrections say
 
 
 class Idle(NamedTuple):
-    """A replica without anything to do: tokens of a prompt per second, seconds per token after it, and its context."""
+    """Speed of an idle replica: prompt tokens per second, seconds per output token, and tokens of its context."""
 
     row: int
     prefill: float
@@ -30,12 +31,18 @@ class Idle(NamedTuple):
 
 
 def idle(row: int, speed: Speed, off: tuple[float, float], context: int) -> Idle:
-    """off: corrections of the time to the first token and of that per token."""
+    """Return the idle speed of a replica, corrected by what was observed.
+
+    off  corrections of the time to first token and of the time per token: observed over predicted
+    """
     return Idle(row, speed.prefill_tokens_per_s / off[0], speed.decode_s[0] * off[1], context)
 
 
 class Hope:
-    """`idle`: all that may be chosen."""
+    """Lower bounds of the times of requests on a fixed set of replicas.
+
+    idle  idle speeds of all replicas that may be chosen
+    """
 
     def __init__(self, idle: Iterable[Idle]) -> None:
         every = list(idle)
@@ -46,15 +53,15 @@ class Hope:
         self._at = {each.row: at for at, each in enumerate(every)}
 
     def least_s(self, ask: Ask, slo: Slo) -> float:
-        """Seconds to the first token, were the best replica empty; infinite: none would keep the time per token."""
+        """Return the seconds to first token on the best replica if idle; infinite if none meets the time per token."""
         return float(self._seconds(ask, slo).min(initial=math.inf))
 
     def rows(self, ask: Ask, slo: Slo, within_s: float) -> list[int]:
-        """The replicas that would begin it within so many seconds, were they empty."""
+        """Return the rows of the replicas that would begin the request within `within_s` seconds if they were idle."""
         return [int(row) for row in self._rows[self._seconds(ask, slo) <= within_s]]
 
     def _seconds(self, ask: Ask, slo: Slo) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        fetched = max(ask.stored.values(), default=0) if ask.stored else 0  # by any of them, and at once: it is a bound
+        fetched = max(ask.stored.values(), default=0) if ask.stored else 0  # a bound: any replica, at once
         tokens = np.full(len(self._rows), max(1.0, ask.prompt_tokens - fetched))
         for row, cached in (ask.cached or {}).items():
             if row in self._at:
@@ -64,10 +71,11 @@ class Hope:
 
 
 class Hopes:
-    """The `Hope` of an ingress's replicas, as they are or were at most `OLD_S` ago, by the clock.
+    """Cache of the `Hope` of an ingress's replicas, which is at most `OLD_S` old.
 
-    contexts  has another version as soon as there are other replicas
-    idle      lists those that may be chosen now
+    clock     returns the present time in seconds
+    contexts  its version changes as soon as replicas are added or removed
+    idle      lists the idle speeds of the replicas that may be chosen now
     """
 
     def __init__(self, clock: Callable[[], float], contexts: Contexts, idle: Callable[[], Iterable[Idle]]) -> None:

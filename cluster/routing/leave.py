@@ -1,4 +1,4 @@
-"""The end of a call to a replica, whatever state it is in."""
+"""Cancellation of a call to a replica, whatever state the call is in."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def leave(response: Any) -> None:
-    """Cancel it. Once is enough, twice does no harm.
+    """Cancel a call to a replica; calling it twice does no harm.
 
-    `cancel` of Serve (2.60) forgets a call that has just been given to a replica when its caller, cancelled in
-    that very moment, has not yet seen to whom: such a sequence would run on to its end with nobody to read it.
+    Serve's own `cancel` (2.60) forgets a call that has just been handed to a replica when its caller, cancelled at that
+    moment, has not yet learned which replica it was. The sequence would then run to its end with nobody to read it.
     """
     given = getattr(response, "_replica_result_future", None)
     response.cancel()

@@ -1,4 +1,4 @@
-"""The directory of a running ingress: which replicas there are, what they carry, and where a request is best placed."""
+"""Directory of a running ingress: which replicas exist, what load they have, and where a request is best placed."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ from .visit import Visit
 
 __all__ = ["Live", "Member", "Order"]
 
-STREAM_AGE_S = 0.02  # how old a load is at most that came with a stream's message,
-STATS_AGE_S = 0.3  # and about how old one that came through Serve's controller
-OFTEN_S = 0.02  # more often one replica's load is not taken from its messages: there may be thousands a second
-USUAL_TOKENS = 256  # of an answer that may go on until a context is full: it moves on if it fills a shorter one
-PROVEN = 8  # first tokens that a replica's predictions have been held against
+STREAM_AGE_S = 0.02  # maximum age of a load that came with a message of a stream
+STATS_AGE_S = 0.3  # approximate age of a load that came through Serve's controller
+OFTEN_S = 0.02  # minimum time between two loads taken from one replica's messages, which may be thousands a second
+USUAL_TOKENS = 256  # assumed length of an answer without a limit: it moves to a longer context if it fills its own
+PROVEN = 8  # first tokens that a replica's predictions must have been compared with before they are trusted
 Order = Callable[[Directory, list[Predicted]], list[Predicted]]
 
 
 class Live:
-    """Replicas by their names, rows of the directory behind them. Lives on the ingress's event loop.
+    """Directory of the replicas by name, each with a row in the prediction model. It runs on the ingress's event loop.
 
-    names   of the pools, by that of their deployments
+    names  names of the pools, by the names of their Serve deployments
+    slo    latency objectives, or None
+    rng    source of randomness that breaks ties
+    clock  returns the present time in seconds
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class Live:
     ) -> None:
         self.slo = slo
         self.order: Order | None = None
-        self.changed = asyncio.Event()  # a replica has come, or what one carries has
+        self.changed = asyncio.Event()  # set when a replica joins or a load changes
         self.members: dict[str, Member] = {}
         self.had_any = False
         self.directory = Directory([], slo, rng or random.Random())
@@ -59,10 +62,10 @@ class Live:
         self._names = names
         self._unproven: dict[str, set[str]] = {}  # replicas, by pool
         self._by_row: dict[int, str] = {}
-        self._classes: dict[str, int] = {}  # numerics
+        self._classes: dict[str, int] = {}  # numbers of the numerics classes
         self._lengths: dict[str, int] = {}  # longest contexts, by pool
         self._speeds = Speeds()
-        self._look: Look | None = None  # the latest
+        self._look: Look | None = None  # cached predictions for the latest request
 
     def joined(self, profile: ReplicaProfile) -> None:
         if profile.pool not in self._names or profile.replica_id in self.members:
@@ -84,7 +87,7 @@ class Live:
         self.changed.set()
 
     def _speed(self, profile: ReplicaProfile) -> Speed:
-        """Of one that comes; others like it may be held to be faster for it."""
+        """Return the speed of a joining replica, and raise that of others of its kind if it is faster."""
         if self._speeds.come(self._names[profile.pool], profile):
             for member in self.members.values():
                 self.directory.set_speed(member.row, self._speeds.of(member.pool, member.profile))
@@ -95,7 +98,7 @@ class Live:
         self.stirred()
 
     def rename(self, names: dict[str, str]) -> None:
-        """Other pools from now on; replicas of those that are not among them are forgotten."""
+        """Replace the names of the pools; forget replicas of pools that no longer exist."""
         self._names = names
         for name in [name for name, member in self.members.items() if member.profile.pool not in names]:
             self.left(name)
@@ -117,7 +120,10 @@ class Live:
 
     @property
     def longest_context(self) -> int:
-        """Tokens that the longest context of all pools holds. A pool without replicas counts as it last was."""
+        """Tokens that the longest context of all pools holds.
+
+        A pool without replicas counts with its last known length.
+        """
         return max(self._lengths.values(), default=0)
 
     def _measure(self, pool: str) -> None:
@@ -126,11 +132,14 @@ class Live:
             self._lengths[pool] = max(there)
 
     def reported(self, replica: str, load: ReplicaLoad) -> None:
-        """Through Serve's controller."""
+        """Record a load that came through Serve's controller, and is about `STATS_AGE_S` old."""
         self._hear(replica, load, self.clock() - STATS_AGE_S)
 
     def heard(self, replica: str | None, load: ReplicaLoad | None, since: float) -> None:
-        """With a message of a stream that was sent there at `since`, by the clock: the load is no older."""
+        """Record the load that came with a message of a stream.
+
+        since  when that stream's request was sent, by the clock: the load is not older
+        """
         if load is None or replica is None or (member := self.members.get(replica)) is None:
             return
         now = self.clock()
@@ -139,7 +148,7 @@ class Live:
             self._hear(replica, load, max(now - STREAM_AGE_S, since))
 
     def drains(self, replica: str, load: ReplicaLoad) -> None:
-        """It has just said so itself: nothing older is of interest."""
+        """Record the load with which a replica has just said that it drains; loads older than this no longer count."""
         self._hear(replica, load, self.clock())
 
     def _hear(self, replica: str, load: ReplicaLoad, of: float) -> None:
@@ -147,7 +156,7 @@ class Live:
         if member is None or _is_older(load, member.load):
             return
         if load.weights_version != member.load.weights_version:
-            self.prefixes.clear(member.row)  # of other weights: they are not found there any more
+            self.prefixes.clear(member.row)  # cached prefixes of other weights are not found any more
         member.load, member.heard = load, max(of, member.heard)
         self.directory.heard(member.row, load, member.heard)
         self._set_usable(member, usable=not load.draining)
@@ -162,9 +171,10 @@ class Live:
             self.contexts.leave(member.row)
 
     def observed(self, member: Member) -> None:
-        """A prediction has been held against what came. Those of the pool that have nothing of their own take it on.
+        """Count one comparison of a prediction with what was observed, and lend the correction to unproven replicas.
 
-        Else whoever is tried first, and does better than its profile says, would be tried ever after.
+        These are replicas of the same pool with fewer than `PROVEN` observations of their own. Without this, the first
+        replica that is tried and beats its profile would be chosen forever.
         """
         member.observed += 1
         self.stirred()
@@ -183,7 +193,7 @@ class Live:
         self.stirred()
 
     def told(self, member: Member, chain: Chain, stored: Stored) -> None:
-        """What the replica knows of that prompt in its store of prefixes."""
+        """Record what a replica has reported of a prompt's prefix in its prefix store."""
         if member.store is not None:
             self.directory.reads(member.row, member.store, stored.token_s)
             self.stored.learn(member.store, chain, stored)
@@ -193,13 +203,16 @@ class Live:
         return None if member is None else member.pool
 
     def too_short(self, tokens: int) -> frozenset[str]:
-        """Replicas whose contexts do not hold so many; none where no pool has a longer one: then any may say so."""
+        """Return the replicas whose contexts do not hold that many tokens.
+
+        Returns none of them if no pool has a context that does: then any replica may refuse the request.
+        """
         if tokens > self.longest_context:
             return frozenset()
         return frozenset(self._by_row[row] for row in self.contexts.shorter(tokens))
 
     def has_longer(self, replica: str | None, tokens: int = 0) -> bool:
-        """Whether another has a longer context than that one, and one that holds so many tokens."""
+        """Return whether another replica has a longer context than this one, and one that holds that many tokens."""
         member = None if replica is None else self.members.get(replica)
         length = 0 if member is None else member.profile.model.max_model_len
         return self.contexts.longest > length and self.contexts.longest >= tokens
@@ -213,12 +226,14 @@ class Live:
         numerics: str = "",
         weights: str = "",
     ) -> Visit:
-        """Where the requests are best placed together, best first, and what is to be counted of them there.
+        """Rank the replicas for requests that are placed together, and return the tracker of their dispatch.
 
         last      replicas that come after all others
-        never     replicas that do not come at all
-        numerics  the class, and
-        weights   the digest of those, that were there at the beginning: others come after; empty: it is the beginning
+        never     replicas that are left out
+        numerics  numerics class that the answer began with: replicas of other classes come after; empty at the
+                  beginning
+        weights   digest of the weights that the answer began with: replicas with others come after; empty at the
+                  beginning
         """
         behind = [name for name in {*last, *never} if name in self.members]
         if len(requests) == 1 and not (behind or numerics or weights):
@@ -239,13 +254,13 @@ class Live:
         return Visit(self, order, ask, sequences, chain)
 
     def replace_order(self, order: Order | None) -> None:
-        """Take another policy's order of all replicas in place of the best by prediction; None: the latter."""
+        """Rank all replicas by another policy's order instead of by prediction; None returns to predictions."""
         self.order = order
         self.directory.ranks = RANKS if order is None else sys.maxsize
         self.stirred()
 
     def stirred(self) -> None:
-        """What is known of replicas is another now."""
+        """Discard the cached predictions, because the state of a replica has changed."""
         self._look = None
 
     def _seen(self, request: Request) -> Look:
@@ -262,7 +277,10 @@ class Live:
         return look.ranked
 
     def _ask(self, requests: Sequence[Request], chain: Chain, last: Collection[str] = (), numerics: str = "") -> Ask:
-        """`chain`: of the longest."""
+        """Return the routing query for the requests together.
+
+        chain  hash chain of the longest prompt
+        """
         longest = chain.request
         begun = max(map(least, requests))
         return Ask(
@@ -276,29 +294,31 @@ class Live:
         )
 
     def _cut_short(self, requests: Sequence[Request], begun: int) -> list[int]:
-        """Replicas that would end one of them before it has what it may come to. They come after all others.
+        """Return the rows of replicas whose contexts are too short for the whole answer of one of the requests.
 
-        What may go on until the longest context is full seldom does: it is as good on any that holds an answer of
-        usual length.
+        These rank behind all others. A request without a limit on its length seldom fills the longest context, so any
+        context that holds an answer of `USUAL_TOKENS` tokens is as good for it.
         """
         longest = self.contexts.longest
         if self.contexts.least == longest:
             return []
         wanted = max(map(whole, requests))
         rows = self.contexts.shorter(wanted if wanted < longest else min(begun + USUAL_TOKENS, longest))
-        return [*rows, *rows]  # even after those that are last for another reason
+        return [*rows, *rows]  # twice, so that they come even after replicas that are last for another reason
 
     def _of_others(self, weights: str) -> list[int]:
-        """Replicas that have other weights, as they were last heard to have."""
+        """Return the rows of replicas whose last known weights have another digest."""
         return [member.row for member in self.members.values() if member.load.weights_contents != weights]
 
     def _cached(self, chain: Chain) -> dict[int, int]:
         return {row: depth * PIECE_TOKENS for row, depth in self.prefixes.depths(chain).items()}
 
     def has_room(self, request: Request, *, late: bool, waited_s: float = 0.0) -> bool:
-        """Whether a replica would keep the objectives, or, where there are none or if `late`, begin it at once.
+        """Return whether some replica has capacity for the request now.
 
-        waited_s  for so long the request has waited: of the time to its first token
+        That is one that would meet the objectives or, if `late` is set or there are no objectives, begin it at once.
+
+        waited_s  seconds that the request has waited already, which count towards its time to first token
         """
         slo = self.slo
         if (late or slo is None) and self._begins(request):
@@ -308,54 +328,58 @@ class Live:
         return any(each.strain <= 1 and each.ttft_s + waited_s <= slo.ttft_s for each in self._ranked(request))
 
     def fits(self, request: Request) -> bool:
-        """Whether there is a replica whose context holds it, or never was one: then any may say so."""
+        """Return whether a replica's context holds the request. Also True if none ever did: then any may refuse it."""
         return not self.contexts.longest < least(request) <= self.longest_context
 
     def least_s(self, request: Request) -> float:
-        """Seconds to its first token at least, were the best replica empty; infinite: none would keep the objectives.
+        """Return the lower bound of the request's time to first token, in seconds, were the best replica idle.
 
-        Of those whose context holds it; 0 without objectives.
+        Only replicas whose contexts hold the request count. Infinite if none would meet the objectives; 0 without
+        objectives.
         """
         if self.slo is None:
             return 0.0
         return self._hopes.now().least_s(self._seen(request).ask, self.slo)
 
     def is_hopeless(self, request: Request, waited_s: float) -> bool:
-        """Of one that has no room now: whether it never will have, since those that would do are empty already."""
+        """Return whether a waiting request can never meet its objectives: all replicas that could are idle already."""
         if self.slo is None:
             return False
         rows = self._hopes.now().rows(self._seen(request).ask, self.slo, self.slo.ttft_s - waited_s)
         return not any(self.directory.carried(row) > 0 for row in rows)
 
     def idle(self) -> Iterator[Idle]:
-        """What those that may be chosen would do if they had nothing to do."""
+        """Yield the idle speed of every replica that may be chosen."""
         for member in self.members.values():
             if not member.load.draining:
                 speed = self._speeds.of(member.pool, member.profile)
                 yield idle(member.row, speed, self.directory.off(member.row), member.profile.model.max_model_len)
 
     def is_crowded_out(self, request: Request) -> bool:
-        """Whether other ingresses have most of the fleet, and a replica would begin the request after another one.
+        """Return whether other ingresses load most of the fleet while a replica could soon begin this request.
 
-        They hear sooner than this one of room that their own requests leave, and would have it ever after.
+        Soon means as soon as one sequence there has ended.
+
+        They learn sooner than this ingress that a request of their own has ended, and would take the free place every
+        time.
         """
         return self.directory.own_share() < 0.5 and self._begins(request, ahead=1)
 
     def _begins(self, request: Request, ahead: int = 0) -> bool:
-        """Whether a replica would begin it at once, of those whose contexts hold it."""
+        """Return whether a replica whose context is long enough would begin it at once, or after `ahead` sequences."""
         short = self.contexts.shorter(least(request))
         for row in short:
             self.directory.set_usable(row, usable=False)
         try:
             return self.directory.has_room(self.clock(), len(request.prompt_ids), ahead)
         finally:
-            for row in short:  # all of them may be chosen, or they would not be there
+            for row in short:  # only usable replicas are in `contexts`, so all of these were usable
                 self.directory.set_usable(row, usable=True)
 
     def soonest(self, request: Request) -> float | None:
-        """Seconds to its first token at least, as predicted; None: no prediction has proved itself everywhere.
+        """Return the earliest predicted time to first token in seconds; None until all predictions are proven.
 
-        What comes by the deadline is of use, if it is not all.
+        The first token decides since a part of the answer by the deadline is of use.
         """
         ranked = self._ranked(request)
         if not ranked or any(self.members[self._by_row[each.replica]].observed < PROVEN for each in ranked):
@@ -379,7 +403,10 @@ class Live:
 
 
 def _is_older(load: ReplicaLoad, than: ReplicaLoad) -> bool:
-    """Of one replica. Its steps and the versions of its weights only grow, and one that drains does so to its end."""
+    """Return whether one load of a replica was taken before another one.
+
+    A replica's steps and weight versions only grow, and a replica that drains does so until it ends.
+    """
     return (
         load.steps < than.steps or load.weights_version < than.weights_version or (than.draining and not load.draining)
     )

@@ -1,4 +1,4 @@
-"""One request as the directory sees it at one moment: whatever is asked of it then is answered from one prediction."""
+"""Cached prediction for one request at one moment, from which all questions of that moment are answered."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from .terms import Ask, Predicted
 
 __all__ = ["Look"]
 
-SAME_S = 0.001  # nothing that matters changes so soon, unless it is heard of
+SAME_S = 0.001  # lifetime of the cache: reported changes discard it sooner
 
 
 @dataclass(slots=True)
 class Look:
-    """ranked: the replicas for it, best first, late ones too; None: nobody has asked yet."""
+    """Prediction for one request at one moment.
+
+    at      time of the prediction, in seconds of the directory's clock
+    chain   hash chain of the request's prompt
+    ask     the routing query for the request
+    ranked  the replicas, best first, including those that would miss the objectives; None: not ranked yet
+    """
 
     request: Request
     at: float
@@ -24,7 +30,7 @@ class Look:
     ranked: list[Predicted] | None = None
 
     def is_of(self, request: Request, now: float) -> bool:
-        """Whether it is of that request, which may have been written anew, with less time left."""
+        """Return whether it is fresh and for this request, which may have been rebuilt with less time left."""
         own = self.request
         return now - self.at < SAME_S and (
             own is request

@@ -1,4 +1,4 @@
-"""Which replica an attempt goes to: what is known of the candidates, and the choice. Pure."""
+"""Choice of the replica that an attempt of a request goes to, and what is known of the candidates. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from ...replicas.trunk import Ticket
 from .visit import Visit
 
-SUSPECT_S = 30.0  # by then Serve has replaced a replica that hangs, or it has shown that it lives
+SUSPECT_S = 30.0  # after this Serve has replaced a replica that hangs, or it has answered
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A replica as the router sees it. `queue_len`: requests it carried when Serve last heard of that.
+    """A replica as Serve's router sees it.
 
-    weights  digest of those that requests begin with there, as ReplicaLoad has it; empty: nobody has said
+    queue_len  requests that it had when Serve last heard of it
+    weights    digest of the weights that new requests begin with there, as in `ReplicaLoad`; empty: unknown
     """
 
     id: str
@@ -28,9 +29,9 @@ class Candidate:
 
 
 class Suspects:
-    """Replicas that were lost lately. They come last, and must answer a probe before they get a request.
+    """Replicas that were lost recently. They rank last, and must answer a probe before they get a request.
 
-    carried   what this ingress has on each replica right now: Serve's queue lengths come later
+    carried  number of requests that this ingress has on each replica now; Serve's queue lengths lag behind
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,7 +43,7 @@ class Suspects:
         self._until[replica] = self._clock() + SUSPECT_S
 
     def clear(self, replica: str) -> None:
-        """It has shown that it lives."""
+        """Remove a replica that has shown that it is alive."""
         self._until.pop(replica, None)
 
     def __contains__(self, replica: str) -> bool:
@@ -60,26 +61,28 @@ class Suspects:
 class Placement:
     """Where one attempt of a request may go, and where it went.
 
-    It goes along with the request, by its last argument, as far as Serve's router in this process; to a
-    replica it travels as its `ticket`.
+    It is the last argument of a call, as far as Serve's router in this process; on the way to a replica it is pickled
+    as its `ticket` alone.
 
-    avoid      replicas this request has failed on: they come last
-    strict     they do not come at all, and neither do suspects: no other replica ends the attempt
-    suspects   replicas any request has failed on
-    numerics   the class that began the answer: replicas of others come after; empty: any
-    weights    digest of those that the answer was made with so far: likewise, and before numerics
-    only       the one replica it is meant for
-    unfit      replicas whose contexts are too short: they do not come at all
-    weight     how many requests go there together
-    visit      by whose order replicas come where nothing above decides, and which is told where it goes; None: by what
-               this ingress has on each
-    pool       out: that of the call
-    elsewhere  other pools have replicas: there is no use in waiting for those of this one
-    ticket     by which the replica may send messages together with those of others (trunks.py); None: it may not
-    replica    out: the one it was sent to last; None while it waits for one
-    found      out: the numerics class of that replica
-    seen       out: all replicas there were
-    on_nowhere called when there is no replica that it may go to and no use in waiting
+    suspects    replicas that any request has failed on
+    avoid       replicas that this request has failed on: they rank last
+    strict      leave out the replicas of `avoid` and `suspects`: if there is no other, the attempt ends
+    numerics    numerics class that the answer began with: replicas of others rank behind; empty: any
+    weights     digest of the weights that the answer began with: replicas with others rank behind; decides before
+                numerics
+    only        the one replica that the call is meant for
+    unfit       replicas whose contexts are too short: they are left out
+    weight      number of requests that go there together
+    visit       ranks the replicas where nothing above decides, and tracks where the request goes; None: the replica
+                with the fewest requests of this ingress is preferred
+    pool        output: pool of the call
+    elsewhere   other pools have replicas, so that the attempt need not wait for one of this pool
+    ticket      lets the replica send its messages together with those of others (trunks.py); None: it may not
+    replica     output: the replica that it was last sent to; None while it waits for one
+    found       output: numerics class of that replica
+    seen        output: all replicas that existed
+    on_nowhere  called when no replica is allowed and waiting is of no use
+    asked       output: replicas that were offered in this round
     """
 
     suspects: Suspects
@@ -98,16 +101,16 @@ class Placement:
     found: str = ""
     seen: frozenset[str] = frozenset()
     on_nowhere: Callable[[], None] | None = None
-    asked: set[str] = field(default_factory=set)  # out: in this round
+    asked: set[str] = field(default_factory=set)
     _counted: bool = False
 
     def __reduce__(self) -> tuple[Callable[[Ticket | None], Ticket | None], tuple[Ticket | None]]:
         return _only, (self.ticket,)
 
     def choose(self, candidates: Iterable[Candidate]) -> tuple[Candidate | None, bool]:
-        """The next replica to ask, and whether to wait a little before asking once more.
+        """Return the next replica to try, and whether to wait a little before trying once more.
 
-        None: no candidate will do. Each is asked once before any is asked again.
+        The replica is None if no candidate is allowed. Each candidate is tried once before any is tried again.
         """
         candidates = list(candidates)
         self.seen = frozenset(candidate.id for candidate in candidates)
@@ -126,7 +129,7 @@ class Placement:
         return chosen, not fresh
 
     def choose_best(self, candidates: Mapping[str, Candidate]) -> Candidate | None:
-        """The next one of the visit's order, without a look at all of them; None: `choose` is to."""
+        """Return the next replica in the visit's order, or None if `choose` has to decide among all candidates."""
         if self.visit is None or self.only is not None:
             return None
         for name in self.visit.order:
@@ -146,7 +149,7 @@ class Placement:
             self.visit.to(chosen.id)
 
     def release(self) -> None:
-        """The replica no longer carries it."""
+        """Stop counting the request on its replica."""
         self._leave()
         if self.visit is not None:
             self.visit.end()
@@ -166,7 +169,11 @@ class Placement:
         return not (self.strict and (candidate.id in self.avoid or candidate.id in self.suspects))
 
     def _rank(self, candidate: Candidate) -> tuple[bool, bool, bool, bool, int, int, int]:
-        """What this ingress has there is exact; Serve's figure is seconds old, and decides only between equals."""
+        """Return the sort key of a candidate, lower is better.
+
+        This ingress's own count of requests is exact. Serve's queue length is seconds old, and decides only between
+        equals.
+        """
         return (
             candidate.id in self.suspects,
             candidate.id in self.avoid,
@@ -193,5 +200,5 @@ def _only(ticket: Ticket | None) -> Ticket | None:
 
 
 def _shuffled(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Ties fall at random, so that several ingresses do not herd."""
+    """Return the candidates in random order, so that several ingresses do not all choose the same among equals."""
     return random.sample(candidates, len(candidates))

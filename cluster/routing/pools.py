@@ -1,7 +1,7 @@
-"""All pools as one: a call goes to the pool that has been chosen for it.
+"""All pools behind one interface: a call goes to the pool that has been chosen for it.
 
-A pool is one Serve deployment, whose router knows its own replicas only. Which pool is decided before a call is made,
-by the call's last argument.
+A pool is one Serve deployment, whose router only knows its own replicas. The pool is chosen before the call is made,
+from the call's last argument.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any
 
 from .placement import Placement
 
-Choose = Callable[[Placement], str]  # the name of the pool
+Choose = Callable[[Placement], str]  # returns the name of the pool
 
 
 class Method:
-    """One method of the replicas, in whichever pool."""
+    """One method of the replicas, callable on any pool."""
 
     def __init__(self, pools: Pools, options: Mapping[str, Any], choose: Choose) -> None:
         self._pools = pools
         self._options = options
         self._choose = choose
-        self._made: dict[str, tuple[Any, Any]] = {}  # of each pool: its handle, and what calls this method
+        self._made: dict[str, tuple[Any, Any]] = {}  # by pool: its handle, and the handle's method
 
     def remote(self, *args: Any) -> Any:
-        """The last argument is the call's placement."""
+        """Call the method on the pool that is chosen from the last argument, the call's placement."""
         pool = self._choose(args[-1])
         handle = self._pools.handles[pool]
         if self._made.get(pool, (None,))[0] is not handle:
@@ -33,7 +33,10 @@ class Method:
 
 
 class Pools:
-    """`handles`: of the pools, by their names. Messages travel by value: Ray's object store would cost a trip each."""
+    """Handles of all pools, by name.
+
+    Messages travel by value, since a trip through Ray's object store would cost more for each.
+    """
 
     def __init__(self, handles: Mapping[str, Any], choose: Choose) -> None:
         self._choose = choose
@@ -44,7 +47,7 @@ class Pools:
         return Method(self, options, self._choose)
 
     def replace(self, handles: Mapping[str, Any]) -> None:
-        """From now on these; calls on their way stay where they are."""
+        """Use these handles from now on; calls that are under way stay where they are."""
         assert handles, "at least one pool"
-        # A handle learns of its replicas from its first options on.
+        # A handle only begins to learn of its replicas with its first call of `options`.
         self.handles = {name: handle.options(_by_reference=False) for name, handle in handles.items()}

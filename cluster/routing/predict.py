@@ -1,7 +1,8 @@
-"""Which replica will finish a request soonest: what is known of each, as columns, and the choice. Pure, no Ray.
+"""Prediction of which replica will finish a request soonest, and the choice of replicas. Pure, no Ray.
 
-A directory holds what replicas have published (their profiles once, their load now and then) and what this ingress
-itself has sent since; a prediction is arithmetic on these columns, one pass for all replicas.
+A `Directory` holds what replicas have published (their profiles once, their load from time to time) and what this
+ingress has sent since, one column for each quantity. A prediction is arithmetic on these columns, in one pass for all
+replicas.
 """
 
 from __future__ import annotations
@@ -18,30 +19,30 @@ from .terms import PIECES, Ask, Floats, Predicted, Slo, Speed, pieces
 
 __all__ = ["Ask", "Directory", "Predicted", "Slo", "Speed"]
 
-_CORRECTED = 0.05  # how much of a correction one observation is
-_GROWN = 0.01  # how much of the growth that all replicas have in common,
-_MOST_GROWN = 2.0  # and the most of it
+_CORRECTED = 0.05  # weight of one observation in a replica's correction
+_GROWN = 0.01  # weight of one observation in the growth that all replicas have in common
+_MOST_GROWN = 2.0  # maximum of that growth, as a factor
 _MOST_OFF = 5.0  # corrections stay within this factor
-_PROMPTS = 30.0  # whose mean length is kept
-_PACE_S = 3.0  # over which the rate of prompts' tokens is taken
-_SILENT_S = 1.0  # a replica that has not been heard for longer does what it did less and less
+_PROMPTS = 30.0  # number of recent prompts that their mean length is taken over
+_PACE_S = 3.0  # time over which the rate of prompt tokens is averaged
+_SILENT_S = 1.0  # after this time without news, the rate of a replica's prefill is assumed to decay
 RANKS = 8  # replicas that are tried for one request
-_NEAR = 0.05  # predictions that are so close are the same, and fall at random
-_MISSES = 0.003  # share of the admitted that may miss an objective: whoever misses has been in others' way besides,
-_LEARNED = 0.02  # and how fast the margin follows what they do
-_OFTEN = 25.0  # requests/s: of more, each tells less. What comes of them is seen seconds later, of all of them at once
-_MARGIN = 0.85  # at first
-_OTHERS, _LAST = 1e6, 1e9  # strains of replicas that come after all others
-_MARGINS = (0.5, 1.0)  # of the objective: predicted to take longer, a request counts as one that will miss it
+_NEAR = 0.05  # predictions that differ by less than this share count as equal, and are ordered at random
+_MISSES = 0.003  # target share of admitted requests that miss an objective: each of these also delays others
+_LEARNED = 0.02  # step by which the margin follows the misses
+_OFTEN = 25.0  # requests/s above which each observation counts less, since their results arrive late and together
+_MARGIN = 0.85  # initial margin, as a share of the objective
+_OTHERS, _LAST = 1e6, 1e9  # strain that is added to replicas which come after all others
+_MARGINS = (0.5, 1.0)  # bounds of the margin: a request that is predicted to exceed its share counts as a miss
 
-_ENDS = np.asarray(BATCHES[1:], dtype=float)  # of the pieces that a step's time is linear in, but for the last
+_ENDS = np.asarray(BATCHES[1:], dtype=float)  # ends of the pieces where a step's time is linear, except the last
 
-# Operands that are arrays: numpy takes longer to convert a number of Python's than to add it to sixteen others.
+# Constants as arrays: numpy takes longer to convert a Python number than to add it to sixteen values.
 _ZERO, _ONE, _HALF, _LITTLE, _SILENT, _PACE = map(np.array, (0.0, 1.0, 0.5, 1e-3, _SILENT_S, _PACE_S))
 
 _ALL = slice(None)
 
-# Columns of a directory, and what they hold of a replica that has just come.
+# Columns of a directory, and their values for a replica that has just joined.
 _COLUMNS = {
     "_prefill": 1.0, "_context_s": 0.0, "_chunk": 1.0, "_least_chunk": 0.1, "_full_s": 1.0, "_max_running": 1.0,
     "_kv_tokens": 1.0, "_longest": math.inf, "_numerics": 0.0, "_of": 0.0, "_queued": 0.0, "_sequences": 0.0,
@@ -52,36 +53,42 @@ _COLUMNS = {
 
 
 class Directory:
-    """Replicas by number; the number of one that has gone is given to another. Times are the caller's, in seconds."""
+    """Prediction model of an ingress: columns of what is known of each replica, which is addressed by its row number.
 
-    # A column each: of the profiles,
+    The row of a replica that is removed is given to another. Times are passed in by the caller, in seconds.
+
+    slo  latency objectives; None: the replica that finishes first is best
+    rng  source of randomness that orders replicas with nearly equal predictions
+    """
+
+    # One column each. From the profiles:
     _prefill: Floats
     _context_s: Floats
     _chunk: Floats
-    _least_chunk: Floats  # of it that prompts get, however many sequences there are
-    _full_s: Floats  # a step's that is full
+    _least_chunk: Floats  # tokens of a step that prompts get at least, however many sequences decode
+    _full_s: Floats  # seconds of a full step
     _max_running: Floats
     _kv_tokens: Floats
     _longest: Floats
     _numerics: Floats
-    # as heard,
-    _of: Floats
+    # From the latest known load:
+    _of: Floats  # time of that load
     _queued: Floats
     _sequences: Floats
     _kv_used: Floats
     _mean_context: Floats
-    _contexts_s: Floats  # of a step, for each sequence, with a context of that length
-    _computed: Floats  # tokens of prompts since the replica began
-    _prefill_rate: Floats  # of these per second, of late
-    _fetch_s: Floats  # of a token, from its prefix store; 0: nothing is fetched
+    _contexts_s: Floats  # seconds that each sequence adds to a step, with a context of mean length
+    _computed: Floats  # prompt tokens computed since the replica began
+    _prefill_rate: Floats  # prompt tokens computed per second, recently
+    _fetch_s: Floats  # seconds per token fetched from its prefix store; 0: nothing is fetched
     _barred: Floats  # 0, or infinity where it is not usable
-    # sent from here: in all, and what is not in what was heard,
+    # Sent by this ingress: sequences in all, and tokens and sequences that are not in the latest load.
     _carried: Floats
     _sent_tokens: Floats
     _sent: Floats
-    _prompt: Floats  # tokens of the mean one of late, sent from here: slow cards get the short ones,
-    _prompts: Floats  # and of how many that is the mean
-    # and corrections: observed over predicted.
+    _prompt: Floats  # mean tokens of recent prompts sent there: slow cards get the short ones
+    _prompts: Floats  # number of prompts in that mean
+    # Corrections: observed over predicted.
     _ttft_off: Floats
     _tpot_off: Floats
 
@@ -91,23 +98,27 @@ class Directory:
         self._rng = rng
         self._free: list[int] = []
         self._recent: list[deque[tuple[float, float, float]]] = []
-        self._steps = np.ones((2, 0))  # of each replica's pieces, where they begin and how they rise
+        self._steps = np.ones((2, 0))  # offset and slope of each piece of each replica's step time
         self._usable = np.zeros(0, dtype=bool)
         self._store = np.zeros(0, dtype=int)
         self._last_store = 0
         for name in _COLUMNS:
             setattr(self, name, np.zeros(0))
         self._grow(len(speeds))
-        self._output_tokens = 150.0  # of those of late
-        self._growth = 1.0  # of the time per token while answers come, for whatever joins them meanwhile
-        self._sent_s, self._gap_s = -math.inf, 1.0  # when the last request was sent, and the time between two
+        self._output_tokens = 150.0  # mean tokens of recent answers
+        self._growth = 1.0  # factor by which the time per token grows during an answer, since other requests join
+        self._sent_s, self._gap_s = -math.inf, 1.0  # when the last request was sent, and mean time between requests
         self._least_longest = math.inf
         self._ttft_margin = self._tpot_margin = _MARGIN
         for speed in speeds:
             self.add(speed)
 
     def add(self, speed: Speed, *, longest: float = math.inf, numerics: int = 0) -> int:
-        """The number of a replica that has come. longest: tokens that its context holds."""
+        """Add a replica and return its row.
+
+        longest   tokens that its context holds
+        numerics  number of its numerics class
+        """
         if not self._free:
             self._grow(max(8, 2 * len(self._rows)))
         row = self._free.pop()
@@ -122,7 +133,7 @@ class Directory:
         return row
 
     def set_speed(self, replica: int, speed: Speed) -> None:
-        """What is known of it beforehand; corrections stay."""
+        """Set the speed that a replica's profile states; its corrections stay."""
         self._prefill[replica] = speed.prefill_tokens_per_s
         self._context_s[replica] = speed.context_s
         self._contexts_s[replica] = speed.context_s * self._mean_context[replica]
@@ -134,29 +145,29 @@ class Directory:
         self._kv_tokens[replica] = speed.kv_tokens
 
     def remove(self, replica: int) -> None:
-        """It has gone."""
+        """Remove a replica and free its row."""
         assert replica not in self._free
         self.set_usable(replica, usable=False)
         self._free.append(replica)
 
     def reads(self, replica: int, store: int, fetch_s: float) -> None:
-        """Prefixes come to it from that store, by its number, in so many seconds a token.
+        """Set the number of the prefix store that a replica reads, and the seconds that fetching a token takes.
 
-        A replica computes itself what it would have to wait longer for.
+        A replica that would compute tokens faster than it fetches them is taken to compute them.
         """
         self._store[replica] = store
         self._last_store = max(self._last_store, store)
         self._fetch_s[replica] = fetch_s if fetch_s * self._prefill[replica] < 1 else 0.0
 
     def computes(self, replica: int, ask: Ask) -> int:
-        """Tokens of what is asked that it would compute, rather than have or fetch: one at least."""
+        """Return the prompt tokens that a replica would compute rather than have cached or fetch; at least one."""
         held = (ask.cached or {}).get(replica, 0)
         if ask.stored and self._fetch_s[replica] > 0:
             held = max(held, ask.stored.get(int(self._store[replica]), 0))
         return max(1, ask.prompt_tokens - held)
 
     def _fetches(self, ask: Ask, stored: dict[int, int], new: Floats) -> tuple[Floats, Floats]:
-        """Of the tokens that each replica does not have, what is left for it to compute; and seconds for the others."""
+        """Return for each replica the prompt tokens left to compute after fetching, and the seconds to fetch."""
         depths = np.zeros(max(self._last_store, *stored) + 1)
         for store, tokens in stored.items():
             depths[store] = tokens
@@ -165,7 +176,7 @@ class Directory:
         return left, (new - left) * self._fetch_s
 
     def _grow(self, size: int) -> None:
-        """Room for so many; columns of nobody have values that nothing stumbles over."""
+        """Make all columns `size` rows long; unused rows get values that calculations can take."""
         held = len(self._recent)
         for name, first in _COLUMNS.items():
             column = np.full(size, first)
@@ -180,7 +191,7 @@ class Directory:
         self._free += reversed(range(held, size))
 
     def predict(self, now: float, ask: Ask) -> tuple[Floats, Floats]:
-        """Seconds to the first token and per token after it, on each replica."""
+        """Return the time to first token and the time per token after it on each replica, in seconds."""
         new = np.empty(len(self._rows))
         new.fill(ask.prompt_tokens)
         if ask.cached:
@@ -192,13 +203,13 @@ class Directory:
         sequences = np.maximum(self._sequences + self._sent, _ZERO)
         running = np.minimum(sequences, self._max_running)
         context_s = self._contexts_s
-        # A step with as much of a prompt as fits: its chunk, and the decodes that take of the budget and read contexts.
+        # A full step of prefill: its chunk of a prompt, and the decodes that share its budget and read their contexts.
         full_s = self._full_s + context_s * running
         room = np.maximum(self._chunk - running, self._least_chunk)
         rate = room / full_s
         silent_s = np.array(now) - self._of
         queued = np.maximum(np.maximum(self._queued - silent_s * rate, _ZERO) + self._sent_tokens, _ZERO)
-        # Who is silent has little to do.
+        # A replica without news is assumed to have little to do.
         prefill_rate = self._prefill_rate
         if np.count_nonzero(silent_s > _SILENT):
             prefill_rate = prefill_rate * np.exp(np.minimum(_SILENT - silent_s, _ZERO) / _PACE)
@@ -207,24 +218,27 @@ class Directory:
         one_more = np.minimum(more, self._max_running)
         rest = new % room
         tpot, rest_s = self._paced(_ALL, one_more, rest, prefill_rate, full_s, context_s)
-        # The step that runs is half over; beyond what may run, or has room, it waits for others to end: one of n in
-        # every (answer / n) steps.
+        # The step that runs is half over. Where more sequences or tokens wait than may run or fit, the request waits
+        # for others to end: of n sequences, one ends in every (answer / n) steps.
         steps = _ZERO
         over, kv = more - one_more, self._kv_used + self._sent_tokens + np.array(float(ask.prompt_tokens))
         if np.count_nonzero(over) or np.count_nonzero(kv > self._kv_tokens):
             kv = np.maximum(kv - self._kv_tokens, _ZERO) / self._kv_tokens
             steps = (over / self._max_running + kv) * self._output_tokens
-        # Prompts in line are computed, and what is fetched comes, while others end.
+        # Queued prompts are computed, and stored KV is fetched, while other sequences end.
         line_s = np.maximum(queued / rate, steps * tpot)
         if fetch_s is not None:
             line_s = np.maximum(line_s, fetch_s)
         ttft = line_s + (new - rest) / rate + rest_s + np.minimum(sequences, _HALF) * tpot
-        # Whole predictions are corrected: a part of them would run away where another part decides.
+        # The whole prediction is corrected: the correction of one part would diverge where another part decides.
         ttft, tpot = ttft * self._ttft_off, tpot * (self._tpot_off * np.array(self._growth))
         return ttft, tpot
 
     def ranked(self, now: float, ask: Ask, *, late: bool = False) -> list[Predicted]:
-        """Best first; with objectives, those alone that would keep them, or else the others behind (`late`)."""
+        """Return predictions for the best replicas, best first, at most `ranks` of them.
+
+        With objectives, only replicas that would meet them are returned; `late` adds those that would not, behind them.
+        """
         ttft, tpot = self.predict(now, ask)
         strain = self._strain(ttft, tpot, ask)
         strain += self._barred
@@ -244,7 +258,7 @@ class Directory:
         if self.slo is not None:
             chosen.sort(key=lambda each: each.strain * (1 + _NEAR * self._rng.random()))
         elif chosen:
-            # With no objective to keep, what is as good as the best is taken in turns.
+            # Without objectives, replicas that are as good as the best are taken in turns.
             near = min(each.strain for each in chosen) * (1 + _NEAR)
             chosen.sort(key=lambda each: (max(each.strain, near), self._carried[each.replica], self._rng.random()))
         return chosen
@@ -258,15 +272,15 @@ class Directory:
         else:
             most_ttft_s, most_tpot_s = slo.ttft_s * self._ttft_margin, slo.tpot_s * self._tpot_margin
             slow = tpot / np.array(most_tpot_s)
-            # Short of its objective, the time per token counts less than what is in line: it stays as it is when
-            # predictions err, while a long line becomes longer. Where it is kept, and not, is the same.
+            # Below its objective, the time per token counts less than the queue does (it is squared): it stays as it is
+            # when predictions err, while a long queue grows. Which replicas meet the objective does not change.
             strain = np.maximum(ttft / np.array(most_ttft_s), np.where(slow < _ONE, slow * slow, slow))
         return strain
 
     def has_room(self, now: float, tokens: int, ahead: int = 0) -> bool:
-        """Whether a replica would begin a prompt of so many tokens at once: nothing waits there, and KV is free.
+        """Return whether some replica would begin a prompt of `tokens` tokens at once: no queue, and free KV blocks.
 
-        ahead  or as soon as so many sequences have ended
+        ahead  also True if it would begin as soon as this many sequences have ended
         """
         rate = self._chunk / (self._chunk / self._prefill + self._contexts_s)
         queued = np.maximum(self._queued - (now - self._of) * rate, 0.0) + self._sent_tokens
@@ -281,11 +295,11 @@ class Directory:
         self._note(now, replica, tokens, sequences)
 
     def unsent(self, now: float, replica: int, tokens: int, sequences: int = 1) -> None:
-        """It did not go there after all, or was refused."""
+        """Undo `sent` for a request that did not go to the replica after all, or was refused there."""
         self._note(now, replica, -tokens, -sequences)
 
     def begun(self, now: float, replica: int, tokens: int) -> None:
-        """The prompt that was sent there has been computed."""
+        """Record that a prompt which was sent to the replica has been computed."""
         self._note(now, replica, -tokens, 0)
 
     def done(self, now: float, replica: int, sequences: int = 1) -> None:
@@ -323,9 +337,12 @@ class Directory:
             self._ttft_margin = _followed(self._ttft_margin, self._weight, missed=observed > self.slo.ttft_s)
 
     def saw_tpot(self, replica: int, predicted: Predicted, observed: float, output_tokens: int) -> None:
-        """To be told before `done`: who has ended is of the company that it had."""
+        """Correct the prediction of a replica's time per token by the one that was observed, in seconds.
+
+        Call it before `done`, since the sequence that has ended still counts among those that ran beside it.
+        """
         if observed > 0:
-            # Its company at the end was another than at first: what is off without that is the replica itself.
+            # Other sequences ran beside it at the end than at first. The error that remains is the replica's own.
             then = predicted.tpot_s / predicted.tpot_off
             self._correct(self._tpot_off, replica, 2 * observed / (then + self._pace_s(replica)))
             grown = observed / (then * float(self._tpot_off[replica]))
@@ -335,26 +352,32 @@ class Directory:
         self._output_tokens += (output_tokens - self._output_tokens) / 200
 
     def saw_whole(self, replica: int, predicted: Predicted, ratio: float) -> None:
-        """An answer came as one: its time over what was predicted. Of what it was made up nobody knows."""
+        """Correct both predictions of a replica by an answer that came in one message, so that its parts are not known.
+
+        ratio  its observed time over the predicted time
+        """
         self._correct(self._ttft_off, replica, ratio * predicted.ttft_off)
         self._correct(self._tpot_off, replica, ratio * predicted.tpot_off / self._growth)
 
     @property
     def _weight(self) -> float:
-        """Of one observation, in what all replicas have in common."""
+        """Weight of one observation in what all replicas have in common.
+
+        Lower the more requests are sent per second.
+        """
         return min(1.0, self._gap_s * _OFTEN)
 
     @staticmethod
     def _correct(column: Floats, replica: int, right: float) -> None:
-        """`right`: the correction with which a prediction, made some time ago, would have been right.
+        """Move a correction towards the one with which a prediction made some time ago would have been right.
 
-        Held against what is predicted now instead, everything on its way would be corrected for once more as it ends:
-        with many at a time corrections would swing from one bound to the other.
+        If observations were compared with what is predicted now instead, all requests under way would cause the same
+        correction once more as they end: with many at a time, corrections would swing from one bound to the other.
         """
         column[replica] = _towards(float(column[replica]), right, _CORRECTED, _MOST_OFF)
 
     def _pace_s(self, replica: int) -> float:
-        """Of its mean step with whom it has now and a prompt like those that come, without corrections."""
+        """Return the seconds of a replica's mean step with its present sequences and usual prompts, uncorrected."""
         of = slice(replica, replica + 1)
         running = np.clip(self._sequences[of] + self._sent[of], _ONE, self._max_running[of])
         context_s = self._contexts_s[of]
@@ -364,20 +387,25 @@ class Directory:
     def _paced(
         self, of: slice, running: Floats, rest: Floats, prefill_rate: Floats, full_s: Floats, context_s: Floats
     ) -> tuple[Floats, Floats]:
-        """Seconds of the mean step: decodes alone, or tokens of prompts beside them, of which so many come in a second.
+        """Return the seconds of the mean step, in which prompts may run beside decodes, and of a step of `rest` tokens.
 
-        And of a step with `rest` tokens of a prompt: where kernels for many rows begin, few take as long as many.
+        The second is the step that computes the last `rest` tokens of a prompt: where kernels for many rows begin, few
+        tokens take as long as many.
 
-        A step has prompts in it if any came while the one before it ran, or were left over: more often the more of what
-        it could compute comes. Of more than one at a time each token after the first one's takes as long as in a full
-        step. The share of such steps is the one at which it stays.
+        A step contains prompts if any came while the previous one ran, or were left over, which is more frequent the
+        larger the share of its capacity that comes. With more than one prompt at a time, each token beyond the first
+        prompt's takes as long as in a full step. The share of steps with prompts is the one at which it stays constant.
+
+        prefill_rate  prompt tokens that come per second
+        full_s        seconds of a full step
+        context_s     seconds that each sequence's context adds to a step
         """
         left = self._chunk[of] - running
         tokens = np.minimum(self._prompt[of], np.maximum(left, _ONE))
         rows = np.empty((3, len(running)))
         rows[0] = running
         np.add(running, tokens, out=rows[1])
-        np.add(running - _ONE, rest, out=rows[2])  # it decodes later
+        np.add(running - _ONE, rest, out=rows[2])  # without the request itself, which decodes later
         alone_s, with_s, rest_s = steps_s = self._step_s(of, rows) + context_s * running
         token_s = np.maximum(full_s - with_s, _ZERO) / np.maximum(left - tokens, _ONE)
         none_alone, none_with = np.exp(steps_s[:2] * (prefill_rate / -tokens))
@@ -390,41 +418,43 @@ class Directory:
         return seconds, np.where(rest > 0, rest_s, _ZERO)
 
     def _step_s(self, of: slice, rows: Floats) -> Floats:
-        """[any, replicas] of a step with so many tokens, contexts apart: as decodes were measured; beyond, as prompts.
+        """Return the seconds of steps with that many tokens, without the cost of contexts: [any, replicas].
 
-        rows: no less than one.
+        Up to the largest measured batch the times are those of decodes; above it, those of prompts.
+
+        rows  tokens of the step, at least one
         """
         starts, rises = self._steps.take(_ENDS.searchsorted(rows) + self._first_pieces[of], axis=1)
         seconds: Floats = starts + rises * rows
         return seconds
 
     def lend(self, replica: int, others: Iterable[int]) -> None:
-        """What has been learned of one is the first guess for others like it."""
+        """Copy the corrections of one replica to others of its kind, as their first guess."""
         for other in others:
             self._ttft_off[other] = self._ttft_off[replica]
             self._tpot_off[other] = self._tpot_off[replica]
 
     def carried(self, replica: int) -> float:
-        """Sequences there, as heard and sent since."""
+        """Return the sequences on a replica: those of its latest load, and those sent since."""
         return float(self._sequences[replica] + self._sent[replica])
 
     def own_share(self) -> float:
-        """Of all sequences there are, those that were sent from here; 1 where there are none."""
+        """Return the share of all sequences in the fleet that this ingress has sent; 1 if there are none."""
         there = float((self._sequences + self._sent)[self._usable].sum())
         return float(self._carried[self._usable].sum()) / there if there > 0 else 1.0
 
     def off(self, replica: int) -> tuple[float, float]:
-        """Corrections of the time to the first token and of that per token: observed over predicted."""
+        """Return the corrections of the time to first token and of the time per token: observed over predicted."""
         return float(self._ttft_off[replica]), float(self._tpot_off[replica])
 
     def set_usable(self, replica: int, *, usable: bool) -> None:
-        """One that drains, is not well or cannot serve the model is never chosen."""
+        """Set whether a replica may be chosen: one that drains, is unhealthy or cannot serve the model may not."""
         self._usable[replica] = usable
         self._barred[replica] = 0.0 if usable else math.inf
 
 
 def _put_last(strain: Floats, numerics: Floats, ask: Ask) -> None:
-    """Those that come after others: of another class, of other weights, and any that are to be last."""
+    """Add strain to replicas that rank behind: of another numerics class, of other weights, and those of `ask.last`."""
     if ask.numerics is not None:
         strain[numerics != ask.numerics] += _OTHERS
     for replica in ask.others:
@@ -432,11 +462,14 @@ def _put_last(strain: Floats, numerics: Floats, ask: Ask) -> None:
     for replica in ask.last:
         strain[replica] += _LAST
     if (least := strain.min(initial=math.inf)) >= _OTHERS and least < math.inf:
-        strain -= least // _OTHERS * _OTHERS  # else the best of what is left would be alike, whatever they are
+        strain -= least // _OTHERS * _OTHERS  # else it would hide the differences among the best that are left
 
 
 def _towards(factor: float, right: float, share: float, most: float) -> float:
-    """A share of the way, in proportion; of a factor of e at most."""
+    """Move a factor by `share` of the way to the right one on a logarithmic scale, within [1 / most, most].
+
+    One step counts a distance of a factor of e at most.
+    """
     if right <= 0:
         return factor
     step = share * max(-1.0, min(1.0, math.log(right / factor)))
@@ -444,6 +477,6 @@ def _towards(factor: float, right: float, share: float, most: float) -> float:
 
 
 def _followed(margin: float, weight: float, *, missed: bool) -> float:
-    """So much stricter, or less strict, that in the long run _MISSES of the admitted miss."""
+    """Return a margin, stricter after a miss and else looser, so that in the long run `_MISSES` of requests miss."""
     step = -(1 - _MISSES) if missed else _MISSES
     return min(max(margin * math.exp(_LEARNED * weight * step), _MARGINS[0]), _MARGINS[1])

@@ -1,4 +1,4 @@
-"""Which replica holds which beginnings of prompts, as far as this ingress knows: from what it has sent there."""
+"""View of which replica has which prompt prefixes cached, from what this ingress has sent there."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ from collections.abc import Hashable, Iterable, Sequence
 
 __all__ = ["PrefixView"]
 
-MOST_PIECES = 4096  # remembered of each replica
+MOST_PIECES = 4096  # maximum pieces remembered of each replica
 
 
 class PrefixView:
-    """Hash chains by replica, least recently used forgotten first. A view: a replica may hold more, or no longer that.
+    """Hash chains of prompt prefixes that each replica holds; the least recently used are forgotten first.
 
-    A chain is of pieces of a prompt, of whatever length its maker gives all of them.
+    It is only a view: a replica may hold more, or may have evicted some. A chain consists of the hashes of a prompt's
+    pieces, whose length the caller chooses and which is the same for all.
 
-    For each hash the replicas that hold it, as the bits of one number: a chain is followed for all of them at once.
+    For each hash, the replicas that hold it are the bits of one integer, so that a chain is followed for all at once.
     """
 
     def __init__(self, pieces: Sequence[int] = (), most: int = MOST_PIECES) -> None:
-        """`pieces`: how many each replica has room for. `most`: remembered of each."""
+        """Create a view.
+
+        pieces  how many pieces each replica can hold
+        most    maximum number of pieces that are remembered of each replica
+        """
         self._most = most
         self._room: list[int] = []
         self._held: list[OrderedDict[Hashable, None]] = []
@@ -28,7 +33,10 @@ class PrefixView:
             self.come(replica, count)
 
     def come(self, replica: int, pieces: int) -> None:
-        """A replica that holds nothing yet, under its number; what another held under that is forgotten."""
+        """Add a replica that holds nothing yet, under its number.
+
+        What another replica held under that number is forgotten.
+        """
         while len(self._held) <= replica:
             self._held.append(OrderedDict())
             self._room.append(0)
@@ -36,7 +44,7 @@ class PrefixView:
         self._room[replica] = min(self._most, pieces)
 
     def depths(self, hashes: Iterable[Hashable]) -> dict[int, int]:
-        """Replica -> how many leading pieces of the chain it holds; only those that hold one."""
+        """Return, for each replica that holds at least one, the number of the chain's leading pieces that it holds."""
         found: dict[int, int] = {}
         get, chain = self._holders.get, iter(hashes)
         depth, holders = 1, get(next(chain, None), 0)
@@ -55,9 +63,9 @@ class PrefixView:
         return found
 
     def add(self, replica: int, hashes: Sequence[Hashable]) -> None:
-        """It computes that prompt, and holds its pieces from then on."""
+        """Record that a replica computes a prompt, and so holds its pieces from now on."""
         held, bit = self._held[replica], 1 << replica
-        for each in reversed(hashes):  # its end is forgotten first
+        for each in reversed(hashes):  # so that the end of the prompt is forgotten first
             if each in held:
                 held.move_to_end(each)
             else:
@@ -67,14 +75,14 @@ class PrefixView:
             self._forget(replica, held.popitem(last=False)[0])
 
     def correct(self, replica: int, hashes: Sequence[Hashable], held: int) -> None:
-        """It held no more than so many leading pieces of those: what was thought to be there is not."""
+        """Record that a replica held no more than `held` leading pieces of the chain; the others are forgotten."""
         for each in hashes[held:]:
             if each in self._held[replica]:
                 del self._held[replica][each]
                 self._forget(replica, each)
 
     def clear(self, replica: int) -> None:
-        """It has been replaced, or told to forget."""
+        """Forget everything about a replica that was replaced, or was told to drop its cache."""
         for each in self._held[replica]:
             self._forget(replica, each)
         self._held[replica].clear()

@@ -1,4 +1,4 @@
-"""How many sequences of each priority an ingress has sent: whether one more would find a lower one to give way."""
+"""Counts of the sequences of each priority that an ingress has sent: could one more displace a lower one?"""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Priorities"]
 
 
 class Priorities:
-    """Counts choices of requests, from when they are sent until they end."""
+    """Counter of the choices of requests by priority, from when a request is sent until it ends."""
 
     def __init__(self) -> None:
         self._sent: Counter[int] = Counter()
 
     @contextmanager
     def sent(self, request: Request) -> Iterator[None]:
-        """While its caller is within."""
+        """Count a request's choices while the context is open."""
         priority, choices = request.priority, request.sampling.n
         self._sent[priority] += choices
         try:
@@ -31,9 +31,9 @@ class Priorities:
 
     @property
     def lowest(self) -> int | None:
-        """Of what is on its way; None: nothing is."""
+        """Lowest priority of all requests under way; None if there are none."""
         return min(self._sent, default=None)
 
     def not_below(self, priority: int) -> int:
-        """How many are on their way that would not give way to it."""
+        """Return how many sequences under way have at least this priority, and so would not be displaced by it."""
         return sum(count for each, count in self._sent.items() if each >= priority)

@@ -1,4 +1,4 @@
-"""Whether replicas live: a stream that is silent says nothing, so its replica is asked."""
+"""Liveness of replicas: when a stream is silent, its replica is asked whether it is alive."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ELSEWHERE_S = 1.0  # a pool that offers no replica for so long has lost them
+ELSEWHERE_S = 1.0  # a pool that offers no replica for this long has lost them all
 Ask = Callable[[str], Awaitable[object]]  # asks the replica of that name; returns if it is well
 
 
 class Elsewhere(Unavailable):
-    """No replica of this pool takes it; another pool's may."""
+    """Error for an attempt that no replica of its pool takes, while one of another pool may."""
 
 
 class Attempt:
-    """One call to one replica. Its reader can be interrupted while it waits, and only then.
+    """One call to one replica, whose reader can be interrupted while it waits, and only then.
 
-    deadline   when waiting ends whatever the replica says, in the loop's seconds
-    wait_s     how long it may wait for a replica to be found
+    deadline  end of the wait whatever the replica does, in seconds of the event loop's clock
+    wait_s    longest wait for a replica to be found
     """
 
     def __init__(self, placement: Placement, *, deadline: float = math.inf, wait_s: float = math.inf) -> None:
@@ -47,12 +47,12 @@ class Attempt:
         return self._task is not None and self._error is None
 
     async def wait(self, answer: Awaitable[T]) -> T:
-        """The answer. Raises what `interrupt` was given, if that came first."""
+        """Return the answer. Raises the error that `interrupt` was given, if that came first."""
         # Not asyncio.timeout: before Python 3.11.4 it fails in a task that was cancelled once and went on.
         self.since = self._now()
         self._task = task = _this_task()
         by_others = task.cancelling()
-        if self._error is not None:  # it came when the last answer did
+        if self._error is not None:  # the interrupt came at the same time as the last answer
             self._cancel_soon()
         try:
             return await answer
@@ -83,9 +83,9 @@ class Attempt:
 
     def _nowhere(self) -> None:
         if self.placement.elsewhere:
-            self.interrupt(Elsewhere("no replica of this pool can take it"))
+            self.interrupt(Elsewhere("no replica of this pool can take the request"))
         else:
-            self.interrupt(Unavailable("no other replica can take it; try again shortly", code="no_replica"))
+            self.interrupt(Unavailable("no other replica can take the request; try again shortly", code="no_replica"))
 
     @staticmethod
     def _now() -> float:
@@ -99,10 +99,11 @@ def _this_task() -> asyncio.Task[object]:
 
 
 class Pulse:
-    """Watches the attempts of one ingress and ends those whose replica is silent for `stall_s`.
+    """Monitor that ends the attempts of one ingress whose replica has been silent for `stall_s`.
 
-    A replica lives if one of its streams moves, or if it answers when asked; a long prefill or a long queue
-    is not a hang. One question for each silent replica, not for each stream, and none while streams move.
+    A replica is alive if one of its streams advances, or if it answers when asked, so a long prefill or a long queue
+    does not count as a hang. Each silent replica is asked once, not once for each stream, and not at all while streams
+    advance.
     """
 
     def __init__(self, ask: Ask, suspects: Suspects, stall_s: float) -> None:
@@ -130,7 +131,7 @@ class Pulse:
             attempt.interrupt(error)
 
     def moved(self, attempt: Attempt) -> None:
-        """A message came: its replica lives."""
+        """Record that a message came, which shows that its replica is alive."""
         if attempt.placement.replica is not None:
             self.lives(attempt.placement.replica)
 
@@ -139,7 +140,7 @@ class Pulse:
         self._suspects.clear(replica)
 
     def _arm(self) -> None:
-        # Without the context of the request that happens to be first: Serve would take the questions for its own.
+        # In an empty context: in that of the first request, Serve would take all probes for calls of that request.
         loop = asyncio.get_running_loop()
         due = loop.time() + self._tick_s
         self._timer = loop.call_at(due, self._tick, due, context=contextvars.Context())
@@ -148,11 +149,11 @@ class Pulse:
         now = asyncio.get_running_loop().time()
         self._timer = None
         if now - due > self._tick_s:
-            self._awake_since = now  # it was this process that stood still: replicas had no chance to be heard
+            self._awake_since = now  # this process itself stood still, so replicas could not be heard
         for attempt in [attempt for attempt in self._attempts if attempt.waiting]:
             self._look_at(attempt, now)
         for replica in self._suspects:
-            self._inquire(replica)  # one that lives is not to be idle for long
+            self._inquire(replica)  # a suspect that is alive should not stay idle for long
         if self._attempts or any(self._suspects):
             self._arm()
         else:
@@ -167,7 +168,7 @@ class Pulse:
                 if now - attempt.since > ELSEWHERE_S:
                     attempt.interrupt(Elsewhere("this pool has no replica any more"))
             elif now - attempt.since > attempt.wait_s:
-                attempt.interrupt(Unavailable("no replica can take it; try again shortly", code="no_replica"))
+                attempt.interrupt(Unavailable("no replica can take the request; try again shortly", code="no_replica"))
         elif now - max(attempt.since, self._alive.get(replica, 0.0), self._awake_since) > self._stall_s:
             if replica not in self._suspects:
                 log.warning("replica %s has shown no sign of life for %g s", replica, self._stall_s)

@@ -1,4 +1,4 @@
-"""Serve's side of the choice of a replica: it runs in the ingress process, for every call to its pool."""
+"""Serve's request router, which runs in the ingress process and chooses a replica for every call to its pool."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .roster import Seen, this_process
 
 
 class PoolRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
-    """Offers Serve one replica at a time, in the order of the request's `Placement`.
+    """Request router that offers Serve one replica at a time, in the order of the request's `Placement`.
 
-    One at a time, so that it is known which replica a request went to before that has answered. No FIFO: a
-    replica that is right for one request need not be for the next in line. What it hears of replicas goes to the
-    process's roster.
+    Offering one at a time tells which replica a request went to before that replica has answered. Requests are not
+    placed first come, first served: a replica that is right for one request need not be right for the next. What the
+    router learns about replicas goes to the process's `Roster`.
     """
 
     _present: _Present | None = None  # as of the last update
@@ -53,7 +53,7 @@ class PoolRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
 
 
 class _Present:
-    """The replicas that there are, by name: looked at for every call, and so put together once."""
+    """Index by name of the replicas that exist, built once because every call looks at it."""
 
     def __init__(self, replicas: list[RunningReplica]) -> None:
         self.replicas = {one.replica_id.unique_id: one for one in replicas}

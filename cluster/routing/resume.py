@@ -1,7 +1,8 @@
-"""A request on its way through one replica or several: what its reader has seen, and what comes after a loss.
+"""State of a request on its way through one or several replicas, and the decision whether to retry after a failure.
 
-The rest of an answer is a request with the ids so far: penalties, random numbers, stop strings, held-back text
-and min_tokens follow from them in the engine. Here is only what the reader must not see twice.
+The rest of an interrupted answer is requested by sending the tokens generated so far: penalties, random numbers, stop
+strings, held-back text and min_tokens follow from them in the engine. This module only sees to it that the client gets
+nothing twice.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ from ...replicas.errors import (
 from ...replicas.protocol import Delta, FinishReason, Request, StreamMessage, WeightsTold
 from .placement import Placement, Suspects
 
-# These end a choice on one replica; another may still go on with it.
+# These reasons end a choice on one replica only: another replica may continue it.
 _NOT_FINAL = (FinishReason.REPLICA_LOST, FinishReason.ERROR, FinishReason.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePolicy:
-    """How long and how often a request looks for another replica. Times in seconds.
+    """Limits on how long and how often a request is retried on another replica. Times are in seconds.
 
-    stall_s     a replica that shows no sign of life for so long is given up
-    wait_s      a request waits so long, since it last moved, for a replica that takes it
-    max_losses  replicas lost one after the other without a new token: such a request may be what kills them
-    max_moves   replicas lost in all
-    backoff_s   before the second attempt; twice as long before each that follows, up to `max_backoff_s`
+    stall_s        a replica that shows no sign of life for this long is given up
+    wait_s         longest time that a request waits, since it last advanced, for a replica that takes it
+    max_losses     replicas lost in a row without a new token: the request itself may be what kills them
+    max_moves      replicas lost in all
+    backoff_s      delay before the second attempt, doubled for each further one
+    max_backoff_s  longest delay between attempts
     """
 
     stall_s: float = 5.0
@@ -48,15 +50,15 @@ class ResumePolicy:
 
 
 class Cut(InvalidRequest):
-    """The replica's context is full before the answer has all of its tokens, and another's is longer."""
+    """Error for an answer that is cut short because a replica's context is full, while another's is longer."""
 
 
 class Progress:
-    """What the reader of one request has seen of it.
+    """State of one request's answer, as far as the client has received it.
 
-    begun    the reader has had something
+    begun    the client has received something
     late     a choice has ended at the deadline
-    weights  that the latest of it was computed with, as its reader was told
+    weights  the weights that its latest part was computed with, as the client was told
     """
 
     def __init__(self, request: Request) -> None:
@@ -69,7 +71,7 @@ class Progress:
         self.late = False
         self.weights: WeightsTold | None = None
         self._cut = False
-        self._others: WeightsTold | None = None  # that what comes next was computed with, if they are others
+        self._others: WeightsTold | None = None  # weights of the next part of the answer, if they differ
 
     @property
     def done(self) -> bool:
@@ -80,15 +82,18 @@ class Progress:
         return sum(map(len, self._ids))
 
     def rest(self, deadline_s: float | None) -> Request:
-        """The request for what is still to come. A choice that has finished ends again at once, uncomputed."""
+        """Return the request for the remaining output.
+
+        A choice that has finished ends again at once, without computation.
+        """
         self._cut = False
         output_ids = tuple(map(tuple, self._ids)) if any(self._ids) else ()
         return replace(self._request, output_ids=output_ids, deadline_s=deadline_s)
 
     def take(self, message: StreamMessage, *, longer: bool = False) -> StreamMessage | None:
-        """The message as the reader is to see it; None if there is nothing new in it.
+        """Return the message as the client is to see it; None if it contains nothing new.
 
-        longer  another replica has a longer context: what ends because this one's is full goes on there
+        longer  another replica has a longer context, where a choice continues if it ended because this one's is full
         """
         deltas = tuple([delta for delta in message.deltas if self._is_new(delta, longer)])
         for delta in deltas:
@@ -101,7 +106,7 @@ class Progress:
             message = message._replace(cached_tokens=None, prompt_logprobs=None, weights=None, contents="")
         if not deltas and (not opens or self._opened):
             return None
-        if self._others is not None:  # nothing of two models goes by as one's
+        if self._others is not None:  # the client is told when another model's weights continue the answer
             message = message._replace(weights=self._others.version, contents=self._others.contents)
             self._others = None
         self.weights = message.told or self.weights
@@ -110,7 +115,7 @@ class Progress:
         return message if len(deltas) == len(message.deltas) else message._replace(deltas=deltas)
 
     def closing(self, error: MotleyError) -> StreamMessage:
-        """The end of every choice that has none yet."""
+        """Return a message that ends every choice which has not ended, with the finish reason that fits the error."""
         reason = FinishReason.REPLICA_LOST
         if isinstance(error, DeadlineExceeded):
             reason = FinishReason.DEADLINE
@@ -122,7 +127,7 @@ class Progress:
         return StreamMessage(tuple(Delta(index, finish_reason=reason) for index in still_open))
 
     def broke_off(self, what: str) -> MotleyError:
-        """Why it is not complete when the replica has sent all of it."""
+        """Return the error for a stream or answer (`what`) that ended before every choice was complete."""
         if self._cut:
             return Cut("prompt: the replica's context is full", param="prompt", code="context_length_exceeded")
         return Unavailable(f"the replica's {what} broke off", code="replica_lost")
@@ -131,7 +136,7 @@ class Progress:
         if self._finished[delta.index] or delta.finish_reason in _NOT_FINAL:
             return False
         if longer and delta.finish_reason is FinishReason.LENGTH:
-            # Text that was held back comes with the end, and would come from the next replica, too: all of it goes.
+            # The end also brings text that was held back, which the next replica would send again: drop the delta.
             made = len(self._ids[delta.index]) + len(delta.token_ids)
             if made < (self._request.sampling.max_tokens or math.inf):
                 self._cut = True
@@ -140,7 +145,10 @@ class Progress:
 
 
 def _same(weights: WeightsTold | None, others: WeightsTold | None) -> bool:
-    """By what they are, whatever each replica counts; who has no digest has a count alone."""
+    """Return whether two weights are the same: by their digests or, where there is none, by their version counts.
+
+    Version counts are not compared where there are digests, since each replica counts on its own.
+    """
     if weights is None or others is None:
         return weights is others
     return weights.contents == others.contents if weights.contents else weights == others
@@ -151,23 +159,23 @@ def too_late() -> DeadlineExceeded:
 
 
 def is_too_short(error: MotleyError) -> bool:
-    """The request fits the service, and not the context of that replica."""
+    """Return whether an error says that a request fits the service but not the context of that replica."""
     if not isinstance(error, InvalidRequest):
         return False
     return error.code == "context_length_exceeded" or error.param in ("output_ids", "min_tokens")
 
 
 def is_loss(error: MotleyError) -> bool:
-    """The replica is gone or does not answer, as opposed to one that refuses."""
+    """Return whether an error says that the replica is gone or does not answer, rather than that it refuses."""
     return error.code in ("replica_lost", "replica_stalled")
 
 
 class Retry:
-    """Decides after each failed attempt of one request whether there is another, and where it may go.
+    """Decision after each failed attempt of one request whether it is retried, and where.
 
-    avoid   replicas that it has failed on since it last moved
+    avoid   replicas that it has failed on since it last advanced
     unfit   replicas whose contexts are too short for it
-    strict  only one that it has not failed on is of use
+    strict  only a replica that it has not failed on is of use
     """
 
     def __init__(self, policy: ResumePolicy, clock: Callable[[], float] = time.monotonic) -> None:
@@ -193,10 +201,10 @@ class Retry:
         begun: bool = False,
         longer: bool = False,
     ) -> float:
-        """Seconds to wait before the next attempt. Raises what the client is to be told if there is none.
+        """Return the seconds to wait before the next attempt. Raises the error for the client if there is none.
 
-        num_tokens  of the output so far
-        begun       the reader has had something
+        num_tokens  output tokens so far
+        begun       the client has received something
         longer      there is a replica with a longer context
         """
         if longer and replica is not None and is_too_short(error):
@@ -218,7 +226,10 @@ class Retry:
         raise error
 
     def _elsewhere(self, error: MotleyError) -> float:
-        """Another replica may have room, or no such fault. If there is none, this error stands."""
+        """Allow an immediate retry on another replica, which may have capacity, or not this fault.
+
+        The first such error stands if no other replica takes the request.
+        """
         self._refusal = self._refusal or error
         return 0.0
 
@@ -238,11 +249,11 @@ class Retry:
 
 
 class Journey:
-    """One request, its attempts so far, and where it is.
+    """One request with its attempts so far, which may be retried.
 
-    began      in the clock's seconds
-    deadline   likewise; infinite: none
-    placement  of the current attempt
+    began      when it arrived, in seconds of the event loop's clock
+    deadline   in seconds of the same clock; infinite: none
+    placement  placement of the current attempt
     """
 
     def __init__(self, request: Request, policy: ResumePolicy, now: float) -> None:
@@ -255,11 +266,11 @@ class Journey:
 
     @property
     def pool(self) -> str:
-        """Where it is; empty before it has been placed."""
+        """Name of the pool that the request is in; empty before it has been placed."""
         return "" if self.placement is None else self.placement.pool
 
     def rest(self, now: float) -> Request:
-        """The request for the next attempt. Raises DeadlineExceeded when it is too late for one."""
+        """Return the request for the next attempt. Raises DeadlineExceeded when it is too late for one."""
         if math.isinf(self.deadline):
             return self.progress.rest(None)
         if now >= self.deadline:
@@ -267,7 +278,7 @@ class Journey:
         return self.progress.rest(self.deadline - now)
 
     def place(self, suspects: Suspects) -> Placement:
-        """On the weights that the answer was made with, and of the numerics class, if there is such a replica."""
+        """Return a new placement that prefers replicas with the weights and the numerics class of the answer so far."""
         numerics = self.placement.found or self.placement.numerics if self.placement is not None else ""
         made_with = self.progress.weights
         weights = "" if made_with is None else made_with.contents

@@ -1,4 +1,4 @@
-"""The replicas that this process knows of: told by Serve's routers, one for each pool, to whoever ranks them."""
+"""Registry of the replicas that this process knows: Serve's routers, one for each pool, report to its listeners."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ __all__ = ["ROSTER", "Listener", "Roster", "Seen", "this_process"]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What Serve has of a replica: what it published once when it was ready, and what it says again and again."""
+    """State of a replica as Serve knows it: metadata, published when it became ready, and its latest statistics."""
 
     metadata: Mapping[str, Any]
     stats: Mapping[str, Any]
 
 
 class Listener(Protocol):
-    """Told in the thread of Serve's router: with RAY_SERVE_THROUGHPUT_OPTIMIZED that is the one of the ingress."""
+    """Receiver of changes in the registry of replicas, called in the thread of Serve's router.
+
+    With RAY_SERVE_THROUGHPUT_OPTIMIZED that is the thread of the ingress.
+    """
 
     def joined(self, profile: ReplicaProfile) -> None: ...
     def left(self, replica: str) -> None: ...
@@ -30,7 +33,7 @@ class Listener(Protocol):
 
 
 class Roster:
-    """By pool and replica. Whoever listens is told of those there are, and then of every change."""
+    """Registry of replicas by pool and name. A listener is told of those that exist, and then of every change."""
 
     def __init__(self) -> None:
         self._profiles: dict[str, dict[str, ReplicaProfile]] = {}  # by pool
@@ -46,7 +49,10 @@ class Roster:
                     listener.reported(name, load)
 
     def update(self, pool: str, replicas: Mapping[str, Seen]) -> None:
-        """All of the pool's replicas as they are now. One that has published no profile is not told of."""
+        """Replace the pool's replicas with those that exist now.
+
+        A replica that has published no profile is left out.
+        """
         known = self._profiles.setdefault(pool, {})
         for name in [name for name in known if name not in replicas]:
             self.gone(pool, name)
@@ -74,9 +80,12 @@ def _load(stats: Mapping[str, Any]) -> ReplicaLoad | None:
     return ReplicaLoad(**stats["load"]) if "load" in stats else None
 
 
-ROSTER = Roster()  # this process's: Serve makes its routers itself, and gives them nothing of ours
+ROSTER = Roster()  # one for the process, since Serve creates its routers itself and passes them nothing of ours
 
 
 def this_process() -> Roster:
-    """For whom Serve pickles by value: a roster that he names himself would come along as a copy."""
+    """Return the registry of this process.
+
+    Classes that Serve pickles by value must call this: a registry that they named directly would be copied with them.
+    """
     return ROSTER

@@ -1,4 +1,4 @@
-"""Sends a request to the best replica of all pools, streams its messages back, and goes on elsewhere if it is lost."""
+"""Router of requests: sends each to the best replica of all pools, streams the answer, and retries after a loss."""
 
 from __future__ import annotations
 
@@ -29,14 +29,20 @@ from .waiting import Routing, Waiting
 
 log = logging.getLogger(__name__)
 
-MAX_STREAMS = 3072  # fewer than Serve takes at a time: beyond that it would let them wait, unseen and without end
-SHORT_TOKENS = 64  # an answer up to this, if not streamed, is one call; of a longer one not all is lost with a replica
-UNMEETABLE = 1.5  # times the deadline
-DEADLINE_GRACE_S = 1.0  # the replica ends a request at its deadline; so much later the ingress does
+MAX_STREAMS = 3072  # below Serve's own limit, beyond which it would let requests wait unseen and without end
+SHORT_TOKENS = 64  # unstreamed answers up to this are one call; longer ones are streamed, to keep what has come
+UNMEETABLE = 1.5  # a request is refused if its first token is predicted to take this many times its deadline
+DEADLINE_GRACE_S = 1.0  # the replica ends a request at its deadline; the ingress does so this much later
 
 
 class Router(Asking):
-    """`handles`: of the pools, by their names."""
+    """Router of requests to the replicas of all pools, with admission, retries and statistics.
+
+    handles  Serve's deployment handles, by the names of the pools
+    policy   timeouts and limits of retries
+    routing  objectives, weights and limits of the waiting queue
+    roster   source of the replicas that Serve's routers know
+    """
 
     def __init__(
         self,
@@ -52,7 +58,7 @@ class Router(Asking):
         self.num_streams = 0
         self.num_resumed = 0  # streams that went on on another replica
         self.failing = ""  # why replicas that are wanted do not start, as the control plane says; empty: they do
-        self._ended: MotleyError | None = None  # no stream goes on
+        self._ended: MotleyError | None = None  # set once all streams are to end
         pools = self._pools
         self._trunks = Trunks(
             pools.method("trunk", stream=True),
@@ -72,20 +78,21 @@ class Router(Asking):
         self._answer = pools.method("answer")
 
     async def stream(self, request: Request, *, whole: bool = False) -> AsyncGenerator[StreamMessage, None]:
-        """Messages of one request. Closing the generator, or cancelling its reader, stops the sequence.
+        """Stream the messages of one request. Closing the generator, or cancelling its reader, stops the sequence.
 
-        `whole`: nobody looks at them before the last, so there may as well be one.
+        The loss of a replica is hidden from the client: the request continues on another one, with the output so far.
+        If no replica with the same weights is left, it continues with others, which the first message from there names.
+        If it cannot continue, choices that have begun end with `replica_lost`, and then, or if nothing has begun,
+        Unavailable is raised. Whatever else cuts choices off, such as the deadline, ends them with its reason before
+        the error is raised. If nothing was sent before, as for a queued request, the error is raised at once, since the
+        answer has not begun.
 
-        A lost replica is not seen: the request goes to another, with the output so far. If none is left that has the
-        same weights, it goes on with others, and the first message of those has them. Where that cannot be,
-        choices that have begun end with `replica_lost`, and then, or if nothing has begun, it raises Unavailable.
-        Whatever cuts choices off, the deadline too: they end with their reason, and then it raises why; but where
-        nothing was said before, as in a queue, it raises at once: the reader's answer has not begun then.
+        whole  the client only sees the complete answer, so one message may carry all of it
         """
         self._refuse_if_draining()
         with self._tally.counted(request) as seen:
             if self.num_streams >= MAX_STREAMS:
-                raise Overloaded(f"{self.num_streams} requests are on their way already", code="queue_full")
+                raise Overloaded(f"{self.num_streams} requests are under way already", code="queue_full")
             self.num_streams += 1
             try:
                 journey = Journey(request, self._policy, _now())
@@ -120,18 +127,19 @@ class Router(Asking):
 
     @property
     def holding(self) -> bool:
-        """Whether there is no replica now, and what comes is held for the next: all were scaled away, or lost."""
+        """Whether there are no replicas now, lost or scaled away, and new requests are held until one comes."""
         return self.live.had_any and not self.live.members and self._waiting.holds and not self.failing
 
     @property
     def held(self) -> int:
-        """Requests that wait here for any replica to take them."""
+        """Number of requests that wait in this ingress for a replica to take them."""
         return self._waiting.held
 
     async def load(self) -> ReplicaLoad:
-        """What the healthy replicas carry together; nothing while requests are held for the first that comes.
+        """Return the summed load of the healthy replicas; an empty load while requests are held for the first replica.
 
-        Raises Unavailable if there are replicas and none is healthy, if they do not start, or the service is stopping.
+        Raises Unavailable if there are replicas and none is healthy, if they do not start, or if the service is
+        stopping.
         """
         self._refuse_if_draining()
         if not self.holding:
@@ -140,27 +148,27 @@ class Router(Asking):
             try:
                 return await super().load()
             except Unavailable:
-                if self.draining or not self.holding:  # the last may have gone just now
+                if self.draining or not self.holding:  # the last replica may just have gone
                     raise
         return ReplicaLoad()
 
     def fleet(self) -> FleetStatus:
-        """The replicas as this ingress sees them, and what has come to it."""
+        """Return the replicas as this ingress sees them, and the demand that it has had."""
         return FleetStatus(self.live.status(set(self._suspects)), self._tally.demand(self._waiting.held))
 
     def replace_routing(self, routing: Routing) -> None:
-        """From now on by these objectives and weights; what waits already is where it was."""
+        """Use these objectives and weights from now on; requests that wait already keep their places."""
         self.live.replace_slo(routing.slo)
         self.live.replace_order(routing.order)
         self._tally.slo = routing.slo
         self._waiting.replace(routing)
 
     def keep_steps_apart(self) -> None:
-        """Never merge messages for a reader that is slower than the engine: for measuring the service."""
+        """Never merge messages for a client that reads slower than the engine writes; for measuring the service."""
         self._trunks.apart = True
 
     async def _attempt(self, journey: Journey) -> AsyncGenerator[StreamMessage, None]:
-        """What is new to the reader of one replica's messages. Raises MotleyError unless every choice ended."""
+        """Yield what one replica adds to the answer. Raises MotleyError unless every choice ended."""
         progress = journey.progress
         request = journey.rest(_now())
         placement = self._place(journey, request)
@@ -192,7 +200,10 @@ class Router(Asking):
                 leave(response)
 
     async def _short_attempt(self, journey: Journey) -> AsyncGenerator[StreamMessage, None]:
-        """The same in one message, among others if there are such. Raises MotleyError unless every choice ended."""
+        """Yield one replica's answer in one message, batched with other short requests if there are any.
+
+        Raises MotleyError unless every choice ended.
+        """
         request, deadline = journey.rest(_now()), journey.deadline + DEADLINE_GRACE_S
         self._num_short += 1
         try:
@@ -211,14 +222,14 @@ class Router(Asking):
             raise journey.progress.broke_off("answer")
 
     def _may_go_on(self, message: StreamMessage, placement: Placement | None) -> bool:
-        """Whether what ends there because the context is full may go on where it is longer."""
+        """Return whether a choice that this message ends because the context is full may continue on a longer one."""
         ends = any(delta.finish_reason is FinishReason.LENGTH for delta in message.deltas)
         return ends and placement is not None and self.live.has_longer(placement.replica)
 
     async def _messages(
         self, attempt: Attempt, line: Line, own: AsyncIterator[Any], progress: Progress
     ) -> AsyncGenerator[StreamMessage, None]:
-        """The first message by the attempt's own stream, and then by its line."""
+        """Yield the first message from the attempt's own stream, and the following ones from its multiplexed stream."""
         first = await attempt.wait(anext(own, None))
         if first is None:
             return
@@ -231,7 +242,7 @@ class Router(Asking):
                 yield message
 
     def _place(self, journey: Journey, request: Request) -> Placement:
-        """On the weights, and of the numerics class, that began the answer, if there is such a replica."""
+        """Place the next attempt, preferably on a replica with the weights and numerics class of the answer so far."""
         placement = journey.place(self._suspects)
         self._rank(placement, [request])
         return placement
@@ -242,10 +253,10 @@ class Router(Asking):
         return placement
 
     def _rank(self, placement: Placement, requests: list[Request]) -> None:
-        """The best replicas of all pools, and the pool of the best."""
+        """Give the placement the best replicas of all pools, and the pool of the best one."""
         doubtful = {*placement.avoid, *self._suspects}
         never = doubtful | placement.unfit if placement.strict else placement.unfit
-        placement.unfit |= self.live.too_short(max(map(least, requests)))  # the ranking knows of those
+        placement.unfit |= self.live.too_short(max(map(least, requests)))  # the ranking leaves these out already
         visit = self.live.visit(
             requests, last=doubtful, never=never, numerics=placement.numerics, weights=placement.weights
         )
@@ -259,7 +270,7 @@ class Router(Asking):
         )
 
     async def _after(self, journey: Journey, error: MotleyError) -> MotleyError | None:
-        """Make ready for the next attempt; the error that ends the request if there is none."""
+        """Prepare the next attempt after an error; return the error that ends the request if there is none."""
         if self._ended is not None:
             return self._ended
         replica = self._suspect(journey.placement, error)
@@ -269,7 +280,7 @@ class Router(Asking):
         progress = journey.progress
         longer = is_too_short(error) and self.live.has_longer(replica, least(progress.rest(None)))
         if isinstance(error, Cut) and not longer:
-            return None  # there was: then it ends where it is
+            return None  # the longer context is gone: the next attempt lets the answer end where it is
         try:
             wait_s = journey.retry.after(
                 error, replica, num_tokens=progress.num_tokens, begun=progress.begun, longer=longer
@@ -285,7 +296,10 @@ class Router(Asking):
         return None
 
     async def _again(self, journey: Journey, final: MotleyError) -> MotleyError | None:
-        """What nobody has room for waits for its turn once more, if there are turns."""
+        """Queue a request once more that no replica had capacity for.
+
+        Return the error that ends it if that is not possible.
+        """
         if not (isinstance(final, Overloaded) and self._waiting.queues) or journey.progress.begun:
             return final
         try:
@@ -296,7 +310,10 @@ class Router(Asking):
         return None
 
     def _refuse_if_unmeetable(self, request: Request) -> None:
-        """Predictions may be off: refused is what they miss by far."""
+        """Raise Overloaded if the first token is predicted to come far too late.
+
+        Predictions may err, hence `UNMEETABLE`.
+        """
         left_s = request.deadline_s
         if left_s is None or (soonest_s := self.live.soonest(request)) is None or soonest_s <= UNMEETABLE * left_s:
             return
@@ -307,7 +324,7 @@ class Router(Asking):
         )
 
     def _leave_pool(self, journey: Journey) -> None:
-        """The next attempt is in another pool: this one's have been asked, or there are none."""
+        """Avoid this pool in the next attempt: all of its replicas have been tried, or it has none."""
         placement = journey.placement
         assert placement is not None
         assert placement.visit is not None
@@ -315,7 +332,7 @@ class Router(Asking):
         journey.retry.avoid |= here | placement.asked
 
     def end_streams(self) -> None:
-        """End those that are left with an error that says why, rather than be cut off with the process."""
+        """End all open streams with an error that says why, rather than let them be cut off with the process."""
         self.drain()
         self._ended = Unavailable("the service is stopping", code="draining")
         self._waiting.end_all(self._ended)

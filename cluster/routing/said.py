@@ -1,4 +1,4 @@
-"""A stream that begins when there is something to say, so that a refusal before that is one and no broken answer."""
+"""Stream that begins with the first real output, so that an earlier error is a refusal and not a broken answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..gather import is_cut_off
 
 
 async def heard(messages: AsyncGenerator[StreamMessage, None]) -> AsyncGenerator[StreamMessage, None]:
-    """The same messages, the first ones as soon as one of them says something; none where an error comes before."""
+    """Yield the same messages, held back until one has real output; yield none if an error comes before that."""
     held: list[StreamMessage] | None = []
     async with aclosing(messages):
         async for message in messages:
@@ -28,7 +28,7 @@ async def heard(messages: AsyncGenerator[StreamMessage, None]) -> AsyncGenerator
 
 
 def says_something(message: StreamMessage) -> bool:
-    """Whether anything of the answer is in it: not if choices are cut off in it, and that is all."""
+    """Return whether a message has any part of the answer: choices that are merely cut off in it do not count."""
     if message.embedding is not None or message.prompt_logprobs is not None:
         return True
     ends = any(delta.finish_reason is not None and not is_cut_off(delta) for delta in message.deltas)

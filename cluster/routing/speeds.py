@@ -1,4 +1,4 @@
-"""How fast replicas are held to be beforehand: what they have measured, and what others like them have. Pure."""
+"""Initial estimates of how fast replicas are, from their own measurements and those of replicas like them. Pure."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from .terms import Speed
 
 __all__ = ["Speeds", "speed_of"]
 
-_GUESS = Speed(1000.0, (0.05,) * len(BATCHES), 0.0, 512, 64, 1 << 17)  # of a replica that has measured nothing
+_GUESS = Speed(1000.0, (0.05,) * len(BATCHES), 0.0, 512, 64, 1 << 17)  # for a replica that has measured nothing
 
 
 class Speeds:
-    """A replica is as fast as the fastest that has come of a pool's replicas on alike devices.
+    """Estimates of speed: a replica is as fast as the fastest so far of its pool on the same kind of device.
 
-    One that measured itself while others started looks slow: nothing would be sent there that could correct it.
-    Whoever is held to be too fast is soon corrected.
+    A replica that measured itself while others started looks slow, and would get no requests that could correct this.
+    An estimate that is too fast is soon corrected.
     """
 
     def __init__(self) -> None:
-        self._fastest: dict[tuple[str, ...], Speed] = {}  # that any replica of a pool has measured, by device
+        self._fastest: dict[tuple[str, ...], Speed] = {}  # measured by any replica of a pool, by device
 
     def come(self, pool: str, profile: ReplicaProfile) -> bool:
-        """Whether others like it are held to be faster from now on."""
+        """Record a replica's measurements, and return whether they raise the estimate of others like it."""
         own = speed_of(profile)
         if own is _GUESS:
             return False
@@ -37,7 +37,10 @@ class Speeds:
 
 
 def speed_of(profile: ReplicaProfile) -> Speed:
-    """What a profile says; of one without rates, or with another release's, a guess that all such replicas share."""
+    """Return the speed that a profile states.
+
+    A profile without rates, or with another release's, gets a guess that all such replicas share.
+    """
     if len(profile.decode_s) != len(BATCHES) or profile.prefill_tokens_per_s <= 0:
         return _GUESS
     return Speed(
@@ -55,7 +58,7 @@ def _alike(pool: str, profile: ReplicaProfile) -> tuple[str, ...]:
 
 
 def _faster(own: Speed, other: Speed) -> Speed:
-    """With its own limits, and the better of both in everything else."""
+    """Return a speed with the limits of `own`, and the better of both in everything else."""
     return replace(
         own,
         prefill_tokens_per_s=max(own.prefill_tokens_per_s, other.prefill_tokens_per_s),

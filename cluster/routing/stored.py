@@ -1,4 +1,4 @@
-"""Which beginnings of prompts the stores of prefixes hold, as far as replicas have told this ingress. Pure."""
+"""View of which prompt prefixes the shared prefix stores hold, from what replicas have told this ingress. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from .prefixes import PrefixView
 
 __all__ = ["StoredView"]
 
-MOST_PIECES = 16_384  # remembered of each store: a million tokens
-MOST_IDLE = 8  # stores that are remembered while no replica reads them: one may come, with nothing of its own
+MOST_PIECES = 16_384  # maximum pieces remembered of each store: a million tokens
+MOST_IDLE = 8  # stores that are remembered while no replica reads them, since one with an empty cache may join
 
 
 class StoredView:
-    """By number: all replicas that read each other's prefixes have the same one, which their profile's `shares` names.
+    """View of the prefixes in each prefix store, by the store's number.
 
-    A view: the store may have lost what is here. Who is sent for it computes it then, and tells.
+    Replicas that read each other's prefixes have the same store, which the `shares` of their profiles names. It is only
+    a view: a store may have lost what is recorded here. The replica that looks for it then computes it, and reports the
+    loss.
     """
 
     def __init__(self) -> None:
@@ -29,7 +31,7 @@ class StoredView:
         self._free: list[int] = []
 
     def come(self, shares: str) -> int:
-        """The number of what a replica reads that has come."""
+        """Add a reader of the store that `shares` names, and return the store's number."""
         if shares not in self._numbers:
             number = self._free.pop() if self._free else len(self._numbers)
             self._numbers[shares] = number
@@ -39,7 +41,7 @@ class StoredView:
         return self._numbers[shares]
 
     def leave(self, shares: str) -> None:
-        """A replica has gone that read it."""
+        """Remove a reader of the store that `shares` names; a store without readers is remembered for a time."""
         self._readers[shares] -= 1
         if self._readers[shares]:
             return
@@ -51,19 +53,19 @@ class StoredView:
             self._free.append(number)
 
     def learn(self, number: int, chain: Sequence[int], stored: Stored) -> None:
-        """A replica that reads it has told so of a prompt."""
+        """Record what a replica that reads the store has reported of a prompt."""
         if stored.tokens >= PIECE_TOKENS:
             self._view.add(number, chain[: stored.tokens // PIECE_TOKENS])
         if stored.absent is not None:
             self._view.correct(number, chain[:], stored.absent // PIECE_TOKENS)
 
     def tokens(self, chain: Iterable[int]) -> dict[int, int]:
-        """Of those that have a beginning of that prompt: how many tokens."""
+        """Return, for each store that has a prefix of the prompt, how many of its leading tokens it has."""
         if not self._readers:
             return {}
         return {number: depth * PIECE_TOKENS for number, depth in self._view.depths(chain).items()}
 
     def clear(self) -> None:
-        """They were told to forget."""
+        """Forget the contents of all stores, which were told to drop them."""
         for number in self._numbers.values():
             self._view.clear(number)

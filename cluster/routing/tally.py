@@ -1,4 +1,4 @@
-"""What has come to one ingress, and what became of it: counted for whoever scales."""
+"""Statistics of the requests that one ingress has had and of what became of them, for the autoscaler and metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .predict import Slo
 
 __all__ = ["Latencies", "Seen", "Tally"]
 
-# vLLM's
+# Bounds of the buckets, as vLLM has them
 _TTFT_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
     640.0, 2560.0,
@@ -27,7 +27,7 @@ _E2E_S = (
 
 
 class Latencies:
-    """Seconds of requests that one ingress has sent to a pool: to the first token, between messages, and to the end."""
+    """Histograms of one ingress's requests to a pool: seconds to the first token, between messages, and to the end."""
 
     __slots__ = ("_e2e", "_itl", "_ttft")
 
@@ -44,7 +44,7 @@ class Latencies:
         self._e2e.add(seconds)
 
     def spreads(self) -> dict[str, Spread]:
-        """By vLLM's names."""
+        """Return the histograms by vLLM's metric names."""
         return {
             "time_to_first_token_seconds": self._ttft.spread(),
             "inter_token_latency_seconds": self._itl.spread(),
@@ -53,9 +53,10 @@ class Latencies:
 
 
 class Seen:
-    """One request, as its reader has it: the time a message waits for the reader counts as any other.
+    """Measurement of one request as its client sees it: time that a message waits for the client counts too.
 
-    Of one that moves each pool has what came from there: the first token, a gap that ends with a message, the end.
+    If the request moves between pools, each pool is charged with what came from there: the first token, a gap that ends
+    with a message, the end.
     """
 
     def __init__(self, clock: Callable[[], float], choices: int, latencies: dict[str, Latencies]) -> None:
@@ -63,8 +64,8 @@ class Seen:
         self._clock = clock
         self._pools = latencies
         self._pool: str | None = None
-        self._here: Latencies | None = None  # of the pool that the last message came from,
-        self._began: Latencies | None = None  # and of that which the first came from
+        self._here: Latencies | None = None  # histograms of the pool that the last message came from
+        self._began: Latencies | None = None  # histograms of the pool that the first message came from
         self._messages = 0
         self._choices = choices
         self._came = clock()
@@ -90,7 +91,10 @@ class Seen:
         self.output_tokens += tokens
 
     def ended(self) -> None:
-        """An answer in one message says nothing of when its first token was there, unless it has no other."""
+        """Record the end of the request.
+
+        An answer in one message does not show when its first token was ready, unless it has no other tokens.
+        """
         if self._here is None:
             return
         if self._messages == 1 and self._first_tokens <= self._choices:
@@ -111,7 +115,11 @@ class Seen:
 
 
 class Tally:
-    """`slo`: what counts as late; None: nothing does. `latencies`: by pool, of those that have answered."""
+    """Counters of one ingress's requests.
+
+    slo        objectives that decide which requests count as late; None: none do
+    latencies  histograms by pool, for pools that have answered
+    """
 
     def __init__(self, slo: Slo | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.slo = slo
@@ -121,7 +129,7 @@ class Tally:
 
     @contextmanager
     def counted(self, request: Request) -> Iterator[Seen]:
-        """From its coming to its end."""
+        """Count a request from its arrival to its end, while the context is open."""
         self._requests += 1
         self._prompt_tokens += len(request.prompt_ids)
         seen = Seen(self._clock, request.sampling.n, self.latencies)

@@ -1,4 +1,4 @@
-"""What a prediction is made of, and what it says: the request, a replica's speed, the objectives."""
+"""Types of a prediction: the request to place, a replica's speed, the objectives, and the result."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["PIECES", "Ask", "Floats", "Predicted", "Slo", "Speed", "pieces"]
 
 Floats = NDArray[np.float64]
 
-PIECES = len(BATCHES)  # that a step's time is linear in: between two of BATCHES, and beyond the last
+PIECES = len(BATCHES)  # intervals in which a step's time is linear: between two of BATCHES, and beyond the last
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Objectives in seconds: to the first token, and per token after it."""
+    """Latency objectives in seconds: time to first token, and time per token after it."""
 
     ttft_s: float
     tpot_s: float
@@ -28,11 +28,12 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a profile says of a replica.
+    """Speed and limits of a replica, as its profile states them.
 
-    decode_s   of one step at each of BATCHES, with short contexts
-    context_s  more, for each token of context of the sequences of a step
-    chunk      tokens of a step, prompts' and others together
+    decode_s    seconds of one step at each batch size of BATCHES, with short contexts
+    context_s   seconds that each token of the contexts of a step's sequences adds
+    chunk       maximum tokens of a step, prompts and decodes together
+    kv_tokens   tokens that its KV blocks hold
     """
 
     prefill_tokens_per_s: float
@@ -45,15 +46,16 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is to be placed.
+    """Routing query: what is to be placed on a replica.
 
-    cached         by replica, tokens of the prompt that it holds already; none: nothing is known
-    stored         likewise by prefix store, leading tokens that can be fetched from there
-    context        tokens that the longest of its sequences may come to: where the model's context is shorter, never
-    last           replicas that come after all others: it has failed there, or they are suspects
-    numerics       as `Directory.add` was told: replicas of another class come after; None: any
-    others         replicas of other weights than it was begun with: they come after those, and after other classes
-    output_tokens  how many it may make; None: nobody knows
+    cached         prompt tokens that each replica has cached, by replica; None: nothing is known
+    stored         leading prompt tokens that each prefix store has, by store; None: nothing is known
+    context        context that the longest of its sequences may need: a replica with a shorter one is never chosen
+    last           replicas that rank behind all others: the request has failed there, or they are suspects
+    numerics       numerics class, as passed to `Directory.add`: replicas of another class rank behind; None: any
+    others         replicas with other weights than the answer began with: they rank behind those, and behind other
+                   classes
+    output_tokens  maximum output tokens; None: unknown
     """
 
     prompt_tokens: int
@@ -67,11 +69,11 @@ class Ask:
 
 
 class Predicted(NamedTuple):
-    """Of one request on one replica, in seconds. strain: of its objectives' margins, what the scarcer one takes.
+    """Predicted times in seconds of one request on one replica.
 
-    With no objectives the strain is the time to the end of an answer of usual length.
-
-    ttft_off, tpot_off  the corrections that are in it
+    strain              share of its objective that the scarcer of both times takes, after the margins; without
+                        objectives the seconds until an answer of usual length ends
+    ttft_off, tpot_off  the corrections that are part of the prediction
     """
 
     replica: int
@@ -83,9 +85,10 @@ class Predicted(NamedTuple):
 
 
 def pieces(speed: Speed, full_s: float) -> Floats:
-    """[2, pieces] of a step's time: between two of BATCHES as measured, and beyond them as prompts are computed.
+    """Return offset and slope of a step's time in each piece, as an array [2, pieces].
 
-    A step with so many tokens takes what its piece begins with, and so many times what that rises by.
+    A step with n tokens takes the offset plus n times the slope. Between two of BATCHES these follow the measurements,
+    and above the last the speed of prefill.
     """
     ends, seconds = np.asarray(BATCHES, dtype=float), np.asarray(speed.decode_s)
     rises = np.empty(PIECES)

@@ -1,4 +1,4 @@
-"""The ingress's ends of the trunks: one for each replica with several streams (see replicas/trunk.py)."""
+"""Ingress side of the multiplexed streams: one for each replica that has several streams (see replicas/trunk.py)."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ from .pulse import Attempt
 log = logging.getLogger(__name__)
 
 FAILURES = (MotleyError, RayError, RayServeException, grpc.RpcError)
-Item = StreamMessage | str | int  # of a request's own stream
-PAYS_FROM = 2  # streams on one replica
-MOST_BYTES = 2**20  # that came by a trunk and wait for one reader; then the rest comes by the request's own stream
+Item = StreamMessage | str | int  # item of a request's own stream
+PAYS_FROM = 2  # streams on one replica from which a multiplexed stream pays
+MOST_BYTES = 2**20  # maximum waiting for one reader by a trunk; then the rest comes by the request's own stream
 
 
 class Line:
-    """One attempt of one request: its messages in order, of its own stream first and then by the trunk.
+    """Messages of one attempt in order: first from its own stream, then from the replica's multiplexed one (trunk).
 
-    A trunk waits for none of its readers. So one that is behind is set aside: what follows what the trunk has brought
-    comes by the request's own stream again, only as fast as it is read. Such a reader gets what has piled up merged,
-    unless `apart`: then every step's message stays one, which is of use only in measuring.
+    A trunk waits for none of its readers, so a reader that falls behind is set aside: after what the trunk has already
+    brought, its messages come by the request's own stream again, only as fast as they are read. Such a reader gets what
+    has accumulated merged into fewer messages, unless `apart` is set: then every step's message stays separate, which
+    only measurements need.
     """
 
     def __init__(self, placement: Placement, open_trunks: Container[str], *, apart: bool = False) -> None:
@@ -46,19 +47,22 @@ class Line:
         self._apart = apart
         self._ready = Pile()
         self._set_aside = False
-        self._trunk: str | None = None  # what comes next comes by it
-        self._by_trunk = 0  # messages
-        self._announced: int | None = None  # how many there are in all, once its own stream has said so
+        self._trunk: str | None = None  # the trunk that brings the next messages
+        self._by_trunk = 0  # messages that came by the trunk
+        self._announced: int | None = None  # how many come by the trunk in all, once its own stream has said so
         self._error: Exception | None = None
         self._follower: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     async def next(self, own: AsyncIterator[Item]) -> StreamMessage | None:
-        """The next message, or None at the end. `own`: the rest of the attempt's own stream. Raises its error."""
+        """Return the next message, or None at the end. Raises the error of the attempt's own stream.
+
+        own  the rest of the attempt's own stream
+        """
         if self._trunk is not None and not await self._more_by_trunk():
             self._trunk = None
         if self._trunk is None:
-            item = await anext(own, None)  # only as fast as its reader: whoever writes it waits
+            item = await anext(own, None)  # only as fast as it is read: its writer waits
             if not isinstance(item, str):
                 assert not isinstance(item, int), "how many went by the trunk, and none did"
                 return item
@@ -67,20 +71,20 @@ class Line:
         return self._ready.take(1 if self._apart else MOST_MERGED)
 
     def from_trunk(self, message: StreamMessage) -> None:
-        """May come before its turn, which `next` sees to."""
+        """Accept a message from the trunk, which may come before its turn: `next` restores the order."""
         self._by_trunk += 1
         self._ready.put(message)
         self.wake()
 
     def falls_behind(self) -> bool:
-        """True once, when too much waits for its reader."""
+        """Return True once, when more than `MOST_BYTES` wait for the reader."""
         if self._set_aside or self._ready.num_bytes <= MOST_BYTES:
             return False
         self._set_aside = True
         return True
 
     def wake(self) -> None:
-        """Look again whether there is something to read or to wait for."""
+        """Make a waiting `next` check again whether there is a message or anything left to wait for."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -93,7 +97,10 @@ class Line:
         self._follower = asyncio.create_task(self._follow(own))
 
     async def _more_by_trunk(self) -> bool:
-        """There is something to take, or nothing follows by the trunk."""
+        """Wait for a message from the trunk; return False when no more follow.
+
+        Raises the error of the attempt's own stream.
+        """
         while not self._ready:
             if self._error is not None:
                 raise self._error
@@ -116,10 +123,12 @@ class Line:
 
 
 class Trunks:
-    """Opened when they pay, read to their end. `read`, `aside`: the pool's methods `trunk` and `aside`.
+    """Multiplexed streams of one ingress, each opened when it pays and read to its end.
 
-    apart    no line merges messages
-    on_life  told the name of a replica whose trunk has brought something
+    read, aside  the pool's methods `trunk` and `aside`
+    place        returns the placement on the replica of a given name
+    on_life      called with the name of a replica whose trunk has brought something
+    apart        no line merges messages
     """
 
     def __init__(
@@ -140,7 +149,7 @@ class Trunks:
 
     @contextmanager
     def line(self, placement: Placement) -> Iterator[Line]:
-        """For one attempt that goes where `placement` says."""
+        """Provide a line for one attempt that goes where `placement` says, while the context is open."""
         number = next(self._numbers)
         placement.ticket = (self._ingress, number)
         line = self._lines[number] = Line(placement, self._open, apart=self.apart)
@@ -152,11 +161,14 @@ class Trunks:
 
     @contextmanager
     def streaming(self, line: Line) -> Iterator[None]:
-        """While an attempt has more to come than its first message."""
+        """Count a stream of a replica while it has more to come than its first message.
+
+        Open a trunk there when it pays.
+        """
         replica = line.placement.replica or ""
         self._streams[replica] += 1
         if self._streams[replica] >= PAYS_FROM and replica not in self._followed:
-            # Without the context of the request that happens to be there: Serve would take it for that one's.
+            # In an empty context: in that of the present request, Serve would take the call for that request's.
             task = asyncio.create_task(self._follow(replica), context=contextvars.Context())
             self._followed[replica] = task
         try:
@@ -191,7 +203,10 @@ class Trunks:
                 line.wake()
 
     def _tell(self, replica: str, number: int) -> None:
-        """That line's reader is behind. Should the replica not hear of it, it brings all of it by the trunk."""
+        """Tell a replica that a line's reader is behind.
+
+        If the replica does not hear of it, all messages come by the trunk.
+        """
         task = asyncio.create_task(self._set_aside(replica, number), context=contextvars.Context())
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
@@ -200,7 +215,7 @@ class Trunks:
         attempt = Attempt(self._place(replica))
         response = self._aside.remote((self._ingress, number), attempt.placement)
         try:
-            with suppress(*FAILURES):  # then it is the replica that has gone, and all its streams with it
+            with suppress(*FAILURES):  # a failed call means that the replica is gone, and all its streams with it
                 await attempt.wait(response)
         finally:
             leave(response)

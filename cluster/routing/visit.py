@@ -1,4 +1,4 @@
-"""One attempt of one request, as the directory counts it: where it is best placed, where it is, and what it takes."""
+"""Tracker of one attempt of one request: where it is best placed, where it is, and what the directory counts for it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .prefixes import PrefixView
 
 __all__ = ["Visit"]
 
-MOST_OVERHEAD_S = 0.1  # on the way to a replica and back; what is more is the replica's
-TELLING_S = 0.05  # of a prediction: less tells more of the way than of the replica
-LEAST_STEPS = 4  # that a time per token is taken from
-READER_SHARE = 0.2  # of the time: a reader that takes more of it sets the pace itself
+MOST_OVERHEAD_S = 0.1  # maximum time to a replica and back; a longer delay is the replica's own
+TELLING_S = 0.05  # shorter predictions say more about the way to a replica than about the replica
+LEAST_STEPS = 4  # minimum number of steps to measure a time per token
+READER_SHARE = 0.2  # share of the time above which the reader, not the replica, sets the pace
 
 
 class DirectoryView(Protocol):
-    """What a visit reads of the replicas that an ingress knows (live.py), and what it tells of them."""
+    """Interface of the directory (live.py) to a dispatch tracker, which reads replicas and reports observations."""
 
     directory: Directory
     members: dict[str, Member]
@@ -42,7 +42,14 @@ class DirectoryView(Protocol):
 
 
 class Visit:
-    """`order`: the best replicas, best first. Ends once, however often it is told so."""
+    """Tracker of one dispatch: counts a request on its replica, and compares what is observed there with predictions.
+
+    order      predictions of the best replicas, best first
+    ask        the routing query
+    sequences  number of sequences that are placed together
+    chain      hash chain of the longest prompt
+    ttft_s     observed seconds to the first token; None: it has not come
+    """
 
     def __init__(
         self, live: DirectoryView, order: dict[str, Predicted], ask: Ask, sequences: int, chain: Chain
@@ -53,11 +60,11 @@ class Visit:
         self._live = live
         self._ask, self._sequences = ask, sequences
         self._chain = chain
-        self._tokens = 0  # that the replica was thought to compute
+        self._tokens = 0  # prompt tokens that the replica is expected to compute
         self._replica: str | None = None
         self._member: Member | None = None
         self._sent_s = self._first_s = self._last_s = 0.0
-        self._reader_s = 0.0  # that messages waited for their reader
+        self._reader_s = 0.0  # seconds that messages waited for their reader
         self._first_tokens = self._all_tokens = 0
 
     @property
@@ -65,7 +72,7 @@ class Visit:
         return next(iter(self.order), None)
 
     def to(self, replica: str) -> None:
-        """It goes there, or is about to: whoever is placed next is to know."""
+        """Count the request on this replica, where it goes now, so that the next placement takes it into account."""
         if replica == self._replica:
             return
         self._leave()
@@ -79,7 +86,7 @@ class Visit:
             asyncio.get_running_loop().call_soon(self._remember, self._member)
 
     def message(self, message: StreamMessage) -> None:
-        """One came from there."""
+        """Record a message from the replica: its load, the prefixes it reports, and the times of tokens."""
         now = self._live.clock()
         self._live.heard(self._replica, message.load, self._sent_s)
         self.told(message)
@@ -95,13 +102,16 @@ class Visit:
         self._last_s = now
 
     def told(self, message: StreamMessage, request: Request | None = None) -> None:
-        """request: whose it is, where several have been placed together; prefixes are followed of the longest."""
+        """Record what a message reports of its prompt in the replica's prefix store.
+
+        request  request of the message, where several were placed together: only the longest prompt's prefix is tracked
+        """
         known = request is None or request is self._chain.request
         if message.stored is not None and known and (member := self._here()) is not None:
             self._live.told(member, self._chain, message.stored)
 
     def take(self) -> None:
-        """Something has come from there: it was not refused."""
+        """Record that the replica has accepted the request and begun it, since something has come from there."""
         member = self._here()
         if not self._taken and member is not None:
             self._live.directory.begun(self._live.clock(), member.row, self._tokens)
@@ -109,7 +119,7 @@ class Visit:
 
     @contextmanager
     def reader(self) -> Iterator[None]:
-        """While its reader has a message."""
+        """Measure how long the reader holds a message, while the context is open."""
         began = self._live.clock()
         try:
             yield
@@ -117,7 +127,7 @@ class Visit:
             self._reader_s += self._live.clock() - began
 
     def whole(self, message: StreamMessage) -> None:
-        """All of it came as one."""
+        """Record an answer that came in one message, and correct the replica's predictions by its time."""
         now = self._live.clock()
         self._live.heard(self._replica, message.load, self._sent_s)
         self.told(message)
@@ -125,13 +135,16 @@ class Visit:
         tokens = sum(len(delta.token_ids) for delta in message.deltas)
         if (member := self._here()) is None or (predicted := self.order.get(self._replica or "")) is None:
             return
-        self.ttft_s = now - self._sent_s  # of which nobody sees more
+        self.ttft_s = now - self._sent_s  # all that can be observed of it
         expected = predicted.ttft_s + max(0.0, tokens / self._sequences - 1) * predicted.tpot_s
         self._live.directory.saw_whole(member.row, predicted, _told(member, expected, self.ttft_s) / expected)
         self._live.observed(member)
 
     def end(self) -> None:
-        """Nothing follows from there, or nobody waits for it."""
+        """Stop counting the request on its replica, from which nothing more is awaited.
+
+        Calling it again does nothing.
+        """
         if self._member is None:
             self._replica = None
             return
@@ -172,13 +185,13 @@ class Visit:
             self._live.observed(member)
 
     def _here(self) -> Member | None:
-        """The replica, if it is there still: its row may be another's by now."""
+        """Return the replica if it still exists: its row may belong to another by now."""
         member = self._member
         return member if member is not None and self._live.members.get(self._replica or "") is member else None
 
 
 def _told(member: Member, predicted_s: float, observed_s: float) -> float:
-    """What an observation says of the replica itself: without the way there, and little if it was over soon."""
+    """Return the observed seconds without the way to the replica and back; short predictions are corrected little."""
     excess = max(0.0, observed_s - predicted_s)
     grown = member.overhead_s * 1.01 + 1e-5 if member.observed else MOST_OVERHEAD_S
     member.overhead_s = min(grown, excess, MOST_OVERHEAD_S)

@@ -1,4 +1,4 @@
-"""Requests that no replica would take now: they wait for their turn, within bounds, rather than be refused at once."""
+"""Admission queue: requests that no replica would take now wait for their turn, within bounds."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from .priorities import Priorities
 
 __all__ = ["Routing", "Waiting"]
 
-LOOK_S = 0.05  # between two looks at who has waited too long, if nothing else happens
-KNOCK_S = 0.25  # that one has waited by then, room that is left at once would have been heard of
-SEEN, LOOKED = 64, 8  # of those that wait, next first: how many may pass others, and of how many it is predicted
-SCAN_S = 0.01  # so often
-PATIENCE = 0.5  # of the time in which one can still be answered as it should: so long others may pass it
-AFTER_REFUSAL_S = 0.1  # a fleet that has refused what it should have had room for is left alone for so long
+LOOK_S = 0.05  # interval of the search for requests that have waited too long, if nothing else happens
+KNOCK_S = 0.25  # after this wait, a request that other ingresses crowd out is sent although no place is known
+SEEN, LOOKED = 64, 8  # waiting requests, next first, that may pass others, and for how many of them to predict
+SCAN_S = 0.01  # minimum time between two scans of requests behind one that cannot go
+PATIENCE = 0.5  # share of the time in which a request can still meet its objective, while others may pass it
+AFTER_REFUSAL_S = 0.1  # pause after a fleet refused a request for which it should have had capacity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How an ingress places requests.
+    """Settings of how an ingress places requests.
 
-    slo           times a request is to have; None: the sooner the better
-    shed          refuse what is predicted to miss them, rather than serve it late
-    weights       of tenants that have another share than 1 while not all can be served
-    groups        of tenants that share prefixes with others, by tenant
-    max_wait_s    how long a request may wait while every replica is full; 0: it is refused at once
-    hold_s        how long it may wait while there is no replica at all
-    max_waiting   requests that may wait; max_waiting_tokens: tokens of their prompts
-    order         another order of the replicas than best first: for benchmarks, beside which Motley's is to stand
+    slo                 latency objectives; None: the sooner the better
+    shed                refuse requests that are predicted to miss the objectives, rather than serve them late
+    weights             weights of tenants whose share is not 1 while not all can be served
+    groups              cache group of tenants that share prefixes with others, by tenant
+    max_wait_s          longest wait while every replica is full; 0: requests are refused at once
+    hold_s              longest wait while there is no replica at all
+    max_waiting         maximum number of waiting requests
+    max_waiting_tokens  maximum number of prompt tokens of waiting requests
+    order               replaces Motley's order of the replicas with another one, to compare them in benchmarks
     """
 
     slo: Slo | None = None
@@ -54,10 +55,13 @@ class Routing:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """
-    since    when it began to wait for room; infinite: there is no replica for it
-    wanted   tokens that it may come to
-    least_s  see `Live.least_s`; fleet: of which replicas
+    """One waiting request.
+
+    came      resolved when the request may be sent
+    since     when it began to wait for capacity; infinite: there is no replica for it
+    wanted    tokens that it may come to
+    least_s   lower bound of its time to first token (see `Live.least_s`)
+    fleet     version of the set of replicas that `least_s` was computed for
     """
 
     request: Request
@@ -70,19 +74,24 @@ class _Turn:
     fleet: int = -1
 
     def asks_less(self, other: _Turn) -> bool:
-        """Whether it has room wherever the other one has."""
+        """Return whether any replica with capacity for the other request also has capacity for this one."""
         tokens, of_other = len(self.request.prompt_ids), len(other.request.prompt_ids)
         return tokens <= of_other and self.wanted <= other.wanted and self.since >= other.since
 
 
 class Waiting:
-    """One ingress's. Times in the loop's seconds. `several`: whether there is more than one pool."""
+    """Admission queue of one ingress. Times are in seconds of the event loop's clock.
+
+    live     directory of the replicas
+    routing  settings of the queue
+    several  returns whether there is more than one pool
+    """
 
     def __init__(self, live: Live, routing: Routing, several: Callable[[], bool]) -> None:
         self._live = live
         self._routing = routing
         self._several = several
-        self.priorities = Priorities()  # of what has had its turn, as long as its caller says so
+        self.priorities = Priorities()  # of requests that were sent, until their callers end them
         self._queue: FairQueue[_Turn] = FairQueue(routing.weights, routing.max_waiting, routing.max_waiting_tokens)
         self._pump: asyncio.Task[None] | None = None
         self._closed_until = 0.0
@@ -94,19 +103,21 @@ class Waiting:
 
     @property
     def holds(self) -> bool:
-        """Whether requests wait for a replica that is not there yet."""
+        """Whether requests wait while there is no replica yet."""
         return self._routing.hold_s > 0
 
     @property
     def queues(self) -> bool:
-        """Whether requests wait for full replicas."""
+        """Whether requests wait while all replicas are full."""
         return self._routing.max_wait_s > 0
 
     async def turn(self, request: Request, arrived: float, deadline: float, *, again: bool = False) -> None:
-        """Return when it may be sent. `again`: it was, and every replica has refused it.
+        """Wait until the request may be sent.
 
-        Raises Overloaded if there is no room to wait or it has waited too long, DeadlineExceeded, and Unavailable if no
-        replica has come.
+        Raises Overloaded if the queue is full or it has waited too long, DeadlineExceeded, and Unavailable if no
+        replica came.
+
+        again  the request was sent before, and every replica refused it
         """
         now = _now()
         if again:
@@ -125,7 +136,7 @@ class Waiting:
         if entry is None:
             raise self._full()
         if self._pump is None:
-            # Without the context of the request that happens to be first: it would live on in the task.
+            # In an empty context: that of the first request would live on in the task.
             self._pump = asyncio.create_task(self._run(), context=contextvars.Context())
         self._live.changed.set()
         try:
@@ -155,7 +166,7 @@ class Waiting:
                 while (chosen := self._next(_now())) is not None:
                     self._queue.take(chosen)
                     chosen.item.came.set_result(None)
-                    await asyncio.sleep(0)  # it is placed, and counted where it went, before the next one is looked at
+                    await asyncio.sleep(0)  # let it be placed and counted on its replica before the next is considered
                 try:
                     async with asyncio.timeout(LOOK_S):
                         await self._live.changed.wait()
@@ -165,13 +176,16 @@ class Waiting:
             self._pump = None
 
     def _next(self, now: float) -> Entry[_Turn] | None:
-        """Who goes now: the first in turn that may. Those that have no hope any more leave the line."""
+        """Return the first request in turn that may be sent now.
+
+        Refuse those that can no longer meet their objectives.
+        """
         refused: list[_Turn] = []
         hopeless: list[Entry[_Turn]] = []
         chosen = None
         for entry in islice(self._queue.in_turn(), SEEN):
             turn = entry.item
-            if turn.came.done() or math.isinf(turn.since):  # its client has left just now, or it has no replica
+            if turn.came.done() or math.isinf(turn.since):  # its client has just cancelled, or it has no replica
                 continue
             if not any(each.asks_less(turn) for each in refused):
                 if refused and (now < self._scan_at or len(refused) == LOOKED):
@@ -198,7 +212,7 @@ class Waiting:
         return bool(patient and now - turn.arrived > KNOCK_S and self._live.is_crowded_out(turn.request))
 
     def _may_be_passed(self, turn: _Turn, now: float) -> bool:
-        """By others that have room, for a time: then there is to be room for it at last."""
+        """Return whether others with capacity may go before this request, which is so only for a limited time."""
         slo = self._routing.slo
         return self._sheds and slo is not None and now - turn.since < PATIENCE * (slo.ttft_s - turn.least_s)
 
@@ -214,9 +228,10 @@ class Waiting:
         )
 
     def _would_displace(self, request: Request) -> bool:
-        """Whether a replica would take another's place for it: one of a lower priority that this ingress has sent.
+        """Return whether a replica would preempt a request of lower priority, sent by this ingress, for this one.
 
-        No more are sent so than there are places: others of such a priority have the rest of them.
+        No more such requests are sent than there are places, since others of the same or higher priority take the
+        remaining.
         """
         lowest, priority = self.priorities.lowest, request.priority
         if lowest is None or lowest >= priority:
@@ -225,12 +240,15 @@ class Waiting:
         return self.priorities.not_below(priority) < places
 
     def _is_absent(self, request: Request) -> bool:
-        """Whether there is no replica for it. Of one pool Serve knows when its first comes."""
+        """Return whether there is no replica for the request.
+
+        With a single pool, Serve itself waits for the first replica.
+        """
         live = self._live
         return not live.fits(request) if live.members else live.had_any or self._several()
 
     def _over(self, turn: _Turn, now: float) -> MotleyError | None:
-        """Why it waits no longer."""
+        """Return the error that ends the request's wait, or None if it goes on waiting."""
         routing = self._routing
         if now >= turn.deadline:
             return DeadlineExceeded("the deadline passed before any replica had room")
@@ -250,19 +268,25 @@ class Waiting:
         return self._routing.shed and self._routing.slo is not None and self.queues
 
     def _is_vain(self, turn: _Turn, now: float) -> bool:
-        """Whether there is no use in waiting at all. What others that wait leave of the fleet is seen later."""
+        """Return whether waiting is useless from the start.
+
+        Capacity that other waiting requests take is considered later.
+        """
         return self._is_late(turn, now) or (not len(self._queue) and self._is_hopeless(turn, now))
 
     def _is_late(self, turn: _Turn, now: float) -> bool:
-        """Whether no replica would answer it in time even if it were empty."""
+        """Return whether no replica would answer the request in time even if it were idle."""
         assert self._routing.slo is not None
         left_s, fleet = self._routing.slo.ttft_s - (now - turn.since), self._live.contexts.version
-        if turn.fleet != fleet or turn.least_s > left_s:  # they may have been seen to be faster
+        if turn.fleet != fleet or turn.least_s > left_s:  # replicas may have proved to be faster since
             turn.least_s, turn.fleet = self._live.least_s(turn.request), fleet
         return turn.least_s > left_s
 
     def _is_hopeless(self, turn: _Turn, now: float) -> bool:
-        """Whether those that could answer it in time are empty, and would not. Where there are none, it is held."""
+        """Return whether the replicas that could answer in time are idle and still would not.
+
+        False while there are none.
+        """
         if not self._sheds or now < self._closed_until or self._is_absent(turn.request):
             return False
         return self._live.is_hopeless(turn.request, now - turn.since)
