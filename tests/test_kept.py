@@ -1,0 +1,77 @@
+"""What services of an earlier version left behind is read by this one (tests/support/kept_before.py wrote it)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from kept_before import FOLDER, GEOMETRIES, KEYS, PROFILE, SECRET, STATE, STORE_KEY, digests, payload
+
+from motley.cluster import served
+from motley.cluster.auth.key_file import read_keys
+from motley.cluster.control import state
+from motley.cluster.fleet.lines import read_yaml
+from motley.cluster.fleet.spec import FleetSpec
+from motley.replicas.prefix.record import Seal
+
+
+def test_it_is_small() -> None:
+    assert 0 < sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 200_000
+
+
+@pytest.mark.parametrize("name", ["keys.yaml", "keys.json"])
+def test_files_of_keys(name: str) -> None:
+    assert read_keys(FOLDER / name) == KEYS
+
+
+def test_the_control_planes_state() -> None:
+    kept = (FOLDER / "control.json").read_bytes()
+    assert state.load(kept) == STATE
+    assert json.loads(state.dump(STATE)) == json.loads(kept), "an earlier version, rolled back to, reads it too"
+
+
+def test_what_was_served() -> None:
+    kept = (FOLDER / "served.json").read_bytes()
+    assert served.load("org/tiny", kept) == PROFILE
+    assert json.loads(kept)["profile"].keys() <= asdict(PROFILE).keys()
+
+
+def test_digests_by_which_prefixes_are_found() -> None:
+    """They hold the text of a geometry, names of class and fields and all."""
+    assert digests() == json.loads((FOLDER / "digests.json").read_text())
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_records_of_prefixes(name: str) -> None:
+    geometry = GEOMETRIES[name]
+    room = [bytearray(geometry.payload_bytes) for _ in range(geometry.heads)]
+    record = (FOLDER / f"record-{name}.bin").read_bytes()
+    assert Seal(SECRET, geometry).open(STORE_KEY, [record], list(map(memoryview, room))) is None
+    assert [bytes(one) for one in room] == [payload(geometry, head) for head in range(geometry.heads)]
+
+
+FLEETS = sorted((FOLDER / "fleets").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", FLEETS, ids=lambda path: path.stem)
+def test_files_of_fleets(path: Path) -> None:
+    """As they were written, and as a cluster has kept what was deployed."""
+    kept = json.loads(path.with_suffix(".json").read_text())
+    spec = FleetSpec.model_validate(read_yaml(path)[0])
+    assert FleetSpec.model_validate(kept) == spec
+    assert _without_new(spec.model_dump(mode="json"), kept) == kept
+
+
+def _without_new(whole: object, kept: object) -> object:
+    """Fields that have come since may be there as well."""
+    if isinstance(whole, dict) and isinstance(kept, dict):
+        return {name: _without_new(value, kept[name]) for name, value in whole.items() if name in kept}
+    if isinstance(whole, list) and isinstance(kept, list) and len(whole) == len(kept):
+        return [_without_new(*pair) for pair in zip(whole, kept, strict=True)]
+    return whole
+
+
+def test_the_fixture_has_fleets() -> None:
+    assert FLEETS
