@@ -1,1 +1,3 @@
-"""One model on several devices: what each rank and stage holds of it, and how they act together."""
+"""Tensor-parallel ranks and pipeline stages: which part of a model each process holds, and how the processes compute a
+step together.
+"""

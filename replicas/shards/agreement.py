@@ -1,9 +1,9 @@
-"""Whether all processes of a divided model load the same one, of which each host has files of its own.
+"""Check that all processes of a divided model load the same model, although each host has files of its own.
 
-Before anything is loaded each says what it has read of config and headers; when all have loaded, what the weights are.
-Processes that read the same files digest them together, each of what it reads (readers.py); where there are several
-hosts, each host digests all of its own, once: what was found is kept (known.py), and nothing of files that are as they
-were is read again.
+Before anything is loaded each process sends what it has read of the config and of the tensors' headers; when all have
+loaded, the contents of the weights are compared by their digests. Processes that read the same files share the work of
+digesting them, each for the bytes that it reads anyway. With several hosts, each host digests all of its own files
+once: the digests are cached, and files that have not changed since are not read again for this.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from .readers import Readers, owners
 
 __all__ = ["Agreement", "described", "remember", "told"]
 
-_SHOWN = 200  # characters of a value that differs
+_SHOWN = 200  # most characters shown of a value that differs
 
 Digests = Sequence[bytes]
 
 
 def described(checkpoint: Checkpoint) -> dict[str, str]:
-    """All that is known of a model before a weight is read: config, quantization, tensors' types and shapes."""
+    """Return all that is known of a model before a weight is read: its config, its quantization, and the dtype and
+    shape of each tensor, as text by name.
+    """
     tensors = {name: checkpoint.tensors[name][1] for name in names_of(checkpoint)}
     return {
         **_flat("config", checkpoint.config),
@@ -41,9 +43,11 @@ def described(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def told(checkpoint: Checkpoint, known: Known, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """By a process to the first, which has said the digest of its own description, and the fingerprint if it knows it.
+    """Return what a process sends to the first process about its own checkpoint.
 
-    The description is told where it is another; contents are where they are known, and not by that fingerprint.
+    The first process has sent `asked`: the digest of its own description, and the fingerprint of its weights if it is
+    cached. The description is sent only where its digest differs; the digests of the contents are sent only where they
+    are cached and the fingerprint differs.
     """
     said = described(checkpoint)
     contents = None if known.contents is None else in_a_row(known.contents).hex()
@@ -57,14 +61,23 @@ def told(checkpoint: Checkpoint, known: Known, asked: Mapping[str, Any]) -> dict
 
 
 def remember(cache: WeightsCache | None, checkpoint: Checkpoint, known: Known, row: str) -> None:
-    """What this host's files hold, as its processes have found together. known: before."""
+    """Store in the cache of weights the digests of this host's files that its processes have found together.
+
+    known  what was cached of these files before
+    row    the digests one after the other, in hexadecimal
+    """
     if cache is not None and known.signature:
         cache.remember(known.signature, files_of(checkpoint), bytes.fromhex(row))
 
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """contents: that were known of its files; None: nothing was. files: see `files_here`."""
+    """One process as the agreement sees it.
+
+    where     folder and host of its files, for error messages
+    files     identity of its files, as `files_here` returns it
+    contents  digests of its tensors by name that were cached; None if none were
+    """
 
     where: str
     files: str
@@ -72,10 +85,12 @@ class _Process:
 
 
 class Agreement:
-    """Of the first process with the others, `stages` of so many `ranks` each. checkpoint, known: its own.
+    """The first process's record of what every process loads, for `stages` stages of `ranks` ranks each.
 
-    near   all are on this host, and read the same files: what each is to find is known before it has said anything
-    asked  told to the others, as `told` wants it
+    checkpoint, known  the first process's files, and what is cached of them
+    near               whether all processes are on this host and read the same files, so that who digests what is
+                       settled before any has reported
+    asked              what is sent to the other processes, and what `told` takes
     """
 
     def __init__(self, checkpoint: Checkpoint, known: Known, stages: int, ranks: int, *, near: bool) -> None:
@@ -87,7 +102,10 @@ class Agreement:
         self._all = [_Process(where, files_here(files_of(checkpoint)), known.contents)]
 
     def hear(self, every: Sequence[Mapping[str, Any]]) -> None:
-        """What each of the others has `told`. Raises CheckpointError naming host, folder, and what differs."""
+        """Record what each of the other processes has reported of its checkpoint, as `told` returns it.
+
+        Raises CheckpointError naming the host, the folder and what differs.
+        """
         own = self._all[0]
         for each in every:
             where = f"{each['folder']} on {each['host']}"
@@ -103,25 +121,31 @@ class Agreement:
             self._all.append(_Process(where, each["files"], contents))
 
     def divide(self, layers: Sequence[int]) -> None:
-        """So many are of each stage."""
+        """Record how many layers each stage has."""
         self._layers = tuple(layers)
 
     def readers(self, number: int) -> Readers | None:
-        """With whom that process digests its files, once layers are divided; None: they are known."""
+        """Return the processes with which process `number` shares the digesting of its files; None if their digests are
+        cached.
+
+        The layers of the stages must have been set by `divide`.
+        """
         readers = self._readers(number)
         return None if self._all[readers.processes[0]].contents is not None else readers
 
     def own(self, every: Sequence[Digests]) -> list[Digests]:
-        """Of the digests that the others have found, those of the first process's files."""
+        """Select, from the digests that the other processes have found, those of the first process's files."""
         return [every[number - 1] for number in self._beside(0)[1:]]
 
     def check(self, contents: Mapping[str, bytes], every: Sequence[Digests]) -> dict[int, str]:
-        """Of every host. What processes are to `remember`: one of each host whose files nobody knew.
+        """Compare the contents of every host's files with those of the first process.
 
-        contents  of the first process's files
-        every     digests that the others have found
+        contents  digests of the first process's files, by tensor
+        every     digests that each of the other processes has found
 
-        Raises CheckpointError naming host, folder and tensor.
+        Returns the digests to be cached, in hexadecimal, by the number of the one process on each host that is to
+        `remember` them; only for hosts whose files were not cached. Raises CheckpointError naming the host, the folder
+        and the tensor.
         """
         new = {}
         for number in self._leads()[1:]:
@@ -137,7 +161,7 @@ class Agreement:
         return new
 
     def _leads(self) -> list[int]:
-        """The first process of each host."""
+        """Return the number of the first process of each host."""
         return sorted({each.files: number for number, each in reversed([*enumerate(self._all)])}.values())
 
     def _readers(self, number: int) -> Readers:
@@ -145,7 +169,7 @@ class Agreement:
         return Readers(self._layers, self._ranks, tuple(beside), number)
 
     def _beside(self, number: int) -> list[int]:
-        """Processes that read the same files as that one."""
+        """Return the numbers of the processes that read the same files as process `number`, which is one of them."""
         return [other for other, each in enumerate(self._all) if each.files == self._all[number].files]
 
     def _in_turn(self, row: str) -> Mapping[str, bytes]:
@@ -164,7 +188,7 @@ class Agreement:
 
 
 def _flat(name: str, value: Any) -> dict[str, str]:
-    """Of fields in fields, with dots between their names."""
+    """Flatten a dataclass of dataclasses to text by field name, with dots between the names of nested fields."""
     if not is_dataclass(value):
         return {name: repr(value)}
     found: dict[str, str] = {}

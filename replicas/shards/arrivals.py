@@ -1,7 +1,7 @@
-"""Files of new weights that come from the first process, which is on another host: see deliveries.py.
+"""Receiver of files of new weights that the first process sends from another host; deliveries.py sends them.
 
-They lie in a folder of this process alone (updates/own_folder.py), which other processes of the model on this host read
-too, until no version of weights is made of them any more.
+The files lie in a folder of this process alone (updates/own_folder.py), which the model's other processes on this host
+may read too. A file is deleted when no version of the weights is made from it any more.
 """
 
 from __future__ import annotations
@@ -28,18 +28,24 @@ log = logging.getLogger(__name__)
 
 
 class Arrivals:
-    """Takes messages of files off a pipe, whoever reads it; a thread of its own writes each file."""
+    """Receiver of files over a pipe: takes their messages off it, on whichever thread reads it, and writes each file by
+    a thread of its own.
+    """
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
         self._coming: dict[int, SimpleQueue[Message]] = {}
         self._files: dict[int, Path] = {}  # by the number of the delivery
-        self._folders: list[Path] = []  # the last is for those to come
+        self._folders: list[Path] = []  # the last is where new files go
         pipe.aside = self._heed
 
     def sweep(self, settled: int, needed: Collection[Path]) -> None:
-        """settled: number of the last delivery that whoever is to read has read; needed: what versions are made of."""
-        for number, path in list(self._files.items()):  # to which a thread may add one meanwhile
+        """Delete files that are not needed any more.
+
+        settled  number of the last delivery that every process has read by now, if it reads it at all
+        needed   files that current versions of the weights are made from
+        """
+        for number, path in list(self._files.items()):  # a copy: a thread may add a file meanwhile
             if number <= settled and path not in needed:
                 self._drop(number)
 
@@ -55,14 +61,16 @@ class Arrivals:
             coming = self._coming[number] = SimpleQueue()
             taken = (number, fields["size"], coming)
             threading.Thread(target=self._take, args=taken, name="new weights", daemon=True).start()
-        elif (known := self._coming.get(number)) is not None:  # not of one that could not be taken
+        elif (known := self._coming.get(number)) is not None:  # None: it has failed already
             known.put(message)
         if "dropped" in fields:
             self._drop(number)
         return True
 
     def _take(self, number: int, size: int, coming: SimpleQueue[Message]) -> None:
-        """Says what has been written of it, and where it is in the end; or what was wrong."""
+        """Write file number `number` of `size` bytes and report to the first process how much is written, where the
+        file is in the end, or what was wrong.
+        """
         said: dict[str, Any] = {}
         try:
             path = self._place(number)
@@ -81,7 +89,10 @@ class Arrivals:
             self._say(number, **said)
 
     def _written(self, number: int, path: Path, size: int, coming: SimpleQueue[Message]) -> bool:
-        """Whether all of it has come: it may be dropped. Raises Unavailable, CheckpointError."""
+        """Write the file and return whether all of it has come; False where the sender has dropped it meanwhile.
+
+        Raises Unavailable where there is no space, CheckpointError where size or SHA-256 differ.
+        """
         try:
             with open(path, "x+b", opener=_own) as file:
                 if size:
@@ -114,10 +125,10 @@ class Arrivals:
             path.unlink(missing_ok=True)
 
     def _say(self, number: int, **what: Any) -> None:
-        with suppress(EngineLost):  # then nobody is left to be told
+        with suppress(EngineLost):  # then the first process has gone
             self._pipe.send({"took": number, **what})
 
 
 def _own(path: str, flags: int) -> int:
-    """Read by nobody else: weights may be worth something."""
+    """Open a file that only this user may read, because weights may be confidential."""
     return os.open(path, flags, 0o600)

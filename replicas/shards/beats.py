@@ -1,7 +1,8 @@
-"""Signs of life: each process says every BEAT_S that it lives and what it does; whoever hears no more loses it.
+"""Heartbeats between the processes of one model, and the detection of a process that is lost.
 
-How long a model takes to load or a step to compute nobody can tell beforehand, so nothing is limited but silence, and,
-of a process that serves, how long its computing thread stands still while another still says that it lives.
+Each process sends a heartbeat every BEAT_S seconds that says what it is doing. How long a model takes to load or a step
+to compute cannot be known beforehand, so only two things are limited: how long a process may send nothing and, once it
+serves, how long its computing thread may use no CPU time while its heartbeats still arrive.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from .pipe import Pipe
 __all__ = ["BEAT_S", "START_S", "Beats", "Heard", "Patience", "Watch"]
 
 BEAT_S = 1.0
-START_S = 300.0  # until a process begins at all, which may be another's to start
+START_S = 300.0  # most seconds until a process begins: something else may have to start it
 
 
 class Beats:
-    """Says so from its start on, by a thread of its own, until the other end is closed."""
+    """Background thread that sends heartbeats of this process over a pipe, from its construction until the other end is
+    closed.
+    """
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe, self._doing = pipe, "starts"
@@ -31,27 +34,29 @@ class Beats:
         threading.Thread(target=self._beat, name="beats", daemon=True).start()
 
     def says(self, doing: str) -> None:
-        """From now on, and at once."""
+        """Set the activity that heartbeats report, and send one at once."""
         self._doing = doing
         self._changed.set()
 
     @contextmanager
     def during(self, doing: str) -> Iterator[None]:
-        """Afterwards what it did before goes on."""
+        """Context manager that reports `doing` as the activity inside it, and the previous activity afterwards."""
         before = self._doing
         self.says(doing)
         yield
         self.says(before)
 
     def of_bytes(self, done: int, total: int) -> None:
-        """How far it has loaded."""
+        """Report in heartbeats how many of the `total` bytes of weights have been loaded."""
         self._doing = f"loads weights, {done / 1e6:.0f} of {total / 1e6:.0f} MB"
 
     def of_this_thread(self, least_s: float = 0.0) -> None:
-        """From now on they also say for how long this one stands still, which looks about itself every LOOK_S wherever
-        it waits for others.
+        """Let heartbeats also report for how long the calling thread has used no CPU time.
 
-        least_s  before which nothing is said of that
+        The thread is expected to wake up every LOOK_S seconds wherever it waits for other processes. Nothing is
+        reported where the kernel measures CPU time too coarsely.
+
+        least_s  shortest standstill in seconds that is reported
         """
         if _is_fine():
             self._computes = _Stillness(least_s)
@@ -65,12 +70,15 @@ class Beats:
                 if not self._changed.wait(BEAT_S) and self._computes is not None:
                     self._computes.look()
         except (EngineLost, OSError):
-            return  # whoever computes finds that out by itself
+            return  # the other process has gone, which the computing thread finds out by itself
 
 
 class _Stillness:
-    """Of the thread that makes it, which has no CPU time: it hangs in a lock, in a read or in the kernel. Looks of
-    another thread are BEAT_S apart: where both were held up, nothing is charged to it.
+    """Measurement of how long the thread that constructs it has used no CPU time, because it hangs in a lock, a read or
+    the kernel.
+
+    Another thread looks every BEAT_S seconds and counts looks, not seconds: where the whole process was held up,
+    nothing is charged to the measured thread.
     """
 
     def __init__(self, least_s: float) -> None:
@@ -89,7 +97,9 @@ class _Stillness:
 
 
 def _is_fine() -> bool:
-    """Whether the clock of a thread's CPU time shows that it has woken up; some kernels count in ticks."""
+    """Return whether the CPU clock of a thread is fine enough to show that the thread woke up; some kernels count in
+    ticks.
+    """
     for _ in range(8):
         before = time.thread_time_ns()
         sum(range(100))
@@ -99,11 +109,12 @@ def _is_fine() -> bool:
 
 
 class Heard(Protocol):
-    """A process as others hear of it.
+    """A process as the others know it from its heartbeats.
 
-    heard     monotonic seconds of the last sign of life; doing: what it said then
-    still_s   for how long its computing thread had stood still by then; 0: it had not
-    starting  it has not begun: nothing can be heard of it
+    heard     monotonic seconds of its last sign of life
+    doing     activity that it reported then
+    still_s   seconds for which its computing thread had used no CPU time by then; 0 if it was running
+    starting  whether the process has not begun yet, so that it cannot send anything
     """
 
     name: str
@@ -118,10 +129,11 @@ class Heard(Protocol):
 
 
 class Patience:
-    """For so many seconds of silence, or of standing still, as each look is told. Looks are BEAT_S apart: whoever was
-    held up itself charges it to nobody.
+    """Checker of several processes: that each still sends heartbeats and still computes.
 
-    Until a process begins, for START_S.
+    A process is lost once it was silent, or its computing thread stood still, for `limit_s()` seconds; one that has not
+    begun yet has START_S seconds. Time is counted in looks that are BEAT_S seconds apart, so that a caller which was
+    itself held up charges this to nobody.
     """
 
     def __init__(self, others: Sequence[Heard], limit_s: Callable[[], float]) -> None:
@@ -130,7 +142,10 @@ class Patience:
         self._looks = [0] * len(others)
 
     def look(self) -> None:
-        """After BEAT_S more. Raises EngineLost, naming one that has said or computed nothing for so long."""
+        """Check every process once; to be called every BEAT_S seconds.
+
+        Raises EngineLost, which names the first process that has sent or computed nothing for its limit.
+        """
         for number, other in enumerate(self._others):
             now = other.heard, other.starting
             self._looks[number] = self._looks[number] + 1 if now == self._last[number] else 0
@@ -144,7 +159,11 @@ class Patience:
 
 
 class Watch:
-    """Looks all the time, by a thread of its own, until it is closed. lost: told once, by whom nothing is said."""
+    """Background thread that checks the heartbeats of other processes every BEAT_S seconds until it is closed.
+
+    lost  callback that is called once, with an EngineLost that names the process, when one is lost; the thread then
+          ends
+    """
 
     def __init__(
         self, others: Sequence[Heard], limit_s: Callable[[], float], lost: Callable[[EngineLost], None]

@@ -1,4 +1,4 @@
-"""What the first process asks of a decoder, as messages; and what stages hand on to each other."""
+"""Messages by which the first process calls a decoder in another process, and those between pipeline stages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ Found = torch.Tensor | Stream
 
 
 def message(method: str, argument: StepBatch | torch.Tensor, version: int = 0) -> Message:
-    """`method` of the decoder with weights of that version, with a step or with hidden states."""
+    """Return the message that calls `method` of the decoder with weights of `version`, for a step or for hidden
+    states.
+    """
     called = {"method": method, "weights": version}
     if isinstance(argument, torch.Tensor):
         return called, {"hidden": argument.contiguous()}
@@ -37,9 +39,10 @@ def make(
     tensors: dict[str, torch.Tensor],
     stream: Stream | None = None,
 ) -> Found:
-    """The same call of the decoder here: what it gives, or of a stage that is not the last, what goes on to the next.
+    """Make the call of a message with this process's decoder. Returns its result or, in a stage that is not the last,
+    what is sent to the next stage.
 
-    stream  what the stage before gave, in whatever dtype that computes in
+    stream  what the stage before has sent, in the dtype that it computes in
     """
     method: Callable[..., torch.Tensor] = getattr(decoder, fields["method"])
     dtype = decoder.ops.dtype
@@ -63,7 +66,7 @@ def stream_of(message: Message) -> Stream:
 
 
 def copies_message(number: int, plan: StepPlan) -> Message:
-    """What the plan copies between KV and the host."""
+    """Return the message number `number` that asks for the plan's copies between KV and the host."""
     return {"copies": number, "out": plan.swap_out, "in": plan.swap_in}, {}
 
 

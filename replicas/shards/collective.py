@@ -1,4 +1,6 @@
-"""Exchanges through torch.distributed: NCCL between GPUs, gloo where processes of CPUs share no memory."""
+"""Exchanges between ranks through torch.distributed: NCCL between GPUs, gloo between CPU processes without shared
+memory.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from ...kernels.cpu.c_kernels.shm_collectives import RankLost
 
 __all__ = ["CollectiveExchange", "Collectives"]
 
-_LOOK = timedelta(seconds=0.5)  # gloo's waits know nothing of `abort`, which is looked for so often
+_LOOK = timedelta(seconds=0.5)  # gloo's waits do not end at `abort`, so that it is checked this often
 
 
 class Collectives(Protocol):
-    """Of a process group of torch's, or of what is behind one. Each gives work to be waited for."""
+    """Protocol of a torch process group, as far as ranks use it; each operation returns a work handle to wait for."""
 
     @property
     def allreduce(self) -> Callable[[list[torch.Tensor], Any], Any]: ...
@@ -29,15 +31,15 @@ class Collectives(Protocol):
     def broadcast(self) -> Callable[[list[torch.Tensor], Any], Any]: ...
 
     def abort(self) -> None:
-        """Nobody waits any longer, and neither does this."""
+        """Abort all exchanges, so that neither the other ranks nor this one wait any longer."""
         ...
 
 
 class CollectiveExchange:
-    """An `Exchange` among ranks that `join` has joined. Raises RankLost, on CPUs at once, for a rank that has gone.
+    """Exchange between ranks over a torch process group, which `join` sets. Implements `Exchange`.
 
-    On GPUs it is work of the device: of a rank that has gone nothing is heard until `abort`, and what comes then is
-    nonsense.
+    On CPUs an exchange raises RankLost at once when another rank has gone. On GPUs an exchange is work of the device:
+    nothing is known of a lost rank until `abort` is called, and results after that are meaningless.
     """
 
     def __init__(self, group: Collectives | None = None) -> None:
@@ -45,19 +47,24 @@ class CollectiveExchange:
         self._aborted = False
 
     def join(self, group: Collectives) -> None:
-        """Before the first exchange."""
+        """Set the process group; to be called before the first exchange."""
         self._group = group
         if self._aborted:
             group.abort()
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """In the dtype of x, in an order that the backend chooses: the same on every rank."""
+        """Add up the tensors of all ranks in the dtype of x, in an order that the backend chooses; the sum is the same
+        on all.
+        """
         x = x.contiguous()
         self._do(x, lambda group: group.allreduce([x], _now(AllreduceOptions())))
         return x
 
     def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
-        """Parts are padded to the widest on their way: backends want equal ones."""
+        """Concatenate the ranks' [R, widths[rank]] to [R, sum(widths)].
+
+        Parts are padded to the widest on their way, because backends need equal shapes.
+        """
         widest = max(widths)
         padded = x.new_zeros(len(x), widest)
         padded[:, : x.shape[1]] = x
@@ -66,13 +73,15 @@ class CollectiveExchange:
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """The first rank's x on every rank, in x itself, which is contiguous and of one shape."""
+        """Copy the first rank's x to every rank. x is overwritten; it is contiguous and has the same shape on every
+        rank.
+        """
         assert x.is_contiguous()
         self._do(x, lambda group: group.broadcast([x], _now(BroadcastOptions())))
         return x
 
     def abort(self) -> None:
-        """Nobody waits any longer. From any thread."""
+        """Abort all exchanges, so that no rank waits any longer. May be called from any thread."""
         if not self._aborted:
             self._aborted = True
             if self._group is not None:
@@ -86,7 +95,7 @@ class CollectiveExchange:
             if x.device.type == "cpu":
                 self._await(work)
             elif work is not None:
-                work.wait()  # the device's stream does, not the host
+                work.wait()  # makes the device's stream wait, not the host
         except RuntimeError as error:
             raise RankLost(f"an exchange with other ranks failed: {error}") from error
 
@@ -106,6 +115,6 @@ class CollectiveExchange:
 
 
 def _now(options: Any) -> Any:
-    """On the stream that computes, not beside it."""
+    """Set the options so that an exchange runs on the stream that computes, not beside it."""
     options.asyncOp = False
     return options

@@ -1,4 +1,4 @@
-"""Which copies between KV and the host the other processes of a model have made."""
+"""Record of which copies between KV and the host the other processes of a model have made."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ __all__ = ["Copied", "Copies"]
 
 
 class Copies:
-    """By numbers, from 1 on: each process makes all of them, in their order. From any thread.
+    """Progress of numbered copies, from 1 on, in the other processes, each of which makes all copies in order.
 
-    asked  the number of the last one that was asked for
+    All methods may be called from any thread.
+
+    asked  number of the last copy that was requested
     """
 
     def __init__(self, processes: int) -> None:
@@ -23,21 +25,21 @@ class Copies:
         self._changed = threading.Condition()
 
     def made(self, process: int, number: int) -> None:
-        """All up to that one, by that process."""
+        """Record that a process has made all copies up to `number`."""
         with self._changed:
             self._made[process] = number
             self._changed.notify_all()
 
     def lose(self) -> None:
-        """A process has ended."""
+        """Record that a process has ended, so that all waits raise."""
         with self._changed:
             self._lost = True
             self._changed.notify_all()
 
     def wait(self, number: int) -> None:
-        """Until all have made it. Raises EngineLost where one never will.
+        """Wait until all processes have made copy `number`. Raises EngineLost where one has ended and never will.
 
-        One that hangs is waited for until a step finds that out: no step waits here.
+        A process that hangs is waited for until a step finds that out; no step waits here.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._lost or min(self._made) >= number)
@@ -47,7 +49,7 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Implements `Mark`: of the end of the copies up to that number."""
+    """Mark of the end of all copies up to `number` in the other processes. Implements `Mark`."""
 
     copies: Copies
     number: int

@@ -1,4 +1,4 @@
-"""How many layers each stage gets, by what the processes of all stages have said of their devices."""
+"""Choice of how many layers each pipeline stage gets, from what the processes of all stages report of their devices."""
 
 from __future__ import annotations
 
@@ -16,34 +16,43 @@ from .places import Account
 
 __all__ = ["best_layers", "check_alike", "chooses_layers", "chosen_layers"]
 
-_CONTEXT = 1024  # tokens of KV that a step reads
+_CONTEXT = 1024  # tokens of KV that a step is assumed to read
 
 
 def chooses_layers(config: EngineConfig) -> bool:
-    """Whether layers go by what processes say of their devices."""
+    """Return whether the layers of the stages are chosen from the processes' reports, because there are several stages
+    and the configuration does not say.
+    """
     return config.pipeline_layers is None and config.pipeline_parallel > 1
 
 
 def chosen_layers(
     model: ModelConfig, config: EngineConfig, accounts: Callable[[], Sequence[Account]]
 ) -> tuple[tuple[int, ...], str]:
-    """Layers of each stage, and why so many. accounts: waits for those of all processes. Raises InvalidRequest."""
+    """Return the number of layers of each stage, and the reason in words.
+
+    accounts  waits for the reports of all processes and returns them; called only where the choice needs them
+
+    Raises InvalidRequest where the layers do not fit.
+    """
     if config.pipeline_layers is not None:
         return config.pipeline_layers, f"{_list(config.pipeline_layers)} layers: as configured"
     if config.pipeline_parallel == 1:
         return (model.num_layers,), "all layers: there is one stage"
-    longest = config.max_model_len or BLOCK_TOKENS  # where it is not said, it is what there is room for
+    longest = config.max_model_len or BLOCK_TOKENS  # without max_model_len the length follows from the free memory
     return best_layers(model, accounts(), config.tensor_parallel, longest)
 
 
 def best_layers(
     model: ModelConfig, accounts: Sequence[Account], ranks: int, tokens: int
 ) -> tuple[tuple[int, ...], str]:
-    """Layers of each stage, and why so many. tokens: of KV that there is to be room for.
+    """Return the number of layers of each stage for which the slowest stage takes the least time, and the reason in
+    words.
 
-    accounts  stage by stage, of each so many ranks
+    accounts  reports of all processes, stage by stage, with `ranks` of each stage
+    tokens    tokens of KV for which there must be memory
 
-    Raises InvalidRequest.
+    Raises InvalidRequest where the layers do not fit.
     """
     accounts = _evened(accounts)
     owners, memory = _memories(accounts)
@@ -57,7 +66,9 @@ def best_layers(
 
 
 def check_alike(accounts: Sequence[Account], ranks: int) -> None:
-    """Raises InvalidRequest for ranks of one stage that cannot add up what they have."""
+    """Raise InvalidRequest where ranks of one stage differ in dtype or in kind of device: they could not add up their
+    results.
+    """
     for first in range(0, len(accounts), ranks):
         own = accounts[first : first + ranks]
         if len({(each.on_device, each.dtype) for each in own}) > 1:
@@ -69,9 +80,10 @@ def check_alike(accounts: Sequence[Account], ranks: int) -> None:
 
 
 def _evened(accounts: Sequence[Account]) -> list[Account]:
-    """CPUs of one host have what they measured together, by their threads: they did it at once, in each other's way.
+    """Replace the measured memory bandwidth of each CPU process by its host's average per thread, times its threads.
 
-    So those that are alike have the same figure, and their layers are the same at every start.
+    The processes of one host measure at the same time and slow each other down. With the average, equal processes have
+    equal figures, and the layers are divided in the same way at every start.
     """
 
     def of_thread(owner: str) -> float:
@@ -84,8 +96,8 @@ def _evened(accounts: Sequence[Account]) -> list[Account]:
 
 
 def _memories(accounts: Sequence[Account]) -> tuple[list[str], dict[str, float]]:
-    """Of each process which memory it draws on, and how many bytes each of them has."""
-    named: dict[str, str] = {}  # by owner
+    """Return for each process the name of the memory that it uses, and the usable bytes of each memory by name."""
+    named: dict[str, str] = {}  # name of each memory by its owner
     owners: list[str] = []
     memory: dict[str, float] = {}
     for number, account in enumerate(accounts):
@@ -97,7 +109,7 @@ def _memories(accounts: Sequence[Account]) -> tuple[list[str], dict[str, float]]
 
 
 def _seat(model: ModelConfig, accounts: Sequence[Account], owners: Sequence[str], tokens: int) -> Seat:
-    """Of a stage's ranks, each of which does as much as the weakest."""
+    """Return the costs of a model on the ranks of one stage; each rank is taken to be as slow as the slowest."""
     ranks, slowest = len(accounts), min(accounts, key=lambda each: each.bandwidth)
     room = slowest.kv_block * blocks_for(tokens)
     read = slowest.kv_block * blocks_for(min(_CONTEXT, model.max_model_len))

@@ -1,7 +1,7 @@
-"""Files of new weights on their way to other hosts: from the first process, to one process of each.
+"""Sender of files of new weights from the first process to one process of each other host; arrivals.py receives them.
 
-They go by the pipe that calls go by, in pieces between these. So that no call waits for long behind pieces on their
-way, there are few at a time: each is acknowledged when it is written. What takes them there is arrivals.py.
+Files go by the same pipe as calls, in pieces between them. So that no call waits long behind pieces, few are in flight
+at a time: each piece is acknowledged when it is written.
 """
 
 from __future__ import annotations
@@ -22,21 +22,25 @@ from .refusals import raised_there
 __all__ = ["AHEAD", "PIECE_BYTES", "Updates"]
 
 PIECE_BYTES = 512 << 10
-AHEAD = 4  # pieces that are not acknowledged
+AHEAD = 4  # most pieces in flight, that are not yet acknowledged
 
 
 class Updates:
-    """New weights in the other processes: one thread prepares at a time. temporaries: `temporary_here` of each."""
+    """Preparation of new weights in the other processes, by one thread at a time.
+
+    temporaries  what `temporary_here` returns in each process: where it is equal, processes share temporary files
+    """
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.temporaries: Sequence[str] = ()
         self._members = members
-        self._last = self._settled = 0  # deliveries; of those up to the latter nobody reads who has not by now
+        self._last = self._settled = 0  # numbers of deliveries; up to `_settled` every process has read them by now
 
     def prepare(self, version: int, file: Path) -> None:
-        """Of a file that is here. All of them have it, or none has.
+        """Let every other process prepare weights of `version` from a file on this host: afterwards all have it, or
+        none.
 
-        Raises what one has raised that could not; EOFError when one has ended.
+        Raises the error of a process that could not, and EOFError when one has ended.
         """
         for member, path in zip(self._members, self._delivered(file), strict=True):
             member.pipe.send({"prepare": version, "file": path})
@@ -48,16 +52,19 @@ class Updates:
                 raise raised_there(answer["failed"], f"{name} could not take it")
 
     def forget(self, version: int) -> None:
-        """From any thread. Raises EngineLost."""
+        """Let every other process drop the weights of `version`. May be called from any thread. Raises EngineLost."""
         for member in self._members:
             member.pipe.send({"forget": version, "settled": self._settled})
 
     def _delivered(self, file: Path) -> list[str]:
-        """Where each process finds it. Raises likewise: then nobody keeps any of it."""
+        """Send the file to hosts that do not have it, and return the path at which each process finds it.
+
+        Raises what `prepare` raises; then no process keeps any of the file.
+        """
         here = temporary_here()
         places = [each or member.name for member, each in zip(self._members, self.temporaries, strict=True)]
         first = {place: member for member, place in reversed([*zip(self._members, places, strict=True)])}
-        first.pop(here, None)  # who has the same temporary files reads this one
+        first.pop(here, None)  # processes with the same temporary files read this very file
         if not first:
             return [str(file)] * len(self._members)
         self._last += 1
@@ -78,7 +85,7 @@ class Updates:
             for each in taking:
                 each.send({"size": size})
             for each in taking:
-                each.wait(0)  # whether all have room, before any of it goes
+                each.wait(0)  # each has reserved disk space before anything is sent
             while data := bytearray(source.read(PIECE_BYTES)):
                 digest.update(data)
                 piece = {"piece": torch.frombuffer(data, dtype=torch.uint8)}
@@ -92,7 +99,10 @@ class Updates:
 
 
 class _Taking:
-    """One that takes a file. path: where it has it, in the end."""
+    """Process that receives a file.
+
+    path  where it has the file in the end
+    """
 
     def __init__(self, member: Member, number: int) -> None:
         self.member, self.path = member, ""
@@ -103,10 +113,12 @@ class _Taking:
         self._ahead += 1
 
     def wait(self, ahead: int) -> None:
-        """Until no more are on their way. Raises EOFError, and what it says that it could not."""
+        """Wait until at most `ahead` messages are unacknowledged. Raises EOFError when the process has ended, and the
+        error with which it could not take the file.
+        """
         while self._ahead > ahead:
             said = self.member.took()
-            if said["took"] != self._number:  # of one that was dropped
+            if said["took"] != self._number:  # it belongs to an earlier delivery, which was dropped
                 continue
             if "failed" in said:
                 raise raised_there(said["failed"], f"{self.member.name} on {said['where']}")

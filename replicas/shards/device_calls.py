@@ -1,7 +1,8 @@
-"""What ranks on GPUs are told of a step: by the pipe what the host knows, by the exchange what is on the device.
+"""Calls of a decoder as ranks on GPUs receive them: what the host knows by the pipe, what is on the device by an
+exchange.
 
-A step that is planned ahead has tokens that the first rank's device alone knows, and a graph reads all of its numbers
-there: so they come from device to device, in one piece, and no host waits for any.
+A step that is planned ahead has tokens that only the first rank's device knows, and a graph reads all of its numbers
+from the device. So they go from device to device, in one tensor, and no host waits for them.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ __all__ = ["called", "made", "send"]
 
 
 def called(method: str, argument: StepBatch | torch.Tensor, version: int = 0) -> dict[str, Any]:
-    """The call of a decoder's method, with a step or with hidden states, as far as the host knows of it.
+    """Return the part of a decoder's call that the host knows, as JSON fields: the method, and the shape of a step or
+    of hidden states.
 
-    version  of the decoder's weights
+    version  version of the decoder's weights
     """
     if isinstance(argument, torch.Tensor):
         return {"method": method, "weights": version, "hidden": list(argument.shape)}
@@ -38,7 +40,7 @@ def called(method: str, argument: StepBatch | torch.Tensor, version: int = 0) ->
 
 
 def send(argument: StepBatch | torch.Tensor, exchange: CollectiveExchange) -> None:
-    """Work: the rest of it, to the other ranks."""
+    """Broadcast the part of a call that is on the device to the other ranks, as work of the device."""
     exchange.broadcast(argument.contiguous() if isinstance(argument, torch.Tensor) else _packed(argument))
 
 
@@ -48,7 +50,11 @@ def made(
     kv: list[torch.Tensor],
     exchange: CollectiveExchange,
 ) -> torch.Tensor:
-    """Work: the same call here, of which the first rank has said `fields`. decoder: of the weights that they name."""
+    """Make the call of which the first rank has sent `fields`, with the tensors that it broadcasts, as work of the
+    device.
+
+    decoder  of the version of the weights that `fields` name
+    """
     method: Callable[..., torch.Tensor] = getattr(decoder, fields["method"])
     device = decoder.ops.device
     if "hidden" in fields:
@@ -58,14 +64,18 @@ def made(
 
 
 def _packed(batch: StepBatch) -> torch.Tensor:
-    """int32 [...]: block tables, lengths if there are any, token ids, positions, slots, rows of logits."""
+    """Return a batch's tensors as one int32 vector: block tables, lengths if there are any, token ids, positions,
+    slots, rows of logits.
+    """
     parts = [batch.block_tables.flatten(), *([] if batch.lengths is None else [batch.lengths])]
     parts += [part.to(torch.int32) for part in (batch.token_ids, batch.positions, batch.slots, batch.logit_rows)]
     return torch.cat(parts)
 
 
 def _unpacked(fields: Mapping[str, Any], device: torch.device, exchange: CollectiveExchange) -> StepBatch:
-    """Each part in memory of its own, which begins where kernels want it to."""
+    """Receive the tensors of a batch and return it. Each part has memory of its own, with the alignment that kernels
+    need.
+    """
     sequences, blocks = fields["table"]
     tokens = fields["query_starts"][-1]
     sizes = [sequences * blocks, sequences * fields["lengths"], tokens, tokens, tokens, fields["rows"]]

@@ -1,12 +1,14 @@
-"""A process that computes what the first one says, begun by follower_process.py.
+"""A process that computes what the first process sends; follower_process.py starts it.
 
-Messages come and answers go by pipes, as pipe.py has them, each question answered when it is done: first which model,
-of which it answers what that costs on its own device (places.py); then which layers to load, then to meet the other
-ranks, then how many KV blocks there are; then calls of the decoder. Nobody asks a rank of the first stage for results.
-A later stage takes what the one before it gave by a pipe of its own, and the last answers the process that started it;
-each says all the time that it lives and what it does (beats.py), and of what it ended. All hear between calls of other
-weights to be prepared, which is answered, or forgotten; and of KV to be copied to or from the host, and say when that
-is done. Ranks of one stage on GPUs are called as gpu_follower.py has it.
+Messages and answers go by pipes (pipe.py), and each question is answered when it is done. The first process sends in
+turn: which model it is, for which this process reports what that costs on its own device (places.py); which layers to
+load; when to meet the other ranks; how many KV blocks to allocate; and then calls of the decoder. Ranks of the first
+stage send no results. A later stage receives hidden states from the stage before it by a pipe of its own, and the last
+stage sends results to the first process.
+
+Each process sends heartbeats all the time (beats.py), and the reason if it ends. Between calls it may be sent other
+weights to be prepared, which it answers, or to be dropped; and copies of KV to or from the host, which it reports when
+they are done. Ranks of a single stage on GPUs are called as in gpu_follower.py.
 """
 
 from __future__ import annotations
@@ -56,18 +58,20 @@ from .versions import Versions
 log = logging.getLogger(__name__)
 
 AnyExchange = ShmCollectives | CollectiveExchange
-# Without CPU time, on a GPU, before anything is said of it: in a first call kernels are compiled, by other processes.
+# Shortest standstill that is reported on a GPU: in a first call kernels are compiled by other processes meanwhile.
 COMPILES_S = 30.0
 
 Copy = Callable[[dict[str, Any]], None]
-Between = Callable[[dict[str, Any]], bool]  # of a message that is no call: does what it says; False: it is a call
+Between = Callable[[dict[str, Any]], bool]  # handles a message that is no call and returns True; False for a call
 
 
 def serve(pipe: Pipe, ends: Mapping[str, int], beats: Beats) -> None:
-    """Until the other end is closed. Raises whatever a step does; the others hear of it at once.
+    """Compute what the first process sends, until it closes its end. Raises whatever a step raises, after sending the
+    reason.
 
-    ends  descriptors by name: `memory` of the ranks' exchange, or of where they are to meet (`meeting`), what comes
-          from the stage `before` and goes to that `after`, where there are any, and `host`, a file of the host's KV
+    ends  file descriptors by name: `memory` for the ranks' exchange, or `meeting` for the file where they meet;
+          `before` and `after` to receive from the stage before and to send to the one after, if any; and `host`, a file
+          for the host's KV
     """
     start, _ = pipe.receive()
     exchange: AnyExchange | None = None
@@ -135,7 +139,8 @@ def _compute(
     if isinstance(exchange, CollectiveExchange):
         with beats.during("meets the other ranks"):
             _meet(exchange, start, ends, ops)
-    blocks, _ = sizing.num_blocks(config, loaded, ops, shares=True, **of_kv)  # which has a store, the first knows alone
+    # shares: whether there is a prefix store is known to the first process alone, so that one is assumed.
+    blocks, _ = sizing.num_blocks(config, loaded, ops, shares=True, **of_kv)
     pipe.send({"blocks": blocks, "arithmetic": ops.arithmetic})
     local = loaded.decoder.local
     room, _ = pipe.receive()
@@ -147,19 +152,19 @@ def _compute(
     cells = [part for cache in kv for part in ops.kv_parts(cache)]
     copy = _copier(pipe, cells, accelerator or AtOnce(), ends.get("host"), room["host_blocks"])
     if accelerator is not None:
-        loaded.decoder.rotary.reserve(room["tokens"])  # graphs hold its address
+        loaded.decoder.rotary.reserve(room["tokens"])  # graphs contain the table's address, which must not change
     beats.says("serves")
     pipe.send(room)
     if loaded.keep is not None:
         loaded.keep(room["fingerprint"])
-        loaded = replace(loaded, keep=None)  # which holds on to what it keeps
+        loaded = replace(loaded, keep=None)  # it refers to the weights that it has written
     if accelerator is None:
         versions = Versions(loaded, ranks)
     else:
         versions = Versions(loaded, ranks, Beside(accelerator, sizing.step_bytes(config, loaded)).updated_model)
-    del loaded  # or these weights would stay when they are forgotten
+    del loaded  # this reference would keep the weights in memory when their version is dropped
     between = _between(pipe, versions, copy, arrivals)
-    shares_steps = stage.count == 1 and start["meets"] is None  # with ranks whose exchange finds out who hangs
+    shares_steps = stage.count == 1 and start["meets"] is None  # then the ranks' exchange detects a rank that hangs
     if not shares_steps:
         beats.of_this_thread(0.0 if accelerator is None else COMPILES_S)
     if accelerator is not None and stage.count == 1:
@@ -168,7 +173,7 @@ def _compute(
     if stage.count > 1:
         _stage(pipe, start, ends, versions, stage, kv, between, accelerator)
     assert ranks is not None, "a stage alone has ranks"
-    # Where a file may come, somebody always reads: whoever sends would not wait for whoever computes.
+    # Where files of weights may be sent, a thread always reads, so that the sender need not wait for a step.
     _rank(pipe if shares_steps else Inbox(pipe, "calls"), versions, kv, between)
 
 
@@ -180,7 +185,10 @@ def _meet(exchange: CollectiveExchange, start: dict[str, Any], ends: Mapping[str
 
 
 def _copier(pipe: Pipe, parts: Sequence[torch.Tensor], copier: Copier, file: int | None, host_blocks: int) -> Copy:
-    """Makes copies between KV and the host, and tells. file: of the host's blocks, which is closed, if any."""
+    """Return a function that makes copies between KV and the host, and reports them.
+
+    file  descriptor of the file for the host's blocks, which is closed here; None if there is none
+    """
     assert file is not None or not host_blocks, "there is memory to be shared"
     swapper = None
     if file is not None and host_blocks:
@@ -193,7 +201,7 @@ def _copier(pipe: Pipe, parts: Sequence[torch.Tensor], copier: Copier, file: int
     def copy(fields: dict[str, Any]) -> None:
         assert swapper is not None, "there are blocks of the host"
         swapper.swap(calls.copies_of(fields))
-        swapper.mark().wait()  # what is called next may read what they have brought, and write what they have read
+        swapper.mark().wait()  # the next call may read the blocks copied in, and overwrite those copied out
         swapper.forget()
         pipe.send({"copied": fields["copies"]})
 
@@ -204,7 +212,7 @@ def _between(pipe: Pipe, versions: Versions, copy: Copy, arrivals: Arrivals) -> 
     def heed(fields: dict[str, Any]) -> bool:
         if "copies" in fields:
             copy(fields)
-        elif "prepare" in fields:  # beside the steps
+        elif "prepare" in fields:  # by another thread, so that steps go on
             threading.Thread(target=_prepare, args=(pipe, versions, fields), name="weights", daemon=True).start()
         elif "forget" in fields:
             versions.forget(fields["forget"])
@@ -217,7 +225,7 @@ def _between(pipe: Pipe, versions: Versions, copy: Copy, arrivals: Arrivals) -> 
 
 
 def _rank(orders: Pipe | Inbox, versions: Versions, kv: list[torch.Tensor], between: Between) -> NoReturn:
-    """Calls in their order, each with the weights that it names."""
+    """Make calls in their order, each with the version of the weights that it names, until the pipe ends."""
     while True:
         fields, tensors = orders.receive()
         if not between(fields):
@@ -228,7 +236,9 @@ def _stage(
     pipe: Pipe, start: dict[str, Any], ends: Mapping[str, int], versions: Versions, stage: Stage,
     kv: list[torch.Tensor], between: Between, accelerator: Accelerator | None,
 ) -> NoReturn:  # fmt: skip
-    """Calls in their order, each with the weights that it names and with what the stage before has made of it."""
+    """Make calls in their order, each with the version of the weights that it names and with what the stage before has
+    computed of it, until the pipe ends.
+    """
     before = Inbox(Pipe(reads=ends["before"]), "stage before") if "before" in ends else None
     hand_on = _hand_on(pipe, start, ends, stage)
     make: Callable[..., calls.Found] = calls.make
@@ -239,13 +249,15 @@ def _stage(
         fields, tensors = orders.receive()
         if between(fields):
             continue
-        whole = before is None or "hidden" in tensors  # what comes from the first process alone
+        whole = before is None or "hidden" in tensors  # then the first process has sent all of the input
         stream = None if whole or before is None else calls.stream_of(before.receive())
         hand_on(make(versions.decoder(fields["weights"]), kv, fields, tensors, stream))
 
 
 def _hand_on(pipe: Pipe, start: dict[str, Any], ends: Mapping[str, int], stage: Stage) -> Callable[[Any], None]:
-    """Where what is found goes: to the next stage; or, from one rank of the last, to the first process."""
+    """Return the function that sends on what a call has computed: to the next stage, or from one rank of the last stage
+    to the first process.
+    """
     if not stage.is_last:
         after = Pipe(writes=ends["after"])
         return lambda stream: after.send(*calls.stream_message(stream))
@@ -255,7 +267,9 @@ def _hand_on(pipe: Pipe, start: dict[str, Any], ends: Mapping[str, int], stage: 
 
 
 def _prepare(pipe: Pipe, versions: Versions, fields: dict[str, Any]) -> None:
-    """Answers whether it could. Whatever was wrong, the weights that steps are computed with are what they were."""
+    """Prepare new weights and report whether that worked. The weights that steps are computed with stay as they are in
+    either case.
+    """
     try:
         versions.prepare(fields["prepare"], Path(fields["file"]))
         pipe.send({"prepared": fields["prepare"]})

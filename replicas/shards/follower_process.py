@@ -1,6 +1,8 @@
-"""The process of a follower: `python -m motley.replicas.shards.follower_process ENDS`, started by launch.py.
+"""Entry point of another process of a model: `python -m motley.replicas.shards.follower_process ENDS`, run by
+launch.py.
 
-It says that it lives before it imports anything heavy. ENDS: JSON, the parent's process id and descriptors by name.
+It sends its first heartbeat before it imports anything large. ENDS is JSON: the parent's process id, and file
+descriptors by name.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def follow(ends: Mapping[str, int]) -> None:
-    """What the first process says by `ends`, until it closes them. Raises whatever a step does."""
+    """Do what the first process sends by `ends`, until it closes them. Raises whatever a step raises."""
     pipe = Pipe(ends["reads"], ends["writes"])
     beats = Beats(pipe)
     with beats.during("imports its libraries"):
@@ -32,10 +34,10 @@ def follow(ends: Mapping[str, int]) -> None:
 
 def main() -> None:
     said = json.loads(sys.argv[1])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # even when it is stopped, or computes
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # works even while it is stopped, or computes
     if os.getppid() != said["parent"]:
-        return  # it ended before this process had asked to end with it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for its parent, which ends it
+        return  # the parent ended before the line above took effect
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to the parent as well, which ends it
     log_to_stderr()
     follow(said["ends"])
 

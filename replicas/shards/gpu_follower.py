@@ -1,4 +1,4 @@
-"""A rank on a GPU that is not the first: it makes what gpu_lead.py tells of, calls and graphs, in that order."""
+"""A rank on a GPU that is not the first: it makes the calls and graphs that gpu_lead.py sends, in the same order."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .versions import Versions
 
 __all__ = ["follow_calls"]
 
-_AHEAD = 4  # calls that are not waited for: the first rank has two steps on their way, and waits for the others
-IDLE_S = 0.02  # without another call, after which it looks what has become of those before: a fault is told at once
+_AHEAD = 4  # most calls in flight: the first rank has two steps in flight, and waits for the other ranks
+IDLE_S = 0.02  # after so long without a call it waits for those in flight, so that a fault is reported at once
 
 
 def follow_calls(
@@ -29,13 +29,13 @@ def follow_calls(
     accelerator: Accelerator,
     between: Callable[[dict[str, Any]], bool],
 ) -> NoReturn:
-    """Raises EOFError when nothing is said any more, and whatever a call raises.
+    """Make the calls that arrive, until the pipe ends. Raises EOFError then, and whatever a call raises.
 
-    between  does what a message says that is no call; False: it is one
+    between  handles a message that is no call and returns True; returns False for a call
     """
     rank = _Rank(versions, kv, exchange, accelerator)
     orders = Inbox(pipe, "calls", ended=exchange.abort)
-    marks: deque[Mark] = deque()  # of calls that may be on their way
+    marks: deque[Mark] = deque()  # ends of the calls that may be in flight
     while True:
         try:
             fields, _ = orders.receive(IDLE_S if marks else None)
@@ -53,14 +53,17 @@ def follow_calls(
 
 
 class _Graph(NamedTuple):
-    """weights: version of those whose addresses it has."""
+    """Captured graph, with the version of the weights whose addresses it contains."""
 
     weights: int
     replay: Callable[[], None]
 
 
 class _Rank:
-    """Its graphs have the numbers that they have on the first rank, which says when one is let go of there."""
+    """Executor of the first rank's calls on this rank.
+
+    Its graphs have the same numbers as on the first rank, which sends the numbers of graphs that were freed there.
+    """
 
     def __init__(
         self, versions: Versions, kv: list[torch.Tensor], exchange: CollectiveExchange, accelerator: Accelerator
@@ -74,20 +77,22 @@ class _Rank:
             self._accelerator.submit(self._graphs[fields["replay"]].replay)
         elif "capture" in fields:
             if fields["drop"]:
-                self._accelerator.mark().wait()  # none is on its way
+                self._accelerator.mark().wait()  # then none of them is running
             for number in fields["drop"]:
-                self._graphs.pop(number, None)  # it may have gone with its weights
+                self._graphs.pop(number, None)  # it may have been freed with its weights
             self._graphs[fields["capture"]] = _Graph(fields["weights"], self._captured(self._call(fields)))
         else:
             self._accelerator.submit(self._call(fields))
 
     def forget(self, version: int) -> None:
-        """Graphs of those weights, which nothing reads any more when this returns."""
+        """Free the graphs of that version of the weights, which nothing reads any more when this returns."""
         self._accelerator.mark().wait()
         self._graphs = {number: graph for number, graph in self._graphs.items() if graph.weights != version}
 
     def _call(self, fields: dict[str, Any]) -> Callable[[], None]:
-        """Work, with the weights that it names: they stay until it is done."""
+        """Return the call as work for the accelerator. It holds the weights of the version that it names until it is
+        done.
+        """
         decoder = self._versions.decoder(fields["weights"])
 
         def call() -> None:

@@ -1,8 +1,8 @@
-"""The first rank of a model that is divided among GPUs: its model and its accelerator, as the runner of one GPU wants
-them. Followers are in gpu_follower.py.
+"""The first rank of a model that is divided among GPUs: its model and its accelerator, in the form that the runner of
+one GPU takes. gpu_follower.py has the other ranks.
 
-All ranks make the same exchanges in the same order: each call, each capture of a graph, and each launch of one is told
-to the others just before it is made here. Tokens are chosen here alone.
+All ranks make the same exchanges in the same order: each call, each capture of a CUDA graph, and each launch of one is
+sent to the others just before it is made here. Tokens are sampled by the first rank alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ T = TypeVar("T")
 
 
 class Capturing:
-    """Whether a call is being captured, whatever weights it is of. Such a call is made twice and told once."""
+    """State of the capture of a call, shared by all versions of the weights. A captured call is made twice but sent to
+    the other ranks once.
+    """
 
     def __init__(self) -> None:
         self._untold: dict[str, Any] | None = None
@@ -38,7 +40,10 @@ class Capturing:
 
     @contextmanager
     def of(self, fields: dict[str, Any]) -> Iterator[None]:
-        """The call that is made meanwhile is one to be captured, of which `fields` are told."""
+        """Context manager inside which the call that is made is one to be captured.
+
+        fields  sent to the other ranks with that call
+        """
         self._untold, self._on = fields, True
         try:
             yield
@@ -46,7 +51,7 @@ class Capturing:
             self._untold, self._on = None, False
 
     def told(self) -> dict[str, Any] | None:
-        """With the call that is made now; None: it was told before."""
+        """Return the fields to be sent with the current call; None if it has been sent already."""
         if self._on and self._untold is None:
             return None
         fields, self._untold = self._untold or {}, None
@@ -54,10 +59,10 @@ class Capturing:
 
 
 class GpuLead:
-    """The model of all ranks. Its calls are work of an accelerator. Raises EngineLost.
+    """Model of all tensor-parallel ranks on GPUs. Its calls are work of an accelerator, and raise EngineLost.
 
-    version    of the weights that it has
-    capturing  shared by all versions
+    version    version of its weights
+    capturing  state of captures, shared by all versions
     """
 
     def __init__(self, decoder: Decoder, group: Group, version: int = 0, capturing: Capturing | None = None) -> None:
@@ -67,11 +72,13 @@ class GpuLead:
         self._version, self.capturing = version, capturing or Capturing()
 
     def renewed(self, decoder: Decoder, version: int) -> GpuLead:
-        """With other weights."""
+        """Return the same model with the weights of `version`, of which `decoder` has this rank's part."""
         return GpuLead(decoder, self._group, version, self.capturing)
 
     def forget(self) -> None:
-        """Nothing is computed with it any more: no call, and no graph of one, is launched again."""
+        """Drop this version of the weights in the other ranks: no call is made with it any more, and no graph of it is
+        launched.
+        """
         self._group.forget(self._version)
 
     def forward(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor:
@@ -89,13 +96,13 @@ class GpuLead:
                 self._group.tell({**device_calls.called(method, argument, self._version), **capture})
             device_calls.send(argument, self._exchange)
             found: torch.Tensor = getattr(self._decoder, method)(argument, *kv)
-        except Exception as error:  # whatever it is: the others are in the middle of a step that never ends
+        except Exception as error:  # of any kind: the other ranks are in the middle of a step that cannot end
             raise _lost(self._group, error) from error
         return found
 
 
 class Guarded:
-    """An accelerator of the first process: whoever waits for work that others have a part in is told of their loss."""
+    """Accelerator of the first process that raises EngineLost in waits for work in which a lost process takes part."""
 
     def __init__(self, accelerator: Accelerator, group: Group) -> None:
         self._accelerator, self._group = accelerator, group
@@ -126,17 +133,21 @@ class Guarded:
         raise NotImplementedError("a swapper has been given the accelerator itself")
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        raise NotImplementedError("stages are called, and captured are the calls of ranks alone")
+        raise NotImplementedError("calls of pipeline stages are not captured")
 
     def aside(self, work: Callable[[], T]) -> tuple[T, Mark]:
-        return self._accelerator.aside(work)  # no other rank has a part in it
+        return self._accelerator.aside(work)  # no other rank takes part in this work
 
     def room(self) -> int:
         return self._accelerator.room()
 
 
 class Together(Guarded):
-    """What it captures every rank captures, and launches when it is launched here. One that cannot ends all."""
+    """Accelerator whose captured graphs are captured by every rank, and launched by every rank when they are launched
+    here.
+
+    A rank that cannot capture ends all ranks.
+    """
 
     def __init__(self, accelerator: Accelerator, group: Group, lead: GpuLead) -> None:
         super().__init__(accelerator, group)
@@ -145,23 +156,25 @@ class Together(Guarded):
         self._dropped: deque[int] = deque()
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """`work` makes one call of a lead's, with weights of any version."""
+        """Capture `work`, which makes one call of a `GpuLead` with weights of any version, and return what launches the
+        graph.
+        """
         group, number = self._group, next(self._numbers)
         dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
-        self.mark().wait()  # the calls on their way are told before
+        self.mark().wait()  # the calls in flight have been sent before
         try:
             with self._capturing.of({"capture": number, "drop": dropped}):
                 replay = self._accelerator.capture(work)
         except Exception as error:
             raise _lost(group, error, "no graph could be captured, as the other ranks have it") from error
-        self.mark().wait()  # what was run of it ends when all ranks have run it: seldom is the time for that
+        self.mark().wait()  # its first run ends when all ranks have run it; captures are rare enough to wait
 
         def launch() -> None:
             group.tell({"replay": number})
             replay()
 
-        # Whoever lets go of it says nothing: the others hear of it with the next capture, which has made it necessary,
-        # or of the weights that it was of.
+        # The number of a graph that is freed here is sent to the others with the next capture, since only captures
+        # make graphs be freed, or else they free it with its weights.
         weakref.finalize(launch, self._dropped.append, number).atexit = False
         return launch
 
@@ -171,7 +184,9 @@ class _Guarded:
         self._mark, self._group = mark, group
 
     def wait(self) -> None:
-        """Raises EngineLost: of an exchange that was given up nonsense has come."""
+        """Wait for the work. Raises EngineLost when a process is lost, since an aborted exchange gives meaningless
+        results.
+        """
         try:
             with self._group.waited_for():
                 self._mark.wait()

@@ -1,7 +1,7 @@
-"""A pipeline stage's calls where it computes on a GPU: what comes and what goes on is on the host.
+"""Calls of a pipeline stage that computes on a GPU, with its input and its output on the host.
 
-So stages may be on unlike cards, or some of them on a CPU, of one node or of several, and need no way to each other's
-memory; each has its own operators, in the dtype that its device computes in.
+Stages may thus be on different cards, or some of them on a CPU, on one node or on several, and need no access to each
+other's memory. Each stage has its own operators, in the dtype that its device computes in.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ __all__ = ["OnDevice"]
 
 
 class OnDevice:
-    """Makes calls (calls.py), one at a time. wanted: False: what they give is nobody's, and stays there."""
+    """Caller of a decoder on a GPU, for one call at a time.
+
+    wanted  whether results are copied to the host; False where nobody needs them
+    """
 
     def __init__(self, accelerator: Accelerator, *, wanted: bool = True) -> None:
         self._accelerator, self._wanted = accelerator, wanted
@@ -31,7 +34,7 @@ class OnDevice:
         tensors: dict[str, torch.Tensor],
         stream: Stream | None = None,
     ) -> calls.Found:
-        """As `calls.make`. Returns when it is done."""
+        """Make a call as `calls.make` does, and return when it is done."""
         found: list[calls.Found] = []
         there = self._accelerator.moved
 

@@ -1,4 +1,6 @@
-"""The first process of a pipeline of stages on GPUs: its model and its runner. Others are as gpu_stage.py has them."""
+"""The first process of a pipeline whose stages are on GPUs: its model and its runner. gpu_stage.py has the later
+stages.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ __all__ = ["GpuLine", "GpuStagedRunner"]
 
 
 class GpuLine(Line):
-    """A `Line` of batches and hidden states on the host, whose first stage computes on a GPU."""
+    """Pipeline whose first stage computes on a GPU; batches and hidden states that go in and out are on the host."""
 
     def __init__(
         self,
@@ -40,7 +42,7 @@ class GpuLine(Line):
         self._accelerator, self._device = accelerator, OnDevice(accelerator)
 
     def renewed(self, decoder: Decoder, version: int) -> GpuLine:
-        """With other weights."""
+        """Return the same pipeline with other weights: those of `version`, for which `decoder` is this stage's."""
         return GpuLine(decoder, self._group, self._accelerator, version, self._answers)
 
     def _through(self, method: str, batch: StepBatch, kv: list[torch.Tensor]) -> Stream:
@@ -48,13 +50,13 @@ class GpuLine(Line):
 
 
 class GpuStagedRunner:
-    """Implements `Pipelined` and `Updating`, and `Swapping` with a `swapper`.
+    """Runner of a pipeline whose stages are on GPUs. Implements `Pipelined` and `Updating`, and `Swapping` with a
+    `swapper`.
 
-    A step is on its way from the first stage, which is here, to the last.
+    A step is in flight from the first stage, which is in this process, to the last. Tokens are sampled in this process,
+    on the device as far as possible, from the logits that come back. Therefore no plan may have UNKNOWN tokens.
 
-    Tokens are chosen here, by the device as far as it can, from logits that come back. No plan may have UNKNOWN.
-
-    max_drafts  that a sequence may have in a step
+    max_drafts  most draft tokens that a sequence may have in a step
     """
 
     def __init__(
@@ -85,24 +87,24 @@ class GpuStagedRunner:
 
     @property
     def model(self) -> GpuLine:
-        """With the newest weights."""
+        """The pipeline with the newest weights."""
         return self.models[max(self.models)]
 
     def adopt(self, version: int, model: Model | InParts) -> None:
-        """See `Updating`."""
+        """Add weights of a version, as `Updating` says."""
         assert isinstance(model, GpuLine), "every version is of stages"
         self.models[version] = model
 
     def forget(self, version: int) -> None:
-        """See `Updating`."""
-        self._accelerator.mark().wait()  # a step that has failed may be on its way still
+        """Drop weights of a version, as `Updating` says."""
+        self._accelerator.mark().wait()  # a step that has failed may still be running
         self.models.pop(version).forget()
 
     def run(self, plan: StepPlan) -> StepResult:
         return self.launch(plan)()
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """See `Pipelined`. The first stage has computed the step when this returns."""
+        """Begin a step, as `Pipelined` says. The first stage has computed it when this returns."""
         if self.swapper is not None:
             self.swapper.order(plan)
         batch, line = prepare(plan, _stays), self.models[plan.weights]
@@ -110,16 +112,19 @@ class GpuStagedRunner:
         return lambda: self._result(plan, batch, line, answer())
 
     def swap(self, plan: StepPlan) -> None:
-        """See `Swapping`."""
+        """Copy KV blocks between the device and the host, as `Swapping` says."""
         assert self.swapper is not None, "there is a host pool"
         self.swapper.swap(plan)
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
-        """Logits fp32 [T, vocabulary] of every token of the plan."""
+        """Return the logits, fp32 [T, vocabulary], of every token of the plan."""
         return self.models[plan.weights].forward(prepare(plan, _stays, all_rows=True), self.kv)
 
     def _result(self, plan: StepPlan, batch: StepBatch, line: GpuLine, found: torch.Tensor) -> StepResult:
-        """found: logits of the batch's `logit_rows`; where the plan pools, all last hidden states."""
+        """Sample or pool from what the last stage has computed.
+
+        found  logits of the batch's `logit_rows`; where the plan pools, the last hidden states of all tokens
+        """
         logits, hidden = Later(), Later()
         if pools(plan):
             hidden.put(found)

@@ -1,4 +1,4 @@
-"""The processes of one engine: the first rank of the first stage is this one, the others are started here."""
+"""The processes of one engine: the first rank of the first stage is this process, and it starts the others."""
 
 from __future__ import annotations
 
@@ -49,29 +49,34 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # done bytes, total bytes
 
-ANSWER_S = 5.0  # without a sign of life, or of computing, while a step waits for others
-SILENCE_S = 30.0  # at any other time: what imports libraries from a slow disk says nothing meanwhile
-_SAID_S = 1.0  # from an exchange that fails to the word of which process has ended, where one has
+ANSWER_S = 5.0  # most seconds without a heartbeat, or without computing, while a step waits for others
+SILENCE_S = 30.0  # the same at any other time: while a process imports libraries from a slow disk it sends nothing
+_SAID_S = 1.0  # most seconds from a failed exchange to the notice which process has ended, if one has
 
 
 class Group:
-    """Starts the other processes, which say what they are on, and load when layers are divided. `config`: of the first;
-    devices: of all; account: of this one; known: of its files, before any of them is read.
+    """All processes of a divided model, as the first process starts, calls and watches them.
 
-    ranks   of the first stage; None: layers are not divided
-    stages  after `divide`: all of them, in order
-    shares  likewise, what each process has of a block of KV, stage by stage
-    hosts   after `allocate`: of each of the other processes its part of the host's blocks, where there are any
-    copies  between KV and the host, that the others make
-    rooms   after `digests`: of the other processes, the blocks of KV that each has room for
-    kinds   likewise, the arithmetic of each of their operators
+    The others report on their devices when they start, and load once layers are divided. One that sends no heartbeat,
+    or serves and computes nothing by its own report, for SILENCE_S seconds, or ANSWER_S while a step waits, is lost.
+    All processes then end, and waits raise EngineLost with its name and its last activity.
 
-    launcher  of the others; None: they are subprocesses of this one
-    device    that has this process's work; None: it is on a CPU
+    config    configuration of the first process
+    devices   devices of all processes
+    account   this process's report on its device
+    launcher  starts the other processes; None for subprocesses
+    known     what is cached of this process's files before any is read
+    device    device that has this process's work; None on a CPU
 
-    Raises InvalidRequest where the model cannot be divided so. One that says nothing for SILENCE_S, or ANSWER_S while
-    a step waits, is lost, whatever it and this process do, and so are all: whoever waits for them is told which it was,
-    and what it said last. So is one that serves and says itself that it has not computed for so long.
+    ranks   ranks of the first stage; None if layers are not divided among ranks
+    stages  all stages in order, after `divide`
+    shares  share of a KV block of each process, stage by stage, after `divide`
+    hosts   host memory for KV of each of the other processes, after `allocate`, where there is any
+    copies  progress of the copies between KV and the host in the other processes
+    rooms   KV blocks that each of the other processes has memory for, after `digests`
+    kinds   arithmetic of each of the other processes' operators, after `digests`
+
+    Raises InvalidRequest where the model cannot be divided so.
     """
 
     def __init__(
@@ -98,16 +103,16 @@ class Group:
         self.kinds: list[str] = []
         self._config, self._parts = checkpoint.config, parts
         self._size, self._count = size, count
-        self._accounts = [account]  # this process's, and when they have said theirs, of all
-        self._found: list[Sequence[bytes]] = []  # digests, of the other processes
-        self._host_files: list[int] = []  # of the other processes, until `allocate`
+        self._accounts = [account]  # this process's; those of all once the others have sent theirs
+        self._found: list[Sequence[bytes]] = []  # digests that the other processes have found
+        self._host_files: list[int] = []  # descriptors for the other processes' host memory, until `allocate`
         self.ranks: Ranks | None = None
         self._exchange: ShmCollectives | CollectiveExchange | None = None
-        self._after: int | None = None  # where the first stage writes for the next
+        self._after: int | None = None  # descriptor by which the first stage writes to the second
         self._followers: list[Member] = []
-        self._lost: EngineLost | None = None  # by its silence, or by what was found of it first
-        self._first: Member | None = None  # that has ended
-        self._gone = threading.Event()  # it is known which process is lost
+        self._lost: EngineLost | None = None  # the first error that says which process is lost
+        self._first: Member | None = None  # the first process that has ended
+        self._gone = threading.Event()  # set when it is known which process is lost
         self._closed = False
         self._waiting = 0
         far = launcher.host()
@@ -125,7 +130,7 @@ class Group:
             }
         )
         try:
-            with ExitStack() as given:  # what is given to others is closed here
+            with ExitStack() as given:  # closes this process's copies of descriptors that were passed to others
                 shared = size > 1 and self._meeting is None
                 memories = [_opened(given, open_shared_memory(size)) if shared else None for _ in range(count)]
                 if self._meeting is not None:
@@ -178,9 +183,10 @@ class Group:
         self._watch = Watch(self._followers, lambda: ANSWER_S if self._waiting else SILENCE_S, self._silent)
 
     def accounts(self) -> Sequence[Account]:
-        """Of all processes, stage by stage, when they have said theirs.
+        """Return the reports of all processes on their devices, stage by stage; waits until all have sent theirs.
 
-        Raises EngineLost, CheckpointError where one has another model, InvalidRequest where ranks are not alike.
+        Raises EngineLost, CheckpointError where one has another model, and InvalidRequest where ranks of a stage
+        differ.
         """
         if len(self._accounts) == 1:
             answers = self._answers()
@@ -191,10 +197,14 @@ class Group:
         return self._accounts
 
     def divide(self, layers: Sequence[int], why: str) -> None:
-        """They load from now on. layers: of each stage, and why so many. Raises EngineLost, InvalidRequest."""
+        """Send every process its layers, upon which it loads. Raises EngineLost and InvalidRequest.
+
+        layers  number of layers of each stage
+        why     reason for these numbers
+        """
         self.stages, self.why = stages_of(self._config.num_layers, layers), why
         self.shares = shares_of(self._config, self.stages, self._parts)
-        if not self._agreement.near:  # with whom each shares digests, is for them to tell
+        if not self._agreement.near:  # which processes share digests depends on their reports
             self.accounts()
         self.check()
         self._agreement.divide(layers)
@@ -204,25 +214,27 @@ class Group:
 
     @property
     def readers(self) -> Readers | None:
-        """Of this process, see `Known`. Once layers are divided."""
+        """The processes that digest this process's files with it, for `Known`; set by `divide`."""
         return self._agreement.readers(0)
 
     def places(self) -> str:
-        """What each process has, and on what. Raises EngineLost."""
+        """Return a sentence that says which layers each process has, and on what device. Raises EngineLost."""
         return places_of(self.accounts(), self.stages, self._size)
 
     def kv_layers(self, number: int) -> int:
-        """Layers of KV of all processes that have the same memory as that one. Raises EngineLost."""
+        """Return the number of KV layers of all processes that use the same memory as process `number`. Raises
+        EngineLost.
+        """
         sizes = [stage.layers[1] - stage.layers[0] for stage in self.stages for _ in range(self._size)]
         return layers_beside(self.accounts(), sizes, number)
 
     def check(self) -> None:
-        """Raises EngineLost when one of them has been lost, or what it has refused."""
+        """Raise EngineLost when a process has been lost, or the error with which one has refused the model."""
         if self._lost is not None or self._first is not None:
             raise self._reason()
 
     def watched(self, progress: Progress | None) -> Progress:
-        """While this process loads: it ends, too, when another is lost."""
+        """Return a progress callback for loading that also raises EngineLost when another process is lost."""
 
         def goes_on(done: int, total: int) -> None:
             self.check()
@@ -233,18 +245,24 @@ class Group:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether all are on one host. Known once they have loaded."""
+        """Whether all processes are on one host; known once they have loaded."""
         return all(follower.shares_memory for follower in self._followers)
 
     @property
     def why_kv_stays(self) -> str:
-        """Why it never goes to the host's memory, nor from there to a store; empty: it does. Known once they loaded."""
+        """The reason why KV is never copied to the host's memory, nor from there to a store; empty if it is. Known once
+        all processes have loaded.
+        """
         if not self.shares_memory:
             return "the processes of the model are on several nodes"
         return unlike_kv((getattr(torch, each.dtype), each.on_device) for each in self._accounts)
 
     def arithmetic(self, own: str) -> str:
-        """Of all processes, of which this one has its own; of stages that are not alike, with the layers of each."""
+        """Return the name of the arithmetic of all processes; where stages differ, each stage's with its number of
+        layers.
+
+        own  arithmetic of this process's operators
+        """
         kinds = [own, *self.kinds]
         if isinstance(self._exchange, CollectiveExchange):
             by_gloo = ["" if account.on_device else "-gloo" for account in self._accounts]
@@ -252,7 +270,10 @@ class Group:
         return arithmetic_of(kinds, self.stages, self._size)
 
     def digests(self) -> list[Sequence[bytes]]:
-        """Of the same files, from others that read them, when all have loaded and met. Raises EngineLost."""
+        """Return the digests that other processes have found of this process's files, once all have loaded and met.
+
+        Raises EngineLost.
+        """
         self.accounts()
         self._found = [[bytes.fromhex(digest) for digest in answer["digests"]] for answer in self._answers()]
         for number, follower in enumerate(self._followers, 1):
@@ -266,12 +287,20 @@ class Group:
         return self._agreement.own(self._found)
 
     def agree(self, contents: Mapping[str, bytes]) -> None:
-        """contents: digests of all tensors of this process's files. Raises CheckpointError where a host has others."""
+        """Compare the contents of every host's files with `contents`: the digests of all tensors of this process's
+        files.
+
+        Raises CheckpointError where a host has other contents.
+        """
         for number, row in self._agreement.check(contents, self._found).items():
             self._followers[number - 1].pipe.send({"remember": row})
 
     def least(self, blocks: int, why: str) -> tuple[int, str]:
-        """Blocks of KV that there are where this process has room for so many: every process has a part of each."""
+        """Return the number of KV blocks of the model, and the reason in words.
+
+        Every process has a part of each block, so that the number is `blocks`, which this process has memory for, or
+        less where another process has memory for fewer.
+        """
         least = min(self.rooms, default=blocks)
         if blocks <= least:
             return blocks, why
@@ -279,54 +308,56 @@ class Group:
         return least, f"{least} blocks: {name} has room for no more; here {why}"
 
     def block_bytes(self, ops: Ops) -> int:
-        """Of KV of a block, in all processes together."""
+        """Bytes of a KV block, in all processes together."""
         return sum(self._block_bytes(ops))
 
     def allocate(self, blocks: int, host_blocks: int, ops: Ops, fingerprint: str, tokens: int) -> None:
-        """Room for KV in every other process, which takes calls from then on. Raises EngineLost.
+        """Let every other process allocate its KV; it takes calls from then on. Raises EngineLost.
 
-        host_blocks  of the host's memory, for what comes and goes
-        fingerprint  of the model: by it they keep what they have repacked
-        tokens       of the longest sequence
+        host_blocks  blocks of the host's memory, for copies of KV
+        fingerprint  fingerprint of the model, under which processes cache the weights that they have repacked
+        tokens       most tokens of a sequence
         """
         if host_blocks:
             for file, nbytes in zip(self._host_files, self._block_bytes(ops)[1:], strict=True):
                 os.ftruncate(file, host_blocks * nbytes)
                 self.hosts.append(SharedHost(file))
         self._close_files()
-        padded = blocks + (self.device is not None)  # graphs have one for their padding
+        padded = blocks + (self.device is not None)  # CUDA graphs use one more block for their padding
         self.tell({"blocks": padded, "host_blocks": host_blocks, "fingerprint": fingerprint, "tokens": tokens})
         self._answers()
 
     def tell(self, fields: dict[str, Any]) -> None:
-        """All of them. Raises as `check` does."""
+        """Send a message to every other process. Raises what `check` raises."""
         self.check()
         for follower in self._followers:
             follower.pipe.send(fields)
 
     def call(self, method: str, argument: StepBatch | torch.Tensor, version: int = 0) -> None:
-        """They begin, with weights of that version. Raises EngineLost."""
+        """Let every other process begin a call with weights of `version`. Raises EngineLost."""
         self._send(self._followers, method, argument, version)
 
     def call_last(self, method: str, argument: torch.Tensor, version: int = 0) -> None:
-        """The last stage begins, whose answer is one more of `answer`. Raises EngineLost."""
+        """Let the last stage begin a call, whose result `answer` then returns in turn. Raises EngineLost."""
         self._send(self._followers[-self._size :], method, argument, version)
 
     def copy(self, plan: StepPlan) -> None:
-        """They copy what the plan says between KV and the host, after what they were told before. Raises EngineLost."""
+        """Let every other process make the plan's copies between KV and the host, after what it was sent before. Raises
+        EngineLost.
+        """
         self.copies.asked += 1
         message = calls.copies_message(self.copies.asked, plan)
         for follower in self._followers:
             follower.pipe.send(*message)
 
     def hand_on(self, stream: Stream) -> None:
-        """To the second stage, what the first has made of the last call. Raises EngineLost."""
+        """Send to the second stage what the first has computed of the last call. Raises EngineLost."""
         self._handing_on.send(*calls.stream_message(stream))
 
     def answer(self) -> torch.Tensor:
-        """Of the last stage, to the next of the calls that have none yet.
+        """Return the last stage's result of the oldest call that has none yet.
 
-        Raises EngineLost when a process has ended, or says or computes nothing for ANSWER_S while this one waits.
+        Raises EngineLost when a process has ended, or sends or computes nothing for ANSWER_S seconds meanwhile.
         """
         last = self._followers[-self._size]
         patience = Patience(self._followers, lambda: ANSWER_S)
@@ -339,9 +370,10 @@ class Group:
                 raise self._fault() from None
 
     def prepare(self, version: int, file: Path) -> None:
-        """Weights of that version in every other process, beside those before it: all of them, or none.
+        """Let every other process prepare weights of `version` from a file, beside those before it: afterwards all have
+        it, or none.
 
-        Raises what one has raised that could not, EngineLost if one has gone.
+        Raises the error of a process that could not, and EngineLost if one has gone.
         """
         try:
             self._updates.prepare(version, file)
@@ -349,11 +381,15 @@ class Group:
             raise self._fault() from None
 
     def forget(self, version: int) -> None:
-        """Weights of that version: no step is computed with them any more. Raises EngineLost."""
+        """Let every other process drop the weights of `version`, with which no step is computed any more. Raises
+        EngineLost.
+        """
         self._updates.forget(version)
 
     def end(self, error: Exception) -> Exception:
-        """Of all, as no step comes to an end any more. What was at fault: a process that is lost, or else `error`."""
+        """End all processes, since no step can end any more, and return the cause: a process that is lost, or else
+        `error`.
+        """
         if self._lost is None and isinstance(error, RankLost | EngineLost):
             self._gone.wait(_SAID_S)
         fault = self._fault() if self._lost is not None or self._gone.is_set() else error
@@ -363,9 +399,10 @@ class Group:
 
     @contextmanager
     def waited_for(self) -> Iterator[None]:
-        """Meanwhile a step waits for them: one that says or computes nothing is lost after ANSWER_S.
+        """Context manager for a step that waits for the other processes: inside it one that sends or computes nothing
+        is lost after ANSWER_S seconds.
 
-        Where ranks share memory their exchange finds that out by itself.
+        Where ranks share memory it does nothing, since their exchange detects that by itself.
         """
         if isinstance(self._exchange, ShmCollectives):
             yield
@@ -377,7 +414,7 @@ class Group:
             self._waiting -= 1
 
     def lose(self) -> None:
-        """No step comes to an end any more."""
+        """Kill all other processes: no step can end any more."""
         for follower in self._followers:
             follower.kill()
         self._give_up()
@@ -394,7 +431,7 @@ class Group:
                 self._handing_on.close_writing()
 
     def _met(self, meeting: Meeting) -> Collectives:
-        """The first stage's ranks. Raises EngineLost where one does not come."""
+        """Return the process group of the first stage's ranks. Raises EngineLost where one does not come."""
         host = None if meeting.address is None else meeting.address[0]
         device = self.device or torch.device("cpu")
         try:
@@ -412,19 +449,21 @@ class Group:
             follower.pipe.send(*message)
 
     def _answers(self) -> list[dict[str, Any]]:
-        """One of each. Raises EngineLost, and InvalidRequest or CheckpointError where one has refused."""
+        """Return the next message of each process. Raises EngineLost, and InvalidRequest or CheckpointError where one
+        has refused.
+        """
         try:
             return [follower.receive() for follower in self._followers]
         except EOFError:
             raise self._reason() from None
 
     def _reason(self) -> MotleyError:
-        fault = self._fault()  # by then all is heard that the first to end had to say
+        fault = self._fault()  # afterwards all messages of the process that ended first have been read
         refused = None if self._first is None else self._first.refused
         return refused or fault
 
     def _fault(self) -> EngineLost:
-        """Why nothing comes any more."""
+        """Return the error that says why no more messages come."""
         if self._lost is not None:
             return self._lost
         return EngineLost("a process of the model has ended" if self._first is None else self._first.epitaph())
@@ -443,13 +482,13 @@ class Group:
         self.lose()
 
     def _ended(self, member: Member) -> None:
-        """From any thread."""
+        """Record that a process has ended. May be called from any thread."""
         self._first = self._first or member
         self._gone.set()
         self._give_up()
 
     def _give_up(self) -> None:
-        """One of them is lost: nobody waits for it any longer. From any thread."""
+        """Stop waiting for any process, because one is lost. May be called from any thread."""
         self.copies.lose()
         for follower in self._followers:
             follower.says_no_more()
@@ -465,7 +504,7 @@ class Group:
 
 
 def _opened(given: ExitStack, descriptor: int | None) -> int | None:
-    """Closed at the end of `given`."""
+    """Return a descriptor that is closed at the end of `given`."""
     if descriptor is not None:
         given.callback(os.close, descriptor)
     return descriptor

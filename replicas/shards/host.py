@@ -1,8 +1,8 @@
-"""KV blocks of the host's memory of a divided model, on their way to and from a prefix store.
+"""KV blocks in the host's memory of a divided model, on their way to and from a prefix store.
 
 Each process copies between its KV and its own part of such a block, in the order of steps. These parts are memory that
-it shares with the first process, which alone reads, opens, seals and writes records: what it finds is all ranks', or
-none's, under one deadline, and nobody else has the fleet's secret or a connection.
+it shares with the first process, which alone reads, opens, seals and writes records. So a record is found by all ranks
+or by none, under one deadline, and no other process has the fleet's secret or a connection to the store.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ __all__ = ["DividedKv", "Share", "SharedHost", "shares_of", "unlike_kv"]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a process has of a block. layers, heads: of the model; keeps: its heads are written to a store from here.
+    """Part of a KV block that one process has.
 
-    Where there are more ranks than KV heads some have the same one, and the first of them keeps it.
+    layers  half-open range of the model's layers
+    heads   half-open range of the model's KV heads
+    keeps   whether its heads are written to a store from this process: with more ranks than KV heads some ranks have
+            the same head, and the first of them writes it
     """
 
     layers: Span
@@ -44,9 +47,10 @@ class Share:
         return self.layers[1] - self.layers[0]
 
     def block(self, ops: Ops, head_dim: int) -> list[torch.Tensor]:
-        """Of KV like the process's own one block, as views [1, ...] of its parts: types and shapes alone count.
+        """Return one KV block of this process as views [1, ...] of its parts, of which only types and shapes matter.
 
-        ops  of another process, maybe, which has other heads: on a GPU they remember those of the KV that they serve
+        ops  possibly operators of another process with other heads; on a GPU they remember the heads of the KV that
+             they serve, so that a separate copy allocates the block
         """
         apart = ops.for_meta_device() if isinstance(ops, MetaOpsProvider) else ops
         kv = apart.allocate_kv(self.num_layers, 1, self.heads[1] - self.heads[0], head_dim)
@@ -57,23 +61,31 @@ class Share:
 
 
 def unlike_kv(processes: Iterable[tuple[torch.dtype, bool]]) -> str:
-    """Why blocks of these processes do not lie alike on the host; empty: they do.
+    """Return the reason why KV blocks of these processes have unlike layouts on the host; empty if they are alike.
 
-    processes  of each in what type it computes, and whether on a GPU
+    processes  for each process the dtype that it computes in, and whether it is on a GPU
     """
     kinds = {f"{str(dtype).removeprefix('torch.')} on {'GPUs' if on_gpu else 'CPUs'}" for dtype, on_gpu in processes}
     return f"the processes of the model have it in {' and '.join(sorted(kinds))}" if len(kinds) > 1 else ""
 
 
 def shares_of(config: ModelConfig, stages: Sequence[Stage], parts: Sequence[Split]) -> list[Share]:
-    """Stage by stage, of each its ranks in order. parts: of the ranks; none where there is one of each stage."""
+    """Return the share of a KV block of every process, stage by stage and within each by rank.
+
+    parts  parts of the ranks; empty if each stage has one
+    """
     heads = [part.kv_heads for part in parts] or [(0, config.num_kv_heads)]
     kept = [own not in heads[:rank] for rank, own in enumerate(heads)]
     return [Share(stage.layers, *each) for stage in stages for each in zip(heads, kept, strict=True)]
 
 
 class SharedHost:
-    """A file in memory, which may be closed afterwards. memory: uint8, all of it."""
+    """Memory of a file that processes share.
+
+    The descriptor may be closed after construction.
+
+    memory  all of it, as uint8
+    """
 
     def __init__(self, descriptor: int) -> None:
         size = os.fstat(descriptor).st_size
@@ -81,16 +93,18 @@ class SharedHost:
         self._taken = 0
 
     def staging(self, size: int) -> torch.Tensor:
-        """For a `Swapper`: what follows on that before."""
+        """Return the next `size` bytes of the memory, as a `Swapper` asks for them."""
         first, self._taken = self._taken, self._taken + size
         assert self._taken <= len(self.memory)
         return self.memory[first : self._taken]
 
 
 class DividedKv:
-    """Implements `HostRecords`: blocks of the host of all processes together.
+    """Blocks in the host's memory of all processes together. Implements `HostRecords`.
 
-    shares  of each process; own: of the first; others: of those after it, the memory
+    shares  part of a block that each process has
+    own     the first process's swapper
+    others  host memory of each of the other processes
     """
 
     def __init__(
@@ -99,7 +113,7 @@ class DividedKv:
         self._geometry = geometry
         swappers = [own]
         for share, host in zip(shares[1:], others, strict=True):
-            # Of KV it has one block, which tells how blocks of that process lie on the host.
+            # One block of KV is enough to tell the layout that this process's blocks have on the host.
             block = [torch.empty(part.shape, dtype=part.dtype) for part in share.block(ops, geometry.head_dim)]
             swappers.append(Swapper(block, AtOnce(), own.num_blocks, host.staging))
         self._places = [

@@ -1,4 +1,4 @@
-"""Which processes have the same files before them: a path alone does not tell."""
+"""Identity of files across processes, which tells whether two processes read the same files: a path alone does not."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def files_here(files: Iterable[Path]) -> str:
-    """Equal in processes that read the same files, and have them by the same names."""
+    """Return a digest that is equal in processes that read the same files under the same names."""
     return _told(signature_of(files))
 
 
 def temporary_here() -> str:
-    """Equal in processes of one user that have the same folder of temporary files; empty: there is none."""
+    """Return a digest that is equal in processes of one user that share a folder of temporary files; empty if there is
+    none.
+    """
     try:
         found = os.stat(tempfile.gettempdir())
     except OSError:
@@ -34,7 +36,9 @@ def temporary_here() -> str:
 
 
 def _told(what: Any) -> str:
-    """Of this machine alone: others number their disks and files alike."""
+    """Return a SHA-256 of `what` and this machine's name and boot, since other machines may number disks and files
+    alike.
+    """
     boot = ""
     with suppress(OSError):
         boot = _BOOT.read_text().strip()

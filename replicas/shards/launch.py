@@ -1,4 +1,4 @@
-"""What starts the other processes of a model: by default subprocesses of this one, and otherwise whoever is given."""
+"""Launchers of a model's other processes: subprocesses of this one by default, otherwise whatever is passed."""
 
 from __future__ import annotations
 
@@ -16,46 +16,56 @@ __all__ = ["Handle", "Launcher", "Subprocesses"]
 
 
 class Handle(Protocol):
-    """A process that was started.
+    """Process that was started.
 
-    starting       it has yet to begin
-    shares_memory  whether it has all descriptors that it was given; False: pipes alone. Known once it has said anything
+    starting       whether it has not begun yet
+    shares_memory  whether it has all descriptors that were passed; False if it has pipes alone. Known once it has sent
+                   anything
     """
 
     starting: bool
     shares_memory: bool
 
     def wait(self, timeout_s: float | None = None) -> str | None:
-        """How it ended; None: it has not, in that time. From any thread."""
+        """Wait until the process has ended and return how; None if it has not within `timeout_s`. May be called from
+        any thread.
+        """
         ...
 
     def kill(self) -> None:
-        """At once, whatever it does, and be it stopped. It may have ended."""
+        """Kill the process at once, whatever it does, even if it is stopped; nothing happens if it has ended."""
         ...
 
 
 class Launcher(Protocol):
-    """Starts processes that run `follower_process.follow`."""
+    """Starter of processes that run `follower_process.follow`. Process 0 is the first one."""
 
     def threads(self, number: int) -> int | None:
-        """That process `number` has for itself, from 0 on, which is the first; None: its share of the replica's."""
+        """Return the CPU threads that process `number` has for itself; None for an equal share of the replica's
+        threads.
+        """
         ...
 
     def device(self, number: int) -> str | None:
-        """That process `number` is to have, as it calls it. None: as configured, of GPUs one after the other."""
+        """Return the device of process `number`, by its name in that process; None for the configured one, or the next
+        GPU.
+        """
         ...
 
     def host(self) -> str | None:
-        """The address of this process, where others may be on other nodes; None: all are on this one."""
+        """Return this process's address if others may be on other nodes; None if all are on this one."""
         ...
 
     def launch(self, number: int, name: str, ends: Mapping[str, int]) -> Handle:
-        """Process `number`, with copies of these descriptors, by their names. Raises EngineFault."""
+        """Start process `number` with copies of the file descriptors `ends`, by their names. Raises EngineFault."""
         ...
 
 
 class Subprocesses:
-    """Implements `Launcher`: each ends with this process, however that ends. run: what Python runs in it."""
+    """Launcher of subprocesses, each of which ends with this process, however that ends. Implements `Launcher`.
+
+    run  arguments for Python in the subprocess
+    """
 
     run: Sequence[str] = ("-m", "motley.replicas.shards.follower_process")
 
@@ -80,7 +90,7 @@ class _Subprocess:
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
         started = threading.Event()
-        # The thread that starts it lives as long as it does: Linux takes a thread's end for the parent's.
+        # The thread that starts it must live as long: Linux takes the end of that thread for the end of the parent.
         threading.Thread(target=self._run, args=(run, ends, started), name=name, daemon=True).start()
         started.wait()
         if self._process is None:

@@ -1,4 +1,4 @@
-"""The first process's model, as runners want one: what it is asked for all processes compute."""
+"""Models of the first process of a divided model, as runners use them: each call is computed by all processes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ __all__ = ["Lead", "Line"]
 
 
 class Lead:
-    """Of tensor-parallel ranks alone: all make each call together. Raises EngineLost.
+    """Model of tensor-parallel ranks without pipeline stages, which make each call together. Its calls raise
+    EngineLost.
 
-    version  of the weights that it has
+    version  version of its weights
     """
 
     def __init__(self, decoder: Decoder, group: Group, version: int = 0) -> None:
         self._decoder, self._group, self._version = decoder, group, version
 
     def renewed(self, decoder: Decoder, version: int) -> Lead:
-        """With other weights."""
+        """Return the same model with the weights of `version`, of which `decoder` has this rank's part."""
         return Lead(decoder, self._group, version)
 
     def forget(self) -> None:
-        """Nothing is computed with it any more."""
+        """Drop this version of the weights in the other processes; nothing is computed with it any more."""
         self._group.forget(self._version)
 
     def forward(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor:
@@ -47,16 +48,17 @@ class Lead:
             with self._group.waited_for():
                 self._group.call(method, argument, self._version)
                 found: torch.Tensor = getattr(self._decoder, method)(argument, *kv)
-        except Exception as error:  # whatever it is: the others are in the middle of a step that never ends
+        except Exception as error:  # of any kind: the other processes are in the middle of a step that cannot end
             raise _lost(began, self._group.end(error)) from error
         return found
 
 
 class Line:
-    """Of pipeline stages: the first computes here, and the last answers. Raises EngineLost.
+    """Model of pipeline stages: the first computes in this process, and the last sends the result. Its calls raise
+    EngineLost.
 
-    version  of the weights that it has
-    answers  of the last stage, whatever weights calls name; None: nothing has been called yet
+    version  version of its weights
+    answers  results of the last stage, shared by all versions; None if no call has been made yet
     """
 
     def __init__(self, decoder: Decoder, group: Group, version: int = 0, answers: Answers | None = None) -> None:
@@ -65,11 +67,11 @@ class Line:
         self.num_stages = len(group.stages)
 
     def renewed(self, decoder: Decoder, version: int) -> Line:
-        """With other weights."""
+        """Return the same pipeline with the weights of `version`, of which `decoder` has the first stage's part."""
         return Line(decoder, self._group, version, self._answers)
 
     def forget(self) -> None:
-        """Nothing is computed with it any more."""
+        """Drop this version of the weights in the other processes; nothing is computed with it any more."""
         self._group.forget(self._version)
 
     def forward(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor:
@@ -82,7 +84,10 @@ class Line:
         return self._answers.to(lambda: self._group.call_last("logits", hidden, self._version))()
 
     def begin(self, method: str, batch: StepBatch, kv: list[torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """`forward` or `hidden`: the first stage has computed when this returns. What it gives waits for the last."""
+        """Begin a call of `forward` or `hidden`, and return a function that waits for the last stage's result.
+
+        The first stage has computed its part when this returns.
+        """
 
         def call() -> None:
             self._group.call(method, batch, self._version)
@@ -91,12 +96,14 @@ class Line:
         return self._answers.to(call)
 
     def _through(self, method: str, batch: StepBatch, kv: list[torch.Tensor]) -> Stream:
-        """What the first stage hands on."""
+        """Compute the first stage's part and return what it hands on to the second."""
         return self._decoder.through(batch, kv)
 
 
 class Answers:
-    """Of the last stage, which answers calls in their order, whoever asks first. Raises EngineLost."""
+    """Results of the last stage, which sends them in the order of the calls; they may be asked for in any order. Raises
+    EngineLost.
+    """
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -104,11 +111,11 @@ class Answers:
         self._found: dict[int, torch.Tensor] = {}  # by the number of the call
 
     def to(self, call: Callable[[], None]) -> Callable[[], torch.Tensor]:
-        """Calls; what it returns waits for the answer."""
+        """Make a call and return a function that waits for its result."""
         began = time.monotonic()
         try:
             call()
-        except Exception as error:  # whatever it is: the others are in the middle of a step that never ends
+        except Exception as error:  # of any kind: the other processes are in the middle of a step that cannot end
             raise self._lost(began, error) from error
         number = self._called
         self._called += 1
@@ -129,5 +136,7 @@ class Answers:
 
 
 def _lost(began: float, error: Exception) -> EngineLost:
-    """began: monotonic seconds, when it began to wait for others."""
+    """Return the error for a lost process, with the seconds since `began`, when this process began to wait for the
+    others.
+    """
     return EngineLost(f"the model is not whole any more, found after {time.monotonic() - began:.1f} s: {error}")

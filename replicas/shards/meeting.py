@@ -1,8 +1,9 @@
-"""Where the ranks of a stage find each other, for torch.distributed to join them.
+"""Rendezvous of the ranks of a stage, through which torch.distributed joins them.
 
-Each engine has groups of its own, beside whatever default group the process has: there may be several engines in one.
-Ranks of one host meet in a file in memory that has no name, so that nobody else can come; those of several nodes at a
-port of the first process's address, and for them as for what they exchange: on a network that Ray's own ports are on.
+Each engine has process groups of its own, beside the process's default group, since a process may have several engines.
+Ranks on one host meet in a file in memory without a name, which no other process can open. Ranks on several nodes meet
+at a port of the first process's address, and both that port and what they exchange are on the network that Ray's own
+ports are on.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ __all__ = ["Meeting", "NcclGroup", "join", "store_of", "while_others_live"]
 
 log = logging.getLogger(__name__)
 
-# That a rank is waited for in an exchange. On a GPU one compiles kernels meanwhile, and whether it lives at all is told
-# by other means (beats.py).
+# Longest wait for a rank in an exchange. On a GPU a rank may compile kernels meanwhile, and heartbeats (beats.py) tell
+# whether it lives.
 CPU_TIMEOUT = timedelta(seconds=30)
 GPU_TIMEOUT = timedelta(minutes=10)
 _GIVE_UP_S = 2.0
@@ -37,11 +38,12 @@ Address = tuple[str, int]
 
 
 class Meeting:
-    """Of the first process. host: its address for ranks on other nodes; None: all are on this host.
+    """Place where ranks meet, made by the first process.
 
-    descriptor  of the file where they meet, that each is to have; or
-    address     of the first process, that each is to call
-    name        of the meeting, among all that are held there
+    host        address of the first process for ranks on other nodes; None if all are on this host
+    descriptor  file descriptor of the file where they meet, which each rank must get; None with `host`
+    address     host and port that each rank must connect to; None without `host`
+    name        unique name of this meeting at that place
     """
 
     def __init__(self, host: str | None) -> None:
@@ -66,16 +68,17 @@ class Meeting:
 
 @functools.cache
 def _file() -> int:
-    """One for all meetings of this process, never closed.
+    """Return the descriptor of one file in memory for all meetings of this process, which is never closed.
 
-    torch's store opens it anew by its number, to write to it, and last when nothing refers to the store any more:
-    whatever had that number by then would be read and written instead, a checkpoint for one.
+    torch's store opens the file again by its number whenever it writes to it, and once more when the last reference to
+    the store goes. If the number were reused by then, another file would be read and written instead, a checkpoint
+    perhaps.
     """
     return os.memfd_create("motley-meeting")
 
 
 def store_of(descriptor: int | None, address: Address | None) -> Store:
-    """Of a rank that comes; the descriptor is to stay open while the process lives."""
+    """Return the torch store of a rank that joins a meeting. The descriptor must stay open while the process lives."""
     if address is not None:
         return TCPStore(*address, is_master=False, timeout=CPU_TIMEOUT)
     assert descriptor is not None, "there is one way or the other"
@@ -85,9 +88,10 @@ def store_of(descriptor: int | None, address: Address | None) -> Store:
 def join(
     store: Store, name: str, stage: int, rank: int, size: int, device: torch.device, host: str | None
 ) -> Collectives:
-    """The group of that stage's ranks, when all have come. Raises RuntimeError where one does not come in time.
+    """Return the process group of a stage's ranks, once all have come. Raises RuntimeError where one does not come in
+    time.
 
-    name, host  as of `Meeting`
+    name, host  of the `Meeting`
     """
     meeting = PrefixStore(f"{name}, stage {stage}", store)
     if device.type == "cuda":
@@ -103,14 +107,14 @@ def join(
 def _nccl(meeting: Store, rank: int, size: int, device: torch.device) -> Collectives:
     from torch._C._distributed_c10d import ProcessGroupNCCL  # only a CUDA build of torch has it
 
-    # By default torch ends the process when a rank is lost or the device fails, and with it whatever else is in it.
+    # By default torch ends the whole process when a rank is lost or the device fails.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
     torch.cuda.set_device(device)
     options = ProcessGroupNCCL.Options()
     options._timeout = GPU_TIMEOUT
     group: Any = ProcessGroupNCCL(meeting, rank, size, options)
-    # Its connections and buffers are made now: not while a graph is captured, and before free memory is looked at.
+    # NCCL makes its connections and buffers now: not while a graph is captured, and before free memory is measured.
     first = torch.zeros(1, device=device)
     group.allreduce([first]).wait()
     torch.cuda.synchronize(device)
@@ -119,10 +123,10 @@ def _nccl(meeting: Store, rank: int, size: int, device: torch.device) -> Collect
 
 
 class NcclGroup:
-    """A process group of NCCL's, whose `abort` returns at once.
+    """NCCL process group whose `abort` returns at once.
 
-    NCCL tells its kernels to end, and then waits until every CUDA graph is gone that has one of them: for ever, where
-    whoever gives up is to let go of the graphs after that, and in a thread that others wait for.
+    NCCL's own abort tells its kernels to end and then waits until every CUDA graph that contains one has been freed.
+    That would be for ever where the caller frees its graphs only afterwards, so that a thread of its own calls it.
     """
 
     def __init__(self, group: Any) -> None:
@@ -132,7 +136,7 @@ class NcclGroup:
     def abort(self) -> None:
         giving_up = threading.Thread(target=self._abort, name="gives up NCCL", daemon=True)
         giving_up.start()
-        atexit.register(giving_up.join, _GIVE_UP_S)  # libraries are not taken down under it, where it comes to its end
+        atexit.register(giving_up.join, _GIVE_UP_S)  # else the interpreter could unload libraries that it still uses
 
     def _abort(self) -> None:
         try:
@@ -142,14 +146,17 @@ class NcclGroup:
 
 
 def _own_address(other: str) -> str:
-    """Of this node, as it is reached from that one: nothing is sent for it."""
+    """Return this node's address on the route to `other`; no packet is sent for it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         way.connect((other, 9))
         return str(way.getsockname()[0])
 
 
 def while_others_live(work: Callable[[], Collectives], check: Callable[[], None], look_s: float) -> Collectives:
-    """What `work` gives, in a thread of its own; `check` is called meanwhile, and may raise what is raised here."""
+    """Return the result of `work`, which runs in a thread of its own.
+
+    check  called every `look_s` seconds meanwhile; what it raises is raised here
+    """
     found: list[Collectives] = []
     failed: list[Exception] = []
     done = threading.Event()

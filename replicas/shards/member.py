@@ -1,4 +1,4 @@
-"""Another process of a model, as the first one has it."""
+"""Another process of a divided model, as the first process sees it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,18 @@ END_S = 5.0
 
 
 class Member:
-    """Starts process `number`, which loads at once.
+    """Handle of process `number` of a model: starts it, upon which it loads at once, and receives what it sends.
 
-    start   what it is told first
-    ends    descriptors that it has besides its pipes, by name
-    ended   called when it has
-    copied  told which copies of KV it has made
-    heard   monotonic seconds of the last that was heard of it, and `doing` and `still_s` what it said of itself
-    why     what it said of its end; refused: if that is what it, or its checkpoint, cannot do
-    inbox   what it says, but for that
+    start    first message that is sent to it
+    ends     file descriptors that it gets besides its two pipes, by name
+    ended    called when the process has ended
+    copied   called with the number of each copy of KV that the process reports as done
+    heard    monotonic seconds of the last sign of life of the process
+    doing    activity that its last heartbeat reported
+    still_s  seconds for which its computing thread had used no CPU time at its last heartbeat
+    why      reason that it gave for its end; empty if none
+    refused  its reason as an error to be raised here, where the request or its checkpoint cannot be served
+    inbox    its messages, except those that are handled as they come
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class Member:
         self.pipe = Pipe(answers[0], orders[1])
         self.inbox = Inbox(self.pipe, f"{self.name}: answers", self._heed, partial(ended, self))
         threading.Thread(target=self._wait, args=(partial(ended, self),), name=f"{self.name}: end", daemon=True).start()
-        with suppress(EngineLost):  # it has ended already: whoever waits for it is told how
+        with suppress(EngineLost):  # it has ended already: whoever waits for it gets an error that says how
             self.pipe.send(start)
 
     @property
@@ -78,36 +81,42 @@ class Member:
 
     @property
     def shares_memory(self) -> bool:
-        """Known once it has loaded."""
+        """Whether the process could take shared memory from this one; known once it has loaded."""
         return self._handle.shares_memory
 
     def receive(self) -> dict[str, Any]:
-        """Raises EOFError when nothing comes any more."""
+        """Return the next message of the process that is not handled as it comes. Raises EOFError when there will be no
+        more.
+        """
         return self.inbox.receive()[0]
 
     def prepared(self) -> dict[str, Any]:
-        """What came of the weights that it was to prepare last. Raises EOFError when nothing comes any more."""
+        """Return the process's report on the last weights that it was to prepare. Raises EOFError when there will be no
+        more.
+        """
         return _next(self._prepared)
 
     def took(self) -> dict[str, Any]:
-        """The next that it says of a file that it is sent (deliveries.py). Raises EOFError likewise."""
+        """Return the process's next report on a file of weights that is being sent to it. Raises EOFError when there
+        will be no more.
+        """
         return _next(self._took)
 
     def says_no_more(self) -> None:
-        """Whatever it does: nobody waits for it."""
+        """Stop waiting for messages of the process, whatever it does."""
         self.inbox.close()
         self._prepared.put(None)
         self._took.put(None)
 
     def epitaph(self) -> str:
-        """Once it has closed its pipe: how it ended, and what it did last."""
+        """Return a sentence on how the process ended and what it did last; to be called once it has closed its pipe."""
         how = self._handle.wait(END_S) or "nothing that it says"
         self.inbox.drain()
         why = self.why or f"its log says why; the last that it said: {self.doing}"
         return f"{self.name} ended with {how}; {why}"
 
     def kill(self) -> None:
-        """One that has stopped ends in no other way."""
+        """Kill the process by a signal, the only way to end one that has been stopped."""
         self._closing = True
         self._handle.kill()
 
@@ -120,7 +129,11 @@ class Member:
         self.inbox.end()
 
     def _heed(self, fields: dict[str, Any]) -> bool:
-        """What it has copied or prepared, and that it lives, answers no call."""
+        """Handle a message that is no answer to a call: a heartbeat, a finished copy, an error, or a report on new
+        weights.
+
+        Returns whether the message was one of these.
+        """
         if "copied" in fields:
             self._copied(fields["copied"])
         elif "doing" in fields:
@@ -147,6 +160,6 @@ class Member:
 def _next(of: queue.SimpleQueue[dict[str, Any] | None]) -> dict[str, Any]:
     fields = of.get()
     if fields is None:
-        of.put(None)  # for whoever asks again
+        of.put(None)  # so that the next call raises, too
         raise EOFError
     return fields

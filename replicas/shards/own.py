@@ -1,4 +1,4 @@
-"""What each process of a divided model has for itself: its device, its threads."""
+"""Device and threads of each process of a divided model."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ __all__ = ["config_of_process", "devices_of", "is_divided"]
 
 
 def is_divided(config: EngineConfig) -> bool:
-    """Whether more than one process has a part of the model."""
+    """Return whether several processes have a part of the model each."""
     return config.tensor_parallel > 1 or config.pipeline_parallel > 1
 
 
 def config_of_process(config: EngineConfig, launcher: Launcher | None = None, *, given: bool = False) -> EngineConfig:
-    """Of the first, with its device and its threads: a share, or what the launcher says.
+    """Return the first process's configuration, with its device and its CPU threads: its share, or what the launcher
+    says.
 
-    given  its operators, and maybe an accelerator, are: whatever its device is called, nobody looks for it
+    given  whether its operators, and maybe an accelerator, are passed in, so that the configured device is not looked
+           for
 
-    Raises InvalidRequest for what ranks and stages cannot do.
+    Raises InvalidRequest for what ranks and stages do not support.
     """
     launcher = launcher or Subprocesses()
     ranks = config.tensor_parallel > 1
@@ -47,9 +49,10 @@ def config_of_process(config: EngineConfig, launcher: Launcher | None = None, *,
 
 
 def devices_of(config: EngineConfig, launcher: Launcher | None = None) -> list[str]:
-    """Of each process, stage by stage: what its launcher says, or as configured, of GPUs one after the other.
+    """Return the device of each process, stage by stage: what the launcher says, or what is configured.
 
-    One that is named by its number is counted on from; those after it need not be.
+    A GPU that is configured with a number gives it to the first process of its stage, and the following numbers to the
+    other ranks and to later stages that have none.
     """
     launcher = launcher or Subprocesses()
     stages = config.device.split(",")
@@ -67,7 +70,7 @@ def devices_of(config: EngineConfig, launcher: Launcher | None = None) -> list[s
 
 
 def _check_gpus(devices: Sequence[str], param: str) -> None:
-    """Raises InvalidRequest for GPUs that are not here, or are to be had by two processes."""
+    """Raise InvalidRequest for GPUs that this machine lacks, or that two processes would share."""
     gpus = sorted(int(device.partition(":")[2]) for device in devices if _kind(device) == "cuda")
     if len(set(gpus)) < len(gpus):
         raise InvalidRequest(
@@ -82,6 +85,8 @@ def _check_gpus(devices: Sequence[str], param: str) -> None:
 
 
 def _kind(device: str) -> str:
-    """Of one that can be counted from; of what is no device, nothing: whoever asks for its operators refuses it."""
+    """Return a device's kind if it is well formed, as "cuda" for "cuda:1"; otherwise an empty string, since the
+    operators refuse such a device later.
+    """
     kind, _, index = device.partition(":")
     return kind if not index or index.isdigit() else ""

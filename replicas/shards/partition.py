@@ -1,4 +1,4 @@
-"""How many layers each pipeline stage gets: pure arithmetic, over what devices are and what layers cost on each."""
+"""Search for how many layers each pipeline stage gets: pure arithmetic over devices' speeds and layers' costs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .stages import check_stages
 
 __all__ = ["Cost", "Seat", "partition", "stage_seconds"]
 
-_Way = tuple[tuple[float, ...], tuple[int, ...]]  # bytes of memories, ends of stages
+_Way = tuple[tuple[float, ...], tuple[int, ...]]  # bytes taken of each shared memory, end of each stage
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of a layer, or of what the first and the last stage have besides.
+    """Cost of a layer, or of what only the first or the last pipeline stage has.
 
-    read_bytes  in a step: weights, and KV of its contexts
-    operations  in a step
-    held_bytes  weights, and room for KV
+    read_bytes  bytes that a step reads: weights, and KV of its contexts
+    operations  arithmetic operations in a step
+    held_bytes  bytes of memory for weights and for KV
     """
 
     read_bytes: float
@@ -31,12 +31,15 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What is to have a stage, and what the model costs there: in the formats and dtypes that it holds it in.
+    """Device or devices of one pipeline stage, and what the model costs there, in the formats and dtypes that it has
+    there.
 
-    bandwidth  bytes a second; compute: operations a second
-    layers     all of the model
-    first      the embedding, if it is the first stage; last: the final norm and the head, if it is the last
-    draws      on which memories -> with which part of what it holds
+    bandwidth  bytes a second
+    compute    operations a second
+    layers     cost of every layer of the model
+    first      cost of the embedding, if this is the first stage
+    last       cost of the final norm and the head, if this is the last stage
+    draws      names of the memories that the stage uses, each with the part of the stage's bytes that lies in it
     """
 
     bandwidth: float
@@ -48,20 +51,21 @@ class Seat:
 
 
 def stage_seconds(seat: Seat, costs: Sequence[Cost]) -> float:
-    """Of a step, by the roofline."""
+    """Seconds that a step takes in a stage with these costs, by the roofline: the longer of reading and computing."""
     read, operations = sum(cost.read_bytes for cost in costs), sum(cost.operations for cost in costs)
     return max(read / seat.bandwidth, operations / seat.compute)
 
 
 def partition(seats: Sequence[Seat], memory: Mapping[str, float]) -> tuple[int, ...]:
-    """Layers of each stage, at least one, so that the slowest takes as little as can be: a pipeline is as fast as that.
+    """Return the number of layers of each stage, at least one, for which the slowest stage takes the least time, since
+    a pipeline is as fast as its slowest stage.
 
-    Of those that are equally good, the one whose stages are most alike: the least sum of squares of their seconds; or
-    where that takes more of a memory that several draw on than there is, one that does not.
+    Of equally good ways it returns the one with the least sum of squares of the stages' seconds, in which stages are
+    most alike. Where that way overfills a memory that several stages share, it returns another that fits.
 
-    memory  bytes of each, that seats draw on
+    memory  bytes of each memory that the stages use, by name
 
-    Raises InvalidRequest where there are more stages than layers, or no way to divide them fits.
+    Raises InvalidRequest where there are more stages than layers, or where no way to divide them fits.
     """
     layers = len(seats[0].layers)
     check_stages(layers, len(seats), None)
@@ -80,7 +84,9 @@ def partition(seats: Sequence[Seat], memory: Mapping[str, float]) -> tuple[int, 
 
 
 class _Parts:
-    """Sums of layers begin .. end - 1 at a seat, with what else is there."""
+    """Prefix sums of the layers' costs for one stage, for the cost of layers begin to end - 1 with the embedding or the
+    head.
+    """
 
     def __init__(self, seat: Seat, is_first: bool, is_last: bool) -> None:
         self._seat = seat
@@ -101,7 +107,13 @@ class _Parts:
 
 
 def _least(layers: int, parts: Sequence[_Parts], room: Sequence[float]) -> tuple[int, ...] | None:
-    """None: nothing fits. room: bytes, of each stage."""
+    """Return the number of layers of each stage for which the slowest takes the least time, then the least sum of
+    squares.
+
+    room  bytes that each stage may hold
+
+    Returns None where nothing fits.
+    """
 
     def seconds(stage: int, begin: int, end: int) -> float:
         return parts[stage].seconds(begin, end) if parts[stage].held(begin, end) <= room[stage] else math.inf
@@ -119,12 +131,12 @@ def _least(layers: int, parts: Sequence[_Parts], room: Sequence[float]) -> tuple
 
 
 def _room(seat: Seat, memory: Mapping[str, float]) -> float:
-    """What it may hold, if nobody else draws on any of it."""
+    """Bytes that a stage may hold if no other stage uses the same memories."""
     return min(memory[name] / part for name, part in seat.draws.items())
 
 
 def _fits(parts: Sequence[_Parts], sizes: Sequence[int], memory: Mapping[str, float]) -> bool:
-    """Together."""
+    """Return whether all stages together fit the memories that they share."""
     taken = dict.fromkeys(memory, 0.0)
     for each, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
         for name, part in each.draws.items():
@@ -133,11 +145,13 @@ def _fits(parts: Sequence[_Parts], sizes: Sequence[int], memory: Mapping[str, fl
 
 
 def _least_together(layers: int, parts: Sequence[_Parts], memory: Mapping[str, float]) -> tuple[int, ...] | None:
-    """The slowest stage takes as little as can be where all fit together. None: they do not."""
+    """Return the number of layers of each stage for which the slowest takes the least time while all fit the memories
+    that they share. Returns None where there is no such way.
+    """
     spans = [(begin, end) for begin in range(layers) for end in range(begin + 1, layers + 1)]
     times = sorted({each.seconds(*span) for each in parts for span in spans})
     found, low, high = None, 0, len(times)
-    while low < high:  # times[:low] are too short; within times[high], if there is one, is `found`
+    while low < high:  # times[:low] are too short, and `found` takes at most times[high], if there is one
         middle = (low + high) // 2
         way = _within(layers, parts, memory, times[middle])
         if way is None:
@@ -148,10 +162,14 @@ def _least_together(layers: int, parts: Sequence[_Parts], memory: Mapping[str, f
 
 
 def _within(layers: int, parts: Sequence[_Parts], memory: Mapping[str, float], most_s: float) -> tuple[int, ...] | None:
-    """A way that fits, with no stage that takes longer, by dynamic programming. None: there is none."""
+    """Find by dynamic programming a way that fits the memories and in which no stage takes longer than `most_s`
+    seconds.
+
+    Returns the number of layers of each stage; None where there is no such way.
+    """
     shared = [name for name in memory if sum(name in each.draws for each in parts) > 1]
-    # found[end]: of the stages so far, with the first `end` layers, what they take of each shared memory, and their
-    # ends. Of ways none takes less of each than another.
+    # found[end]: ways to give the first `end` layers to the stages so far. Each is the bytes that it takes of every
+    # shared memory and the stages' ends. Ways that take no less of any memory than another are left out.
     found: list[list[_Way]] = [[((0.0,) * len(shared), ())], *[[] for _ in range(layers)]]
     for each in parts:
         longer: list[list[_Way]] = [[] for _ in range(layers + 1)]
@@ -161,7 +179,7 @@ def _within(layers: int, parts: Sequence[_Parts], memory: Mapping[str, float], m
                 if each.seconds(begin, end) > most_s or any(
                     part * held > memory[name] for name, part in each.draws.items()
                 ):
-                    break  # so do those with more layers
+                    break  # more layers take longer and hold more
                 own = [each.draws.get(name, 0.0) * held for name in shared]
                 for taken, ends in ways:
                     together = tuple(one + other for one, other in zip(taken, own, strict=True))
@@ -175,7 +193,9 @@ def _within(layers: int, parts: Sequence[_Parts], memory: Mapping[str, float], m
 
 
 def _keep(ways: list[_Way], way: _Way) -> None:
-    """Unless another takes no more of anything; and then none that it takes no more than."""
+    """Add a way to a list unless a listed one takes no more of any shared memory; then remove those that it makes
+    needless.
+    """
     if any(_no_more(other, way) for other in ways):
         return
     ways[:] = [*(other for other in ways if not _no_more(way, other)), way]
@@ -188,12 +208,12 @@ def _no_more(way: _Way, than: _Way) -> bool:
 def _best(
     layers: int, stages: int, cost: Callable[[int, int, int], float], joined: Callable[[float, float], float]
 ) -> tuple[float, tuple[int, ...]]:
-    """The least cost of all stages, by dynamic programming, and where each of them ends.
+    """Return the least total cost of all stages, found by dynamic programming, and the layer at which each stage ends.
 
-    cost    of stage s with layers begin .. end - 1
-    joined  of some stages and of the next: no less when either is more
+    cost    cost of stage s with layers begin to end - 1
+    joined  total of the stages so far and the next one; it must not become less when either becomes more
     """
-    # found[end]: of the stages so far, with the first `end` layers
+    # found[end]: the best way to give the first `end` layers to the stages so far
     impossible: tuple[float, tuple[int, ...]] = (math.inf, ())
     found = [(0.0, impossible[1]), *[impossible] * layers]
     for stage in range(stages):

@@ -1,6 +1,6 @@
-"""Messages between processes of one model: a JSON object, and tensors as safetensors has them.
+"""Messages between the processes of one model: a JSON object, and tensors in the safetensors format.
 
-8 bytes     4 bytes     J bytes      the rest
+8 bytes     4 bytes     J bytes      all - J bytes
 |<- all ->|<- J ->|<- JSON ->|<- safetensors, or nothing ->|
 """
 
@@ -28,7 +28,7 @@ __all__ = ["LOOK_S", "Inbox", "Message", "Pipe"]
 _LENGTHS = struct.Struct("<QI")
 SEND_S = 5.0
 END_S = 5.0
-LOOK_S = 1.0  # whoever waits looks about itself so often, by which beats.py tells it from whoever hangs
+LOOK_S = 1.0  # a thread that waits wakes up this often, so that heartbeats can tell it from one that hangs
 
 Fields = dict[str, Any]
 Tensors = dict[str, "torch.Tensor"]
@@ -36,38 +36,44 @@ Message = tuple[Fields, Tensors]
 
 
 class Pipe:
-    """Two descriptors, one to read and one to write; None: that is not done. Any thread may write.
+    """Two file descriptors for messages, one to read from and one to write to; None where one is not used.
 
-    A process says that it lives by one before it imports torch, so nothing of it is imported here beforehand.
+    Any thread may write. A process sends heartbeats by a pipe before it imports torch, so this module imports none of
+    it.
 
-    heard  monotonic seconds: when anything was read last, be it part of a message
-    aside  is shown each message first, on the thread that reads; True: it has taken it, and nobody else receives it
+    heard  monotonic seconds when anything was last read, even a part of a message
+    aside  called with each message first, on the thread that reads; True if it has taken the message, which `receive`
+           then does not return
     """
 
     def __init__(self, reads: int | None = None, writes: int | None = None) -> None:
         self._reads, self._writes = reads, writes
-        self._writing = threading.Lock()  # steps, new weights and questions are asked for by several threads
+        self._writing = threading.Lock()  # several threads write: for steps, for new weights, for questions
         self.heard = 0.0
         self.aside: Callable[[Message], bool] | None = None
         if writes is not None:
-            os.set_blocking(writes, False)  # whoever has stopped must not hold up whoever writes
+            os.set_blocking(writes, False)  # a reader that has stopped must not block the writer
 
     def send(self, fields: Mapping[str, Any], tensors: Tensors | None = None) -> None:
-        """Raises EngineLost if nothing more of it is taken for SEND_S: what has been taken is no use then."""
+        """Write a message.
+
+        Raises EngineLost if the other end reads nothing more for SEND_S seconds; the pipe is useless then, since part
+        of the message may have been read.
+        """
         text = json.dumps(fields).encode()
         data = text + (_saved(tensors) if tensors else b"")
         with self._writing:
             self._write(memoryview(_LENGTHS.pack(len(data), len(text)) + data))
 
     def close_writing(self) -> None:
-        """The other end hears nothing more."""
+        """Close the writing end, so that the other process reads the end of the stream."""
         with self._writing:
             if self._writes is not None:
                 os.close(self._writes)
                 self._writes = None
 
     def close_reading(self) -> None:
-        """Nobody reads any more."""
+        """Close the reading end."""
         assert self._reads is not None
         os.close(self._reads)
         self._reads = None
@@ -90,7 +96,7 @@ class Pipe:
                 raise EngineLost("a rank has ended") from error
 
     def receive(self) -> Message:
-        """The next message. Raises EOFError when the other end is closed."""
+        """Return the next message. Raises EOFError when the other end is closed."""
         while True:
             size, text = _LENGTHS.unpack(self._read(_LENGTHS.size))
             data = self._read(size)
@@ -104,7 +110,7 @@ class Pipe:
         done = 0
         while done < count:
             read = 0
-            with suppress(ConnectionResetError, TimeoutError):  # a connection in the place of a pipe
+            with suppress(ConnectionResetError, TimeoutError):  # the descriptor may be a network connection
                 read = os.readv(self._reads, [memoryview(data)[done:]])
             if not read:
                 raise EOFError
@@ -114,12 +120,12 @@ class Pipe:
 
 
 class Inbox:
-    """Takes a pipe's messages off it as they come, so that whoever writes never waits for whoever computes.
+    """Thread that takes messages off a pipe as they come, so that the writer never waits for a reader that computes.
 
-    heed   is shown each message first, on the thread that reads; True: it has dealt with it
+    heed   called with each message's fields first, on the thread that reads; True if it has dealt with the message
     ended  called when the other end is closed
 
-    What waits is bounded by those who write: they have so many steps on their way at most.
+    The queue needs no limit: writers have a limited number of steps in flight.
     """
 
     def __init__(
@@ -135,25 +141,27 @@ class Inbox:
         self._thread.start()
 
     def receive(self, timeout_s: float | None = None) -> Message:
-        """The next message. Raises EOFError when there will be none, queue.Empty when there was none in time."""
+        """Return the next message. Raises EOFError when there will be none, and queue.Empty when there was none in
+        time.
+        """
         message = self._awaited() if timeout_s is None else self._messages.get(timeout=timeout_s)
         if message is None:
-            self._messages.put(None)  # for whoever asks again
+            self._messages.put(None)  # so that the next call raises, too
             raise EOFError
         return message
 
     def close(self) -> None:
-        """Nothing comes any more, whatever the other end does."""
+        """End the queue: `receive` raises EOFError from now on, whatever the other end does."""
         self._messages.put(None)
 
     def drain(self) -> None:
-        """Until all that a process said before it ended has been heard."""
+        """Wait until all that the process sent before it ended has been read."""
         self._thread.join(END_S)
 
     def end(self) -> None:
-        """The other process has gone: nobody reads what nobody writes."""
+        """Close the pipe's reading end, once the other process has ended."""
         self._thread.join(END_S)
-        if not self._thread.is_alive():  # otherwise somebody else has its end, and the descriptor is still read
+        if not self._thread.is_alive():  # otherwise another process holds the writing end, and it is still read
             self._pipe.close_reading()
 
     def _awaited(self) -> Message | None:
@@ -167,7 +175,7 @@ class Inbox:
                 message = self._pipe.receive()
                 if self._heed is None or not self._heed(message[0]):
                     self._messages.put(message)
-        except (EOFError, OSError, EngineLost):  # closed from either end, or nobody is left to be answered
+        except (EOFError, OSError, EngineLost):  # it was closed from either end, or the receiver of answers has gone
             self._messages.put(None)
             if self._ended is not None:
                 self._ended()

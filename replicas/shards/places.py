@@ -1,5 +1,7 @@
-"""What each process of a divided model says of its own device, before layers are divided: what that is and holds, and
-what the model costs there. So whoever divides them needs neither the device nor its operators.
+"""Report of each process of a divided model on its own device, made before layers are divided: the device's speed and
+memory, and what the model costs there.
+
+So the process that divides the layers needs neither the other devices nor their operators.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ..memory import reserve_bytes
 
 __all__ = ["Account", "account_here", "account_of", "layers_beside"]
 
-# Of a thread of a CPU, assumed: no table tells them. Bandwidth is measured where layers go by it.
+# Assumed for each thread of a CPU, since no table has it. Bandwidth is measured where layers are chosen by it.
 _THREAD_BANDWIDTH, _THREAD_COMPUTE = 1e10, 1e11
 _READ_BYTES = 2**27  # more than a cache has
 _READ_S = 0.05
@@ -32,19 +34,23 @@ Source = Literal["table", "measured", "assumed"]
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Of one process. It goes to others as JSON has it.
+    """One process's report on its device, which is sent to other processes as JSON.
 
-    name             of the device, and of its host
-    on_device        it has memory of its own, and no other process has any of it
-    capability       of a GPU
-    dtype            of activations
-    threads          that it computes with, on a CPU
-    bandwidth        bytes a second; source: where that is from
-    compute          operations a second, by the table of GPUs; of a CPU assumed, by its threads
-    total, free      bytes of memory; free before anything is loaded
-    owner            of that memory: who has the same one shares it
-    layers           bytes of each of the model's, as it would be held here; embedding and head: likewise
-    kv_block         bytes of a block of KV in a layer. Of all of these nothing, where layers do not go by them
+    name             name of the device and of its host
+    on_device        whether it has memory of its own, which no other process uses
+    capability       compute capability of a GPU
+    dtype            dtype of activations
+    threads          threads that it computes with, on a CPU
+    bandwidth        bytes a second
+    source           where `bandwidth` is from
+    compute          operations a second, by the table of GPUs; for a CPU assumed, by its threads
+    total            bytes of memory
+    free             bytes of memory that are free before anything is loaded
+    owner            identity of that memory: processes with the same owner share it
+    layers           bytes of each of the model's layers, in the format in which it would be held here; empty, as the
+                     following are 0, where layers are not chosen by these reports
+    embedding, head  bytes of these, likewise
+    kv_block         bytes of a KV block in one layer
     """
 
     name: str
@@ -65,7 +71,7 @@ class Account:
 
     @property
     def usable(self) -> int:
-        """For weights and KV."""
+        """Bytes of memory for weights and KV."""
         return max(0, self.free - reserve_bytes(self.total)) if self.on_device else self.free
 
     def __str__(self) -> str:
@@ -77,10 +83,12 @@ class Account:
 def account_here(
     checkpoint: Checkpoint, config: EngineConfig, ops: Ops, outline: Callable[[], Ops], *, on_device: bool, chosen: bool
 ) -> Account:
-    """Of this process. outline: makes operators for an outline, of which `ops` keep their own choices apart.
+    """Return this process's report on its device.
 
-    on_device  it has an accelerator
-    chosen     layers are, by what processes say: what they cost is reckoned, and a CPU's bandwidth measured
+    outline    makes operators for an outline of the model, whose choices `ops` keep apart from their own
+    on_device  whether it has an accelerator
+    chosen     whether layers are chosen by these reports, so that the model's costs are computed and a CPU's bandwidth
+               is measured
     """
     priced = checkpoint if chosen else None
     if ops.device.type == "cuda":
@@ -102,11 +110,11 @@ def account_of(
     on_device: bool | None = None,
     owner: str = "",
 ) -> Account:
-    """Of a process that is there. Raises ValueError for what the device cannot hold.
+    """Return the report of a process at a device. Raises ValueError for what the device cannot hold.
 
-    checkpoint  of the model; None: nobody asks what that costs there
-    threads     of a CPU
-    on_device   None: if it is on a GPU
+    checkpoint  the model; None if its costs are not needed
+    threads     threads of a CPU
+    on_device   whether the memory is a device's own; None for yes on a GPU alone
     """
     ops, device = place.ops(), place.device
     name = place.name if device else f"{place.name}, {threads} threads"
@@ -129,7 +137,10 @@ def account_of(
 
 
 def layers_beside(accounts: Sequence[Account], layers: Sequence[int], number: int) -> int:
-    """Of all processes that have the same memory as that one. layers: of each."""
+    """Return the number of layers of all processes that use the same memory as process `number`.
+
+    layers  number of layers of each process
+    """
     own = accounts[number]
     return sum(
         count
@@ -139,7 +150,7 @@ def layers_beside(accounts: Sequence[Account], layers: Sequence[int], number: in
 
 
 def _costs(checkpoint: Checkpoint, ops: Ops) -> dict[str, Any]:
-    """Of an `Account`, what the model takes."""
+    """Return the fields of an `Account` that say what the model costs at operators `ops`."""
     config = checkpoint.config
     decoder = outlined(config, checkpoint.format, checkpoint.tensors, ops)
     [cache] = ops.allocate_kv(1, 1, config.num_kv_heads, config.head_dim)
@@ -152,6 +163,6 @@ def _costs(checkpoint: Checkpoint, ops: Ops) -> dict[str, Any]:
 
 
 def _read_bandwidth() -> float:
-    """Bytes a second, by torch's threads, of memory that no cache holds."""
-    values = torch.ones(_READ_BYTES // 4)  # zeros would be one page many times
+    """Bytes a second that torch's threads read of memory that is in no cache, as measured."""
+    values = torch.ones(_READ_BYTES // 4)  # ones, since pages of zeros may all be the same one
     return _READ_BYTES / time_runs([values.sum], values.device, budget_s=_READ_S).p50

@@ -1,4 +1,4 @@
-"""How ranks act together in a step: the few exchanges that a decoder needs."""
+"""Exchanges that a decoder needs between the ranks of a step."""
 
 from __future__ import annotations
 
@@ -14,23 +14,29 @@ __all__ = ["Exchange", "Ranks"]
 
 
 class Exchange(Protocol):
-    """Every rank calls the same, in the same order, with tensors of the same dtype.
+    """Protocol of exchanges between ranks: every rank calls the same methods in the same order, with tensors of one
+    dtype.
 
-    Raises Unavailable (`rank_lost`) on every rank that is left, in bounded time, when one is gone or hangs.
+    Raises Unavailable (`rank_lost`) on every remaining rank, in bounded time, when one is gone or hangs.
     """
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """All ranks' x, of one shape, added up: to the bit the same on every rank. x may be overwritten."""
+        """Return the sum of all ranks' x, which have one shape; it is the same on every rank to the bit. x may be
+        overwritten.
+        """
         ...
 
     def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
-        """[R, widths[rank]] of each -> [R, sum(widths)], in the order of ranks."""
+        """Concatenate the ranks' [R, widths[rank]] to [R, sum(widths)], in the order of ranks."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """One rank's part, and its way to the others. `parts`: of all ranks."""
+    """One rank's part of a model, and its exchange with the other ranks.
+
+    parts  parts of all ranks
+    """
 
     parts: Sequence[Split]
     rank: int
@@ -41,7 +47,7 @@ class Ranks:
         return self.parts[self.rank]
 
     def embed(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of the whole embedding [V, H], of which `table` has this rank's: [T] -> [T, H]."""
+        """Look up token ids [T] in the embedding [V, H], of which `table` has this rank's rows, and return [T, H]."""
         first, last = self.own.tokens
         local = ids - first
         here = (local >= 0) & (local < last - first)
@@ -49,5 +55,5 @@ class Ranks:
         return self.exchange.sum(torch.where(here.unsqueeze(-1), rows, 0))
 
     def logits(self, own: torch.Tensor) -> torch.Tensor:
-        """[R, this rank's tokens] -> [R, V]."""
+        """Gather this rank's logits [R, tokens of this rank] and those of the others to [R, V]."""
         return self.exchange.gather(own, [last - first for first, last in (part.tokens for part in self.parts)])

@@ -1,6 +1,7 @@
-"""Which process digests which bytes of the weights: one that reads them anyway, so that none reads for that alone.
+"""Choice of which process digests which bytes of the weights: one that reads them anyway, so that no byte is read only
+to be digested.
 
-All that is told from what every process knows: the config, the format, the headers, and how the model is divided.
+Every process makes the same choice, from what all know: the config, the format, the headers, and the division.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from .stages import Stage, stages_of
 
 __all__ = ["Readers", "owners", "reads"]
 
-Spans = Mapping[str, Span]  # by tensor, bytes [first, last) of it
+Spans = Mapping[str, Span]  # bytes [first, last) of each tensor, by name
 
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """The processes that digest the same files together: of a host, or all.
+    """Processes that digest the same files together: those of one host, or all.
 
-    layers     of each stage of the model
-    ranks      of each stage
-    processes  by their numbers, stage after stage and of each its ranks
-    number     of this process, which is one of them
+    layers     layers of each stage of the model
+    ranks      ranks of each stage
+    processes  their numbers, which count all processes stage by stage and within each by rank
+    number     number of this process, which is one of them
     """
 
     layers: tuple[int, ...]
@@ -46,7 +47,7 @@ class Readers:
 
     @property
     def own(self) -> int:
-        """Which of `processes` this one is."""
+        """Index of this process in `processes`."""
         return self.processes.index(self.number)
 
     @property
@@ -55,8 +56,11 @@ class Readers:
 
 
 def owners(checkpoint: Checkpoint, names: Iterable[str], readers: Readers) -> list[int]:
-    """Of every piece of these tensors, by name and in order, which of the processes digests it: the one that reads
-    most of it; of several that read as much, or where none reads any, the one that has the fewest bytes."""
+    """Return for every piece of these tensors, sorted by name and in order, the index of the process that digests it.
+
+    That is the process which reads most of the piece. Where several read as much, or none reads any, it is the one
+    which has the fewest bytes to digest.
+    """
     read = reads(checkpoint, readers)
     sizes: list[int] = []
     may: list[Sequence[int]] = []
@@ -70,7 +74,7 @@ def owners(checkpoint: Checkpoint, names: Iterable[str], readers: Readers) -> li
             sizes.append(end - begin)
             may.append([number for number in parts if parts[number] == most] if most > 0 else range(len(read)))
     found, nbytes = [0] * len(may), [0] * len(read)
-    for piece_number in sorted(range(len(may)), key=lambda each: len(may[each]) > 1):  # what is free evens out the rest
+    for piece_number in sorted(range(len(may)), key=lambda each: len(may[each]) > 1):  # pieces with a choice come last
         owner = min(may[piece_number], key=lambda number: (nbytes[number], number))
         nbytes[owner] += sizes[piece_number]
         found[piece_number] = owner
@@ -78,7 +82,9 @@ def owners(checkpoint: Checkpoint, names: Iterable[str], readers: Readers) -> li
 
 
 def reads(checkpoint: Checkpoint, readers: Readers) -> list[Spans]:
-    """What each of the processes reads when it loads: of tensors of which it reads columns, all."""
+    """Return the byte ranges of each tensor that each process reads when it loads; of a tensor of which it reads
+    columns, all.
+    """
     config, format = checkpoint.config, checkpoint.format
     stages, ranks = stages_of(config.num_layers, readers.layers), readers.ranks
     parts = [split(config, format, rank, ranks) for rank in range(ranks)] if ranks > 1 else [None]
@@ -110,7 +116,7 @@ def _reads(checkpoint: Checkpoint, stage: Stage, part: Split | None, known: _Lin
 
 
 class _Linears:
-    """What formats take of linears of one rank. Those that are alike are looked at once."""
+    """Cache of which parts of linears' tensors a rank reads; equal linears are looked up once."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
@@ -134,7 +140,10 @@ class _Linears:
 
 
 class _Noting(Outline):
-    """Notes what is taken. parts: of each tensor."""
+    """Outline of the tensors that records which part of each is taken.
+
+    parts  slices that were taken of each tensor, by name
+    """
 
     def __init__(self, tensors: Tensors, device: torch.device) -> None:
         super().__init__(tensors, device)
@@ -146,7 +155,9 @@ class _Noting(Outline):
 
 
 def _span(info: TensorInfo, part: Sequence[slice]) -> Span:
-    """Bytes that are read for such a part: of columns the pages of all."""
+    """Return the range of bytes that are read for a part of a tensor: all of them where it selects columns, since their
+    pages are read anyway.
+    """
     rows = rows_of(info.shape, part)
     if rows is None:
         return 0, info.nbytes

@@ -1,4 +1,4 @@
-"""Errors that cross from process to process: of the kind that they are, and telling where they were raised."""
+"""Errors that cross from process to process, with their type and the place where they were raised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _KINDS: dict[str, type[MotleyError]] = {each.__name__: each for each in (Checkpo
 
 
 def told_error(error: Exception) -> dict[str, Any]:
-    """As JSON has it. Of a kind that is not the user's to see: with its own name, as a checkpoint that is no use."""
+    """Return an error as JSON fields. One of a type that users do not see becomes a CheckpointError whose message has
+    its name.
+    """
     if isinstance(error, MotleyError) and type(error).__name__ in _KINDS:
         return {"kind": type(error).__name__, "message": error.message, "param": error.param, "code": error.code}
     return {"kind": "CheckpointError", "message": f"{type(error).__name__}: {error}", "param": None, "code": None}

@@ -1,6 +1,6 @@
-"""What each process of a divided model would hold, and what would fit: told before anything is loaded.
+"""Memory plan of a divided model: what each process would hold, and whether it would fit, before anything is loaded.
 
-The loader is asked, with a rank's and a stage's part of tensors that have shapes and no values.
+The loader is run for each rank and stage with tensors that have shapes and no values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ __all__ = ["Divided", "Division", "Process", "divided"]
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """ranks: of each stage; layers: of each stage, None: so that the slowest takes the least."""
+    """How a model is to be divided.
+
+    ranks   tensor-parallel ranks of each stage
+    stages  pipeline stages
+    layers  layers of each stage; None to choose them so that the slowest stage takes the least time
+    """
 
     ranks: int = 1
     stages: int = 1
@@ -46,7 +51,12 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Those of a stage's ranks that hold alike; decoder: of one of them, without values."""
+    """Ranks of one stage that hold equally much.
+
+    ranks    their numbers
+    decoder  the part of one of them, without values
+    parts    its bytes by kind
+    """
 
     place: Place
     stage: Stage
@@ -57,12 +67,13 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """What becomes of a divided model where each process has a GPU of its stage's kind, or its share of one CPU.
+    """Memory plan of a divided model whose processes have a GPU of their stage's kind each, or a share of one CPU.
 
-    places     of each stage
-    processes  stage by stage; none where it cannot be divided so, or held: `refused` says why
-    layers     of each stage, and why so many
-    missing    bytes, of the process that misses most
+    places     device of each stage
+    processes  stage by stage; empty where the model cannot be divided or held so, for the reason in `refused`
+    layers     layers of each stage
+    why        reason for these layers
+    missing    bytes that the process lacks that lacks most
     """
 
     places: Sequence[Place]
@@ -79,12 +90,15 @@ class Divided:
 
     @property
     def mixed(self) -> bool:
-        """Whether some are on GPUs, and others on a CPU."""
+        """Whether some stages are on GPUs and others on a CPU."""
         return len({place.device is None for place in self.places}) > 1
 
 
 def divided(checkpoint: Checkpoint, places: Sequence[Place], asked: Asked, division: Division) -> Divided:
-    """Nothing is loaded; of the checkpoint no tensor is read. places: of each stage; a CPU is the same one."""
+    """Return the memory plan of a divided model. Nothing is loaded, and no tensor of the checkpoint is read.
+
+    places  device of each stage; stages on a CPU share the same one
+    """
     assert len(places) == division.stages
     try:
         kinds = unlike_kv((place.ops().dtype, place.device is not None) for place in places)
@@ -115,7 +129,7 @@ def divided(checkpoint: Checkpoint, places: Sequence[Place], asked: Asked, divis
 def _layers(
     checkpoint: Checkpoint, places: Sequence[Place], asked: Asked, division: Division
 ) -> tuple[tuple[int, ...], str]:
-    """As the engine would choose them. Raises InvalidRequest."""
+    """Return the layers of each stage and the reason, as the engine would choose them. Raises InvalidRequest."""
     if division.layers is not None:
         return division.layers, "as asked for"
     if division.stages == 1:
@@ -131,7 +145,10 @@ def _layers(
 def _processes(
     checkpoint: Checkpoint, places: Sequence[Place], asked: Asked, size: int, layers: Sequence[int]
 ) -> list[Process]:
-    """Raises InvalidRequest where the model cannot be divided so, ValueError for what the device cannot hold."""
+    """Return the processes with their parts of the model.
+
+    Raises InvalidRequest where the model cannot be divided so, and ValueError for what the device cannot hold.
+    """
     config, format, tensors = checkpoint.config, checkpoint.format, checkpoint.tensors
     parts = [split(config, format, rank, size) for rank in range(size)] if size > 1 else []
     found = []
@@ -144,7 +161,10 @@ def _processes(
 
 
 def _alike(parts: Sequence[Split]) -> list[tuple[int, ...]]:
-    """Ranks with as much of everything. The first is one of its own: it has biases of sums, and chooses tokens."""
+    """Group the ranks that hold equally much of everything.
+
+    The first rank is a group of its own, since it alone has the biases of sums and samples tokens.
+    """
     if not parts:
         return [(0,)]
     kinds: dict[tuple[object, ...], list[int]] = {}
@@ -155,7 +175,9 @@ def _alike(parts: Sequence[Split]) -> list[tuple[int, ...]]:
 
 
 def _room(processes: Sequence[Process]) -> tuple[int, int]:
-    """Blocks of KV, each of all processes together, and what is missing. Processes of a CPU share its memory."""
+    """Return how many blocks of KV all processes together have memory for, and how many bytes are missing in the one
+    that lacks most. Processes on a CPU share its memory.
+    """
     on_cpu = [(len(each.ranks), each) for each in processes if each.place.device is None]
     found = [(_budget(each), each.parts.kv_block) for each in processes if each.place.device is not None]
     if on_cpu:
@@ -170,9 +192,10 @@ def _on_cpu(places: Sequence[Place]) -> bool:
 
 
 def _with_host(checkpoint: Checkpoint, processes: Sequence[Process], asked: Asked, blocks: int) -> list[Process]:
-    """Each with its part of what the engine takes of the host for KV; of a host that is not here, as if it had room.
+    """Return the processes with their parts of the host memory that the engine takes for KV.
 
-    The first process's part is pinned as torch does it, that of each other is as large as it must be.
+    A host that is not this one is taken to have enough memory. The first process's part is pinned as torch does it,
+    which rounds it up; those of the others have exactly the size that they need.
     """
     place, block = processes[0].place, sum(len(each.ranks) * each.parts.kv_block for each in processes)
     on_gpu = place.device is not None
@@ -189,13 +212,13 @@ def _with_host(checkpoint: Checkpoint, processes: Sequence[Process], asked: Aske
 
 
 def _budget(process: Process) -> KvBudget:
-    """Of each of those on GPUs."""
+    """Return the memory budget of each of the process's ranks, which are on GPUs."""
     place, parts = process.place, process.parts
     return kv_budget(place.free - parts.loaded, place.total, parts)
 
 
 class _Silent:
-    """The exchange of a rank that computes nothing."""
+    """Exchange of a rank that computes nothing."""
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError("an outline exchanges nothing")

@@ -1,4 +1,4 @@
-"""The runner of a pipeline of stages: one computes a step while the others compute those before it."""
+"""Runner of a pipeline of stages: one stage computes a step while the others compute the steps before it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["StagedRunner"]
 
 
 class StagedRunner(ModelRunner):
-    """Implements `Pipelined`: a step is on its way from the first stage, which is here, to the last.
+    """Runner of pipeline stages, in which a step is in flight from the first stage, in this process, to the last.
 
-    No plan may have UNKNOWN: tokens are chosen here, when the last stage has answered.
+    Implements `Pipelined`. No plan may have UNKNOWN tokens: they are sampled here, when the last stage has answered.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class StagedRunner(ModelRunner):
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """See `Pipelined`. The first stage has computed the step when this returns."""
+        """Begin a step, as `Pipelined` says. The first stage has computed it when this returns."""
         if self.swapper is not None:
             self.swapper.order(plan)
         batch = prepare(plan, self._move)

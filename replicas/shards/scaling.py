@@ -1,8 +1,8 @@
-"""How fast a divided model would be over a link: a model of arithmetic, which no run has confirmed.
+"""Prediction of how fast a divided model would be over a link: a calculation that no run has confirmed.
 
 Each rank takes the roofline's time for its part. Each layer has two sums over ranks, of the hidden states of a step;
-the embedding has one more, and logits are gathered. A stage hands on hidden states and residual, and the last sends
-logits to the first. Nothing overlaps within a stage; stages work on different steps at the same time.
+the embedding has one more, and logits are gathered. A stage hands on hidden states and residual, and the last stage
+sends logits to the first. Nothing overlaps within a stage; stages work on different steps at the same time.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ _LOGIT = 4  # bytes, fp32
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Seconds.
+    """Predicted speed of a divided model, in seconds and tokens a second.
 
-    tpot_s        of a token of each of the sequences asked for, divided among as many steps as there are stages
-    alone_s       of a token of one sequence: the sum of all stages
-    exchange_s    of alone_s, what goes over the link
-    tokens_per_s  of all sequences together: as the slowest stage gives them
-    ttft_s        of a prompt of the context asked for, alone
+    tpot_s        seconds per token of each of the sequences asked for, which are divided among as many steps as there
+                  are stages
+    alone_s       seconds per token of a single sequence: the sum of all stages
+    exchange_s    part of `alone_s` that goes over the link
+    tokens_per_s  tokens a second of all sequences together, which the slowest stage limits
+    ttft_s        seconds until the first token of a single prompt of the context asked for
     """
 
     tpot_s: float
@@ -42,12 +43,15 @@ class Predicted:
 
 
 def joined(link: DeviceLink | None, processes: int) -> bool:
-    """Whether the link joins so many devices. None: there is no need of one."""
+    """Return whether the link can join so many devices; with None, whether no link is needed."""
     return processes == 1 or (link is not None and (link.most is None or processes <= link.most))
 
 
 def predicted(divided: Divided, link: DeviceLink | None, asked: Asked) -> Predicted:
-    """Of a model that has processes on GPUs. link: between any two of them; None for one process alone."""
+    """Return the predicted speed of a model whose processes are all on GPUs.
+
+    link  link between any two of them; None for one process alone
+    """
     stages = [list(alike) for _, alike in groupby(divided.processes, key=lambda each: each.stage.index)]
     together = min(asked.batch, len(stages))
     rows = -(-asked.batch // together)
@@ -71,7 +75,10 @@ def predicted(divided: Divided, link: DeviceLink | None, asked: Asked) -> Predic
 
 
 def exchange_s(stage: Sequence[Process], link: DeviceLink | None, tokens: int, rows: int | None = None) -> float:
-    """What a step of so many tokens sends, of a stage. rows: with logits; None: all."""
+    """Seconds that a stage spends on the link in a step of `tokens` tokens.
+
+    rows  number of tokens with logits; None for all
+    """
     if link is None:
         return 0.0
     decoder, place = stage[0].decoder, stage[0].stage
@@ -93,7 +100,7 @@ def exchange_s(stage: Sequence[Process], link: DeviceLink | None, tokens: int, r
 
 
 def _ttft_s(stages: Sequence[Sequence[Process]], link: DeviceLink | None, asked: Asked) -> float:
-    """Pieces of a prompt follow each other through the stages."""
+    """Seconds until the first token of a prompt whose chunks follow each other through the stages."""
     ends = [0.0] * len(stages)
     for start in range(0, asked.context, asked.tokens):
         new = min(asked.tokens, asked.context - start)

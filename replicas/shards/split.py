@@ -1,8 +1,8 @@
-"""Which part of every layer a tensor-parallel rank holds (Shoeybi et al., Megatron-LM, 2019).
+"""Division of every layer among tensor-parallel ranks (Shoeybi et al., Megatron-LM, 2019).
 
-Outputs of q, k, v, gate and up are divided, by whole heads and by whole groups of whatever reads them; o and down have
-the inputs that fit, and their outputs are sums over ranks. The embedding and the head are divided by tokens. So a layer
-needs two sums: one for its attention and one for its MLP.
+The outputs of q, k, v, gate and up are divided, by whole heads and by whole quantization groups of the linear that
+reads them; o and down take the matching inputs, and their outputs are summed over ranks. The embedding and the head are
+divided by tokens. So a layer needs two sums: one for its attention and one for its MLP.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ __all__ = ["Split", "split"]
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What one of `size` ranks has.
+    """Part of the model that rank `rank` of `size` holds, as half-open ranges.
 
-    heads, kv_heads  of every layer; more ranks than KV heads: some have the same one
-    inner            features between gate and up, and down
-    tokens           of the vocabulary
+    heads     query heads of every layer
+    kv_heads  KV heads of every layer; with more ranks than KV heads some ranks have the same one
+    inner     features between gate and up on one side, and down on the other
+    tokens    tokens of the vocabulary
     """
 
     rank: int
@@ -35,7 +36,7 @@ class Split:
     tokens: Span
 
     def of_layer(self, spec: LayerSpec, head_dim: int) -> LayerSpec:
-        """Its linears, each with the rows or columns of this rank."""
+        """Return the layer's linears, each reduced to the rows or columns of this rank."""
         queries, keys = self.features(head_dim), _times(self.kv_heads, head_dim)
         return replace(
             spec,
@@ -49,14 +50,16 @@ class Split:
         )
 
     def features(self, head_dim: int) -> Span:
-        """Of its heads together."""
+        """Return the range of features of the rank's query heads together."""
         return _times(self.heads, head_dim)
 
     def of_head(self, spec: LinearSpec) -> LinearSpec:
         return replace(spec, rows=self.tokens)
 
     def of_config(self, config: ModelConfig) -> ModelConfig:
-        """As its own attention and MLP are; the vocabulary and the width of the model stay what they are."""
+        """Return the config with the sizes of this rank's attention and MLP; the vocabulary and the model's width stay
+        the same.
+        """
         return replace(
             config,
             num_heads=self.heads[1] - self.heads[0],
@@ -66,7 +69,7 @@ class Split:
 
 
 def split(config: ModelConfig, format: Format, rank: int, size: int) -> Split:
-    """The part of rank `rank` of `size`. Raises InvalidRequest, naming the layer that cannot be divided so."""
+    """Return the part of rank `rank` of `size`. Raises InvalidRequest, naming the layer that cannot be divided so."""
     heads, kv_heads = _heads(config, rank, size)
     head = head_spec(config)
     specs = [layer_spec(config, index) for index in range(config.num_layers)]
@@ -91,7 +94,7 @@ def _inner_units(format: Format, spec: LayerSpec) -> tuple[int, int, int]:
 
 
 def _heads(config: ModelConfig, rank: int, size: int) -> tuple[Span, Span]:
-    """Query heads and the KV heads that they read."""
+    """Return the ranges of a rank's query heads, and of the KV heads that these read."""
     heads, kv_heads = config.num_heads, config.num_kv_heads
     if kv_heads >= size:
         own = _part(kv_heads, rank, size)
@@ -107,7 +110,10 @@ def _heads(config: ModelConfig, rank: int, size: int) -> tuple[Span, Span]:
 
 
 def _share(name: str, total: int, unit: int, rank: int, size: int) -> Span:
-    """As many whole units as the others have, or one more or less; the last may be cut short."""
+    """Return a rank's range of `total` features in whole units: as many as each other rank has, or one more or less.
+
+    The last unit may be cut short. Raises InvalidRequest where there are fewer units than ranks.
+    """
     units = -(-total // unit)
     if units < size:
         raise InvalidRequest(
@@ -119,7 +125,7 @@ def _share(name: str, total: int, unit: int, rank: int, size: int) -> Span:
 
 
 def _check(linear: LinearSpec, format: Format) -> None:
-    """Raises InvalidRequest unless its rows and columns are whole units."""
+    """Raise InvalidRequest unless the rows and columns of a linear are whole units of its format."""
     sides = (("outputs", linear.rows, linear.out_features), ("inputs", linear.columns, linear.in_features))
     for unit, (what, span, total) in zip(format.units(linear), sides, strict=True):
         if span is not None and any(edge % unit and edge != total for edge in span):

@@ -1,4 +1,4 @@
-"""Which layers a pipeline stage holds: the first also has the embedding, the last the final norm and the head."""
+"""Pipeline stages: which layers each holds. The first also has the embedding, the last the final norm and the head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Stage", "check_stages", "stages_of"]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One of `count`. layers: the first and the one after the last."""
+    """Pipeline stage number `index` of `count`, which holds the layers from layers[0] to layers[1] - 1."""
 
     index: int
     count: int
@@ -34,13 +34,16 @@ class Stage:
         return self.index == self.count - 1
 
     def of_config(self, config: ModelConfig) -> ModelConfig:
-        """As its own layers are."""
+        """Return the model's config reduced to this stage's layers."""
         first, last = self.layers
         return replace(config, num_layers=last - first, windows=config.windows[first:last])
 
 
 def check_stages(num_layers: int, count: int, sizes: Sequence[int] | None) -> None:
-    """Raises InvalidRequest where so many layers cannot be divided so. sizes: of each stage; None: not known yet."""
+    """Raise InvalidRequest where `num_layers` layers cannot be divided among `count` stages.
+
+    sizes  layers of each stage; None if they are not known yet
+    """
     if sizes is not None:
         stages_of(num_layers, sizes)
     if count > num_layers:
@@ -51,7 +54,10 @@ def check_stages(num_layers: int, count: int, sizes: Sequence[int] | None) -> No
 
 
 def stages_of(num_layers: int, sizes: Sequence[int]) -> list[Stage]:
-    """Of so many layers each, in order. Raises InvalidRequest unless each has one, and together they have all."""
+    """Return the stages that have `sizes` layers each, in order.
+
+    Raises InvalidRequest unless each has at least one layer, and together they have all `num_layers`.
+    """
     if any(size < 1 for size in sizes) or sum(sizes) != num_layers:
         raise InvalidRequest(
             f"pipeline_layers: {','.join(map(str, sizes))} is not accepted; expected a positive number for each stage, "

@@ -1,4 +1,4 @@
-"""The swapper of the first process of a divided model."""
+"""Swapper of the first process of a divided model, which copies KV blocks between the device and the host."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["SharedSwapper"]
 
 
 class SharedSwapper(Swapper):
-    """Copies its own part of blocks; the other processes are told to copy theirs, in the order of what they compute.
+    """Swapper that copies its own part of blocks and lets the other processes copy theirs, in the order of their steps.
 
-    parts  of its own KV
+    parts  parts of this process's KV
     """
 
     def __init__(self, parts: Sequence[torch.Tensor], copier: Copier, num_blocks: int, group: Group) -> None:
@@ -28,7 +28,9 @@ class SharedSwapper(Swapper):
         self._group, self._at_once = group, not copier.apart
 
     def swap(self, plan: StepPlan) -> None:
-        """Raises EngineLost: a copy that some have made and others have not is of no use to anybody."""
+        """Copy a plan's blocks in every process. Raises EngineLost, since a copy that only some processes have made is
+        useless.
+        """
         try:
             self._group.copy(plan)
             super().swap(plan)
@@ -39,13 +41,13 @@ class SharedSwapper(Swapper):
             raise EngineLost(f"the model is not whole any more: {fault}") from error
 
     def mark(self) -> Mark:
-        """Of the end of all of them, in every process."""
+        """Return a mark of the end of all copies so far, in every process."""
         return _Both(super().mark(), Copied(self._group.copies, self._group.copies.asked))
 
 
 @dataclass(frozen=True, slots=True)
 class _Both:
-    """Implements `Mark`."""
+    """Mark of the end of both the own copies and those of the other processes. Implements `Mark`."""
 
     own: Mark
     others: Mark

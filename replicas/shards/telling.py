@@ -1,4 +1,4 @@
-"""The processes of a model in words: what they are called, what they have, what they compute with."""
+"""Descriptions of a model's processes in words: their names, their layers and devices, and their arithmetic."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ __all__ = ["arithmetic_of", "name_of", "places_of"]
 
 
 def name_of(count: int, stage: int, size: int, rank: int) -> str:
-    """count, size: of stages, and of the ranks of each."""
+    """Return the name of a process for logs and errors, e.g. "stage 1, rank 0".
+
+    count  number of stages
+    size   number of ranks of each stage
+    """
     if count == 1:
         return f"rank {rank}"
     return f"stage {stage}" if size == 1 else f"stage {stage}, rank {rank}"
 
 
 def places_of(accounts: Sequence[Account], stages: Sequence[Stage], size: int) -> str:
-    """What each process has, and on what."""
+    """Return a sentence that says which layers each process has, and on what device."""
     told = []
     for number, account in enumerate(accounts):
         stage, rank = divmod(number, size)
@@ -29,7 +33,10 @@ def places_of(accounts: Sequence[Account], stages: Sequence[Stage], size: int) -
 
 
 def arithmetic_of(kinds: Sequence[str], stages: Sequence[Stage], size: int) -> str:
-    """kinds: of each process's operators. Of stages that are not alike, with the layers of each."""
+    """Return the name of the model's arithmetic; where stages differ, each stage's with its number of layers.
+
+    kinds  arithmetic of each process's operators
+    """
     if len(set(kinds)) == 1:
         return kinds[0]
     layers = [stage.layers[1] - stage.layers[0] for stage in stages]

@@ -1,4 +1,6 @@
-"""The weights that a process has, by version: those that steps are computed with, and those that may be next."""
+"""Versions of the weights in one process: those that steps are computed with, and those that are prepared to be
+next.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ __all__ = ["Versions"]
 
 
 class Versions:
-    """One thread prepares at a time, while another computes. `loaded` is version 0.
+    """Weights of a process by version; `loaded` is version 0. One thread prepares at a time, while another may compute.
 
-    make  as `updated_model`, which it is on a CPU
+    make  makes a model with new weights as `updated_model` does, which is the default, for a CPU
     """
 
     def __init__(
@@ -30,9 +32,10 @@ class Versions:
         return self._loaded[version].decoder
 
     def prepare(self, version: int, file: Path) -> None:
-        """This process's part of the version before it, with the tensors of a staged file.
+        """Make this process's part of weights `version`: the version before it, with the tensors of the staged file
+        replaced.
 
-        Raises CheckpointError, Unavailable where there is no room for it.
+        Raises CheckpointError, and Unavailable where there is no memory for it.
         """
         before = self._loaded[version - 1]
         assert before.checkpoint is not None
@@ -41,10 +44,10 @@ class Versions:
         self._loaded[version] = self._make(before, checkpoint, staged.keys(), self._ranks)
 
     def files(self) -> set[Path]:
-        """That weights of any version are from."""
+        """Return the files that the weights of any version are from."""
         every = [loaded.checkpoint for loaded in list(self._loaded.values())]
         return {path for each in every if each is not None for path, _ in each.tensors.values()}
 
     def forget(self, version: int) -> None:
-        """It need not be there: a process that could not prepare it has none."""
+        """Drop the weights of a version; nothing happens where they do not exist because they could not be prepared."""
         self._loaded.pop(version, None)
