@@ -1,1 +1,1 @@
-"""One engine serving one model: loading, scheduling, running, text."""
+"""One engine serving one model: it loads weights, schedules requests, runs steps and turns tokens into text."""

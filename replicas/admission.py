@@ -1,4 +1,4 @@
-"""The replica's word on its own room: it refuses at once, by tokens, rather than queue without end."""
+"""Admission of requests by a replica: it refuses at once, by tokens, rather than queue without end."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from .errors import Overloaded
 
 MAX_RETRY_AFTER_S = 60
-REMEMBERED = 64  # beginnings that the rate is taken from
+REMEMBERED = 64  # the latest requests that began, from which the rate is taken
 
 
 class Admission:
-    """Counts what has been admitted and has not begun: requests, and the tokens of their prompts.
+    """Counter of the requests, and their prompt tokens, that have been admitted and have not begun.
 
-    A request larger than the whole bound is admitted when it would be alone: else it never were.
+    A request larger than the whole bound is admitted when no other waits, since otherwise it never would be.
     """
 
     def __init__(
@@ -36,7 +36,9 @@ class Admission:
         self._begun: deque[float] = deque(maxlen=REMEMBERED)
 
     def enter(self, tokens: int) -> None:
-        """Raises Overloaded, with the seconds after which there should be room."""
+        """Admit a request with this many prompt tokens. Raises Overloaded, with the seconds after which a retry should
+        succeed.
+        """
         full = self.waiting > 0 and self.waiting_tokens + tokens > self._max_tokens
         if full or self.waiting >= self._max_waiting:
             raise Overloaded(
@@ -52,15 +54,15 @@ class Admission:
         self.left(tokens)
 
     def left(self, tokens: int) -> None:
-        """It has begun, or gone away before."""
+        """Count out a request that has begun, or that ended before it began."""
         self.waiting -= 1
         self.waiting_tokens -= tokens
         assert self.waiting >= 0 <= self.waiting_tokens
 
     def retry_after_s(self) -> int:
-        """When the queue should have moved on by its present length, at the pace of the latest beginnings.
+        """Return after how many whole seconds, 1 to 60, the queue should have moved on by its present length.
 
-        Whole seconds from 1 to 60. While nothing has begun yet: by the prefill rate measured at start.
+        The pace is that of the latest requests that began; before any has, it is the prefill rate measured at start.
         """
         if len(self._begun) > 1:
             seconds = self.waiting * (self._clock() - self._begun[0]) / len(self._begun)

@@ -1,7 +1,7 @@
-"""Answers to requests that came several in one call: each in one message, as they end.
+"""Responses to requests that came several in one call: each is one message, sent as soon as it ends.
 
-A call between two processes costs more than a short request. So an ingress that has several at once sends them
-together (cluster/routing/bundles.py), and what ends in the same step comes back together.
+A call between two processes costs more than a short request. So an ingress that has several requests at once sends them
+together (cluster/routing/bundles.py), and responses that end in the same step come back together.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .protocol import Request, StreamMessage
 log = logging.getLogger(__name__)
 
 Answer = Callable[[Request], Awaitable[StreamMessage]]
-Answered = tuple[int, StreamMessage | MotleyError]  # which of the bundle, and what became of it
+Answered = tuple[int, StreamMessage | MotleyError]  # index of the request in the bundle, and its response or error
 
 
 class Bundles:
-    """Those that one replica has. Lives on the event loop."""
+    """The bundles of requests that one replica is computing. Lives on the event loop."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, int], asyncio.Task[StreamMessage]] = {}
@@ -28,7 +28,11 @@ class Bundles:
     async def answers(
         self, name: str, requests: Sequence[Request], answer: Answer
     ) -> AsyncGenerator[list[Answered], None]:
-        """At once an empty list: they have begun. Then what has ended since. Closing it stops those that have not."""
+        """Compute a bundle's requests and stream the responses that have ended since the last message.
+
+        The first message is an empty list, and says that the requests have begun. Closing the stream cancels those that
+        have not ended.
+        """
         tasks: dict[asyncio.Task[StreamMessage], int] = {}
         ended: list[Answered] = []
         wake = asyncio.Event()
@@ -59,7 +63,7 @@ class Bundles:
             await asyncio.wait(tasks)
 
     def abandon(self, name: str, number: int) -> None:
-        """Stop that one: nobody waits for it. It may just have ended."""
+        """Cancel one request of a bundle, since its client has gone. It may just have ended."""
         task = self._running.get((name, number))
         if task is not None:
             task.cancel()
@@ -71,7 +75,7 @@ async def _answer(answer: Answer, request: Request) -> StreamMessage:
 
 def _outcome(task: asyncio.Task[StreamMessage]) -> StreamMessage | MotleyError:
     if task.cancelled():
-        return StreamMessage(())  # nobody reads it
+        return StreamMessage(())  # the client has gone and reads no response
     error = task.exception()
     if error is None:
         return task.result()

@@ -1,10 +1,10 @@
-"""A Jinja sandbox for templates that come with a checkpoint: no side effects, bounded time and size.
+"""Jinja sandbox for templates that come with a checkpoint: no side effects, bounded time and size.
 
 Jinja's own sandbox keeps a template from touching Python, but not from looping for a day or doubling a string
 forty times. Time is bounded by a line tracer on the rendering thread: a template compiles to Python, so every
-round of every loop passes it, and nothing else can stop a thread from inside; what loops inside a filter asks
-the clock as well. Size is bounded where values are made, before they are: operators, `~`, slices, filters,
-methods, blocks of text. Nothing is computed while compiling, where no limit would hold.
+round of every loop passes it, and nothing else can stop a thread from inside; loops inside a filter read the
+clock as well. Size is bounded before a value is made: in operators, `~`, slices, filters, methods and blocks of
+text. Nothing is computed while compiling, where no limit would hold.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ __all__ = ["COMPILE_FAULTS", "BoundedTemplate", "TemplateLimit", "TemplateRefusa
 FILENAME = "<chat template>"
 MAX_SOURCE = 1_000_000  # characters; those of well-known models have up to 20,000
 MAX_DATE_FORMAT = 256
-# What compiling may end with; the last four by nesting too deeply, or by numbers of thousands of digits.
+# Errors that compiling may raise; the last four come from deep nesting, or from numbers of thousands of digits.
 COMPILE_FAULTS = (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError, ValueError)
 
 
 class TemplateRefusal(jinja2.TemplateRuntimeError):
-    """The template called `raise_exception`."""
+    """Error for a template that called `raise_exception`."""
 
 
 class BoundedTemplate:
-    """A compiled template; `variables` are the names it expects to be given.
+    """A compiled template; `variables` are the names that it expects to be given.
 
     Raises one of COMPILE_FAULTS.
     """
@@ -72,9 +72,9 @@ class BoundedTemplate:
         self._max_chars = max_chars
 
     def render(self, values: Mapping[str, Any], max_seconds: float | None = None) -> str:
-        """The rendered text; `max_seconds` where it may take less time than is usual.
+        """Return the rendered text. `max_seconds`: a time limit below the template's usual one; None: the usual one.
 
-        Raises TemplateLimit, TemplateRefusal or whatever the template ran into.
+        Raises TemplateLimit, TemplateRefusal or whatever error the template ran into.
         """
         meter = Meter(self._max_seconds if max_seconds is None else min(max_seconds, self._max_seconds))
         try:
@@ -91,7 +91,7 @@ class BoundedTemplate:
 
 
 class _Deadline:
-    """While open, every line of template code that runs on this thread asks the meter's clock."""
+    """Context in which every line of template code that runs on this thread checks the meter's clock."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -113,7 +113,9 @@ class _Deadline:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks assistant text for training; here it is only its body."""
+    """Jinja extension for `{% generation %}…{% endgeneration %}`, which marks assistant text for training. Only the
+    body of the block is rendered.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it so
 
@@ -123,7 +125,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _CodeGenerator(jinja2.compiler.CodeGenerator):
-    """Where Jinja writes plain Python, it writes a call of the environment instead."""
+    """Code generator that writes a call of the environment's method where Jinja would write plain Python."""
 
     def visit_Concat(self, node: jinja2.nodes.Concat, frame: jinja2.compiler.Frame) -> None:
         self.write("environment.concatenate((")
@@ -173,7 +175,7 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
 
 
 class _Format:
-    """The `format` method of a text."""
+    """Bounded `format` method of a string."""
 
     def __init__(self, environment: _Environment, text: str) -> None:
         self._environment, self._text = environment, text
@@ -184,7 +186,9 @@ class _Format:
 
 
 class _Formatter(jinja2.sandbox.SandboxedFormatter):
-    """A field may name a part of what is given, and that may be larger than its owner looks."""
+    """Formatter that counts the size of every field, since a field may name a part of a value that is larger than the
+    value looks.
+    """
 
     _size = 0
 
@@ -221,7 +225,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     @contextmanager
     def metered(self, meter: Meter) -> Iterator[None]:
-        """While open, what this thread renders is measured by `meter`."""
+        """Measure by `meter` everything that this thread renders in this context."""
         self._rendering.meter = meter
         try:
             yield
@@ -279,21 +283,23 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return "".join(texts)
 
     def sliced(self, value: Any) -> Any:
-        """A slice is no longer than what it is of, but there may be many."""
+        """Charge for a slice and return it. A slice is no longer than its source, but there may be many of them."""
         return self._meter.charge(value, KEPT_ITEM_CHARS)
 
     def comparable(self, value: Any) -> Any:
-        """The same, if comparing it or hashing it comes to an end."""
+        """Return the value, after checking that comparing or hashing it takes bounded time."""
         if isinstance(value, (list, tuple, dict, set, *VIEWS)):
             text_size(value)
         return value
 
     def searchable(self, value: Any) -> Any:
-        """The same, if looking for something in it does: of a mapping only a key is looked up."""
+        """Return the value, after checking that looking for something in it takes bounded time; a mapping only looks up
+        a key.
+        """
         return value if isinstance(value, dict) else self.comparable(value)
 
     def _rows(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """What makes lists one by one counts each."""
+        """Wrap a filter that yields lists one by one, so that each of them is counted."""
         if name not in ROWS:
             return function
 
@@ -331,13 +337,15 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 @jinja2.pass_context
 def _written(context: jinja2.runtime.Context, value: Any) -> Any:
-    """What `{{ … }}` writes. With a context, so that Jinja does not do it beforehand for what is constant."""
+    """Check the size of a value that `{{ … }}` writes, and return it. It takes the context so that Jinja does not call
+    it at compile time for constants.
+    """
     text_size(value)
     return value
 
 
 def _bounded_method(function: Any) -> Any:
-    """A method of a built-in type in the form that is bounded. Raises SecurityError if there is none."""
+    """Return the bounded form of a method of a built-in type. Raises SecurityError if there is none."""
     if isinstance(function, MethodDescriptorType | WrapperDescriptorType):
         raise jinja2.exceptions.SecurityError("a method without its object is not called")
     if function is dict:
@@ -362,14 +370,16 @@ def _bounded_method(function: Any) -> Any:
 
 
 def _compared(function: Callable[..., Any], *args: Any) -> Any:
-    """Call what compares its first argument, or hashes it."""
+    """Call a function that compares or hashes its first argument, after checking that argument's size."""
     for value in args[:1]:
         text_size(value)
     return function(*args)
 
 
 def _with_keys(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """`dict`; keys in pairs have not been hashed before."""
+    """Build a dict as `dict` does, after checking keys that are given in pairs, as those have not been hashed
+    before.
+    """
     pairs = [arg if isinstance(arg, Mapping) else at_most(arg) for arg in args]
     for value in pairs:
         if not isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""From a model's name to an engine that is ready: choose, load, size the KV cache, warm up."""
+"""Builder of an engine from a model's name: choose operators, load weights, size the KV cache, warm up."""
 
 from __future__ import annotations
 
@@ -69,22 +69,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # done bytes, total bytes
-RENEWED_S = 2.0  # that an idle engine captures graphs for when it has other weights; what comes meanwhile waits
-GRAPHS_S = 60.0  # that readiness waits for graphs at most; how many those are, follows from what each is found to take
+RENEWED_S = 2.0  # most seconds that an idle engine captures graphs after new weights; new requests wait meanwhile
+GRAPHS_S = 60.0  # most seconds that readiness waits for graphs; as many are captured as fit into that time
 
 
 @dataclass(slots=True)
 class BuiltEngine:
-    """An engine and what is known of it.
+    """An engine and what was found out about it while it was built.
 
-    choices   what was decided automatically -> why
-    defaults  sampling that the checkpoint's authors want, as arguments of SamplingParams
-    rates     how they are come by, and in words: kept from an earlier start, or reckoned beforehand, where a
-              measurement would say what is nobody's to know; None: they are measured
-    access    to the store that its prefixes are shared through; None: there is none
-    group     of the processes that its model is divided among; None: it is whole
-    weights   that it has now, and that can be others
-    identity  of KV, for a store: what it is of other weights
+    choices   each automatic decision -> its reason
+    defaults  sampling defaults of the checkpoint's authors, as arguments of SamplingParams
+    rates     returns the engine's rates and, in words, their origin: kept from an earlier start, or computed beforehand
+              for a simulated device, whose measured speed is to stay hidden; None: the rates are measured
+    access    connection to the store that its prefixes are shared through; None: there is no store
+    group     processes that its model is divided among; None: the model is whole
+    weights   present weights, which can be replaced by updates
+    identity  returns the identity under which a store keeps KV that is computed with the given weights
     """
 
     core: EngineCore
@@ -100,7 +100,9 @@ class BuiltEngine:
     identity: Callable[[LoadedModel], bytes] | None = None
 
     def adopt(self, prepared: Prepared) -> None:
-        """Requests begin with these weights from now on. Between two steps. Raises Unavailable: see EngineCore."""
+        """Let requests begin with these weights from now on. Called between two steps. Raises Unavailable: see
+        `EngineCore.adopt`.
+        """
         assert self.weights is not None
         loaded, version = prepared.loaded, prepared.version
         prefixes = self.core.scheduler.prefixes
@@ -114,17 +116,17 @@ class BuiltEngine:
         fingerprint = _fingerprint(loaded, self.profile.numerics, self.profile.model.dtype)
         self.profile = replace(self.profile, fingerprint=fingerprint, shares=prefixes.shares)
         self.core.let_go()
-        if "graphs" in self.choices and not self.core.busy:  # it was warmed up before, and nobody waits
+        if "graphs" in self.choices and not self.core.busy:  # it was warmed up before, and no request waits
             assert isinstance(self.runner, Warming)
             self.runner.warm_up(RENEWED_S, penalised=SamplingParams(**self.defaults).penalised)
 
     def prefix_stats(self) -> PrefixStats | None:
-        """Safe from any thread."""
+        """Return statistics of the prefix store; None if there is none. Safe from any thread."""
         prefixes = self.core.scheduler.prefixes
         return prefixes.told(self.access.store.stats()) if self.access is not None and prefixes.pool.total else None
 
     def flush(self, seconds: float) -> None:
-        """Give the store of prefixes what it shall have, and wait for it for so long at most. Without requests."""
+        """Write pending KV to the prefix store, and wait for that for `seconds` at most. Called without requests."""
         deadline = time.monotonic() + seconds
         while self.core.scheduler.prefixes.pending and time.monotonic() < deadline:
             self.core.step()
@@ -132,7 +134,7 @@ class BuiltEngine:
             self.access.store.flush(deadline)
 
     def close(self) -> None:
-        """Let go of processes, threads and connections; the engine steps no more."""
+        """Stop processes, threads and connections; the engine takes no step after that."""
         if self.core.grammars is not None:
             self.core.grammars.close()
         self.core.scheduler.prefixes.close()
@@ -150,7 +152,7 @@ class BuiltEngine:
                     model.tier.close()
 
     def warm_up(self) -> None:
-        """Run every path once, so that readiness means speed, and measure the rates of the profile."""
+        """Run every path once, so that the first requests are fast, and measure the rates of the profile."""
         if isinstance(self.runner, Warming):
             why = self.runner.warm_up(GRAPHS_S, penalised=SamplingParams(**self.defaults).penalised)
             log.info("graphs: %s", why)
@@ -189,7 +191,9 @@ class BuiltEngine:
 
     @torch.inference_mode()
     def logits(self, token_ids: tuple[int, ...]) -> torch.Tensor:
-        """Logits fp32 [T, vocabulary] of every position of one sequence, in one step. Raises InvalidRequest."""
+        """Return logits fp32 [T, vocabulary] of every position of one sequence, computed in one step. Raises
+        InvalidRequest.
+        """
         self.core.check(Request("logits", token_ids, SamplingParams(seed=0)))
         with self.core.scheduler.pool.open(()) as allocation:
             if not allocation.grow(len(token_ids)):
@@ -211,10 +215,10 @@ def build_engine(
 ) -> BuiltEngine:
     """Load `model` (a folder or a Hugging Face id) under `config`. Raises CheckpointError, InvalidRequest.
 
-    ops          to compute with; None: those of the config's device
-    access       to a store of prefixes; None: what the config says
-    accelerator  what their device is given work by; None: that of a GPU, or nothing on a CPU
-    launcher     of the other processes of a divided model; None: they are subprocesses
+    ops          operators to compute with; None: those of the config's device
+    access       connection to a prefix store; None: as the config says
+    accelerator  queues work for the operators' device; None: the GPU's own, or none on a CPU
+    launcher     starts the other processes of a divided model; None: they are subprocesses
     """
     path = resolve_model(model)
     divided, devices = is_divided(config), devices_of(config, launcher)
@@ -273,9 +277,11 @@ def assemble(
     group: Group | None = None,
     cache: WeightsCache | None = None,
 ) -> BuiltEngine:
-    """The engine of a model that `ops` have.
+    """Build the engine of a loaded model, whose weights the operators hold.
 
-    why: they compute in their dtype. group: of which `loaded` is a part. cache: where rates are kept.
+    why    reason why the operators compute in their dtype
+    group  processes of the divided model that `loaded` is a part of; None: it is whole
+    cache  weights cache, beside which measured rates are kept
 
     Raises InvalidRequest.
     """
@@ -346,7 +352,7 @@ def assemble(
 
 
 def _warn_of_turns(tokenizer: Tokenizer, ends: Sequence[int]) -> None:
-    """Where chats may run on: say so before somebody wonders."""
+    """Log a warning if the token that ends a turn in chats is no end of sequence, since responses may then run on."""
     token = tokenizer.turn_end()
     if token is not None and tokenizer.token_id(token) not in ends:
         log.warning(
@@ -365,7 +371,9 @@ def _prefixes(
     arithmetic: str,
     group: Group | None,
 ) -> tuple[Prefixes | None, str]:
-    """And why they are as they are, or why there are none."""
+    """Return the prefixes that are shared through a store, and why they are set up so; or None, and why there are
+    none.
+    """
     if not config.reuse_prefixes:
         return None, "none: reuse_prefixes is off"
     swapper, host = runner.swapper, None
@@ -379,7 +387,9 @@ def _prefixes(
 
 
 def operators(config: EngineConfig, stored: torch.dtype) -> tuple[Ops, str]:
-    """The operators, and why they compute in their dtype. Raises InvalidRequest for what the device cannot do."""
+    """Return the operators, and why they compute in their dtype. Raises InvalidRequest for what the device cannot
+    do.
+    """
     try:
         device = torch.device(config.device)
     except RuntimeError as error:
@@ -395,7 +405,9 @@ def operators(config: EngineConfig, stored: torch.dtype) -> tuple[Ops, str]:
 
 
 def outline_operators(config: EngineConfig, stored: torch.dtype, ops: Ops) -> Ops:
-    """Those of the same device for an outline: what they choose is not told by `ops`."""
+    """Return operators of the same device that compute nothing, for an outline of the model. What they choose is not
+    recorded in the choices of `ops`.
+    """
     return ops.for_meta_device() if isinstance(ops, MetaOpsProvider) else operators(config, stored)[0]
 
 

@@ -1,4 +1,4 @@
-"""From chat messages to the text that the model's own template makes of them."""
+"""Chat template of a model: turns chat messages into the text of a prompt."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["ChatTemplate"]
 MAX_SECONDS = 2.0
 MAX_CHARS = 16_000_000
 MAX_ARGUMENT_CHARS = 256
-MAX_SHOWN = 500  # characters of a template's own complaint
-# What a template may run into when a conversation is not what it expects.
+MAX_SHOWN = 500  # most characters that are shown of a template's own error message
+# Errors that a template may run into when a conversation is not what it expects.
 TEMPLATE_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
-PROBE = "motley-probe"  # shows what of a conversation a template has a place for
+PROBE = "motley-probe"  # text that shows which parts of a conversation a template renders
 _GIVEN = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 )
-_NAMED_TOKENS = frozenset(  # whether or not this tokenizer has them
+_NAMED_TOKENS = frozenset(  # reserved whether or not this tokenizer has them
     ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token",
      "additional_special_tokens", "extra_special_tokens")
 )  # fmt: skip
@@ -40,8 +40,8 @@ _PROBE_TOOL = {"type": "function", "function": {"name": PROBE, "description": ""
 class ChatTemplate:
     """A compiled chat template; `file` is where it came from.
 
-    quick_s: seconds of a processor after which `render` raises TemplateTime, where somebody else then takes more time
-    over it; None: it takes as long as it may.
+    quick_s: seconds of CPU time after which `render` raises TemplateTime, where another process then renders with more
+    time; None: rendering takes as long as the usual limit allows.
 
     Raises CheckpointError if it does not compile, or cannot be stopped within its limits on a short chat.
     """
@@ -68,11 +68,11 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         continue_final_message: bool = False,
     ) -> list[str]:
-        """Pieces of the prompt's text, to be tokenized one by one and joined as ids.
+        """Return pieces of the prompt's text, to be tokenized one by one and joined as ids.
 
-        `continue_final_message`: the text ends where the last message's content does, for the model to go on with it.
+        `continue_final_message`: the text ends where the last message's content does, for the model to continue it.
 
-        Messages are checked first; `tools` are as `check_tools` gives them. Usually there is one piece; text of a
+        Messages are checked first; `tools` are as `check_tools` returns them. Usually there is one piece; the text of a
         special token in what the client wrote is divided between two, and so remains text. Raises InvalidRequest.
         """
         try:
@@ -133,7 +133,9 @@ class ChatTemplate:
 
     @cached_property
     def _takes_content_before_calls(self) -> bool:
-        """As a message of its own. Some templates want roles to alternate."""
+        """Whether an assistant's text may stand as a message of its own before its tool calls. Some templates want
+        roles to alternate.
+        """
         user, call, result = _with_result("f", "x")
         said, told = ({"role": "assistant", "content": text} for text in (PROBE, "x"))
         return self._shows([user, said, call, result, told, user], [])
@@ -151,7 +153,9 @@ class ChatTemplate:
         return self._shows([{"role": "developer", "content": PROBE}, {"role": "user", "content": "Hello"}], [])
 
     def text_behind_answer(self) -> str:
-        """What the template writes behind an assistant's turn; nothing where it does not write such turns."""
+        """Return the text that the template writes behind an assistant's turn; empty if the template writes no such
+        turns.
+        """
         chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": PROBE}]
         try:
             return self._render(chat, False, {}).partition(PROBE)[2]
@@ -159,26 +163,28 @@ class ChatTemplate:
             return ""
 
     def has_argument(self, name: str) -> bool:
-        """Whether the template reads this, beside what it is always given."""
+        """Return whether the template reads this variable, beside those that every template is given."""
         return name in self._arguments
 
     def is_given(self, name: str) -> bool:
-        """Whether this is the server's to say, so that a client's value would replace it."""
+        """Return whether the server sets this variable, so that a client may not."""
         return name in self._given or name in _NAMED_TOKENS
 
     def _shows(self, messages: list[Message], tools: list[Tool]) -> bool:
         try:
             return PROBE in self._render(messages, True, {}, tools)
-        except TemplateLimit:  # it says nothing of whether there is a place
+        except TemplateLimit:  # a limit does not tell whether the template shows the message
             raise
         except TEMPLATE_FAULTS:
             return False
 
     def _placed(self, message: Message, at: str) -> list[Message]:
-        """Nothing of a message may go unseen: refuse what this template would leave out.
+        """Return the messages that a checked message is rendered as. Raises InvalidRequest for a part of it that the
+        template would leave out, so that nothing goes unseen.
 
-        But for text beside calls of tools, which models write and clients send back: where the template has no place
-        for it, it is a message before that; and where the template does not let that be, left out as it has it.
+        Text beside tool calls, which models write and clients send back, is not refused: where the template has no
+        place for it, it becomes a message before the calls; and where the template does not accept that either, it is
+        left out.
         """
         if message["role"] == "developer" and not self._takes_developer:
             return [{**message, "role": "system"}]  # the newer name of the same role
@@ -214,7 +220,7 @@ class ChatTemplate:
         )
 
     def _probe(self, file: str) -> None:
-        """A template that does not end on a short chat will end on none: say so at load."""
+        """Raise CheckpointError if the template does not end on a short chat, since it will then end on none."""
         try:
             self._render([{"role": "user", "content": "Hello"}], True, {})
         except (TemplateLimit, RecursionError) as error:
@@ -223,7 +229,7 @@ class ChatTemplate:
             return  # it may want a system message, or two turns: that is for the requests to find out
 
     def _break(self, value: Any, mark: str) -> Any:
-        """The same value, with a mark inside the text of every special token."""
+        """Return the same value with a mark inside the text of every special token."""
         if self._literal is None:
             return value
         if isinstance(value, str):
@@ -251,7 +257,7 @@ class ChatTemplate:
 
 
 def _open_ended(message: Message, end: str, *, add_generation_prompt: bool) -> Message:
-    """The message with `end` behind its content. Raises InvalidRequest where there is nothing to go on with."""
+    """Return the message with `end` behind its content. Raises InvalidRequest unless the message can be continued."""
     if add_generation_prompt:
         raise _not_continued("no value beside add_generation_prompt, whose default is true: give false there")
     if message["role"] != "assistant" or "tool_calls" in message:

@@ -1,4 +1,4 @@
-"""A checkpoint on disk: found, and checked as far as that goes without reading a tensor."""
+"""Checkpoint on disk: finds its files, and checks them as far as possible without reading a tensor."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MAX_INDEX_BYTES = 64 << 20  # that of 100,000 tensors is below 10 MB
-INNER = "model."  # what names begin with that are not the head's
+MAX_INDEX_BYTES = 64 << 20  # an index of 100,000 tensors is below 10 MB
+INNER = "model."  # prefix of all tensor names but the head's
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 
 
@@ -36,7 +36,7 @@ Tensors = dict[str, tuple[Path, TensorInfo]]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder whose config and headers hold together: nothing missing, left over or of the wrong shape.
+    """A folder whose config and headers hold together: nothing is missing, left over or of the wrong shape.
 
     tensors  name -> (file, header entry)
     """
@@ -49,7 +49,7 @@ class Checkpoint:
 
     @property
     def quantization(self) -> str:
-        """What users call it: "gptq-int4-g128", or the dtype of an unquantized one."""
+        """Name of the quantization for users, such as "gptq-int4-g128", or the dtype of an unquantized checkpoint."""
         return self.format.name
 
     @property
@@ -84,7 +84,9 @@ def inspect_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _tensors(folder: Path) -> Tensors:
-    """From model.safetensors, from the shards of its index, or from the only safetensors file there is."""
+    """Return all tensors: from model.safetensors, from the shards of its index, or from the only safetensors file there
+    is.
+    """
     if is_there(folder, SINGLE):
         if is_there(folder, INDEX):
             log.warning("%s counts, as in transformers; %s beside it, with its files, does not", SINGLE, INDEX)
@@ -110,7 +112,7 @@ def _no_weights(folder: Path, others: list[str]) -> CheckpointError:
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
-    """Tensor name -> shard name, both strings."""
+    """Return the index's map from tensor name to shard name, both strings."""
     weight_map = read_json(folder, INDEX, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError("must be an object of tensor names and files", file=INDEX, tensor="weight_map")
@@ -140,7 +142,9 @@ def _by_name(paths: list[Path]) -> Tensors:
 
 
 def _by_models_names(tensors: Tensors) -> Tensors:
-    """Under a model's names, where the file has those of its inner part alone, as Qwen3-Embedding: without "model."."""
+    """Return the tensors under a whole model's names. Some files, such as Qwen3-Embedding's, hold the inner model alone
+    and leave out the prefix "model.".
+    """
     if EMBEDDING in tensors or EMBEDDING.removeprefix(INNER) not in tensors:
         return tensors
     return {

@@ -1,4 +1,4 @@
-"""Python's collector of cycles, kept out of a serving process's steps."""
+"""Python's collector of reference cycles, kept out of a serving process's steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ YOUNG = 50_000
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """While a process imports and loads: walking all of that again and again, for nothing, took a fifth of its time."""
+    """Pause the collector while a process imports and loads: walking all objects again and again, in vain, took a fifth
+    of that time.
+    """
     before = gc.isenabled()
     gc.disable()
     try:
@@ -26,10 +28,11 @@ def paused() -> Iterator[None]:
 
 
 def settle() -> None:
-    """What is there now stays, and is never walked again; new objects are looked over when there are many.
+    """Keep all present objects for good, so that the collector never walks them again, and let it look at new objects
+    only when there are many.
 
-    For a process that serves a model until it ends, once that is loaded: cycles among what is there now are not freed.
-    Called again it walks what has come since, and no more.
+    For a process that has loaded a model and serves it until it ends: cycles among the present objects are not freed.
+    A second call walks only what was allocated since the first.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What a model is, read from its config.json: frozen, checked, and the same for both dialects."""
+"""Model configuration, read from a checkpoint's config.json: frozen, checked, and the same for both dialects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from .json_file import Fields
 from .rope import RopeConfig, read_rope
 
-# Limits far above any model known and far below what would hurt to believe.
+# Limits far above any known model, and far below values that would do harm.
 MAX_HIDDEN = 1 << 17
 MAX_INTERMEDIATE = 1 << 19
 MAX_LAYERS = 1024
@@ -23,7 +23,7 @@ MAX_POSITIONS = 1 << 24
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _SHORT_DTYPES = {"float": "float32", "half": "float16"}
 
-# Keys of other decoders that change what is computed -> the values, besides null, that leave it as it is here.
+# Keys of other decoders that change what is computed -> the values, besides null, that change nothing here.
 FOREIGN: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
     {
         # attention
@@ -68,10 +68,10 @@ FOREIGN: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One decoder. All families are instances of the same one.
+    """Configuration of one decoder. All families are instances of the same decoder.
 
-    windows   per layer, how many positions a query sees, itself included; None sees all
-    dtype     what the checkpoint says its tensors are in
+    windows   per layer, how many positions a query sees, itself included; None: it sees all
+    dtype     dtype of the tensors, as the checkpoint states it
     """
 
     family: str
@@ -100,7 +100,7 @@ class ModelConfig:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that prompt and output may have together.
+        """Most tokens that prompt and output may have together.
 
         Configs with linear or yarn rope may keep the length before the extension in max_position_embeddings.
         """
@@ -121,7 +121,7 @@ def read_decoder(
     head_dim: int | None = None,
     num_kv_heads: int | None = None,
 ) -> ModelConfig:
-    """The fields that all families share; `head_dim` and `num_kv_heads` are a family's own defaults.
+    """Read the fields that all families share; `head_dim` and `num_kv_heads` are a family's own defaults.
 
     Raises CheckpointError naming the key, for a key in FOREIGN too.
     """
@@ -168,7 +168,9 @@ def read_num_layers(config: Fields) -> int:
 
 
 def _refuse_foreign(config: Fields, qk_norm: bool) -> None:
-    """What this decoder does not compute is refused by name: ignored, it would give other logits."""
+    """Raise CheckpointError for a key that asks for something this decoder does not compute; ignoring it would give
+    wrong logits.
+    """
     for key, neutral in FOREIGN.items():
         if key in config and config.raw[key] not in neutral:
             raise config.error(key, " or ".join(["no such key", *map(repr, neutral)]) + ": not computed here")
@@ -177,8 +179,8 @@ def _refuse_foreign(config: Fields, qk_norm: bool) -> None:
 
 
 def _dtype(config: Fields) -> torch.dtype:
-    """`dtype` (transformers 5) or `torch_dtype` (4), also as str(torch.float16) has it; fp32, where neither is, loses
-    nothing.
+    """Return the dtype that `dtype` (transformers 5) or `torch_dtype` (4) names, with or without the prefix "torch.";
+    fp32 if neither is there, since that loses nothing.
     """
     key = "dtype" if "dtype" in config else "torch_dtype"
     name = config.raw.get(key)

@@ -1,7 +1,8 @@
-"""Keys of config.json that say the same thing: which one counts, as transformers has it, and what becomes of the other.
+"""Pairs of config.json keys that say the same thing: which key counts, as in transformers, and what happens to the
+other.
 
-A pair whose two values agree is no matter. Where they differ, both are refused by name (SAME, OTHER_NAMES), or the
-first counts and the log says so, where transformers takes it and nothing that is computed hangs on it (SAID). The next
+A pair whose two values agree is accepted. Where they differ, both are refused by name (SAME, OTHER_NAMES), or the
+first counts and the log says so, where transformers takes it and no computed value depends on it (SAID). The next
 pair is one line. `rope_scaling` beside `rope_parameters` is in rope.py, since the one takes the place of the other, and
 the keys of sliding windows are in families/windows.py.
 """
@@ -34,8 +35,8 @@ SAME: Final[tuple[Pair, ...]] = (
     *(("original_max_position_embeddings", f"{section}.original_max_position_embeddings") for section in ROPE_SECTIONS),
 )
 
-# Other decoders' names for what these families say otherwise. transformers does not read them: where a file has only
-# such a name it takes the family's default, whatever the value says. So that has to be the same.
+# Other decoders' names for keys of these families. transformers does not read them: where a file has only
+# such a name it takes the family's default, whatever the value says. So the value must equal the default.
 OTHER_NAMES: Final[tuple[Pair, ...]] = (
     ("hidden_size", "d_model"),
     ("hidden_size", "n_embd"),
@@ -65,7 +66,7 @@ OTHER_NAMES: Final[tuple[Pair, ...]] = (
     ("hidden_act", "activation_function"),
 )
 
-# What is computed where a file has none of these: the family's default. The others have to be there.
+# Defaults of the family for keys that a file may leave out. All other keys must be there.
 _DEFAULTS: Final[Mapping[str, Callable[[ModelConfig], Any]]] = MappingProxyType(
     {
         "num_key_value_heads": lambda model: model.num_kv_heads,
@@ -92,7 +93,7 @@ _SYNONYMS: Final[Mapping[str, str]] = MappingProxyType({"float": "float32", "hal
 
 
 def check_pairs(config: Fields) -> None:
-    """Raises CheckpointError naming both keys of a pair that differ; the log names those of SAID."""
+    """Raise CheckpointError naming both keys of a pair whose values differ; a pair in SAID is only logged."""
     for pair in (*SAME, *OTHER_NAMES):
         one, other = (value_at(config.raw, path) for path in pair)
         if _differ(one, other) or (one is None and other is not None and pair in OTHER_NAMES and _is_needed(pair[0])):
@@ -104,7 +105,9 @@ def check_pairs(config: Fields) -> None:
 
 
 def check_defaults(config: Fields, model: ModelConfig) -> None:
-    """Raises CheckpointError where only another decoder's name is there, and says other than what is computed."""
+    """Raise CheckpointError if only another decoder's name for a key is there, and differs from the default that is
+    computed.
+    """
     for pair in OTHER_NAMES:
         one, other = (value_at(config.raw, path) for path in pair)
         if one is None and other is not None and not _is_needed(pair[0]) and _differ(_DEFAULTS[pair[0]](model), other):
@@ -121,7 +124,7 @@ def _refused(config: Fields, pair: Pair, one: Any, other: Any) -> CheckpointErro
 
 
 def value_at(raw: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path; None where it is absent or null, or what holds it is no object."""
+    """Return the value at a dotted path; None if it is absent or null, or if a part of the path is no object."""
     found: Any = raw
     for key in path.split("."):
         found = found.get(key) if isinstance(found, Mapping) else None

@@ -1,12 +1,13 @@
-"""What a model's weights are, told from their bytes: SHA-256 in pieces, which threads and ranks divide among them.
+"""Digest of a model's weights from their bytes: SHA-256 in pieces, which threads and ranks divide among them.
 
-The digest is of names, types, shapes and contents, however files and ranks divide them. It is a tree: a piece is the
-digest of its leaves' digests, a tensor that of its pieces', and all of them together that of the tensors'. Leaves are
-equally long, so that a core takes several at a time (kernels/cpu/c_kernels/sha256.py); hashlib finds the same,
-more slowly.
+The digest covers names, dtypes, shapes and contents, and does not depend on how files and ranks divide them. It is a
+tree: a piece's digest is that of its leaves' digests, a tensor's is that of its pieces', and the total is that of
+the tensors'. Leaves are equally long, so that a core hashes several at a time (kernels/cpu/c_kernels/sha256.py);
+hashlib gives the same, more slowly.
 
-Why SHA-256: whoever finds two contents with one digest could pass off KV of other weights as this model's. xxh3 is
-faster, and no proof against that; BLAKE3 is a package that a machine may lack, and no standard library has it.
+SHA-256 was chosen because two contents with one digest would let an attacker pass off KV of other weights as this
+model's. xxh3 is faster, and no proof against that; BLAKE3 is a package that a machine may lack, and no standard library
+has it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = [
     "pieces_of", "read_piece", "start_of", "together",
 ]  # fmt: skip
 
-PIECE_BYTES = 4 << 20  # a thread's at a time
+PIECE_BYTES = 4 << 20  # bytes that a thread digests at a time
 LEAF_BYTES = 64 << 10
 
 Progress = Callable[[int, int], None]  # (bytes read, bytes in all)
@@ -58,10 +59,11 @@ def digest_of(
     mapped: Mapped | None = None,
     known: Mapping[int, bytes] | None = None,
 ) -> bytes:
-    """Of those tensors. threads: None: one for each core; 1: the caller's alone.
+    """Return the digest of the named tensors.
 
-    mapped  gives bytes [begin, end) of the data of the only file there is, which is then not read
-    known   of that file, digests of pieces by where they begin, which need not be found
+    threads  None: one for each core; 1: the caller's alone
+    mapped   returns bytes [begin, end) of the data of the only file there is, which is then not read
+    known    digests of that file's pieces, by the offset where they begin, which need not be computed
 
     Raises CheckpointError if a file has changed since its header was read.
     """
@@ -80,13 +82,15 @@ def piece_digests(
     mapped: Mapped | None = None,
     known: Mapping[int, bytes] | None = None,
 ) -> list[bytes]:
-    """SHA-256 of the pieces of those numbers, or of all, in order; they are read as they lie in the files."""
+    """Return the SHA-256 of the pieces with these numbers, or of all, in order; pieces are read in the order of the
+    files.
+    """
     pieces = list(pieces_of(tensors, sorted(names)))
     if numbers is not None:
         pieces = [pieces[number] for number in sorted(numbers)]
     starts = {path: start_of(path) for path in {piece.path for piece in pieces}} if mapped is None else {}
     threads = threads or usable_cores()
-    # Mapped, so that they are given back: what an allocator frees stays the process's.
+    # The buffers are mapped, so that the system gets them back: memory that an allocator frees stays the process's.
     buffers: SimpleQueue[mmap.mmap] = SimpleQueue()
     for _ in range(threads if mapped is None else 0):
         buffers.put(mmap.mmap(-1, PIECE_BYTES))
@@ -110,7 +114,7 @@ def piece_digests(
     found = [b""] * len(pieces)
     as_they_lie = sorted(range(len(pieces)), key=lambda number: (pieces[number].path, pieces[number].begin))
     with ThreadPoolExecutor(threads) as pool:
-        # Without the pool for one thread: none takes work once the interpreter is about to end.
+        # One thread goes without the pool, which takes no work once the interpreter is about to end.
         side_by_side = map if threads == 1 else pool.map
         digests = side_by_side(lambda number: digest(pieces[number]), as_they_lie)
         for number, found[number] in zip(as_they_lie, digests, strict=True):
@@ -123,17 +127,17 @@ def piece_digests(
 
 
 def of_piece(data: memoryview) -> bytes:
-    """The digest of a piece, which may be written to."""
+    """Return the digest of a piece's bytes. `data` must be a writable buffer."""
     return hashlib.sha256(each_leaf(data, LEAF_BYTES)).digest()
 
 
 def combined(tensors: Tensors, names: Iterable[str], found: Iterable[bytes]) -> bytes:
-    """The digest of all, from those of their pieces."""
+    """Return the digest of all named tensors, from the digests of their pieces."""
     return together(tensors, each_digest(tensors, names, found))
 
 
 def each_digest(tensors: Tensors, names: Iterable[str], found: Iterable[bytes]) -> dict[str, bytes]:
-    """Of each tensor's bytes, from those of its pieces, in order."""
+    """Return the digest of each tensor's bytes by name, from the digests of all pieces in order."""
     wanted = sorted(names)
     parts: dict[str, list[bytes]] = {name: [] for name in wanted}
     for piece, digest in zip(pieces_of(tensors, wanted), found, strict=True):
@@ -142,7 +146,11 @@ def each_digest(tensors: Tensors, names: Iterable[str], found: Iterable[bytes]) 
 
 
 def in_order(by_process: Sequence[Sequence[bytes]], owners: Iterable[int]) -> Iterator[bytes]:
-    """Digests of all pieces, of which each process has found its own. owners: of each piece its process."""
+    """Merge the piece digests that several processes have computed into the order of the pieces.
+
+    by_process  for each process, the digests of its own pieces, in order
+    owners      for each piece, the process that computed its digest
+    """
     left = [iter(each) for each in by_process]
     for owner in owners:
         yield next(left[owner])
@@ -150,12 +158,12 @@ def in_order(by_process: Sequence[Sequence[bytes]], owners: Iterable[int]) -> It
 
 
 def of_tensor(pieces: Iterable[bytes]) -> bytes:
-    """The digest of a tensor's bytes, from those of its pieces, in order."""
+    """Return the digest of a tensor's bytes, from the digests of its pieces in order."""
     return hashlib.sha256(b"".join(pieces)).digest()
 
 
 def together(tensors: Tensors, digests: Mapping[str, bytes]) -> bytes:
-    """The digest of all tensors that there are digests of."""
+    """Return the digest of all tensors that `digests` has digests of."""
     total = hashlib.sha256()
     for name in sorted(digests):
         info = tensors[name][1]
@@ -165,7 +173,7 @@ def together(tensors: Tensors, digests: Mapping[str, bytes]) -> bytes:
 
 
 def pieces_of(tensors: Tensors, names: Iterable[str]) -> Iterator[Piece]:
-    """Of each tensor, in order."""
+    """Yield the pieces of each named tensor, in order."""
     for name in names:
         path, info = tensors[name]
         for begin in range(info.begin, info.end, PIECE_BYTES):
@@ -173,13 +181,16 @@ def pieces_of(tensors: Tensors, names: Iterable[str]) -> Iterator[Piece]:
 
 
 def start_of(path: Path) -> int:
-    """Where the data of a file begins."""
+    """Return the offset at which the data of a safetensors file begin."""
     with path.open("rb") as file:
         return PREFIX_BYTES + header_bytes(file.read(PREFIX_BYTES), path.stat().st_size, path.name)
 
 
 def read_piece(piece: Piece, at: int, into: memoryview, file: FileIO | None = None) -> None:
-    """From there in its file, which may be open already. Raises CheckpointError where it ends before, OSError."""
+    """Read a piece's bytes from offset `at` of its file into a buffer; `file` is the open file, if there is one.
+
+    Raises OSError, and CheckpointError if the file is too short.
+    """
     if file is None:
         with piece.path.open("rb", buffering=0) as opened:
             return read_piece(piece, at, into, opened)

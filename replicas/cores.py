@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def usable_cores() -> int:
-    """Cores of this process's affinity mask where the system has one, else of the machine."""
+    """Return the number of cores in this process's affinity mask where the system has one, else the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_name() -> str:
-    """As its maker calls it, where the system tells."""
+    """Return the CPU's name as its maker gives it, or its architecture where the system does not know the name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The decoder that all families share, over the flat tokens of one step."""
+"""Decoder that all families share, computed over the flat tokens of one step."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ Stream = tuple[torch.Tensor, torch.Tensor]  # output not yet added to the residu
 
 
 class Decoder:
-    """Token ids in, logits out; of a pipeline stage, what goes through its layers.
+    """Decoder model: token ids in, logits out. A pipeline stage holds a part of the layers, and takes and gives their
+    stream.
 
-    KV lives with the caller: `kv` is what `ops.allocate_kv` gave, one tensor per layer. Weights are only read,
+    KV lives with the caller: `kv` is what `ops.allocate_kv` returned, one tensor per layer. Weights are only read,
     so that one decoder may serve any number of caches, one step at a time.
     """
 
-    embedding: torch.Tensor | Rows  # [V, hidden], of the first stage
-    norm: torch.Tensor  # [hidden], of the last, like the head
+    embedding: torch.Tensor | Rows  # [V, hidden]; only the first stage has it
+    norm: torch.Tensor  # [hidden]; only the last stage has it, and the head
     head: Linear
     layers: list[Layer]
-    tier: Tier | DeviceTier | None = None  # of weights that are not all in memory, or not all on the device
+    tier: Tier | DeviceTier | None = None  # keeps weights that are not in memory, or not on the device; None: all are
 
     def __init__(
         self,
@@ -55,18 +56,19 @@ class Decoder:
         before: Decoder | None = None,
         changed: Collection[str] = frozenset(),
     ) -> None:
-        """Takes every tensor of the layout from `weights`, or what a rank and a stage need of it.
+        """Take every tensor of the layout from `weights`, or the part of them that a rank and a stage need.
 
-        ranks    among which the layers are divided: then `kv` is of this rank's heads, and every rank makes each step
-        stage    whose layers these are: then `kv` is of them. None: all
-        shelf    has what was repacked before, and then `weights` is not read; or notes what is
-        before   the same model with other values of the tensors that have `changed`: what has none of them is shared
-                 with it, and only what has is taken
+        ranks    ranks that divide the layers: then `kv` holds this rank's heads, and every rank computes each step
+        stage    pipeline stage whose layers these are: then `kv` covers those layers. None: all layers
+        shelf    repacked weights of an earlier start, which are then not read from `weights`; or records what is
+                 repacked
+        before   the same model with other values of the tensors in `changed`: parts that use none of those are shared
+                 with it, and only the others are loaded
 
         Raises CheckpointError naming file and tensor.
         """
         source = Source(weights, format, ops, ranks, shelf, {} if before is None else before.made, changed)
-        self.made: dict[frozenset[str], Part] = source.made  # by the names of what each was made of
+        self.made: dict[frozenset[str], Part] = source.made  # by the names of the tensors that each was made of
         self.config, self.ops, self.tied = config, ops, head_is_tied(config, format)
         self.ranks, self.stage = ranks, stage or whole(config)
         if self.stage.is_first:
@@ -85,7 +87,7 @@ class Decoder:
             heads = set(head_format(format).tensors(head_spec(config)))
             of = {EMBEDDING, *heads} if self.tied else heads
             tasks.insert(0, partial(source.head, of, partial(self._load_head, format, weights)))
-        alone = ranks is None and self.stage.count == 1 and before is None  # beside steps it takes its time
+        alone = ranks is None and self.stage.count == 1 and before is None  # new weights beside steps are built slowly
         beside = alone and ops.device.type == "cpu" and not (shelf.in_order or isinstance(weights, Outline))
         made = side_by_side(tasks) if beside else [make() for make in tasks]
         if self.stage.is_last:
@@ -101,19 +103,19 @@ class Decoder:
             spec = spec if self.ranks is None else self.ranks.own.of_head(spec)
             return self.ops.linear(head_format(format).linear(weights, spec, self.ops.dtype), role="head")
         if (copy := f"{HEAD}.weight") in weights:
-            weights.take(copy, *self._tokens)  # known to equal the embedding
+            weights.take(copy, *self._tokens)  # was checked to equal the embedding
         table = self.embedding if self.stage.is_first else weights.take_finite(EMBEDDING, self.ops.dtype, *self._tokens)
         assert isinstance(table, torch.Tensor), "what is on disk has its head there too"
         return self.ops.linear(DenseWeight(table), role="head")
 
     @property
     def _tokens(self) -> tuple[slice, ...]:
-        """Rows of the embedding that are here."""
+        """Rows of the embedding that this rank holds; empty: all."""
         return () if self.ranks is None else (slice(*self.ranks.own.tokens),)
 
     @property
     def held(self) -> LayerMemory:
-        """What all weights keep, all copies counted, and what a tied head shares with the embedding once."""
+        """Memory of all weights, all copies counted; what a tied head shares with the embedding counts once."""
         held = sum((layer.held for layer in self.layers), LayerMemory(0))
         if self.stage.is_first:
             held += LayerMemory(self.embedding.nbytes)
@@ -129,21 +131,21 @@ class Decoder:
         return self.held.nbytes
 
     def forget(self) -> None:
-        """Nothing is computed with it any more."""
+        """Release what serves steps, since nothing is computed with this decoder any more."""
         if self.tier is not None:
             self.tier.stop()
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, kv: list[torch.Tensor], stream: Stream | None = None) -> torch.Tensor:
-        """Logits fp32 [R, vocabulary] of `batch.logit_rows`; writes this step's keys and values.
+        """Return logits fp32 [R, vocabulary] of `batch.logit_rows`; writes this step's keys and values.
 
-        stream  what the stage before gave; None: the first stage begins with the tokens
+        stream  output of the stage before; None: the first stage begins with the tokens
         """
         return self.ended(batch, self.through(batch, kv, stream))
 
     @torch.inference_mode()
     def ended(self, batch: StepBatch, stream: Stream) -> torch.Tensor:
-        """What `forward` makes of what the last layer gave."""
+        """Return the logits fp32 [R, vocabulary] of `batch.logit_rows`, from the last layer's output."""
         x, residual = stream
         rows = batch.logit_rows
         if not rows.numel():  # a piece of a prompt that is not its last
@@ -152,12 +154,14 @@ class Decoder:
 
     @torch.inference_mode()
     def hidden(self, batch: StepBatch, kv: list[torch.Tensor], stream: Stream | None = None) -> torch.Tensor:
-        """The last hidden states [T, hidden], normalised: `logits` of any rows of it gives their logits."""
+        """Return the last hidden states [T, hidden], normalised: `logits` of any of its rows gives the logits of those
+        rows.
+        """
         return self.normed(*self.through(batch, kv, stream))
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> fp32 [R, vocabulary]."""
+        """Return logits fp32 [R, vocabulary] of hidden states [R, hidden]."""
         if not len(hidden):  # a step of pieces of prompts
             return hidden.new_empty(0, self.config.vocab_size, dtype=torch.float32)
         logits = self.head(hidden).float()
@@ -168,7 +172,7 @@ class Decoder:
 
     @torch.inference_mode()
     def through(self, batch: StepBatch, kv: list[torch.Tensor], stream: Stream | None = None) -> Stream:
-        """What the layers here make of what the stage before gave, or of the tokens; writes keys and values."""
+        """Compute this stage's layers on the output of the stage before, or on the tokens; writes keys and values."""
         assert (stream is None) == self.stage.is_first, "the first stage alone begins with tokens"
         rope = self.rope(batch)
         x, residual = (self.embedded(batch.token_ids), None) if stream is None else stream
@@ -178,11 +182,11 @@ class Decoder:
         return x, residual
 
     def rope(self, batch: StepBatch) -> Rope:
-        """At the positions of the step."""
+        """Return cosines and sines at the positions of the step."""
         return self.rotary.at(batch.positions, max(batch.context_lens))
 
     def embedded(self, ids: torch.Tensor) -> torch.Tensor:
-        """[T] -> [T, hidden]."""
+        """Return the embeddings [T, hidden] of token ids [T]."""
         if self.ranks is None:
             return self.embedding[ids]
         assert isinstance(self.embedding, torch.Tensor), "of a model that is divided all is in memory"

@@ -1,4 +1,4 @@
-"""From token ids to text, one token at a time, giving what decoding them all at once would give."""
+"""Detokenizer: turns token ids into text one token at a time, with the same result as decoding them all at once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .errors import CheckpointError
 
 __all__ = ["Detokenizer", "PieceTable"]
 
-EACH_BYTE = "motley.each-byte"  # one U+FFFD for each bad byte, as byte-fallback vocabularies have it
-MAX_GROWTH = 64  # characters that the decoder may make of one in a token's string
-PROMPT_TAIL = 8  # tokens of a prompt that can hold the beginning of an unfinished character, with room to spare
+EACH_BYTE = "motley.each-byte"  # error handler with one U+FFFD per bad byte, as byte-fallback vocabularies need it
+MAX_GROWTH = 64  # most characters that the decoder may make of one character in a token's string
+PROMPT_TAIL = 8  # last tokens of a prompt, more than can hold the beginning of an unfinished character
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
@@ -30,14 +30,14 @@ codecs.register_error(EACH_BYTE, _replace_each_byte)
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What the `decoder` of tokenizer.json does to a token's string.
+    """Rules by which the `decoder` of tokenizer.json turns a token's string into text.
 
     replace        (from, to) pairs, in order
-    byte_level     characters stand for bytes (GPT-2's alphabet)
-    byte_fallback  `<0x0A>` stands for that byte
+    byte_level     whether characters stand for bytes (GPT-2's alphabet)
+    byte_fallback  whether `<0x0A>` stands for that byte
     strip          dropped once from the beginning of a text
     mark           dropped from the first token (Metaspace)
-    joint          put before every token but the first (no decoder at all)
+    joint          put before every token but the first (where there is no decoder at all)
     """
 
     replace: tuple[tuple[str, str], ...] = ()
@@ -49,7 +49,7 @@ class _Rules:
 
 
 class PieceTable:
-    """The bytes that each token id adds to a text, computed on first use.
+    """Table of the bytes that each token id adds to a text, computed on first use.
 
     An id outside the vocabulary adds nothing. Raises CheckpointError for a decoder of another kind.
     """
@@ -62,14 +62,14 @@ class PieceTable:
         self.errors = EACH_BYTE if self._rules.byte_fallback else "replace"
 
     def piece(self, token_id: int) -> bytes:
-        """Bytes of the token anywhere but at the beginning of a text."""
+        """Return the bytes of a token anywhere but at the beginning of a text."""
         known = self._pieces.get(token_id)
         if known is None:
             known = self._pieces[token_id] = self._build(token_id, first=False)
         return known
 
     def first(self, token_id: int) -> bytes:
-        """Bytes of the token at the beginning of a text: some vocabularies drop a leading space there."""
+        """Return the bytes of a token at the beginning of a text: some vocabularies drop a leading space there."""
         return self._build(token_id, first=True)
 
     def _build(self, token_id: int, *, first: bool) -> bytes:
@@ -99,7 +99,7 @@ def _to_bytes(token: str, rules: _Rules) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 bytes are themselves, the other 68 follow from U+0100 on."""
+    """Return GPT-2's alphabet: printable Latin-1 bytes are themselves, the other 68 follow from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -165,7 +165,7 @@ def _growth(part: dict[str, Any]) -> float:
 
 
 class Detokenizer:
-    """Token ids in, text out; bytes that do not yet make a character wait inside.
+    """Stream from token ids to text; bytes that do not yet make a character wait inside.
 
     With `prompt_ids` the text continues that prompt: a leading space is kept and a character begun by the
     prompt is finished. Bytes that never become a character turn into U+FFFD. Only one thing differs from
@@ -182,14 +182,14 @@ class Detokenizer:
         self._at_start = all(token_id in self._skipped for token_id in prompt_ids)
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that became complete with these tokens."""
+        """Add tokens and return the text that became complete with them."""
         if self._at_start:
             return self._utf8.decode(self._first(token_ids))
         skipped, piece = self._skipped, self._pieces.piece
         return self._utf8.decode(b"".join([piece(i) for i in token_ids if i not in skipped]))
 
     def flush(self) -> str:
-        """What an unfinished character becomes at the end of the text."""
+        """Return the text that an unfinished character becomes at the end: U+FFFD."""
         return self._utf8.decode(b"", final=True)
 
     def _first(self, token_ids: Sequence[int]) -> bytes:

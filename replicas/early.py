@@ -1,4 +1,6 @@
-"""The disk's part of a start: what will be read is asked for before Python imports torch, which takes a second."""
+"""Early reading at a start: the files that will be read are requested from the disk before Python imports torch, which
+takes a second.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,19 @@ if TYPE_CHECKING:
 __all__ = ["ask", "ask_early", "cache_folder", "end_early", "hint_path", "kept_file"]
 
 _STEP_BYTES = 8 << 20
-_MOST_BYTES = 8 << 30  # nor more than a quarter of what is free
+_MOST_BYTES = 8 << 30  # most bytes that are requested; nor more than a quarter of free memory
 
 
 def cache_folder(setting: str | None) -> Path:
-    """Where repacked weights are kept. setting: a folder; None: the user's own. Raises RuntimeError."""
+    """Return the folder where repacked weights are kept. setting: a folder; None: the user's own cache. Raises
+    RuntimeError.
+    """
     return cache_home() / "motley" / "weights" if setting is None else Path(setting)
 
 
 def hint_path(cache: Path, checkpoint: Path, device: str = "cpu") -> Path:
-    """The name of what was used last of a cache for that checkpoint is in it: a hint, and nothing hangs on it.
+    """Return the path of the hint that names the cached file which this checkpoint used last. Nothing depends on the
+    hint.
 
     device  "cpu" or "cuda", whatever its number
     """
@@ -41,7 +46,13 @@ def hint_path(cache: Path, checkpoint: Path, device: str = "cpu") -> Path:
 
 
 def kept_file(checkpoint: Path, setting: str | None, device: str = "cpu") -> Path | None:
-    """What a start is likely to find repacked, as it was last. setting: of the cache. Raises OSError, RuntimeError."""
+    """Return the cached file of repacked weights that this start is likely to use, as the last one did; None: there is
+    none.
+
+    setting  of the weights cache: a folder, "off", or None for the user's own
+
+    Raises OSError, RuntimeError.
+    """
     if setting == "off":
         return None
     cache = cache_folder(setting)
@@ -53,7 +64,9 @@ def kept_file(checkpoint: Path, setting: str | None, device: str = "cpu") -> Pat
 
 
 def ask_early(model: str | Path, config: EngineConfig) -> threading.Thread | None:
-    """In a thread, of a folder; None: it cannot be told what will be read, or that shall not be in the page cache."""
+    """Request the weights of a model's folder from the disk, in a thread. Returns None if it cannot be told what will
+    be read, or if the weights are not to fill the page cache.
+    """
     divided = config.tensor_parallel > 1 or config.pipeline_parallel > 1
     if divided or config.weights_memory_bytes is not None or not hasattr(os, "posix_fadvise"):
         return None
@@ -73,14 +86,14 @@ def ask_early(model: str | Path, config: EngineConfig) -> threading.Thread | Non
 
 
 def ask(paths: Iterable[Path]) -> threading.Thread:
-    """For the files' pages, as far as there is room for them, in a thread."""
+    """Request the files' pages from the disk, as far as there is free memory for them, in a thread."""
     thread = threading.Thread(target=_ask, args=(paths, _room()), name="reads early", daemon=True)
     thread.start()
     return thread
 
 
 def end_early() -> None:
-    """The model is loaded, or will not be: what was begun for it and not taken goes."""
+    """Drop what was begun early and not used, since the model is loaded or will not be."""
     prefault.stop_prefault()
     kept_early.end()
 
@@ -94,11 +107,11 @@ def _ask(paths: Iterable[Path], room: int) -> None:
         for path in paths:
             with path.open("rb", buffering=0) as file:
                 size = min(os.fstat(file.fileno()).st_size, room)
-                # Not by WILLNEED where there is a choice: that takes single pages, for ten times the processor's time.
+                # WILLNEED is the second choice, since it handles single pages and takes ten times the CPU time.
                 maps = is_mappable(path)
                 for begin in range(0, size, _STEP_BYTES):
                     if not maps:
                         os.posix_fadvise(file.fileno(), begin, _STEP_BYTES, os.POSIX_FADV_WILLNEED)
                     elif populate_pages(map_file(file.fileno(), begin, min(_STEP_BYTES, size - begin))):
-                        return  # whoever reads it is told why
+                        return  # the later read raises the error
             room -= size

@@ -1,4 +1,4 @@
-"""The loop: plan, run, commit."""
+"""Engine core: the loop that plans, runs and commits one step after another."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .tokenizer import Tokenizer
 
 __all__ = ["Emission", "EngineCore"]
 
-_CAUTIOUS = 16  # tokens after which a slow grammar is again taken to be in time
-_IDLE_S = 0.02  # a step with nothing to compute waits this long for a grammar's word,
-_STORE_S = 0.005  # and this long for a prefix store's
+_CAUTIOUS = 16  # tokens after which a grammar that was late once is expected to be in time again
+_IDLE_S = 0.02  # a step with nothing to compute waits this long for a grammar to say which tokens may follow
+_STORE_S = 0.005  # a step with nothing to compute waits this long for a prefix store
 
 
 class EngineCore:
-    """Requests in, emissions out, one step at a time. Not thread-safe: one thread owns it.
+    """Takes requests and gives emissions, one step at a time. Not thread-safe: one thread owns it.
 
-    Requests go by the caller's own integer key, never by a client's id.
+    A request is identified by the caller's own integer key, never by a client's request id.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class EngineCore:
         self._job_of: dict[int, Job] = {}  # by sequence id
         self._ids = itertools.count()
         self._ready: dict[int, Job] = {}  # jobs with something to send
-        self._held: set[int] = set()  # keys of jobs whose readers are behind
-        self._matching: dict[int, Sequence] = {}  # by sequence id, those with a grammar
+        self._held: set[int] = set()  # keys of jobs whose clients read too slowly
+        self._matching: dict[int, Sequence] = {}  # sequences with a grammar, by sequence id
         self._older: list[int] = []  # versions of weights that sequences may still end on
 
     @property
@@ -67,31 +67,36 @@ class EngineCore:
 
     @property
     def launched(self) -> bool:
-        """Steps are on their way, of which nothing has been heard; or KV is to be stored."""
+        """Whether steps are in flight whose results are not known, or KV waits to be written to the prefix store."""
         return bool(self._flights.ahead) or self.scheduler.prefixes.pending
 
     def capture_s(self) -> float:
-        """Seconds that steps have spent so far on captures, which say nothing of their pace. Safe from any thread."""
+        """Return the seconds that steps have spent on graph captures since the start; these say nothing of the steps'
+        pace. Safe from any thread.
+        """
         return 0.0 if self._capturing is None else self._capturing.capture_s()
 
     def longest_capture_s(self) -> float:
-        """Of those that have ended; 0 before the first. Safe from any thread."""
+        """Return the seconds that the longest completed graph capture took; 0 before the first. Safe from any
+        thread.
+        """
         return 0.0 if self._capturing is None else self._capturing.longest_s()
 
     @property
     def failed_steps(self) -> int:
-        """In a row, of which nothing came."""
+        """Number of steps in a row, up to now, that failed and gave no result."""
         return self._flights.failed_steps
 
     @property
     def resting(self) -> bool:
-        """Busy, and yet there is nothing to compute: the reader of every request is behind."""
+        """Whether there are requests and yet nothing to compute, as the client of every request reads too slowly."""
         return bool(self._held) and len(self._held) == len(self._jobs) and not (self._ready or self.launched)
 
     def adopt(self, version: int, model: Model | InParts) -> None:
-        """Requests that have not begun, and those to come, are computed with these weights; between two steps.
+        """Compute requests that have not begun, and later ones, with other weights. Called between two steps.
 
-        Those that have begun end on what they began with. Raises Unavailable while some do on older ones still.
+        Requests that have begun finish on the weights which they began with. Raises Unavailable while some of those
+        still use weights older than the present ones.
         """
         scheduler = self.scheduler
         assert isinstance(self._runner, Updating), "this runner has no weights"
@@ -102,7 +107,7 @@ class EngineCore:
         scheduler.renew(version, begun)
 
     def check_weights_free(self) -> None:
-        """Raises Unavailable while requests end on weights older than the newest. Safe from any thread."""
+        """Raise Unavailable while requests finish on weights older than the newest. Safe from any thread."""
         if self._older:
             raise Unavailable(
                 "requests that began before the latest weights have not ended; try again when they have",
@@ -110,7 +115,7 @@ class EngineCore:
             )
 
     def let_go(self) -> None:
-        """Of weights that no sequence is computed with any more, and no step on its way. Raises EngineLost."""
+        """Free the older weights, once no sequence and no step in flight is computed with them. Raises EngineLost."""
         on_its_way = any(flight.plan.weights in self._older for flight in self._flights.ahead)
         if self._older and not self.scheduler.outdated and not on_its_way:
             assert isinstance(self._runner, Updating)
@@ -139,9 +144,11 @@ class EngineCore:
     def add(
         self, key: int, request: Request, arrived: float | None = None, grammar: GrammarProcess | None = None
     ) -> None:
-        """Take a request in, which `check` has let pass. Its deadline counts from `arrived` (now), by the clock.
+        """Add a request that `check` has accepted. Its deadline counts from `arrived`, in seconds of the engine's
+        clock.
 
-        grammar   the request's own, compiled: `grammars.prepare` gives it
+        arrived   None: now
+        grammar   the request's compiled grammar, from `grammars.prepare`; None where the request has none
         """
         assert key not in self._jobs
         assert (grammar is None) == (request.sampling.grammar is None), "grammars are compiled beforehand"
@@ -158,7 +165,7 @@ class EngineCore:
             self._start(job, sequence)
 
     def cancel(self, key: int) -> None:
-        """Drop a request and free what it holds. Unknown keys are ignored: it may just have ended."""
+        """Drop a request and free what it holds. An unknown key is ignored, since the request may just have ended."""
         job = self._jobs.pop(key, None)
         self._ready.pop(key, None)
         self._held.discard(key)
@@ -168,7 +175,9 @@ class EngineCore:
             self.let_go()  # no step may follow
 
     def hold(self, key: int, wanted: bool) -> None:
-        """Compute nothing for a request, or go on. Unknown keys are ignored: it may just have ended."""
+        """Stop computing for a request (`wanted`), or go on. An unknown key is ignored, since the request may just have
+        ended.
+        """
         job = self._jobs.get(key)
         if job is None:
             return
@@ -177,9 +186,9 @@ class EngineCore:
             self.scheduler.hold(sequence, wanted)
 
     def step(self) -> list[Emission]:
-        """Plan, run, commit; returns what became ready.
+        """Plan, run and commit one step; return the emissions that became ready.
 
-        Where the device computes by itself, a step is launched before the one before it is awaited.
+        Where the device computes asynchronously, a step is launched before the result of the step before it is awaited.
         """
         self._expire()
         self._heed_grammars()
@@ -191,7 +200,7 @@ class EngineCore:
         if landing is not None:
             self._land(landing)
         elif launched is not None or plan.swaps:
-            pass  # the first of a row: its result is asked for when others are launched; or what it needs is copied
+            pass  # its result is awaited once further steps are launched; or KV that a step needs is being copied
         elif paused := [one.matcher for one in self._matching.values() if one.matcher and one.paused and not one.held]:
             collect(paused, _IDLE_S, first=True)
         elif self.scheduler.prefixes.waits:
@@ -255,7 +264,7 @@ class EngineCore:
                 self._finish(sequence, self._closing(sequence, FinishReason.DEADLINE))
 
     def _heed_grammars(self) -> None:
-        """End sequences whose text is complete, or whose grammar has failed them."""
+        """Finish sequences whose text is complete by their grammar, and end requests whose grammar has failed."""
         if not self._matching:
             return
         collect([sequence.matcher for sequence in self._matching.values() if sequence.matcher], 0.0)
@@ -274,14 +283,14 @@ class EngineCore:
 
     def _fault(self, sequence: Sequence, message: str) -> None:
         if sequence.allocation is not None:
-            sequence.allocation.withdraw()  # whatever is wrong with its KV, nobody shall find it
+            sequence.allocation.withdraw()  # its KV may be wrong, so no other sequence may find it
         job = self._job_of[sequence.id]
         job.error = EngineFault(message, code="engine_fault")
         for other in list(job.live):
             self._finish(other, self._closing(other, FinishReason.ERROR))
 
     def _drop_job(self, sequence: Sequence, error: MotleyError) -> None:
-        """End the request with an error that is the client's, in place of whatever was not sent yet."""
+        """End a request with an error that its client caused, and drop output of it that was not sent yet."""
         job = self._job_of[sequence.id]
         self._ready[job.key] = job
         job.error, job.deltas = error, []
@@ -309,7 +318,7 @@ class EngineCore:
                 for token in (*outcome.accepted, outcome.token) if outcome.accepted else (outcome.token,):
                     self._advance(sequence, token)
                     if sequence.finish_reason is not None:
-                        break  # what follows its end was never said
+                        break  # accepted drafts behind the end of the sequence are dropped
             elif item.sample is not None:
                 sequence.cautious = _CAUTIOUS
                 self.scheduler.step_back(item)
@@ -367,7 +376,7 @@ class EngineCore:
 
     def _emit(self) -> Iterator[Emission]:
         for job in self._ready.values():
-            if job.opened and job.live:  # in its midst, as most are
+            if job.opened and job.live:  # neither the first nor the last message, which is the most frequent case
                 yield Emission(job.key, StreamMessage(tuple(job.deltas)), False)
                 job.deltas = []
                 continue
@@ -382,5 +391,7 @@ class EngineCore:
 
 
 def _begun(sequences: Iterable[Sequence]) -> bool:
-    """Whether any of a request's has had a place: what it has computed may be part of its answer."""
+    """Return whether any sequence of a request has been in the batch: its computation may be part of the response
+    already.
+    """
     return any(one.cached_tokens is not None or len(one.prompt_logprobs) > 1 for one in sequences)

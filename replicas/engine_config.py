@@ -1,4 +1,4 @@
-"""How one engine is set up. Frozen: derived values are returned by whoever derives them."""
+"""Settings of one engine. Frozen: derived values are returned by the code that derives them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from .errors import InvalidRequest
 from .shown import shown
 from .sizes import MAX_SIZE
 
-if TYPE_CHECKING:  # importing the operators imports torch, which the service's other processes do without
+if TYPE_CHECKING:  # importing the operators imports torch, which the service's other processes do not need
     from ..kernels.ops import CpuWeights, KvDtype, Numerics
 
 PrefixCache = Literal["off", "memory"]
 PrefixWire = Literal["int8", "float16", "bfloat16"]
 
 MAX_SECONDS = 24 * 3600.0
-MAX_COUNT = 2**31 - 1  # of tokens and sequences: two of them multiplied fit into 64 bits
-MAX_PARALLEL = 1024  # ranks of a stage, and stages
+MAX_COUNT = 2**31 - 1  # most tokens or sequences: the product of two counts fits into 64 bits
+MAX_PARALLEL = 1024  # most ranks of a stage, and most stages
 MAX_THREADS = 4096
 MAX_DRAFTS = 32
 
@@ -28,46 +28,51 @@ class EngineConfig:
 
     device                "cpu" or "cuda[:i]"; or one of these for each of the stages, such as "cuda:0,cpu"
     graphs                on a GPU, decode as CUDA graphs
-    dtype                 activations: "auto", "float32", "bfloat16", "float16"
+    dtype                 dtype of activations: "auto", "float32", "bfloat16", "float16"
     numerics              "exact": a batch, a chunk or a prefix hit never changes a token; "fast": kernels may
                           switch by batch size, within their stated bounds. None: exact on a CPU, fast on a GPU
-    kv_dtype              "int8": a byte for each number of KV, rounded. None: that of the activations
+    kv_dtype              "int8": KV is rounded to one byte per number. None: the dtype of activations
     cpu_weights           which copies of int4 weights a CPU keeps; None lets the operator table choose
-    max_model_len         tokens of prompt and output together; None: what the model was made for
-    max_batch_tokens      tokens computed per step, prefill chunks and decodes together
-    max_running           sequences in one step
-    kv_memory_bytes       None: a share of free memory
-    swap_memory_bytes     of the host, for KV of preempted sequences, where copying is faster than computing again; 0:
-                          none. None: 4 GiB for a GPU, at most a quarter of what is free; none for a CPU
+    max_model_len         most tokens of prompt and output together; None: what the model was made for
+    max_batch_tokens      most tokens computed per step, prefill chunks and decodes together
+    max_running           most sequences in one step
+    kv_memory_bytes       memory for KV; None: a share of free memory
+    swap_memory_bytes     host memory for KV of preempted sequences, where copying is faster than computing again; 0:
+                          none. None: 4 GiB for a GPU, at most a quarter of free memory; none for a CPU
     tensor_parallel       ranks that every layer is divided among, each a process with a share of the threads, or with a
-                          GPU of its own: those after `device`, unless who starts them says otherwise
-    pipeline_parallel     stages that have some of the layers each, likewise; with both, each stage has so many ranks
-    pipeline_layers       how many layers each stage has. None: chosen
-    speculate_ngram       tokens of a sequence that are tried in a step beyond its last, as they followed the same
-                          tokens before; 0: none. They come several at a time, and with exact numerics are the same
+                          GPU of its own: those after `device`, unless the launcher places them otherwise
+    pipeline_parallel     stages that have some of the layers each, also a process or a GPU each; with both settings,
+                          each stage has `tensor_parallel` ranks
+    pipeline_layers       how many layers each stage has. None: chosen automatically
+    speculate_ngram       draft tokens of a sequence that a step tries beyond its last, taken from what followed the
+                          same tokens before; 0: none. Tokens then come several at a time; with exact numerics they are
+                          the same
     reuse_prefixes        find prompts' prefixes in the KV of earlier requests
-    prefix_cache          "memory": KV of prompts' prefixes is kept in the host's memory too, sealed, and found there
-                          when the device has lost it. Stores that replicas share are given by who builds the engine
-    prefix_cache_bytes    of that memory
-    prefix_buffer_bytes   of the host, for KV on its way to and from a store. None: 256 MiB, 1 GiB for a GPU; at most an
-                          eighth of what is free
-    prefix_wire           how a store has numbers of KV, rounded where that is less than they are. None: as they are.
+    prefix_cache          "memory": KV of prompts' prefixes is kept in host memory too, sealed, and found there when the
+                          device has lost it. Stores that replicas share are passed in by the code that builds the
+                          engine
+    prefix_cache_bytes    size of that memory
+    prefix_buffer_bytes   host memory for KV on its way to and from a store. None: 256 MiB, 1 GiB for a GPU; at most an
+                          eighth of free memory
+    prefix_wire           dtype in which a store keeps KV, rounded where that is smaller than KV's own. None: KV's own.
                           Engines that are to share between numerics classes must agree on it
-    prefix_after          how often a prefix must be asked for before it is stored
-    prefix_any_numerics   take KV that other numerics classes have computed: what follows may then differ in its last
-                          digits, and so in its tokens, from what this engine says without a store
-    max_waiting_tokens    prompt tokens admitted and not yet started; above it requests are refused
+    prefix_after          how many requests must have had a prefix before it is stored
+    prefix_any_numerics   use KV that other numerics classes have computed: what follows may then differ in its last
+                          digits, and so in its tokens, from what this engine computes without a store
+    max_waiting_tokens    prompt tokens admitted and not yet started; beyond that requests are refused
     max_waiting           requests admitted and not yet started
     weights_cache         folder of weights as kernels hold them, so that the next start need not repack them; "off":
                           none. None: motley/weights in the user's cache folder (XDG_CACHE_HOME)
-    weights_memory_bytes  of weights, on the device: layers beyond it stay in the file of the weights cache, or of a GPU
-                          in the host's memory, and are read or copied for every step, one ahead. None: all are there
-    weights_host_memory_bytes  of the host, pinned, for layers that a GPU has no room for; what is beyond it is read
-                          from disk. None: what is available, less a quarter or 2 GiB
+    weights_memory_bytes  memory for weights on the device: layers beyond it stay in the file of the weights cache, or
+                          for a GPU in host memory, and are read or copied for every step, one layer ahead. None: all
+                          are there
+    weights_host_memory_bytes  pinned host memory for layers that do not fit on a GPU; layers beyond it are read from
+                               disk.
+                          None: available memory, less a quarter or 2 GiB
     threads               CPU threads; None: all cores this process may use
     watchdog_s            a step longer than this makes the replica unhealthy and ends its streams
     frozen_weights        names of tensors that no update of the weights may change, as patterns: model.embed_tokens.*
-    reader_timeout_s      a stream of which nothing is read for so long is ended
+    reader_timeout_s      a stream is ended if its client reads nothing for this many seconds
     """
 
     device: str = "cpu"
@@ -145,7 +150,9 @@ class EngineConfig:
             raise _bad("max_batch_tokens", self.max_batch_tokens, f"at least max_running ({self.max_running})")
 
     def _check_tiers(self) -> None:
-        """Layers off the device are of one process, and of a file that is kept."""
+        """Raise InvalidRequest where layers would be kept off the device though the model is divided, or has no cached
+        file.
+        """
         for name in ("tensor_parallel", "pipeline_parallel"):
             if getattr(self, name) > 1:
                 raise _bad(name, getattr(self, name), "1 with weights_memory_bytes: parts of a model stay in memory")

@@ -1,7 +1,7 @@
-"""One thread that owns an engine.
+"""Thread that owns an engine.
 
-Plain data crosses to it through a queue and comes back in one call per step, so that the thread can become a
-process without anyone outside noticing.
+Plain data crosses to it through a queue and comes back in one call per step, so that the thread could become a
+process without a change for its callers.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .protocol import ReplicaLoad, Request, SamplingParams
 
 log = logging.getLogger(__name__)
 
-PROBE_AFTER_S = 5.0  # a step this recent proves the engine; else a probe makes it take one
+PROBE_AFTER_S = 5.0  # a step this recent proves that the engine works; else a probe makes it take one
 PROBE_S = 10.0  # how long a probe's one token may take
-MAX_FAILED_STEPS = 3  # in a row: what fails is not the requests
-SLOW_S = 5.0  # a step that takes longer than this,
-SLOW_TIMES = 20  # and so many times the longest of late, is not well, though it may yet end
-REMEMBERED = 128  # steps
-# What a step may capture is not of its time: so many times the longest capture so far, but no less than the one, since
-# kernels that were never compiled on this machine take seconds each, and no more than the other, as before the first.
+MAX_FAILED_STEPS = 3  # failed steps in a row after which the engine is at fault, not the requests
+SLOW_S = 5.0  # a step is slow, though it may yet end, if it takes longer than this
+SLOW_TIMES = 20  # and longer than this many times the longest recent step
+REMEMBERED = 128  # recent steps whose times are kept
+# Graph captures do not count as a step's time, up to CAPTURE_TIMES the longest capture so far, but at least
+# LEAST_CAPTURE_S, since kernels never compiled on this machine take seconds each, and at most MAX_CAPTURE_S.
 CAPTURE_TIMES, LEAST_CAPTURE_S, MAX_CAPTURE_S = 20, 60.0, 600.0
-REST_S = 0.05  # between two looks at deadlines, when all that there is to do waits for its readers
+REST_S = 0.05  # seconds between two checks of deadlines while every request waits for its client to read
 _PROBE_KEY = -1
 _PROBE = Request("probe", (0,), SamplingParams(temperature=0.0, max_tokens=1, seed=0), cache_salt=b"probe")
 
@@ -64,7 +64,7 @@ class _Flush:
 
 @dataclass(frozen=True, slots=True)
 class _Between:
-    """claim: whoever has it first, does the work or withdraws it."""
+    """Command to do some work between two steps. `claim`: whoever acquires it first does the work or withdraws it."""
 
     work: Callable[[], None]
     done: asyncio.Future[None]
@@ -80,15 +80,16 @@ _Command = _Add | _Cancel | _Hold | _Flush | _Between | _Watch | None  # None: s
 
 
 class EngineThread:
-    """Made and called on the event loop, which it calls back. Keys of requests are the caller's, from 0.
+    """Thread that owns an engine. It is made and called on the event loop, and calls back there. Keys of requests are
+    the caller's, from 0.
 
-    deliver     told after each step what it made, and when the thread dies, with nothing
-    tell        told what became of KV blocks, while watched
-    watchdog_s  a step that takes longer hangs
-    usual_s     what a full step should take, as far as is known before the first
-    load        after the last step
-    died        what the thread has died of
-    step_began  monotonic seconds; None between steps
+    deliver     called after each step with its emissions, and with none when the thread dies
+    tell        called with changes of KV blocks, while those are watched
+    watchdog_s  a step that takes longer counts as hanging
+    usual_s     expected seconds of a full step, before the first was measured
+    load        the engine's load after the last step
+    died        the error that ended the thread; None while it lives
+    step_began  monotonic seconds at which the present step began; None between steps
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class EngineThread:
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._captured = core.capture_s()  # when the step began
         self._stepped = time.monotonic()  # when a step last ended
-        self._took = deque([usual_s], maxlen=REMEMBERED)  # seconds, each of the latest steps
+        self._took = deque([usual_s], maxlen=REMEMBERED)  # seconds that each of the latest steps took
         self._probe: asyncio.Future[None] | None = None
         self._probed = 0.0  # monotonic: when the probe was sent
         self._thread = threading.Thread(target=self._run, name="motley-engine", daemon=True)
@@ -119,24 +120,26 @@ class EngineThread:
         self._thread.start()
 
     def add(self, key: int, request: Request, arrived: float, grammar: GrammarProcess | None = None) -> None:
-        """`arrived`: in monotonic seconds."""
+        """Queue a request for the engine. `arrived`: in monotonic seconds."""
         self._inbox.put(_Add(key, request, arrived, grammar))
 
     def cancel(self, key: int) -> None:
         self._inbox.put(_Cancel(key))
 
     def hold(self, key: int, wanted: bool) -> None:
-        """Its reader is behind: no step computes anything for it until it no longer is."""
+        """Stop computing for a request while its client reads too slowly (`wanted`), or go on."""
         self._inbox.put(_Hold(key, wanted))
 
     async def flush(self, tenant: str | None) -> None:
-        """Drop cached prefixes of that tenant, or all of them. Raises Unavailable."""
+        """Drop the cached prefixes of one tenant, or of all (None). Raises Unavailable."""
         done = self._loop.create_future()
         self._inbox.put(_Flush(tenant, done))
         await self._in_time(done)
 
     async def between(self, work: Callable[[], None]) -> None:
-        """Do that between two steps. Raises what it raises, or Unavailable: then it is not done later either."""
+        """Do some work between two steps. Raises what it raises, or Unavailable if the engine was not free in time:
+        then the work is not done later either.
+        """
         command = _Between(work, self._loop.create_future())
         self._inbox.put(command)
         try:
@@ -144,7 +147,7 @@ class EngineThread:
         except TimeoutError:
             if command.claim.acquire(blocking=False):
                 raise Unavailable(f"the engine was not free within {PROBE_S:g} s", code="engine_busy") from None
-            await command.done  # it is being done
+            await command.done  # the work has begun, so wait for its end
 
     async def _in_time(self, done: asyncio.Future[None]) -> None:
         try:
@@ -153,7 +156,7 @@ class EngineThread:
             raise Unavailable(f"the engine was not free within {PROBE_S:g} s", code="engine_busy") from None
 
     def watch(self, *, wanted: bool) -> None:
-        """Whether anybody wants to know of KV blocks."""
+        """Start or stop recording changes of KV blocks."""
         self._inbox.put(_Watch(wanted))
 
     async def stop(self) -> None:
@@ -169,7 +172,7 @@ class EngineThread:
 
     @property
     def slow_s(self) -> float:
-        """A step that runs for longer is not as steps have been lately."""
+        """Seconds after which the present step counts as slow, from how long the latest steps took."""
         return min(max(SLOW_S, SLOW_TIMES * max(list(self._took))), self.watchdog_s)
 
     def check_pace(self) -> None:
@@ -179,7 +182,7 @@ class EngineThread:
             raise EngineFault(f"no step has ended for more than {slow_s:g} s", code="engine_slow")
 
     def _taken_s(self) -> float | None:
-        """Seconds of the step under way, but for what it has captured; None between steps."""
+        """Seconds that the present step has taken, without its graph captures; None between steps."""
         began = self.step_began
         if began is None:
             return None
@@ -187,14 +190,14 @@ class EngineThread:
         return time.monotonic() - began - captured
 
     def _allowed_s(self) -> float:
-        """For what a step captures, by what captures have been found to take."""
+        """Most seconds that captures within a step are excused, from the longest capture so far."""
         longest_s = self._core.longest_capture_s()
         return min(max(LEAST_CAPTURE_S, CAPTURE_TIMES * longest_s), MAX_CAPTURE_S) if longest_s else MAX_CAPTURE_S
 
     async def check_health(self) -> None:
-        """Raise EngineFault unless the engine has stepped lately, or does so now.
+        """Raise EngineFault unless the engine completed a step lately, or does so now.
 
-        An idle engine computes one token, whoever asks and however many ask: a live thread proves nothing.
+        An idle engine computes one token, which concurrent callers share: a live thread alone proves nothing.
         """
         self.raise_if_lost()
         failing = self._core.failed_steps >= MAX_FAILED_STEPS
@@ -204,14 +207,14 @@ class EngineThread:
         try:
             await asyncio.wait_for(asyncio.shield(self._one_step()), PROBE_S)
         except TimeoutError:
-            self._probe = None  # whoever asks next asks anew
+            self._probe = None  # the next check sends a new probe
             raise EngineFault(f"an idle engine took no step within {PROBE_S:g} s", code="engine_hangs") from None
         self.raise_if_lost()
         if failing and self._core.failed_steps:
             raise EngineFault(f"the last {self._core.failed_steps} steps failed", code="engine_fault")
 
     def _one_step(self) -> asyncio.Future[None]:
-        """Done when a step has ended; makes the engine take one. All who ask at a time share it."""
+        """Future that is done once a step has ended; makes the engine take one. All concurrent callers share it."""
         if self._probe is None:
             self._probe, self._probed = self._loop.create_future(), time.monotonic()
             self._inbox.put(_Add(_PROBE_KEY, _PROBE, self._probed))
@@ -228,25 +231,27 @@ class EngineThread:
                 self._captured = core.capture_s()
                 self.step_began = time.monotonic()
                 emissions = core.step()
-                if core.num_steps > steps or not (resting or core.launched):  # else it proves nothing
+                if core.num_steps > steps or not (resting or core.launched):  # else no step was completed
                     self._took.append(self._taken_s() or 0.0)
                     self._stepped = time.monotonic()
                 self.step_began = None
                 self._hand_over(emissions)
-        except BaseException as error:  # the thread's last words: every stream must hear of it
+        except BaseException as error:  # every stream must be ended with the error
             log.exception("the engine thread died")
             self.died, self.step_began = error, None
             self._hand_over([])
             raise
 
     def _patience_s(self) -> float | None:
-        """How long to wait for a command; None: until there is one. Deadlines of what is held are kept."""
+        """Seconds to wait for a command; None: until there is one. Held requests are looked at now and then for their
+        deadlines.
+        """
         if not self._core.busy:
-            return 0.0 if self._core.launched else None  # a step on its way is to land
+            return 0.0 if self._core.launched else None  # do not wait while a step is in flight
         return REST_S if self._core.resting else 0.0
 
     def _take_commands(self, patience_s: float | None) -> bool:
-        """Carry out what is in the inbox; False when told to stop."""
+        """Carry out the commands in the inbox; return False when told to stop."""
         core = self._core
         probe: _Add | None = None
         while True:
@@ -303,8 +308,8 @@ class EngineThread:
     def _call_loop(self, function: Callable[..., None], *args: object) -> None:
         try:
             self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the loop is closed: nobody is left to listen
-            log.debug("event loop closed before the engine stopped")
+        except RuntimeError:  # the event loop is closed
+            log.debug("The event loop was closed before the engine stopped")
 
     def _arrive(self, emissions: list[Emission], load: ReplicaLoad) -> None:
         self.load = load

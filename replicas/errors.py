@@ -1,4 +1,4 @@
-"""The one family of errors that users see, whatever the protocol.
+"""Errors that users see, one family for all protocols.
 
 Each carries what a translator needs: `status` (HTTP), `grpc_code` (name of the gRPC status), `kind`
 (OpenAI's `type`), `param` (the field at fault) and `code` (a stable machine-readable word).
@@ -13,7 +13,7 @@ class MotleyError(Exception):
     status = 500
     grpc_code = "INTERNAL"
     kind = "server_error"
-    usual_code: str | None = None  # where none is given
+    usual_code: str | None = None  # `code` where none is given
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int | None = None
@@ -22,7 +22,7 @@ class MotleyError(Exception):
         self.message = message
         self.param = param
         self.code = code or self.usual_code
-        self.retry_after_s = retry_after_s  # when trying again may help; None: nobody has reckoned
+        self.retry_after_s = retry_after_s  # seconds after which a retry may succeed; None: unknown
 
     def __reduce__(self) -> tuple[object, ...]:
         # Ray carries exceptions between processes; keyword-only fields need this to survive the trip.
@@ -38,7 +38,7 @@ def _rebuild(
 
 
 class InvalidRequest(MotleyError):
-    """A field is wrong; `param` names it."""
+    """Error for a request with a wrong field; `param` names the field."""
 
     status = 400
     grpc_code = "INVALID_ARGUMENT"
@@ -47,7 +47,7 @@ class InvalidRequest(MotleyError):
 
 
 class NotFound(MotleyError):
-    """No such model or resource."""
+    """Error for a model or resource that does not exist."""
 
     status = 404
     grpc_code = "NOT_FOUND"
@@ -55,7 +55,7 @@ class NotFound(MotleyError):
 
 
 class Overloaded(MotleyError):
-    """The replica has no room now; trying again later or elsewhere may succeed."""
+    """Error for a request that is refused as too much is waiting; a retry later or elsewhere may succeed."""
 
     status = 429
     grpc_code = "RESOURCE_EXHAUSTED"
@@ -63,7 +63,7 @@ class Overloaded(MotleyError):
 
 
 class Unavailable(MotleyError):
-    """The service is starting, draining or has lost its replica."""
+    """Error for a service that is starting, draining or has lost its replica."""
 
     status = 503
     grpc_code = "UNAVAILABLE"
@@ -71,7 +71,7 @@ class Unavailable(MotleyError):
 
 
 class DeadlineExceeded(MotleyError):
-    """The request's own deadline has passed."""
+    """Error for a request whose own deadline has passed."""
 
     status = 504
     grpc_code = "DEADLINE_EXCEEDED"
@@ -80,7 +80,7 @@ class DeadlineExceeded(MotleyError):
 
 
 class ReaderStalled(MotleyError):
-    """The client took nothing of its answer for too long; the request was ended to free what it held."""
+    """Error for a client that read nothing of its response for too long; the request was ended to free what it held."""
 
     status = 408
     grpc_code = "CANCELLED"
@@ -88,17 +88,17 @@ class ReaderStalled(MotleyError):
 
 
 class EngineFault(MotleyError):
-    """A step failed; the sequences in it ended with this."""
+    """Error that ends the sequences of a step that failed."""
 
     usual_code = "engine_fault"
 
 
 class EngineLost(EngineFault):
-    """Nothing of this engine works any more: it ends, and not the sequences of a step alone."""
+    """Error after which nothing of this engine works any more: the engine ends, not only the sequences of a step."""
 
 
 class CheckpointError(MotleyError):
-    """A checkpoint cannot be loaded. Names the file and, where there is one, the tensor or key."""
+    """Error for a checkpoint that cannot be loaded. Names the file and, where there is one, the tensor or key."""
 
     def __init__(
         self,

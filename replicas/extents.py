@@ -1,8 +1,8 @@
-"""Neighbours in a file that are read together, and the map of it that they are used from.
+"""Extents of weight files: neighbouring tensors that are read together, and the memory map that they are used from.
 
-A page that the system has given back meanwhile, and cannot read again where it is used, ends the process by a signal:
-of a file that was cut, or a disk that fails, just then. Before that both are errors by name, and so is a file whose
-size or time has changed by the end.
+If the system has dropped a page of the map, and cannot read it again when it is used, since the file was cut or the
+disk fails at that moment, the process ends by a signal. Before that, while pages are first read, both are errors that
+name the file, and so is a file whose size or time has changed by the end.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from .read_ahead import ReadAhead
 
 __all__ = ["EXTENT_BYTES", "RUN_BYTES", "Extent", "MappedFiles", "Run", "extents_of", "runs_of"]
 
-EXTENT_BYTES = 64 << 20  # that are read together, at most
-RUN_BYTES = 4 << 20  # that are read at once: the processor's caches have them when they are digested
+EXTENT_BYTES = 64 << 20  # most bytes that are read together
+RUN_BYTES = 4 << 20  # bytes that are read at once, so that they are in the CPU's caches when they are digested
 _LAYER = re.compile(r".*?\.\d+\.")
 
-Run = tuple[Piece, ...]  # neighbours
+Run = tuple[Piece, ...]  # neighbouring pieces
 
 
 class Extent:
-    """Tensors that are read with the first of them that is wanted.
+    """Neighbouring tensors of one file that are read with the first of them that is wanted.
 
-    left    those that nobody has been given
+    left    names of the tensors that nobody has taken yet
     read    their bytes, while some are left
-    map     of the file, which is this extent's until its bytes were read, and then goes with the last tensor over it
+    map     map of the file that belongs to this extent until its bytes were read, and then to the last tensor over it
     """
 
     def __init__(self, tensors: Tensors, names: Sequence[str]) -> None:
@@ -52,10 +52,10 @@ class Extent:
 
 
 class MappedFiles:
-    """Maps of extents, whose pages come run by run, ahead of who wants them. Safe from several threads."""
+    """Maps of extents, whose pages are read run by run, ahead of their use. Safe from several threads."""
 
     def __init__(self, extents: Iterable[Extent]) -> None:
-        """extents: in the order in which they will be wanted, more or less."""
+        """Create the maps. `extents`: in the order, more or less, in which they will be wanted."""
         self._of = {run: extent for extent in extents for run in extent.runs}
         self._files: dict[Path, tuple[FileIO, int, tuple[int, int]]] = {}
         self._maps: list[weakref.ref[MappedMemory]] = []
@@ -65,18 +65,20 @@ class MappedFiles:
 
     @contextmanager
     def brought(self, run: Run) -> Iterator[None]:
-        """While its pages are in use: they are in memory, in the map of its extent. Raises CheckpointError, OSError."""
+        """Keep the pages of a run in memory, in the map of its extent, while they are used. Raises CheckpointError,
+        OSError.
+        """
         self._ahead.wait(run)
         yield
         self._ahead.used(run)
 
     def view(self, extent: Extent) -> memoryview:
-        """Its bytes, whose pages come with `brought`. Raises CheckpointError, OSError."""
+        """Return an extent's bytes, whose pages `brought` reads. Raises CheckpointError, OSError."""
         memory, at = self._mapped(extent)
         return memoryview(memory).cast("B")[at : at + extent.end - extent.begin]
 
     def _mapped(self, extent: Extent) -> tuple[MappedMemory, int]:
-        """Its map, which begins with a page, and where it begins in there itself."""
+        """Return the extent's map, which begins at a page boundary, and the offset in it at which the extent begins."""
         file, start = self.file(extent.path)
         at = (start + extent.begin) % mmap.PAGESIZE
         with extent.mapping:
@@ -87,7 +89,7 @@ class MappedFiles:
             return extent.map, at
 
     def _pages(self, run: Run) -> tuple[MappedMemory, int, int]:
-        """A run's: the map that they are in, from where to where."""
+        """Return the map that holds a run, and the range of its pages as (begin, end)."""
         extent = self._of[run]
         memory, at = self._mapped(extent)
         begin, end = (at + each - extent.begin for each in (run[0].begin, run[-1].end))
@@ -100,13 +102,13 @@ class MappedFiles:
         if error := populate_pages(*self._pages(run)):
             begin, end = run[0].begin, run[-1].end
             start = self.file(run[0].path)[1]
-            # To be told why.
+            # Reading it again raises the error that says why.
             read_piece(Piece(run[0].name, run[0].path, begin, end), start + begin, memoryview(bytearray(end - begin)))
             raise OSError(error, os.strerror(error))
 
     def close(self) -> None:
-        """What is in use stays as it is, whatever becomes of the files. Raises CheckpointError where one has changed
-        since it was opened, OSError.
+        """Detach the tensors in use from the files, so that later changes of the files do not matter. Raises
+        CheckpointError if a file has changed since it was opened, OSError.
         """
         self._ahead.close()
         try:
@@ -119,7 +121,7 @@ class MappedFiles:
             self.drop()
 
     def drop(self) -> None:
-        """Read no further, whatever is in use."""
+        """Stop reading, whatever is in use."""
         self._ahead.close()
         for file, _, _ in self._files.values():
             file.close()
@@ -132,7 +134,9 @@ class MappedFiles:
                 raise CheckpointError("has changed while it was read", file=path.name)
 
     def file(self, path: Path) -> tuple[FileIO, int]:
-        """Open, the same whatever has its name by now, and where its data begin. Raises OSError, CheckpointError."""
+        """Return an open file, the same one even if another file has its name by now, and the offset where its data
+        begin. Raises OSError, CheckpointError.
+        """
         with self._lock:
             if path not in self._files:
                 file = path.open("rb", buffering=0)
@@ -141,8 +145,8 @@ class MappedFiles:
 
 
 def extents_of(tensors: Tensors, names: Sequence[str]) -> list[Extent]:
-    """Of those names, as they lie in the files: a layer's, of EXTENT_BYTES at most, without a gap. What is larger is
-    one of its own.
+    """Group the named tensors into extents, in the order of the files: each is of one layer, has no gap and at most
+    EXTENT_BYTES. A larger tensor is an extent of its own.
     """
     found: list[list[str]] = []
     together: list[str] = []
@@ -164,7 +168,7 @@ def _layer(name: str) -> str:
 
 
 def runs_of(tensors: Tensors, names: Sequence[str]) -> Iterator[Run]:
-    """Pieces of neighbours, as many as are read at once."""
+    """Group the tensors' pieces into runs of neighbours that are read at once, of at most RUN_BYTES."""
     run: list[Piece] = []
     for piece in pieces_of(tensors, names):
         if run and piece.end - run[0].begin > RUN_BYTES:
@@ -176,6 +180,8 @@ def runs_of(tensors: Tensors, names: Sequence[str]) -> Iterator[Run]:
 
 
 def _signature(file: FileIO) -> tuple[int, int]:
-    """That differs once it was written to, but not for another name or owner of it."""
+    """Return the file's size and modification time, which change when it is written to, but not with its name or
+    owner.
+    """
     it = os.fstat(file.fileno())
     return it.st_size, it.st_mtime_ns

@@ -1,4 +1,6 @@
-"""Does a model fit a device? Told from headers and tables: the loader runs on an outline, and nothing is loaded."""
+"""Fit of a model on a device, computed from headers and tables: the loader runs on an outline, and nothing is
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -73,18 +75,19 @@ __all__ = [
     "table",
 ]
 
-_OF_VALUES = {"values": "a weight that an integer kernel would round too much is held dense: headers do not tell which"}
+_OF_VALUES = {"values": "a weight that an integer kernel would round too much is held dense; headers cannot show which"}
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Sequences of `context` tokens, `batch` of them; and the engine's own bounds of a step.
+    """Workload that the fit is computed for: `batch` sequences of `context` tokens, and the engine's own bounds of a
+    step.
 
-    swap_memory_bytes  of the host; None: the engine's default
-    max_drafts         of a sequence in a step
-    shares             prefixes through a store, as a service does
-    weights_memory_bytes       of the device: what is beyond stays on disk, or in the host's memory
-    weights_host_memory_bytes  of a GPU's host, for that; None: the engine's default
+    swap_memory_bytes  host memory for KV of preempted sequences; None: the engine's default
+    max_drafts         draft tokens of a sequence in a step
+    shares             whether prefixes are shared through a store, as a service does
+    weights_memory_bytes       memory for weights on the device: layers beyond it stay on disk, or in host memory
+    weights_host_memory_bytes  memory of a GPU's host for those layers; None: the engine's default
     """
 
     context: int
@@ -103,7 +106,7 @@ class Asked:
 
     @property
     def rows(self) -> int:
-        """Of the largest step that is a graph."""
+        """Most rows of a step that runs as a CUDA graph."""
         return graph_rows(self.running, self.max_drafts)
 
     @property
@@ -112,18 +115,18 @@ class Asked:
 
     @property
     def sampled(self) -> int:
-        """Rows that a step samples at most."""
+        """Most rows that a step samples."""
         return min(self.running * (1 + self.max_drafts), self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A device that the model could be on.
+    """A device that the model could be placed on.
 
-    ops     made anew for each model: what was chosen, and why, is in its `choices`
+    ops     makes new operators for each model; their `choices` then say what was chosen, and why
     total   bytes of memory
-    free    of these, once there is a context on it
-    device  None for a CPU, of which no table tells how fast it is
+    free    bytes of it that are free once there is a context on the device
+    device  entry of the device table; None for a CPU, whose speed no table has
     """
 
     name: str
@@ -136,19 +139,20 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What becomes of a model on a device.
+    """Result of fitting a model on a device.
 
-    parts       None where the device cannot hold it in any way: `refused` says why
-    kv_tokens   for which there is room, whole blocks
-    context     the longest at the batch that was asked for
-    batch       the most sequences of the context that was asked for
-    ttft_s      of a prompt of the context that was asked for; tpot_s of the batch at that context. Arithmetic, by the
-                roofline; None where it does not fit or no table tells
+    parts       memory by part; None where the device cannot hold the model in any way: `refused` says why
+    kv_tokens   tokens of KV that fit, in whole blocks
+    context     longest context at the batch that was asked for
+    batch       most sequences of the context that was asked for
+    ttft_s      seconds to the first token of a prompt of the context that was asked for
+    tpot_s      seconds per token of the batch at that context. Both are computed by the roofline; None where the model
+                does not fit or no table has the device
     choices     what was chosen for each kind of weight -> why
-    tiers       which weights would be on disk, or in the host's memory
-    expected    how fast that would be, for one sequence with a short context: of a GPU by a model, unless a disk is
-                read; what must be measured is for who measures it, and `fit` does not
-    advice      what else would fit, where it does not
+    tiers       which weights would be on disk, or in host memory
+    expected    expected speed of those, for one sequence with a short context: for a GPU computed by a model, unless a
+                disk is read; whatever must be measured is left to the caller
+    advice      what else would fit, where this does not
     """
 
     place: Place
@@ -167,12 +171,15 @@ class Fit:
 
 
 def table(kv_dtype: KvDtype | None = None) -> list[Place]:
-    """The GPUs of the table, none of which need be here."""
+    """Return the GPUs of the device table, none of which need be in this machine."""
     return [_listed(device, kv_dtype) for device in DEVICES]
 
 
 def known(name: str, kv_dtype: KvDtype | None = None) -> list[Place]:
-    """By the name that torch gives it ("Tesla T4") or by capability ("7.5"). Raises InvalidRequest with all names."""
+    """Return the GPUs of the table with this name as torch gives it ("Tesla T4"), or with this capability ("7.5").
+
+    Raises InvalidRequest with all names.
+    """
     found = [device for device in DEVICES if name in device.names or name == str(device.capability)]
     if not found:
         capabilities = ", ".join(dict.fromkeys(str(device.capability) for device in DEVICES))
@@ -186,27 +193,27 @@ def known(name: str, kv_dtype: KvDtype | None = None) -> list[Place]:
 
 
 def at_hand(device: torch.device, kv_dtype: KvDtype | None = None) -> Place:
-    """A GPU of this machine, with what is free on it now."""
+    """Return a GPU of this machine, with the memory that is free on it now."""
     rig = gpu_context(device)
     free, total = torch.cuda.mem_get_info(device)
     return Place(f"{device}, {rig.about.name}", _gpu_ops(rig, kv_dtype), total, free, rig.about, at_hand=True)
 
 
 def alone(device: torch.device, kv_dtype: KvDtype | None = None) -> Place:
-    """A GPU of this machine, as if nothing else were on it."""
+    """Return a GPU of this machine, as if nothing else used its memory."""
     rig = gpu_context(device)
     total = torch.cuda.get_device_properties(device).total_memory
     return Place(rig.about.name, _gpu_ops(rig, kv_dtype), total, total - CONTEXT_BYTES, rig.about)
 
 
 def cpu(ops: Callable[[], Ops]) -> Place:
-    """This machine, by its operators."""
+    """Return this machine's CPU, with the given operators."""
     free = free_memory()
     return Place("cpu", ops, free, free, at_hand=True)
 
 
 def fit(checkpoint: Checkpoint, place: Place, asked: Asked) -> Fit:
-    """Nothing is loaded; of the checkpoint no tensor is read."""
+    """Compute how a model fits a device for a workload. Nothing is loaded, and no tensor of the checkpoint is read."""
     try:
         ops = place.ops()
         decoder = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, ops)
@@ -237,7 +244,9 @@ def fit(checkpoint: Checkpoint, place: Place, asked: Asked) -> Fit:
 
 
 def _budgets(place: Place, asked: Asked) -> Budgets:
-    """For weights: as configured; of a host that is not here, as if it had room. Raises InvalidRequest."""
+    """Return the memory for weights on the device and on the host, as configured; a host that is not here counts as
+    large enough. Raises InvalidRequest.
+    """
     device, host = asked.weights_memory_bytes, asked.weights_host_memory_bytes
     assert device is not None
     if place.device is not None:
@@ -250,7 +259,9 @@ def _budgets(place: Place, asked: Asked) -> Budgets:
 def _times(
     device: DeviceSpec | None, decoder: Decoder, tiers: Tiers | Placed | None, asked: Asked
 ) -> tuple[tuple[float, float] | None, Expected | None]:
-    """To the first token and per token; and what is expected of tiers. What no table tells is None."""
+    """Return (seconds to the first token, seconds per token), and the expected speed of tiers; None for what no table
+    has.
+    """
     if device is None:
         return None, None
     if not isinstance(tiers, Placed) or not tiers.layers:
@@ -268,9 +279,9 @@ def outlined(
     ranks: Ranks | None = None,
     stage: Stage | None = None,
 ) -> Decoder:
-    """The decoder that the loader would make of these tensors, with no values: on the meta device.
+    """Return the decoder that the loader would make of these tensors, without values: on the meta device.
 
-    Layers whose tensors are alike are one, as many times as there are. ranks, stage: as of `Decoder`.
+    Layers whose tensors are alike are one object that is listed several times. ranks, stage: as in `Decoder`.
     """
     outline, stage = Outline(tensors, torch.device("meta")), stage or whole(config)
     first, last = stage.layers
@@ -284,7 +295,7 @@ def outlined(
 
 
 def _kinds(tensors: Tensors, index: int) -> frozenset[tuple[str, str]]:
-    """Names within the layer and dtypes; the shapes are those of every layer."""
+    """Return the names within a layer, and their dtypes; the shapes are the same in every layer."""
     prefix = f"model.layers.{index}."
     return frozenset(
         (name[len(prefix) :], info.dtype) for name, (_, info) in tensors.items() if name.startswith(prefix)
@@ -292,7 +303,9 @@ def _kinds(tensors: Tensors, index: int) -> frozenset[tuple[str, str]]:
 
 
 def parts_of(decoder: Decoder, asked: Asked) -> Parts:
-    """Of what this decoder has of the model. Raises ValueError for KV that the operators do not have."""
+    """Return the memory by part that this decoder's share of the model takes. Raises ValueError for a kind of KV that
+    the operators lack.
+    """
     config, ops = decoder.local, decoder.ops
     kv = ops.allocate_kv(config.num_layers, 1, config.num_kv_heads, config.head_dim)
     itemsize = ops.dtype.itemsize
@@ -325,7 +338,7 @@ def parts_of(decoder: Decoder, asked: Asked) -> Parts:
 
 
 def _beside(decoder: Decoder, asked: Asked) -> int:
-    """What kernels of a GPU write beside activations."""
+    """Return the bytes that a GPU's kernels write beside activations."""
     from ..kernels.gpu.gpu_ops import GpuOps  # imports Triton, which an engine on a CPU does without
 
     if not isinstance(decoder.ops, GpuOps):
@@ -372,7 +385,7 @@ def _with_host(
     blocks: int,
     tiers: Tiers | Placed | None,
 ) -> Parts:
-    """And what the engine takes of the host's memory; of a host that is not here, as if it had room."""
+    """Return the parts with what the engine takes of host memory; a host that is not here counts as large enough."""
     on_gpu = place.device is not None
     weights = tiers.host_bytes if isinstance(tiers, Placed) else 0
     free = max(0, min(free_memory(), available_memory() - weights)) if place.at_hand else sys.maxsize
@@ -384,9 +397,11 @@ def _with_host(
 def host_blocks(
     asked: Asked, config: ModelConfig, ops: Ops, block_bytes: int, blocks: int, free: int, *, on_gpu: bool
 ) -> tuple[int, int]:
-    """Blocks of the host for preempted sequences, and for what comes from a store and goes there.
+    """Return the host's KV blocks for preempted sequences, and those for KV on its way to and from a prefix store.
 
-    block_bytes  of one, in all processes of the model; blocks: of the device; free: bytes of the host
+    block_bytes  bytes of a block, in all processes of the model
+    blocks       KV blocks of the device
+    free         free bytes of the host
     """
     nbytes, _ = swap_budget(asked.swap_memory_bytes, free, on_gpu=on_gpu)
     longest = min(blocks, blocks_for(config.max_model_len))
@@ -398,7 +413,7 @@ def host_blocks(
 
 
 def value_blocks(config: ModelConfig, ops: Ops) -> int:
-    """KV blocks of a value of a store of prefixes."""
+    """Return the number of KV blocks in one value of a prefix store."""
     [cache] = ops.allocate_kv(1, 1, config.num_kv_heads, config.head_dim)
     dtype = str(ops.kv_vectors(ops.kv_parts(cache))[0].dtype).removeprefix("torch.")
     whole = Geometry(dtype, config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_TOKENS)
@@ -417,7 +432,7 @@ def _advice(checkpoint: Checkpoint, decoder: Decoder, place: Place, asked: Asked
 
 
 def _elsewhere(place: Place, asked: Asked, budget: KvBudget) -> str:
-    """What else would hold weights: the disk for a CPU, other devices for a GPU."""
+    """Advise where else the weights could be: on disk for a CPU, on further devices for a GPU."""
     if place.device is None:
         size = "SIZE" if asked.weights_memory_bytes is None else "a smaller SIZE"
         return f"with --weights-memory {size} what is beyond it would be read from disk in every step"
@@ -431,7 +446,7 @@ def _elsewhere(place: Place, asked: Asked, budget: KvBudget) -> str:
 
 
 def _quantized(checkpoint: Checkpoint, place: Place, asked: Asked) -> list[str]:
-    """What quantizing would give, of a checkpoint that is not."""
+    """Advise what quantizing would save, for a checkpoint that is not quantized."""
     if checkpoint.format.name not in DTYPES:
         return []
     for group in (128, 64, 32):
@@ -449,7 +464,7 @@ def _quantized(checkpoint: Checkpoint, place: Place, asked: Asked) -> list[str]:
 
 
 def _tensors_of(checkpoint: Checkpoint, format: Format) -> Tensors:
-    """As that format would store them."""
+    """Return the checkpoint's tensors as the given format would store them."""
     dense = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[checkpoint.config.dtype]
     specs = decoder_layout(checkpoint.config, format)
     return {

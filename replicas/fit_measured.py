@@ -1,4 +1,6 @@
-"""What `fit` tells of weights in tiers, with what no table has: measured on this machine, in parts."""
+"""Measured completion of `fit` for weights in tiers: their speed is in no table, so parts of it are measured on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,14 @@ __all__ = ["measured"]
 
 
 def measured(found: Fit, config: EngineConfig, checkpoint: Checkpoint) -> Fit:
-    """With how fast weights in tiers are expected to be, where there are any and a measurement is wanted for it.
+    """Return the fit with the expected speed of weights in tiers, if there are tiers and their speed must be measured.
 
-    Of a CPU some layers and the disk, of a GPU the disk alone. Raises CheckpointError, EngineFault.
+    For a CPU some layers and the disk are measured, for a GPU the disk alone. Raises CheckpointError, EngineFault.
     """
     if found.tiers is None or found.expected is not None:
         return found
     kept = None
-    with suppress(OSError, RuntimeError):  # nothing was kept where nothing can be
+    with suppress(OSError, RuntimeError):  # without a usable cache folder there is no cached file
         kind = "cpu" if found.place.device is None else "cuda"
         kept = kept_file(checkpoint.folder, config.weights_cache, kind)
     if isinstance(found.tiers, Placed):

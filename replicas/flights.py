@@ -1,4 +1,4 @@
-"""Steps on their way through a runner, and what is done where one fails."""
+"""Steps in flight through a runner, and what is done where one fails."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ T = TypeVar("T")
 class Flight:
     """A step that was launched.
 
-    allocations  of its items' sequences, as they were
-    outcome      waits for the result, or for why there is none
+    allocations  allocations of its items' sequences at the time of the launch
+    outcome      waits for the result, and returns it or, as text, the reason why there is none
     """
 
     plan: StepPlan
@@ -37,10 +37,10 @@ class Flight:
 
 
 class Flights:
-    """Launches steps and brings them down, in their order. A pipelined runner has some on their way meanwhile.
+    """Launches steps and takes their results in order. A pipelined runner has several steps in flight.
 
-    ahead         steps whose results have not been asked for, in the order of their launch
-    failed_steps  in a row, of which nothing came
+    ahead         steps whose results have not been awaited, in the order of their launch
+    failed_steps  number of steps in a row, up to now, that gave no result
     """
 
     def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
@@ -52,7 +52,9 @@ class Flights:
         assert self._swapping or not scheduler.swap.pool.total, "this runner copies nothing"
 
     def swap(self, plan: StepPlan) -> None:
-        """What cannot be copied is computed again. Raises EngineLost."""
+        """Copy the plan's KV blocks between device and host; what cannot be copied is computed again. Raises
+        EngineLost.
+        """
         assert self._swapping is not None
         try:
             self._swapping.swap(plan)
@@ -67,9 +69,9 @@ class Flights:
         return Flight(plan, self._scheduler.launched(plan), self._attempt(plan))
 
     def landing(self, launched: Flight | None) -> Flight | None:
-        """Whose result is to be asked for now, when that one is on its way: itself, or the first of those before it.
+        """Return the step whose result is to be awaited now: `launched` itself, or the oldest one in flight.
 
-        None while more may be launched; where nothing was, the first is due.
+        Returns None while the pipeline takes further steps. If nothing was launched, the oldest in flight is due.
         """
         if self._pipelined is None:
             return launched
@@ -79,10 +81,12 @@ class Flights:
         return self.ahead.popleft() if self.ahead and due else None
 
     def result(self, flight: Flight) -> StepResult:
-        """What the step gave; if it failed, each item apart, since one of them may have been too much for all.
+        """Return the result of a step. If the step failed, each of its items is run alone, since one of them may have
+        been too much for all.
 
-        What KV the first attempt has written is then written again, alike. Steps launched meanwhile may go on from
-        what failed: they are taken back, the last first, so that each sequence is where the first of them found it.
+        KV that the first attempt has written is then overwritten with the same values. Steps launched in the meantime
+        may depend on the failed one: they are taken back, the last first, so that each sequence is where the first of
+        them found it.
         """
         plan = flight.plan
         results = [flight.outcome()]
@@ -100,15 +104,18 @@ class Flights:
         return StepResult(tuple(itertools.chain.from_iterable(faults_or_items)))
 
     def _again(self, item: PlanItem, allocation: Allocation, weights: int) -> StepResult | str:
-        """The item apart; nothing, of a sequence that has gone or lost its blocks: another's KV may be there by now."""
+        """Run one item alone. Gives an empty result for a sequence that has ended or lost its blocks, since those may
+        hold another sequence's KV by now.
+        """
         if not self._scheduler.holds(item, allocation):
             return StepResult((ItemResult(),))
-        if item.token_ids[-1] == UNKNOWN:  # it was so when it was planned
+        if item.token_ids[-1] == UNKNOWN:  # the token was not known when the item was planned
             item = item._replace(token_ids=self._scheduler.sequence(item.sequence_id).tokens(item.start, item.end))
         return self._attempt(StepPlan((item,), weights=weights))()
 
     def _attempt(self, plan: StepPlan) -> Callable[[], StepResult | str]:
-        """Whatever a kernel raises (out of memory, above all) must end these requests, not the engine: it is told.
+        """Launch a plan; the returned function gives its result, or the error's text. Whatever a kernel raises, above
+        all out of memory, must end these requests and not the engine.
 
         Raises EngineLost.
         """

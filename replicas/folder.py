@@ -1,4 +1,4 @@
-"""A checkpoint's folder, and the one way to open what lies within it."""
+"""Folder of a checkpoint, and the one way to open the files within it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .errors import CheckpointError
 
 
 def is_there(folder: Path, name: str) -> bool:
-    """Whether the folder has an entry of this name, even one that cannot be opened: then opening it says why."""
+    """Return whether the folder has an entry of this name, even one that cannot be opened: opening it then says why."""
     return os.path.lexists(folder / name)
 
 
 @contextmanager
 def open_file(folder: Path, name: str) -> Iterator[tuple[BinaryIO, int]]:
-    """A file of the folder, and its size in bytes. Every file of a checkpoint is opened here.
+    """Open a file of the folder, and give its size in bytes. Every file of a checkpoint is opened here.
 
-    Raises CheckpointError naming it for a link out of the folder, for a pipe or a device, which might be waited
+    Raises CheckpointError naming the file: for a link out of the folder, for a pipe or a device, which might be waited
     for or read for ever, and for whatever cannot be opened or read.
     """
     path = contained(folder.resolve(), name)
     try:
-        # Not waiting: the other end of a pipe may never come.
+        # Opened without waiting, since the other end of a pipe may never be opened.
         with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
@@ -37,7 +37,7 @@ def open_file(folder: Path, name: str) -> Iterator[tuple[BinaryIO, int]]:
 
 
 def read_file(folder: Path, name: str, limit: int) -> bytes:
-    """The contents of a file of at most `limit` bytes. Raises CheckpointError."""
+    """Return the contents of a file of at most `limit` bytes. Raises CheckpointError."""
     with open_file(folder, name) as (file, size):
         data = file.read(limit + 1)
     if max(size, len(data)) > limit:
@@ -46,7 +46,7 @@ def read_file(folder: Path, name: str, limit: int) -> bytes:
 
 
 def contained(folder: Path, name: str) -> Path:
-    """folder / name, unless it is a link out of the (resolved) folder; then CheckpointError.
+    """Return folder / name. Raises CheckpointError if that is a link out of the (resolved) folder.
 
     The Hugging Face cache keeps a snapshot as links into its own blobs:
     CACHE/models--X--Y/snapshots/REVISION/name -> CACHE/models--X--Y/blobs/… (-> CACHE/blobs/…).
@@ -66,7 +66,9 @@ def contained(folder: Path, name: str) -> Path:
 
 
 def regular_size(path: Path) -> int:
-    """Bytes of a file that is a file: to open a pipe or a device might wait for ever. Raises OSError."""
+    """Return the bytes of a regular file; opening a pipe or a device might wait for ever. Raises OSError,
+    CheckpointError.
+    """
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise CheckpointError("is no regular file", file=path.name)

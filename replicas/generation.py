@@ -1,4 +1,4 @@
-"""generation_config.json: what a checkpoint's authors want by default."""
+"""Reader of generation_config.json: the sampling defaults of a checkpoint's authors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Sampling defaults (None: not stated) and every id that this file or config.json ends a sequence with.
+    """Sampling defaults (None: not stated), and every id that this file or config.json ends a sequence with.
 
-    do_sample False means greedy: the other fields then have no effect.
+    If do_sample is False, decoding is greedy and the other fields have no effect.
     """
 
     eos_token_ids: tuple[int, ...] = ()
@@ -31,7 +31,7 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """The stated ones, as keyword arguments of SamplingParams; `do_sample` false gives temperature 0."""
+        """Return the stated defaults as keyword arguments of SamplingParams; `do_sample` false gives temperature 0."""
         stated = {name: getattr(self, name) for name in _NAMES if getattr(self, name) is not None}
         if self.do_sample is False:
             stated["temperature"] = 0.0
@@ -39,9 +39,10 @@ class GenerationDefaults:
 
 
 def answer_ends(stated: tuple[int, ...], tokenizer_eos: int | None, vocab_size: int) -> tuple[int, ...]:
-    """Every id that ends an answer: those that the configurations state, and the tokenizer's own end of sequence.
+    """Return every id that ends a response: those that the configurations state, and the tokenizer's own end of
+    sequence.
 
-    Fine-tunes often change one of the files alone, so each of them counts. A token beyond the model's vocabulary, which
+    Fine-tunes often change only one of the files, so each of them counts. A token beyond the model's vocabulary, which
     no model can give, does not.
     """
     own = () if tokenizer_eos is None or tokenizer_eos >= vocab_size else (tokenizer_eos,)
@@ -49,7 +50,9 @@ def answer_ends(stated: tuple[int, ...], tokenizer_eos: int | None, vocab_size: 
 
 
 def read_generation(folder: Path, vocab_size: int, config_eos: tuple[int, ...]) -> GenerationDefaults:
-    """From the folder's file, or nothing but config.json's EOS ids. Raises CheckpointError naming the key."""
+    """Read the folder's generation_config.json; without it there are only config.json's EOS ids. Raises CheckpointError
+    naming the key.
+    """
     if not is_there(folder, FILE):
         return GenerationDefaults(eos_token_ids=config_eos)
     fields = Fields(read_json(folder, FILE), FILE)

@@ -1,4 +1,4 @@
-"""How many of what was measured was how large: a list of counters, for whoever exports them now and then."""
+"""Histogram of measured values: a list of counters by size, for metrics that are exported now and then."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ __all__ = ["Histogram", "Spread"]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """
-    bounds  ascending; a bucket's values are up to its bound, and the last bucket's, which has none, above all of them
+    """State of a histogram at one moment.
+
+    bounds  ascending; a bucket counts values up to its bound, and the last bucket, without a bound, all larger ones
     counts  one more than bounds
-    total   of all values
+    total   sum of all values
     """
 
     bounds: tuple[float, ...]
@@ -29,7 +30,7 @@ class Spread:
         return sum(self.counts)
 
     def cumulative(self) -> Iterator[tuple[str, int]]:
-        """As Prometheus has it: (a bucket's bound as text, values up to it)."""
+        """Yield the buckets as Prometheus defines them: (a bucket's bound as text, number of values up to it)."""
         reached = 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             reached += count
@@ -37,7 +38,9 @@ class Spread:
 
 
 class Histogram:
-    """Of one thread's, without a lock; another one may read it meanwhile, and be a value behind."""
+    """Histogram that one thread writes, without a lock; other threads may read it meanwhile, and be one value
+    behind.
+    """
 
     __slots__ = ("_bounds", "_counts", "_total")
 

@@ -1,4 +1,4 @@
-"""What the host has of memory that is free, and whose it is."""
+"""Host memory: how much of it is free, and which processes share it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory(cgroup: Path = _CGROUP) -> int:
-    """Of this machine, and of what its control group (v2) may take of it: a container sees the whole machine's."""
+    """Return the free bytes of this machine, or fewer if its control group (v2) may take less: a container sees the
+    whole machine's memory.
+    """
     return _of_group(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), cgroup)
 
 
 def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
-    """The same, and what the page cache has and gives back when it is wanted."""
+    """Return the free bytes plus those that the page cache gives back when they are wanted."""
     with suppress(OSError):
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -26,7 +28,7 @@ def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo
 
 
 def total_memory(cgroup: Path = _CGROUP) -> int:
-    """Of this machine, or as much of it as its control group (v2) may have."""
+    """Return the bytes of this machine's memory, or as many of them as its control group (v2) may have."""
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         most = (cgroup / "memory.max").read_text().strip()
@@ -36,9 +38,10 @@ def total_memory(cgroup: Path = _CGROUP) -> int:
 
 
 def memory_owner(cgroup: Path = _CGROUP, boot: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
-    """Whose `free_memory` it is: processes share what is of one machine, and of one control group where that has less.
+    """Return a name for the memory that `free_memory` counts: the same in processes that share one machine, or one
+    control group if that has a limit.
 
-    Of a machine that has no such name all are taken to be on one.
+    A machine without a boot id gets an empty name, so that all such processes count as sharing one machine.
     """
     machine, group = "", ""
     with suppress(OSError):

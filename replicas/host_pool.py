@@ -1,6 +1,6 @@
-"""Blocks of the host's memory for KV that has left the device. Pure bookkeeping.
+"""Pool of host memory blocks for KV that has left the device. Pure bookkeeping.
 
-A block is free or part of one copy; when nobody waits, all are free.
+A block is free or part of one copy; when no sequence waits, all are free.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .blocks import blocks_for
 
 
 class HostPool:
-    """`total`: 0 where nothing is kept on the host. first: number of the first block."""
+    """Blocks of host memory for KV. `total`: 0 where no KV is kept on the host. first: number of the first block."""
 
     def __init__(self, num_blocks: int = 0, first: int = 0) -> None:
         self.total = num_blocks
@@ -24,14 +24,14 @@ class HostPool:
         return len(self._free)
 
     def open(self, num_tokens: int) -> HostCopy | None:
-        """Room for so many tokens; None: there is none."""
+        """Return a copy with blocks for `num_tokens` tokens; None if too few blocks are free."""
         count = blocks_for(num_tokens)
         if count > len(self._free):
             return None
         return HostCopy(self, num_tokens, self.take(count))
 
     def take(self, count: int) -> list[int]:
-        """So many of those that are available."""
+        """Take `count` of the available blocks."""
         return [self._free.pop() for _ in range(count)]
 
     def give_back(self, blocks: Iterable[int]) -> None:
@@ -44,25 +44,25 @@ class HostPool:
 
 
 class LentPool(HostPool):
-    """Blocks of the host that others write by themselves: those given back may still be read by a copy."""
+    """Pool of host blocks that other threads read and write: a returned block may still be read by a copy."""
 
     def __init__(self, num_blocks: int = 0, first: int = 0) -> None:
         super().__init__(num_blocks, first)
-        self.left: list[int] = []  # given back, and not known to be free
+        self.left: list[int] = []  # blocks that were given back, and may still be in use by a copy
 
     def give_back(self, blocks: Iterable[int]) -> None:
         self.left.extend(blocks)
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Nothing reads or writes them any more."""
+        """Make blocks available again, since no copy reads or writes them any more."""
         super().give_back(blocks)
 
 
 @dataclass(eq=False, slots=True)
 class HostCopy:
-    """KV of a sequence's first `num_tokens` tokens, on the host: its blocks go back when it is closed.
+    """KV of a sequence's first `num_tokens` tokens in host memory; closing it gives its blocks back.
 
-    first: the block of the sequence that `blocks` begin with; those before it were on the device.
+    first: index of the sequence's block that `blocks` begin with; the blocks before it were on the device.
     """
 
     pool: HostPool

@@ -1,4 +1,4 @@
-"""From what a user types to a folder on disk."""
+"""Resolver of a model's name: finds the folder on disk, or downloads it from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 from .errors import CheckpointError
 from .other_formats import explain_file, explain_models
 
-# What a checkpoint of ours can consist of. Never a pickle, never code.
+# Files that a checkpoint can consist of here: never a pickle, never code.
 FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model")
 NOT = ("*/*", "consolidated*")  # other formats' folders, and Mistral's second copy of the weights
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def resolve_model(name_or_path: str | Path) -> Path:
-    """A local folder as it is, or a Hugging Face id ("org/name", "org/name@revision") downloaded or cached.
+    """Return a local folder as it is, or download a Hugging Face id ("org/name", "org/name@revision") unless it is
+    cached.
 
     Raises CheckpointError with a remedy.
     """
@@ -34,12 +35,14 @@ def resolve_model(name_or_path: str | Path) -> Path:
 
 
 def _other_kind(name: str, revision: str | None, offline: tuple[type[BaseException], ...]) -> CheckpointError | None:
-    """What a repository is of which nothing was downloaded, such as one of GGUF files; None: not known, or offline."""
+    """Return an error that names what a repository is, such as one of GGUF files, when no file of it was downloaded;
+    None if that is unknown or the hub cannot be reached.
+    """
     from huggingface_hub import HfApi
 
     try:
         error = explain_models(HfApi().list_repo_files(name, revision=revision))
-    except offline:  # what is in the cache has no config.json, which is said later
+    except offline:  # the cached folder has no config.json, which is reported later
         return None
     if error is None:
         return None

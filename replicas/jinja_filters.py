@@ -14,17 +14,17 @@ from .jinja_text import indented, joined, percent, replaced, to_json
 
 __all__ = ["COMPARING", "FILTERS", "NUMERIC", "ROWS"]
 
-# What they give is no larger than what they are given, or comes one by one.
+# Filters whose result is no larger than their input, or comes one by one.
 _CHEAP = (
     "abs", "attr", "count", "d", "default", "filesizeformat", "float", "int", "length", "map", "reject",
     "rejectattr", "select", "selectattr",
 )  # fmt: skip
-# They see all of a list, and some compare its members: a text may be as long as a list at most.
+# Filters that see all of a list, and some of which compare its members; a text may be as long as a list at most.
 _LISTING = ("dictsort", "first", "groupby", "last", "max", "min", "slice", "sort", "unique")
-# They write out what they are given, grown by a small factor at most.
+# Filters that write out their input, grown by a small factor at most.
 _WRITING = ("capitalize", "e", "escape", "lower", "safe", "string", "title", "truncate", "upper", "wordcount")
-_BY_WORD = ("title", "wordcount")  # of a text they make a list of words
-ROWS = ("batch", "slice")  # they give lists one by one
+_BY_WORD = ("title", "wordcount")  # filters that split a text into a list of words
+ROWS = ("batch", "slice")  # filters that yield lists one by one
 
 
 def _listing(name: str) -> Callable[..., Any]:
@@ -46,7 +46,9 @@ def _listing(name: str) -> Callable[..., Any]:
 
 
 class _Sized:
-    """The environment, for what compares attributes: an object may have one that is larger than it looks itself."""
+    """The environment, for filters that compare attributes: it checks the size of each, as an attribute may be larger
+    than the object that has it.
+    """
 
     def __init__(self, environment: jinja2.Environment) -> None:
         self._environment = environment
@@ -75,7 +77,7 @@ def _writing(name: str) -> Callable[..., Any]:
 
 
 def _marked(bounded: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Jinja marks filters that want its context or environment with an attribute."""
+    """Copy the attributes by which Jinja marks filters that take its context or environment."""
     bounded.__dict__.update(getattr(function, "__dict__", {}))
     return bounded
 
@@ -97,7 +99,7 @@ def _batch(value: Iterable[Any], linecount: int, fill_with: Any = None) -> Itera
 
 
 def _items(value: Any) -> Iterable[Any]:
-    """Made at once, so that they are counted."""
+    """Return a mapping's pairs as a list, so that they are counted."""
     return at_most(jinja2.filters.do_items(value))
 
 

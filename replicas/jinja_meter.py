@@ -1,4 +1,4 @@
-"""What a template may make: sizes are reckoned before a value is built, since afterwards is too late."""
+"""Limits of what a template may make: sizes are computed before a value is built, since afterwards is too late."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ __all__ = [
     "text_size",
 ]
 
-MAX_VALUE = 16_000_000  # characters of any one text, also of what a list would be as text
-MAX_ITEMS = 250_000  # of any one list
-MAX_DEPTH = 500  # of lists within lists: deeper ones end Python's own recursion, or its stack where they are hashed
-MAX_COMPARED = 200_000_000  # characters: about a tenth of a second
-MAX_MADE = 128_000_000  # characters of all texts that one rendering makes; also those it has dropped again
-ITEM_CHARS = 64  # what a new item of a list counts for
-KEPT_ITEM_CHARS = 8  # an item that is in another list already
+MAX_VALUE = 16_000_000  # most characters of any one text, and of a list that is written as text
+MAX_ITEMS = 250_000  # most items of any one list
+MAX_DEPTH = 500  # deepest lists within lists: deeper ones exceed Python's recursion limit, or its stack when hashed
+MAX_COMPARED = 200_000_000  # most pairs of characters in one comparison: about a tenth of a second
+MAX_MADE = 128_000_000  # most characters of all texts that one rendering makes, dropped ones included
+ITEM_CHARS = 64  # characters that a new item of a list counts for
+KEPT_ITEM_CHARS = 8  # characters that an item counts for if another list has it already
 MAX_INT_BITS = 1024
 VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _LISTS = (list, tuple, set, *VIEWS)
 
 
 class TemplateLimit(jinja2.TemplateRuntimeError):
-    """The template took too long or would make too much."""
+    """Error for a template that took too long or would make too much."""
 
 
 class TemplateTime(TemplateLimit):
-    """The template took too long."""
+    """Error for a template that took too long."""
 
 
 class Meter:
     """Time and characters of one rendering.
 
-    Seconds of this thread's own CPU time: a template never waits, and a busy machine is not its fault.
+    Time is CPU time of this thread, in seconds: a template never waits, and a busy machine is not its fault.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -59,7 +59,7 @@ class Meter:
             raise TemplateTime(f"rendering took longer than {self._seconds:g} s")
 
     def charge(self, value: Any, item_chars: int = ITEM_CHARS) -> Any:
-        """The same value, known to be within the limits and counted."""
+        """Check that the value is within the limits, count it, and return it."""
         if isinstance(value, str):
             self.spend(check_size(len(value)))
         elif isinstance(value, list | tuple | dict):
@@ -78,27 +78,27 @@ class Meter:
 
 
 def check_size(chars: int) -> int:
-    """`chars`, which a text is about to have."""
+    """Return `chars`, the length of a text that is about to be made. Raises TemplateLimit if it is too long."""
     if chars > MAX_VALUE:
         raise TemplateLimit(f"a text would be longer than {MAX_VALUE} characters")
     return chars
 
 
 def check_items(count: int) -> int:
-    """`count`, which a list is about to have."""
+    """Return `count`, the length of a list that is about to be made. Raises TemplateLimit if it is too long."""
     if count > MAX_ITEMS:
         raise TemplateLimit(f"a list would be longer than {MAX_ITEMS}")
     return count
 
 
 def check_compared(text: str, other: str) -> None:
-    """Raise TemplateLimit where comparing each character of a text with each of another would take long."""
+    """Raise TemplateLimit if comparing each character of one text with each of the other would take too long."""
     if len(text) * len(other) > MAX_COMPARED:
         raise TemplateLimit(f"comparing {len(text)} characters with {len(other)}, each with each, would take too long")
 
 
 def at_most(values: Iterable[Any]) -> list[Any]:
-    """Everything in it, if that is not too much."""
+    """Return all items as a list. Raises TemplateLimit if there are too many."""
     if isinstance(values, str | list | tuple | dict):
         check_items(len(values))
     found = list(itertools.islice(values, MAX_ITEMS + 1))
@@ -107,7 +107,8 @@ def at_most(values: Iterable[Any]) -> list[Any]:
 
 
 def text_size(value: Any) -> int:
-    """About how long it is as text. Raises TemplateLimit above MAX_VALUE, having looked at no more than that.
+    """Return about how long the value is as text. Raises TemplateLimit above MAX_VALUE, having looked at no more than
+    that.
 
     A list may hold the same list many times, and be short only until it is written out or compared.
     """

@@ -1,6 +1,6 @@
-"""The names that a template expects to be given: those that it may read before it has set them itself.
+"""Names that a template expects to be given: those that it may read before it has set them itself.
 
-Jinja's own answer holds every name that some branch sets, also where all branches do before anything reads it.
+Jinja's own function also returns names that all branches set before anything reads them.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ __all__ = ["expected_names"]
 
 
 def expected_names(template: jinja2.nodes.Template) -> frozenset[str]:
-    """Where it cannot be told, a name counts as expected."""
+    """Return the names that a template expects to be given. A name counts as expected where that cannot be decided."""
     reads = _Reads()
     reads.visit(template)
     return frozenset(reads.found & jinja2.meta.find_undeclared_variables(template))
 
 
 class _Reads(jinja2.visitor.NodeVisitor):
-    """`found`: names that are read where they need not be set yet."""
+    """Visitor that collects, in `found`, names that are read where they may not have been set."""
 
     def __init__(self) -> None:
         self.found: set[str] = set()
-        self._set: frozenset[str] | None = frozenset()  # surely set by now; None: rendering never comes here
+        self._set: frozenset[str] | None = frozenset()  # names surely set by now; None: rendering never comes here
 
     def visit_Name(self, node: jinja2.nodes.Name) -> None:
         if node.ctx != "load":
@@ -71,7 +71,7 @@ class _Reads(jinja2.visitor.NodeVisitor):
         ended = [names for names in (*ends, self._set) if names is not None]
         self._set = frozenset.intersection(*ended) if ended else None
 
-    # What is set in one of these is not set behind it.
+    # A name that is set inside one of the following nodes is not set behind it.
 
     def visit_For(self, node: jinja2.nodes.For) -> None:
         self.visit(node.iter)

@@ -1,4 +1,6 @@
-"""Methods, operators and filters of texts as a chat template may call them: reckoned first, then done."""
+"""Methods, operators and filters of texts as a chat template may call them: their result's size is checked
+beforehand.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from .jinja_meter import MAX_ITEMS, TemplateLimit, at_most, check_compared, chec
 
 __all__ = ["METHODS", "added", "check_fields", "indented", "joined", "percent", "repeated", "replaced", "to_json"]
 
-MAX_FIELDS = 10_000  # of one format
-ESCAPED = 10  # characters that one may become in a repr
+MAX_FIELDS = 10_000  # most fields of one format
+ESCAPED = 10  # most characters that one character becomes in a repr
 BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 STARRED = re.compile(r"%[^a-zA-Z%]*\*")
-MAX_DIGITS = 9  # of a number in a format: more is no width that anyone wants
+MAX_DIGITS = 9  # most digits of a number in a format, more than any sensible width has
 
 
 def replaced(text: str, old: str, new: str, count: int = -1) -> str:
@@ -26,7 +28,7 @@ def replaced(text: str, old: str, new: str, count: int = -1) -> str:
 
 
 def joined(separator: str, values: Iterable[Any]) -> str:
-    """Of anything: what is no text is written as one."""
+    """Join values of any kind as text, within the limits."""
     found, size = at_most(values), 0
     for value in found:
         size = check_size(size + len(separator) + text_size(value))
@@ -34,7 +36,9 @@ def joined(separator: str, values: Iterable[Any]) -> str:
 
 
 def percent(text: str, values: Any) -> str:
-    """text % values, with every number in the text taken for a width, and every field for the longest value."""
+    """Return text % values. Its size is checked first, with every number in the text taken for a width, and every field
+    for the longest value.
+    """
     if text.count("%") > MAX_FIELDS or STARRED.search(text):
         raise TemplateLimit("a format with so many fields, or with a width from outside, is not allowed")
     given = values.values() if isinstance(values, Mapping) else values if isinstance(values, tuple) else (values,)
@@ -45,7 +49,9 @@ def percent(text: str, values: Any) -> str:
 
 
 def check_fields(text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Likewise for text.format(…)."""
+    """Raise TemplateLimit if text.format(…) could become too long, with numbers taken for widths and every field for
+    the longest value.
+    """
     if text.count("{") > MAX_FIELDS:
         raise TemplateLimit("a format with so many fields is not allowed")
     longest = max((text_size(value) for value in (*args, *kwargs.values())), default=0)
@@ -58,13 +64,13 @@ def check_fields(text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 
 def indented(text: str, width: int | str) -> None:
-    """What |indent would make."""
+    """Raise TemplateLimit if the filter `indent` would make a text that is too long."""
     lines = sum(text.count(mark) for mark in BREAKS) + 1
     check_size(len(text) + lines * (len(width) if isinstance(width, str) else width))
 
 
 def added(left: Any, right: Any) -> None:
-    """What left + right would make."""
+    """Raise TemplateLimit if left + right would be too long."""
     if isinstance(left, str) and isinstance(right, str):
         check_size(len(left) + len(right))
     elif isinstance(left, list | tuple) and isinstance(right, list | tuple):
@@ -72,7 +78,9 @@ def added(left: Any, right: Any) -> None:
 
 
 def repeated(left: Any, right: Any) -> None:
-    """What left * right would make."""
+    """Raise TemplateLimit if left * right would be too long or too large a number; TypeError if they cannot be
+    multiplied.
+    """
     count, value = (left, right) if isinstance(left, int | float) else (right, left)
     if isinstance(value, int | float):
         if abs(value) >= 2**64 or abs(count) >= 2**64:
@@ -92,7 +100,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers has it: Jinja's own escapes HTML, which a prompt is not."""
+    """Return the value as JSON, as transformers writes it: Jinja's own filter escapes HTML, which a prompt is not."""
     check_size(ESCAPED * sum(map(len, separators or ())))
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     text_size(value)
@@ -100,7 +108,7 @@ def to_json(
         return encoder.encode(value)
     pieces: list[str] = []
     size = 0
-    for piece in encoder.iterencode(value):  # what it makes is not known beforehand, but comes in pieces
+    for piece in encoder.iterencode(value):  # the size is not known beforehand, but the text comes in pieces
         size = check_size(size + len(piece))
         check_items(len(pieces))
         pieces.append(piece)
@@ -108,7 +116,7 @@ def to_json(
 
 
 def _numbers(text: str) -> int:
-    """The sum of the numbers in it."""
+    """Return the sum of the numbers in a text."""
     total = 0
     for count, run in enumerate(re.finditer(r"\d+", text)):
         check_items(count)
@@ -128,11 +136,11 @@ def _padded(name: str) -> Callable[..., str]:
 
 
 def _plain(name: str) -> Callable[..., Any]:
-    """What grows by no more than a small factor, or gives no text at all."""
+    """Wrap a method whose result grows by no more than a small factor, or is no text at all."""
 
     def plain(text: str, *args: Any) -> Any:
         for value in args:
-            if isinstance(value, tuple):  # of texts, any of which a text may start with
+            if isinstance(value, tuple):  # alternatives for startswith and endswith
                 text_size(value)
         return getattr(text, name)(*args)
 
@@ -140,7 +148,9 @@ def _plain(name: str) -> Callable[..., Any]:
 
 
 def _each_with_each(name: str) -> Callable[..., Any]:
-    """Looks from the end, or strips any of some characters: the library compares each character with each."""
+    """Wrap a method that searches from the end, or strips a set of characters: Python compares each character with
+    each.
+    """
 
     def compare(text: str, *args: Any) -> Any:
         if args and isinstance(args[0], str):

@@ -1,4 +1,4 @@
-"""Requests as the engine keeps them, and what of them is sent."""
+"""Requests as the engine keeps them, and the messages that are sent for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Emission", "Job", "ended_already", "keep_prompt_logprobs", "message_
 
 
 class Emission(NamedTuple):
-    """What one step has for one request. `done`: nothing follows. `error` is set only when done."""
+    """Output of one step for one request. `done`: nothing follows. `error` is set only when done."""
 
     key: int
     message: StreamMessage
@@ -24,7 +24,12 @@ class Emission(NamedTuple):
 
 @dataclass(slots=True)
 class Job:
-    """A request in the engine: its live sequences, and what is ready to be sent. stored: as was told last."""
+    """A request in the engine: its live sequences, and the output that is ready to be sent.
+
+    lead    the sequence of the first choice
+    opened  whether the first message was sent
+    stored  state of the prompt in the prefix store, as it was sent last
+    """
 
     key: int
     lead: Sequence
@@ -37,7 +42,9 @@ class Job:
 
 
 def ended_already(sequence: Sequence, text: TextStream | None) -> Delta | None:
-    """Replay a resumed sequence's output; its end, if it had reached that when it was lost."""
+    """Replay a resumed sequence's output; return its closing delta if the sequence had already ended when it was
+    lost.
+    """
     if not sequence.output_ids:
         return None
     if text is not None:
@@ -51,13 +58,15 @@ def ended_already(sequence: Sequence, text: TextStream | None) -> Delta | None:
 
 
 def keep_prompt_logprobs(sequence: Sequence, start: int, found: tuple[TokenLogprob, ...]) -> None:
-    """Append those that are new: a preempted sequence computes some of its prompt twice."""
+    """Append the log-probabilities that are new: a preempted sequence computes some of its prompt twice."""
     known = len(sequence.prompt_logprobs) - (start + 1)
     sequence.prompt_logprobs.extend(found[max(known, 0) :])
 
 
 def message_of(job: Job, stored: Stored | None = None) -> StreamMessage:
-    """stored: what is known by now, where it is the first or the last; told again only where that is something else."""
+    """Return the next message of a job. `stored`, the state of the prompt in the prefix store, is given for the first
+    and the last message; the last repeats it only if it has changed.
+    """
     first, job.opened = not job.opened, True
     if not first and stored is None:
         return StreamMessage(tuple(job.deltas))

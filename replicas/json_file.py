@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint: read within a size, and their fields with types and ranges."""
+"""JSON files of a checkpoint: read within a size, and their fields checked for types and ranges."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .folder import read_file
 from .shown import first_double, shown
 
 MAX_JSON_BYTES = 1 << 20
-MAX_CONFIG_BYTES = 32 << 20  # of config.json, into which some writers put the texts that they calibrated with
+MAX_CONFIG_BYTES = 32 << 20  # config.json may be larger, since some writers put their calibration texts into it
 
 
 def read_json(folder: Path, name: str, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """The object in a checkpoint's file. Raises CheckpointError naming the file."""
+    """Return the object in a checkpoint's file. Raises CheckpointError naming the file."""
     return parse_json(read_file(folder, name, limit), name)
 
 
 def parse_json(data: bytes, file: str) -> dict[str, Any]:
-    """A JSON object without duplicate keys. Raises CheckpointError naming `file`."""
+    """Parse a JSON object without duplicate keys. Raises CheckpointError naming `file`."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -44,7 +44,7 @@ def parse_json(data: bytes, file: str) -> dict[str, Any]:
 
 
 class Fields:
-    """The fields of one JSON object, read with type and range.
+    """Fields of one JSON object, read with type and range.
 
     Every method raises CheckpointError naming the file, the key, the value and what would be accepted. A key
     that is absent or null takes the default; without a default it is an error.
@@ -62,7 +62,7 @@ class Fields:
         return self.error_at(key, self.raw.get(key), accepted)
 
     def error_at(self, path: str, value: Any, accepted: str) -> CheckpointError:
-        """Of a value that lies deeper, at a dotted path."""
+        """Return the error for a value that lies deeper, at a dotted path."""
         problem = "is missing" if value is None else f"{shown(value)} is not accepted"
         return CheckpointError(f"{problem}; expected {accepted}", file=self.file, tensor=self.prefix + path)
 
@@ -97,7 +97,7 @@ class Fields:
         return value
 
     def section(self, key: str) -> Fields | None:
-        """A nested object, or None where the key is absent or null."""
+        """Return a nested object, or None where the key is absent or null."""
         value = self.raw.get(key)
         if value is None:
             return None
@@ -106,7 +106,7 @@ class Fields:
         return Fields(value, self.file, f"{self.prefix}{key}.")
 
     def integers(self, key: str, low: int, high: int) -> tuple[int, ...]:
-        """An integer or a list of integers; absent gives none."""
+        """Return an integer or a list of integers as a tuple; an absent key gives an empty one."""
         value = self.raw.get(key)
         values = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(v, int) and not isinstance(v, bool) and low <= v <= high for v in values):
@@ -114,7 +114,7 @@ class Fields:
         return tuple(values)
 
     def strings(self, key: str) -> tuple[str, ...]:
-        """A list of strings; absent gives none."""
+        """Return a list of strings as a tuple; an absent key gives an empty one."""
         value = self.raw.get(key)
         values = [] if value is None else value
         if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
@@ -122,11 +122,11 @@ class Fields:
         return tuple(values)
 
     def says(self, key: str) -> bool:
-        """Whether its value says something: null, false and what is empty say nothing."""
+        """Return whether the key's value says something: null, false and empty values say nothing."""
         return self.raw.get(key) not in (None, False, "", [], {})
 
     def refuse_unknown(self, known: frozenset[str]) -> None:
-        """Refuse a key that is not known and says something."""
+        """Raise CheckpointError for a key that is not in `known` and says something."""
         for key in self.raw:
             if key not in known and self.says(key):
                 raise self.error(key, "this key to be absent, since it is not understood here")

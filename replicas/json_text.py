@@ -1,4 +1,6 @@
-"""JSON as clients send it, in a body or as a string in one: no name twice, since readers differ on which counts."""
+"""JSON from clients, in a body or as a string within one: no name may occur twice, since readers differ on which
+counts.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ __all__ = ["Doubled", "parse"]
 
 
 class Doubled(ValueError):
-    """An object has a name twice. path: where, such as `logit_bias.5`."""
+    """Error for an object that has a name twice. path: where, such as `logit_bias.5`."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{path}: given twice")
@@ -20,11 +22,11 @@ class Doubled(ValueError):
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object as it is written."""
+    """A JSON object as the list of its (name, value) pairs, in the order in which it is written."""
 
 
 def parse(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """Raises Doubled, ValueError of json's own, or RecursionError."""
+    """Parse JSON. Raises Doubled, json's own ValueError, or RecursionError."""
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=parse_constant)
     except Doubled as error:
@@ -40,7 +42,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _doubles(value: Any, at: str) -> Iterator[str]:
-    """Paths of names that are given twice, outermost first."""
+    """Yield the paths of names that occur twice, outermost first."""
     if isinstance(value, _Pairs):
         twice = first_double(name for name, _ in value)
         if twice is not None:

@@ -1,6 +1,7 @@
-"""A file of repacked weights, mapped and digested while Python still imports torch, on a core that is idle until then.
+"""Early digest of a file of repacked weights: the file is mapped and digested while Python still imports torch, on a
+core that is idle until then.
 
-Whoever reads the file afterwards takes over the map, and digests what is left of it.
+The code that reads the file afterwards takes over the map, and digests the remaining pieces.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from .safetensors_file import parse_header
 
 __all__ = ["KeptEarly", "begin", "end", "taken"]
 
-_SWITCH_S = 0.0005  # a thread that goes from one call of C to the next waits so long for one that imports: else 5 ms
+_SWITCH_S = 0.0005  # Python's switch interval meanwhile: at the usual 5 ms importing would delay the digests
 
 
 class KeptEarly:
-    """memory: of the whole file, copied where it is written to. found: digests of pieces, by where their data begin."""
+    """A file that is being digested early. memory: map of the whole file, copied where it is written to. found: digests
+    of pieces, by the offset where their data begin.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError, ValueError for an empty one."""
+        """Map a file and begin to digest it in a thread. Raises OSError, ValueError for an empty one."""
         self._descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             self._signature = _signature(self._descriptor)
@@ -40,7 +43,7 @@ class KeptEarly:
         self._thread.start()
 
     def is_of(self, descriptor: int) -> bool:
-        """Whether this is that very file, and nobody has touched it since."""
+        """Return whether the descriptor is of this same file, and the file has not changed since."""
         return self._signature == _signature(descriptor) == _signature(self._descriptor)
 
     def stop(self) -> None:
@@ -48,7 +51,7 @@ class KeptEarly:
         self._thread.join()
 
     def close(self) -> None:
-        """The map goes with the last that refers to it."""
+        """Stop and close the file. The map is freed with the last object that refers to it."""
         self.stop()
         os.close(self._descriptor)
 
@@ -65,11 +68,11 @@ class KeptEarly:
                 if self._stop.is_set():
                     return
                 first, last = start + piece.begin, start + piece.end
-                populate_pages(self.memory, first // mmap.PAGESIZE * mmap.PAGESIZE, last)  # or else faults bring it
+                populate_pages(self.memory, first // mmap.PAGESIZE * mmap.PAGESIZE, last)  # else page faults read it
                 with memoryview(self.memory)[first:last] as part:
                     self.found[piece.begin] = of_piece(part)
         except (CheckpointError, OSError, ValueError):
-            pass  # whoever wants the file meets it again, and says so
+            pass  # the later read of the file meets the same error and reports it
         finally:
             sys.setswitchinterval(interval)
 
@@ -78,7 +81,7 @@ _now: KeptEarly | None = None
 
 
 def begin(path: Path) -> None:
-    """A start is likely to want that file."""
+    """Begin to digest a file that this start is likely to use."""
     global _now
     end()
     with suppress(OSError, ValueError):
@@ -86,7 +89,7 @@ def begin(path: Path) -> None:
 
 
 def taken(descriptor: int) -> KeptEarly | None:
-    """What was begun, if it is that file; it goes no further."""
+    """Return the early digest if it is of that file, and stop it."""
     early = _now
     if early is None:
         return None
@@ -95,7 +98,7 @@ def taken(descriptor: int) -> KeptEarly | None:
 
 
 def end() -> None:
-    """Nobody will want it any more."""
+    """Drop the early digest, since it will not be used any more."""
     global _now
     early, _now = _now, None
     if early is not None:

@@ -1,6 +1,6 @@
-"""A file of repacked weights: safetensors, laid out so that it can be mapped, with digests of all that is in it.
+"""File of repacked weights: safetensors, laid out so that it can be mapped, with digests of all that is in it.
 
-Tensors begin at multiples of 64 bytes, which kernels may count on; what lies between is tensors named "pad.N".
+Tensors begin at multiples of 64 bytes, which kernels may rely on; gaps are filled by tensors named "pad.N".
 
     metadata  "key": what it was made from and for; "tree": the layers and their sizes, JSON; "choices": JSON;
               "contents": digest of the tensors (contents.py); "sum": SHA-256 of the other four
@@ -37,7 +37,7 @@ __all__ = [
 ALIGNMENT = 64
 _PAGE = 4096
 _DIGEST_CHARS = 64
-PLAIN = "tensor/"  # what names of tensors that are no layer's begin with
+PLAIN = "tensor/"  # prefix of the names of tensors that belong to no layer
 _NAMES = {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float8_e4m3fn: "F8_E4M3",
     torch.uint8: "U8", torch.int8: "I8", torch.int32: "I32", torch.int64: "I64",
@@ -46,12 +46,14 @@ DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 class KeptFileError(Exception):
-    """What is wrong with a file."""
+    """Error that says what is wrong with a file of repacked weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """tensors by name; packed layers by the names of theirs; what was chosen for them, and why."""
+    """Contents of a file of repacked weights: tensors by name; packed layers, each by its name in the checkpoint; and
+    what was chosen for them -> why.
+    """
 
     tensors: Mapping[str, torch.Tensor]
     packed: Mapping[str, list[PackedLayer]]
@@ -59,7 +61,7 @@ class Kept:
 
 
 def write_kept(file: BinaryIO, key: str, kept: Kept) -> None:
-    """To an empty file that is open for reading too. Raises OSError."""
+    """Write repacked weights to an empty file that is open for reading too. Raises OSError."""
     tensors, tree = _flat(kept)
     entries: dict[str, Any] = {}
     end = 0
@@ -72,10 +74,14 @@ def write_kept(file: BinaryIO, key: str, kept: Kept) -> None:
 
 
 class KeptWriter:
-    """Such a file written tensor by tensor, none of which is held: the header comes last."""
+    """Writer of a file of repacked weights, tensor by tensor, without holding any of them: the header is written
+    last.
+    """
 
     def __init__(self, file: BinaryIO, room: int) -> None:
-        """file: empty, and open for reading too. room: bytes for the header, whole pages. Raises OSError."""
+        """Begin at the data. file: empty, and open for reading too. room: bytes for the header, whole pages. Raises
+        OSError.
+        """
         assert room % _PAGE == 0, "the data begin with a page"
         self._file, self._room = file, room
         self._entries: dict[str, Any] = {}
@@ -83,7 +89,7 @@ class KeptWriter:
         file.seek(room)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Raises OSError."""
+        """Append a tensor under a name. Raises OSError."""
         data = tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
         end = _enter(self._entries, name, tensor, self._end)
         self._file.write(data)
@@ -91,7 +97,7 @@ class KeptWriter:
         self._end = end
 
     def mapped(self, name: str) -> torch.Tensor:
-        """What was written by that name, as the file has it: pages that can be given back."""
+        """Return the tensor that was written under that name, mapped from the file: its pages can be given back."""
         self._file.flush()
         begin, end = (self._room + each for each in self._entries[name]["data_offsets"])
         first = begin // _PAGE * _PAGE
@@ -100,7 +106,7 @@ class KeptWriter:
         return tensor_in(memory, begin - first, TensorInfo(entry["dtype"], tuple(entry["shape"]), 0, end - begin))
 
     def finish(self, key: str, tree: Mapping[str, Any], choices: Mapping[str, str]) -> None:
-        """Raises OSError, and KeptFileError where there is not room enough for the header."""
+        """Write the header, with the digests. Raises OSError, and KeptFileError if the header does not fit."""
         file, metadata = self._file, _metadata(key, tree, choices)
         file.seek(0)
         file.write(_header(self._entries, metadata, self._room))
@@ -117,11 +123,11 @@ class KeptWriter:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What a file has, known to be what was written: nothing of it is in memory.
+    """Index of a file that is known to hold what was written: nothing of the file itself is in memory.
 
-    start    of the tensors' data in the file, a multiple of pages
+    start    offset of the tensors' data in the file, a multiple of pages
     tensors  by the names of the file; offsets are from `start`
-    tree     packed layers: their kernels, sizes, and which tensors are theirs
+    tree     packed layers: their kernels, sizes, and names of their tensors
     """
 
     start: int
@@ -130,7 +136,7 @@ class Index:
     choices: Mapping[str, str]
 
     def packed(self, name: str, tensors: Callable[[str], torch.Tensor]) -> list[PackedLayer]:
-        """A layer of these tensors, which are asked for by the file's names."""
+        """Return a packed layer. `tensors` is called with the file's names."""
         return [
             PackedLayer(part["kernel"], part["sizes"], {own: tensors(each) for own, each in part["tensors"].items()})
             for part in self.tree[name]
@@ -138,7 +144,8 @@ class Index:
 
 
 def read_kept(descriptor: int, key: str) -> Kept:
-    """Mapped, and known to be what was written for that key: all of it is read, where it is mapped, and nowhere else.
+    """Map the repacked weights that were written for that key, and check all of them: the file is read once, where it
+    is mapped.
 
     Raises KeptFileError, OSError.
     """
@@ -152,18 +159,20 @@ def read_kept(descriptor: int, key: str) -> Kept:
 
 
 def _mapped(descriptor: int) -> mmap.mmap | None:
-    """All of a file; pages that nobody writes to are shared. None: it is empty."""
+    """Map a whole file; pages that are not written to are shared. Returns None for an empty file."""
     return mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY) if os.fstat(descriptor).st_size else None
 
 
 def read_index(descriptor: int, key: str) -> Index:
-    """Of a file that is known to be what was written for that key: all of it is read. Raises KeptFileError, OSError."""
+    """Return the index of a file that was written for that key, after checking all of the file. Raises KeptFileError,
+    OSError.
+    """
     return _read_index(descriptor, key, None)
 
 
 def _read_index(descriptor: int, key: str, memory: mmap.mmap | None, known: Mapping[int, bytes] | None = None) -> Index:
     size = os.fstat(descriptor).st_size
-    path = Path(f"/proc/self/fd/{descriptor}")  # of this very file, whatever has its name by now
+    path = Path(f"/proc/self/fd/{descriptor}")  # names this same file, even if another has its name by now
     try:
         with path.open("rb") as file:
             found, metadata = parse_header(file, size, "kept weights")
@@ -185,9 +194,9 @@ def _read_index(descriptor: int, key: str, memory: mmap.mmap | None, known: Mapp
 
 
 class _Mapped:
-    """The data of a mapped file, whose pages come piece by piece, each before it is digested.
+    """Data of a mapped file, whose pages are read piece by piece, each before it is digested.
 
-    known  digests of pieces, by where they begin: nobody asks for these
+    known  digests of pieces by the offset where they begin, whose pages are not read here
     """
 
     def __init__(self, memory: mmap.mmap, start: int, tensors: Tensors, known: Mapping[int, bytes]) -> None:
@@ -203,22 +212,24 @@ class _Mapped:
 
     def part(self, begin: int, end: int) -> memoryview:
         self._ahead.wait((begin, end))
-        self._ahead.used((begin, end))  # soon
+        self._ahead.used((begin, end))  # counted as used just before it is digested
         return memoryview(self._memory)[self._start + begin : self._start + end]
 
     def _bring(self, span: tuple[int, int]) -> None:
         first, last = (self._start + each for each in span)
-        populate_pages(self._memory, first // _PAGE * _PAGE, last)  # where it cannot be, faults bring it
+        populate_pages(self._memory, first // _PAGE * _PAGE, last)  # else page faults read it
 
 
 def tensor_in(memory: mmap.mmap, offset: int, info: TensorInfo) -> torch.Tensor:
-    """Of that type and shape, over the bytes that begin there."""
+    """Return a tensor of that dtype and shape over the mapped bytes that begin at `offset`."""
     dtype = DTYPES[info.dtype]
     return torch.frombuffer(memory, dtype=dtype, count=info.nbytes // dtype.itemsize, offset=offset).view(info.shape)
 
 
 def _enter(entries: dict[str, Any], name: str, tensor: torch.Tensor, begin: int) -> int:
-    """A tensor that begins there, and what lies between it and the next, which begins at what is returned."""
+    """Enter a tensor that begins at `begin` into the header, and the padding behind it. Returns where the next one
+    begins.
+    """
     end = begin + tensor.nbytes
     entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
     if gap := -end % ALIGNMENT:
@@ -227,13 +238,15 @@ def _enter(entries: dict[str, Any], name: str, tensor: torch.Tensor, begin: int)
 
 
 def _metadata(key: str, tree: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, str]:
-    """With digests that are yet to come."""
+    """Return the metadata, with zeros in place of the digests, which are computed later."""
     said = {"key": key, "tree": json.dumps(tree), "choices": json.dumps(dict(choices))}
     return said | dict.fromkeys(("contents", "sum"), "0" * _DIGEST_CHARS)
 
 
 def _header(entries: Mapping[str, Any], metadata: Mapping[str, str], room: int | None = None) -> bytes:
-    """As the format has it, padded with spaces so that the data begin with a page, or after `room` bytes."""
+    """Return the header's bytes as the format defines them, padded with spaces so that the data begin at a page, or
+    after `room` bytes.
+    """
     encoded = json.dumps({"__metadata__": dict(metadata), **entries}).encode()
     if room is not None and PREFIX_BYTES + len(encoded) > room:
         raise KeptFileError(f"its header takes {len(encoded)} bytes, more than the {room} that were left for it")
@@ -247,7 +260,7 @@ def _sum(metadata: Mapping[str, str]) -> str:
 
 
 def _flat(kept: Kept) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """All tensors by names of their own, and which layer has which."""
+    """Return all tensors by their names in the file, and the tree that says which layer has which."""
     tensors = {f"{PLAIN}{name}": tensor for name, tensor in kept.tensors.items()}
     tree: dict[str, Any] = {}
     for name, parts in kept.packed.items():
@@ -257,7 +270,7 @@ def _flat(kept: Kept) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def branch(name: str, parts: Sequence[PackedLayer]) -> list[dict[str, Any]]:
-    """What the tree says of a layer."""
+    """Return a layer's entry in the tree."""
     return [
         {
             "kernel": part.kernel,
@@ -269,7 +282,7 @@ def branch(name: str, parts: Sequence[PackedLayer]) -> list[dict[str, Any]]:
 
 
 def tensors_of(name: str, parts: Sequence[PackedLayer]) -> Iterable[tuple[str, torch.Tensor]]:
-    """A layer's, by the names that the file has for them."""
+    """Yield a layer's tensors with the names that the file has for them."""
     for number, part in enumerate(parts):
         for each, tensor in part.tensors.items():
             yield f"layer/{name}/{number}/{each}", tensor

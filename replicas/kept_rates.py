@@ -1,5 +1,5 @@
-"""Rates of a CPU as an earlier start has measured them, kept beside its weights: to measure them takes a second and
-more, for which a replica that takes another's place would not serve.
+"""Rates of a CPU as an earlier start has measured them, kept beside its weights. Measuring takes a second or more,
+during which a replica that replaces another would not serve.
 """
 
 from __future__ import annotations
@@ -35,22 +35,24 @@ __all__ = ["KeptRates", "kept_rates"]
 
 log = logging.getLogger(__name__)
 
-FASTER, SLOWER = 1.2, 3.0  # than it was, a step now may be: slow is also what has others beside it just now
-EXPIRES_S = 24 * 3600.0  # what was measured in a bad moment does not stay for good
+FASTER, SLOWER = 1.2, 3.0  # how much faster or slower a step may be now; others may just be slowing it down
+EXPIRES_S = 24 * 3600.0  # kept rates expire, so that those measured in a bad moment do not stay for good
 MOST_FILES = 256
 _MOST_BYTES = 1 << 16
 _FOLDERS = ("families", "quantization", "shards")
 
 
 class KeptRates:
-    """Of one engine, in a folder that is this user's alone."""
+    """Rates of one engine, kept in a folder that only this user can write to."""
 
     def __init__(self, folder: Path, key: str) -> None:
-        """key: whatever rates depend on."""
+        """Name the file of these rates. `key`: text of everything that rates depend on."""
         self._path = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
     def of(self, core: EngineCore) -> tuple[Rates, str]:
-        """As they were, if a step still takes about as long; else as they are measured now. In words, too."""
+        """Return the kept rates if a step still takes about as long, else newly measured ones; and in words where they
+        come from.
+        """
         kept = self._read()
         if kept is not None:
             now, then = begin(core), kept.decode_s[0]
@@ -73,7 +75,7 @@ class KeptRates:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            log.warning("rates: what an earlier start measured is not used: %s", error)
+            log.warning("rates: the rates that an earlier start measured are not used: %s", error)
             return None
 
     def _write(self, found: Rates) -> None:
@@ -82,16 +84,17 @@ class KeptRates:
                 file.write(json.dumps(asdict(found)))
             _thin_out(self._path.parent)
         except OSError as error:
-            log.warning("rates: what was measured is not kept: %s", error)
+            log.warning("rates: the measured rates are not kept: %s", error)
 
 
 def kept_rates(
     cache: WeightsCache | None, config: EngineConfig, ops: Ops, profile: ReplicaProfile, group: Group | None
 ) -> KeptRates | None:
-    """Of an engine of that profile on this machine's CPU. None: they are measured at each start.
+    """Return the kept rates of an engine with that profile on this machine's CPU; None: they are measured at each
+    start.
 
-    So they are on a GPU, where that takes little and what runs for the first time is loaded by it, and of a model
-    that other machines have a part of.
+    They are always measured on a GPU, where that takes little time and loads what runs for the first time, and for a
+    model that other machines have a part of.
     """
     accounts = () if group is None else group.accounts()
     if cache is None or ops.device.type != "cpu" or any(account.on_device for account in accounts):
@@ -111,7 +114,9 @@ def kept_rates(
 
 @functools.cache
 def _sources() -> str:
-    """Digest of the code that computes, and some more: with another one everything is measured anew."""
+    """Return a digest of the code that computes, and of some more: after any change of it everything is measured
+    again.
+    """
     here = Path(__file__).parent
     folders = [here, *(here / name for name in _FOLDERS)]
     files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
@@ -120,7 +125,7 @@ def _sources() -> str:
 
 
 def _checked(said: Mapping[str, Any]) -> Rates:
-    """Raises KeyError, TypeError, ValueError for what cannot be rates."""
+    """Return the rates that were read. Raises KeyError, TypeError, ValueError for values that cannot be rates."""
     rate, context_s = float(said["prefill_tokens_per_s"]), float(said["context_s"])
     steps = tuple(float(seconds) for seconds in said["decode_s"])
     if len(steps) != len(BATCHES) or not all(map(math.isfinite, (rate, context_s, *steps))):
@@ -131,7 +136,7 @@ def _checked(said: Mapping[str, Any]) -> Rates:
 
 
 def _thin_out(folder: Path) -> None:
-    """Those that were measured last stay. Others may do the same at this moment."""
+    """Delete all but the rates that were measured last. Other processes may do the same at this moment."""
     drop_abandoned(folder)
     ages: dict[Path, float] = {}
     for path in folder.glob("*.json"):

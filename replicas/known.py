@@ -1,4 +1,6 @@
-"""What is known of a checkpoint's weights before they are read: digests that were found of the same files."""
+"""Digests of a checkpoint's weights that are known before the weights are read, since they were found of the same
+files.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a checkpoint before the processes that have parts of it read any.
+    """What is known about a checkpoint before the processes that hold parts of it read anything.
 
-    signature    of its files
-    contents     digest of each tensor, if they have not changed since they were found; only one process is told them
-    fingerprint  of the model then, which all are told; empty: nothing is known
-    readers      that find digests together, of which this process is one; None: it finds none
+    signature    signature of its files
+    contents     digest of each tensor, if the files have not changed since they were found; only one process gets them
+    fingerprint  fingerprint of the model with these digests, which all processes get; empty: unknown
+    readers      processes that find digests together, of which this is one; None: it finds none
     """
 
     signature: list[list[Any]] = field(default_factory=list)
@@ -39,6 +41,9 @@ class Known:
 
 
 def known_of(checkpoint: Checkpoint, cache: WeightsCache | None) -> Known:
+    """Return what the cache knows about a checkpoint's weights; nothing without a cache, or for a model too small to be
+    kept.
+    """
     if cache is None or checkpoint.nbytes < cache.least_bytes:
         return Known()
     signature, contents = signature_of(files_of(checkpoint)), known_contents(checkpoint, cache)
@@ -46,7 +51,9 @@ def known_of(checkpoint: Checkpoint, cache: WeightsCache | None) -> Known:
 
 
 def known_contents(checkpoint: Checkpoint, cache: WeightsCache | None) -> Mapping[str, bytes] | None:
-    """The digest of each of a checkpoint's tensors, where no file has changed since they were found."""
+    """Return the digest of each of a checkpoint's tensors, if no file has changed since the digests were found; else
+    None.
+    """
     found = None if cache is None else cache.contents(files_of(checkpoint))
     if found is None or len(found) != _DIGEST_BYTES * len(names_of(checkpoint)):
         return None
@@ -62,13 +69,13 @@ def in_a_row(contents: Mapping[str, bytes]) -> bytes:
 
 
 def in_turn(checkpoint: Checkpoint, row: bytes) -> Mapping[str, bytes]:
-    """By name again. Raises ValueError where it is of other tensors."""
+    """Return the digests by tensor name, from one row of bytes. Raises ValueError if the row is of other tensors."""
     parts = (row[at : at + _DIGEST_BYTES] for at in range(0, len(row), _DIGEST_BYTES))
     return dict(zip(names_of(checkpoint), parts, strict=True))
 
 
 def files_of(checkpoint: Checkpoint) -> list[Path]:
-    """Whatever its contents depend on."""
+    """Return all files that the checkpoint's contents depend on."""
     return [*{path for path, _ in checkpoint.tensors.values()}, *manifests(checkpoint.folder)]
 
 

@@ -1,4 +1,4 @@
-"""What the index of prefixes gains and loses, for those who want to know where a prefix is held."""
+"""Log of the prefixes that a replica's index gains and loses, for clients that track where a prefix is cached."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from .protocol import BLOCK_TOKENS, KvEvent
 
-OwnedEvent = tuple[str, KvEvent]  # with the tenant whose prefix it is
+OwnedEvent = tuple[str, KvEvent]  # an event, after the tenant who owns the prefix
 
 
 class KvLog:
-    """Collects events where they happen; `take` hands them over. Not thread-safe."""
+    """Collects events as they happen; `take` hands them over. Not thread-safe."""
 
     def __init__(self) -> None:
         self._events: list[OwnedEvent] = []
@@ -22,7 +22,9 @@ class KvLog:
         positions: Sequence[int],
         tokens: Callable[[int, int], tuple[int, ...]],
     ) -> None:
-        """The blocks at these positions of a sequence; `tokens(start, stop)` are its ids."""
+        """Record that the blocks at these positions of a sequence are in the index; `tokens(start, stop)` returns its
+        token ids.
+        """
         for i in positions:
             ids = tokens(i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS)
             self._events.append((owner, KvEvent(hashes[i], ids, hashes[i - 1] if i else None)))

@@ -1,4 +1,6 @@
-"""Those who want to know what the index of prefixes gains and loses, each with what they have not read."""
+"""Watchers of the prefixes that a replica's index gains and loses, each with the events that its client has not
+read.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,14 @@ from itertools import islice
 from .kv_log import OwnedEvent
 from .protocol import KvEvent
 
-MAX_UNREAD = 8192  # events kept for a reader who is slow
-MAX_BATCH = 512  # events of one message: a block's tokens are about 100 bytes of it
+MAX_UNREAD = 8192  # most events kept for a slow reader
+MAX_BATCH = 512  # most events of one message; a block's tokens take about 100 bytes
 
 
 class KvWatcher:
-    """One tenant's events, waiting for their reader: at most MAX_UNREAD, then all are dropped and that is told."""
+    """Events of one tenant that wait for their reader: at most MAX_UNREAD; beyond that all are dropped, and the reader
+    learns that some were lost.
+    """
 
     def __init__(self, tenant: str) -> None:
         self._tenant = tenant
@@ -32,7 +36,9 @@ class KvWatcher:
             self._wake.set()
 
     async def take(self, timeout_s: float) -> tuple[tuple[KvEvent, ...], bool]:
-        """The oldest of them, and whether some were lost before; none after `timeout_s` without any."""
+        """Return the oldest events, and whether some were lost before them; none after `timeout_s` seconds without
+        any.
+        """
         try:
             await asyncio.wait_for(self._wake.wait(), timeout_s)
         except TimeoutError:

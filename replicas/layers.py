@@ -1,4 +1,4 @@
-"""The parts of a decoder layer. Each loads itself, and computes through the operators alone."""
+"""Parts of a decoder layer. Each loads itself, and computes through the operators alone."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .weights import Weights
 
 P = TypeVar("P", "Joined", Linear, torch.Tensor)
 
-_NONE = [-1]  # stands for no order where one is kept
+_NONE = [-1]  # stands in the cache for a layer without an order of inputs
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a layer loads itself from.
+    """Source that a layer loads itself from.
 
-    ranks    among which the model is divided; None: it is whole
-    shelf    what has been repacked before, or notes what is
-    before   parts of the same model with other values, by the names of what they were made of
-    changed  tensors that are not as they were then: a part that has none of them is taken from `before`
-    made     the parts of this one
+    ranks    ranks that the model is divided among; None: it is whole
+    shelf    what an earlier start has repacked, or records what is repacked now
+    before   parts of the same model with other values, by the names of the tensors that each was made of
+    changed  tensors whose values differ from then: a part that uses none of them is taken from `before`
+    made     the parts of this model, by the names of the tensors that each was made of
     """
 
     weights: Weights
@@ -46,7 +46,9 @@ class Source:
     made: dict[frozenset[str], Part] = field(default_factory=dict)
 
     def part(self, names: Collection[str], make: Callable[[], P]) -> P:
-        """What `make` makes of these tensors, and of no others, unless it is there already."""
+        """Return the part that `make` makes of these tensors, and of no others; or the part from `before` if they are
+        unchanged.
+        """
         key = frozenset(names)
         if key in self.before and key.isdisjoint(self.changed):
             self.made[key] = self.before[key]
@@ -55,7 +57,7 @@ class Source:
         return self.made[key]  # type: ignore[return-value]  # a key stands for one kind of part
 
     def linear(self, *specs: LinearSpec) -> Joined:
-        """One operator for layers with the same input, or one each where they cannot be fused."""
+        """Return one operator for linears with the same input, or one each where they cannot be fused."""
         return self.part(self._names(*specs), lambda: self._linear(*specs))
 
     def _linear(self, *specs: LinearSpec) -> Joined:
@@ -66,7 +68,9 @@ class Source:
         return Joined(self.shelf.linears("+".join(spec.name for spec in specs), repacked))
 
     def head(self, names: Collection[str], make: Callable[[], Linear]) -> Linear:
-        """The vocabulary projection, of these tensors. One that is the embedding itself is not kept beside it."""
+        """Return the vocabulary projection, made of these tensors. A head that is the embedding itself is not kept
+        beside it.
+        """
 
         def made() -> Linear:
             fresh: list[Linear] = []
@@ -81,7 +85,7 @@ class Source:
         return self.part(names, made)
 
     def _is_embedding(self, head: Linear) -> bool:
-        """And could be kept: else it is told by name that it cannot."""
+        """Return whether the head is the embedding itself, and could be kept in the cache otherwise."""
         shared = frozenset({EMBEDDING}) in self.made and head.held.given > 0
         return shared and isinstance(self.ops, PackedLayerOps) and self.ops.keeps(head)
 
@@ -89,7 +93,7 @@ class Source:
         return {name for spec in specs for name in self.format.tensors(spec)}
 
     def summed(self, spec: LinearSpec, spans: Sequence[Span]) -> Joined:
-        """One whose inputs ranks have parts of: `spans`."""
+        """Return a linear whose inputs are divided among ranks: `spans` are each rank's."""
         return self.part(self._names(spec), lambda: self._summed(spec, spans))
 
     def _summed(self, spec: LinearSpec, spans: Sequence[Span]) -> Joined:
@@ -110,7 +114,7 @@ class Source:
         return Summed(parts, self.ranks, widths, None if len(order) == len(_NONE) else order)
 
     def table(self, name: str, *part: slice) -> torch.Tensor:
-        """A norm's weight [N], or that part of the embedding [V, H], in the dtype of the activations."""
+        """Return a norm's weight [N], or a part of the embedding [V, H], in the dtype of activations."""
         return self.part(
             {name},
             lambda: self.shelf.tensor(name, lambda: self.weights.take_finite(name, self.ops.dtype, *part, kept=True)),
@@ -118,7 +122,7 @@ class Source:
 
 
 class Joined:
-    """Linears of one input, their outputs side by side: [M, sum of N]."""
+    """Linears with one input, whose outputs are side by side: [M, sum of N]."""
 
     def __init__(self, parts: Sequence[Linear]) -> None:
         self.parts = parts
@@ -134,11 +138,11 @@ class Joined:
 
 
 class Summed(Joined):
-    """A linear of which each rank has some inputs: the sum of what they make of them, on every rank.
+    """Linear of which each rank has some inputs: the sum of all ranks' products, on every rank.
 
-    widths  of each rank's inputs
-    order   which features of the whole input this rank's columns belong to (GPTQ's desc_act scatters them: then all
-            ranks' inputs are gathered first); None: of its own, as they come
+    widths  number of inputs of each rank
+    order   features of the whole input that this rank's columns belong to (GPTQ's desc_act scatters them: then all
+            ranks' inputs are gathered first); None: the columns are the rank's own inputs in order
     """
 
     def __init__(
@@ -153,7 +157,7 @@ class Summed(Joined):
 
     @property
     def gathered(self) -> int:
-        """Features that ranks put together before each product."""
+        """Number of features that the ranks gather before each product; 0 if none are."""
         return 0 if self._order is None else sum(self._widths)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -166,7 +170,7 @@ class Attention:
     """Causal self-attention with grouped KV heads, rope, and optionally a norm per head (qk-norm)."""
 
     def __init__(self, config: ModelConfig, spec: LayerSpec, window: int | None, source: Source) -> None:
-        """config: with as many heads as there are here."""
+        """Load the layer's attention. config: with as many heads as this rank has."""
         self.config, self.window, self.ops = config, window, source.ops
         self.qkv = source.linear(spec.q, spec.k, spec.v)
         parts = source.ranks.parts if source.ranks is not None else ()
@@ -176,7 +180,9 @@ class Attention:
         self.scale = config.head_dim**-0.5
 
     def __call__(self, x: torch.Tensor, rope: Rope, cache: torch.Tensor, batch: StepBatch) -> torch.Tensor:
-        """x [T, hidden] -> [T, hidden]; writes this step's keys and values into the cache."""
+        """Return attention's output [T, hidden] for x [T, hidden]; writes this step's keys and values into the
+        cache.
+        """
         q, k, v = self._heads(x)
         if self.q_norm is not None and self.k_norm is not None:
             q = self.ops.rms_norm(q, self.q_norm, self.config.rms_norm_eps)
@@ -186,14 +192,14 @@ class Attention:
         return self.o(context.reshape(x.shape[0], -1))
 
     def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q [T, H, D], k and v [T, KH, D]: views of one projection."""
+        """Return q [T, H, D], k and v [T, KH, D]: views of one projection."""
         heads, kv_heads, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         joined = self.qkv(x).view(x.shape[0], heads + 2 * kv_heads, dim)
         return joined[:, :heads], joined[:, heads : heads + kv_heads], joined[:, heads + kv_heads :]
 
 
 class MLP:
-    """down(silu(gate) * up)."""
+    """Feed-forward part of a layer: down(silu(gate) * up)."""
 
     def __init__(self, spec: LayerSpec, source: Source) -> None:
         self.ops = source.ops
@@ -205,7 +211,7 @@ class MLP:
 
 
 class Layer:
-    """Norm, attention, norm, MLP, around one residual stream."""
+    """Decoder layer: norm, attention, norm, MLP, around one residual stream."""
 
     def __init__(self, config: ModelConfig, spec: LayerSpec, window: int | None, source: Source) -> None:
         self.ops, self.eps = source.ops, config.rms_norm_eps
@@ -226,7 +232,9 @@ class Layer:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, rope: Rope, cache: torch.Tensor, batch: StepBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(output not yet added to the residual, residual), each [T, hidden]; the first layer has no residual."""
+        """Return (output not yet added to the residual, residual), each [T, hidden]; the first layer is given no
+        residual.
+        """
         if residual is None:
             normed, residual = self.ops.rms_norm(x, self.input_norm, self.eps), x
         else:

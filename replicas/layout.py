@@ -1,4 +1,6 @@
-"""Which tensors a decoder consists of, and the proof that a checkpoint has just those, with sound values."""
+"""Layout of a decoder: the tensors it consists of, and the proof that a checkpoint has exactly those, with sound
+values.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,13 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head"
 
-# Left over in real checkpoints and without meaning: tables that are computed here.
+# Tensors that real checkpoints hold needlessly: tables that are computed here.
 TOLERATED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """The linears and norms of one decoder layer, by their names in the checkpoint."""
+    """Linears and norms of one decoder layer, by their names in the checkpoint."""
 
     q: LinearSpec
     k: LinearSpec
@@ -77,17 +79,17 @@ def head_format(format: Format) -> Format:
 
 
 def head_is_tied(config: ModelConfig, format: Format) -> bool:
-    """A quantized head stands for itself, whatever the config says of tying."""
+    """Return whether the head is the embedding. A quantized head never is, whatever the config says."""
     return config.tie_word_embeddings and not format.quantizes_head
 
 
 def decoder_layout(config: ModelConfig, format: Format, stage: Stage | None = None) -> dict[str, TensorSpec]:
-    """Every tensor that the checkpoint may hold, by name; of a pipeline stage, those that it reads."""
+    """Return every tensor that the checkpoint may hold, by name; for a pipeline stage, those that it reads."""
     return dict(_tensors(config, format, stage or whole(config)))
 
 
 def whole(config: ModelConfig) -> Stage:
-    """The only stage of a model that is not divided by layers."""
+    """Return the only stage of a model that is not divided by layers."""
     return Stage(0, 1, (0, config.num_layers))
 
 
@@ -114,7 +116,7 @@ def _tensors(config: ModelConfig, format: Format, stage: Stage) -> Iterator[tupl
 
 
 def check_tensors(found: Mapping[str, tuple[Path, TensorInfo]], wanted: Mapping[str, TensorSpec]) -> None:
-    """Raise CheckpointError unless `found` holds just what is wanted, in shape and dtype."""
+    """Raise CheckpointError unless `found` holds exactly what is wanted, in shape and dtype."""
     some_file = next((path.name for path, _ in found.values()), "")
     for name, spec in wanted.items():
         if name in found:
@@ -128,7 +130,7 @@ def check_tensors(found: Mapping[str, tuple[Path, TensorInfo]], wanted: Mapping[
 
 
 def check_values(weights: Weights, wanted: Mapping[str, TensorSpec]) -> None:
-    """Look at every value in the mapped files, before any memory is taken for a weight.
+    """Check every value in the mapped files, before memory is allocated for any weight.
 
     Raises CheckpointError naming file and tensor.
     """
@@ -141,12 +143,14 @@ def check_values(weights: Weights, wanted: Mapping[str, TensorSpec]) -> None:
 
 
 def problem_of(spec: TensorSpec, tensor: torch.Tensor) -> str | None:
-    """What is wrong with its values, in words; None: nothing."""
+    """Return what is wrong with a tensor's values, in words; None: nothing."""
     return (spec.problem or _not_finite)(tensor)
 
 
 def check_tied_head(weights: Weights, *part: slice) -> None:
-    """A tied head that is stored once more must be the embedding, in that part. Raises CheckpointError."""
+    """Raise CheckpointError if a tied head is stored once more and differs from the embedding, in the given part of
+    both.
+    """
     name = f"{HEAD}.weight"
     if name in weights:
         head, embedding = weights.peek(name, *part), weights.peek(EMBEDDING, *part)
@@ -162,7 +166,7 @@ def _not_finite(tensor: torch.Tensor) -> str | None:
 
 
 def check_tensor(name: str, file: str, info: TensorInfo, spec: TensorSpec) -> None:
-    """Its shape and dtype, as a header tells them. Raises CheckpointError."""
+    """Check a tensor's shape and dtype as its header states them. Raises CheckpointError."""
     shapes = (spec.shape, *spec.others)
     if info.shape not in shapes:
         implied = " or ".join(str(list(shape)) for shape in shapes)

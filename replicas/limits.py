@@ -1,4 +1,4 @@
-"""What one model can take: checked by the engine for whoever reaches it."""
+"""Limits of one model that the engine checks for every request."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .shown import shown
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The vocabulary, the context, and the ids that end a sequence."""
+    """Vocabulary size, context length, and the ids that end a sequence."""
 
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
 
     def check(self, request: Request) -> None:
-        """Raise InvalidRequest where the request does not fit the model."""
+        """Raise InvalidRequest if the request does not fit the model."""
         self._check_ids("prompt", request.prompt_ids)
         room = self.max_model_len - len(request.prompt_ids)
         if room < (request.pooling is None):
@@ -40,7 +40,7 @@ class Limits:
     def _check_ids(self, name: str, token_ids: Sequence[int]) -> None:
         if set(map(type, token_ids)) <= {int}:
             wrong = [one for one in (min(token_ids, default=0), max(token_ids, default=0)) if not self._has(one)]
-        else:  # True and 1.0 would pass for 1
+        else:  # a comparison would let True and 1.0 pass for 1
             wrong = [one for one in token_ids if type(one) is not int]
         for token_id in wrong:
             message = f"{name}: token id {shown(token_id)} is not in the vocabulary of {self.vocab_size}"
@@ -51,9 +51,9 @@ class Limits:
 
 
 def most_tokens(sampling: SamplingParams, room: int, default: int | None = None) -> int:
-    """How many tokens a choice may have: max_tokens, or else a protocol's default, and no more than there is room for.
+    """Return how many tokens a choice may have: max_tokens, or else a protocol's default, and at most `room`.
 
-    Raises InvalidRequest if min_tokens is more: it would raise the other in silence.
+    Raises InvalidRequest if min_tokens is more than that, which would silently override it.
     """
     asked = sampling.max_tokens or default or room
     most = min(asked, room)

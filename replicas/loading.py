@@ -1,4 +1,4 @@
-"""How far a model is loaded: lines in the log, and from each process that loads to the one that shows it a file."""
+"""Progress of loading a model: lines in the log, and a file from each loading process to the one that shows it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ log = logging.getLogger(__name__)
 
 SUFFIX = ".loading"
 PERIOD_S = 0.1
-SAID_S = 2.0  # between lines in the log
+SAID_S = 2.0  # seconds between two lines in the log
 
 
 class LoadingFile:
-    """Called with (bytes loaded, bytes in all); writes them to a file of this process's own, not too often."""
+    """Progress callback that writes (bytes loaded, total bytes) to a file of this process's own, not too often."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / f"{os.getpid()}{SUFFIX}"
@@ -30,11 +30,11 @@ class LoadingFile:
         self._written = now
         part = self._path.with_suffix(".part")
         part.write_text(json.dumps([done, total]))
-        part.replace(self._path)  # whoever reads it never sees half of it
+        part.replace(self._path)  # a reader never sees half of it
 
 
 class Said:
-    """Called likewise, and hands it on; says it in the log with the rate since it said so last."""
+    """Progress callback that passes its arguments on, and logs them with the rate since its last line."""
 
     def __init__(
         self, progress: Callable[[int, int], None] | None, clock: Callable[[], float] = time.monotonic
@@ -46,7 +46,7 @@ class Said:
         if self._progress is not None:
             self._progress(done, total)
         now = self._clock()
-        if done < self._done:  # from the start again
+        if done < self._done:  # loading began again from the start
             self._done, self._at = done, now
         if done < total and now - self._at >= SAID_S:
             rate = (done - self._done) / (now - self._at) / 1e9
@@ -55,6 +55,8 @@ class Said:
 
 
 def read_loading(folder: Path) -> tuple[int, int]:
-    """Bytes loaded and bytes in all, of every process that has said something; (0, 0) if none has."""
+    """Return bytes loaded and total bytes, summed over every process that has written its progress; (0, 0) if none
+    has.
+    """
     found = [json.loads(path.read_text()) for path in folder.glob(f"*{SUFFIX}")]
     return sum(done for done, _ in found), sum(total for _, total in found)

@@ -1,4 +1,4 @@
-"""Where warnings of our own go in Serve's processes."""
+"""Destination of Motley's own warnings in Serve's processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def log_to_stderr() -> None:
-    """Send our loggers to the process's own stderr, which Ray keeps in a file, at once.
+    """Send Motley's loggers to the process's own stderr at once, which Ray keeps in a file.
 
     Serve puts a log of its own in place of `sys.stderr`, and writes that only a thousand lines at a time.
     """

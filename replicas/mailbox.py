@@ -1,4 +1,4 @@
-"""What an engine has made for one request and its reader has not taken yet."""
+"""Output queue of one request: what the engine has made and the request's reader has not taken yet."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from .errors import MotleyError
 from .pile import Pile
 from .protocol import StreamMessage
 
-MOST_BYTES = 2**20  # that wait for a reader; then its sequences wait for it, until half of that is left
+MOST_BYTES = 2**20  # most bytes that wait for a reader; then its sequences are held until half of that is left
 
 
 class Mailbox:
-    """One request's messages. Not thread-safe: it lives on the event loop.
+    """Messages of one request. Not thread-safe: it lives on the event loop.
 
-    A slow reader gets what has piled up merged. Once MOST_BYTES have, the request is held: `hold` is told True,
-    and False when there is room again. Times are monotonic seconds.
+    A slow reader gets several messages merged into one. Once more than MOST_BYTES wait, the request is held: `hold` is
+    called with True, and with False when at most half of that is left. Times are monotonic seconds.
 
     deadline      when the request expires; None: never
-    started       its first message has come
-    done          nothing more will come
-    unread_since  when the oldest message came that nobody has taken, or the reader last took one before it; None:
-                  there is none
+    started       whether its first message has come
+    done          whether nothing more will come
+    unread_since  when the oldest unread message came, or the reader last took one before it; None: there is no unread
+                  one
     """
 
     def __init__(self, prompt_tokens: int, deadline: float | None, hold: Callable[[bool], object]) -> None:
@@ -36,10 +36,10 @@ class Mailbox:
         self._hold = hold
         self._held = False
         self._error: MotleyError | None = None
-        self._reader: asyncio.Future[None] | None = None  # it waits for something to come
+        self._reader: asyncio.Future[None] | None = None  # set while the reader waits for a message
 
     def put(self, message: StreamMessage, now: float, *, done: bool, error: MotleyError | None = None) -> None:
-        """now: in monotonic seconds."""
+        """Add a message of the engine. `now`: in monotonic seconds."""
         self.started = True
         self.pending.put(message)
         self.done, self._error = done, error
@@ -51,14 +51,16 @@ class Mailbox:
         self._wake()
 
     def end(self, error: MotleyError) -> None:
-        """End it from here, whatever the engine still says; what nobody has taken is dropped."""
+        """End the request with an error, whatever the engine still sends; unread messages are dropped."""
         self.pending.clear()
         self.unread_since = None
         self.done, self._error = True, error
         self._wake()
 
     async def messages(self) -> AsyncGenerator[StreamMessage, None]:
-        """What is ready, merged, each time the reader asks. Raises what ended the request."""
+        """Yield all waiting messages merged into one, each time the reader asks. Raises the error that ended the
+        request.
+        """
         while True:
             if not (self.pending or self.done):
                 self._reader = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""Checksums that may lie beside a checkpoint: SHA256SUMS, or NAME.sha256 of one file, as sha256sum writes them."""
+"""Checksums that may lie beside a checkpoint: SHA256SUMS, or NAME.sha256 for one file, in the format of sha256sum."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ _LINE = re.compile(r"([0-9a-fA-F]{64})(?:[ \t]+\*?(.+))?")
 
 
 def manifests(folder: Path) -> list[Path]:
-    """Those that are there."""
+    """Return the checksum files that the folder has."""
     found = sorted(path for path in folder.glob(f"*.safetensors{OF_ONE}"))
     return [folder / ALL, *found] if is_there(folder, ALL) else found
 
 
 def check_manifests(folder: Path, files: Iterable[Path]) -> None:
-    """Read whatever of the files a manifest names. Raises CheckpointError naming the one that is something else."""
+    """Read those of the files that a checksum file names, and compare. Raises CheckpointError naming a file that
+    differs.
+    """
     named = {name.removeprefix("./"): said for path in manifests(folder) for name, said in _read(folder, path.name)}
     wanted = [(name, named[name]) for name in sorted({path.name for path in files}) if name in named]
     with ThreadPoolExecutor(max(1, min(usable_cores(), len(wanted)))) as pool:
@@ -38,7 +40,7 @@ def check_manifests(folder: Path, files: Iterable[Path]) -> None:
 
 
 def _read(folder: Path, name: str) -> list[tuple[str, str]]:
-    """(file, digest) of each line."""
+    """Return (file, digest) of each line."""
     text = read_file(folder, name, MAX_BYTES).decode(errors="replace")
     found = []
     for number, line in enumerate(text.splitlines(), 1):

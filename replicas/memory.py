@@ -1,4 +1,4 @@
-"""Where a device's memory goes, by part, and what is left of it for KV: reckoned, not measured."""
+"""Memory of a device by part, and what is left of it for KV: computed, not measured."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ __all__ = [
     "split_bytes", "swap_budget", "table_bytes",
 ]  # fmt: skip
 
-# Of the memory that a datasheet prints: ECC and the driver take up to a twelfth (torch finds 14.75 GiB on a T4).
+# Usable share of the memory on a datasheet: ECC and the driver take up to a twelfth (torch finds 14.75 GiB on a T4).
 USABLE = 0.92
-CPU_KV_SHARE = 0.25  # of the memory that is free once the weights are loaded
+CPU_KV_SHARE = 0.25  # share of the memory that is free once the weights are loaded
 
-SWAP_BYTES, SWAP_SHARE = 4 << 30, 0.25  # the default for KV on the host, at most a share of what is free there
+SWAP_BYTES, SWAP_SHARE = 4 << 30, 0.25  # default for KV on the host, and its largest share of free host memory
 
-# Allowances, not measured: what a CUDA context, cuBLAS and its workspace take, and one launch in a CUDA graph.
+# Allowances, not measured: for a CUDA context with cuBLAS and its workspace, and for one launch in a CUDA graph.
 CONTEXT_BYTES = 600 << 20
 _LAUNCH_BYTES = 16 << 10
 _LAUNCHES_PER_LAYER = 10
-MAX_GRAPHS = 32  # that are kept at a time
-HISTOGRAM_BYTES = 8 * 1024 * 8  # that sampling on a device fills for each row, where any asks for top_k or top_p
+MAX_GRAPHS = 32  # most CUDA graphs that are kept at a time
+HISTOGRAM_BYTES = 8 * 1024 * 8  # bytes that sampling on a device fills for each row if any has top_k or top_p
 _RESERVE_SHARE, _RESERVE_BYTES = 0.03, 256 << 20
-_PREFIX_BYTES = {False: 2**28, True: 2**30}  # of the host's memory for what comes and goes, by whether on a GPU
-_PREFIX_SHARE = 8  # one in so many bytes that are free, at most
-# Of what is free of the host, that weights of a GPU leave: pinned memory is nobody else's.
+_PREFIX_BYTES = {False: 2**28, True: 2**30}  # host memory for KV to and from a store, by whether on a GPU
+_PREFIX_SHARE = 8  # that memory is at most one in this many free bytes
+# Free host memory that weights of a GPU leave, since no other process can use pinned memory.
 _HOST_MARGIN_SHARE, _HOST_MARGIN_BYTES = 0.25, 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Bytes.
+    """Bytes of a device's memory by part.
 
     weights      embedding, layers, norms and head, all copies counted
-    metadata     of quantization: scales, zero points, orders of inputs
-    kv_block     of one block of tokens, in all layers
-    activations  of the largest step, what kernels write beside it, histories for penalties, tables of positions and
-                 blocks, and the block that padding is written to
+    metadata     quantization metadata: scales, zero points, orders of inputs
+    kv_block     one KV block, in all layers
+    activations  activations of the largest step, what kernels write beside them, histories for penalties, tables of
+                 positions and blocks, and the block that padding is written to
     graphs       CUDA graphs
     context      CUDA context and libraries
-    staging      blocks of KV that are put together on their way to the host and back
-    host         of the host's memory, pinned, for KV of preempted sequences
-    buffers      likewise, for KV on its way to and from a store of prefixes; of a CPU not pinned
+    staging      KV blocks that are put together on their way to the host and back
+    host         pinned host memory for KV of preempted sequences
+    buffers      host memory for KV on its way to and from a prefix store; pinned, except for a CPU
     """
 
     weights: int
@@ -69,13 +69,13 @@ class Parts:
         return self.weights + self.metadata
 
     def kv_tokens(self, tokens: int) -> int:
-        """Bytes of KV of so many tokens."""
+        """Return the bytes of KV of that many tokens."""
         return self.kv_block * tokens // BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class KvBudget:
-    """`missing`: what the other parts need beyond what there is."""
+    """Memory for KV, and why it is that much. `missing`: bytes that the other parts need beyond what there is."""
 
     nbytes: int
     missing: int
@@ -86,11 +86,11 @@ class KvBudget:
 
 
 def kv_budget(free: int, total: int, parts: Parts, reserve: int | None = None) -> KvBudget:
-    """Of a GPU: what is free once the weights are loaded, less activations, graphs, staging and a reserve.
+    """Return the KV budget of a GPU: free memory after loading, less activations, graphs, staging and a reserve.
 
-    free     with the context made and the weights loaded; below 0 where they do not fit
-    total    the device's memory
-    reserve  for the allocator's gaps and for others on the device; None: 3% of `total`, at least 256 MiB
+    free     free bytes with the context made and the weights loaded; below 0 where they do not fit
+    total    bytes of the device's memory
+    reserve  bytes for the allocator's gaps and for other users of the device; None: 3% of `total`, at least 256 MiB
     """
     reserve = reserve_bytes(total) if reserve is None else reserve
     left = free - parts.activations - parts.graphs - parts.staging - reserve
@@ -102,12 +102,14 @@ def kv_budget(free: int, total: int, parts: Parts, reserve: int | None = None) -
 
 
 def cpu_kv_budget(free: int) -> KvBudget:
-    """Of a CPU, whose memory others use too: a share of what is free once the weights are loaded."""
+    """Return the KV budget of a CPU, whose memory others use too: a share of what is free once the weights are
+    loaded.
+    """
     return KvBudget(max(0, int(free * CPU_KV_SHARE)), max(0, -free), f"{CPU_KV_SHARE:.0%} of free memory")
 
 
 def swap_budget(asked: int | None, free: int, *, on_gpu: bool) -> tuple[int, str]:
-    """Bytes of the host's memory for KV of preempted sequences, and why. `free`: of the host's."""
+    """Return the bytes of host memory for KV of preempted sequences, and why. `free`: free bytes of the host."""
     if asked is not None:
         return asked, "as configured"
     if not on_gpu:
@@ -117,7 +119,7 @@ def swap_budget(asked: int | None, free: int, *, on_gpu: bool) -> tuple[int, str
 
 
 def host_weights_budget(asked: int | None, free: int) -> tuple[int, str]:
-    """Bytes of the host's memory for weights that a GPU has no room for, and why. `free`: of the host's."""
+    """Return the bytes of host memory for weights that do not fit on a GPU, and why. `free`: free bytes of the host."""
     if asked is not None:
         return asked, "as configured"
     margin = max(int(free * _HOST_MARGIN_SHARE), _HOST_MARGIN_BYTES)
@@ -125,7 +127,7 @@ def host_weights_budget(asked: int | None, free: int) -> tuple[int, str]:
 
 
 def prefix_budget(asked: int | None, free: int, least: int, *, on_gpu: bool) -> int:
-    """Bytes of the host's memory for KV on its way to and from a store. least: two values, one each way."""
+    """Return the bytes of host memory for KV on its way to and from a prefix store. least: two values, one each way."""
     if asked is not None:
         return asked
     return max(min(_PREFIX_BYTES[on_gpu], free // _PREFIX_SHARE), least)
@@ -136,10 +138,10 @@ def reserve_bytes(total: int) -> int:
 
 
 def activation_bytes(config: ModelConfig, itemsize: int, tokens: int, rows: int, copied: int | None = None) -> int:
-    """What is alive at once in a step of `tokens` tokens, of which `rows` get logits.
+    """Return the bytes that are alive at once in a step of `tokens` tokens, of which `rows` get logits.
 
     itemsize  bytes of an activation
-    copied    rows of logits that are copied while tokens are chosen; None: as many
+    copied    rows of logits that are copied while tokens are chosen; None: as many as `rows`
     """
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     # Input, normed input, residual and output; and as views, in one piece and turned: queries, keys and values.
@@ -152,44 +154,52 @@ def activation_bytes(config: ModelConfig, itemsize: int, tokens: int, rows: int,
 
 
 def copied_rows(sampled: int) -> int:
-    """Rows of logits that a device copies in a step that runs as it comes, of which `sampled` are sampled.
+    """Return the rows of logits that a device copies in a step without a graph that samples `sampled` rows.
 
-    They are picked out, and that once more under penalties and biases. Or, before or after, some of a prompt's are
-    picked out and normalised.
+    They are picked out, and copied once more under penalties and biases. At another time of the step, rows of a prompt
+    are picked out and normalised.
     """
     return 2 * max(sampled, PROMPT_ROWS)
 
 
 def split_bytes(config: ModelConfig, rows: int) -> int:
-    """What decode attention writes of splits of a context, before it puts them together: fp32, and two numbers each.
+    """Return the bytes that decode attention writes for the splits of a context before it combines them: fp32, and two
+    numbers per split.
 
-    At most 64 splits, and no more than 8,192 programs, each for the heads that share keys.
+    There are at most 64 splits and at most 8,192 programs, each for the heads that share keys.
     """
     programs = min(rows * config.num_kv_heads * 64, 8192)
     return programs * config.num_heads // config.num_kv_heads * (config.head_dim + 2) * 4
 
 
 def history_dtype(max_model_len: int) -> torch.dtype:
-    """Of how often a token is in an output, and whether it is in the prompt: the output is shorter than all."""
+    """Return the dtype of token histories (how often a token is in an output, and whether it is in the prompt), which
+    must hold counts up to the context length.
+    """
     return torch.int16 if max_model_len <= 2**15 else torch.int32
 
 
 def history_bytes(config: ModelConfig, max_running: int) -> int:
-    """Histories of tokens for penalties: one for each row of the device's state. Allocated when first asked for."""
+    """Return the bytes of token histories for penalties, one for each row of the device's state. They are allocated
+    when a request first needs them.
+    """
     return (2 * max_running + 1) * config.vocab_size * history_dtype(config.max_model_len).itemsize
 
 
 def table_bytes(config: ModelConfig, max_running: int) -> int:
-    """What a device keeps beside weights: cosines and sines of all positions, blocks of each row of its state."""
+    """Return the bytes that a device keeps beside weights: cosines and sines of all positions, and the block table of
+    each row of its state.
+    """
     positions = -(-config.max_model_len // RotaryTable.PIECE) * RotaryTable.PIECE
     blocks = -(-config.max_model_len // BLOCK_TOKENS)
     return positions * config.head_dim * 4 + (2 * max_running + 1) * blocks * 4
 
 
 def graph_bytes(config: ModelConfig, itemsize: int, most: int) -> int:
-    """CUDA graphs of decode of `most` rows, which share one pool, and logits of each batch size. An allowance.
+    """Return an allowance for CUDA graphs of decode with up to `most` rows, which share one pool, and for logits of
+    each batch size.
 
-    As many as are kept, or as there are: of 3 kinds for each batch size and length of context.
+    As many graphs count as are kept, or fewer if there are fewer: 3 kinds for each batch size and context length.
     """
     sizes = batch_sizes(most)
     graphs = min(MAX_GRAPHS, 3 * len(sizes) * len(context_sizes(config.max_model_len)))

@@ -1,4 +1,4 @@
-"""Whether this machine's memory, or one of its GPUs, could ever hold a model, told from headers before anything is
+"""Check whether this machine's memory, or one of its GPUs, could ever hold a model, from headers and before anything is
 started.
 """
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["check_memory"]
 
 BAD = 3  # exit status
-GROWTH = 2  # weights take so many times the bytes of their files at most: half precision that is computed in fp32
-SMALL = 2**30  # bytes of files that each GPU has room for, so that none is looked at
+GROWTH = 2  # most times that weights grow over their files: half precision that is computed in fp32
+SMALL = 2**30  # bytes of weights that fit on every GPU, so that none is looked at
 _FIELDS = (
     "device", "graphs", "dtype", "numerics", "kv_dtype", "cpu_weights", "max_batch_tokens", "max_running",
     "kv_memory_bytes", "swap_memory_bytes", "tensor_parallel", "pipeline_parallel", "pipeline_layers",
@@ -31,15 +31,15 @@ _FIELDS = (
 
 
 def check_memory(folder: Path, config: EngineConfig) -> None:
-    """Raises InvalidRequest where the model takes more than the machine has, or than any of its GPUs if it is for GPUs.
+    """Raise InvalidRequest if the model takes more than the machine has, or than any of its GPUs if it is for GPUs.
 
-    Small models are not looked at closely. What else runs there, and how much is free right now, is not asked: it may
+    Small models are not looked at closely. What else runs there, and how much is free right now, does not count: it may
     end.
     """
     if _file_bytes(folder) * GROWTH <= (total_memory() if not config.device.startswith("cuda") else SMALL):
         return
     given = json.dumps({name: getattr(config, name) for name in _FIELDS})
-    command = [sys.executable, "-m", __name__, str(folder), given]  # what it imports is not to stay in this process
+    command = [sys.executable, "-m", __name__, str(folder), given]  # its imports are not to stay in this process
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode == BAD:
         raise InvalidRequest(ended.stdout.strip(), param="model")
@@ -50,7 +50,7 @@ def _file_bytes(folder: Path) -> int:
 
 
 def too_large(folder: Path, config: EngineConfig) -> str:
-    """Why the machine cannot hold it; empty: it may."""
+    """Return why the machine cannot hold the model; empty: it may."""
     from .build import operators
     from .checkpoint import inspect_checkpoint
     from .fit import Asked, outlined, parts_of
@@ -70,7 +70,9 @@ def too_large(folder: Path, config: EngineConfig) -> str:
 
 
 def too_large_for_gpus(folder: Path, config: EngineConfig) -> str:
-    """Why none of the GPUs here can hold it, or its share of it; empty: one may, or something else is in the way."""
+    """Return why none of the GPUs here can hold the model, or its share of it; empty: one may, or another error comes
+    first.
+    """
     from .checkpoint import inspect_checkpoint
     from .fit import Asked
     from .protocol import BLOCK_TOKENS
@@ -89,7 +91,7 @@ def too_large_for_gpus(folder: Path, config: EngineConfig) -> str:
 
 
 def gpus_here(config: EngineConfig) -> list[Place]:
-    """One of each kind, as if nothing else were on it."""
+    """Return one GPU of each kind in this machine, as if nothing else used it."""
     import torch
 
     from .fit import alone
@@ -99,7 +101,7 @@ def gpus_here(config: EngineConfig) -> list[Place]:
 
 
 def _too_small(found: Divided, config: EngineConfig) -> bool:
-    """What is set by hand, the engine does not reckon either: of that the weights alone count."""
+    """Return whether the GPU is too small. Where settings fix the memory by hand, only the weights count."""
     if config.kv_memory_bytes is None and config.graphs:
         return not found.fits
     return any(process.parts.loaded > process.place.total for process in found.processes)

@@ -1,4 +1,4 @@
-"""The one validator of a chat's messages, whatever the protocol."""
+"""Validator of a chat's messages, the same for all protocols."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .tool_results import Message, in_order_of_calls
 __all__ = ["ROLES", "Message", "check_messages", "check_string", "is_text"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-MAX_CALLS = 128  # of one message
+MAX_CALLS = 128  # most calls of one message
 _FIELDS = ("role", "content", "name")
 _ONLY = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}  # field -> its role
-_PARTS = ("image_url", "input_audio", "file", "refusal")  # kinds of content that exist, and not here
+_PARTS = ("image_url", "input_audio", "file", "refusal")  # kinds of content that exist and are not supported here
 
 
 def check_messages(messages: Any) -> list[Message]:
-    """Messages as a chat template takes them. Raises InvalidRequest naming the field by its path.
+    """Return messages as a chat template takes them. Raises InvalidRequest naming the field by its path.
 
-    Each has `role` and `content` as one string; where given `name`, of an assistant `tool_calls` and
-    `reasoning_content`, of a tool `tool_call_id`. A call's arguments are an object if they are one in JSON. Calls
+    Each has `role` and `content` as one string; and where given `name`, an assistant's `tool_calls` and
+    `reasoning_content`, and a tool's `tool_call_id`. A call's arguments are an object if they are one in JSON. Calls
     and their results belong together.
     """
     if not isinstance(messages, list | tuple) or not messages:
@@ -51,7 +51,7 @@ def _check_message(message: Any, at: str) -> Message:
 
 
 def _content(message: Mapping[str, Any], at: str) -> str:
-    """A string, or the joined texts of a list of text parts; nothing where calls of tools say it all."""
+    """Return a string, or the joined texts of a list of text parts; empty if a message consists of tool calls."""
     content, at = message.get("content"), f"{at}.content"
     if content is None and message.get("tool_calls"):
         return ""
@@ -93,7 +93,7 @@ def _call(call: Any, at: str) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Any:
-    """What a model wrote need not be JSON, and is then shown to it as it was."""
+    """Return a call's arguments as an object; text that a model wrote and that is no JSON object is kept as it is."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -111,7 +111,7 @@ def _members(value: Any, at: str, known: tuple[str, ...]) -> Mapping[str, Any]:
 
 
 def check_string(value: Any, at: str) -> str:
-    """Raises InvalidRequest naming `at` unless it is text."""
+    """Return the value if it is text. Raises InvalidRequest naming `at` otherwise."""
     if not isinstance(value, str):
         raise _invalid(at, f"is {_shown(value)}; expected a string")
     if not is_text(value):
@@ -120,7 +120,7 @@ def check_string(value: Any, at: str) -> str:
 
 
 def is_text(value: str) -> bool:
-    """False if the string holds a lone surrogate, which no encoding of text can carry."""
+    """Return False if the string holds a lone surrogate, which no encoding of text can carry."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What one engine has done: lately, and since it began."""
+"""Meter of one engine's throughput: recent output tokens, and prompt tokens since its start."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import replace
 
 from .protocol import RATE_WINDOW_S, ReplicaLoad
 
-_GRAIN_S = 0.1  # what is made within so long is remembered as one
+_GRAIN_S = 0.1  # tokens made within this many seconds are remembered as one entry
 
 
 class Meter:
-    """Counts prompts of requests that have begun, and tokens as they are made. `clock`: in seconds."""
+    """Counts prompt tokens of requests that have begun, and output tokens as they are made. `clock`: in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._prompt_tokens = self._cached_tokens = 0
-        self._recent: deque[tuple[float, int]] = deque()  # when, and how many output tokens
+        self._recent: deque[tuple[float, int]] = deque()  # (time, number of output tokens)
         self._num_recent = 0
 
     def began(self, prompt_tokens: int, cached_tokens: int) -> None:
@@ -35,7 +35,7 @@ class Meter:
             self._recent.append((now, tokens))
 
     def measured(self, load: ReplicaLoad) -> ReplicaLoad:
-        """The same load, with what was counted up to now."""
+        """Return the load, completed with what was counted so far."""
         since = self._clock() - RATE_WINDOW_S
         while self._recent and self._recent[0][0] < since:
             self._num_recent -= self._recent.popleft()[1]

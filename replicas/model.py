@@ -1,4 +1,6 @@
-"""From a folder to a model ready to run."""
+"""Loader of a model: from a checkpoint folder, or from repacked weights in the cache, to a decoder that is ready to
+run.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +60,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A decoder with what the engine must know of it.
+    """A decoder, with what the engine must know of it.
 
     fingerprint   hex digest of the config and of every weight's content: equal only for equal models
-    weight_bytes  held in memory, all copies counted
-    digests       what this process has found of the fingerprint, if the model is divided
-    checkpoint    that it was loaded from; None: it was made up
-    contents      digest of each tensor, which the fingerprint is made of; a process that does not tell it has none
-    keep          of a part that was repacked: called with the fingerprint of the whole, it keeps it for the next start
+    weight_bytes  bytes of weights in memory, all copies counted
+    digests       digests of pieces that this process found toward the fingerprint, if the model is divided
+    checkpoint    checkpoint that it was loaded from; None: it was made up
+    contents      digest of each tensor, from which the fingerprint is made; empty in a process that does not compute it
+    keep          keeps this process's repacked part for the next start; called with the fingerprint of the whole model
     """
 
     decoder: Decoder
@@ -80,7 +82,7 @@ class LoadedModel:
     keep: Callable[[str], None] | None = None
 
 
-Others = Callable[[], Sequence[Sequence[bytes]]]  # waits for the other processes: digests of the same files
+Others = Callable[[], Sequence[Sequence[bytes]]]  # waits for the other processes' digests of the same files
 
 
 def load_model(
@@ -100,20 +102,22 @@ def load_model(
 ) -> LoadedModel:
     """Load a checked local folder through a device's operators.
 
-    progress  called with (bytes read, bytes in all)
-    ranks     among which layers are divided: then this rank's part alone is read
-    stage     whose layers alone are read; None: all
-    others    of the process that is to tell the fingerprint
-    cache     of weights as they are repacked, on devices that keep layers: each process has a part of its own
-    known     of a model that is divided, before any process read of it
-    weights_memory  bytes of weights on the device; what is beyond is off it until it computes. None: all is loaded
-    weights_host_memory  bytes of what is off a device with memory of its own; what is beyond stays in the cache's file,
-              as all of it does of a CPU. None: most of what is free
-    copier    of such a device
-    outline   of the model, on operators of its own: tells of one that was never read whether that can be
+    progress  called with (bytes read, total bytes)
+    ranks     ranks that divide the layers: then only this rank's part is read
+    stage     pipeline stage whose layers are read; None: all layers
+    others    returns the other processes' digests; given to the process that computes the fingerprint
+    cache     cache of repacked weights, for devices that can keep layers; each process has a part of its own
+    known     digests of a divided model that were known before any process read it
+    weights_memory  bytes of weights on the device; layers beyond are off it until they are computed. None: all are
+                    loaded
+    weights_host_memory  bytes of host memory for layers off a device with memory of its own; layers beyond stay in the
+              cache's file, as they all do for a CPU. None: most of free memory
+    copier    copies to such a device
+    outline   returns an outline of the model, on operators of its own: it shows for a model that was never read whether
+              the memory limits can be met
 
-    Raises InvalidRequest where that cannot be, and CheckpointError naming file and tensor: for all that headers can
-    tell before a value is read, for the values themselves as they are read.
+    Raises InvalidRequest if the memory limits cannot be met, and CheckpointError naming file and tensor: for all that
+    headers show before a value is read, and for the values as they are read.
     """
     checkpoint, progress = inspect_checkpoint(path), Said(progress)
     stage = stage or whole(checkpoint.config)
@@ -146,7 +150,7 @@ def _load_whole(
     tiers: Budgets | None,
     copier: Copier | None,
 ) -> tuple[LoadedModel, str]:
-    """And in words where it came from."""
+    """Load a model that is not divided; return it and, in words, where its weights came from."""
     files = files_of(checkpoint)
     before = [] if cache is None else signature_of(files)
     contents = known_contents(checkpoint, cache)
@@ -156,7 +160,7 @@ def _load_whole(
     repacking = _repacking(ops, cache)
     kind = "" if repacking is None else _kind(checkpoint, repacking)
     if cache is not None and contents is None and (tiers is not None or cache.has(kind)):
-        contents = _digested(checkpoint, progress)  # which says whether what is kept is of these weights
+        contents = _digested(checkpoint, progress)  # shows whether the cached weights were made from these
         cache.remember(before, files, in_a_row(contents))
     if cache is not None and repacking is not None and contents is not None:
         key = _key(kind, checkpoint, contents)
@@ -187,18 +191,18 @@ def _load_whole(
 
 
 def _digested(checkpoint: Checkpoint, progress: Progress | None) -> Mapping[str, bytes]:
-    """Likewise, of files that are read for it: whoever goes on to read them finds them in the page cache."""
+    """Return the digest of each tensor, reading the files for that alone; a later read finds them in the page cache."""
     names = names_of(checkpoint)
     return each_digest(checkpoint.tensors, names, piece_digests(checkpoint.tensors, names, progress=progress))
 
 
 def _repacking(ops: Ops, cache: WeightsCache | None) -> PackedLayerOps | None:
-    """Operators whose layers can be kept, where there is a cache for them."""
+    """Return the operators if their layers can be kept and there is a cache for them; else None."""
     return ops if cache is not None and isinstance(ops, PackedLayerOps) and ops.layout is not None else None
 
 
 def _kind(checkpoint: Checkpoint, ops: PackedLayerOps, part: str = "") -> str:
-    """What weights of one kind have in common, whatever their values. part: of a model that is divided."""
+    """Return a digest of what weights of one kind have in common, whatever their values. part: of a divided model."""
     shapes = sorted((name, info.dtype, info.shape) for name, (_, info) in checkpoint.tensors.items())
     described = f"{VERSION}\n{checkpoint.config}\n{checkpoint.format}\n{shapes}\n{ops.layout}\n{_sources()}\n{part}"
     return hashlib.sha256(described.encode()).hexdigest()
@@ -211,9 +215,11 @@ def _key(kind: str, checkpoint: Checkpoint, contents: Mapping[str, bytes]) -> st
 def _repacked(
     checkpoint: Checkpoint, ops: Ops, shelf: Shelf, progress: Progress | None, copier: Copier | None, *, digests: bool
 ) -> tuple[Decoder, Mapping[str, bytes]]:
-    """All of it read, once; and the digest of each tensor, if they are wanted."""
+    """Read all of the checkpoint once and build the decoder; return it with the digest of each tensor, if those are
+    wanted.
+    """
     layout = decoder_layout(checkpoint.config, checkpoint.format)
-    # As the decoder takes them: the head is the longest of what is repacked side by side.
+    # In the order in which the decoder takes them; the head goes first, since repacking it takes longest.
     order = sorted(layout, key=lambda name: not name.startswith((EMBEDDING, HEAD)))
     weights = Weights(
         checkpoint.tensors, ops.device, progress, lambda name, tensor: problem_of(layout[name], tensor),
@@ -231,18 +237,18 @@ def _repacked(
 
 
 def _staging(copier: Copier | None) -> Staging | None:
-    """Where weights are read to that go on to a device with memory of its own."""
+    """Return the host memory through which weights go to a device with memory of its own; None for other devices."""
     return copier.staging if copier is not None and copier.apart else None
 
 
 def _finish(weights: Weights, copier: Copier | None) -> None:
     weights.finish(tolerated=tolerated)
     if copier is not None:
-        copier.trim()  # of what they went through
+        copier.trim()  # frees the host memory that the weights went through
 
 
 def _found(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache, key: str, copier: Copier | None) -> Decoder | None:
-    """What was kept for that key, if anything is."""
+    """Return the decoder that was kept for that key; None if there is none."""
     if copier is not None and copier.apart:
         return found_decoder(checkpoint, ops, cache, key, copier)
     kept = cache.find(key)
@@ -250,7 +256,9 @@ def _found(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache, key: str, copi
 
 
 def _notes(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache | None, kind: str) -> bool:
-    """Whether what is made shall be kept: of another device in copies, of which one process of a host has one."""
+    """Return whether repacked weights shall be kept. For a GPU that takes a copy in host memory, and one process of a
+    host does it.
+    """
     if ops.device.type == "cpu" or cache is None:
         return True
     if 2 * checkpoint.nbytes > available_memory():
@@ -262,7 +270,7 @@ def _notes(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache | None, kind: s
 def _restored(
     checkpoint: Checkpoint, ops: Ops, kept: Kept, ranks: Ranks | None = None, stage: Stage | None = None
 ) -> Decoder:
-    """Of weights that were checked before they were kept."""
+    """Build a decoder from repacked weights, which were checked before they were kept."""
     assert isinstance(ops, PackedLayerOps)
     ops.restore_choices(kept.choices)
     shelf = Filled(ops, ops.device, kept.tensors, kept.packed)
@@ -289,7 +297,9 @@ def _load_part(
     known: Known,
     copier: Copier | None,
 ) -> LoadedModel:
-    """A process's. Digests of what is not known are found by all that read the same files, each of what it reads."""
+    """Load a process's part of a divided model. Digests that are not known are computed by all processes that read the
+    same files, each digesting some pieces of what it reads.
+    """
     readers = known.readers
     if readers is not None and readers.is_first:
         check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
@@ -334,8 +344,9 @@ def _load_part(
 
 
 def _of_own(checkpoint: Checkpoint, own: Mapping[int, Piece], on_the_way: Mapping[Piece, bytes]) -> list[bytes]:
-    """Digests of a process's pieces, by number. What was not found on the way is read from the page cache: columns, and
-    pieces of which it has read a part."""
+    """Return the digests of a process's pieces, by number. Those that were not computed while reading are read again
+    from the page cache: columns, and pieces of which the process has read only a part.
+    """
     rest = [number for number, piece in own.items() if piece not in on_the_way]
     after = piece_digests(checkpoint.tensors, names_of(checkpoint), rest) if rest else []
     found = dict(zip(rest, after, strict=True))
@@ -351,7 +362,7 @@ def _part(
     staging: Staging | None,
     pieces: Collection[Piece],
 ) -> Weights:
-    """What a process takes its part from. pieces: that it digests, on the way where it reads them whole."""
+    """Return the weights that a process takes its part from. pieces: those that it digests while reading them whole."""
     layout = decoder_layout(checkpoint.config, checkpoint.format)
     own = decoder_layout(checkpoint.config, checkpoint.format, stage)
     weights = Weights(
@@ -371,14 +382,13 @@ def _keep_part(cache: WeightsCache, kind: str, kept: Kept, fingerprint: str) -> 
 def updated_model(
     before: LoadedModel, checkpoint: Checkpoint, changed: Collection[str], ranks: Ranks | None = None
 ) -> LoadedModel:
-    """The same model, or a process's part of it, with other values of the tensors that have `changed`.
+    """Return the same model, or a process's part of it, with other values of the tensors in `changed`.
 
-    What has none of them is shared.
+    Parts that use none of these tensors are shared with `before`.
 
-    checkpoint  whose layout is that of `before`, and whose values are known to be sound
+    checkpoint  has the layout of `before`, and values that are known to be sound
 
-    Raises CheckpointError naming file and tensor, and in tiers what else these do; nothing of `before` has changed
-    then, nor otherwise.
+    Raises CheckpointError naming file and tensor, and in tiers the errors of those. `before` is never changed.
     """
     decoder, stage = before.decoder, before.decoder.stage
     own = frozenset(changed) & decoder_layout(checkpoint.config, checkpoint.format, stage).keys()
@@ -405,7 +415,7 @@ def updated_model(
 def _loaded(
     decoder: Decoder, checkpoint: Checkpoint, contents: Mapping[str, bytes], digests: Sequence[bytes] = ()
 ) -> LoadedModel:
-    """contents: none of a process that does not tell the fingerprint."""
+    """Return the loaded model. contents: empty in a process that does not compute the fingerprint."""
     return LoadedModel(
         decoder=decoder,
         config=checkpoint.config,
@@ -421,7 +431,7 @@ def _loaded(
 
 @functools.cache
 def _sources() -> str:
-    """Digest of the code that reads formats: with any change of it, what was kept before is made anew."""
+    """Return a digest of the code that reads formats: after any change of it, repacked weights are made again."""
     here = Path(__file__).parent
     others = ("decoder.py", "layers.py", "layout.py", "shelf.py", "weights.py", "kept_file.py", "contents.py")
     readers = ("extents.py", "read_ahead.py", "reading.py", "reading_rooms.py", "tiers/tier.py", "tiers/write.py")

@@ -1,7 +1,7 @@
-"""The null engine: one token per sequence and step, and nothing computed.
+"""Null engine: gives one token per sequence and step, and computes nothing.
 
-It measures what is around a model: the scheduler, KV accounting, text and the worker are the real ones, only the
-runner is not. It is never chosen by itself, and whatever it serves calls itself null: family, dtype,
+It serves to measure everything around a model: the scheduler, KV accounting, text and the worker are the real ones,
+only the runner is not. It is never chosen automatically, and whatever it serves is called null: family, dtype,
 quantization, device and numerics.
 """
 
@@ -36,12 +36,12 @@ from .worker import Worker
 log = logging.getLogger(__name__)
 
 TEXT = " The null engine computes nothing: it says these words again and again, one token in each step."
-MAX_BLOCKS = 1 << 17  # nothing is behind them, but they are listed
-PATIENCE_S = 0.05  # how long one step waits for a stream's reader before it counts as slow
+MAX_BLOCKS = 1 << 17  # blocks have no memory behind them, but the pool lists them
+PATIENCE_S = 0.05  # seconds that a step waits for a stream's reader before the reader counts as slow
 
 
 class NullRunner:
-    """Says `pattern` round and round, with log-probability 0. A step takes `step_s` at least."""
+    """Runner that repeats `pattern` for ever, with log-probability 0. A step takes at least `step_s` seconds."""
 
     def __init__(self, pattern: Sequence[int], step_s: float = 0.0) -> None:
         assert pattern, "at least one token"
@@ -62,20 +62,24 @@ class NullRunner:
         return ItemResult(token=token, prompt_logprobs=found)
 
     def _pace(self) -> None:
-        """Wait for the step's time to be over; time that went by outside counts, as it would beside a device."""
+        """Wait until the step's time is over; time that passed outside counts too, as it would with an asynchronous
+        device.
+        """
         if self._step_s:
             time.sleep(max(0.0, self._next - time.monotonic()))
             self._next = time.monotonic() + self._step_s
 
 
 def pattern(tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Sequence[int]) -> list[int]:
-    """TEXT in a model's own tokens; without a tokenizer its first ids. Never one that ends a sequence."""
+    """Return TEXT in a model's own tokens, or its first ids if it has no tokenizer; never an id that ends a
+    sequence.
+    """
     ids = range(min(vocab_size, 64)) if tokenizer is None else tokenizer.encode(TEXT, False)
     return [token_id for token_id in ids if token_id not in eos_token_ids and token_id < vocab_size]
 
 
 class HollowCore(EngineCore):
-    """The engine around a device that computes nothing."""
+    """Engine core around a device that computes nothing: it refuses requests for embeddings."""
 
     def check(self, request: Request) -> None:
         super().check(request)
@@ -85,12 +89,12 @@ class HollowCore(EngineCore):
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """What stands in for a device that computes.
+    """Replacement for a device that computes.
 
-    kind        what family, dtype, quantization, device and numerics are called
-    runner      of the tokens that it shall say
-    num_blocks  of KV that it has room for; None: as many as can be listed
-    rates       of its profile, by max_batch_tokens; None: they are measured
+    kind        name that stands for family, dtype, quantization, device and numerics
+    runner      makes a runner that gives these tokens
+    num_blocks  KV blocks that it has; None: as many as can be listed
+    rates       returns the rates of its profile for max_batch_tokens; None: they are measured
     """
 
     kind: str
@@ -110,7 +114,8 @@ def null_device(step_s: float) -> StandIn:
 def build_hollow_engine(
     model: str | Path, config: EngineConfig, stand_in: StandIn, *, name: str | None = None
 ) -> BuiltEngine:
-    """Like `build_engine`, of a checkpoint's configuration and tokenizer; no weight is read.
+    """Build an engine as `build_engine` does, but from a checkpoint's configuration and tokenizer alone; no weight is
+    read.
 
     Raises CheckpointError, InvalidRequest.
     """
@@ -144,7 +149,7 @@ def build_hollow_engine(
     profile = _profile(info, stand_in, num_blocks, config.max_batch_tokens)
     core = HollowCore(runner, scheduler, limits, tokenizer)
     rates = None if stand_in.rates is None else _reckoned(stand_in.rates(config.max_batch_tokens))
-    # The worker asks for the core and the profile alone.
+    # The worker only uses the core and the profile.
     return BuiltEngine(core, cast(ModelRunner, runner), tokenizer, profile, profile.choices, {}, rates)
 
 
@@ -166,10 +171,11 @@ def _profile(info: ModelInfo, stand_in: StandIn, num_blocks: int, max_batch_toke
 
 
 class PacedThread(EngineThread):
-    """An engine without work to do would run ahead of its readers, whose messages would then be merged.
+    """Engine thread that waits for its readers. Without work to do it would run ahead of them, and their messages would
+    be merged.
 
-    Here the next step begins when every reader has taken its message, so that each step's tokens travel by
-    themselves. One who does not come within PATIENCE_S is not waited for again until they do.
+    The next step begins when every reader has taken its message, so that each step's tokens travel by themselves. A
+    reader that is later than PATIENCE_S is not waited for again until it has caught up.
     """
 
     def __init__(self, core: EngineCore, watchdog_s: float, worker: NullWorker) -> None:
@@ -180,7 +186,7 @@ class PacedThread(EngineThread):
         self._handed = self._delivered = 0  # steps given to the event loop, and seen by it
 
     def look(self) -> None:
-        """Let the engine go on when every message has been taken. On the event loop."""
+        """Let the engine continue if every message has been taken. Called on the event loop."""
         waiting = self._worker.waiting()
         self.slow = self.slow.intersection(waiting)
         if self._delivered == self._handed and self.slow.issuperset(waiting):
@@ -210,7 +216,7 @@ class NullWorker(Worker):
         self._pace: PacedThread | None = None
 
     def waiting(self) -> list[int]:
-        """Streams with a message that their reader has not taken. Safe from any thread."""
+        """Return the keys of streams with a message that their reader has not taken. Safe from any thread."""
         return [key for key, mailbox in list(self._streams.items()) if mailbox.pending]
 
     def _build(self) -> BuiltEngine:

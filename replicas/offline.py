@@ -1,4 +1,4 @@
-"""The engine as a library: no server, no threads, no Ray. Any number of streams may be open on it at a time."""
+"""Engine as a library: no server, no threads, no Ray. Any number of streams may be open on it at a time."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .updates.file import WeightFile
 
 Prompt = str | Sequence[int]
 
-FLUSH_S = 10.0  # that closing waits for a store of prefixes, at most
+FLUSH_S = 10.0  # most seconds that closing waits for the prefix store
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One choice. `logprobs` has one entry per token when asked for."""
+    """Output of one choice. `logprobs` has one entry per token if the request asks for them."""
 
     index: int
     token_ids: list[int] = field(default_factory=list)
@@ -44,7 +44,9 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """All choices of one prompt. `token_ids`, `text`, `finish_reason` and `logprobs` are the first one's."""
+    """Outputs of all choices of one prompt. `token_ids`, `text`, `finish_reason` and `logprobs` are the first
+    choice's.
+    """
 
     prompt_ids: list[int]
     outputs: list[CompletionOutput]
@@ -73,12 +75,12 @@ class Engine:
 
     path      a folder with safetensors, or a Hugging Face id
     device    "cpu" or "cuda[:i]"
-    dtype     of activations: "auto", "float32", "bfloat16", "float16"
+    dtype     dtype of activations: "auto", "float32", "bfloat16", "float16"
     settings  any other field of EngineConfig
-    progress  called with (bytes loaded, bytes in all)
-    ops       operators to compute with, and `accelerator` what gives their device work; None: those of the device
-    access    to a store of prefixes that engines share; None: what the settings say
-    launcher  of the other processes of a model that is divided; None: they are subprocesses
+    progress  called with (bytes loaded, total bytes)
+    ops       operators to compute with, and `accelerator` what queues work on their device; None: those of the device
+    access    connection to a prefix store that engines share; None: as the settings say
+    launcher  starts the other processes of a divided model; None: they are subprocesses
 
     Raises CheckpointError if the model cannot be loaded, InvalidRequest for a bad setting.
     """
@@ -105,7 +107,7 @@ class Engine:
             path, config, progress=progress, ops=ops, accelerator=accelerator, access=access, launcher=launcher
         )
         if self._built.core.scheduler.prefixes.pool.total:
-            self._built.warm_up()  # whether fetching is faster, is measured
+            self._built.warm_up()  # measures whether fetching from the store is faster than computing
         self._turns = Turns(self._built.core)
         self._keys = itertools.count()
         self._closed = False
@@ -117,9 +119,10 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Cancel what is open, store the prefixes that are to be shared, and let go of what the engine has.
+        """Cancel open streams, write prefixes that are to be shared to the store, and free what the engine and its
+        connection to the store hold.
 
-        That of its store, too. An engine without a store need not be closed.
+        An engine without a store need not be closed.
         """
         if self._closed:
             return
@@ -134,11 +137,11 @@ class Engine:
 
     @property
     def choices(self) -> dict[str, str]:
-        """What was decided automatically -> why."""
+        """The automatic decisions, each with its reason."""
         return dict(self._built.choices)
 
     def sampling(self, **given: Any) -> SamplingParams:
-        """What the checkpoint's generation_config.json asks for, and over it the parameters given."""
+        """Return the sampling parameters of the checkpoint's generation_config.json, overridden by those given."""
         return SamplingParams(**{**self._built.defaults, **given})
 
     def generate(
@@ -148,7 +151,7 @@ class Engine:
         *,
         output_ids: Sequence[Sequence[int]] | None = None,
     ) -> list[RequestOutput]:
-        """Generate for every prompt (text, or token ids), batched; outputs in the order of the prompts.
+        """Generate for every prompt (text, or token ids), batched; return outputs in the order of the prompts.
 
         sampling: None takes the checkpoint's own defaults.
         output_ids: resume, one list of ids so far per choice, the same for every prompt; the outputs hold what
@@ -161,17 +164,17 @@ class Engine:
         return outputs
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Generator[Delta, None, None]:
-        """Generate for one prompt, yielding deltas as they come. Closing the iterator cancels."""
+        """Generate for one prompt, yielding deltas as they come. Closing the iterator cancels the request."""
         for _, message in self._run([self._request(prompt, sampling, None)]):
             yield from message.deltas
 
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, pooling: Literal["last", "mean"] = "last", normalize: bool = True
     ) -> torch.Tensor:
-        """One vector for each prompt (text, or token ids), fp32 [number of prompts, hidden], batched.
+        """Return one vector for each prompt (text, or token ids), fp32 [number of prompts, hidden], batched.
 
         pooling: the last token's final hidden state, or the mean over all tokens'.
-        normalize: to unit length. Raises InvalidRequest, EngineFault.
+        normalize: scale each vector to unit length. Raises InvalidRequest, EngineFault.
         """
         if pooling not in tuple(Pooling):
             raise InvalidRequest(f"pooling: {pooling!r} is not accepted; expected 'last' or 'mean'", param="pooling")
@@ -184,11 +187,11 @@ class Engine:
         return torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors
 
     def update_weights(self, path: str | Path, *, delta: bool = False) -> int:
-        """Take new values from a safetensors file; the version that the weights are of then, counted from 0.
+        """Take new values from a safetensors file; return the version of the weights, which counts updates from 0.
 
-        delta: its tensors are added to those that there are, in float32. Streams that are open end on the weights that
-        they began with. Raises InvalidRequest, CheckpointError, Unavailable where there is no room, EngineFault; then
-        nothing has changed.
+        delta: the file's tensors are added to the present ones, in float32. Open streams finish on the weights which
+        they began with. Raises InvalidRequest, CheckpointError, Unavailable where there is not enough memory,
+        EngineFault; then nothing has changed.
         """
         weights = self._built.weights
         if self._closed or weights is None:
@@ -197,7 +200,9 @@ class Engine:
         return weights.told().version
 
     def logits(self, token_ids: Prompt) -> torch.Tensor:
-        """Logits fp32 [num_tokens, vocabulary] of every position of one sequence (ids, or text), in one step."""
+        """Return logits fp32 [num_tokens, vocabulary] of every position of one sequence (ids, or text), computed in one
+        step.
+        """
         return self._built.logits(self._prompt_ids(token_ids))
 
     def _request(
@@ -252,7 +257,9 @@ class Engine:
 
 
 def _ids(name: str, given: object) -> tuple[int, ...]:
-    """Token ids of a caller who may have mistaken a type. Tensors and arrays give theirs by tolist()."""
+    """Return token ids as a tuple; tensors and arrays are converted by tolist(). Raises InvalidRequest for a wrong
+    type.
+    """
     given = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(given, list | tuple) or any(type(token) is not int for token in given):
         message = f"{name}: {shown(given)} is not accepted; expected text or a list of integer token ids"
@@ -261,7 +268,7 @@ def _ids(name: str, given: object) -> tuple[int, ...]:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts; a single text or a single list of ids is a list of one."""
+    """Return a list of prompts; a single text or a single list of ids is a list of one."""
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, list | tuple):

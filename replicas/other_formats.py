@@ -1,7 +1,7 @@
-"""Files that are models, and that are not read here: named for what they are, with what their owner can do.
+"""Model files of other formats, which are not read here: errors name what they are and what their owner can do.
 
-Whoever looks at a folder (serve, generate, fit, a live roll) asks here first, so that each says the same. The next kind
-is one line in a table; the words stand behind "is" in the error, and end with the remedy.
+Every reader of a folder (serve, generate, fit, a live roll) asks here first, so that each gives the same error. The
+next kind is one line in a table; the words stand behind "is" in the error, and end with the remedy.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ MODELS: Final[Mapping[str, str]] = MappingProxyType(
         "model.bin": f"weights of CTranslate2 or a pickle, which are not read here; {CONVERT}",
     }
 )
-# What a file begins with -> the line of MODELS that it is of: ggml, ggmf, ggjt and ggla as little-endian numbers.
+# First bytes of a file -> its line in MODELS: ggml, ggmf, ggjt and ggla as little-endian numbers.
 _MAGIC = {b"GGUF": "*.gguf", b"lmgg": "*.ggml", b"fmgg": "*.ggml", b"tjgg": "*.ggml", b"algg": "*.ggml"}
-# Files that say what the weights beside them are, whatever else is there.
+# Files that show the kind of the weights beside them, whatever other files are there.
 MARKS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "quanto_qmap.json": f"the map of a model that optimum-quanto quantized, which is not read here; {ORIGINAL}",
         "quantization_map.json": f"the map of a model that optimum-quanto quantized, which is not read; {ORIGINAL}",
     }
 )
-# `quant_method` of config.json -> whose it is.
+# `quant_method` of config.json -> description of the method.
 METHODS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "aqlm": "AQLM, with codebooks",
@@ -141,7 +141,7 @@ _SENTENCEPIECE = (
 
 
 def refuse_other_files(folder: Path) -> None:
-    """Raises CheckpointError where a folder's files are no checkpoint that is read here, naming what they are."""
+    """Raise CheckpointError, naming what the files are, if a folder's files are no checkpoint that is read here."""
     names = _names(folder)
     if is_there(folder, ADAPTER):
         raise CheckpointError(_adapter(folder), file=ADAPTER)
@@ -157,7 +157,9 @@ def refuse_other_files(folder: Path) -> None:
 
 
 def explain_models(names: Collection[str]) -> CheckpointError | None:
-    """What these files are if they are a model of another kind, by the first line of MODELS that one of them fits."""
+    """Return an error that says what these files are, if one of them fits a line of MODELS; the first such line
+    counts.
+    """
     for pattern, words in MODELS.items():
         if found := sorted(name for name in names if fnmatch(name, pattern)):
             return CheckpointError(f"is {words}", file=found[0])
@@ -165,11 +167,11 @@ def explain_models(names: Collection[str]) -> CheckpointError | None:
 
 
 def explain_file(path: Path) -> CheckpointError:
-    """Of a file that was given in the place of a folder."""
+    """Return an error for a file that was given in place of a folder."""
     if path.suffix in (".safetensors", ".json"):
         return CheckpointError("is a file; give the folder that it lies in, with config.json", file=path.name)
     with path.open("rb") as file:
-        pattern = _MAGIC.get(file.read(4))  # Ollama's files have no name that says what they are
+        pattern = _MAGIC.get(file.read(4))  # the names of Ollama's files do not show what they are
     if pattern is not None:
         return CheckpointError(f"is {MODELS[pattern]}", file=path.name)
     return explain_models([path.name]) or CheckpointError(
@@ -178,7 +180,7 @@ def explain_file(path: Path) -> CheckpointError:
 
 
 def refuse_other_config(config: Fields, folder: Path) -> None:
-    """Raises CheckpointError for a config.json that is of another library, or whose weights are."""
+    """Raise CheckpointError for a config.json that is another library's, or whose weights are."""
     section = config.raw.get("quantization")
     if isinstance(section, dict) and "bits" in section:
         raise CheckpointError(
@@ -196,14 +198,16 @@ def refuse_other_config(config: Fields, folder: Path) -> None:
 
 
 def explain_method(section: Fields) -> CheckpointError | None:
-    """What the `quant_method` of a config is, where it is not read here; None: nobody knows it."""
+    """Return an error that names the `quant_method` of a config, if it is a known one that is not read here; else
+    None.
+    """
     method = section.raw.get("quant_method")
     if method is None and (section.says("load_in_4bit") or section.says("load_in_8bit")):
-        method = "bitsandbytes"  # in files from before there was such a key
+        method = "bitsandbytes"  # older files have no key `quant_method`
     producer = section.raw.get("producer")
     by_modelopt = isinstance(producer, dict) and producer.get("name") == "modelopt"
     if method is None and (by_modelopt or section.says("quant_algo")):
-        method = "modelopt"  # which has a word of its own for it
+        method = "modelopt"  # it has a key of its own in place of `quant_method`
     if not isinstance(method, str) or method not in METHODS:
         return None
     words = f"{shown(method)} is not accepted: weights of this kind ({METHODS[method]}) are not read here; {ORIGINAL}"
@@ -211,7 +215,9 @@ def explain_method(section: Fields) -> CheckpointError | None:
 
 
 def explain_tokenizer(folder: Path) -> CheckpointError | None:
-    """What a folder without tokenizer.json has in its place that cannot be read, if it has such a thing."""
+    """Return an error for the unreadable tokenizer file that a folder has in place of tokenizer.json, if there is
+    one.
+    """
     names = _names(folder)
     for pattern, words in TOKENIZERS.items():
         if found := sorted(name for name in names if fnmatch(name, pattern)):
@@ -227,7 +233,9 @@ def explain_tokenizer(folder: Path) -> CheckpointError | None:
 
 
 def _is_tiktoken(data: bytes) -> bool:
-    """Lines of a token in base64 and its rank; sentencepiece's are a protocol buffer."""
+    """Return whether the data are tiktoken's: lines of a token in base64 and its rank; sentencepiece's are a protocol
+    buffer.
+    """
     first = data.partition(b"\n")[0].split()
     return len(first) == 2 and first[1].isdigit() and first[0].isascii()
 
@@ -242,7 +250,7 @@ def _adapter(folder: Path) -> str:
 
 
 def _names(folder: Path) -> list[str]:
-    """Raises CheckpointError."""
+    """Return the names in a folder. Raises CheckpointError."""
     try:
         return sorted(os.listdir(folder))
     except OSError as error:

@@ -12,7 +12,7 @@ _ROUNDS = 10
 
 
 def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Four random 32-bit words from four counter words and two key words."""
+    """Return four random 32-bit words from four counter words and two key words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -28,7 +28,7 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
-    """The random number in [0, 1) for one output position: 53 bits, keyed by the 64-bit seed."""
+    """Return the random number in [0, 1) for one output position: 53 bits, keyed by the 64-bit seed."""
     key = seed & _MASK, (seed >> 32) & _MASK
     high, low, _, _ = philox4x32((position & _MASK, (position >> 32) & _MASK, choice & _MASK, 0), key)
     return ((high >> 5) * 2**26 + (low >> 6)) / 2**53

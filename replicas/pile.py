@@ -1,4 +1,4 @@
-"""What has been made for one reader and not taken yet, and what of it goes on at a time."""
+"""Queue of messages that a reader has not taken yet, and the merge of several into one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import deque
 
 from .protocol import Delta, PromptLogprob, StreamMessage, joined
 
-# A reader that is behind is to be seen to read, which one huge message would hide; and what carries messages
-# between processes has a limit to one.
+# A slow reader must be seen to read, which one huge message would hide; and the connections that carry messages
+# between processes limit the size of one.
 MOST_MERGED = 64  # messages
 MOST_MERGED_BYTES = 2**16
 
@@ -15,7 +15,7 @@ _MESSAGE, _DELTA, _TOKEN, _LOGPROB, _ALTERNATIVE, _VALUE = 128, 190, 28, 168, 11
 
 
 class Pile:
-    """Messages in order. `num_bytes`: what they take in memory, about; log-probabilities outweigh tokens tenfold."""
+    """Messages in order. `num_bytes`: about what they take in memory; log-probabilities outweigh tokens tenfold."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -30,7 +30,9 @@ class Pile:
         self._messages.append((size, message))
 
     def take(self, most: int = MOST_MERGED) -> StreamMessage:
-        """The oldest messages as one: up to so many, and to MOST_MERGED_BYTES unless the first alone is larger."""
+        """Return the oldest messages merged into one: at most `most` of them, and at most MOST_MERGED_BYTES unless the
+        first alone is larger.
+        """
         if len(self._messages) == 1:
             return self._pop()
         before, taken = self.num_bytes, [self._pop()]
@@ -51,7 +53,9 @@ class Pile:
 
 
 def num_bytes(message: StreamMessage) -> int:
-    """Cheap to tell, and near enough: short integers and texts are counted as if nothing else had them."""
+    """Return about how many bytes a message takes in memory. The estimate is quick: it counts short integers and texts
+    as if they were not shared.
+    """
     size = _MESSAGE + _VALUE * len(message.embedding or ())
     if message.prompt_logprobs:
         size += _of_logprobs(message.prompt_logprobs)
@@ -67,7 +71,7 @@ def _of_logprobs(entries: tuple[PromptLogprob, ...]) -> int:
 
 
 def merge(messages: list[StreamMessage]) -> StreamMessage:
-    """Everything that is ready as one message: one delta per choice, and the latest of what is told beside them."""
+    """Merge messages into one: one delta per choice, and the latest load and store state."""
     if len(messages) == 1:
         return messages[0]
     by_choice: dict[int, list[Delta]] = {}

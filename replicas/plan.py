@@ -1,4 +1,4 @@
-"""What one step computes, as plain data: the scheduler writes it, the runner reads it."""
+"""Plan of one step as plain data: the scheduler writes it, the runner reads it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from .grammar_process import Matcher
 from .protocol import Pooling, TokenLogprob
 from .sampling_params import SamplingParams
 
-MAX_BIASED = 16  # ids of a row whose logits a device moves, by a bias or to minus infinity
-UNKNOWN = -1  # in place of a token that the step before this one samples: the runner has it first
+MAX_BIASED = 16  # most ids of a row whose logits a device changes, by a bias or to minus infinity
+UNKNOWN = -1  # stands for a token that the step before this one samples; the runner fills it in
 
 
-# What there is one of for each sequence and step is a named tuple: frozen, and made in a fifth of the time.
+# What is made for each sequence in each step is a named tuple: frozen, and made in a fifth of a dataclass's time.
 
 
 class SampleSpec(NamedTuple):
     """How to choose the token after a sequence's last one; the sampler keeps no state of its own.
 
     position       index of the token in the output, from 0; with seed and choice it fixes the random number
-    suppressed     ids that must not be chosen (the end of sequence before min_tokens)
+    suppressed     ids that must not be chosen (such as the end of sequence before min_tokens)
     prompt_ids, output_ids   history for the penalties; views of the sequence's own lists
-    matcher        says which tokens may follow, if it knows by the time of sampling
+    matcher        says which tokens may follow, if it knows by the time of sampling; None: there is no grammar
     """
 
     params: SamplingParams
@@ -37,7 +37,9 @@ class SampleSpec(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """A device can choose: no grammar, no list of allowed tokens, no bad words, bias and suppression of few ids."""
+        """Whether a device can choose the token: there is no grammar, no list of allowed tokens and no bad words, and
+        at most MAX_BIASED ids are suppressed or biased.
+        """
         few = not self.biased or len(self.suppressed) + len(self.params.logit_bias) <= MAX_BIASED
         params = self.params
         return self.matcher is None and few and not params.allowed_token_ids and not params.bad_words
@@ -53,11 +55,11 @@ class PlanItem(NamedTuple):
     token_ids       the new tokens, at positions start .. start + len(token_ids) - 1; the last may be UNKNOWN
     blocks          KV blocks that hold positions 0 .. start + len(token_ids) - 1
     sample          set when the step reaches the sequence's last token, or its last draft
-    verified        how to choose, after the token before each draft, what the draft must be: as many as the last of
-                    `token_ids` are drafts
+    verified        how to choose, after the token before each draft, what the draft must be: one for each of the last
+                    `token_ids` that are drafts
     prompt_targets  the prompt tokens whose log-probabilities are wanted: targets[i] follows token_ids[i]
-    prompt_top      how many alternatives beside each of them
-    pooling         set: the hidden states of these tokens are wanted, as one vector
+    prompt_top      how many alternatives are wanted beside each of these log-probabilities
+    pooling         if set, the hidden states of these tokens are wanted, as one vector
     """
 
     sequence_id: int
@@ -72,7 +74,7 @@ class PlanItem(NamedTuple):
 
     @property
     def specs(self) -> tuple[SampleSpec, ...]:
-        """For each row that is sampled."""
+        """The sampling specs of the item's rows, one for each row that is sampled."""
         return () if self.sample is None else (*self.verified, self.sample) if self.verified else (self.sample,)
 
     @property
@@ -82,11 +84,12 @@ class PlanItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Items with one token come first.
+    """Plan of one step. Items with one token come first.
 
-    swap_out, swap_in  KV blocks to be copied beside the step, as pairs (the device's, the host's). The step may write
-                       what is copied out, once that is done; it does not read what is copied in, the next one does
-    weights            the version of the model's weights that it is computed with
+    swap_out, swap_in  KV blocks to be copied beside the step, as pairs (device block, host block). The step may
+                       overwrite blocks of swap_out once they are copied; it does not read those of swap_in, the next
+                       step does
+    weights            version of the model's weights that the step is computed with
     """
 
     items: tuple[PlanItem, ...]
@@ -100,7 +103,7 @@ class StepPlan:
 
     @property
     def specs(self) -> list[SampleSpec]:
-        """For each row that is sampled, in order."""
+        """The sampling specs of all rows that are sampled, in order."""
         if any(item.verified for item in self.items):
             return [spec for item in self.items for spec in item.specs]
         return [item.sample for item in self.items if item.sample is not None]
@@ -111,8 +114,8 @@ class StepPlan:
 
 
 class ItemResult(NamedTuple):
-    """`token` is None when nothing was sampled: nothing was asked for, the sequence's matcher was not ready, or
-    the logits were not finite (`fault` says so).
+    """Result of one plan item. `token` is None when no token was sampled: none was asked for, the sequence's matcher
+    was not ready, or the logits were not finite (`fault` says so).
 
     `accepted`: drafts that are right, each the token that was chosen in its place; `token` follows them.
     `pooled`: fp32 [hidden], the sum over the item's tokens (mean) or the last one's state (last).

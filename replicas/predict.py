@@ -1,4 +1,6 @@
-"""Time to first token and time per token by the roofline: arithmetic on tables, of a model that nobody has run."""
+"""Predicted time to first token and time per token by the roofline: arithmetic on tables, for a model that was never
+run.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,15 @@ _BITS: tuple[Bits, ...] = (4, 8, 16, 32)
 
 
 def ttft_s(device: DeviceSpec, decoder: Decoder, prompt: int, chunk: int) -> float:
-    """Seconds from the first chunk of a prompt of so many tokens, alone on the device, to its logits."""
+    """Return the seconds from the first chunk of a prompt of `prompt` tokens, alone on the device, to its logits."""
     chunks = ((min(chunk, prompt - start), start) for start in range(0, prompt, chunk))
     return sum(prefill_s(device, decoder, new, cached) for new, cached in chunks) + head_s(device, decoder, 1)
 
 
 def tpot_s(device: DeviceSpec, decoder: Decoder, context: int, batch: int) -> float:
-    """Seconds of a decode step of `batch` sequences, each with `context` tokens. Of a part of a model: of that part."""
+    """Return the seconds of a decode step of `batch` sequences with `context` tokens each; for a part of a model, that
+    part's.
+    """
     config = decoder.local
     seconds = _layers_s(device, decoder, batch) + head_s(device, decoder, batch)
     for window, layers in Counter(config.windows).items():
@@ -47,7 +51,7 @@ def tpot_s(device: DeviceSpec, decoder: Decoder, context: int, batch: int) -> fl
 
 
 def prefill_s(device: DeviceSpec, decoder: Decoder, new: int, cached: int) -> float:
-    """Seconds of the layers for a chunk of `new` tokens of one prompt, after `cached` ones."""
+    """Return the seconds that the layers take for a chunk of `new` tokens of one prompt, after `cached` ones."""
     config = decoder.local
     seconds = _layers_s(device, decoder, new)
     for window, layers in Counter(config.windows).items():
@@ -60,7 +64,7 @@ def prefill_s(device: DeviceSpec, decoder: Decoder, new: int, cached: int) -> fl
 
 
 def head_s(device: DeviceSpec, decoder: Decoder, rows: int) -> float:
-    """Seconds of so many rows of logits: a rank's own, and none of a stage that is not the last."""
+    """Return the seconds for `rows` rows of logits: a rank's own share, and 0 for a stage that is not the last."""
     if not decoder.stage.is_last:
         return 0.0
     config, tokens = decoder.config, decoder.config.vocab_size
@@ -71,14 +75,14 @@ def head_s(device: DeviceSpec, decoder: Decoder, rows: int) -> float:
 
 
 def _kv_bytes(decoder: Decoder) -> float:
-    """Of a number in KV, with its part of a scale."""
+    """Return the bytes of one number in KV, with its part of a scale."""
     config = decoder.local
     [cache] = decoder.ops.allocate_kv(1, 1, config.num_kv_heads, config.head_dim)
     return cache.nbytes / (2 * BLOCK_TOKENS * config.num_kv_heads * config.head_dim)
 
 
 def _layers_s(device: DeviceSpec, decoder: Decoder, tokens: int) -> float:
-    """All of the layers but attention itself. Each is like the first."""
+    """Return the seconds of all layers without attention itself. Each layer is like the first."""
     return len(decoder.layers) * sum(roofline(device, op).seconds for op in _layer(decoder, tokens))
 
 
@@ -89,19 +93,19 @@ def _layer(decoder: Decoder, tokens: int) -> Iterator[OperationWork]:
 
 
 def linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
-    """(outputs, inputs) of a layer's linears, as `Layer.linears` has them."""
+    """Return (outputs, inputs) of a layer's linears, in the order of `Layer.linears`."""
     hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
     kv_heads = config.num_kv_heads * config.head_dim
     return (heads + 2 * kv_heads, hidden), (hidden, heads), (2 * inner, hidden), (hidden, inner)
 
 
 def bits(held: LayerMemory, shape: tuple[int, int]) -> Bits:
-    """Of a weight as it is kept, not as the checkpoint has it: it may have been written out."""
+    """Return the bits of a weight as it is held in memory, which may be more than in the checkpoint."""
     return min(_BITS, key=lambda each: abs(each - 8 * held.weights / (shape[0] * shape[1])))
 
 
 def linear_of(joined: Joined, tokens: int, outputs: int, inputs: int) -> LinearWork:
-    """As a layer's kernels read it: the weights as they are held, the activations as they are multiplied."""
+    """Return the linear as a layer's kernels read it: weights as they are held, activations as they are multiplied."""
     fp8 = all(part.kernel == "fp8" for part in joined.parts)
     return _linear(joined.held, tokens, outputs, inputs, fp8=fp8)
 
@@ -116,6 +120,6 @@ def _linear(held: LayerMemory, tokens: int, outputs: int, inputs: int, *, fp8: b
 
 
 def _moved(config: ModelConfig) -> int:
-    """Numbers that a layer reads and writes of a token beside its products: norms, rotary, gate times up."""
+    """Return how many numbers a layer reads and writes per token beside its products: norms, rotary, gate times up."""
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     return 2 * 4 * config.hidden_size + 2 * heads + 3 * config.intermediate_size

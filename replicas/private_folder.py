@@ -1,4 +1,4 @@
-"""A folder of this user's own, where what is kept from start to start lies."""
+"""Private folder of this user, for files that are kept from start to start."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import IO, Any
 
 __all__ = ["cache_home", "drop_abandoned", "is_private", "private_folder", "written_whole"]
 
-_ABANDONED_S = 3600.0  # a part that is older was left by a process that ended
+_ABANDONED_S = 3600.0  # a partial file that is older was left by a process that has ended
 
 
 def cache_home() -> Path:
-    """As the XDG specification has it. Raises RuntimeError where there is no home."""
+    """Return the user's cache folder by the XDG specification. Raises RuntimeError if there is no home."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return Path(base) if os.path.isabs(base) else Path.home() / ".cache"
 
 
 def private_folder(path: Path) -> Path:
-    """Made if it is missing. Raises OSError, PermissionError where others may write to it."""
+    """Return the folder, made if it is missing. Raises OSError; PermissionError if others may write to it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_private(path.stat()):
         raise PermissionError(f"{path} belongs to another user, or others may write to it")
@@ -36,9 +36,10 @@ def is_private(found: os.stat_result) -> bool:
 
 @contextmanager
 def written_whole(path: Path, mode: str = "x") -> Iterator[IO[Any]]:
-    """To write that file, which nobody else may write to: whoever opens it sees all of it. Raises OSError.
+    """Open a new file for writing, that takes the path's place once it is complete: a reader always sees a whole file,
+    and no other user may write to it. Raises OSError.
 
-    Where this is not come to the end of, all is as it was. mode: "x" for text, "x+b" for bytes.
+    If the block does not complete, the old file stays. mode: "x" for text, "x+b" for bytes.
     """
     private_folder(path.parent)
     part = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.part")
@@ -51,7 +52,7 @@ def written_whole(path: Path, mode: str = "x") -> Iterator[IO[Any]]:
 
 
 def drop_abandoned(folder: Path) -> None:
-    """What processes that have ended had begun to write there."""
+    """Delete partial files of processes that have ended."""
     for part in folder.glob("*.part"):
         with suppress(OSError):
             if time.time() - part.stat().st_mtime > _ABANDONED_S:
@@ -59,5 +60,5 @@ def drop_abandoned(folder: Path) -> None:
 
 
 def _own(path: str, flags: int) -> int:
-    """Opened so that nobody else can write to it, whatever the umask lets others do."""
+    """Open a file so that no other user can write to it, whatever the umask allows."""
     return os.open(path, flags, 0o600)

@@ -1,8 +1,8 @@
-"""The border types: what crosses between the door, the replica and the engine.
+"""Border types: the data that crosses between the ingress, the replica and the engine.
 
-Everything here is plain, frozen data that pickles and compares by value: what there is one of for each token is a
-named tuple, which is made in a fifth of the time. A `Request` is validated by
-construction: whoever holds one need not check it again.
+Everything here is plain, frozen data that pickles and compares by value. What exists once per token is a named tuple,
+which is made in a fifth of the time of a dataclass. A `Request` is validated by construction: code that holds one need
+not check it again.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ __all__ = [
     "sum_of",
 ]
 
-NULL = "null"  # device, numerics, family and so on of an engine that computes nothing
-RATE_WINDOW_S = 10.0  # what a replica makes is told as an average over so long
-# For which a profile tells the time of a decode step: on both sides of where kernels for few rows end, too.
+NULL = "null"  # value of device, numerics, family and similar fields for an engine that computes nothing
+RATE_WINDOW_S = 10.0  # a replica's tokens per second are an average over this many seconds
+# Batch sizes for which a profile has the time of a decode step; also on both sides of the few-row kernels' limit.
 BATCHES = (1, 2, 4, 8, 16, 32, GEMM_ROWS, GEMM_ROWS + 1, 128, 256)
 BLOCK_TOKENS = 16  # tokens per KV block: part of the protocol, since block hashes are shared
 
 
 class FinishReason(enum.StrEnum):
-    """Why a choice ended. Every admitted choice gets exactly one."""
+    """Reason why a choice ended. Every admitted choice gets exactly one."""
 
     STOP = "stop"  # end-of-sequence id, stop id or stop string
     LENGTH = "length"  # max_tokens or the context is full
@@ -58,10 +58,10 @@ class FinishReason(enum.StrEnum):
 
 
 class Pooling(enum.StrEnum):
-    """How a prompt's hidden states become one vector; nothing is generated then."""
+    """How a prompt's hidden states become one embedding vector; nothing is generated then."""
 
-    LAST = "last"  # of the last token
-    MEAN = "mean"  # of all tokens
+    LAST = "last"  # the hidden state of the last token
+    MEAN = "mean"  # the mean of all tokens' hidden states
 
 
 class TokenLogprob(NamedTuple):
@@ -72,7 +72,7 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
-# Log-probabilities of a prompt: the first token has none.
+# Log-probability of one prompt token; None for the first token, which nothing predicts.
 PromptLogprob = TokenLogprob | None
 
 
@@ -81,14 +81,15 @@ class Request:
     """One validated request.
 
     prompt_ids    token ids of the prompt, at least one
-    output_ids    per choice, the output so far (resume); empty, or one tuple for each of `sampling.n`
-    sampling      seed is always set here (fixed at the door), so a resumed request repeats exactly
-    deadline_s    seconds left, from the moment of sending; None waits for ever. A duration, not a
-                  time of day: clocks of two machines differ
-    priority      higher runs first
-    tenant        who asks; separates prefix caches and queues
-    cache_salt    derived from the tenant by the door, never given by a client
-    pooling       set: the answer is one embedding of the prompt, and no token
+    output_ids    per choice, the output so far, where a request is resumed; empty, or one tuple for each of
+                  `sampling.n`
+    sampling      its seed is always set (by the ingress), so that a resumed request repeats exactly
+    deadline_s    seconds left, from the moment of sending; None: no deadline. A duration rather than a time of day,
+                  since the clocks of two machines differ
+    priority      requests of a higher priority run first
+    tenant        the client's tenant; separates prefix caches and queues
+    cache_salt    derived from the tenant by the ingress, never given by a client
+    pooling       if set, the response is one embedding of the prompt, and no token
     """
 
     request_id: str
@@ -108,14 +109,14 @@ class Request:
 
 
 class Delta(NamedTuple):
-    """What became ready for one choice since its last delta.
+    """Output of one choice that became ready since the choice's last delta.
 
-    `text` may lag behind `token_ids` (incomplete UTF-8, a possible stop string) and never exceeds them.
+    `text` may lag behind `token_ids` (incomplete UTF-8, a possible stop string) and never runs ahead of them.
     `finish_reason` is set on the last delta of the choice, and only there.
-    `stop_reason`: the stop string or stop id that ended it, if one did.
+    `stop_reason`: the stop string or stop id that ended the choice, if one did.
     """
 
-    index: int  # type: ignore[assignment]  # of the choice, in place of tuple's own
+    index: int  # type: ignore[assignment]  # index of the choice; hides tuple's own method
     token_ids: tuple[int, ...] = ()
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] | None = None
@@ -124,7 +125,7 @@ class Delta(NamedTuple):
 
 
 def joined(deltas: list[Delta]) -> Delta:
-    """Of one choice, one after the other, as one."""
+    """Join consecutive deltas of one choice into one delta."""
     if len(deltas) == 1:
         return deltas[0]
     logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
@@ -140,35 +141,39 @@ def joined(deltas: list[Delta]) -> Delta:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """What a replica carries right now. Token counts, not request counts: prompts differ a thousandfold."""
+    """Current load of a replica. Work is counted in tokens rather than requests, since prompts differ a
+    thousandfold.
+    """
 
     running: int = 0  # sequences in the running batch
     waiting: int = 0  # sequences admitted and not yet running
     queued_prefill_tokens: int = 0  # tokens still to be computed before their first output
-    kv_blocks_free: int = 0  # free or evictable
+    kv_blocks_free: int = 0  # KV blocks that are free or evictable
     kv_blocks_total: int = 0
-    steps: int = 0  # that the engine has taken since its start
+    steps: int = 0  # steps that the engine has taken since its start
     max_running: int = 0  # sequences that may be in the running batch
-    prompt_tokens: int = 0  # of all requests that have begun since the replica did
-    queried_tokens: int = 0  # of those, looked for in the prefix cache
-    cached_tokens: int = 0  # and found there
-    generated_tokens_per_s: float = 0.0  # over the last RATE_WINDOW_S
-    drafted_tokens: int = 0  # tried by speculation since the start
-    accepted_tokens: int = 0  # and those of them that were right
-    preemptions_swapped: int = 0  # sequences that lost their place to others, and whose KV went to the host
-    preemptions_recomputed: int = 0  # likewise, and whose KV was computed again
-    external_queried_tokens: int = 0  # asked of the prefix store since the start
-    external_hit_tokens: int = 0  # and those of them that came from it
-    draining: bool = False  # takes nothing new; what it has goes on
-    weights_version: int = 0  # of the model's weights, which requests begin with: updates since the start
-    weights_contents: str = ""  # a digest of them, in hex: the same wherever they are; empty: there are none
+    prompt_tokens: int = 0  # prompt tokens of all requests that have begun since the replica's start
+    queried_tokens: int = 0  # prompt tokens that were looked up in the prefix cache
+    cached_tokens: int = 0  # prompt tokens that were found in the prefix cache
+    generated_tokens_per_s: float = 0.0  # output tokens per second over the last RATE_WINDOW_S
+    drafted_tokens: int = 0  # draft tokens that speculation has tried since the start
+    accepted_tokens: int = 0  # draft tokens that were right
+    preemptions_swapped: int = 0  # preemptions for which the sequence's KV was copied to the host
+    preemptions_recomputed: int = 0  # preemptions after which the sequence's KV was computed again
+    external_queried_tokens: int = 0  # prompt tokens that the prefix store was asked for since the start
+    external_hit_tokens: int = 0  # prompt tokens whose KV came from the prefix store
+    draining: bool = False  # refuses new requests; those that it has go on
+    weights_version: int = 0  # version of the weights that new requests begin with: updates since the start
+    weights_contents: str = ""  # hex digest of the weights, the same on every replica; empty: there are no weights
 
 
 _NOT_SUMMED = ("draining", "weights_version", "weights_contents")
 
 
 def sum_of(loads: Iterable[ReplicaLoad]) -> ReplicaLoad:
-    """What several replicas carry together; they drain if all of them do, and the oldest weights are told."""
+    """Return the sum of several replicas' loads. It is draining if all of them are, and has the oldest weights among
+    them.
+    """
     each = list(loads)
     summed = {
         one.name: sum(getattr(load, one.name) for load in each)
@@ -186,11 +191,12 @@ def sum_of(loads: Iterable[ReplicaLoad]) -> ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a replica knows of one prompt in the prefix store that it shares with others.
+    """What a replica knows about one prompt in the prefix store that it shares with others.
 
-    tokens   leading ones that the store had when this replica last read or wrote them
-    absent   from that one on it had none when this request asked for them; None: it has not found the end
-    token_s  seconds that it takes to fetch a token here, lately
+    tokens   leading prompt tokens that the store had when this replica last read or wrote them
+    absent   position of the first token that the store did not have when this request asked; None: no such end was
+             found
+    token_s  seconds that fetching one token's KV takes here, as measured lately
     """
 
     tokens: int
@@ -200,21 +206,23 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class WeightsTold:
-    """A replica's weights. version: updates since the checkpoint; contents: a digest of all of them, in hex."""
+    """Published state of a replica's weights. version: updates since the checkpoint; contents: hex digest of all
+    weights.
+    """
 
     version: int
     contents: str
 
 
 class StreamMessage(NamedTuple):
-    """One message of a replica's stream: every delta that is ready, and the load for the router.
+    """One message of a replica's stream: every delta that is ready, and the replica's load for the router.
 
     The first message of a stream has `cached_tokens` (prompt tokens that were not computed again) and,
     if asked for, `prompt_logprobs`. The only message of a pooled request has `embedding`: fp32 values, one
-    per hidden dimension, not normalised to unit length. Where there is a prefix store, the first has `stored`, and the
-    last has it again if more is known by then. The first has `weights`: the version of the model's weights that the
-    whole answer is computed with, and `contents`, which is their digest as ReplicaLoad has it. From a router both come
-    again where the answer goes on with others, on another replica.
+    per hidden dimension, not normalised to unit length. Where there is a prefix store, the first message has `stored`,
+    and the last has it again if more is known by then. The first message has `weights`, the version of the model's
+    weights that the whole response is computed with, and `contents`, their digest as in ReplicaLoad. A router sends
+    both again where the response continues on another replica with other weights.
     """
 
     deltas: tuple[Delta, ...] = ()
@@ -233,7 +241,9 @@ class StreamMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KvEvent:
-    """A block came to be found by its hash (`token_ids` are its tokens), or no longer is (there are none)."""
+    """Change of the prefix index: a block can be found by its hash (`token_ids` are its tokens), or no longer can (no
+    tokens).
+    """
 
     hash: bytes
     token_ids: tuple[int, ...] = ()
@@ -242,9 +252,9 @@ class KvEvent:
 
 @dataclass(frozen=True, slots=True)
 class KvEvents:
-    """What became of one tenant's blocks since the last message, and the replica's load.
+    """Changes of one tenant's blocks since the last message, and the replica's load.
 
-    `lost`: more happened than could be kept, and `events` is only what came after that.
+    `lost`: more changes happened than could be kept, and `events` has only those after the gap.
     """
 
     events: tuple[KvEvent, ...]
@@ -254,7 +264,7 @@ class KvEvents:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the door must know of the model to validate and translate."""
+    """Properties of the model that the ingress needs to validate and translate requests."""
 
     name: str
     family: str
@@ -263,18 +273,18 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     dtype: str
     quantization: str
-    architecture: str = ""  # as checkpoints call it, such as Qwen2ForCausalLM; none of an engine that has no model
+    architecture: str = ""  # name in checkpoints, such as Qwen2ForCausalLM; empty for an engine without a model
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaProfile:
-    """What a replica is; published once at readiness. Rates are measured during warm-up.
+    """Description of a replica, published once when it is ready. Rates are measured during warm-up.
 
-    decode_s   seconds of a decode step at each of BATCHES, with short contexts; none: nobody has measured
-    context_s  seconds more, for each token of context of a step's sequences
-    pool       whose it is, as the one who reads it knows
-    shares     replicas with the same read each other's prefixes from a store; empty: it has none
-    fetch_s    seconds to fetch a token from there, at a guess
+    decode_s   seconds of a decode step at each batch size in BATCHES, with short contexts; empty: not measured
+    context_s  extra seconds of a step for each token of context of its sequences
+    pool       name of the replica's pool, set by the reader of the profile
+    shares     replicas with the same value read each other's prefixes from a store; empty: there is no store
+    fetch_s    estimated seconds to fetch one token's KV from the store
     """
 
     replica_id: str
@@ -282,8 +292,8 @@ class ReplicaProfile:
     device: str  # "cpu" or e.g. "cuda:0"
     device_name: str
     compute_capability: str | None  # "6.1"; None for a CPU
-    numerics: str  # replicas of one numerics class give the same tokens
-    fingerprint: str  # what may share KV: weights, config, rope, kv dtype, numerics
+    numerics: str  # numerics class; replicas of one class give the same tokens
+    fingerprint: str  # replicas with the same may share KV: digest of weights, config, rope, KV dtype and numerics
     prefill_tokens_per_s: float
     decode_step_s: float  # one step at batch 1
     kv_blocks_total: int

@@ -1,4 +1,4 @@
-"""A replica's profile as text, as it travels to those who choose among replicas."""
+"""Text form of a replica's profile, as it is sent to routers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def text_of(profile: ReplicaProfile) -> str:
 
 
 def profile_of(text: str) -> ReplicaProfile:
-    """The profile that `text_of` was given."""
+    """Return the profile that `text_of` made this text from."""
     fields = json.loads(text)
     model = fields.pop("model")
     model["eos_token_ids"] = tuple(model["eos_token_ids"])

@@ -1,4 +1,6 @@
-"""How fast an engine is, for those who predict: measured at warm-up, or reckoned where nothing is computed."""
+"""Rates of an engine, from which routers predict: measured at warm-up, or computed where the engine computes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +14,34 @@ from ..kernels.device.precision import GEMM_ROWS
 from .protocol import BATCHES, BLOCK_TOKENS, Request
 from .sampling_params import SamplingParams
 
-if TYPE_CHECKING:  # who only predicts needs no engine
+if TYPE_CHECKING:  # code that only predicts needs no engine
     from .engine import EngineCore
 
 __all__ = ["Rates", "begin", "extrapolated", "measured"]
 
-BUDGET_S = 1.0  # what is expected to take longer than is left of it is not measured
-PROMPT_S = 0.5  # likewise, of one prompt
-NOISE_S = 0.1  # a prompt that takes longer, and about what was expected, is run once
-_UNEXPECTED = 1.2  # times as long as that is what the first run costs more
+BUDGET_S = 1.0  # seconds for all measurements: one that is expected to exceed what is left is skipped
+PROMPT_S = 0.5  # a prompt that is expected to take longer is not run
+NOISE_S = 0.1  # a prompt that takes longer than this, and about as long as expected, is run only once
+_UNEXPECTED = 1.2  # a first run that takes this many times longer than expected includes one-time costs
 _STEPS = 8
-_FIRST_STEPS = 4  # of the first output: a replica that finds its rates kept waits for no more
-_PROMPT_TOKENS = 16  # of the first and shortest prompt
+_FIRST_STEPS = 4  # decode steps of the first measurement, the only one for a replica whose rates were kept
+_PROMPT_TOKENS = 16  # tokens of the first and shortest prompt
 _GROWTH = 4
-_KNOTS = (1, 4, 16, GEMM_ROWS, GEMM_ROWS + 1, 256)  # batches that are measured; those between are interpolated
-_PROMPTS = 3  # of as many tokens as a batch that is never run has sequences: rows of both are computed alike
-_SIBLINGS = 8  # sequences that the price of context is measured with
-_CONTEXT = 2048  # tokens of each, at most
-_LEAST_CONTEXT = 64  # below it the price is lost in the noise
+_KNOTS = (1, 4, 16, GEMM_ROWS, GEMM_ROWS + 1, 256)  # batch sizes that are measured; others are interpolated
+_PROMPTS = 3  # prompts that stand in for a batch too large to run, as rows of both are computed alike
+_SIBLINGS = 8  # sequences with which the cost of context is measured
+_CONTEXT = 2048  # most tokens of context of each of those sequences
+_LEAST_CONTEXT = 64  # with fewer tokens of context their cost is lost in the noise
 _SALT = b"warm-up"
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """decode_s: seconds of a step at each of BATCHES, with short contexts; context_s: more, per token of context."""
+    """Speed of an engine.
+
+    decode_s   seconds of a decode step at each batch size in BATCHES, with short contexts
+    context_s  extra seconds of a step for each token of context
+    """
 
     prefill_tokens_per_s: float
     decode_s: tuple[float, ...]
@@ -43,11 +49,13 @@ class Rates:
 
 
 def measured(core: EngineCore, *, compiles: bool = False) -> Rates:
-    """Runs a prompt and a batch, and what PROMPT_S and BUDGET_S allow beside them. The engine is idle before and after.
+    """Measure an engine's rates: run a prompt and a batch, and what else PROMPT_S and BUDGET_S allow. The engine is
+    idle before and after.
 
-    What a batch costs the first time, kernels compiled and graphs captured, is not of the budget: a request would wait.
+    The first run of a batch compiles kernels and captures graphs; that does not count against the budget, since
+    otherwise a request would wait for it.
 
-    compiles  kernels, for as many tokens as a step may have too: such a prompt is run whatever it takes
+    compiles  whether kernels are compiled, also for the most tokens of a step: such a prompt is run whatever it takes
     """
     known = {1: begin(core)}
     rate = _prefill_rate(core, known[1], compiles=compiles)
@@ -60,21 +68,22 @@ def measured(core: EngineCore, *, compiles: bool = False) -> Rates:
         seconds = _step_s(core, batch) if batch <= most else _prompt_s(core, batch, 4 + _PROMPTS * len(known))
         if seconds is None:
             break
-        known[batch] = least = max(least, seconds)  # what is less is noise
+        known[batch] = least = max(least, seconds)  # a larger batch that seems faster is noise
         left -= steps * known[batch]
     return Rates(rate, extrapolated(known, rate), _context_s(core, known, rate, left))
 
 
 def extrapolated(known: dict[int, float], prefill_rate: float, at: Sequence[int] = BATCHES) -> tuple[float, ...]:
-    """Seconds of a step at each of `at`, from those `known` at some batches, at 1 above all.
+    """Return the seconds of a step at each batch size of `at`, from those `known` at some sizes, of which 1 must be
+    one.
 
-    Between two that are known a straight line; beyond the last one as steep as the last two, and no less than a
-    prompt's tokens cost: rows of a batch are computed like those.
+    Between two known sizes the time is interpolated linearly. Beyond the last it grows as steeply as between the last
+    two, and at least as much as a prompt's tokens cost, since rows of a batch are computed like those.
     """
     batches = sorted(known)
     slope = 1 / prefill_rate
     high = batches[-1]
-    if low := max((each for each in batches if 2 * each <= high), default=0):  # nearer ones may tell of a jump
+    if low := max((each for each in batches if 2 * each <= high), default=0):  # nearer sizes may lie at a jump
         slope = max(slope, (known[high] - known[low]) / (high - low))
     found = []
     for batch in at:
@@ -84,12 +93,12 @@ def extrapolated(known: dict[int, float], prefill_rate: float, at: Sequence[int]
             continue
         below = max((each for each in batches if each <= batch), default=above)
         share = (batch - below) / (above - below) if above > below else 0.0
-        found.append(known[below] + share * (known[above] - known[below]))  # of two that are alike, the same
+        found.append(known[below] + share * (known[above] - known[below]))  # exact where both ends are equal
     return tuple(found)
 
 
 def begin(core: EngineCore) -> float:
-    """Seconds of a decode step (median): of a short prompt, whose first steps are those that cost more, and its output.
+    """Return the median seconds of a decode step, after running a short prompt, whose first steps cost more.
 
     The engine is idle before and after.
     """
@@ -101,12 +110,12 @@ def begin(core: EngineCore) -> float:
 
 
 def _prefill_rate(core: EngineCore, decode_s: float, *, compiles: bool) -> float:
-    """Tokens per second of a full step, after `begin`, which found what one token takes: measured, or reckoned from
-    the longest prompt that takes PROMPT_S at most, as weights are read once however many tokens there are.
+    """Return the prompt tokens per second of a full step, measured, or computed from the longest prompt that takes at
+    most PROMPT_S, as weights are read once however many tokens there are. `decode_s`: what `begin` found for one token.
     """
     full, number = _prompt_tokens(core), -1
 
-    def took(tokens: int, likely: float) -> float:  # of two the less: the first may cost more, and more is noise
+    def took(tokens: int, likely: float) -> float:  # the faster of two runs, as the first may include one-time costs
         nonlocal number
         number -= 2  # no prompt has another's prefix
         first = _prompt_s(core, tokens, number, 1)
@@ -123,12 +132,13 @@ def _prefill_rate(core: EngineCore, decode_s: float, *, compiles: bool) -> float
     while length < full and expected(longer := min(_GROWTH * length, full)) <= PROMPT_S:
         length, seconds = longer, took(longer, expected(longer))
     if compiles and length < full:
-        return full / took(full, 0.0)  # twice, whatever compiling takes
+        return full / took(full, 0.0)  # run twice, whatever time compiling takes
     return full / expected(full)
 
 
 def _step_s(core: EngineCore, batch: int) -> float | None:
-    """Of so many sequences that have just begun. The first steps of a batch may cost more: they are not counted.
+    """Return the median seconds of a decode step of `batch` sequences that have just begun; the first steps of a batch
+    may cost more and are not counted.
 
     None: sequences are so short that there was no such step.
     """
@@ -140,7 +150,9 @@ def _step_s(core: EngineCore, batch: int) -> float | None:
 
 
 def _prompt_s(core: EngineCore, tokens: int, number: int, prompts: int = _PROMPTS) -> float:
-    """Of a prompt of so many tokens, alone; the first one's number, and others after it: none has another's prefix."""
+    """Return the median seconds of prompts of `tokens` tokens, one at a time. `number`: makes the first prompt's
+    tokens; the others count on from it, so that none has another's prefix.
+    """
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, seed=0)
     seconds = []
     for other in range(number, number + prompts):
@@ -150,7 +162,7 @@ def _prompt_s(core: EngineCore, tokens: int, number: int, prompts: int = _PROMPT
 
 
 def _context_s(core: EngineCore, known: dict[int, float], rate: float, left_s: float) -> float:
-    """Of a step's time what each token of context takes; none where it cannot be told."""
+    """Return the extra seconds of a step for each token of context; 0 if that cannot be measured."""
     scheduler = core.scheduler
     siblings = min(_SIBLINGS, scheduler.max_running) if scheduler.pool.reuse_prefixes else 1
     step_s = extrapolated(known, rate, (siblings,))[0]
@@ -171,9 +183,10 @@ def _context_s(core: EngineCore, known: dict[int, float], rate: float, left_s: f
 
 
 def _steps(core: EngineCore) -> list[tuple[float, int]]:
-    """Until the engine is idle: seconds of each step, and how many sequences it decoded if that was all it did.
+    """Run steps until the engine is idle; return the seconds of each step, and how many sequences it decoded if it did
+    nothing else (0 otherwise).
 
-    Of a pipeline, a step of all of them: each of those on their way has a part of the sequences.
+    For a pipeline a step of all sequences counts, since each of the steps in flight has a part of them.
     """
     found = []
     landed, began = core.num_steps, time.perf_counter()
@@ -190,7 +203,7 @@ def _steps(core: EngineCore) -> list[tuple[float, int]]:
 
 
 def _prompt_tokens(core: EngineCore) -> int:
-    """Of a prompt that fills a step, which is how a long one is read."""
+    """Return the tokens of a prompt that fills a step, as the chunks of a long prompt do."""
     return max(1, min(core.limits.max_model_len - _STEPS - 1, core.scheduler.max_batch_tokens))
 
 

@@ -1,7 +1,8 @@
-"""Spans of files read ahead of who wants them, by a thread that does nothing else: the disk waits for no processor.
+"""Read-ahead of files by a thread that does nothing else, so that the disk never waits for the CPU.
 
-Measured on two cores beside a disk of 5 GB/s: threads that each asked for what they then digested came to 3.3 GB/s, and
-to 4.0 where another had asked; with WILLNEED, by which the kernel takes single pages and no large ones, to 1.5.
+Measured on two cores with a disk of 5 GB/s: threads that each read what they then digested reached 3.3 GB/s, and 4.0
+GB/s where another thread had read it; with WILLNEED, by which the kernel reads single pages and no large ones, 1.5
+GB/s.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ __all__ = ["LEAD_BYTES", "ReadAhead"]
 
 S = TypeVar("S", bound=Hashable)
 
-LEAD_BYTES = 256 << 20  # that are in memory and nobody has used yet
+LEAD_BYTES = 256 << 20  # most bytes that are in memory and not yet used
 
 
 class ReadAhead(Generic[S]):
-    """One after the other, in order, since the system reads ahead by itself of what comes in a row. What somebody waits
-    for comes before the rest only once the lead is full. The thread begins with the first that has to wait.
+    """Reader of spans one after the other, in order, since the system reads ahead by itself in consecutive data. A span
+    that a caller waits for is read out of order only once the lead is full. The thread starts with the first caller
+    that has to wait.
     """
 
     def __init__(
@@ -30,24 +32,24 @@ class ReadAhead(Generic[S]):
         at_hand: Callable[[S], bool] = lambda _: False,
         lead: int = LEAD_BYTES,
     ) -> None:
-        """spans: bytes of each, in order.
+        """Prepare to read. spans: bytes of each, in order.
 
-        read     brings one to memory, by the thread that calls it; may raise
-        at_hand  whether that needs no disk: then whoever wants it does so, and waits for nobody
+        read     brings a span to memory, in the thread that calls it; may raise
+        at_hand  whether that needs no disk: then the caller does it itself, and does not wait for the thread
         """
         self._sizes, self._read, self._at_hand, self._most = dict(spans), read, at_hand, lead
-        self._left = dict.fromkeys(spans)  # that nobody has read, in order
+        self._left = dict.fromkeys(spans)  # spans that have not been read, in order
         self._wanted: dict[S, None] = {}
-        self._there: dict[S, Exception | None] = {}  # what reading it raised
+        self._there: dict[S, Exception | None] = {}  # spans that were read, with the error that reading raised
         self._lead = 0
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="reads ahead", daemon=True)
 
     def wait(self, span: S) -> None:
-        """Until it is in memory; whoever is done with it says so by `used`. Raises what `read` raised.
+        """Wait until a span is in memory; `used` must be called once it is no longer needed. Raises what `read` raised.
 
-        Raises RuntimeError if it will not be read any more.
+        Raises RuntimeError if the reader was closed before.
         """
         assert span in self._sizes
         if span in self._left and self._at_hand(span) and self._begin(span):
@@ -60,7 +62,7 @@ class ReadAhead(Generic[S]):
                 self._changed.notify_all()
             self._changed.wait_for(lambda: span in self._there or self._closed)
             if span not in self._there:
-                raise RuntimeError("reading ahead was ended")
+                raise RuntimeError("the reader was closed before this span was read")
             if (error := self._there[span]) is not None:
                 raise error
 
@@ -70,7 +72,7 @@ class ReadAhead(Generic[S]):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nothing more is read, which whoever waits is told."""
+        """Stop reading; callers that wait get an error."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -85,7 +87,7 @@ class ReadAhead(Generic[S]):
         error: Exception | None = None
         try:
             self._read(span)
-        except Exception as raised:  # noqa: BLE001  # of whoever waits for it
+        except Exception as raised:  # noqa: BLE001  # raised again where the span is waited for
             error = raised
         with self._changed:
             self._there[span] = error
@@ -101,7 +103,7 @@ class ReadAhead(Generic[S]):
             return span
 
     def _begin(self, span: S) -> bool:
-        """Whether nobody had."""
+        """Mark a span as being read; return False if that was done before."""
         with self._changed:
             if span not in self._left:
                 return False

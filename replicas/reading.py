@@ -1,9 +1,9 @@
-"""Tensors as files have them, each byte of which is asked of the disk once, and digested on the way.
+"""Reader of tensors from files, which reads each byte from disk once and digests it at the same time.
 
-A start of a whole model on a CPU repacks what it reads, so that it reads from mapped files: what is large and will be
-repacked is not copied, and a thread of its own asks the disk ahead. What is kept as it is, and what goes to a device
-that copies from memory of its own kind, is read straight into that. Memory that one has left is the next one's, since
-pages that a process never had take longer to come than to be read (measured: 0.45 s for each GB, beside 0.05).
+A whole model that starts on a CPU repacks what it reads, so it reads from mapped files: large tensors that will be
+repacked are not copied, and a thread of its own reads ahead. Tensors that are kept as they are, and those for a device
+that copies from memory of its own kind, are read straight into that memory. Memory that one tensor has left is used for
+the next, since new pages take longer to get than to be read (measured: 0.45 s for each GB, against 0.05).
 Tensors of a layer that lie together in a file are read together: a layer's quantization is some thirty small ones.
 """
 
@@ -31,18 +31,20 @@ DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
     "I32": torch.int32, "U32": torch.uint32,
 }  # fmt: skip
-_MANY = 16  # runs of a tensor, from which on several threads read it, beside other tensors
-_SOME = 4  # likewise of a tensor of a part of a model, which are read one after the other
+_MANY = 16  # a tensor of at least this many runs is read by several threads
+_SOME = 4  # the same for a part of a model, whose tensors are read one after the other
 
 
 class Reader:
-    """Safe from several threads.
+    """Reader of the tensors of some files. Safe from several threads.
 
-    order    of names, in which they will be read, more or less
+    order    names, more or less in the order in which they will be read
     digests  whether each tensor that is read whole is digested
-    pieces   that are digested where they are read whole, be it with a part of their tensor alone
-    whole    all of that order will be read whole, so that those of an extent are read with the first of them
-    staging  makes memory of the host that a device reads by itself, through which tensors go there; None: they stay
+    pieces   pieces that are digested if they are read whole, even with only a part of their tensor
+    whole    whether all tensors of `order` will be read whole, so that those of an extent are read with the first of
+             them
+    staging  makes host memory that a device reads by itself, through which tensors go there; None: they stay on the
+             host
     extents  names that are read together, as they lie in their files
     """
 
@@ -71,16 +73,18 @@ class Reader:
 
     @property
     def contents(self) -> Mapping[str, bytes]:
-        """The digest of each tensor that was read whole, as `contents.each_digest` has it."""
+        """Digest of each tensor that was read whole, in the format of `contents.each_digest`."""
         return self._found
 
     @property
     def digested(self) -> Mapping[Piece, bytes]:
-        """The digest of each of `pieces` that was read whole."""
+        """Digest of each of `pieces` that was read whole."""
         return self._digested
 
     def whole(self, name: str, *, kept: bool = False) -> torch.Tensor:
-        """kept: as it is, for longer than this reader. Raises CheckpointError, OSError."""
+        """Return a whole tensor. kept: it is kept as it is, for longer than this reader. Raises CheckpointError,
+        OSError.
+        """
         info = self._tensors[name][1]
         extent = self._extents.get(name)
         found = None if extent is None else self._of_extent(extent, name, kept)
@@ -89,12 +93,12 @@ class Reader:
         return found.view(DTYPES[info.dtype]).view(info.shape)
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        """Those of its first dimension, and no other byte of it. Raises CheckpointError, OSError."""
+        """Return rows [first, last) of a tensor, reading no other byte of it. Raises CheckpointError, OSError."""
         info = self._tensors[name][1]
         row_bytes = info.nbytes // max(1, info.shape[0])
         begin, end = info.begin + first * row_bytes, info.begin + last * row_bytes
         memory = self._rooms.take(end - begin)
-        # Cut as the whole tensor is: pieces that are not at the ends are its own.
+        # Cut where the whole tensor is cut, so that all pieces but those at the ends are the tensor's own.
         cut = (
             replace(each, begin=max(each.begin, begin), end=min(each.end, end))
             for each in pieces_of(self._tensors, [name])
@@ -103,28 +107,28 @@ class Reader:
         return _tensor(memory, info.dtype, (last - first, *info.shape[1:]))
 
     def close(self) -> None:
-        """Give back what is not in use; nothing that is depends on the files any more.
+        """Free memory that is not in use; tensors that are in use no longer depend on the files.
 
-        Raises CheckpointError where a file has changed meanwhile, OSError.
+        Raises CheckpointError if a file has changed meanwhile, OSError.
         """
         self._forget()
         if self._files is not None:
             self._files.close()
 
     def stop(self) -> None:
-        """Nothing more will be read, if it came to an end or not."""
+        """Stop reading, whether or not everything was read."""
         self._forget()
         if self._files is not None:
             self._files.drop()
 
     def _forget(self) -> None:
-        """What nobody has taken, or has left."""
+        """Drop tensors that were not taken, and memory that is free."""
         self._rooms.close()
         for extent in self._extents.values():
             extent.map = extent.read = None
 
     def _of_extent(self, extent: Extent, name: str, kept: bool) -> torch.Tensor | None:
-        """uint8; None: it was given before."""
+        """Return a tensor of an extent as uint8; None if it was returned before."""
         with extent.lock:
             if name not in extent.left:
                 return None
@@ -134,8 +138,8 @@ class Reader:
             part = extent.read[info.begin - extent.begin : info.end - extent.begin]
             extent.left.discard(name)
             if not extent.left:
-                extent.read = None  # its memory goes with the last tensor over it
-        # What is small may be kept as it is, and would keep all.
+                extent.read = None  # its memory is freed with the last tensor over it
+        # A small tensor may be kept as it is, and would then keep the whole extent's memory.
         size = DTYPES[info.dtype].itemsize
         small = info.nbytes < MIN_BYTES or part.data_ptr() % size or part.storage_offset() % size
         return part.clone() if small else part
@@ -143,7 +147,7 @@ class Reader:
     def _read(
         self, names: Sequence[str], runs: Sequence[Run], extent: Extent | None = None, *, copied: bool = False
     ) -> torch.Tensor:
-        """Of neighbours, uint8. copied: into memory that is nobody else's."""
+        """Read neighbouring tensors as one of dtype uint8. copied: into memory that no other tensor uses."""
         first = self._tensors[names[0]][1].begin
         nbytes = self._tensors[names[-1]][1].end - first
         files = None if extent is None else self._files
@@ -158,7 +162,7 @@ class Reader:
                 pieces[piece.name].append(digest)
             self._found.update({name: of_tensor(digests) for name, digests in pieces.items()})
         if extent is not None:
-            extent.map = None  # it goes with what is over it
+            extent.map = None  # the map is freed with the tensors over it
         return torch.frombuffer(memory, dtype=torch.uint8) if nbytes else torch.empty(0, dtype=torch.uint8)
 
     def _read_runs(
@@ -171,11 +175,12 @@ class Reader:
         copied: bool = True,
         together: bool = False,
     ) -> dict[Piece, bytes]:
-        """Of a file, into memory that begins with that byte of its data. In order, digests of what shall have one.
+        """Read runs of a file into memory that begins at byte `first` of its data; return the digests of the pieces
+        that need one, in order.
 
-        files: that have been opened, and are read ahead of
-        copied: else that memory is the file's own
-        together: of several tensors, beside which others are read
+        files     mapped files that are open and read ahead
+        copied    False: `memory` is the map of the file itself
+        together  whether the runs are of several tensors, while other threads read others
         """
         if not runs:
             return {}
@@ -193,7 +198,7 @@ class Reader:
         with ExitStack() as stack:
             if files is not None:
                 file, start = files.file(path)
-            else:  # once: the system reads ahead of what comes in a row
+            else:  # opened once, since the system reads ahead in consecutive data of one open file
                 file, start = stack.enter_context(path.open("rb", buffering=0)), self._begin(name)
             if together or len(runs) < (_SOME if self._pieces else _MANY) or threads == 1:
                 found = dict(chain.from_iterable(map(read, runs)))
@@ -204,7 +209,7 @@ class Reader:
         return found
 
     def _begin(self, name: str) -> int:
-        """Where the data of its file begin."""
+        """Return the offset at which the data of the tensor's file begin."""
         path = self._tensors[name][0]
         if path not in self._starts:
             self._starts[path] = start_of(path)

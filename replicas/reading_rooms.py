@@ -1,4 +1,4 @@
-"""Memory that tensors are read into: what one has left is the next one's."""
+"""Buffers that tensors are read into; memory that one tensor has left is used for the next."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["KEPT_BYTES", "PINNED_BYTES", "Pinned", "Rooms", "Staging"]
 
 log = logging.getLogger(__name__)
 
-Staging = Callable[[int], torch.Tensor]  # uint8 of so many bytes of the host, which a device reads by itself
+Staging = Callable[[int], torch.Tensor]  # makes uint8 host memory of that size, which a device reads by itself
 
-KEPT_BYTES = 256 << 20  # of memory that was left, at most
-PINNED_BYTES = 1 << 30  # at most: what is pinned nobody else of the host can have
-_LEAST_PINNED = 64 << 20  # at a time, so that a few do for tensors of all sizes
+KEPT_BYTES = 256 << 20  # most bytes of free memory that is kept
+PINNED_BYTES = 1 << 30  # most bytes that are pinned, since no other process can use them
+_LEAST_PINNED = 64 << 20  # least bytes pinned at a time, so that a few buffers serve tensors of all sizes
 
 
 class Rooms:
-    """Memory that comes back when the last tensor over it has gone. Safe from several threads."""
+    """Pool of memory that returns when the last tensor over it is freed. Safe from several threads."""
 
     def __init__(self) -> None:
         self._free: list[memoryview] = []
         self._closed = False
-        self._lock = threading.RLock()  # what comes back may do so while a thread of ours is in here
+        self._lock = threading.RLock()  # memory may be given back by a finalizer while this thread holds the lock
 
     def take(self, nbytes: int) -> memoryview:
         if nbytes < MIN_BYTES:
@@ -42,13 +42,13 @@ class Rooms:
         return view
 
     def close(self) -> None:
-        """Give back what is not in use."""
+        """Free memory that is not in use."""
         with self._lock:
             self._closed = True
             self._free = []
 
     def _most(self, nbytes: int) -> int:
-        """That may be taken for so many."""
+        """Return the largest buffer that may be taken for `nbytes` bytes."""
         return nbytes + nbytes // 8
 
     def _make(self, nbytes: int) -> memoryview:
@@ -64,16 +64,17 @@ class Rooms:
 
 
 class Pinned(Rooms):
-    """Which a device copies from by itself: of other memory its driver would make a copy first.
+    """Pool of pinned host memory, which a device copies from by itself; from other memory its driver would make a copy
+    first.
 
-    As much as PINNED_BYTES, all of which is kept until the end, since to pin takes longer than to read; beyond, and
-    where the host pins no more, memory as any other.
+    It pins up to PINNED_BYTES and keeps all of that until the end, since pinning takes longer than reading. Beyond
+    that, or where the host pins no more, it uses ordinary memory.
     """
 
     def __init__(self, staging: Staging) -> None:
         super().__init__()
         self._staging = staging
-        self._pinned: set[int] = set()  # ids of what is there for as long as this is
+        self._pinned: set[int] = set()  # ids of buffers that live as long as this pool
         self._nbytes = 0
 
     def _most(self, nbytes: int) -> int:
@@ -86,8 +87,8 @@ class Pinned(Rooms):
         try:
             memory: memoryview = self._staging(size).numpy().data
         except RuntimeError as error:
-            log.warning("weights are read into memory that is not pinned: %s", error)
-            self._nbytes = PINNED_BYTES  # and no more is asked for
+            log.warning("Weights are read into memory that is not pinned: %s", error)
+            self._nbytes = PINNED_BYTES  # no further memory is pinned
             return allocate_bytes(nbytes)
         self._nbytes += size
         self._pinned.add(id(memory))

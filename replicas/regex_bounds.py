@@ -1,9 +1,10 @@
-"""Which regular expressions of tokenizers are known to end soon on any text: the library that matches them backtracks.
+"""Check whether a tokenizer's regular expression is known to end soon on any text: the library that matches them
+backtracks.
 
-Only what is seen to be linear passes: alternatives in which whatever follows a repetition may be left out, so that
-nothing is tried again. What real tokenizers have besides is known by its shape. One such shape, white space at the end
-of a text, takes time in proportion to the square of a run of white space, and is safe where runs are short. Everything
-else is doubtful, which says nothing against it: it runs where it can be stopped.
+Only expressions that are seen to be linear pass: alternatives in which whatever follows a repetition is optional, so
+that nothing is tried again. Other parts of real tokenizers' expressions are known by their shape. One such shape, white
+space at the end of a text, takes time in proportion to the square of a run of white space, and is safe where runs are
+short. Everything else is doubtful, which does not mean refused: it runs in a process that can be stopped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["Bound", "bound_of", "has_long_runs", "is_linear"]
 
 MAX_CHARS = 4000
 MAX_ALTERNATIVES = 64
-MAX_WAYS = 64  # in which the bounded repetitions of one alternative may match
+MAX_WAYS = 64  # most ways in which the bounded repetitions of one alternative may match
 _ESCAPE = re.compile(
     r"\\(?:[pP]\{\^?\w+\}|x\{[0-9A-Fa-f]+\}|x[0-9A-Fa-f]{1,2}|u[0-9A-Fa-f]{4}|[dDsSwWhHrntfva]|[^\w\s])"
 )
@@ -27,12 +28,12 @@ _SPACES = "\\s+"
 _BEFORE_SPACES = ("\\s*[\\r\\n]+", "\\s*[\\r\\n]", "\\s*\\n+", "\\s*\\n")  # fail on a run that `\s+` then takes whole
 _LAST_SPACE = "\\s+(?!\\S)"  # takes a run but for its last character, so that it is tried twice
 _END_SPACES = ("\\s+$", "\\s++$")  # tried from each place of a run that does not end the text
-_LONG_RUN = re.compile(r"\s{65,}")  # shorter ones cost no more than so many steps a character
+_LONG_RUN = re.compile(r"\s{65,}")  # shorter runs cost at most 64 steps a character
 MAX_RUN_STEPS = 1_000_000  # the square of a run of 1,000, or of several together: about 10 ms
 
 
 class Bound(Enum):
-    """What the time of a regular expression is in proportion to."""
+    """What the time of matching a regular expression is proportional to."""
 
     LINEAR = "the text"
     SHORT_RUNS = "the text, if it has no long runs of white space"
@@ -40,14 +41,15 @@ class Bound(Enum):
 
 
 class _Unclear(Exception):
-    """It is not known how long this may take."""
+    """Error for an expression of which it is not known how long matching may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """text: of what is repeated `low` to `high` times (None: without end). width: 0 of a place, 1 of one character.
+    """One item of an alternative: `text` is repeated `low` to `high` times (None: without end).
 
-    ways: in how many ways what is repeated may match by itself
+    width  0 for a position, 1 for one character, 2 for several
+    ways   in how many ways the repeated text may match by itself
     """
 
     text: str
@@ -61,12 +63,12 @@ _Alternative = list[_Item]
 
 
 def is_linear(pattern: str) -> bool:
-    """Whether matching this takes time in proportion to the text, whatever it is."""
+    """Return whether matching the pattern takes time in proportion to the text, whatever the text is."""
     return bound_of(pattern) is Bound.LINEAR
 
 
 def has_long_runs(text: str) -> bool:
-    """Whether a pattern that is bound to SHORT_RUNS may take long for this."""
+    """Return whether a pattern that is bound to SHORT_RUNS may take long for this text."""
     return sum(len(run) ** 2 for run in _LONG_RUN.findall(text)) > MAX_RUN_STEPS
 
 
@@ -80,7 +82,7 @@ def bound_of(pattern: str) -> Bound:
         return Bound.UNKNOWN
     if parser.at != len(pattern) or len(alternatives) > MAX_ALTERNATIVES:
         return Bound.UNKNOWN
-    others = [items for items in alternatives if _text(items) not in _END_SPACES]  # what those leave, these take
+    others = [items for items in alternatives if _text(items) not in _END_SPACES]  # these take what the END ones leave
     if others and not _all_linear(others):
         return Bound.UNKNOWN
     return Bound.LINEAR if len(others) == len(alternatives) else Bound.SHORT_RUNS
@@ -98,7 +100,9 @@ def _all_linear(alternatives: list[_Alternative]) -> bool:
 
 
 def _taking_spaces(texts: list[str]) -> int:
-    """From which alternative on they are all of white space, and the last of them take a run whole, but for one."""
+    """Return the index from which on all alternatives are of white space, and the last of them take a whole run, or all
+    of it but one character. The number of alternatives: there is no such index.
+    """
     if texts[-1] != _SPACES and texts[-2:] != [_LAST_SPACE, "\\s"]:
         return len(texts)
     start = len(texts) - 1
@@ -108,13 +112,15 @@ def _taking_spaces(texts: list[str]) -> int:
 
 
 def _never_retries(items: _Alternative) -> bool:
-    """Nothing that must match stands behind what has no end."""
+    """Return whether nothing mandatory follows an endless repetition, so that no match is tried again."""
     endless = [i for i, item in enumerate(items) if item.high is None]
     return not endless or all(item.low == 0 and item.width for item in items[endless[0] + 1 :])
 
 
 def _is_retaken(this: _Alternative, following: _Alternative) -> bool:
-    """`x*y+` fails on a run of x, which `x+y*` then takes whole; what stands before and behind is the same."""
+    """Return whether `x*y+`, which fails on a run of x, is followed by `x+y*`, which takes that run whole, with the
+    same items before and behind.
+    """
     endless = [i for i, item in enumerate(this) if item.high is None][:2]
     if len(endless) < 2 or endless[1] != endless[0] + 1 or len(following) <= endless[1]:
         return False
@@ -143,7 +149,7 @@ def _count(item: _Item) -> str:
 
 
 class _Parser:
-    """Reads the part of Oniguruma's syntax that tokenizers use. Raises _Unclear for the rest."""
+    """Parser for the part of Oniguruma's syntax that tokenizers use. Raises _Unclear for the rest."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -178,7 +184,7 @@ class _Parser:
         return _Item(text, low, high, width, ways)
 
     def _atom(self, depth: int) -> tuple[int, int]:
-        """Its width (2: several characters), and in how many ways it may match."""
+        """Parse an atom; return its width (2: several characters), and in how many ways it may match."""
         rest = self._pattern[self.at :]
         char = rest[0]
         if (anchor := _ANCHOR.match(rest)) is not None:
@@ -216,7 +222,7 @@ class _Parser:
         return (1 if single and ways == 1 else 2), ways
 
     def _class(self) -> None:
-        """A class in brackets; one may stand inside another."""
+        """Skip a class in brackets, in which further classes may stand."""
         depth = 0
         while self.at < len(self._pattern):
             char = self._pattern[self.at]

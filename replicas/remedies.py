@@ -1,4 +1,4 @@
-"""What to do about a package that is not there, in words that hold for this very installation."""
+"""Remedies for a missing package, as commands that work for this installation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ __all__ = ["pip_install"]
 
 
 def pip_install(*requirements: str) -> str:
-    """The command that installs them into the environment that this process runs in.
+    """Return the command that installs these requirements into the environment of this process.
 
-    Never by the project's own name: what an index calls so need not be this.
+    It never uses the project's own name, since an index may have another package under that name.
     """
     return shlex.join([sys.executable, "-m", "pip", "install", *requirements])

@@ -1,4 +1,4 @@
-"""The Serve deployment class of a pool: a worker, and what Serve wants around it."""
+"""Ray Serve deployment class of a pool's replicas: a worker, and the methods that Serve calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Replica:
-    """One engine as an actor. Warm before ready: Serve sends requests when `__init__` has returned."""
+    """One engine as an actor. It warms up before it is ready: Serve sends requests once `__init__` has returned."""
 
     async def __init__(self, make_worker: Callable[[], Worker]) -> None:  # type: ignore[misc]  # Serve awaits it
         log_to_stderr()
@@ -43,9 +43,10 @@ class Replica:
     async def generate(
         self, request: Request, ticket: Ticket | None = None
     ) -> AsyncGenerator[StreamMessage | str | int, None]:
-        """Closing the generator stops the sequence and frees its KV. See trunk.py for what it yields.
+        """Stream a request's output. Closing the generator cancels the request and frees its KV. See trunk.py for what
+        it yields.
 
-        The last argument is for the router, here as below; what arrives of it is `ticket`.
+        The router's last argument, here and below, arrives as `ticket` or `placement`.
         """
         stream = cast(AsyncGenerator[StreamMessage, None], self._worker.generate(request))
         async with aclosing(stream) as messages, aclosing(by_trunk(messages, self._trunks, ticket)) as items:
@@ -53,7 +54,9 @@ class Replica:
                 yield item
 
     async def answer(self, request: Request, placement: None = None) -> StreamMessage:
-        """All of it in one message: one call costs less than a stream. Cancelling stops the sequence."""
+        """Return the whole response in one message: one call costs less than a stream. Cancelling the call cancels the
+        request.
+        """
         stream = cast(AsyncGenerator[StreamMessage, None], self._worker.generate(request))
         async with aclosing(stream) as messages:
             return merge([message async for message in messages])
@@ -61,17 +64,19 @@ class Replica:
     async def answers(
         self, bundle: str, requests: Sequence[Request], placement: None = None
     ) -> AsyncGenerator[list[Answered], None]:
-        """`answer` to each of them: at first an empty list, then what has ended, by its place in `requests`."""
+        """Compute several requests in one call. The stream's first message is an empty list; then come the responses
+        that have ended, each with its index in `requests`.
+        """
         async with aclosing(self._bundles.answers(bundle, requests, self.answer)) as batches:
             async for batch in batches:
                 yield batch
 
     async def abandon(self, bundle: str, number: int, placement: None = None) -> None:
-        """Nobody waits for that one of the bundle's answers."""
+        """Cancel one request of a bundle, since no client waits for its response."""
         self._bundles.abandon(bundle, number)
 
     async def trunk(self, ingress: str, name: str, placement: None = None) -> AsyncGenerator[Batch, None]:
-        """The messages of that ingress's streams together, from now on."""
+        """Stream the messages of all of one ingress's requests together, from now on."""
         trunk = self._trunks[ingress] = Trunk(name)
         try:
             async with aclosing(trunk.batches()) as batches:
@@ -82,18 +87,20 @@ class Replica:
                 del self._trunks[ingress]
 
     async def aside(self, ticket: Ticket, placement: None = None) -> None:
-        """That request's reader is behind: the trunk carries no more of it."""
+        """Send the rest of a request by its own stream and not by the trunk, since its client reads too slowly."""
         ingress, line = ticket
         if (trunk := self._trunks.get(ingress)) is not None:
             trunk.set_aside(line)
 
     async def load(self, placement: None = None) -> ReplicaLoad:
-        """Raises EngineFault when the engine is not well."""
+        """Return the replica's load. Raises EngineFault when the engine is not well."""
         await self._worker.check_health()
         return self._worker.load()
 
     async def health(self, placement: None = None) -> ReplicaLoad:
-        """`load` for those who ask for health: raises EngineFault too while a step takes far longer than others."""
+        """Return the load for health checks. Unlike `load` this also raises EngineFault while a step takes far longer
+        than others.
+        """
         load = await self.load()
         self._worker.check_pace()
         return load
@@ -102,14 +109,15 @@ class Replica:
         return self._worker.profile()
 
     async def flush(self, tenant: str | None, placement: None = None) -> None:
-        """Drop cached prefixes of that tenant, or all."""
+        """Drop the cached prefixes of one tenant, or of all (None)."""
         await self._worker.flush(tenant)
 
     async def update_weights(self, file: WeightFile, version: int, placement: None = None) -> WeightsTold:
-        """Serve with that version of the weights, which the file makes of the one before: what there is then.
+        """Serve with the given version of the weights, which the file makes from the version before; return the
+        resulting state.
 
-        Raises MotleyError where that is not to be; then all is as it was. Who has the version already, has it, if it
-        is of the same contents.
+        Raises MotleyError where that is not possible; then nothing has changed. If the replica has that version
+        already, nothing is done, provided that its contents are the same.
         """
         try:
             if self._worker.weights.version == version:
@@ -121,31 +129,35 @@ class Replica:
         return self._worker.weights
 
     async def prefix_stats(self, placement: None = None) -> PrefixStats | None:
-        """None: it shares no prefixes."""
+        """Return statistics of the prefix store; None if the replica shares no prefixes."""
         return self._worker.prefix_stats()
 
     async def kv_events(self, tenant: str, placement: None = None) -> AsyncGenerator[KvEvents, None]:
-        """What becomes of that tenant's KV blocks from now on."""
+        """Stream the changes of one tenant's KV blocks from now on."""
         async with aclosing(self._worker.kv_events(tenant)) as messages:
             async for message in messages:
                 yield message
 
     async def drain(self, placement: None = None) -> ReplicaLoad:
-        """Take nothing new from now on; what it has goes on. Its load, which says so."""
+        """Refuse new requests from now on, and return the load, which says so; requests that have begun go on."""
         self._worker.take_nothing_new()
         return self._worker.load()
 
     def record_replica_metadata(self) -> dict[str, str]:
-        """What routers know of it from the beginning: Serve asks once, when it is ready."""
+        """Return what routers know of the replica from the beginning: Serve calls this once, when the replica is
+        ready.
+        """
         profile = self._worker.profile()
         return {"numerics": profile.numerics, "profile": text_of(profile)}
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """Its load for routers that hear nothing else of it: Serve asks several times a second."""
+        """Return the load for routers that get no other message from the replica: Serve calls this several times a
+        second.
+        """
         return {"load": asdict(self._worker.load())}
 
     async def check_health(self) -> None:
-        """Serve replaces the replica when this raises."""
+        """Raise EngineFault if the engine is not well. Serve then replaces the replica."""
         await self._worker.check_health()
 
 
@@ -158,12 +170,12 @@ def engine_worker(
     updates: Callable[[], Sequence[WeightFile]] | None = None,
     launcher: Callable[[], Launcher] | None = None,
 ) -> Any:
-    """A worker with a real engine. Imports torch, so it is called in the replica and nowhere else.
+    """Return a worker with a real engine. This imports torch, so it is called in the replica and nowhere else.
 
-    loading  folder to say in how far the model is loaded
-    access   to a store of prefixes, made in the replica; None: what the config says
-    updates  of the weights until now, asked in the replica
-    launcher of the other processes of a divided model, made in the replica; None: they are its subprocesses
+    loading   folder to which the progress of loading is written
+    access    makes the connection to a prefix store, in the replica; None: as the config says
+    updates   returns the weight updates so far, in the replica
+    launcher  makes what starts the other processes of a divided model, in the replica; None: they are its subprocesses
     """
     ask_early(model, config)
     from .worker import Worker
@@ -173,7 +185,7 @@ def engine_worker(
 
 
 def null_worker(model: str, config: EngineConfig, name: str | None = None, step_s: float = 0.0) -> Any:
-    """A worker whose engine computes nothing: `motley serve --null-engine`."""
+    """Return a worker whose engine computes nothing: `motley serve --null-engine`."""
     from .null_engine import NullWorker
 
     return NullWorker(model, config, name=name, step_s=step_s)
@@ -189,9 +201,9 @@ def simulated_worker(
     seed: int | None,
     attained: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A worker that takes the time of a named GPU and computes nothing: `motley serve --simulate`.
+    """Return a worker that takes the time of a named GPU and computes nothing: `motley serve --simulate`.
 
-    attained: the fields of `simulated.device.Attained`; None: assumed
+    attained: the fields of `simulated.device.Attained`; None: assumed values
     """
     from .simulated.device import ASSUMED, Attained
     from .simulated.worker import SimulatedWorker

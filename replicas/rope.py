@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 class RopeConfig:
     """One kind of rope with all of its numbers settled.
 
-    original_length   positions the model saw before its context was extended
-    attention_factor  what cosine and sine are multiplied by (yarn)
+    original_length   positions that the model saw before its context was extended
+    attention_factor  factor for cosine and sine (yarn)
     """
 
     kind: RopeKind = "default"
@@ -56,9 +56,10 @@ class RopeConfig:
 
 
 def read_rope(config: Fields, max_positions: int) -> RopeConfig:
-    """From config.json as transformers 5 writes it (`rope_parameters`) or 4 (`rope_scaling`, `rope_theta`).
+    """Read the rope settings of config.json as transformers 5 writes them (`rope_parameters`) or 4 (`rope_scaling`,
+    `rope_theta`).
 
-    Keys that only other kinds of rope read are not read, as in transformers, and the log says so.
+    Keys that only other kinds of rope read are ignored, as in transformers, and the log says so.
     """
     section = _section(config)
     kind = section.choice("rope_type" if "rope_type" in section else "type", KINDS, default="default")
@@ -97,16 +98,16 @@ def read_rope(config: Fields, max_positions: int) -> RopeConfig:
 
 
 def _section(config: Fields) -> Fields:
-    """The object with the settings: transformers 5 takes `rope_scaling`, whole, in the place of `rope_parameters`.
+    """Return the object with the settings: transformers 5 uses `rope_scaling`, whole, in place of `rope_parameters`.
 
-    Model cards tell readers to add the first; transformers 5 writes the second. Where the second says something that
-    would be lost, the theta above all, CheckpointError names both.
+    Model cards tell users to add the first; transformers 5 writes the second. Raises CheckpointError, naming both, if
+    the second says something that would be lost, above all the theta.
     """
     scaling, parameters = config.section("rope_scaling"), config.section("rope_parameters")
     if scaling is None or not scaling.raw:
         return parameters or Fields({}, config.file)
     lost = _stated(parameters) if parameters else {}
-    for key in ("rope_type", "type"):  # "default" is what there is without any settings: scaling is added to it
+    for key in ("rope_type", "type"):  # "default" means no settings, so that scaling can be added to it
         if lost.get(key) == "default":
             del lost[key]
     taken = {"rope_theta": config.raw.get("rope_theta") or DEFAULT_THETA, **_stated(scaling)}
@@ -125,7 +126,9 @@ def _stated(section: Fields) -> dict[str, Any]:
 
 
 def _yarn_attention_factor(section: Fields, factor: float) -> float:
-    """As given, or 0.1 ln(factor) + 1 (YaRN, arXiv 2309.00071, equation 22), or the ratio of two such."""
+    """Return the attention factor: as given, or 0.1 ln(factor) + 1 (YaRN, arXiv 2309.00071, equation 22), or the ratio
+    of two such values.
+    """
     if "attention_factor" in section:
         return section.number("attention_factor", 1e-3, 1e3)
 
@@ -140,7 +143,7 @@ def _yarn_attention_factor(section: Fields, factor: float) -> float:
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Radians per position, fp32 [head_dim / 2], highest first."""
+    """Return radians per position, fp32 [head_dim / 2], highest first."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     plain = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
@@ -154,7 +157,9 @@ def frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
-    """Long waves are slowed by the factor, short ones kept, those between blended by their wavelength."""
+    """Return llama3's frequencies: long waves are slowed by the factor, short ones kept, and those between blended by
+    their wavelength.
+    """
     turns = rope.original_length * plain / (2 * math.pi)  # full turns within the original context
     kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     kept = kept.clamp(0.0, 1.0)
@@ -162,7 +167,7 @@ def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn_kept(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """How much of each plain frequency stays: 1 where it turns more than beta_fast times, 0 below beta_slow."""
+    """Return how much of each plain frequency stays: 1 where it turns more than beta_fast times, 0 below beta_slow."""
 
     def dimension(turns: float) -> float:
         return head_dim * math.log(rope.original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
@@ -178,9 +183,9 @@ def _yarn_kept(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 class RotaryTable:
-    """Cosine and sine by position, fp32 [length, head_dim / 2].
+    """Table of cosine and sine by position, fp32 [length, head_dim / 2].
 
-    It grows in pieces of one size, so that a position's values never depend on how far the table reaches.
+    It grows in pieces of one size, so that a position's values never depend on the table's length.
     """
 
     PIECE = 4096
@@ -192,7 +197,7 @@ class RotaryTable:
         self._sin = torch.empty(0, head_dim // 2, device=device)
 
     def reserve(self, length: int) -> None:
-        """Make the table reach position length - 1."""
+        """Extend the table to position length - 1."""
         known = self._cos.shape[0]
         if length <= known:
             return
@@ -202,7 +207,7 @@ class RotaryTable:
         self._sin = torch.cat([self._sin, *(a.sin() * self._attention_factor for a in angles)])
 
     def at(self, positions: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos, sin [T, head_dim / 2] for positions int64 [T], all below `length`."""
+        """Return cos, sin [T, head_dim / 2] for positions int64 [T], all below `length`."""
         self.reserve(length)
         return self._cos[positions], self._sin[positions]
 

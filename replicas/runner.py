@@ -1,4 +1,4 @@
-"""The tensor side of a step: prepare, forward, sample."""
+"""Runner of a step on tensors: prepare, forward, sample."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    """Runs a plan. Knows nothing of requests, queues or text."""
+    """Runs a plan. It knows nothing of requests, queues or text."""
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
 
 @runtime_checkable
 class Pipelined(Runner, Protocol):
-    """A runner whose device computes while the host plans the next step.
+    """Runner whose device computes while the host plans the next step.
 
-    depth   the first result is asked for when so many plans have been launched, or when there is none to launch
-    launch  gives what waits for the result. Plans are computed in the order of their launch; one may have UNKNOWN
-            for a token that the plan launched before it samples, if its sampling is plain
+    depth   number of launched plans at which the oldest result is awaited; it is also awaited if there is none to
+            launch
+    launch  returns a function that waits for the result. Plans are computed in the order of their launch; one may have
+            UNKNOWN for a token that the plan launched before it samples, if its sampling is plain
     """
 
     depth: int
@@ -42,9 +43,9 @@ class Pipelined(Runner, Protocol):
 
 @runtime_checkable
 class Swapping(Runner, Protocol):
-    """A runner that copies KV between device and host.
+    """Runner that copies KV between device and host.
 
-    swap  what the plan asks for, before it is run or launched
+    swap  make the plan's copies; called before the plan is run or launched
     """
 
     def swap(self, plan: StepPlan) -> None: ...
@@ -52,14 +53,15 @@ class Swapping(Runner, Protocol):
 
 @runtime_checkable
 class Capturing(Runner, Protocol):
-    """A runner that now and then records a step, to repeat it: seldom, and much longer than the step itself.
+    """Runner that now and then records a step, to repeat it later: that is rare, and takes much longer than the step
+    itself.
 
     Safe from any thread:
 
-    capture_s  seconds that this has taken so far, up to now
-    longest_s  of those that have ended; 0 before the first
+    capture_s  seconds that captures have taken so far, up to now
+    longest_s  seconds of the longest completed capture; 0 before the first
 
-    close      lets go of what was recorded, when nothing is asked of it any more
+    close      free what was recorded, when no further step is run
     """
 
     def capture_s(self) -> float: ...
@@ -71,10 +73,10 @@ class Capturing(Runner, Protocol):
 
 @runtime_checkable
 class Warming(Runner, Protocol):
-    """A runner that can make ready beforehand what steps will need.
+    """Runner that can prepare beforehand what steps will need.
 
-    warm_up  for so many seconds at most, the first thing whatever it takes; what came of it, in words. Of an idle
-             engine. `penalised`: requests are, unless they say otherwise
+    warm_up  prepare for about `within_s` seconds at most, but at least one thing; return what was done, in words. The
+             engine must be idle. `penalised`: whether requests usually have penalties
     """
 
     def warm_up(self, within_s: float, *, penalised: bool = False) -> str: ...
@@ -82,10 +84,10 @@ class Warming(Runner, Protocol):
 
 @runtime_checkable
 class Updating(Runner, Protocol):
-    """A runner whose model's weights may change: plans say by `weights` which version they are computed with.
+    """Runner whose model's weights may change: each plan says by `weights` which version it is computed with.
 
-    adopt   there is another version
-    forget  nothing is computed any more with that one
+    adopt   add another version
+    forget  drop a version that nothing is computed with any more
     """
 
     def adopt(self, version: int, model: Model | InParts) -> None: ...
@@ -96,9 +98,9 @@ class Updating(Runner, Protocol):
 class Model(Protocol):
     """A decoder bound to its operators. `forward` and `hidden` write this step's KV.
 
-    forward  logits fp32 [R, vocabulary] of the batch's `logit_rows`
-    hidden   last hidden states [T, hidden], normalised
-    logits   hidden states [R, hidden] -> fp32 [R, vocabulary]
+    forward  return logits fp32 [R, vocabulary] of the batch's `logit_rows`
+    hidden   return the last hidden states [T, hidden], normalised
+    logits   return logits fp32 [R, vocabulary] of hidden states [R, hidden]
     """
 
     def forward(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor: ...
@@ -110,9 +112,9 @@ class Model(Protocol):
 
 @runtime_checkable
 class Holding(Protocol):
-    """A model, in parts or not, that has more than memory, such as files, or parts in other processes.
+    """Model, in parts or not, that holds more than memory, such as files or parts in other processes.
 
-    forget  nothing is computed with it any more
+    forget  release that, since nothing is computed with the model any more
     """
 
     def forget(self) -> None: ...
@@ -120,9 +122,9 @@ class Holding(Protocol):
 
 @runtime_checkable
 class Renewing(Protocol):
-    """A model that is more than a decoder.
+    """Model that wraps a decoder with more than that.
 
-    renewed  it with another one, whose weights are of that version
+    renewed  return the same wrapper around another decoder, whose weights have that version
     """
 
     def renewed(self, decoder: Decoder, version: int) -> Model | InParts: ...
@@ -130,10 +132,10 @@ class Renewing(Protocol):
 
 @runtime_checkable
 class InParts(Protocol):
-    """A model that is submitted to a device in several pieces of work, with copies between them that they wait for.
+    """Model that is submitted to a device as several pieces of work, with copies between them that they wait for.
 
-    submit  `batch` makes the step there, and `end` takes it with what computes the rest once all layers are done; both
-            are work
+    submit  submit a step: `batch` prepares it on the device, and `end` computes the rest once all layers are done. Both
+            are work for the device
     """
 
     def submit(
@@ -147,18 +149,18 @@ class ModelRunner:
     def __init__(
         self, model: Model, kv: list[torch.Tensor], device: torch.device, swapper: Swapper | None = None
     ) -> None:
-        self.models = {0: model}  # by version of its weights
+        self.models = {0: model}  # by version of the weights
         self.kv = kv
         self.device = device
         self.swapper = swapper
 
     @property
     def model(self) -> Model:
-        """With the newest weights."""
+        """The model with the newest weights."""
         return self.models[max(self.models)]
 
     def adopt(self, version: int, model: Model | InParts) -> None:
-        assert not isinstance(model, InParts), "of a CPU none is"
+        assert not isinstance(model, InParts), "a model on a CPU is not in parts"
         self.models[version] = model
 
     def forget(self, version: int) -> None:
@@ -180,13 +182,15 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _result(self, plan: StepPlan, batch: StepBatch, model: Model, found: torch.Tensor) -> StepResult:
-        """found: logits of the batch's `logit_rows`; where the plan pools, all last hidden states."""
+        """Return the step's result. found: logits of the batch's `logit_rows`; if the plan pools, all last hidden
+        states.
+        """
         logits = found
         pooled: list[tuple[float, ...]] = [()] * len(plan.items)
         if pools(plan):
             logits = model.logits(found[batch.logit_rows])
             pooled = vectors(plan, found)
-        logits = logits.cpu()  # where tokens are chosen
+        logits = logits.cpu()  # tokens are chosen on the host
         counts = [num_rows(item) for item in plan.items]
         ends = list(itertools.accumulate(counts))
         last = [row for item, end in zip(plan.items, ends, strict=True) for row in range(end - len(item.specs), end)]
@@ -205,7 +209,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
-        """Logits fp32 [T, vocabulary] of every token of the plan."""
+        """Return logits fp32 [T, vocabulary] of every token of the plan."""
         return self.models[plan.weights].forward(prepare(plan, self._move, all_rows=True), self.kv)
 
     def _move(self, values: torch.Tensor) -> torch.Tensor:
@@ -213,7 +217,7 @@ class ModelRunner:
 
 
 def prepare(plan: StepPlan, move: Callable[[torch.Tensor], torch.Tensor], *, all_rows: bool = False) -> StepBatch:
-    """The plan as one ragged batch of tensors, where `move` brings them."""
+    """Return the plan as one ragged batch of tensors, on the device that `move` brings them to."""
     items = plan.items
     starts = (0, *itertools.accumulate(len(item.token_ids) for item in items))
     positions = [position for item in items for position in range(item.start, item.end)]
@@ -240,28 +244,28 @@ def prepare(plan: StepPlan, move: Callable[[torch.Tensor], torch.Tensor], *, all
 
 
 def _rows(item: PlanItem, at: int) -> list[int]:
-    """Rows whose logits the item needs: one per prompt target, then those that are sampled."""
+    """Return the rows whose logits the item needs: one per prompt target, then those that are sampled."""
     end = at + len(item.token_ids)
     return [*range(at, at + len(item.prompt_targets)), *range(end - len(item.specs), end)]
 
 
 def num_rows(item: PlanItem) -> int:
-    """Of its logits: see `_rows`."""
+    """Return how many rows of logits the item needs: see `_rows`."""
     return len(item.prompt_targets) + len(item.specs)
 
 
 def _chosen(item: PlanItem, sampled: Iterator[ItemResult]) -> ItemResult | None:
-    """Of what was sampled, what belongs to this item; None where it samples nothing."""
+    """Take this item's part of what was sampled; None if the item samples nothing."""
     return accepted(item, list(itertools.islice(sampled, len(item.specs)))) if item.specs else None
 
 
 def pools(plan: StepPlan) -> bool:
-    """Whether hidden states of any of its tokens are wanted."""
+    """Return whether the plan has an item whose hidden states are wanted."""
     return any(item.pooling for item in plan.items)
 
 
 def vectors(plan: StepPlan, hidden: torch.Tensor) -> list[tuple[float, ...]]:
-    """For each item that wants it, fp32 [hidden] of its own rows."""
+    """Return, for each item that wants it, fp32 [hidden] of its own rows; an empty tuple for the others."""
     parts = torch.split(hidden, [len(item.token_ids) for item in plan.items])
     return [
         tuple((rows.float().sum(0) if item.pooling is Pooling.MEAN else rows[-1].float()).tolist())
@@ -272,7 +276,9 @@ def vectors(plan: StepPlan, hidden: torch.Tensor) -> list[tuple[float, ...]]:
 
 
 def with_prompt_logprobs(item: PlanItem, rows: torch.Tensor, result: ItemResult) -> ItemResult:
-    """`rows`: the item's logits, on the host."""
+    """Return the result, with log-probabilities of the item's prompt targets. `rows`: the item's logits, on the
+    host.
+    """
     if not item.prompt_targets:
         return result
     found = [

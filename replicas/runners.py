@@ -1,4 +1,4 @@
-"""The runner of an engine: on a CPU or on a GPU, of a whole model or of one that processes have parts of."""
+"""Choice of an engine's runner: on a CPU or on a GPU, for a whole model or for one that is divided among processes."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def runner_of(
     lends: bool,
     group: Group | None,
 ) -> tuple[ModelRunner | GpuRunner | GpuStagedRunner, int, str]:
-    """With blocks of the host, how many of them are lent to prefixes, and why it has so many for itself.
+    """Return the runner, how many of its host blocks are lent to prefixes, and why it has that many for itself.
 
-    accelerator  None: of a CPU
-    lends        to prefixes, as far as processes can
-    group        of which `loaded` is a part, and whose other processes have made room when this returns
+    accelerator  None: a CPU
+    lends        whether host blocks are lent to prefixes, as far as the processes can
+    group        processes of which `loaded` is a part; the other processes have allocated their KV when this returns
     """
     found: tuple[ModelRunner | GpuRunner | GpuStagedRunner, int, str]
     if accelerator is not None:
@@ -92,7 +92,7 @@ def _of_device(
     from .shards.gpu_staged import GpuLine, GpuStagedRunner
 
     assert isinstance(ops, DeviceOps), "an accelerator's operators choose tokens"
-    loaded.decoder.rotary.reserve(max_model_len)  # graphs hold its address
+    loaded.decoder.rotary.reserve(max_model_len)  # graphs hold the table's address, so it must not grow
     kv = ops.allocate_kv(*sizing.kv_geometry(loaded, num_blocks + 1))  # the last is for the padding of graphs
     longest = blocks_for(max_model_len)
     bounds: dict[str, int] = {
@@ -134,7 +134,7 @@ def _swapper(
     lends: bool,
     group: Group | None,
 ) -> tuple[Swapper | None, int, str]:
-    """As `runner_of` gives it. copier: of this process's own part of KV."""
+    """Return the swapper, the blocks lent to prefixes, and why. copier: for this process's own part of KV."""
     if group is not None and (why := group.why_kv_stays):
         if config.swap_memory_bytes:
             raise InvalidRequest(f"swap_memory_bytes: KV is not kept on the host: {why}", param="swap_memory_bytes")

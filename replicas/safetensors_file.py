@@ -1,4 +1,4 @@
-"""The header of a safetensors file, checked to the last byte before anything is mapped.
+"""Header of a safetensors file, checked to the last byte before anything is mapped.
 
     8 bytes            H bytes      the rest
     |<- H, uint64 ->|<- JSON ->|<- tensor data: [begin, end) of every tensor, gapless, to the end ->|
@@ -31,9 +31,10 @@ BITS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """dtype as the format names it; data bytes [begin, end) from the start of the tensor data.
+    """Header entry of a tensor: dtype as the format names it; data bytes [begin, end) from the start of the tensor
+    data.
 
-    stored  its name in the file, where the model has another for it
+    stored  its name in the file, if the model has another for it
     """
 
     dtype: str
@@ -48,13 +49,15 @@ class TensorInfo:
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of a file by name; none is touched. Raises CheckpointError naming file and tensor."""
+    """Return the tensors of a file by name, reading none of their data. Raises CheckpointError naming file and
+    tensor.
+    """
     with open_file(path.parent, path.name) as (file, size):
         return parse_header(file, size, path.name)[0]
 
 
 def parse_header(file: BinaryIO, size: int, name: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """The tensors and the metadata of a file of so many bytes, from its start on. Raises CheckpointError."""
+    """Return the tensors and the metadata of a file of `size` bytes, read from its start. Raises CheckpointError."""
     data = header_bytes(file.read(PREFIX_BYTES), size, name)
     header = parse_json(file.read(data), name)
     metadata = header.pop("__metadata__", {})
@@ -66,7 +69,7 @@ def parse_header(file: BinaryIO, size: int, name: str) -> tuple[dict[str, Tensor
 
 
 def header_bytes(prefix: bytes, size: int, file: str) -> int:
-    """The header's length, known to lie within the file."""
+    """Return the header's length. Raises CheckpointError unless it lies within the file."""
     if len(prefix) < PREFIX_BYTES:
         raise CheckpointError(f"truncated: {size} bytes hold no header", file=file)
     if prefix == _GIT_LFS[:PREFIX_BYTES]:
@@ -104,7 +107,9 @@ def _naturals(values: Any) -> bool:
 
 
 def _check_layout(tensors: dict[str, TensorInfo], data_bytes: int, file: str) -> None:
-    """Tensors follow each other without gap or overlap and end where the file ends."""
+    """Check that tensors follow each other without gap or overlap and end where the file ends. Raises
+    CheckpointError.
+    """
     position = 0
     for name, info in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if info.begin != position:

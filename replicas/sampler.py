@@ -1,4 +1,4 @@
-"""From logits to tokens. Stateless: everything that a choice depends on is in its SampleSpec.
+"""Sampler: chooses tokens from logits. Stateless: everything that a choice depends on is in its SampleSpec.
 
 Order: bias and penalties, suppressed ids, what a grammar forbids, temperature, min_p, top_k, top_p, then one draw
 by inverse distribution function over token ids. Log-probabilities are those of the model itself, before all of that.
@@ -16,15 +16,15 @@ from .plan import ItemResult, SampleSpec
 from .protocol import TokenLogprob
 from .sampling_params import SamplingParams, TokenIds
 
-_COLDEST = 1e-6  # below this every draw is the most likely token already
-_SMALLEST = 1e-300  # likelier than that is the most likely token, which a nucleus always has
-_TOP_P_CANDIDATES = 1024  # a nucleus seldom has more
+_COLDEST = 1e-6  # below this temperature every draw is the most likely token already
+_SMALLEST = 1e-300  # less than the most likely token's probability, so that a nucleus always has that token
+_TOP_P_CANDIDATES = 1024  # a nucleus seldom has more tokens
 
 
 def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[ItemResult]:
-    """One token for each row of logits fp32 [R, vocabulary]. A row's result depends on that row alone.
+    """Return one token for each row of logits fp32 [R, vocabulary]. A row's result depends on that row alone.
 
-    A row whose grammar's mask is not there is left without a token.
+    A row whose grammar's mask is not ready gets no token.
     """
     if not specs:
         return []
@@ -43,7 +43,7 @@ def _sample_row(logits: torch.Tensor, spec: SampleSpec) -> ItemResult:
     if spec.matcher is not None:
         adjusted = _constrain(adjusted, spec.matcher.mask)
         can_be_none = spec.suppressed or params.logit_bias
-        if can_be_none and adjusted.amax() == -torch.inf:  # the grammar leaves nothing else: it wins
+        if can_be_none and adjusted.amax() == -torch.inf:  # the grammar's tokens are all ruled out, so it wins
             adjusted = _constrain(logits, spec.matcher.mask)
     if isinstance(params.allowed_token_ids, TokenIds) and params.allowed_token_ids:
         adjusted = _only(adjusted, logits, params.allowed_token_ids)
@@ -55,14 +55,16 @@ def _sample_row(logits: torch.Tensor, spec: SampleSpec) -> ItemResult:
 
 
 def _argmax(logits: torch.Tensor) -> int:
-    """The first of the largest. On a CPU torch's own argmax takes ten times as long as these two passes."""
+    """Return the first of the largest. On a CPU torch's own argmax takes ten times as long as these two passes."""
     if logits.device.type != "cpu":
         return int(logits.argmax())
     return int((logits == logits.amax()).numpy().argmax())
 
 
 def token_logprob(logits: torch.Tensor, token: int, top: int | None) -> TokenLogprob:
-    """Log-probability of `token` under logits fp32 [vocabulary]; not computed (0.0) when not asked for."""
+    """Return the log-probability of `token` under logits fp32 [vocabulary]; 0.0, without computing it, if `top` is
+    None.
+    """
     if top is None:
         return TokenLogprob(token, 0.0)
     logprobs = torch.log_softmax(logits, dim=-1)
@@ -71,7 +73,7 @@ def token_logprob(logits: torch.Tensor, token: int, top: int | None) -> TokenLog
 
 
 def adjust(logits: torch.Tensor, spec: SampleSpec) -> torch.Tensor:
-    """Bias, penalties and suppressed ids applied to a copy; the very same tensor when there are none."""
+    """Return a copy with bias, penalties and suppressed ids applied; the same tensor if there are none."""
     params = spec.params
     if not (params.penalised or params.logit_bias or spec.suppressed):
         return logits
@@ -87,13 +89,15 @@ def adjust(logits: torch.Tensor, spec: SampleSpec) -> torch.Tensor:
 
 
 def _constrain(logits: torch.Tensor, mask: bytes) -> torch.Tensor:
-    """A copy with forbidden tokens at minus infinity. `mask`: a bit for each token that may follow."""
+    """Return a copy with forbidden tokens at minus infinity. `mask`: a bit for each token that may follow."""
     bits = np.unpackbits(~np.frombuffer(mask, dtype=np.uint8), count=logits.numel(), bitorder="little")
     return logits.masked_fill(torch.from_numpy(bits).view(torch.bool).to(logits.device), -torch.inf)
 
 
 def _only(adjusted: torch.Tensor, logits: torch.Tensor, allowed: TokenIds) -> torch.Tensor:
-    """`adjusted` with all other tokens at minus infinity; `logits` likewise where all of these are suppressed."""
+    """Return `adjusted` with all tokens but the allowed ones at minus infinity. If all of those are suppressed,
+    `logits` is used in its place.
+    """
     others = torch.frombuffer(allowed.others, dtype=torch.bool).to(logits.device)
     kept = torch.full_like(adjusted, -torch.inf)
     kept[: len(others)] = adjusted[: len(others)].masked_fill(others, -torch.inf)
@@ -140,7 +144,9 @@ def _select(probs: torch.Tensor, ids: torch.Tensor | None, kept: torch.Tensor) -
 
 
 def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Positions, ascending, of the most likely tokens up to and with the one that reaches top_p of what is left."""
+    """Return the positions, ascending, of the most likely tokens up to the one that reaches top_p of the remaining
+    probability.
+    """
     target = max(top_p * float(probs.double().sum()), _SMALLEST)  # of a tiny top_p the product is 0
     values, at = probs.topk(min(_TOP_P_CANDIDATES, probs.numel()))
     reached = values.double().cumsum(0)
@@ -150,7 +156,9 @@ def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def _wide_nucleus(probs: torch.Tensor, target: float) -> torch.Tensor:
-    """The same by buckets: only the bucket in which the target is reached has to be put in order."""
+    """Return the kept positions as `_nucleus` does, by buckets: only the bucket in which the target is reached is
+    sorted.
+    """
     bucket = probs.view(torch.int32) >> 16  # floats that are not negative are ordered like their bits
     mass = torch.bincount(bucket, weights=probs.double())
     from_top = mass.flip(0).cumsum(0)

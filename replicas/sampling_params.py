@@ -25,11 +25,13 @@ SEED_RANGE = (-(2**63), 2**63 - 1)
 
 
 class TokenIds(tuple[int, ...]):
-    """Ids of which all steps of a request make use."""
+    """Token ids that every step of a request uses."""
 
     @cached_property
     def others(self) -> bytearray:
-        """For each id up to the largest, 1 if it is not here. Made once: of many ids it takes milliseconds."""
+        """One byte for each id up to the largest: 1 if the id is not in the tuple. Made once, since many ids take
+        milliseconds.
+        """
         found = bytearray(b"\1") * (max(self, default=-1) + 1)
         for token_id in self:
             found[token_id] = 0
@@ -38,7 +40,7 @@ class TokenIds(tuple[int, ...]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen and when a choice ends.
+    """Parameters of how tokens are chosen and when a choice ends.
 
     temperature         0 is greedy. 0 to 100
     top_k               keep the k most likely; 0 or -1 keeps all
@@ -47,11 +49,11 @@ class SamplingParams:
     presence_penalty    subtracted once from the logit of any token in the output, [-2, 2]
     frequency_penalty   subtracted per occurrence in the output, [-2, 2]
     repetition_penalty  divides positive and multiplies negative logits of tokens in prompt or output, (0, 10]
-    logit_bias          token id -> added to its logit, [-100, 100], or False: it is never chosen; at most 300
-    seed                None and -1 draw one at the door; the same seed repeats the same text
+    logit_bias          token id -> added to its logit, [-100, 100], or False: it is never chosen; at most 300 ids
+    seed                the same seed repeats the same text; for None and -1 the ingress draws a seed
     n                   number of choices
-    logprobs            None, or how many alternatives beside each output token's own, 0 to 20
-    prompt_logprobs     likewise for the prompt
+    logprobs            None, or how many alternatives beside each output token's own log-probability, 0 to 20
+    prompt_logprobs     None, or how many alternatives beside each prompt token's own log-probability, 0 to 20
     min_tokens          no end-of-sequence or stop before this many
     max_tokens          None: until the context is full
     stop                strings that end a choice and are not part of its text
@@ -60,8 +62,8 @@ class SamplingParams:
     grammar             what the text of each choice must follow. Its end is the choice's end (finish reason stop),
                         whatever min_tokens and ignore_eos say; until then stop strings, stop ids and max_tokens
                         cut it short as they do any text, and an end-of-sequence id is possible only where the text
-                        may end. Bias and penalties move what is left to choose from
-    skip_special_tokens the text, and what stop strings are looked for in, leaves out special tokens
+                        may end. Bias and penalties act on the tokens that the grammar allows
+    skip_special_tokens leave special tokens out of the text, and out of what is searched for stop strings
     include_stop_str_in_output  the stop string, or the text of the stop id, that ends a choice is the end of its text
     allowed_token_ids   no other token is chosen, an end-of-sequence id neither; empty: all are allowed. Not with a
                         grammar
@@ -130,7 +132,7 @@ class SamplingParams:
 
     @property
     def biases(self) -> dict[int, float]:
-        """What is added to which logit: minus infinity where an id is never chosen."""
+        """Numbers that are added to logits, by token id: minus infinity for an id that is never chosen."""
         return {token_id: -math.inf if bias is False else bias for token_id, bias in self.logit_bias.items()}
 
     @property

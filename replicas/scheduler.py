@@ -1,8 +1,9 @@
-"""Who computes how many tokens in the next step. Pure: no tensors, no clock, no threads.
+"""Scheduler that decides how many tokens of which sequence the next step computes. Pure: no tensors, no clock, no
+threads.
 
-There is no prefill and no decode phase. Every sequence has a counter of computed tokens that catches up with
-its length under one token budget; a prompt in chunks, a prefix hit, a resumed or preempted sequence and a
-decode differ only in how far the counter has to go.
+There is no prefill phase and no decode phase. Every sequence has a counter of computed tokens that catches up with
+its length under one token budget. A prompt computed in chunks, a prefix cache hit, a resumed or preempted sequence and
+a decode differ only in how far the counter has to go.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from .sequence import Sequence, State
 from .speculation import Ngrams
 from .swap import Swap
 
-MAX_DISPLACED = 4  # a sequence that has lost its place to higher priorities so often keeps it to its end
+MAX_DISPLACED = 4  # a sequence that was displaced by higher priorities this many times is not displaced again
 
 
 class Scheduler:
-    """Continuous batching over one block pool.
+    """Continuous batching of sequences over one pool of KV blocks.
 
-    A request of a higher priority waits for no lower one: where places, KV or the tokens of a step are taken, the least
-    important of lower priority give theirs up. Each does so MAX_DISPLACED times at most, so that what it has computed
-    is not in vain for ever.
+    A request never waits for one of lower priority: where places in the batch, KV blocks or tokens of a step are short,
+    the least important sequences of lower priority give theirs up. A sequence is displaced like that at most
+    MAX_DISPLACED times, so that it finishes in the end and its computation is not repeated for ever.
 
-    The pool must hold the longest sequence that is ever added: then the first in rank can always advance,
+    The pool must hold the longest sequence that is ever added: then the sequence that ranks first can always advance,
     if need be alone, and no set of sequences can block each other.
     """
 
@@ -44,12 +45,17 @@ class Scheduler:
         prefixes: Prefixes | None = None,
         lanes: int = 1,
     ) -> None:
-        """max_drafts  tokens of a sequence that are tried in a step beyond its last; 0: no speculation
-        swap        where KV of preempted sequences may go; None: nowhere
-        prefixes    what is shared beyond this replica; None: nothing
-        lanes       steps on their way that sequences are divided among, one for each stage of a pipeline: a sequence
-                    has its next token before it is in another, and only pieces of a prompt follow each other closely.
-                    1: whatever is on its way, the next step may take all
+        """Create a scheduler without sequences.
+
+        max_batch_tokens  most tokens that one step computes
+        max_running       most sequences in the running batch
+        max_drafts        draft tokens that a step tries for one sequence beyond its last token; 0: no speculation
+        swap              host memory for the KV of preempted sequences; None: their KV is not copied to the host
+        prefixes          prefix cache that is shared beyond this replica; None: nothing is shared
+        lanes             steps in flight that the sequences are divided among, one for each pipeline stage. With
+                          several, a sequence must have its next token before it joins another step; only chunks of a
+                          prompt follow each other closely. 1: the next step may take every sequence, whatever is in
+                          flight
         """
         assert max_batch_tokens >= max_running >= 1
         self.pool = pool
@@ -61,12 +67,12 @@ class Scheduler:
         self.prefixes = Prefixes() if prefixes is None else prefixes
         self.lanes = lanes
         self.max_drafts = max_drafts
-        self.queried_tokens = 0  # of prompts, looked for in the cache
+        self.queried_tokens = 0  # prompt tokens that were looked up in the prefix cache
         self.drafted_tokens = 0
         self.accepted_tokens = 0
-        self.weights = 0  # version that sequences begin with
-        self._planned = 0  # version of the last plan
-        self._mixed = False  # some sequences may be of an older version
+        self.weights = 0  # version of the weights that new sequences begin with
+        self._planned = 0  # version of the weights of the last plan
+        self._mixed = False  # whether some sequences may be on older weights
         self._ngrams: dict[int, Ngrams] = {}  # by sequence id
         self._by_id: dict[int, Sequence] = {}
 
@@ -92,7 +98,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=lambda s: s.rank)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a finished or cancelled sequence, wherever it is, and free its blocks."""
+        """Remove a finished or cancelled sequence, running or waiting, and free its blocks."""
         self.prefixes.leave(sequence)
         (self.running if sequence.state is State.RUNNING else self.waiting).remove(sequence)
         sequence.state = State.FINISHED
@@ -105,21 +111,24 @@ class Scheduler:
             self.swap.pool.check_idle()
 
     def forget(self, owner: str | None) -> None:
-        """Drop the cached prefixes of that owner, or all, here and in the store; sequences keep what they hold."""
+        """Drop the cached prefixes of one owner, or of all (None), here and in the store; sequences keep the blocks
+        they hold.
+        """
         self.pool.forget_prefixes(owner)
         self.prefixes.forget(owner)
 
     @property
     def outdated(self) -> int:
-        """Sequences that end on older weights than the newest."""
+        """Number of sequences that finish on weights older than the newest."""
         return sum(sequence.outdated for sequence in self.sequences)
 
     def renew(self, version: int, begun: Collection[Sequence]) -> None:
-        """Sequences begin with weights of that version from now on.
+        """Let sequences begin with the given version of the weights from now on.
 
-        Nothing that was computed with others is found any more, here or in the store: see `Prefixes.renew`.
+        KV that was computed with other weights is no longer found, here or in the store: see `Prefixes.renew`.
 
-        begun  those that end on what they have begun with
+        version  must be higher than the present one
+        begun    sequences that have begun, and that finish on the weights which they began with
         """
         assert version > self.weights, "versions count"
         self.weights, self._mixed = version, True
@@ -135,7 +144,9 @@ class Scheduler:
             sequence.weights = version
 
     def hold(self, sequence: Sequence, wanted: bool) -> None:
-        """Take it out of the batch, or let it come again: who reads slowly keeps no place and no blocks anywhere."""
+        """Take a sequence out of the batch (`wanted`), or let it join again. While it is held, as its client reads
+        slowly, it keeps no place in the batch and no KV blocks on the device or on the host.
+        """
         sequence.held = wanted
         if wanted:
             self.prefixes.leave(sequence)
@@ -144,10 +155,10 @@ class Scheduler:
             self._suspend(sequence)
 
     def plan(self) -> StepPlan:
-        """The next step. Grows allocations, admits and preempts; advances no counter.
+        """Return the plan of the next step. Grows allocations, admits and preempts sequences, and advances no counter.
 
-        Blocks that it frees may still be written by a step on its way: whoever gets them writes later, as steps are
-        computed in the order of their launch.
+        A step in flight may still write to blocks that this frees. That is safe: steps are computed in the order of
+        their launch, so whichever sequence gets such a block writes to it later.
         """
         for sequence in self.swap.arrived():
             sequence.num_computed = sequence.num_launched
@@ -157,14 +168,16 @@ class Scheduler:
         preemptions = self.num_preemptions
         self._planned = self._turn()
         budget = self._plan_running(planned, self.max_batch_tokens)
-        if self.num_preemptions == preemptions:  # no room was found by force: then admit
+        if self.num_preemptions == preemptions:  # admit only if no running sequence had to be preempted for blocks
             self._plan_waiting(planned, budget)
         items = tuple(sorted(planned.values(), key=lambda item: len(item.token_ids) > 1))
         out, into = self.swap.copies()
         return StepPlan(items, out + self.prefixes.copies(), into, self._planned)
 
     def _turn(self) -> int:
-        """Whose plan it is: while sequences end on older weights, theirs and the others' follow each other."""
+        """Version of the weights that the next plan is computed with. While some sequences finish on older weights,
+        plans for the different versions alternate.
+        """
         if not self._mixed:
             return self.weights
         self._mixed = self.outdated > 0
@@ -172,14 +185,17 @@ class Scheduler:
         return min(others) if others else self._planned if self._mixed else self.weights
 
     def not_copied(self) -> None:
-        """The copies of the last plan failed: what they were to save is computed again."""
+        """Handle that the KV copies of the last plan failed: what they were to save is computed again."""
         self.prefixes.not_copied()
         for sequence in self.swap.failed():
             sequence.cached_tokens = None
             self._suspend(sequence)
 
     def launched(self, plan: StepPlan) -> tuple[Allocation, ...]:
-        """The plan is being computed: the next one may go on from where it ends. Where each item's KV goes."""
+        """Record that a plan is being computed, so that the next plan may continue where this one ends.
+
+        Returns the allocation that each item's KV is written to, in the plan's order.
+        """
         allocations = []
         by_id, drafting = self._by_id, self.max_drafts > 0
         for item in plan.items:
@@ -193,14 +209,14 @@ class Scheduler:
         return tuple(allocations)
 
     def landed(self, plan: StepPlan) -> None:
-        """Nothing of the plan is on its way any more. Sequences may have gone meanwhile."""
+        """Record that a plan is no longer in flight. Some of its sequences may have been removed in the meantime."""
         for item in plan.items:
             sequence = self._by_id.get(item.sequence_id)
             if sequence is not None and item.sample is not None:
                 sequence.ahead -= 1
 
     def recalled(self, plan: StepPlan, allocations: Iterable[Allocation]) -> None:
-        """It has landed without a result: its tokens are to be computed after all."""
+        """Record that a step ended without a result, so that its tokens are computed again."""
         self.landed(plan)
         for item, allocation in zip(plan.items, allocations, strict=True):
             sequence = self._by_id.get(item.sequence_id)
@@ -208,12 +224,12 @@ class Scheduler:
                 sequence.num_launched = item.start
 
     def commit(self, items: Iterable[tuple[PlanItem, Allocation]], accepted: Mapping[int, int] | None = None) -> None:
-        """These tokens have been computed: their full blocks may now be found by others.
+        """Count the tokens of these plan items as computed, and let other sequences find the blocks that they fill.
 
-        A sequence may have ended while the step ran, or lost its place, and have another by now.
+        A sequence is skipped if it ended while the step ran, or if it was preempted and has another allocation by now.
 
-        accepted  sequence id -> how many of its drafts are right; the others count as never computed, and what they
-                  left in the sequence's own blocks is written over
+        accepted  sequence id -> how many of its draft tokens are right. The other drafts count as never computed, and
+                  the KV that they left in the sequence's own blocks is overwritten
         """
         by_id = self._by_id
         for item, allocation in items:
@@ -241,12 +257,14 @@ class Scheduler:
             self.pool.log.stored(tenant, sequence.hashes, new, sequence.tokens)
 
     def holds(self, item: PlanItem, allocation: Allocation) -> bool:
-        """Whether the item's sequence still has the blocks that the item was planned for."""
+        """Return whether the item's sequence still has the blocks that the item was planned for."""
         sequence = self._by_id.get(item.sequence_id)
         return sequence is not None and sequence.allocation is allocation
 
     def step_back(self, item: PlanItem) -> None:
-        """Its last token is to be computed again, by the step that samples; unless all of them are anyway."""
+        """Let the last token of the item's sequence be computed again, by the step that samples after it, unless all of
+        the item's tokens are computed again anyway.
+        """
         sequence = self._by_id[item.sequence_id]
         if sequence.num_launched == sequence.num_computed == item.end:
             sequence.num_launched = sequence.num_computed = item.end - 1
@@ -294,11 +312,15 @@ class Scheduler:
         return budget
 
     def _share(self, sequences: int) -> int:
-        """How many of so many a step has, that the others on their way may have as many."""
+        """Most of the given number of sequences that one step may take, so that the other steps in flight may have as
+        many.
+        """
         return -(-sequences // self.lanes)
 
     def _drafts(self, sequence: Sequence, budget: int, others: int) -> tuple[int, ...]:
-        """What is tried beside its last token, in tokens and new blocks that none of so many others may want."""
+        """Draft tokens to try after the sequence's last token. They take neither tokens of the step (`budget`) nor free
+        blocks that the `others`, which are still to be planned, may want: one token and one block for each of those.
+        """
         if not sequence.may_draft or sequence.remaining != 1:
             return ()
         budget, blocks = budget - others, self.pool.available - others
@@ -307,7 +329,7 @@ class Scheduler:
         ngrams.extend(sequence.tokens(len(ngrams), sequence.num_tokens))
         assert sequence.allocation is not None
         room = (len(sequence.allocation.blocks) + max(0, blocks)) * BLOCK_TOKENS - sequence.num_tokens
-        # The token after the last draft has a place too.
+        # The token that follows the last draft needs a place within the limit, too.
         drafts = ngrams.draft(min(self.max_drafts, budget, room, sequence.limit - sequence.num_tokens - 1))
         grown = sequence.allocation.grow(sequence.num_tokens + len(drafts))
         assert grown, "there is room for drafts"
@@ -327,9 +349,9 @@ class Scheduler:
             if full or not self._fits(sequence):
                 budget = self._displace(sequence, planned, budget, share)
                 if not budget:
-                    return  # those behind must not overtake for ever
+                    return  # sequences of lower rank must not overtake this one for ever
             if self.swap.leaves and sequence.host_copy is not None:
-                return  # a plan copies to the host or back: its own comes with the next one
+                return  # one plan copies KV either to the host or back, so the next plan brings this sequence's KV
             if count := self._admit(sequence, budget):
                 planned[sequence.id] = sequence.item(count)
                 budget -= count
@@ -338,18 +360,20 @@ class Scheduler:
         return self._lacks(sequence) <= 0
 
     def _lacks(self, sequence: Sequence) -> int:
-        """Blocks that it would have to be given, for all its tokens and the next, beyond those that there are.
+        """Number of blocks that the pool lacks for all tokens of a waiting sequence and the next one; 0 or less: it
+        fits.
 
-        Admitting by its first chunk alone would only cause preemption.
+        All of its tokens count, since admitting a sequence by its first chunk alone would only cause preemption.
         """
         hashes = sequence.reusable_hashes()
         wanted = blocks_for(min(sequence.num_tokens + 1, sequence.limit)) - self.pool.cached_prefix(hashes)
         return wanted - self.pool.headroom(hashes)
 
     def _displace(self, sequence: Sequence, planned: dict[int, PlanItem], budget: int, share: int) -> int:
-        """Take from those of a lower priority what it needs to begin: tokens of the step that it may have; 0: none.
+        """Preempt sequences of lower priority, or take their tokens of this step, so that a waiting sequence can begin.
 
-        Nobody loses anything unless that is enough.
+        Returns the tokens of the step that the sequence may have; 0: it cannot begin. No sequence loses anything unless
+        that lets this one begin.
         """
         priority = sequence.request.priority
         lesser = sorted((s for s in self.running if s.request.priority < priority), key=attrgetter("rank"))
@@ -360,7 +384,7 @@ class Scheduler:
         going = {victim.id for victim in victims}
         staying = [one for one in lesser if one.id in planned and one.id not in going]
         while budget == 0 or len(planned.keys() - going) >= share:
-            # Who yields its part of the step keeps its place, and goes on with a later one.
+            # A sequence that yields its part of this step stays in the batch, and goes on in a later step.
             yielding = [one for one in staying if budget or len(planned[one.id].token_ids) > 1]
             if not yielding:
                 return 0
@@ -375,11 +399,13 @@ class Scheduler:
         return budget
 
     def _victims(self, sequence: Sequence, lesser: Iterable[Sequence]) -> list[Sequence] | None:
-        """Who has to go, the least important first, that it has a place and room; None: it would not help."""
+        """Running sequences to preempt, the least important first, so that the waiting one has a place in the batch and
+        enough KV blocks; None: preempting would not help.
+        """
         candidates = [one for one in lesser if one.displaced < MAX_DISPLACED]
         lacks, victims = self._lacks(sequence), list[Sequence]()
         if lacks > sum(len(one.allocation.blocks) for one in candidates if one.allocation is not None):
-            return None  # soon told, in the most frequent case
+            return None  # a quick answer in the most frequent case
         release = self.pool.release(sequence.reusable_hashes())
         while self.num_running - len(victims) >= self.max_running or lacks > 0:
             if not candidates:
@@ -390,7 +416,9 @@ class Scheduler:
         return victims
 
     def _admit(self, sequence: Sequence, budget: int) -> int:
-        """How many of its tokens this step computes; none while its KV comes from the host."""
+        """Move a waiting sequence to the running batch and return how many of its tokens this step computes; 0 while
+        its KV is copied back from the host.
+        """
         allocation = self.pool.open(sequence.reusable_hashes())
         sequence.allocation = allocation
         sequence.num_computed = sequence.num_launched = allocation.prefix_blocks * BLOCK_TOKENS
@@ -411,7 +439,7 @@ class Scheduler:
         while not sequence.allocation.grow(sequence.num_launched + count):
             victims = [s for s in self.running if s.id not in planned and s.rank > sequence.rank]
             if not victims:
-                return False  # it keeps what it has and waits for a step
+                return False  # the sequence keeps its blocks and waits for a later step
             self._preempt(max(victims, key=lambda s: s.rank))
         return True
 
@@ -420,7 +448,9 @@ class Scheduler:
         self._suspend(sequence)
 
     def _suspend(self, sequence: Sequence) -> None:
-        """Back to waiting; its blocks stay findable for as long as nobody needs the room."""
+        """Move a running sequence back to waiting. Its blocks can still be found by their hash until the pool needs
+        them.
+        """
         self.running.remove(sequence)
         self._free(sequence)
         sequence.num_computed = sequence.num_launched = 0
@@ -434,5 +464,5 @@ class Scheduler:
 
 
 def _taken(item: PlanItem | None) -> int:
-    """Tokens of the step that it has, drafts included."""
+    """Tokens of the step that a plan item has, drafts included; 0 for None."""
     return 0 if item is None else len(item.token_ids)

@@ -1,4 +1,4 @@
-"""One choice of one request while the engine works on it."""
+"""State of one choice of a request while the engine computes it."""
 
 from __future__ import annotations
 
@@ -14,40 +14,45 @@ from .protocol import BLOCK_TOKENS, FinishReason, Pooling, Request, TokenLogprob
 
 class State(enum.Enum):
     WAITING = "waiting"
-    WAITING_KV = "waiting for KV"  # of its prompt, from a prefix store
+    WAITING_KV = "waiting for KV"  # for the KV of its prompt, which a prefix store sends
     RUNNING = "running"
     FINISHED = "finished"
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """Prompt, output so far, and how much of both has been computed.
+    """Prompt of a request, the output so far, and how much of both has been computed.
 
         |<------------ prompt ------------>|<---- output ---->|...
         0   num_computed  ->  num_launched  ->  catch up with  num_tokens + ahead
 
-    The last token is computed by the step that samples the next. A step may be launched before the one before it is
-    known to have ended: what it computes counts as launched then, and as computed when it has landed.
+    The last token is computed by the step that samples the next one. A step may be launched before the step before it
+    is known to have ended: its tokens count in `num_launched` from then on, and in `num_computed` once its result is
+    here.
 
-    rank       lower runs first
+    rank       sequences of a lower rank run first
 
-    ahead      steps on their way that sample a token of it: each is a token that has a place, and no id yet
-    unforeseen such a token decides what the next step does with the sequence: until it is known there is none
+    ahead      steps in flight that sample a token of this sequence: each such token has a position, and no id yet
+    unforeseen whether a token in flight decides what the next step does with the sequence; then no step is planned
+    until
+               its id is known
 
-    limit      num_tokens at which it ends by length
-    eos_ids    ids that end it, unless ignored
-    leader     a sibling with the same prompt: wait until it has computed the prompt, then find it in the cache
-    matcher    its place in its grammar; a step that finds that not ready samples nothing
-    cautious   tokens for which, after such a step, it waits for its matcher before it takes part in another
-    held       its reader is behind
-    host_copy  KV of its first tokens, while it waits
-    sought     a prefix store was asked for its prompt, or is not worth asking
-    values     keys of the values that its prompt fills there
-    absent     the first of them that was fetched in vain; None: none was
-    coming     tokens that it has or fetches from there, while it is WAITING_KV
-    displaced  how often it has lost its place to a request of a higher priority
+    limit      num_tokens at which the sequence ends by length
+    eos_ids    token ids that end it, unless the request ignores them
+    leader     sequence with the same prompt: this one waits until the leader has computed the prompt, and then finds
+               the prompt's KV in the prefix cache
+    matcher    state of its grammar; a step during which the matcher is not ready samples no token
+    cautious   tokens for which, after a step in vain like that, the sequence waits for its matcher before it joins a
+               step
+    held       whether its client reads too slowly, so that nothing is computed for it
+    host_copy  KV of its first tokens in host memory, while it waits
+    sought     whether a prefix store was already asked for its prompt, or it is not worth asking
+    values     keys of the values that its prompt fills in the prefix store
+    absent     index of the first of these values that was fetched and not there; None: no fetch missed
+    coming     tokens whose KV came or comes from the prefix store, while it is WAITING_KV
+    displaced  how often it was preempted for a request of a higher priority
     weights    version of the model's weights that it is computed with
-    outdated   there is a newer one: what KV it has is nobody else's, nor is anybody else's of use to it
+    outdated   whether newer weights exist: its KV is then not shared with other sequences, in either direction
     """
 
     id: int
@@ -96,30 +101,34 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens that no step computes yet, before the next one can be sampled."""
+        """Number of tokens that no launched step computes yet, and that must be computed before the next one can be
+        sampled.
+        """
         return self.num_prompt + len(self.output_ids) + self.ahead - self.num_launched
 
     @property
     def unkept(self) -> int:
-        """As `remaining`, less what is kept on the host, or comes there from a prefix store."""
+        """Number of `remaining` tokens, less those whose KV is in host memory, or comes from a prefix store."""
         if self.state is State.WAITING_KV:
             return self.remaining - self.coming
         return self.remaining - (self.host_copy.num_tokens if self.host_copy is not None else 0)
 
     @property
     def awaiting(self) -> bool:
-        """The token on its way is the last, or what follows depends on it."""
+        """Whether no step can be planned before the token in flight is known, as it is the last or decides what
+        follows.
+        """
         ahead = self.ahead
         return ahead > 0 and (self.unforeseen or self.num_prompt + len(self.output_ids) + ahead >= self.limit)
 
     def has_room(self, count: int) -> bool:
-        """Whether the blocks that it has take the next `count` tokens."""
+        """Return whether the allocated blocks hold the next `count` tokens."""
         assert self.allocation is not None
         return len(self.allocation.blocks) * BLOCK_TOKENS >= self.num_launched + count
 
     @property
     def blocked(self) -> bool:
-        """Its prompt is being computed by its leader right now."""
+        """Whether the sequence waits because its leader is computing their common prompt."""
         leader = self.leader
         if leader is None or leader.state is State.FINISHED:
             return False
@@ -127,12 +136,12 @@ class Sequence:
 
     @property
     def paused(self) -> bool:
-        """It is held; or a step of late was in vain, and which tokens may follow is not known yet."""
+        """Whether the sequence is held, or waits for its matcher since a recent step found that not ready."""
         matcher = self.matcher
         return self.held or (matcher is not None and self.cautious > 0 and matcher.pending)
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
-        """Ids at positions start .. stop - 1; UNKNOWN of one that is on its way."""
+        """Return the token ids at positions start .. stop - 1; UNKNOWN stands for a token that is in flight."""
         prompt, place = self.request.prompt_ids, start - self.num_prompt
         if place >= 0 and stop - start == 1:  # a decode
             return (self.output_ids[place] if place < len(self.output_ids) else UNKNOWN,)
@@ -141,12 +150,16 @@ class Sequence:
 
     @property
     def may_reuse(self) -> bool:
-        """Whether KV of others may stand for its own: not where every position's logits or hidden state are needed."""
+        """Whether the sequence may use KV that others computed: not if its request wants log-probabilities or hidden
+        states of every prompt position, nor if its weights are outdated.
+        """
         needs_logits = self.wants_prompt_logprobs and len(self.prompt_logprobs) < self.num_prompt
         return not self.outdated and not needs_logits and self.request.pooling is not Pooling.MEAN
 
     def reusable_hashes(self) -> list[bytes]:
-        """Hashes of the blocks that a lookup may use: at least one token is always left to compute."""
+        """Return the hashes of the blocks that a prefix lookup may use; at least one token is always left to
+        compute.
+        """
         if not self.may_reuse:
             return []
         self.update_hashes()
@@ -158,11 +171,15 @@ class Sequence:
 
     @property
     def may_draft(self) -> bool:
-        """Whether drafts may be tried: what a grammar lets follow a draft is not known before it is accepted."""
+        """Whether draft tokens may be tried: not with a grammar, which does not know what may follow a draft before it
+        is accepted, and not for an embedding.
+        """
         return self.matcher is None and self.request.pooling is None
 
     def item(self, count: int, drafts: tuple[int, ...] = ()) -> PlanItem:
-        """A step's share: the next `count` tokens, and drafts of what follows the last."""
+        """Return the sequence's share of a step: its next `count` tokens, and the drafts that are tried after the
+        last.
+        """
         start, end = self.num_launched, self.num_launched + count
         pooling = self.request.pooling
         assert self.allocation is not None
@@ -183,20 +200,22 @@ class Sequence:
         )
 
     def _prompt_targets(self, start: int, end: int) -> tuple[int, ...]:
-        """The prompt tokens that follow positions start .. end - 1, while their log-probabilities are wanted."""
+        """Prompt tokens that follow positions start .. end - 1, while their log-probabilities are wanted; else
+        empty.
+        """
         if not self.wants_prompt_logprobs or len(self.prompt_logprobs) >= self.num_prompt:
             return ()
         return self.tokens(start + 1, min(end + 1, self.num_prompt))
 
     def sample_spec(self, drafts: tuple[int, ...] = ()) -> SampleSpec:
-        """How to choose the token after the last one, or after these drafts of what follows that."""
+        """Return how to choose the token after the last one, or after these draft tokens that follow the last one."""
         params = self.request.sampling
-        assert params.seed is not None, "the door fixes the seed"
+        assert params.seed is not None, "the ingress sets the seed of every request"
         position = len(self.output_ids) + self.ahead + len(drafts)
         held_back = position < params.min_tokens
         suppressed = (*self.eos_ids, *params.stop_token_ids) if held_back else ()
         if self.matcher is not None and params.ignore_eos:
-            suppressed = (*suppressed, *self.eos_ids)  # the grammar would take it for the end
+            suppressed = (*suppressed, *self.eos_ids)  # the grammar would take an end-of-sequence token for the end
         if self.bad_words:
             suppressed = (*suppressed, *self._completing_bad_words(drafts))
         output = [*self.output_ids, *drafts] if drafts and params.penalised else self.output_ids
@@ -204,13 +223,14 @@ class Sequence:
         return SampleSpec(params, params.seed, self.choice, position, suppressed, prompt, output, self.matcher)
 
     def _completing_bad_words(self, drafts: tuple[int, ...]) -> set[int]:
-        """Tokens that would end a bad word whose other tokens the output, with these drafts, ends with."""
+        """Ids of the tokens that would complete a bad word whose other tokens end the output with these drafts."""
         longest = max(map(len, self.bad_words))
         before = (*self.output_ids[-longest:], *drafts)
         return {word[-1] for word in self.bad_words if len(word) == 1 or before[1 - len(word) :] == word[:-1]}
 
     def pool(self, start: int, part: tuple[float, ...]) -> tuple[float, ...] | None:
-        """Take the hidden states of tokens from `start` on; the embedding, once all are in.
+        """Add the hidden states of tokens from position `start` on; return the embedding once all prompt tokens are in,
+        else None.
 
         A preempted sequence begins again at 0.
         """
@@ -225,12 +245,14 @@ class Sequence:
 
     @property
     def stop_id(self) -> int | None:
-        """The last output token, if it is one of the request's stop ids."""
+        """The last output token, if it is one of the request's stop ids; else None."""
         last = self.output_ids[-1] if self.output_ids else None
         return last if last in self.request.sampling.stop_token_ids else None
 
     def finish_after_last(self) -> FinishReason | None:
-        """Whether the last output token ends the sequence; stop strings are the text's business."""
+        """Return the reason for which the last output token ends the sequence, or None. Stop strings are checked in
+        text.py.
+        """
         params = self.request.sampling
         output = self.output_ids
         if output and len(output) > params.min_tokens:

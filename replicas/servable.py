@@ -1,4 +1,4 @@
-"""Whether a checkpoint can be served, told from its headers and its tokenizer before anything is started."""
+"""Check whether a checkpoint can be served, from its headers and its tokenizer and before anything is started."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ REMEDY = "; download the checkpoint again, or convert it again"
 
 
 def check_servable(folder: str | Path) -> None:
-    """Raises CheckpointError naming the file at fault. What only a tensor's values tell is found at load."""
+    """Raise CheckpointError naming the file at fault. Faults that only show in a tensor's values are found while
+    loading.
+    """
     from .checkpoint import inspect_checkpoint
     from .tokenizer import FILE, Tokenizer
 
@@ -25,12 +27,14 @@ def check_servable(folder: str | Path) -> None:
 
 
 def check_in_process(folder: str | Path) -> None:
-    """The same in a process of its own: what it imports (torch, above all) does not stay in this one's memory."""
+    """Check in a process of its own, so that its imports (torch, above all) do not stay in this one's memory. Raises
+    CheckpointError.
+    """
     command = [sys.executable, "-m", __name__, str(folder)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode == BAD:
         message = ended.stdout.strip()
-        raise CheckpointError(message if ";" in message else message + REMEDY)  # some have one of their own
+        raise CheckpointError(message if ";" in message else message + REMEDY)  # some messages have a remedy already
 
 
 def main() -> int:

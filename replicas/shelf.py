@@ -1,4 +1,4 @@
-"""Where a model's layers take what was repacked before, or leave a note of what they have made."""
+"""Shelves of repacked weights: a model's layers take what was repacked before, or record what they have made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ __all__ = ["EMPTY", "Filled", "Noting", "Shelf"]
 
 
 class Shelf(Protocol):
-    """By the names that a checkpoint has for them. in_order: layer after layer, each by the one thread."""
+    """Source of repacked linears and tensors, by their names in the checkpoint. in_order: whether layers must be loaded
+    one after the other, by one thread.
+    """
 
     @property
     def in_order(self) -> bool: ...
@@ -38,7 +40,7 @@ EMPTY: Shelf = _Empty()
 
 
 class Noting:
-    """Everything is made, and noted."""
+    """Shelf that makes everything, and records it."""
 
     in_order = False
 
@@ -64,7 +66,9 @@ class Noting:
 
 
 class Filled:
-    """Nothing is made: all of it is there, and comes to the device. Raises KeyError for what is not."""
+    """Shelf that makes nothing: all parts are in it, and are moved to the device. Raises KeyError for a part that is
+    not.
+    """
 
     in_order = False
 

@@ -1,4 +1,4 @@
-"""Values of strangers, as errors quote them: a few of their parts, in little time however large they are."""
+"""Quotation of clients' values in errors: a few of their parts, in little time however large they are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Name = TypeVar("Name", bound=Hashable)
 MAX_CHARS = 80
 
 
-MAX_BITS = 10_000  # Python refuses to write out much longer integers
+MAX_BITS = 10_000  # integers with more bits are not written out; Python refuses much longer ones
 
 
 class _Short(reprlib.Repr):
@@ -20,7 +20,7 @@ class _Short(reprlib.Repr):
         return super().repr_int(x, level) if x.bit_length() <= MAX_BITS else f"an integer of {x.bit_length()} bits"
 
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        """In the order it has: the library sorts all keys first."""
+        """Return the first pairs in the dict's own order; the library would sort all keys first."""
         if level <= 0 and x:
             return "{...}"
         pairs = itertools.islice(x.items(), self.maxdict)
@@ -39,7 +39,7 @@ def shown(value: Any) -> str:
 
 
 def first_double(names: Iterable[Name]) -> Name | None:
-    """The first that has been there before."""
+    """Return the first item that occurred before; None if all are different."""
     seen: set[Name] = set()
     for name in names:
         if name in seen:

@@ -1,4 +1,4 @@
-"""What is done beside each other by a few threads, each of which computes alone."""
+"""Parallel execution of tasks by a few threads, each of which computes alone."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch
 
 __all__ = ["side_by_side"]
 
-MOST = 4  # each has what it works on in memory
+MOST = 4  # most threads, since each holds its task's data in memory
 
 
 def side_by_side(tasks: Sequence[Callable[[], Any]], most: int = MOST) -> list[Any]:
-    """Their results. Raises what the first that fails raises, and begins no other.
+    """Run the tasks in parallel and return their results. Raises the error of the first that fails, and begins no other
+    task.
 
-    torch divides every operator among its threads, which wait for each other as many times: beside other processes
+    torch divides every operator among its threads, which wait for each other as often: beside other processes
     on the same cores that took twenty times as long as one thread each.
     """
     threads = torch.get_num_threads()
@@ -28,4 +29,4 @@ def side_by_side(tasks: Sequence[Callable[[], Any]], most: int = MOST) -> list[A
         return [future.result() for future in [pool.submit(task) for task in tasks]]
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)  # for the threads that are yet to come
+        torch.set_num_threads(threads)  # for threads that are started later

@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Sizes in bytes as people write them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 
 def parse_size(text: str) -> int:
-    """Bytes, at least one: "512MiB", "2G", "1073741824". Raises InvalidRequest."""
+    """Return the bytes, at least one, of a size such as "512MiB", "2G" or "1073741824". Raises InvalidRequest."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?i?)b?", text.strip().lower())
     known = match is not None and match[2] in _UNITS
     size = float(match[1]) * _UNITS[match[2]] if match is not None and known else 0.0  # hundreds of digits: infinite

@@ -1,4 +1,4 @@
-"""How much KV an engine has, and how long a sequence may be: from the settings, the model and what memory is left."""
+"""Sizes of an engine's KV cache and longest sequence: from the settings, the model and the free memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["kv_geometry", "max_model_len", "num_blocks", "step_bytes"]
 
 
 def kv_geometry(loaded: LoadedModel, blocks: int) -> tuple[int, int, int, int]:
-    """What `Ops.allocate_kv` wants to know, of this rank's heads and this stage's layers."""
+    """Return the arguments of `Ops.allocate_kv` for this rank's heads and this stage's layers."""
     config = loaded.decoder.local
     return config.num_layers, blocks, config.num_kv_heads, config.head_dim
 
@@ -34,12 +34,12 @@ def num_blocks(
     stays: bool = False,
     kv_layers: int | None = None,
 ) -> tuple[int, str]:
-    """KV blocks, and why so many. Raises InvalidRequest where not one fits.
+    """Return the number of KV blocks, and why that many. Raises InvalidRequest if not one fits.
 
-    shares     prefixes, through a store
-    stays      whatever is configured, KV never goes to the host
-    kv_layers  of all processes that have a part of this memory: what is configured is of a process, what is free all
-               share. None: it has it alone
+    shares     whether prefixes are shared through a store
+    stays      whether KV never goes to the host, whatever is configured
+    kv_layers  layers of all processes that share this memory: a configured size is for one process, while free memory
+               is divided among all. None: no other process shares it
     """
     own = loaded.decoder.local.num_layers
     counted = own if config.kv_memory_bytes is not None or kv_layers is None else kv_layers
@@ -66,13 +66,13 @@ def num_blocks(
 def _kv_budget(config: EngineConfig, loaded: LoadedModel, ops: Ops, shares: bool) -> KvBudget:
     if ops.device.type == "cpu":
         return cpu_kv_budget(free_memory())
-    torch.cuda.empty_cache()  # what loading took and gave back
+    torch.cuda.empty_cache()  # frees memory that was only needed while loading
     free, total = torch.cuda.mem_get_info(ops.device)
     return kv_budget(free, total, _parts(config, loaded, shares))
 
 
 def step_bytes(config: EngineConfig, loaded: LoadedModel) -> int:
-    """What the largest step takes beside weights and KV."""
+    """Return the bytes that the largest step takes beside weights and KV."""
     return _parts(config, loaded).activations
 
 
@@ -82,7 +82,9 @@ def _parts(config: EngineConfig, loaded: LoadedModel, shares: bool = False) -> P
 
 
 def max_model_len(config: EngineConfig, loaded: LoadedModel, blocks: int) -> tuple[int, str]:
-    """Tokens of the longest sequence, and why. Raises InvalidRequest for more than model or KV have."""
+    """Return the tokens of the longest sequence, and why that many. Raises InvalidRequest if the setting is more than
+    the model or the KV cache has.
+    """
     made_for = loaded.config.max_model_len
     wanted = config.max_model_len or made_for
     if wanted > made_for:

@@ -1,7 +1,8 @@
-"""Where the text of a special token begins inside another text, found in time that the number of tokens does not enter.
+"""Search for the beginnings of special tokens' texts inside another text, in time that does not depend on the number of
+tokens.
 
-Models have up to 6,000 of them, and a client may write half of one a million times: an expression that lists them all
-would try each of them there, and while it does no other thread of Python runs.
+Models have up to 6,000 special tokens, and a client may write half of one a million times: an expression that lists
+them all would try each of them there, and meanwhile no other thread of Python runs.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from .errors import CheckpointError
 
 __all__ = ["special_starts"]
 
-MAX_DEPTH = 60  # places, one behind another, at which tokens with the same beginning part
-WIDE = 16  # ways that are tried one after another at such a place
+MAX_DEPTH = 60  # most places, one behind another, at which tokens with the same beginning differ
+WIDE = 16  # most alternatives that are tried one after another at such a place
 
 
 def special_starts(literal: Iterable[str]) -> re.Pattern[str] | None:
-    """Matches the first character of any of these strings, wherever one stands, also inside another.
+    """Return a pattern that matches the first character of any of these strings, wherever one stands, also inside
+    another.
 
-    None where there are none of two characters or more. Raises CheckpointError where they part too often.
+    None if no string has two characters or more. Raises CheckpointError if the strings branch too often.
     """
     texts: list[str] = []
     for text in sorted({text for text in literal if len(text) > 1}):
@@ -33,7 +35,7 @@ def special_starts(literal: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def _any_of(texts: Sequence[str], depth: int) -> str:
-    """An expression that matches any of them, which are sorted, and none of which begins with another."""
+    """Return an expression that matches any of these texts, which are sorted, and none of which begins with another."""
     if depth == 0:
         message = f"special tokens with the same beginning part more than {MAX_DEPTH} times"
         raise CheckpointError(message, file="tokenizer.json", tensor="added_tokens")
@@ -41,7 +43,7 @@ def _any_of(texts: Sequence[str], depth: int) -> str:
         return re.escape(texts[0])
     same = next(i for i, (one, other) in enumerate(zip(texts[0], texts[-1], strict=False)) if one != other)
     ways = [[text[same:] for text in of_way] for _, of_way in groupby(texts, lambda text: text[same])]
-    while len(ways) > WIDE:  # neighbours together, behind a look at the first character of them all
+    while len(ways) > WIDE:  # neighbours are grouped behind a look-ahead at their first characters
         parts = [ways[start : start + WIDE] for start in range(0, len(ways), WIDE)]
         ways = [[text for way in part for text in way] for part in parts]
     return f"{re.escape(texts[0][:same])}(?:{'|'.join(map(_way, ways, repeat(depth - 1)))})"

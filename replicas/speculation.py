@@ -1,4 +1,5 @@
-"""Speculation without a second model: what followed the last tokens before is tried as what follows them now.
+"""Speculation without a second model: tokens that followed the last tokens before are tried as drafts of what follows
+now.
 
 Drafts are computed with the last token in one step. Each is kept while it is what sampling chose in its place, with
 the same logits, history and random number as without drafts: tokens are the same, and come several at a time.
@@ -13,11 +14,11 @@ from .plan import ItemResult, PlanItem
 
 __all__ = ["Ngrams", "accepted"]
 
-SIZES = (3, 2)  # tokens that must be the same, the longer first: what one token has followed says little
+SIZES = (3, 2)  # tokens that must match, the longer n-gram first; a match of a single token says too little
 
 
 class Ngrams:
-    """Where in a sequence its n-grams came last, with a token after them."""
+    """Index of where each n-gram of a sequence occurred last with a token after it."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
@@ -35,7 +36,9 @@ class Ngrams:
             self._tokens.append(token)
 
     def draft(self, most: int) -> tuple[int, ...]:
-        """Up to `most` tokens, none where the last ones are new. What repeats itself is drafted beyond the end."""
+        """Return up to `most` draft tokens, or none if the last tokens are new. A repeated pattern is continued beyond
+        its end.
+        """
         if most < 1:
             return ()
         for size in SIZES:
@@ -47,9 +50,10 @@ class Ngrams:
 
 
 def accepted(item: PlanItem, results: Sequence[ItemResult]) -> ItemResult:
-    """The result of an item of whose last tokens some are drafts; `results`: one for each of its `specs`.
+    """Return the result of an item whose last tokens may be drafts; `results`: one for each of its `specs`.
 
-    A row that has no token, or a fault, ends the run before it: the next step computes it again, and is told.
+    A row that has no token, or a fault, ends the accepted run before it: the next step computes that row again, and
+    reports the fault.
     """
     if not item.verified:
         return results[0]

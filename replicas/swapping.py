@@ -1,4 +1,4 @@
-"""What the engine gets for swapping: memory of the host, and rates measured on the device at hand."""
+"""Setup of swapping for an engine: host memory, and rates measured on the device at hand."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def swapper_of(
     most: int,
     lent: int = 0,
 ) -> tuple[Swapper | None, str]:
-    """With host memory for at most `most` blocks, and why so many. Raises InvalidRequest.
+    """Return a swapper with host memory for at most `most` blocks, or None; and why it has that many. Raises
+    InvalidRequest.
 
-    block_bytes  of one, in all processes of the model together
-    make         one with so many blocks, by that copier
-    lent         blocks beside those, for others
+    block_bytes  bytes of a block, in all processes of the model together
+    make         makes a swapper with that many blocks
+    lent         further blocks, for other uses
     """
     nbytes, why = swap_budget(config.swap_memory_bytes, free_memory(), on_gpu=ops.device.type != "cpu")
     if not nbytes and not lent:
@@ -46,14 +47,14 @@ def swapper_of(
         if not blocks:
             return swapper, f"by computing again: {why}"
         return swapper, f"{blocks} blocks on the host, {blocks * block_bytes / 2**20:.0f} MiB: {why}"
-    copier.trim()  # of what was pinned before it failed, which went with the error
+    copier.trim()  # frees what was pinned before the failure
     if config.swap_memory_bytes is None:
         return None, f"by computing again: {failure}"
     raise InvalidRequest(f"swap_memory_bytes: {failure}", param="swap_memory_bytes")
 
 
 def measure(swap: Swap, swapper: Swapper, token_s: float) -> str:
-    """Let `swap` decide from now on, by rates measured now; in words. `token_s`: of a prompt's token."""
+    """Let `swap` decide by rates measured now; return them in words. `token_s`: seconds to compute one prompt token."""
     out_s, in_s = swapper.measure()
     swap.rates = SwapRates(out_s, in_s, token_s)
     compute_s = BLOCK_TOKENS * token_s

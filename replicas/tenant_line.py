@@ -1,4 +1,4 @@
-"""A line in which tenants take turns, so that what one asks for holds up no other for long."""
+"""Queue in which tenants take turns, so that no tenant's requests delay the others' for long."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ T = TypeVar("T")
 
 
 class TenantLine(Generic[T]):
-    """First come, first served within a tenant; each tenant has one of its own taken in turn. Not thread-safe."""
+    """Queue that is first come, first served within a tenant, and takes one item of each tenant in turn. Not
+    thread-safe.
+    """
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[str, deque[T]] = OrderedDict()  # by tenant; whose turn is next comes first
+        self._waiting: OrderedDict[str, deque[T]] = OrderedDict()  # by tenant, in the order of their turns
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
     def of(self, tenant: str) -> int:
-        """How many of this tenant wait."""
+        """Return how many items of this tenant wait."""
         return len(self._waiting.get(tenant, ()))
 
     def put(self, tenant: str, item: T) -> None:
         self._waiting.setdefault(tenant, deque()).append(item)
 
     def take(self) -> T | None:
-        """The next one, whose tenant then is the last; None if nobody waits."""
+        """Return the next item, whose tenant then has its turn last; None if the queue is empty."""
         if not self._waiting:
             return None
         tenant, own = self._waiting.popitem(last=False)

@@ -1,4 +1,4 @@
-"""The text of one choice as its tokens arrive: whole characters only, and nothing of a stop string."""
+"""Text of one choice as its tokens arrive: whole characters only, and nothing of a stop string."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class TextStream:
     same character, the one that began first. It counts only if it is completed by token number `min_tokens`
     or later.
 
-    stopped      the stop string that ended the text, or None
-    include_stop the stop string is the end of the text, and not left out
-    num_tokens   tokens taken so far, the one that completed the stop string being the last. `push` takes
-                 none after it: compare with the number pushed to see which ids belong to the output
+    stopped       the stop string that ended the text, or None
+    include_stop  whether the stop string is the end of the text, and not left out
+    num_tokens    tokens taken so far, the one that completed the stop string being the last. `push` takes
+                  none after it: compare with the number pushed to see which ids belong to the output
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TextStream:
         self.num_tokens = 0
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Take the next tokens; return the text that became safe, which may be empty."""
+        """Take the next tokens; return the text that became safe to send, which may be empty."""
         if not self._matchers:
             self.num_tokens += len(token_ids)
             return self._decoder.push(token_ids)
@@ -60,7 +60,7 @@ class TextStream:
         self.push(token_ids)
 
     def flush(self) -> str:
-        """End the text: what was held back, an unfinished character as U+FFFD. Empty after a stop string."""
+        """End the text: return what was held back, and an unfinished character as U+FFFD. Empty after a stop string."""
         if self.stopped is not None:
             return ""
         safe = self._scan(self._decoder.flush())
@@ -70,7 +70,7 @@ class TextStream:
 
     def _scan(self, new: str) -> str:
         if not self._held and self._starts.isdisjoint(new):
-            return new  # most tokens: nothing is begun and nothing begins
+            return new  # the most frequent case: no stop string has begun or begins here
         text = self._held + new
         checked = self.num_tokens >= self._min_tokens
         for position, char in enumerate(new, start=len(self._held) + 1):
@@ -85,7 +85,7 @@ class TextStream:
 
 
 class _Matcher:
-    """Knuth, Morris and Pratt's automaton: `matched` is the longest suffix read that begins `stop`."""
+    """Knuth, Morris and Pratt's automaton: `matched` is the length of the longest suffix read that begins `stop`."""
 
     __slots__ = ("_fallback", "matched", "stop")
 
@@ -95,7 +95,7 @@ class _Matcher:
         self._fallback = _borders(stop)
 
     def step(self, char: str) -> bool:
-        """Read one character; True if it completes the stop string."""
+        """Read one character; return True if it completes the stop string."""
         matched = self.matched
         while matched and self.stop[matched] != char:
             matched = self._fallback[matched]
@@ -107,7 +107,7 @@ class _Matcher:
 
 
 def _borders(text: str) -> list[int]:
-    """For each length, the longest proper prefix of `text[:length]` that is also its suffix."""
+    """Return, for each length, the length of the longest proper prefix of `text[:length]` that is also its suffix."""
     borders = [0] * (len(text) + 1)
     matched = 0
     for i in range(1, len(text)):

@@ -1,4 +1,4 @@
-"""That calls of tools and their results belong together in a chat, as OpenAI has it."""
+"""Check that tool calls and their results belong together in a chat, by OpenAI's rules."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ Message = dict[str, Any]
 
 __all__ = ["Message", "in_order_of_calls"]
 
-_Call = tuple[int, str | None]  # its place among the calls of its message, and its id
+_Call = tuple[int, str | None]  # index among the calls of its message, and id
 
 
 def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
-    """The messages, with results in the order of the calls that they answer: many templates tell them apart by that.
+    """Return the messages, with results in the order of the calls that they answer: many templates match them by order.
 
     Raises InvalidRequest unless each result is of a call just before it, and each call has one result. They come in
-    any order. Ids are compared where both sides have one; a result without, or one of a call without, is of the
-    first such call that is left: servers of models, and clients of theirs, do not all give ids. `messages` are
-    checked each by itself.
+    any order. Ids are compared where both sides have one; a result without an id, or one of a call without an id, is of
+    the first such call that is left, since model servers and their clients do not all give ids. `messages` were checked
+    one by one before.
     """
     ordered: list[Message] = []
     called, left = 0, list[_Call]()  # which message called last, and its calls that have no result yet
-    results: dict[int, Message] = {}  # of those calls
+    results: dict[int, Message] = {}  # results of those calls, by the call's index
     for i, message in enumerate(messages):
         at = f"messages[{i}]"
         if message["role"] == "tool":
@@ -41,7 +41,7 @@ def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
 
 
 def _take(given: str | None, left: list[_Call], at: str, *, follows: Mapping[str, Any]) -> int:
-    """The place of the call that it answers."""
+    """Return the index of the call that a result answers."""
     if follows.get("role") != "tool" and not follows.get("tool_calls"):
         raise _invalid(f"{at}.role", "is tool, which must answer an earlier message with tool_calls")
     found = [call for call in left if call[1] == given] or [call for call in left if None in (call[1], given)]

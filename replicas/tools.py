@@ -1,4 +1,4 @@
-"""Descriptions of the tools that a model may call, checked and in one form."""
+"""Descriptions of the tools that a model may call, checked and brought to one form."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .messages import check_string, is_text
 __all__ = ["Tool", "check_tools"]
 
 MAX_TOOLS = 128
-MAX_DEPTH = 64  # of a description's values
-MAX_VALUES = 32_768  # of all tools together, names counted too
-MAX_CHARS = 512 * 2**10  # likewise, of names and texts
+MAX_DEPTH = 64  # deepest nesting of a description's values
+MAX_VALUES = 32_768  # most values of all tools together, names counted too
+MAX_CHARS = 512 * 2**10  # most characters of all tools' names and texts together
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FUNCTION = ("name", "description", "parameters", "strict")
 _NO_PARAMETERS = {"type": "object", "properties": {}}
@@ -23,11 +23,12 @@ Tool = dict[str, Any]
 
 
 def check_tools(tools: Any) -> list[Tool]:
-    """Functions as a chat template takes them: `type`, and `function` with `name`, `description` and `parameters`.
+    """Return functions as a chat template takes them: `type`, and `function` with `name`, `description` and
+    `parameters`.
 
-    Parameters that are not given are none. Whether calls must match them (`strict`) is not the template's
-    business and left out. Raises InvalidRequest naming the field by its path, with code `grammar_too_complex` for
-    more than all of them together may hold.
+    Missing parameters mean that there are none. Whether calls must match them (`strict`) does not concern the template
+    and is left out. Raises InvalidRequest naming the field by its path, with code `grammar_too_complex` if all
+    tools together are too large.
     """
     if not isinstance(tools, list | tuple) or not 1 <= len(tools) <= MAX_TOOLS:
         raise _invalid("tools", f"expected a list of 1 to {MAX_TOOLS} tools")
@@ -41,7 +42,7 @@ def check_tools(tools: Any) -> list[Tool]:
 
 
 class _Held:
-    """What the tools so far hold: all of them are checked, shown to the model and perhaps compiled."""
+    """Counter of what the tools hold so far: all of them are checked, shown to the model and perhaps compiled."""
 
     def __init__(self) -> None:
         self._values = self._chars = 0
@@ -88,7 +89,7 @@ def _parameters(parameters: Any, at: str, held: _Held) -> dict[str, Any]:
 
 
 def _check_value(value: Any, at: str, depth: int, held: _Held) -> None:
-    """Text without surrogates at any depth, and not too deep for a template."""
+    """Check that a value's text has no surrogates at any depth, and that it is not nested too deeply for a template."""
     held.add(value)
     if depth == 0:
         raise _invalid(at, f"is nested more than {MAX_DEPTH} deep")

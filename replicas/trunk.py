@@ -1,13 +1,13 @@
-"""What many streams of one replica have for one ingress, sent together.
+"""Stream from a replica to an ingress that carries the messages of many requests together, called the trunk.
 
 A message between two processes costs more than what is in it. So the ingress keeps one stream open for all of
-its requests, the trunk, and what a step has made for each of them goes there as one batch: still a message for
-each request and step, in order. A request's own stream says where it went:
+its requests, the trunk, and what a step has made for each of them goes there as one batch: still one message for
+each request and step, in order. A request's own stream says where its messages went:
 
     message, message, ... the trunk's name   [messages by the trunk]   how many they were   message, message, ...
 
-Without a trunk it is messages to the end. The first always goes by the request's own stream; and so do, from then
-on, those of a request that the ingress has set aside, since a trunk waits for no single reader.
+Without a trunk a request's own stream has all of its messages. The first message always goes by it; and so do, from
+then on, those of a request that the ingress has set aside, since a trunk waits for no single reader.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from .errors import Unavailable
 from .pile import num_bytes
 from .protocol import Delta, FinishReason, ReplicaLoad, StreamMessage
 
-IDLE_S = 0.5  # a trunk that nobody uses ends: it must not hold up a replica that is taken away
-MAX_READY = 2048  # messages that wait for the ingress; then their streams wait, whose readers are watched
-MAX_READY_BYTES = 2**22  # likewise
+IDLE_S = 0.5  # an unused trunk ends after this time, so that it does not delay the removal of a replica
+MAX_READY = 2048  # most messages that wait for the ingress; beyond it their streams wait, with a reader timeout
+MAX_READY_BYTES = 2**22  # most bytes that wait for the ingress
 
-Ticket = tuple[str, int]  # which ingress, and which of its requests
+Ticket = tuple[str, int]  # name of the ingress, and number of its request
 PackedDelta = tuple[int, tuple[int, ...], str, FinishReason | None, str | int | None]
 Packed = tuple[PackedDelta, ...] | StreamMessage
 Batch = tuple[ReplicaLoad | None, list[tuple[int, Packed]]]
 
 
 class Trunk:
-    """Lives on the event loop. `name`: each has one of its own. `closed`: the ingress reads it no longer."""
+    """Stream of one ingress for many requests. Lives on the event loop. `name`: unique to each trunk. `closed`: the
+    ingress no longer reads it.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -40,7 +42,7 @@ class Trunk:
         self._aside: set[int] = set()
         self._load: ReplicaLoad | None = None
         self._ready: list[tuple[int, Packed]] = []
-        self._bytes = 0  # of what is ready, as messages
+        self._bytes = 0  # bytes of the messages that are ready
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
 
@@ -54,14 +56,14 @@ class Trunk:
             self._aside.discard(line)
 
     def set_aside(self, line: int) -> None:
-        """Its reader is behind: the rest goes by its own stream, which waits for it."""
+        """Send the rest of a request by its own stream, which waits for its client, since that reads too slowly."""
         self._aside.update({line} & self._lines)
 
     def carries(self, line: int) -> bool:
         return line not in self._aside
 
     async def put(self, line: int, message: StreamMessage) -> None:
-        """Waits for room. Raises Unavailable when the ingress has gone."""
+        """Add a message, waiting while the trunk is full. Raises Unavailable if the ingress has gone."""
         while (len(self._ready) >= MAX_READY or self._bytes >= MAX_READY_BYTES) and not self.closed:
             self._room.clear()
             await self._room.wait()
@@ -73,7 +75,9 @@ class Trunk:
         self._wake.set()
 
     async def batches(self) -> AsyncGenerator[Batch, None]:
-        """Everything that is ready, each time the ingress asks; ends when nobody has used it for IDLE_S."""
+        """Yield all messages that are ready, each time the ingress asks; ends if no request has used the trunk for
+        IDLE_S.
+        """
         try:
             while await self._something():
                 self._wake.clear()
@@ -99,7 +103,9 @@ class Trunk:
 async def by_trunk(
     messages: AsyncGenerator[StreamMessage, None], trunks: Mapping[str, Trunk], ticket: Ticket | None
 ) -> AsyncGenerator[StreamMessage | str | int, None]:
-    """What a request's own stream carries: see above. Closing it closes `messages` no more than a loop would."""
+    """Yield what a request's own stream carries: see the module. Closing it does not close `messages`, as with a loop
+    over them.
+    """
     ingress, line = ticket or ("", 0)
     async for message in messages:
         yield message
@@ -122,7 +128,7 @@ async def by_trunk(
 
 
 def pack(message: StreamMessage) -> Packed:
-    """As little as pickles fast; a message with more in it than tokens and text stays as it is."""
+    """Return the message in a form that pickles fast; a message with more in it than tokens and text stays as it is."""
     if message.deltas and message == StreamMessage(message.deltas, message.load):
         plain = tuple([(d.index, d.token_ids, d.text, d.finish_reason, d.stop_reason) for d in message.deltas])
         if all(delta.logprobs is None for delta in message.deltas):
@@ -137,6 +143,8 @@ def unpack(packed: Packed, load: ReplicaLoad | None) -> StreamMessage:
 
 
 def _goes_on_plainly(message: StreamMessage) -> bool:
-    """Not the last of its request, most likely; and without log-probabilities, which a slow reader would pile up."""
+    """Return whether further messages are likely, and have no log-probabilities, which would pile up for a slow
+    reader.
+    """
     deltas = message.deltas
     return all(delta.logprobs is None for delta in deltas) and not all(delta.finish_reason for delta in deltas)

@@ -1,4 +1,6 @@
-"""One engine, several readers on one thread: whoever waits steps it, and keeps what is the others'."""
+"""Sharing of one engine among several iterators on one thread: the one that waits runs a step, and keeps the others'
+output for them.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +12,30 @@ from .protocol import Request
 
 
 class Turns:
-    """An EngineCore that several iterators read by turns. Not thread-safe.
+    """An EngineCore that several iterators read in turn. Not thread-safe.
 
-    What a step makes for a key whose reader is not at its turn is kept until it is; a request ends at its
-    max_tokens or with the context, so no more is kept than that.
+    What a step makes for a request whose iterator is not being read is kept until it is. A request ends at its
+    max_tokens or with the context, which bounds what is kept.
     """
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._kept: dict[int, list[Emission]] = {}  # by the keys that are open
+        self._kept: dict[int, list[Emission]] = {}  # unread emissions, by the keys of open requests
         self._stepping = False
-        self._left: list[int] = []  # keys whose readers went while a step ran
+        self._left: list[int] = []  # keys that were closed while a step ran
 
     @property
     def keys(self) -> list[int]:
-        """Those that are open."""
+        """Keys of the open requests."""
         return list(self._kept)
 
     def open(self, key: int, request: Request, grammar: GrammarProcess | None = None) -> None:
-        """Take in a request that the core's `check` has let pass."""
+        """Add a request that the core's `check` has accepted."""
         self._core.add(key, request, grammar=grammar)
         self._kept[key] = []
 
     def read(self, keys: list[int]) -> Iterator[list[Emission]]:
-        """What there is for these keys, step by step, until each of them is done."""
+        """Yield the emissions for these keys, running steps as needed, until each request is done."""
         waiting = set(keys)
         while waiting:
             emissions = [emission for key in keys if key in waiting for emission in self._take(key)]
@@ -44,7 +46,7 @@ class Turns:
             yield emissions
 
     def close(self, keys: list[int]) -> None:
-        """Cancel what is not done, and forget what nobody has read."""
+        """Cancel requests that are not done, and drop output that was not read."""
         for key in keys:
             self._kept.pop(key, None)
             if self._stepping:  # an iterator that nobody holds can be collected, and so closed, at any time

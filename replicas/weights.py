@@ -1,4 +1,4 @@
-"""Taking tensors: each once, with progress and with the proof that none was forgotten."""
+"""Tensors of a checkpoint that are taken once each, with progress, and with proof that none was forgotten."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from .reading import DTYPES, Reader
 from .reading_rooms import Staging
 from .safetensors_file import TensorInfo
 
-Problem = Callable[[str, torch.Tensor], str | None]  # of a tensor of that name, in words; None: none
+Problem = Callable[[str, torch.Tensor], str | None]  # says what is wrong with the tensor of that name; None: nothing
 
 
 class Weights:
     """The tensors of a checked checkpoint, each to be taken once.
 
-    `take` records what was consumed; `finish` proves that it was everything. `digest` identifies the contents
+    `take` records what was taken; `finish` proves that this was everything. `digest` identifies the contents
     of all that was taken, whatever the order.
 
-    problem  what is wrong with a tensor, or a part of one, that is taken; None: they are known to be sound
-    order    of names, in which they will be taken, more or less
+    problem  returns what is wrong with a tensor, or a part of one, that is taken; None: they are known to be sound
+    order    names, more or less in the order in which they will be taken
     digests  whether `contents` is wanted
-    pieces   of which `digested` is wanted
-    whole    each of that order will be taken, and whole
-    staging  of a device with memory of its own: makes such of the host as it copies from by itself
+    pieces   pieces of which `digested` is wanted
+    whole    whether each tensor of `order` will be taken, and taken whole
+    staging  for a device with memory of its own: makes host memory that the device copies from by itself
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Weights:
     ) -> None:
         self.device = device
         self._reader = Reader(tensors, order, digests=digests, pieces=pieces, whole=whole, staging=staging)
-        self._lock = threading.Lock()  # of progress
+        self._lock = threading.Lock()  # guards the progress
         self._problem = problem
         self._tensors = tensors
         self._files: dict[Path, Any] = {}
@@ -62,13 +62,13 @@ class Weights:
         return name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Return the shape of the whole tensor."""
         return self._tensors[name][1].shape
 
     def take(self, name: str, *part: slice) -> torch.Tensor:
-        """The tensor as stored, on the device, in memory of its own once `finish` was called.
+        """Return the tensor as stored, on the device; once `finish` was called it no longer depends on the files.
 
-        part  of each of its first dimensions; nothing else of it is read. `Progress` counts the tensor as read
+        part  slice of each of its first dimensions; nothing else of it is read. Progress counts the tensor as read
         """
         tensor = self._taking(name, *part)
         if self._problem is not None and (problem := self._problem(name, tensor)) is not None:
@@ -103,13 +103,13 @@ class Weights:
             raise self.error(name, f"cannot be read: {error.strerror}") from error
 
     def leave(self, names: Iterable[str]) -> None:
-        """Another pipeline stage takes these: they are accounted for, and of the contents."""
+        """Mark tensors as another pipeline stage's: they count as used, and as part of the contents."""
         left = {name for name in names if name in self._tensors}
         self._left |= left
         self._done_bytes += sum(self._tensors[name][1].nbytes for name in left)
 
     def peek(self, name: str, *part: slice) -> torch.Tensor:
-        """A view of the mapped file, or a copy of such a part of it, on the CPU; nothing is recorded."""
+        """Return a view of the mapped file, or a copy of a part of it, on the CPU; nothing is recorded."""
         path, info = self._tensors[name]
         stored = info.stored or name
         whole = all(each.indices(size) == (0, size, 1) for each, size in zip(part, info.shape, strict=False))
@@ -124,9 +124,9 @@ class Weights:
         return tensor
 
     def take_finite(self, name: str, dtype: torch.dtype, *part: slice, kept: bool = False) -> torch.Tensor:
-        """In `dtype`. Raises CheckpointError where a value is not finite, or not in that dtype.
+        """Return the tensor in `dtype`. Raises CheckpointError if a value is not finite, or not in that dtype.
 
-        kept  as it is, if that is its dtype: nothing is made of it
+        kept  whether the tensor is kept as it is, if that is its dtype, since nothing is made from it
         """
         stored = self._taking(name, *part, kept=kept)
         tensor = stored.to(self.device).to(dtype)
@@ -141,14 +141,14 @@ class Weights:
         return tensor
 
     def unmap(self) -> None:
-        """Let go of the files' pages, but of those that a tensor is a view of. Files are opened again when wanted."""
+        """Drop the files' pages, except those that a tensor is a view of. Files are opened again when needed."""
         self._files.clear()
 
     def error(self, name: str, problem: str) -> CheckpointError:
         return CheckpointError(problem, file=self._tensors[name][0].name, tensor=name)
 
     def abandon(self) -> None:
-        """Nothing more will be taken, and what was is not wanted."""
+        """Close the files, since nothing more will be taken and what was taken is not wanted."""
         self._files.clear()
         self._reader.stop()
 
@@ -169,21 +169,25 @@ class Weights:
 
     @property
     def contents(self) -> Mapping[str, bytes]:
-        """The digest of each tensor that was taken whole, found on the way."""
+        """Digest of each tensor that was taken whole, computed while reading."""
         return self._reader.contents
 
     @property
     def digested(self) -> Mapping[Piece, bytes]:
-        """Of those of `pieces` that were taken whole, found on the way: columns are not."""
+        """Digest of each of `pieces` that was taken whole, computed while reading; columns have none."""
         return self._reader.digested
 
     def digest(self) -> bytes:
-        """Of the tensors taken or left, whole whatever was taken of them. Raises CheckpointError."""
+        """Return the digest of all tensors taken or left, whole whatever part of them was taken. Raises
+        CheckpointError.
+        """
         return digest_of(self._tensors, self._known)
 
 
 def rows_of(shape: Sequence[int], part: Sequence[slice]) -> tuple[int, int] | None:
-    """[first, last) of the rows that such a part of a tensor is; None: it has not all of each, or not one by one."""
+    """Return the rows [first, last) that a part of a tensor consists of; None if it has only parts of rows, or not
+    consecutive ones.
+    """
     spans = [each.indices(size) for each, size in zip(part, shape, strict=False)]
     partly = [span != (0, size, 1) for span, size in zip(spans, shape, strict=False)]
     if any(partly[1:]) or (any(partly) and spans[0][2] != 1):
@@ -196,7 +200,7 @@ def _all_rows(shape: Sequence[int]) -> tuple[int, int]:
 
 
 class Outline(Weights):
-    """The tensors by shape and dtype alone, on the meta device: a model made of it shows what it would keep."""
+    """Tensors by shape and dtype alone, on the meta device: a model made of it shows how much it would hold."""
 
     def take(self, name: str, *part: slice) -> torch.Tensor:
         return self.peek(name, *part)
@@ -210,8 +214,8 @@ class Outline(Weights):
 
 
 def told(values: torch.Tensor, condition: Callable[[torch.Tensor], torch.Tensor], *, outlined: bool) -> bool:
-    """Whether they meet it; of an outline, which has no values, what is said of one.
+    """Return whether the values meet the condition; for an outline, which has no values, return `outlined`.
 
-    An outline is not asked: torch imports its compiler, for a second, for arithmetic on the meta device.
+    An outline is not evaluated, since torch imports its compiler, for a second, for arithmetic on the meta device.
     """
     return outlined if values.is_meta else bool(condition(values))

@@ -1,16 +1,16 @@
-"""Weights as they were repacked, kept from start to start: a folder of files that are checked before they are used.
+"""Cache of repacked weights, kept from start to start: a folder of files that are checked before they are used.
 
-    known/KEY.json                 what a checkpoint's files held, by their inode, size, mtime and ctime: as long as
-                                   these are the same, nothing of the files need be read
-    weights/KIND-KEY.safetensors   by the contents of the checkpoint, the code and the processor that repacked it; its
-                                   kind is all of that but the contents
+    known/KEY.json                 digests of a checkpoint's files, by their inode, size, mtime and ctime: as long as
+                                   these are the same, the files need not be read
+    weights/KIND-KEY.safetensors   repacked weights, by the contents of the checkpoint, the code and the processor that
+                                   repacked it; the kind is all of that but the contents
 
-    hints/…                        which of these was used last for a folder: early.py asks the disk for it
-    rates/…                        how fast engines were: kept_rates.py
+    hints/…                        which entry a folder used last: early.py reads it from disk early
+    rates/…                        rates of engines: kept_rates.py
 
-A key is lines, the first of which is the kind.
+A key consists of lines, the first of which is the kind.
 
-Whatever is wrong with it, the model is loaded from the checkpoint. All of it may be deleted at any time.
+Whatever is wrong with an entry, the model is then loaded from the checkpoint. All of it may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ T = TypeVar("T")
 VERSION = 2
 WRITER = "weights cache"  # name of the thread that writes
 LEAST_BYTES = 64 << 20  # a model that is smaller is repacked in no time
-MOST_BYTES = 64 << 30  # of all files; those that were not used for longest go first
-FREE_SHARE = 0.1  # of the disk, that is left free
+MOST_BYTES = 64 << 30  # most bytes of all files; those that were not used for longest are deleted first
+FREE_SHARE = 0.1  # share of the disk that is left free
 RACY_S = 2.0  # a file that changed so lately may change again within the resolution of its times
-READY_S = 5.0  # that an engine needs to become ready once its weights are there; it is written after that
+READY_S = 5.0  # seconds that an engine needs to become ready after loading; the cache is written after that
 _LOOK_S, _NICE = 0.1, 10
 
 
 def open_cache(setting: str | None) -> WeightsCache | None:
-    """setting: a folder; "off": none; None: the user's own. None, and a word in the log, where it cannot be used."""
+    """Open the cache. setting: a folder; "off": none; None: the user's own. Returns None, and logs why, if it cannot be
+    used.
+    """
     if setting == "off":
         return None
     try:
@@ -61,17 +63,19 @@ def open_cache(setting: str | None) -> WeightsCache | None:
 
 
 class WeightsCache:
-    """In a folder that is this user's alone."""
+    """Cache of repacked weights in a folder that only this user can write to."""
 
     def __init__(self, folder: Path, *, least_bytes: int = LEAST_BYTES) -> None:
-        """least_bytes: what is smaller is not kept."""
+        """Use a folder. least_bytes: smaller models are not kept."""
         self.folder, self.least_bytes = folder, least_bytes
         self._writer: threading.Thread | None = None
         self._awaited = threading.Event()
         self._claim: int | None = None  # descriptor of a locked file
 
     def contents(self, files: Iterable[Path]) -> bytes | None:
-        """The digest of a checkpoint's tensors as it was found before, if none of its files has changed since."""
+        """Return the digests of a checkpoint's tensors that were recorded before, if none of its files has changed
+        since; else None.
+        """
         try:
             signature = signature_of(files)
             said = json.loads(_known(self.folder, signature).read_text())
@@ -80,11 +84,11 @@ class WeightsCache:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("weights cache: what was known of a checkpoint is damaged: %s", error)
+            log.warning("weights cache: the digests of a checkpoint are damaged: %s", error)
         return None
 
     def remember(self, before: list[list[Any]], files: Iterable[Path], contents: bytes) -> None:
-        """That files of the signature `before` have that digest: unless they changed meanwhile, or just before."""
+        """Record the digests of files that had the signature `before`, unless they changed since, or just before."""
         try:
             signature = signature_of(files)
         except OSError:  # one has gone
@@ -94,15 +98,15 @@ class WeightsCache:
             return
         said = {"files": signature, "contents": contents.hex(), "sum": _sum(signature, contents.hex())}
         path = _known(self.folder, signature)
-        with _forgiven("what is known of a checkpoint is not kept"), written_whole(path) as file:
+        with _forgiven("the digests of a checkpoint are not kept"), written_whole(path) as file:
             file.write(json.dumps(said))
 
     def has(self, kind: str) -> bool:
-        """Whether there is something of that kind, of whatever contents."""
+        """Return whether there is an entry of that kind, of whatever contents."""
         return any((self.folder / "weights").glob(f"{_short(kind)}-*.safetensors"))
 
     def hint(self, checkpoint: Path, key: str, device: str = "cpu") -> None:
-        """That the next start from that folder is likely to want this entry, on such a device."""
+        """Record that the next start from that folder, on such a device, is likely to use this entry."""
         path, name = hint_path(self.folder, checkpoint, device), _entry(self.folder, key).name
         with _forgiven("a hint is not kept"):
             if path.is_file() and path.read_text() == name:
@@ -111,11 +115,13 @@ class WeightsCache:
                 file.write(name)
 
     def find(self, key: str) -> Kept | None:
-        """What was kept for that key; anything that is wrong with it is said, and it is removed."""
+        """Return the weights that were kept for that key. An entry that is damaged is logged and removed."""
         return self._checked(key, lambda descriptor: read_kept(descriptor, key))
 
     def open(self, key: str) -> tuple[int, Index] | None:
-        """Likewise, with nothing of it in memory: a descriptor, which is the caller's, and what the file has."""
+        """Return a descriptor, which the caller must close, and the index of the entry, with no tensor in memory; None
+        if there is none. A damaged entry is logged and removed.
+        """
 
         def opened(descriptor: int) -> tuple[int, Index]:
             index = read_index(descriptor, key)
@@ -137,7 +143,7 @@ class WeightsCache:
                 raise KeptFileError("it belongs to another user, or others may write to it")
             found = read(descriptor)
             with suppress(OSError):
-                os.utime(path)  # the last that was used is the last to go
+                os.utime(path)  # marks it as used last, so that it is deleted last
             return found
         except (KeptFileError, OSError, ValueError, KeyError, TypeError) as error:
             log.warning("weights cache: %s is not used: %s", path.name, error)
@@ -148,8 +154,10 @@ class WeightsCache:
             os.close(descriptor)
 
     def claim(self, kind: str) -> bool:
-        """To be the one process that keeps an entry of that kind, until it is there or `give_up`; or another is."""
-        with _forgiven("who keeps repacked weights is not known"):
+        """Try to become the one process that keeps an entry of that kind, until it is written or `give_up` is called.
+        Returns False if another process is.
+        """
+        with _forgiven("the lock for writing repacked weights cannot be taken"):
             folder = private_folder(self.folder / "weights")
             descriptor = os.open(folder / f"{_short(kind)}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -161,13 +169,13 @@ class WeightsCache:
         return self._claim is not None
 
     def give_up(self) -> None:
-        """What was claimed, if anything was."""
+        """Give up the claim, if there is one."""
         if self._claim is not None:
             os.close(self._claim)
             self._claim = None
 
     def keep(self, key: str, kept: Kept) -> None:
-        """Written in a thread, once the engine is likely ready; a process that ends waits for it.
+        """Write an entry in a thread, once the engine is likely ready; a process that ends waits for it.
 
         `kept` must not change.
         """
@@ -175,15 +183,16 @@ class WeightsCache:
         self._writer.start()
 
     def wait(self) -> None:
-        """Until what is to be written is there."""
+        """Wait until the entry that is being kept is written."""
         self._awaited.set()
         if self._writer is not None:
             self._writer.join()
 
     def fill(self, key: str, nbytes: int, write: Callable[[BinaryIO], None], *, most: int | None = None) -> bool:
-        """Written at once by the caller: about so many bytes. Whether there was room. Raises what `write` raises.
+        """Write an entry of about `nbytes` bytes at once, in the caller's thread. Returns whether there was enough
+        space. Raises what `write` raises.
 
-        most  bytes of all files; None: MOST_BYTES
+        most  most bytes of all files; None: MOST_BYTES
         """
         path = _entry(self.folder, key)
         private_folder(path.parent)
@@ -194,11 +203,13 @@ class WeightsCache:
         return True
 
     def unnamed(self, nbytes: int) -> BinaryIO | None:
-        """A file on the same disk that goes with the last who has it open; None: there is no room. Raises OSError."""
+        """Return a file on the same disk that is deleted once it is closed; None if there is not enough space. Raises
+        OSError.
+        """
         return cast(BinaryIO, tempfile.TemporaryFile(dir=self.folder)) if _fits(self.folder, nbytes) else None
 
     def _write_later(self, key: str, kept: Kept) -> None:
-        """Behind whatever else there is to do on this machine."""
+        """Write an entry with low priority, after other work on this machine."""
         until, main = time.monotonic() + READY_S, threading.main_thread()
         while not self._awaited.wait(_LOOK_S) and main.is_alive() and time.monotonic() < until:
             pass
@@ -214,12 +225,12 @@ class WeightsCache:
         self.give_up()
 
     def _make_room(self, folder: Path, nbytes: int, most: int) -> bool:
-        """Whether there is room, once those that were not used for longest have gone."""
+        """Delete the entries that were not used for longest until there is enough space; return whether there is."""
         drop_abandoned(folder)
         found = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
         total = sum(path.stat().st_size for path in found)
         if nbytes > most or not _fits(folder, nbytes - total):
-            return False  # whatever went, and then nothing does
+            return False  # it would not fit even without all others, so none is deleted
         while found and (total + nbytes > most or not _fits(folder, nbytes)):
             oldest = found.pop(0)
             total -= oldest.stat().st_size
@@ -228,7 +239,7 @@ class WeightsCache:
 
 
 def signature_of(files: Iterable[Path]) -> list[list[Any]]:
-    """[path, device, inode, bytes, mtime, ctime in ns] of each: no write leaves all of them as they were."""
+    """Return [path, device, inode, bytes, mtime, ctime in ns] of each file: a write always changes some of these."""
     resolved = sorted({path.resolve() for path in files})
     found = [(str(path), path.stat()) for path in resolved]
     return [[name, it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns] for name, it in found]
@@ -266,7 +277,7 @@ def _digest(text: str) -> str:
 
 
 class _forgiven:
-    """A cache that cannot be written is a word in the log."""
+    """Context in which an OSError is logged and ignored, since a cache that cannot be written is no fault."""
 
     def __init__(self, what: str) -> None:
         self._what = what

@@ -1,6 +1,6 @@
-"""The asynchronous face of an engine, free of Ray: requests in, streams of messages out.
+"""Asynchronous interface of an engine, free of Ray: requests in, streams of messages out.
 
-The engine runs on a thread of its own (engine_thread.py); here are its streams and their readers.
+The engine runs on a thread of its own (engine_thread.py); this module keeps the streams and those who read them.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from .shards.launch import Launcher
 from .updates.file import WeightFile
 from .updates.live import LiveWeights
 
-TICK_S = 0.25  # how often streams are looked over
-WATCH_S = 1.0  # between two messages to those who watch KV blocks
+TICK_S = 0.25  # how often the streams' deadlines and readers are checked
+WATCH_S = 1.0  # most seconds between two messages to a client that watches KV blocks
 
 
 class Worker:
-    """One engine on its own thread.
+    """One engine on a thread of its own. Nothing is loaded before `start`.
 
-    `model` is a folder or a Hugging Face id. Nothing is loaded before `start`.
-    access: makes the way to a store of prefixes, where the engine is; None: what the config says.
-    updates: of the weights, since the checkpoint, as they are when it starts: it begins with all of them.
-    launcher: makes what starts the other processes of a divided model, where the engine is; None: subprocesses.
+    model     a folder or a Hugging Face id
+    access    makes the connection to a prefix store, in the engine's process; None: as the config says
+    updates   returns the weight updates since the checkpoint when the engine starts: it begins with all of them applied
+    launcher  makes what starts the other processes of a divided model, in the engine's process; None: subprocesses
     """
 
     def __init__(
@@ -72,13 +72,15 @@ class Worker:
         self._keys = itertools.count()
         self._draining = False
         self._updating: asyncio.Future[int] | None = None
-        self._update_of: tuple[WeightFile, int | None] | None = None  # what that is made of
+        self._update_of: tuple[WeightFile, int | None] | None = None  # the file and version of the update under way
         self._watchers: set[KvWatcher] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def start(self) -> None:
-        """Load and warm up; ready when it returns. Raises CheckpointError and its kin."""
+        """Load the model and warm up; the worker is ready when this returns. Raises CheckpointError and the build's
+        other errors.
+        """
         engine = await asyncio.to_thread(self._build)
         await asyncio.to_thread(engine.warm_up)
         self._engine = engine
@@ -88,11 +90,11 @@ class Worker:
         self._tick()
 
     async def generate(self, request: Request) -> AsyncIterator[StreamMessage]:
-        """Stream a request to its end. Closing the stream cancels it and frees its KV.
+        """Stream a request to its end. Closing the stream cancels the request and frees its KV.
 
-        Raises Overloaded, Unavailable or DeadlineExceeded at once, InvalidRequest if the model cannot serve it;
-        later EngineFault if a step fails, DeadlineExceeded or ReaderStalled if the engine or the reader does not
-        come in time, Unavailable (`replica_lost`) if the engine is lost.
+        Raises Overloaded, Unavailable or DeadlineExceeded at once, and InvalidRequest if the model cannot serve it.
+        Later it raises EngineFault if a step fails, DeadlineExceeded if the deadline passes, ReaderStalled if the
+        client reads nothing for too long, and Unavailable (`replica_lost`) if the engine is lost.
         """
         arrived = time.monotonic()
         thread = self._check_ready(request)
@@ -104,8 +106,8 @@ class Worker:
         self._streams[key] = mailbox
         self._idle.clear()
         try:
-            grammar = await self._grammar(request)  # it has its place meanwhile: what compiles waits as well
-            if not mailbox.done:  # ended from here meanwhile: nobody would cancel it
+            grammar = await self._grammar(request)  # counts as waiting meanwhile, like any admitted request
+            if not mailbox.done:  # else it was ended while the grammar was compiled, and nothing would cancel it later
                 thread.add(key, request, arrived, grammar)
             async with aclosing(mailbox.messages()) as messages:
                 async for message in messages:
@@ -120,7 +122,7 @@ class Worker:
         return ReplicaLoad() if self._thread is None else self._told(self._thread.load)
 
     def prefix_stats(self) -> PrefixStats | None:
-        """What came of the prefix store until now; None: there is none."""
+        """Return statistics of the prefix store so far; None if there is no store."""
         return None if self._engine is None else self._engine.prefix_stats()
 
     def profile(self) -> ReplicaProfile:
@@ -128,37 +130,39 @@ class Worker:
         return self._engine.profile
 
     async def flush(self, tenant: str | None) -> None:
-        """Drop the cached prefixes of that tenant, or all, here and in the store; sequences keep what they hold.
+        """Drop the cached prefixes of one tenant, or of all (None), here and in the store; sequences keep what they
+        hold.
 
-        The store does so in its own time. Raises Unavailable.
+        The store drops its part later. Raises Unavailable.
         """
         await self._check_started().flush(tenant)
 
     @property
     def weights(self) -> WeightsTold:
-        """That requests begin with."""
+        """The version and the digest of the weights that new requests begin with."""
         assert self._engine is not None, "weights after start()"
         return self._weights_told(None)
 
     async def update_weights(self, file: WeightFile, expected: int | None = None) -> int:
-        """Serve with the file's tensors in place of the model's own; the version that the weights are of then.
+        """Serve with a file's tensors in place of the model's own; return the version that the weights then have.
 
-        They are built beside the old ones, and taken up between two steps. Requests that have begun end on what they
-        began with. Whatever it raises, nothing has changed: InvalidRequest and CheckpointError say what is wrong with
-        the file, Unavailable that it is not the time for it. Asked for again while it is under way, it is done once.
+        The new weights are built beside the old ones and adopted between two steps. Requests that have begun finish on
+        the weights which they began with. Whatever is raised, nothing has changed: InvalidRequest and CheckpointError
+        say what is wrong with the file, Unavailable that the update is not possible now. A second call for the same
+        update, while the first is under way, waits for the first.
 
-        expected  the version that the file is for; None: any
+        expected  the version that the file is meant for; None: any version
         """
         self._check_started()
         if self._updating is None or self._updating.done():
-            # Whoever asked may go away in the middle of it: it comes to its end all the same.
+            # The update is completed even if the caller goes away in the middle of it.
             self._updating, self._update_of = asyncio.ensure_future(self._update(file, expected)), (file, expected)
         elif self._update_of != (file, expected):
             raise Unavailable("other weights are being prepared", code="weights_in_use")
         return await asyncio.shield(self._updating)
 
     async def check_weights(self, file: WeightFile) -> None:
-        """Raise InvalidRequest unless the newest weights are what that file has made of those before."""
+        """Raise InvalidRequest unless the newest weights are those that this file made of the version before."""
         self._check_started()
         assert self._engine is not None
         await asyncio.to_thread(_weights_of(self._engine).check_made_of, file)
@@ -167,7 +171,7 @@ class Worker:
         try:
             return await self._prepare_and_adopt(file, expected)
         finally:
-            self._updating = None  # an error would keep what was made until then
+            self._updating = None  # a future with an error would keep alive what was built until then
 
     async def _prepare_and_adopt(self, file: WeightFile, expected: int | None) -> int:
         thread = self._check_started()
@@ -183,7 +187,9 @@ class Worker:
         return weights.told(prepared.version).version
 
     async def kv_events(self, tenant: str) -> AsyncGenerator[KvEvents, None]:
-        """What becomes of that tenant's KV blocks from now on; without events, the load every WATCH_S."""
+        """Stream the changes of one tenant's KV blocks from now on. Without changes, the replica's load comes every
+        WATCH_S.
+        """
         thread = self._check_started()
         watcher = KvWatcher(tenant)
         self._watchers.add(watcher)
@@ -203,19 +209,23 @@ class Worker:
         return len(self._streams)
 
     async def check_health(self) -> None:
-        """Raise EngineFault unless the engine has stepped lately, or does so now; Unavailable before `start`."""
+        """Raise EngineFault unless the engine completed a step lately, or does so now; raise Unavailable before
+        `start`.
+        """
         await self._check_started().check_health()
 
     def check_pace(self) -> None:
-        """Raise EngineFault while a step takes far longer than others have: no reason yet to replace the replica."""
+        """Raise EngineFault while a step takes far longer than earlier ones have. That alone is no reason to replace
+        the replica.
+        """
         self._check_started().check_pace()
 
     def take_nothing_new(self) -> None:
-        """Refuse new requests from now on; streams go on."""
+        """Refuse new requests from now on; streams that have begun go on."""
         self._draining = True
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait for the streams to end; False if some are left after `timeout_s`."""
+        """Refuse new requests and wait for the streams to end; return False if some are left after `timeout_s`."""
         self.take_nothing_new()
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
@@ -235,13 +245,15 @@ class Worker:
             await asyncio.to_thread(self._engine.close)
 
     async def _grammar(self, request: Request) -> GrammarProcess | None:
-        """The request's grammar, compiled; the deadline counts. Raises InvalidRequest, Overloaded."""
+        """Return the request's compiled grammar, or None if it has none; waiting for it counts toward the request's
+        deadline. Raises InvalidRequest, Overloaded, DeadlineExceeded.
+        """
         spec = request.sampling.grammar
         grammars = self._core.grammars
         if spec is None or grammars is None:
             return None
         found = grammars.prepare(spec, request.tenant)
-        compiling = asyncio.shield(asyncio.wrap_future(found))  # others may wait for it too
+        compiling = asyncio.shield(asyncio.wrap_future(found))  # other requests may wait for the same grammar
         try:
             return await asyncio.wait_for(compiling, request.deadline_s)
         except TimeoutError:
@@ -271,7 +283,9 @@ class Worker:
         return EngineThread(engine.core, self._config.watchdog_s, self._deliver, self._tell, usual_s)
 
     def _told(self, load: ReplicaLoad) -> ReplicaLoad:
-        """The engine's load, with what the engine does not know."""
+        """Return the engine's load, completed with measured rates, the drain state and the weights' version and
+        digest.
+        """
         weights = self._weights_told(load.weights_version)
         return replace(
             self._meter.measured(load),
@@ -281,7 +295,9 @@ class Worker:
         )
 
     def _weights_told(self, version: int | None) -> WeightsTold:
-        """Of a version as the engine counts them; None: the newest."""
+        """Return the published version and digest for the engine's own count of weight versions; None: for the
+        newest.
+        """
         weights = None if self._engine is None else self._engine.weights
         return WeightsTold(version or 0, "") if weights is None else weights.told(version)
 
@@ -308,7 +324,9 @@ class Worker:
         return thread
 
     def _tick(self) -> None:
-        """End what neither the engine nor its reader ends in time."""
+        """End the streams whose deadline has passed, or whose client has read nothing for too long; runs every
+        TICK_S.
+        """
         self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._tick)
         try:
             self._check_started().raise_if_lost()
@@ -323,11 +341,11 @@ class Worker:
 
     def _end_all(self, error: MotleyError) -> None:
         for key, mailbox in self._streams.items():
-            if not mailbox.done:  # else its reader may still have the rest
+            if not mailbox.done:  # a completed one's messages may still be read
                 self._end(key, error)
 
     def _end(self, key: int, error: MotleyError | None) -> None:
-        """End a stream from here; frees its place and its KV. None: its reader has gone."""
+        """End a stream from this side; free its place and its KV. error: None if its reader has gone."""
         mailbox = self._streams[key]
         if not mailbox.started:
             self._admission.left(mailbox.prompt_tokens)

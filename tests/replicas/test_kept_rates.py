@@ -122,7 +122,7 @@ def test_what_is_damaged_is_told_and_replaced(
     with caplog.at_level(logging.WARNING):
         found, why = _found(KeptRates(tmp_path, "key"), engine(0.001)[0])
     assert why == "measured"
-    assert "what an earlier start measured is not used" in caplog.text
+    assert "the rates that an earlier start measured are not used" in caplog.text
     assert _found(KeptRates(tmp_path, "key"), engine(0.001)[0])[0] == found
 
 
@@ -177,7 +177,7 @@ def test_a_folder_that_cannot_be_written_to_is_a_word_in_the_log(
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
         assert _found(KeptRates(tmp_path / "file", "key"), engine(0.001)[0])[1] == "measured"
-    assert "rates: what was measured is not kept" in caplog.text
+    assert "rates: the measured rates are not kept" in caplog.text
 
 
 def test_those_that_were_measured_longest_ago_go(
