@@ -1,4 +1,5 @@
-"""Operators that read, compute a little and write: norms, rotary embedding, activation, the write into the KV cache,
-sums of split-K parts. Imports `launch`, `device` and `attention.kv_cache`; the next one gets a kernel file and its
-operation beside it.
+"""Pointwise operators: norms, rotary embedding, activation, writes to the KV cache, and sums of split-K parts.
+
+They read, compute a little and write. Imports `launch`, `device` and `attention.kv_cache`; the next operator gets a
+kernel file and a file for its operation beside it.
 """

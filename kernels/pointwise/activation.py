@@ -1,7 +1,7 @@
-"""silu(gate) * up of a fused projection, in fp32 whatever the storage.
+"""SwiGLU activation kernel: silu(gate) * up of a fused projection, computed in fp32 whatever the storage dtype.
 
-What is beyond 65504 in fp16 becomes infinite, as in the reference, and reaches the logits, where sampling/sample.py
-sees it.
+A result beyond 65504 becomes infinite in fp16, as in the reference, and reaches the logits, where sampling/sample.py
+detects it.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
@@ -29,7 +29,7 @@ __all__ = ["OPERATIONS", "SILU_MUL", "silu_mul", "silu_mul_variant"]
 
 @triton.jit
 def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
-    """BLOCK columns of one row."""
+    """Compute silu(gate) * up for BLOCK columns of one row per program."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -41,14 +41,19 @@ def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
 
 @cached
 def silu_mul_variant(dtype: str, width: int, config: Config) -> Variant:
-    """`dtype`: of x and the result, in Triton's words; `width`: I. config: BLOCK columns, a power of two."""
+    """Return the compiled variant of the activation kernel.
+
+    dtype   Triton type name of x and the result
+    width   I, half the number of columns of x
+    config  BLOCK columns per program, a power of two
+    """
     types = {"gate_up": f"*{dtype}", "out": f"*{dtype}", "width": "i32"}
     aligned = ("gate_up", "out", "width") if width % 16 == 0 else ("gate_up", "out")
     return Variant("silu_mul", _silu_mul, tuple(types.items()), (), config, aligned)
 
 
 def silu_mul(gate_up: torch.Tensor, config: Config) -> torch.Tensor:
-    """silu(gate) * up of gate_up [T, 2 * I] = [gate | up]; returns [T, I] in its dtype."""
+    """Return silu(gate) * up [T, I] of gate_up [T, 2 * I] = [gate | up], in its dtype."""
     gate_up = gate_up.contiguous()
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((num_tokens, width), dtype=gate_up.dtype, device=gate_up.device)
@@ -59,16 +64,17 @@ def silu_mul(gate_up: torch.Tensor, config: Config) -> torch.Tensor:
 
 
 def silu_mul_error(gate_up: torch.Tensor, found: torch.Tensor) -> float:
-    """Of `found` to fp64, over what rounding explains.
+    """Return the largest ratio of the error of `found` to its bound, compared with fp64; at most 1 if it only rounds.
 
-    exp(-gate) is ex2.approx of a rounded product: 2 units in the last place and those of the product, |gate| times;
-    of it silu has as much as exp(-gate) has of the denominator. Sum, division (2) and product are 4 more.
+    exp(-gate) is ex2.approx of a rounded product: 2 units in the last place, and those of the product, |gate| times. Of
+    this error silu has the share that exp(-gate) has of the denominator. The sum, the division (2) and the product add
+    4 more.
     """
     gate, up = gate_up.double().chunk(2, dim=-1)
     expected = gate * torch.sigmoid(gate) * up
     roundings = (3 + 2 * gate.abs()) * torch.sigmoid(-gate) + 4
     bound = expected.abs() * (rounding_unit_of(found) + 2.0**-23 * roundings) + smallest_spacing(found.dtype)
-    # Below -87 the exponential overflows, and what is then 0 was less than this.
+    # Below -87 the exponential overflows; the result is then 0, and the exact one is smaller than this.
     bound += torch.where(gate < -87, gate.abs() * up.abs() * 2.0**-125, 0.0)
     return worst_ratio(found, expected, bound)
 

@@ -1,15 +1,15 @@
-"""RMSNorm, and the sum of a residual with it: long rows, one program each, and short ones, several to a program.
+"""RMSNorm kernels, with and without adding a residual: for long rows, one per program, and for short rows, several.
 
-A long row is loaded once and stays in registers, in pieces of BLOCK columns, so that only its last piece has lanes
-without work. All arithmetic is fp32 whatever the storage. The sum of x and residual is rounded to their dtype before
-it is normalised, as the reference has it: what is normalised is what the next layer adds to.
+A long row is loaded once and stays in registers, in pieces of BLOCK columns, so that only its last piece has idle
+lanes. All arithmetic is fp32 whatever the storage dtype. The sum of x and residual is rounded to their dtype before it
+is normalised, as in the reference: the normalised values are the ones that the next layer adds to.
 
-A sum beyond 65504 in fp16 becomes infinite and its row not a number, which reaches the logits, where sampling/sample.py
-sees it.
+A sum beyond 65504 becomes infinite in fp16, and its row NaN, which reaches the logits, where sampling/sample.py detects
+it.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
-# ruff: noqa: RUF005  tuples grow by addition there
+# ruff: noqa: RUF005  Triton extends tuples by addition
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..launch.variant import Config, Variant
 
 __all__ = ["MAX_COLUMNS", "add_rms_norm", "norm_variant", "rms_norm", "short_norm_variant"]
 
-MAX_COLUMNS = 32_768  # of a long row: 64 numbers for each of 512 threads
+MAX_COLUMNS = 32_768  # longest row: 64 numbers for each of 512 threads
 
 
 @triton.jit
@@ -40,10 +40,13 @@ def _norm(
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program a row. With ADD, `total` may be `residual`: a thread writes what it alone has read.
+    """Normalise one row per program, after adding the residual if ADD.
 
-    unit  1.0, which the compiler must not know: the fp32 sum of two halves that is then rounded to a half it would
-          else form in halves, which is the same number, and on 6.1 takes 64 times as long
+    `total` may be the same tensor as `residual`: a thread writes only elements that it alone has read.
+
+    unit  1.0, which the compiler must not know to be constant: an fp32 sum of two half-precision numbers that is then
+          rounded to half precision would be computed in half precision, with the same result, which on capability 6.1
+          takes 64 times as long
     """
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -81,14 +84,17 @@ def _short_norm(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """ROWS rows a program. Row r of x is at (r // INNER, r % INNER), as the heads of a token lie in a wider row."""
+    """Normalise ROWS rows per program.
+
+    Row r of x lies at (r // INNER, r % INNER), in the way the heads of a token lie in a wider row.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < num_rows) & (column < N)
     where = (row // INNER).to(tl.int64) * outer_stride + (row % INNER) * inner_stride
     value = tl.load(x + where + column, inside, 0.0).to(tl.float32)
     inverse = tl.rsqrt(tl.sum(value * value, axis=1) / N + eps)
-    # for every row anew, where a thread has its columns: sharing it would go through shared memory
+    # Loaded again for every row, by the thread that has the column: sharing it would need shared memory.
     gain = tl.load(weight + row * 0 + column, inside, 0.0).to(tl.float32)
     normed = value * inverse[:, None] * gain
     tl.store(out + row.to(tl.int64) * N + column, normed.to(out.dtype.element_ty), inside)
@@ -96,9 +102,10 @@ def _short_norm(
 
 @cached
 def norm_variant(dtype: str, weight: str, num_columns: int, config: Config, *, add: bool) -> Variant:
-    """`dtype`, `weight`: of x and the results, and of the weight, in Triton's words.
+    """Return the compiled variant of the kernel for long rows.
 
-    config  BLOCK columns at a time, a power of two
+    dtype, weight  Triton type names of x and the results, and of the weight
+    config         BLOCK columns at a time, a power of two
     """
     types = {
         "x": f"*{dtype}", "residual": f"*{dtype}", "weight": f"*{weight}", "out": f"*{dtype}", "total": f"*{dtype}",
@@ -111,7 +118,11 @@ def norm_variant(dtype: str, weight: str, num_columns: int, config: Config, *, a
 
 @cached
 def short_norm_variant(dtype: str, weight: str, num_columns: int, config: Config) -> Variant:
-    """As `norm_variant`. config: ROWS of x for a program."""
+    """Return the compiled variant of the kernel for short rows.
+
+    dtype, weight  Triton type names of x and the result, and of the weight
+    config         ROWS of x per program
+    """
     types = {
         "x": f"*{dtype}", "weight": f"*{weight}", "out": f"*{dtype}", "num_rows": "i32", "INNER": "i32",
         "outer_stride": "i32", "inner_stride": "i32", "eps": "fp32",
@@ -122,23 +133,23 @@ def short_norm_variant(dtype: str, weight: str, num_columns: int, config: Config
 
 
 def _known(num_columns: int) -> int:
-    """As it is. Raises ValueError where a row would not fit the registers of a block."""
+    """Return the number of columns. Raises ValueError if such a row would not fit into the registers of a block."""
     if num_columns > MAX_COLUMNS:
         raise ValueError(f"x: rows of {num_columns} columns; expected {MAX_COLUMNS} at most")
     return num_columns
 
 
 def _aligned(types: dict[str, str], num_columns: int, *strides: str) -> tuple[str, ...]:
-    """Strides are whole rows of such columns."""
+    """Return the arguments that are multiples of 16; `strides` are multiples of `num_columns`."""
     pointers = tuple(name for name, kind in types.items() if kind.startswith("*"))
     return pointers + (strides if num_columns % 16 == 0 else ())
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, config: Config) -> torch.Tensor:
-    """x [..., N] normalised over its last dimension, times weight [N]; contiguous, in the dtype of x.
+    """Return x [..., N] normalised over its last dimension, times weight [N]; contiguous, in the dtype of x.
 
-    x may be a view of up to three dimensions whose rows are whole, such as the heads of a fused projection. A config
-    with ROWS is for short rows, one with BLOCK for long ones; either is right for any.
+    x may be a view of up to three dimensions whose rows are contiguous, such as the heads of a fused projection. A
+    config with ROWS is meant for short rows, one with BLOCK for long ones; both give correct results for any row.
     """
     num_columns = _known(x.shape[-1])
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -171,7 +182,10 @@ def add_rms_norm(
     *,
     in_place: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rms_norm(x + residual), x + residual) of [T, N]; the sum is a new tensor, or the residual with `in_place`."""
+    """Return rms_norm(x + residual) and x + residual of [T, N].
+
+    The sum is a new tensor, or with `in_place` it overwrites the residual.
+    """
     x, residual = x.contiguous(), residual.contiguous()
     out, total = torch.empty_like(x), residual if in_place else torch.empty_like(x)
     num_columns = _known(x.shape[-1])

@@ -1,4 +1,4 @@
-"""norm.py as the compiler, the tuner, the benchmark and the tests see it."""
+"""RMSNorm operators for the compiler, the tuner, the benchmark and the tests; the kernels are in norm.py."""
 
 from __future__ import annotations
 
@@ -21,16 +21,21 @@ __all__ = ["ADD_RMS_NORM", "HEAD_NORM", "OPERATIONS", "RMS_NORM", "add_norm_erro
 
 
 def _bound(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    """The last rounding; of the sum of squares half, as roots are taken; rsqrt.approx, division and two products.
+    """Return the error that rounding explains.
 
-    A square goes through no more additions than a warp's lane has columns, and those between lanes and pieces.
+    It covers the last rounding; half the error of the sum of squares, since a root is taken; rsqrt.approx, a division
+    and two products. A square goes through at most as many additions as a lane of a warp has columns, plus those
+    between lanes and pieces.
     """
     depth = found.shape[-1] / 32 + 16
     return expected.abs() * (rounding_unit_of(found) + (depth / 2 + 8) * 2.0**-24) + smallest_spacing(found.dtype)
 
 
 def norm_error(x: torch.Tensor, weight: torch.Tensor, eps: float, found: torch.Tensor) -> float:
-    """Of `found` to fp64, over what rounding explains. x: exactly what was normalised."""
+    """Return the largest ratio of the error of `found` to its bound, compared with fp64.
+
+    x must be exactly the values that were normalised.
+    """
     wide = x.double()
     expected = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.double()
     return worst_ratio(found, expected, _bound(expected, found))
@@ -43,7 +48,7 @@ def add_norm_error(
     eps: float,
     found: tuple[torch.Tensor, torch.Tensor],
 ) -> float:
-    """Likewise: of the sum, and of the norm of that very sum."""
+    """Return the larger of the error ratios of the sum and of the norm of that very sum, compared with fp64."""
     normed, total = found
     expected = x.double() + residual.double()
     of_sum = worst_ratio(total, expected, expected.abs() * rounding_unit_of(total) + smallest_spacing(total.dtype))
@@ -52,7 +57,7 @@ def add_norm_error(
 
 @dataclass(frozen=True, slots=True)
 class NormOperation(PointwiseOperation):
-    """`add`: with the residual's sum. Rows of a hidden state."""
+    """RMSNorm operator over rows of a hidden state; with `add` it first adds the residual."""
 
     name: str
     add: bool
@@ -61,14 +66,17 @@ class NormOperation(PointwiseOperation):
         return tuple(ProblemShape.of(n=model.hidden, t=tokens) for model in MODELS for tokens in TOKENS)
 
     def samples(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        """Of the models, and the longest that there may be."""
+        """Sample shapes: the hidden sizes of the models, and the longest row that is supported."""
         return tuple(ProblemShape.of(n=n, t=1) for n in (*(model.hidden for model in MODELS), MAX_COLUMNS))
 
     def small(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
         return (ProblemShape.of(n=200, t=5),)
 
     def configs(self, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
-        """Up to 80 columns a thread, which stay in its registers; 64 where a block has twice as many warps."""
+        """Return the configs to try.
+
+        A thread has up to 80 columns, which stay in its registers; up to 64 where a block has twice as many warps.
+        """
         cuts = [(1024, 4), (512, 2), (2048, 8), (2048, 4), (4096, 8), (4096, 16)]
         fitting = [(block, warps) for block, warps in cuts if shape["n"] <= 32 * warps * (80 if warps < 16 else 64)]
         first, *others = fitting
@@ -106,7 +114,7 @@ class NormOperation(PointwiseOperation):
 
 @dataclass(frozen=True, slots=True)
 class HeadNormOperation(PointwiseOperation):
-    """Of every query head where it lies in the fused projection (Qwen3)."""
+    """RMSNorm operator over every query head, read in place from the fused projection (Qwen3)."""
 
     name: str = "head_rms_norm"
     exact: frozenset[str] = frozenset({"d"})
@@ -151,7 +159,7 @@ class HeadNormOperation(PointwiseOperation):
 def _inputs(
     policy: PrecisionPolicy, shape: tuple[int, ...], device: torch.device, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x, residual and weight."""
+    """Return random x, residual and weight."""
     source, dtype = torch.Generator(device).manual_seed(seed), storage_dtype(policy)[0]
     x, residual = (torch.randn(shape, generator=source, device=device).to(dtype) for _ in range(2))
     weight = torch.rand(shape[-1], generator=source, device=device) + 0.5

@@ -1,4 +1,4 @@
-"""What operators that only read and write have in common, whatever they compute."""
+"""Base class and helpers of pointwise operators, which mainly read and write, whatever they compute."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..launch.kernel_operation import ProblemShape
 
 __all__ = ["TOKENS", "PointwiseOperation", "shape_sizes", "storage_dtype", "worst_ratio"]
 
-TOKENS = (1, 16, 256, 4096)  # of a step: decodes alone, and with pieces of prompts
+TOKENS = (1, 16, 256, 4096)  # tokens of a step: decodes alone, and with chunks of prompts
 
 
 class PointwiseOperation:
-    """The defaults of an Operation: for every capability, one config for shapes that are near."""
+    """Defaults of a pointwise operator: it supports every capability, and nearby shapes share a config."""
 
     exact: frozenset[str] = frozenset()
 
@@ -23,12 +23,12 @@ class PointwiseOperation:
 
 
 def storage_dtype(policy: PrecisionPolicy) -> tuple[torch.dtype, str]:
-    """Of activations, and Triton's word for it."""
+    """Return the dtype of activations and its Triton type name."""
     return TORCH_DTYPES[policy.storage], policy.storage
 
 
 def worst_ratio(found: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> float:
-    """The largest of |found - expected| / bound, in fp64; infinite where one is not a number and the other is."""
+    """Return the largest |found - expected| / bound, in fp64; infinite where exactly one of the two is NaN."""
     ratios = torch.where(
         found.isnan() & expected.isnan(), 0.0, (found.double() - expected.double()).abs() / bound.double()
     )

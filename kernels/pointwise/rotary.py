@@ -1,14 +1,14 @@
-"""Rotary position embedding, and the write into the paged cache, in one pass over q, k and v.
+"""Rotary position embedding and the write to the paged KV cache, in one pass over q, k and v.
 
-Each program takes one token and some of its query heads, or some of its key heads with their values. A head is held
-as its two halves, [heads, D / 2] each, with lanes masked off where D / 2 is no power of two (80, 96).
+Each program takes one token and some of its query heads, or some of its key heads with their values. A head is held as
+its two halves, [heads, D / 2] each, with lanes masked off where D / 2 is no power of two (80, 96).
 
-int8: a vector's scale is its absmax / 127 in fp32, its codes are rounded to the nearest, halves to even. A vector of
-zeros has scale 0 and codes 0.
+For an int8 cache a vector's scale is its absmax / 127 in fp32, and its codes are rounded to the nearest integer, ties
+to even. A vector of zeros has scale 0 and codes 0.
 
-What does not fit fp16: rotation can carry a finite value to 1.42 times 65504; it is then stored as 65504 with its
-sign. What is infinite or not a number before stays so, for int8 as a scale that is not a number, and reaches the
-logits, where sampling/sample.py sees it.
+Overflow of fp16: rotation can increase a finite value to 1.42 times 65504; it is then stored as 65504 with its sign.
+Values that were infinite or NaN before stay so (with int8, the scale is NaN) and reach the logits, where
+sampling/sample.py detects them.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
@@ -29,7 +29,7 @@ __all__ = ["rotary", "rotary_variant", "rotary_write", "write_kv", "write_varian
 
 @triton.jit
 def _fitting(value, pointer):
-    """`value` fp32 for a store at `pointer`: what is finite stays so in fp16."""
+    """Convert fp32 `value` to the dtype of `pointer`; finite values stay finite in fp16."""
     if pointer.dtype.element_ty == tl.float16:
         fits = tl.minimum(tl.maximum(value, -65504.0), 65504.0)
         value = tl.where(tl.abs(value) < float("inf"), fits, value)
@@ -38,7 +38,7 @@ def _fitting(value, pointer):
 
 @triton.jit
 def _halves(x, row, D: tl.constexpr, HALF: tl.constexpr, known):
-    """Both halves of the heads at `row` [heads, 1] of x, fp32 [heads, HALF]."""
+    """Load both halves of the heads at `row` [heads, 1] of x, as fp32 [heads, HALF] each."""
     column = tl.arange(0, HALF)[None, :]
     inside = known & (column < D // 2)
     first = tl.load(x + row + column, inside, 0.0).to(tl.float32)
@@ -56,7 +56,7 @@ def _store(out, row, first, second, D: tl.constexpr, HALF: tl.constexpr, known):
 
 @triton.jit
 def _turned(first, second, cos, sin, token, head, D: tl.constexpr, HALF: tl.constexpr):
-    column = tl.arange(0, HALF)[None, :] + head * 0  # every head's: a thread loads the angles of what it holds
+    column = tl.arange(0, HALF)[None, :] + head * 0  # for every head: a thread loads the angles of its own elements
     at = token.to(tl.int64) * (D // 2) + column
     c = tl.load(cos + at, column < D // 2, 0.0)
     s = tl.load(sin + at, column < D // 2, 0.0)
@@ -65,7 +65,7 @@ def _turned(first, second, cos, sin, token, head, D: tl.constexpr, HALF: tl.cons
 
 @triton.jit
 def _code(value, scale, finite):
-    """The nearest whole number: adding 1.5 * 2**23 leaves no bits for a fraction."""
+    """Return the int8 code nearest to value / scale: adding 1.5 * 2**23 leaves no bits for a fraction."""
     code = tl.div_rn(value, tl.where(scale > 0.0, scale, 1.0)) + 12582912.0 - 12582912.0
     code = tl.minimum(tl.maximum(code, -127.0), 127.0)
     return tl.where(finite & (scale > 0.0), code, 0.0).to(tl.int8)
@@ -89,7 +89,7 @@ def _rotate(
     x, cos, sin, out, heads, token_stride,
     D: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """HEADS heads of one token, into a contiguous tensor."""
+    """Rotate HEADS heads of one token per program, into a contiguous tensor."""
     token = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     known = head < heads
@@ -104,7 +104,11 @@ def _write(
     D: tl.constexpr, HALF: tl.constexpr, ROTATE: tl.constexpr, INT8: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
 ):  # fmt: skip
-    """The first programs of a token rotate its query heads; without ROTATE there are none."""
+    """Rotate q and k of one token and write k and v to the cache.
+
+    The first programs of a token rotate its query heads, the others write its KV heads; without ROTATE the first do not
+    exist.
+    """
     token = tl.program_id(0)
     part = tl.program_id(1)
     query_parts = 0
@@ -137,7 +141,11 @@ def _write(
 
 @cached
 def rotary_variant(dtype: str, head_dim: int, config: Config) -> Variant:
-    """`dtype`: of x and the result, in Triton's words. config: HEADS of a token for a program, a power of two."""
+    """Return the compiled variant of the rotary kernel.
+
+    dtype   Triton type name of x and the result
+    config  HEADS of a token per program, a power of two
+    """
     types = {
         "x": f"*{dtype}", "cos": "*fp32", "sin": "*fp32", "out": f"*{dtype}", "heads": "i32", "token_stride": "i32",
     }  # fmt: skip
@@ -147,7 +155,11 @@ def rotary_variant(dtype: str, head_dim: int, config: Config) -> Variant:
 
 @cached
 def write_variant(dtype: str, cache: str, head_dim: int, config: Config, *, rotate: bool) -> Variant:
-    """Likewise; `cache`: of the cache."""
+    """Return the compiled variant of the kernel that writes to the KV cache, and rotates before if `rotate`.
+
+    dtype, cache  Triton type names of q, k, v and the result, and of the cache
+    config        HEADS of a token per program, a power of two
+    """
     types = {
         "q": f"*{dtype}", "k": f"*{dtype}", "v": f"*{dtype}", "cos": "*fp32", "sin": "*fp32", "q_out": f"*{dtype}",
         "slots": "*i64", "data": f"*{cache}", "scales": "*fp32", "heads": "i32", "kv_heads": "i32",
@@ -163,7 +175,7 @@ def _halved(head_dim: int) -> tuple[tuple[str, int], ...]:
 
 
 def _aligned(types: dict[str, str], head_dim: int, *strides: str) -> tuple[str, ...]:
-    """Strides are whole heads."""
+    """Return the arguments that are multiples of 16; `strides` are multiples of the head dim."""
     pointers = tuple(name for name, kind in types.items() if kind.startswith("*"))
     return pointers + (strides if head_dim % 16 == 0 else ())
 
@@ -171,7 +183,10 @@ def _aligned(types: dict[str, str], head_dim: int, *strides: str) -> tuple[str, 
 def rotary(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, config: Config
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [T, H, D] and k [T, KH, D] rotated by halves; cos, sin fp32 [T, D / 2]. New, contiguous tensors."""
+    """Return q [T, H, D] and k [T, KH, D] with the halves of each head rotated, as new contiguous tensors.
+
+    cos, sin  fp32 [T, D / 2]
+    """
     return _rotated(q, cos, sin, config), _rotated(k, cos, sin, config)
 
 
@@ -195,9 +210,9 @@ def rotary_write(
     slots: torch.Tensor,
     config: Config,
 ) -> torch.Tensor:
-    """As `rotary`, the keys and the values v [T, KH, D] into the cache; returns the rotated q.
+    """Rotate q and k as `rotary` does, write k and v [T, KH, D] to the cache, and return the rotated q.
 
-    slots  int64 [T], block * BLOCK_TOKENS + offset, all different. Below 0: a row of padding, written nowhere
+    slots  int64 [T], block * BLOCK_TOKENS + offset, all different; a negative one marks padding, which is not written
     """
     q, k, v = _whole_heads(q), _whole_heads(k), _whole_heads(v)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -206,7 +221,7 @@ def rotary_write(
 
 
 def write_kv(k: torch.Tensor, v: torch.Tensor, cache: KvCache, slots: torch.Tensor, config: Config) -> None:
-    """k, v [T, KH, D] as they are into their slots."""
+    """Write k and v [T, KH, D] without rotation to their slots of the cache."""
     k, v = _whole_heads(k), _whole_heads(v)
     nothing = torch.empty(0, dtype=torch.float32, device=k.device)
     _launch_write(k, k, v, nothing, nothing, k, cache, slots, config, rotate=False)
@@ -231,7 +246,7 @@ def _launch_write(
     heads = q.shape[1] if rotate else 0
     each = config["HEADS"]
     variant = write_variant(type_name(k), type_name(cache.data), head_dim, config, rotate=rotate)
-    scales = slots.view(torch.float32) if cache.scales is None else cache.scales  # any pointer, where none is read
+    scales = slots.view(torch.float32) if cache.scales is None else cache.scales  # without scales any valid pointer
     grid = (num_tokens, cdiv(heads, each) + cdiv(kv_heads, each))
     variant.launch(
         grid, q, k, v, cos, sin, out, slots, cache.data, scales, heads, kv_heads, cache.data.shape[1],
@@ -240,13 +255,17 @@ def _launch_write(
 
 
 def _whole_heads(x: torch.Tensor) -> torch.Tensor:
-    """A view whose heads lie side by side, as those of a fused projection do, or a copy of which that is true."""
+    """Return x itself if the heads of a token are contiguous, as in a view of a fused projection, or else a contiguous
+    copy.
+    """
     adjacent = x.stride(2) == 1 and (x.shape[1] == 1 or x.stride(1) == x.shape[2])
     return x if adjacent else x.contiguous()
 
 
 def quantize_kv_reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The reference of int8 KV: codes int8 [..., D] and scales fp32 [...] of finite vectors fp32 [..., D]."""
+    """Quantize finite vectors fp32 [..., D] to codes int8 [..., D] and scales fp32 [...], as the reference of
+    int8 KV.
+    """
     scales = x.abs().amax(-1) / 127
     codes = (x / torch.where(scales > 0, scales, 1.0)[..., None]).round().clamp(-127, 127)
     return torch.where(scales[..., None] > 0, codes, 0.0).to(torch.int8), scales

@@ -1,4 +1,6 @@
-"""rotary.py as the compiler, the tuner, the benchmark and the tests see it."""
+"""Rotary and KV write operators for the compiler, the tuner, the benchmark and the tests; the kernels are in
+rotary.py.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RotaryInputs:
-    """q [T, H, D], k and v [T, KH, D] as views of one projection, angles, and a cache with a slot for each token."""
+    """Test inputs: q [T, H, D], k and v [T, KH, D] as views of one projection, and their angles.
+
+    `cache` has a slot for each token.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
@@ -52,7 +57,7 @@ class RotaryInputs:
         seed: int,
         scale: float = 1.0,
     ) -> RotaryInputs:
-        """sizes: T, H, KH, D."""
+        """Return random inputs; `sizes` is (T, H, KH, D), and `kept` the dtype of the cache."""
         tokens, heads, kv_heads, dim = sizes
         source = torch.Generator(device).manual_seed(seed)
         joined = scale * torch.randn(tokens, heads + 2 * kv_heads, dim, generator=source, device=device)
@@ -64,7 +69,10 @@ class RotaryInputs:
         return cls(q, k, v, angles.cos(), angles.sin(), cache, slots)
 
     def written(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What lies in the slots that are not padding: data [2, n, KH, D] and scales [2, n, KH], of ones if none."""
+        """Return the contents of the slots that are not padding: data [2, n, KH, D] and scales [2, n, KH].
+
+        Without an int8 cache all scales are 1.
+        """
         slots = self.slots[self.slots >= 0]
         block, offset = slots // BLOCK_TOKENS, slots % BLOCK_TOKENS
         data = torch.stack([half[block, :, offset] for half in self.cache.data])
@@ -74,14 +82,20 @@ class RotaryInputs:
 
 
 def rotated_error(x: torch.Tensor, inputs: RotaryInputs, found: torch.Tensor) -> float:
-    """Of rotated heads to fp64: a rounding of the result, three of products and their sum, and saturation."""
+    """Return the largest ratio of the error of rotated heads to its bound, compared with fp64.
+
+    The bound covers one rounding of the result, three of the products and their sum, and saturation.
+    """
     expected, terms = _turned(x, inputs)
     bound = _rounded(expected, found) + 3 * 2.0**-24 * terms
     return worst_ratio(found, _saturated(expected, found.dtype), bound)
 
 
 def key_error(inputs: RotaryInputs, *, rotated: bool) -> float:
-    """Of the keys in the cache, in int8 half a step more: the step is the absmax / 127."""
+    """Return the largest ratio of the error of the keys in the cache to its bound, compared with fp64.
+
+    With int8 the bound has half a step more, where a step is the absmax / 127.
+    """
     seen = inputs.slots >= 0
     expected, terms = _turned(inputs.k, inputs) if rotated else (inputs.k.double(), inputs.k.double().abs())
     return _kept_error(inputs, 0, expected[seen], 3 * 2.0**-24 * terms[seen])
@@ -97,13 +111,13 @@ def _kept_error(inputs: RotaryInputs, which: int, expected: torch.Tensor, allowe
     if data.dtype != torch.int8:
         return worst_ratio(data, _saturated(expected, data.dtype), _rounded(expected, data) + allowed)
     top = expected.abs().amax(-1, keepdim=True)
-    # two roundings of the scale and one of the quotient, each of up to 127 steps
+    # Two roundings of the scale and one of the quotient, each relative to up to 127 steps.
     bound = top / 127 * (0.5 + 127 * 4 * 2.0**-24) + 2 * allowed + 2.0**-126
     return worst_ratio(data.double() * scales[..., None].double(), expected, bound)
 
 
 def _turned(x: torch.Tensor, inputs: RotaryInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotated in fp64, and the sum of the sizes of the terms."""
+    """Return x rotated in fp64, and the sum of the magnitudes of the terms."""
     first, second = x.double().chunk(2, dim=-1)
     cos, sin = inputs.cos.double()[:, None], inputs.sin.double()[:, None]
     sizes = first.abs() * cos.abs() + second.abs() * sin.abs(), second.abs() * cos.abs() + first.abs() * sin.abs()
@@ -120,7 +134,7 @@ def _saturated(expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class RotaryOperation(PointwiseOperation):
-    """`rotary`, `rotary_write` or `write_kv`, by name."""
+    """Operator `rotary`, `rotary_write` or `write_kv`, selected by its name."""
 
     name: str
     exact: frozenset[str] = frozenset({"d"})

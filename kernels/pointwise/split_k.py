@@ -1,6 +1,9 @@
-"""Partial sums of a product whose K was split, added in a fixed order: no result depends on who came first."""
+"""Kernel that adds the partial sums of a product whose K was split, in a fixed order.
 
-# What is inside a kernel is Triton's language, of which type checkers know nothing.
+So no result depends on the order in which programs finish.
+"""
+
+# Kernel bodies are written in Triton's language, which type checkers do not understand.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ _CONFIG = Config.of(4, 1, BLOCK=1024)
 
 @triton.jit(do_not_specialize=("M", "BIASED"))
 def _add_parts(parts, bias, out, M, N, BIASED, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """out [M, N] = the sum of parts fp32 [SPLITS, M, N], in order, plus bias [N]. BIASED: N, or 0 without a bias."""
+    """Store out [M, N] = the sum of parts fp32 [SPLITS, M, N], in order, plus bias [N].
+
+    BIASED is N, or 0 without a bias.
+    """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     size = M.to(tl.int64) * N
     total = tl.zeros((BLOCK,), tl.float32)
@@ -31,7 +37,10 @@ def _add_parts(parts, bias, out, M, N, BIASED, SPLITS: tl.constexpr, BLOCK: tl.c
 
 @cached
 def split_k_variant(name: str, dtype: str, splits: int, *, bias: str | None) -> Variant:
-    """`dtype`, `bias`: of the result and of the bias, in Triton's words; without one it is the same."""
+    """Return the compiled variant of the kernel that adds parts.
+
+    dtype, bias  Triton type names of the result and of the bias; without a bias the same kernel is used
+    """
     types = {
         "parts": "*fp32", "bias": f"*{bias or dtype}", "out": f"*{dtype}", "M": "i32", "N": "i32", "BIASED": "i32"
     }  # fmt: skip
