@@ -1,12 +1,13 @@
-"""int8 weights in panels written out in full, for a matrix product by torch: many rows on 7.0 and 7.5.
+"""Kernel that writes int8 weights dequantized in full, for torch's matrix product: for many rows on 7.0 and 7.5.
 
-Triton has no tensor cores there, cuBLAS has those of fp16, which multiply up to twice as fast as dp4a. x stays as it
-is: nothing is lost by quantising it.
+On these compute capabilities Triton cannot use tensor cores, but cuBLAS uses those for fp16, which multiply up to twice
+as fast as dp4a. x stays as it is, so it loses nothing by quantization.
 
-    out [K, 128 * panels]:  what neighbouring threads read of a panel they write side by side, four columns a word
+    out [K, 128 * panels]:  neighbouring threads read neighbouring rows of a panel and write them side by side, four
+                            columns for each word
 """
 
-# What is inside a kernel is Triton's language, of which type checkers know nothing.
+# Kernel bodies are written in Triton's language, which type checkers do not understand.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def _dequantize(
     words, scales, zeros, out, PADDED_N, K,
     GROUP: tl.constexpr, ZEROS: tl.constexpr, PANEL: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Each program: WORDS words of every row of a panel, all of one group. A weight is formed in fp32, rounded once."""
+    """Dequantize WORDS words of every row of a panel per program; all words belong to one group.
+
+    A weight is computed in fp32 and rounded once.
+    """
     panel = tl.program_id(0)
     first = tl.program_id(1) * WORDS
     word = first + tl.arange(0, WORDS)[:, None]
@@ -48,7 +52,7 @@ def _dequantize(
     known = (word < K // 4) & (row < PANEL)
     packed = tl.load(words + (panel.to(tl.int64) * (K // 4) + word) * PANEL + row, known, 0)
     n = panel * PANEL + row
-    # As many as there are words: a thread then reads those of its own, and nothing changes hands
+    # As many indices as words, so that a thread reads the scales of its own words and no data moves between threads.
     of_group = (4 * first // GROUP if GROUP > 0 else 0) * PADDED_N + n + 0 * word
     scale = tl.load(scales + of_group).to(tl.float32)
     if ZEROS:
@@ -63,7 +67,9 @@ def _dequantize(
 
 @cached
 def dequantize_variant(dtype: str, group: int, config: Config, *, scales: str, zeros: bool) -> Variant:
-    """To `dtype`. config: WORDS of a program, no more than a group has."""
+    """Return the compiled variant that dequantizes to `dtype`; config: WORDS per program, at most as many as a group
+    has.
+    """
     types = {
         "words": "*i32", "scales": f"*{scales}", "zeros": "*i8", "out": f"*{dtype}", "PADDED_N": "i32", "K": "i32"
     }  # fmt: skip
@@ -78,7 +84,7 @@ def dequantize_grid(num_rows: int, num_columns: int, config: Config) -> tuple[in
 
 
 def dequantize(weight: PanelsInt8, dtype: torch.dtype, config: Config) -> torch.Tensor:
-    """[K, N], a view of as many columns as the panels have rows."""
+    """Return the dequantized weight [K, N], a view of a tensor with as many columns as the panels have rows."""
     panels, words, _ = weight.words.shape
     out = torch.empty((4 * words, panels * PANEL), dtype=dtype, device=weight.words.device)
     variant = dequantize_variant(
@@ -91,14 +97,19 @@ def dequantize(weight: PanelsInt8, dtype: torch.dtype, config: Config) -> torch.
 
 
 def matmul(x: torch.Tensor, weight: PanelsInt8, config: Config) -> torch.Tensor:
-    """y [M, N] = x [M, K] @ w.T + bias by torch, in the dtype of x; columns in the order of the packed weight's."""
+    """Return y [M, N] = x [M, K] @ w.T + bias, by torch, in the dtype of x; columns of x in the order of the packed
+    weight's.
+    """
     dense = dequantize(weight, x.dtype, config)
     return x @ dense if weight.bias is None else torch.addmm(weight.bias.to(x.dtype), x, dense)
 
 
 @dataclass(frozen=True, slots=True)
 class Int8DequantizeOperation:
-    """Written out and multiplied, of x as it is. Shape: as that of W8A8."""
+    """Operator that dequantizes an int8 weight in full and multiplies unquantized x with it.
+
+    Its shapes have the same fields as those of `Int8ProductOperation`.
+    """
 
     name: str = "w8a8_dequantize"
     exact: frozenset[str] = frozenset({"group"})
@@ -114,7 +125,9 @@ class Int8DequantizeOperation:
         return tuple(ProblemShape.of(m=m, n=n, k=k, group=g, zeros=z) for g, z in kinds for n, k in sizes for m in ROWS)
 
     def samples(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        """All groups and types of scales, with zero points and without, and a K that ends within a step."""
+        """Sample shapes: all groups and dtypes of scales, with and without zero points, and a K that ends within a
+        step.
+        """
         sizes = {"m": 2048, "n": 4096, "k": 4096}
         return (
             ProblemShape.of(**sizes, group=0, zeros="no"),

@@ -1,21 +1,22 @@
-"""int8 products by dp4a, four multiply-adds at a time: for 6.1, 7.0 and 7.5, where Triton has no int8 dot.
+"""int8 product by dp4a, four multiply-adds per instruction, for capabilities 6.1, 7.0 and 7.5 without int8 tl.dot.
 
-Both operands in panels of 128 rows, words of four neighbouring columns, the rows of a panel side by side:
+Both operands are in panels of 128 rows: words of four neighbouring columns, the rows of a panel side by side:
 
     panels int32 [rows / 128, K / 4, 128]:  byte i of panels[p, j, r] is column 4 * j + i of row 128 * p + r
 
-so that a thread reads four rows with one load, whose address differs from the last one's by a constant. What a
-thread holds is written out: tensors have a row for each thread, and an accumulator for each of its TILE_M x TILE_N
-results, so that nothing changes hands. With 8 x 8 a thread loads 16 words in four loads for 64 dp4a. Operands come
-through L1 (`.ca`, which 6.1 does not do unasked): Triton has no shared memory that could be read in slices.
+so that a thread reads four rows with one load, whose address differs from the previous one by a constant. The elements
+of a thread are spelled out: tensors have a row for each thread, and there is an accumulator for each of the TILE_M x
+TILE_N results of a thread, so that no data moves between threads. With 8 x 8 a thread loads 16 words in four loads for
+64 dp4a. Operands are read through L1 (`.ca`, which 6.1 does not do by default): Triton has no shared memory that could
+be read in slices.
 
-A whole group's dot of up to 128 columns is below 2**22, zero point and all, so that it becomes fp32 by one or and
-one subtraction; conversions run at a quarter of the rate.
+The dot product of a whole group of up to 128 columns is below 2**22 even with its zero point, so that one or and one
+subtraction convert it to fp32; conversion instructions run at a quarter of the rate.
 """
 
-# What is inside a kernel is Triton's language, of which type checkers know nothing.
+# Kernel bodies are written in Triton's language, which type checkers do not understand.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment,misc"
-# ruff: noqa: RUF005  tuples grow by addition there
+# ruff: noqa: RUF005  Triton extends tuples by addition
 
 from __future__ import annotations
 
@@ -50,7 +51,10 @@ PTX = "dp4a.s32.s32 $0, $1, $2, $3;"
 
 @triton.jit
 def products(rows, columns, sums, PTX: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr):
-    """sums[i, j] + the four products of bytes of rows[i] and columns[j]: dp4a; without PTX, for the interpreter."""
+    """Return sums[i, j] + the four products of bytes of rows[i] and columns[j], by dp4a.
+
+    Without PTX, for Triton's interpreter, plain arithmetic gives the same result.
+    """
     more = ()
     if PTX is None:
         left, right = (), ()
@@ -76,7 +80,7 @@ def products(rows, columns, sums, PTX: tl.constexpr, TILE_M: tl.constexpr, TILE_
 
 @triton.jit
 def four(values):
-    """The columns of [T, 4], each [T]."""
+    """Return the four columns of a tensor [T, 4], each [T]."""
     even, odd = tl.split(tl.reshape(values, (values.shape[0], 2, 2)))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
@@ -85,28 +89,31 @@ def four(values):
 
 @triton.jit
 def beside(first, second, third, fourth):
-    """[T, 4] of four [T]."""
+    """Join four tensors [T] into one [T, 4]."""
     return tl.reshape(tl.join(tl.join(first, third), tl.join(second, fourth)), (first.shape[0], 4))
 
 
 @triton.jit
 def in_panels(block, row, K, PANEL: tl.constexpr):
-    """Where the first words of rows block + row .. + 3 are, [T, 4] of row [T]: both in fours, `block` in one panel."""
+    """Return the positions [T, 4] of the first words of rows block + row .. + 3 in panels, for `row` [T].
+
+    `row` and `block` must be multiples of 4, and all rows of a block must lie in one panel.
+    """
     start = (block // PANEL).to(tl.int64) * (K // 4) * PANEL + block % PANEL
     place = start + row[:, None] + tl.arange(0, 4)[None, :]
-    # Said, since Triton 3.7 does not find it out: it would load word by word and pass them through shared memory
+    # Triton 3.7 does not infer this: it would load word by word and exchange the words through shared memory.
     return tl.max_contiguous(tl.multiple_of(place, (1, 4)), (1, 4))
 
 
 @triton.jit
 def small_to_float(value):
-    """Of integers below 2**22."""
+    """Convert integers with magnitudes below 2**22 to fp32."""
     return (value + 0x4B400000).to(tl.float32, bitcast=True) - 12582912.0
 
 
 @triton.jit
 def _words(start, TILE: tl.constexpr, STRIDE: tl.constexpr):
-    """TILE words, four at a time and those STRIDE apart, of each thread."""
+    """Load TILE words for each thread: groups of four neighbours, STRIDE apart."""
     found = ()
     for block in tl.static_range(TILE // 4):
         found = found + four(tl.load(start + block * STRIDE, cache_modifier=".ca"))
@@ -118,7 +125,7 @@ def _dots(
     x, w, words, PANEL: tl.constexpr, PTX: tl.constexpr, THREADS: tl.constexpr, UNROLL: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
 ):  # fmt: skip
-    """TILE_M * TILE_N tensors int32 [THREADS], of so many words of x and w."""
+    """Return TILE_M * TILE_N tensors int32 [THREADS]: the dot products over the next `words` words of x and w."""
     sums = ()
     for _ in tl.static_range(TILE_M * TILE_N):
         sums = sums + (tl.zeros((THREADS,), tl.int32),)
@@ -139,13 +146,13 @@ def _gemm(
     PTX: tl.constexpr, WARPS: tl.constexpr, WARPS_N: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Each program: a block of y; a warp has 4 x 8 threads, side by side WARPS_N of them.
+    """Compute one block of y per program; a warp has 4 x 8 threads, and WARPS_N warps are side by side.
 
-    Scales, zeros and sums are as wide as the panels: [K / GROUP, PADDED_N] or [.., PADDED_M].
-    BIASED: N, or 0 where there is no bias.
+    Scales, zeros and sums are padded to the width of the panels: [K / GROUP, PADDED_N] or [.., PADDED_M]. BIASED is N,
+    or 0 without a bias.
     """
     THREADS: tl.constexpr = 32 * WARPS
-    STRIDE_M: tl.constexpr = 4 * 4 * (WARPS // WARPS_N)  # rows of all threads, four each
+    STRIDE_M: tl.constexpr = 4 * 4 * (WARPS // WARPS_N)  # rows of all threads, four for each
     STRIDE_N: tl.constexpr = 4 * 8 * WARPS_N
     BLOCK_M: tl.constexpr = STRIDE_M * TILE_M // 4
     BLOCK_N: tl.constexpr = STRIDE_N * TILE_N // 4
@@ -204,7 +211,10 @@ def _scaled(
     totals, dots, sums, w_scales, zeros, ZEROS: tl.constexpr, SMALL: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, STRIDE_M: tl.constexpr, STRIDE_N: tl.constexpr,
 ):  # fmt: skip
-    """totals + scale * (dots - zero * sum of the x codes): pointers [THREADS, 4] to the first four of each."""
+    """Return totals + scale * (dots - zero * sum of the x codes).
+
+    sums, w_scales and zeros are pointers [THREADS, 4] to the first four elements of each thread.
+    """
     scales, offsets = (), ()
     for block in tl.static_range(TILE_N // 4):
         scales = scales + four(tl.load(w_scales + block * STRIDE_N).to(tl.float32))
@@ -237,9 +247,11 @@ def dp4a_variant(
 def gemm_variant(
     dtype: str, config: Config, *, scales: str, group: int = 0, zeros: bool = False, bias: str | None = None, ptx: bool
 ) -> Variant:
-    """`dtype` of y, of scales and of bias, in Triton's words; ptx: False for the interpreter, which has none.
+    """Return the compiled variant of the dp4a product for more than 8 rows.
 
-    config  TILE_M x TILE_N results a thread, WARPS_N warps side by side, UNROLL words of K at a time
+    dtype, scales, bias  Triton type names of y, of the scales and of the bias
+    ptx                  whether to use inline PTX; Triton's interpreter does not support it
+    config               TILE_M x TILE_N results per thread, WARPS_N warps side by side, UNROLL words of K at a time
     """
     types = {
         "x": "*i32", "x_scales": "*fp32", "sums": "*i32", "w": "*i32", "w_scales": f"*{scales}", "zeros": "*i8",
@@ -252,7 +264,7 @@ def gemm_variant(
 
 
 def gemm_block(config: Config) -> tuple[int, int]:
-    """Rows of x and of the weight that a program of `gemm_variant` has."""
+    """Rows of x and rows of the weight that a program of `gemm_variant` computes."""
     warps_n = config["WARPS_N"]
     return 4 * (config.num_warps // warps_n) * config["TILE_M"], 8 * warps_n * config["TILE_N"]
 
@@ -263,7 +275,7 @@ def gemm_grid(num_tokens: int, num_rows: int, config: Config) -> tuple[int, ...]
 
 
 def gemm(x: QuantizedPanels, weight: PanelsInt8, dtype: torch.dtype, config: Config) -> torch.Tensor:
-    """y [M, N] in `dtype`. Where the weight has zero points, x has the sums of its groups."""
+    """Return y [M, N] in `dtype`. If the weight has zero points, x must have the sums of its groups."""
     num_tokens, device = x.scales.shape[0], x.scales.device
     out = torch.empty((num_tokens, weight.num_rows), dtype=dtype, device=device)
     variant = gemm_variant(

@@ -1,14 +1,15 @@
-"""int8 products of up to 8 rows of activations by dp4a, below 8.0: bound by memory, over the panels of dp4a.py.
+"""int8 product of up to 8 rows of activations by dp4a, below capability 8.0: bound by memory bandwidth.
 
-A thread has four rows of the weight, side by side in a panel, and every n-th span of their columns, 16 to 64: of 16
-columns 64 bytes of weights in four loads, and 16 of each row of x in one, for 16 dp4a a row. What the threads of a
-block have summed of the same rows is added at the end. Groups are scaled in fp32, once for all columns of a span that
-are of one; without groups all is added in int32.
+Weights are in the panels that dp4a_gemm.py describes. A thread has four rows of the weight, side by side in a panel,
+and every n-th span of their columns, 16 to 64 columns long. For 16 columns it loads 64 bytes of weights in four loads,
+and 16 bytes of each row of x in one, for 16 dp4a per row. The sums that the threads of a block have of the same rows
+are added at the end. Groups are scaled in fp32, once for all columns of a span that belong to one group; without groups
+everything is added in int32.
 """
 
-# What is inside a kernel is Triton's language, of which type checkers know nothing.
+# Kernel bodies are written in Triton's language, which type checkers do not understand.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment,index,misc,var-annotated"
-# ruff: noqa: RUF005  tuples grow by addition there
+# ruff: noqa: RUF005  Triton extends tuples by addition
 
 from __future__ import annotations
 
@@ -26,13 +27,13 @@ from .quantize_rows import QuantizedRows
 
 __all__ = ["MAX_ROWS", "gemv", "gemv_grid", "gemv_variant", "span"]
 
-MAX_ROWS = 8  # of x
-# Four words, 16 columns further on for each: through the read-only cache, and written out, since Triton moves four
-# zeros before each load and computes an address for each.
+MAX_ROWS = 8  # rows of x
+# Load of four words through the read-only cache, 16 columns further on for each i. It is inline PTX since Triton would
+# move four zeros before each load and compute an address for each.
 _LOAD = "ld.global.nc.v4.b32 {{{}, {}, {}, {}}}, [{}+{}];"
-_MOST_SIXTEENS = 4  # of a span
+_MOST_SIXTEENS = 4  # 16-column pieces per span at most
 LOAD = tl.constexpr(tuple(_LOAD.format("$0", "$1", "$2", "$3", "$4", 16 * i) for i in range(_MOST_SIXTEENS)))
-# Of a panel the words of 16 columns: four for each step, PANEL words apart.
+# Loads of a panel's words for 16 columns: four words for each of four steps, which are PANEL words apart.
 LOADS = tl.constexpr(
     tuple(
         "\n".join(
@@ -42,22 +43,25 @@ LOADS = tl.constexpr(
         for i in range(_MOST_SIXTEENS)
     )
 )
-# Four zero points, a byte each, as int32.
+# Load of four zero points, one byte each, as int32.
 LOAD_BYTES = tl.constexpr("ld.global.nc.v4.s8 {$0, $1, $2, $3}, [$4];")
-MAGIC = tl.constexpr(0x4B400000)  # as `small_to_float`: of fp32 12,582,912, whose last bit counts ones
+MAGIC = tl.constexpr(0x4B400000)  # bits of fp32 12,582,912, whose unit in the last place is one, as in `small_to_float`
 MAGIC_FLOAT = tl.constexpr(12582912.0)
 
 
 @triton.jit
 def _first(pointers):
-    """Of [T, 4], four neighbours each, the first as a number."""
+    """Return the first of the four neighbouring pointers in [T, 4], as an integer [T]."""
     first, _, _, _ = four(pointers.to(tl.int64))
     return first
 
 
 @triton.jit
 def _of_x(start, known, SIXTEEN: tl.constexpr, MASKED: tl.constexpr, PTX: tl.constexpr):
-    """Four words [T] each, SIXTEEN times 16 columns beyond pointers [T, 4]; zeros where MASKED and not `known` [T]."""
+    """Load four words [T] each of x, SIXTEEN times 16 columns beyond the pointers [T, 4].
+
+    With MASKED, words are zeros where `known` [T] is false.
+    """
     if MASKED:
         words = four(tl.load(start + 4 * SIXTEEN, known[:, None], 0))
     elif PTX is None:
@@ -71,7 +75,11 @@ def _of_x(start, known, SIXTEEN: tl.constexpr, MASKED: tl.constexpr, PTX: tl.con
 
 @triton.jit
 def _of_weight(start, known, SIXTEEN: tl.constexpr, PANEL: tl.constexpr, MASKED: tl.constexpr, PTX: tl.constexpr):
-    """As `_of_x` of four rows of a panel: 16 words, those of four columns after those of the four before."""
+    """Load 16 words [T] each of four rows of a panel: the words of each four columns after those of the four before.
+
+    They lie SIXTEEN times 16 columns beyond the pointers [T, 4]; with MASKED, words are zeros where `known` [T] is
+    false.
+    """
     if MASKED or PTX is None:
         words = ()
         for step in tl.static_range(4):
@@ -87,7 +95,7 @@ def _of_weight(start, known, SIXTEEN: tl.constexpr, PANEL: tl.constexpr, MASKED:
 
 @triton.jit
 def _zeros(start, known, MASKED: tl.constexpr, PTX: tl.constexpr):
-    """Four zero points int32 [T] at pointers [T, 4], as `_of_x`."""
+    """Load four zero points int32 [T] at the pointers [T, 4]; with MASKED, zeros where `known` [T] is false."""
     if MASKED:
         found = four(tl.load(start, known[:, None], 0).to(tl.int32))
     elif PTX is None:
@@ -105,12 +113,14 @@ def _more(
     M: tl.constexpr, GROUP: tl.constexpr, ONES: tl.constexpr, PANEL: tl.constexpr, PTX: tl.constexpr,
     SPAN: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """totals, and SPAN columns a thread: pointers [T, 4] to the first words of x's first row and of the weight.
+    """Return totals plus the products of the next SPAN columns of each thread.
 
-    end  how many words of a row there are from there, [T], if MASKED
+    x and w are pointers [T, 4] to the first words of x's first row and of the weight.
+
+    end  [T], number of words of a row that remain from there, if MASKED
     """
     THREADS: tl.constexpr = x.shape[0]
-    PART: tl.constexpr = SPAN if GROUP == 0 or GROUP > SPAN else GROUP  # columns of one group
+    PART: tl.constexpr = SPAN if GROUP == 0 or GROUP > SPAN else GROUP  # columns that belong to one group
     for part in tl.static_range(SPAN // PART):
         dots, of_x = (), ()
         for m in tl.static_range(M):
@@ -157,24 +167,24 @@ def _gemv(
     M: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, PANEL: tl.constexpr, SPAN: tl.constexpr,
     PTX: tl.constexpr, WARPS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Each program: BLOCK_N rows of the weight, four a thread, and all of K, SPAN columns a thread and step.
+    """Compute BLOCK_N rows of y per program, four per thread, over all of K, SPAN columns per thread and step.
 
-    x is int8 [M, K] as words; a thread's columns of a step are of one group, or of whole ones. Less their sum, for the
-    zero points of a group, is one more column of the product, of ones below zero; of whole rows, `sums` has the sum.
-    BIASED: N, or 0 without a bias.
+    x is int8 [M, K] as words; a thread's columns of a step belong to one group, or to whole groups. To correct zero
+    points of groups, the negated sum of x's codes is computed as one more column of the product, of codes -1; for
+    scales of whole rows `sums` has the sum. BIASED is N, or 0 without a bias.
 
-    What K has beyond whole steps of all threads comes after the loop, so that nothing in it is masked: four words that
-    are take five instructions to load.
+    The columns of K beyond whole steps of all threads are processed after the loop, so that nothing in the loop is
+    masked: four masked words take five instructions to load.
     """
     ONES: tl.constexpr = 1 if ZEROS and GROUP > 0 else 0
     THREADS: tl.constexpr = 32 * WARPS
     LANES_N: tl.constexpr = BLOCK_N // 4
     LANES_K: tl.constexpr = THREADS // LANES_N
-    STEP: tl.constexpr = LANES_K * SPAN // 4  # words of a row
+    STEP: tl.constexpr = LANES_K * SPAN // 4  # in words of a row
     tl.static_assert(GROUP == 0 or 4 * STEP % GROUP == 0)
     thread = tl.arange(0, THREADS)
     column = tl.arange(0, 4)[None, :]
-    at_k = thread // LANES_N * (SPAN // 4)  # words
+    at_k = thread // LANES_N * (SPAN // 4)  # in words
     n = thread % LANES_N * 4
     block_n = tl.program_id(0) * BLOCK_N
     w += in_panels(block_n, n, K, PANEL) + at_k[:, None] * PANEL
@@ -197,7 +207,7 @@ def _gemv(
         zeros_at += groups
     end = K // 4 - steps * STEP - at_k
     at_n += steps * groups
-    # From where they began, so that the loop has these addresses once
+    # Computed from the first addresses, so that the loop keeps only one set of addresses.
     totals = _more(
         totals, x + steps * STEP, w + steps * STEP * PANEL, w_scales + at_n, zeros + at_n, K, PADDED_N, end,
         M, GROUP, ONES, PANEL, PTX, SPAN, True,
@@ -228,7 +238,12 @@ def gemv_variant(
     bias: str | None = None,
     ptx: bool,
 ) -> Variant:
-    """As `gemm_variant`, for up to MAX_ROWS tokens. config: BLOCK_N rows of the weight, 32 to 128."""
+    """Return the compiled variant of the dp4a product for up to MAX_ROWS tokens.
+
+    dtype, scales, bias  Triton type names of y, of the scales and of the bias
+    ptx                  whether to use inline PTX; Triton's interpreter does not support it
+    config               BLOCK_N rows of the weight, 32 to 128
+    """
     types = {
         "x": "*i32", "x_scales": "*fp32", "sums": "*i32", "w": "*i32", "w_scales": f"*{scales}", "zeros": "*i8",
         "bias": f"*{bias or dtype}", "out": f"*{dtype}", "N": "i32", "PADDED_N": "i32", "K": "i32",
@@ -241,7 +256,7 @@ def gemv_variant(
 
 
 def span(num_tokens: int, group: int) -> int:
-    """Columns of a thread and step, in one group or, of small ones, two."""
+    """Columns per thread and step; they belong to one group, or to whole groups if these are small."""
     if group == 0:
         return 32 if num_tokens <= 2 else 16
     return 64 if num_tokens <= 4 else 32
@@ -252,7 +267,10 @@ def gemv_grid(num_rows: int, config: Config) -> tuple[int, ...]:
 
 
 def gemv(x: QuantizedRows, weight: PanelsInt8, dtype: torch.dtype, config: Config) -> torch.Tensor:
-    """y [M, N] in `dtype`, M up to MAX_ROWS. Where the weight has zero points of whole rows, x has its rows' sums."""
+    """Return y [M, N] in `dtype`, for M up to MAX_ROWS.
+
+    If the weight has zero points for whole rows, x must have the sums of its rows.
+    """
     num_tokens = x.codes.shape[0]
     out = torch.empty((num_tokens, weight.num_rows), dtype=dtype, device=x.codes.device)
     variant = gemv_variant(

@@ -1,8 +1,8 @@
-"""Linear layers with fp8 e4m3 weights and activations, from 8.9: y = x @ w.T + bias, x quantised row by row.
+"""Linear layers with fp8 e4m3 weights and activations, from capability 8.9: y = x @ w.T + bias, x quantized per row.
 
-Scales of the weight are of output channels, of the whole tensor, or of blocks of 128 x 128 as DeepSeek's checkpoints
-have them: a block's columns are then a product of their own, scaled and added in fp32. The product is that of
-tensor_cores.py.
+Scales of the weight are per output channel, per tensor, or per block of 128 x 128 as in DeepSeek's checkpoints: the
+columns of a block are then a product of their own, scaled and added in fp32. The product itself is in
+tensor_core_gemm.py.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from .tensor_core_gemm import PackedRows8
 __all__ = ["BLOCK", "Fp8ProductOperation", "Fp8Weight", "linear_fp8", "pack_fp8"]
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
-ODD = 4112  # columns: sixteens, and no multiple of a step
+ODD = 4112  # columns: a multiple of 16, but not of a step
 
 
 def pack_fp8(weight: Fp8Weight) -> PackedRows8:
-    """Scales as fp32, which any format's are exactly: the kernels are compiled for that alone.
+    """Pack an fp8 weight, with scales in fp32, to which every format's scales convert exactly.
 
-    Raises ValueError for a K that is not in sixteens, other codes than e4m3 and scales of another shape.
+    The kernels are compiled for fp32 scales only. Raises ValueError for a K that is no multiple of 16, for codes other
+    than e4m3, and for scales of another shape.
     """
     num_rows, num_columns = weight.shape
     if weight.codes.dtype != torch.float8_e4m3fn or num_columns % 16:
@@ -47,15 +48,19 @@ def pack_fp8(weight: Fp8Weight) -> PackedRows8:
 
 
 def linear_fp8(x: torch.Tensor, weight: PackedRows8, config: Config, quantizing: Config | None = None) -> torch.Tensor:
-    """y [M, N] = x [M, K] @ w.T + bias in the dtype of x; contiguous x. quantizing: config of quantize_rows_fp8."""
+    """Return y [M, N] = x [M, K] @ w.T + bias in the dtype of x, which must be contiguous.
+
+    quantizing  config of quantize_rows_fp8; None: its default
+    """
     return tensor_core_gemm.multiply(quantize_rows(x, "fp8", quantizing), weight, x.dtype, config)
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8ProductOperation:
-    """The product, of x already quantised: that is an operation of its own (quantize_rows.py).
+    """Operator of the fp8 product, with x already quantized, which is an operator of its own (quantize_rows.py).
 
-    Shape: m rows of x, n of the weight, k columns, group 0 (a scale for each row) or 128 (for each block).
+    Fields of a shape: m rows of x, n rows of the weight, k columns, group 0 (a scale per row) or 128 (a scale per
+    block).
     """
 
     name: str = "fp8"
@@ -71,7 +76,7 @@ class Fp8ProductOperation:
         )
 
     def samples(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        """With and without blocks; of each, a bias and a K that ends within a step."""
+        """Sample shapes: with and without blocks; for both, a bias and a K that ends within a step."""
         often = tuple(ProblemShape.of(m=m, n=4096, k=4096, group=g) for g in (0, BLOCK) for m in (1, 16, 32, 64, 2048))
         seldom = (ProblemShape.of(m=m, n=4096, k=ODD, group=g, bias="yes") for g in (0, BLOCK) for m in (16, 2048))
         return (often[0], *seldom, *often[1:])
@@ -109,7 +114,9 @@ class Fp8ProductOperation:
         dense = given.dequantize().to(dtype)
 
         def scaled_mm() -> torch.Tensor:
-            """With scales of rows, which is what torch has for e4m3 everywhere."""
+            """Return the product by torch._scaled_mm with scales per row, the only form that torch has for e4m3 on
+            every GPU.
+            """
             if shape["group"]:
                 raise NotImplementedError("torch._scaled_mm with scales of rows of x and of blocks of the weight")
             return torch._scaled_mm(rows.codes, codes.T, rows.scales[:, None], scales.T, out_dtype=torch.bfloat16)
@@ -123,10 +130,12 @@ class Fp8ProductOperation:
 
 
 def product_error(x: QuantizedRows, weight: Fp8Weight, found: torch.Tensor, rows: torch.Tensor | None = None) -> float:
-    """The worst difference to fp64, over what rounding explains. rows: those that are looked at; None: all.
+    """Return the largest ratio of the error of `found` to its bound, compared with fp64.
 
     Tensor cores keep 14 bits or more of a sum of fp8 products, which are exact (DeepSeek-V3 technical report, 3.3.2:
     wgmma), for 128 columns, in steps of 32; the interpreter sums in fp32.
+
+    rows  rows to check; None: all
     """
     if rows is not None:
         x, found = QuantizedRows(x.codes.double()[rows], x.scales[rows]), found[rows]

@@ -1,4 +1,6 @@
-"""int8 layers to be checked: random inputs, and by how much a result is off what rounding explains."""
+"""Test problems for int8 layers: random inputs, and the ratio of a result's error to the error that rounding
+explains.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ from .quantize_rows import QuantizedRows
 
 __all__ = ["checked_rows", "matmul_error", "product_error", "random_inputs"]
 
-CHECKED = 64  # rows of a result: all 2048 would take a T4's fp64 longer than a check may take
-PART = 16  # columns of which every kernel takes all or none together
+CHECKED = 64  # rows of a result to check: checking all 2048 in fp64 would take a T4 too long
+PART = 16  # columns that every kernel sums together
 
 
 def random_inputs(
     policy: PrecisionPolicy, shape: ProblemShape, device: torch.device, seed: int
 ) -> tuple[torch.Tensor, GroupedWeight]:
-    """x [M, K], and a weight such that y has about its size."""
+    """Return random x [M, K], and a random weight such that y has about the magnitude of x."""
     dtype = TORCH_DTYPES[policy.storage]
     m, n, k = shape["m"], shape["n"], shape["k"]
     group = shape["group"] or k
@@ -36,13 +38,14 @@ def random_inputs(
 
 
 def checked_rows(num_rows: int, seed: int, device: torch.device) -> torch.Tensor:
-    """One of each 64th of the rows, by chance: so no tile of many is missed, and other seeds have other rows.
+    """Return the rows to check: one at random of each of 64 equal parts, so that no tile of many rows is missed.
 
-    The last is among them, which ends within a tile; of 64 and fewer all are.
+    Other seeds give other rows. The last row, which ends within a tile, is always included; up to 64 rows are all
+    checked.
     """
     if num_rows <= CHECKED:
         return torch.arange(num_rows, device=device)
-    bounds = torch.arange(CHECKED + 1) * num_rows // CHECKED  # a part is [bounds[i], bounds[i + 1])
+    bounds = torch.arange(CHECKED + 1) * num_rows // CHECKED  # part i is [bounds[i], bounds[i + 1])
     chance = torch.rand(CHECKED, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     rows = bounds[:-1] + (chance * bounds.diff()).long()
     rows[-1] = num_rows - 1
@@ -52,11 +55,12 @@ def checked_rows(num_rows: int, seed: int, device: torch.device) -> torch.Tensor
 def product_error(
     x: QuantizedRows, weight: GroupedWeight, found: torch.Tensor, rows: torch.Tensor | None = None
 ) -> float:
-    """The worst difference to fp64, over the rounding of the result and of fp32 sums of parts known exactly.
+    """Return the largest ratio of the error of `found` to its bound, compared with fp64.
 
-    Whatever becomes fp32 is a sum over whole sixteens of columns, and no more than their sums' absolute values.
+    The bound covers the rounding of the result and of fp32 sums of parts that are known exactly: every number that is
+    converted to fp32 is a sum over a multiple of 16 columns, and at most the sum of their absolute values.
 
-    rows  those that are looked at, with all columns; None: all
+    rows  rows to check, with all columns; None: all
     """
     if rows is not None:
         x, found = QuantizedRows(x.codes.double()[rows], x.scales[rows]), found[rows]
@@ -71,7 +75,7 @@ def product_error(
     if weight.bias is not None:
         expected += weight.bias.double()
         terms += weight.bias.double().abs()
-    depth = 4 + len(codes)  # additions at most, and as fp32, by two scales, and with the bias
+    depth = 4 + len(codes)  # additions at most, conversion to fp32, two scales, and the bias
     bound = rounding_unit_of(found) * expected.abs() + depth * 2.0**-24 * terms + smallest_spacing(found.dtype)
     return float(((found.double() - expected).abs() / bound).max())
 
@@ -79,10 +83,12 @@ def product_error(
 def matmul_error(
     x: torch.Tensor, weight: GroupedWeight, found: torch.Tensor, rows: torch.Tensor | None = None
 ) -> float:
-    """The worst difference to fp64, over what rounding explains. rows: as of `product_error`.
+    """Return the largest ratio of the error of `found` to its bound, compared with fp64.
 
-    Each weight is rounded once, to the dtype of x; so may be sums over parts of K, which cuBLAS splits at will. The
-    others are in fp32: tensor cores of 7.0 add four products at a time, and cut off what does not fit.
+    Each weight is rounded once, to the dtype of x; so may be sums over parts of K, which cuBLAS may split. All other
+    roundings are in fp32: tensor cores of capability 7.0 add four products at a time, and truncate.
+
+    rows  rows to check, with all columns; None: all
     """
     if rows is not None:
         x, found = x[rows], found[rows]
@@ -95,5 +101,5 @@ def matmul_error(
     bound = rounding_unit_of(found) * expected.abs() + (2 * ROUNDING_UNIT[x.dtype] + depth * 2.0**-23) * terms
     bound += smallest_spacing(x.dtype) * (
         1 + 0.5 * x.double().abs().sum(1, keepdim=True)
-    )  # a small weight's own rounding
+    )  # rounding of subnormal weights
     return float(((found.double() - expected).abs() / bound).max())

@@ -1,12 +1,13 @@
-"""Linear layers with int8 weights and activations: y = x @ w.T + bias, x quantised row by row.
+"""Linear layers with int8 weights and activations: y = x @ w.T + bias, x quantized per row.
 
 Sums of products are exact in int32; scales are applied in fp32, once for each group. Zero points (GPTQ's 8 bits) are
-corrected exactly: a group's sum of the codes of x, times the zero point, comes off in int32.
+corrected exactly: the sum of x's codes in a group, times the zero point, is subtracted in int32. The kernels are in:
 
-    unit of the policy         few rows (up to 8)       more                        many
-    tensor-int8, from 8.0      tensor_cores.py          tensor_cores.py             tensor_cores.py
-    dp4a, 6.1 to 7.5           dp4a_gemv.py             dp4a.py, of x in panels     6.1: the same
-                                                                                    7.0, 7.5: dequantize.py, of x itself
+    unit of the policy         few rows (up to 8)       more                          many
+    tensor-int8, from 8.0      tensor_core_gemm.py      tensor_core_gemm.py           tensor_core_gemm.py
+    dp4a, 6.1 to 7.5           dp4a_gemv.py             dp4a_gemm.py, x in panels     6.1: the same
+                                                                                      7.0, 7.5: dequantize_int8.py,
+                                                                                      x itself
 
 A weight is held once: in rows for tensor cores, in panels for dp4a.
 """
@@ -45,31 +46,34 @@ __all__ = [
 ]
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
-# Groups, and whether there are zero points: what is tuned for, and what else checkpoints have.
+# (group, zero points): the kinds that are tuned, and the other kinds that checkpoints have.
 _TUNED = ((0, "no"), (128, "yes"))
 _UNTUNED = ((0, "yes"), (32, "yes"))
-_LEAST_DP4A = 0.5  # of the instructions of the inner loop
+_LEAST_DP4A = 0.5  # smallest share of dp4a among the instructions of the inner loop
 QuantizedActivations = QuantizedRows | QuantizedPanels
 PackedInt8 = PackedRows8 | PanelsInt8
 
 
 def pack_int8(weight: GroupedWeight, policy: PrecisionPolicy) -> PackedInt8:
-    """For the unit that the policy names. Raises ValueError where it names none, and for shapes that do not fit."""
+    """Pack an int8 weight for the unit that the policy names: rows for tensor cores, panels for dp4a.
+
+    Raises ValueError if the policy names none, and for shapes that do not fit.
+    """
     if policy.int8 is None:
         raise ValueError(f"int8: not on {policy.capability}: {policy.reasons['int8']}")
     return pack_panels(weight) if policy.int8.arithmetic == "dp4a" else pack_rows(weight)
 
 
 def quantizer_name(weight: PackedInt8, num_rows: int) -> str:
-    """The operator that `quantize_activations` launches, by the name of its tables."""
+    """Name of the operator that `quantize_activations` launches, which is also the name of its tables."""
     panels = isinstance(weight, PanelsInt8) and num_rows > dp4a_gemv.MAX_ROWS
     return "quantize_panels" if panels else "quantize_rows_int8"
 
 
 def quantize_activations(x: torch.Tensor, weight: PackedInt8, config: Config | None = None) -> QuantizedActivations:
-    """Contiguous x [M, K] as the product with that weight wants it.
+    """Quantize contiguous x [M, K] into the form that the product with this weight reads.
 
-    config  of the operator `quantizer_name`; None: the default
+    config  config of the operator `quantizer_name`; None: its default
     """
     with_sums = weight.zeros is not None
     if quantizer_name(weight, x.shape[0]) == "quantize_panels":
@@ -80,7 +84,10 @@ def quantize_activations(x: torch.Tensor, weight: PackedInt8, config: Config | N
 
 
 def multiply_int8(x: QuantizedActivations, weight: PackedInt8, dtype: torch.dtype, config: Config) -> torch.Tensor:
-    """y [M, N] in `dtype`, of what `quantize_activations` gave. Raises TypeError for operands that do not fit."""
+    """Return y [M, N] in `dtype`, for x from `quantize_activations`.
+
+    Raises TypeError for operands that do not fit.
+    """
     if isinstance(weight, PackedRows8):
         if isinstance(x, QuantizedPanels):
             raise TypeError("x: panels are for dp4a; expected rows")
@@ -91,18 +98,20 @@ def multiply_int8(x: QuantizedActivations, weight: PackedInt8, dtype: torch.dtyp
 
 
 def linear_int8(x: torch.Tensor, weight: PackedInt8, config: Config, quantizing: Config | None = None) -> torch.Tensor:
-    """y [M, N] = x [M, K] @ w.T + bias in the dtype of x; contiguous x, columns in the order of the packed weight's.
+    """Return y [M, N] = x [M, K] @ w.T + bias in the dtype of x.
 
-    quantizing  config of the `quantizer_name`; None: its default
+    x must be contiguous, with columns in the order of the packed weight's.
+
+    quantizing  config of the operator `quantizer_name`; None: its default
     """
     return multiply_int8(quantize_activations(x, weight, quantizing), weight, x.dtype, config)
 
 
 @dataclass(frozen=True, slots=True)
 class Int8ProductOperation:
-    """The product, of x already quantised: that is an operation of its own (quantize_rows.py).
+    """Operator of the int8 product, with x already quantized, which is an operator of its own (quantize_rows.py).
 
-    Shape: m rows of x, n of the weight, k columns, group (0: all of them), zeros "yes" or "no".
+    Fields of a shape: m rows of x, n rows of the weight, k columns, group (0: all columns), zeros "yes" or "no".
     """
 
     name: str = "w8a8"
@@ -118,8 +127,10 @@ class Int8ProductOperation:
         )
 
     def samples(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        """Scales of rows and of groups, and what checkpoints have: a bias, other groups and zero points with every
-        number of rows that has a kernel of its own, and scales of other types with many rows.
+        """Sample shapes: scales of rows and of groups, and the variants that checkpoints have.
+
+        These are a bias, other groups and zero points with every number of rows that has a kernel of its own, and
+        scales of other dtypes with many rows.
         """
         often = tuple(_sample(m, group, zeros) for group, zeros in _TUNED for m in (1, 8, 16, 64, 2048))
         kernels = (*range(1, 9), 16, 32, 2048) if _by_dp4a(policy) else (16, 32, 64, 2048)
@@ -127,11 +138,11 @@ class Int8ProductOperation:
         most = (dp4a_gemv.MAX_ROWS, kernels[-1]) if _by_dp4a(policy) else kernels[-1:]
         types = zip(_UNTUNED, ("bf16", "fp32"), strict=True)
         seldom += tuple(_sample(m, *kind, bias="yes", scales=scales) for kind, scales in types for m in most)
-        if _by_dp4a(policy):  # the numbers of rows that are tuned for as their neighbours
+        if _by_dp4a(policy):  # numbers of rows that use a neighbour's tuned config
             own = tuple(_sample(m, 128, "yes", bias="yes") for m in (3, 5, 6, 7))
-        else:  # a K that ends within a step
+        else:  # for K that ends within a step
             ending = (_sample(m, 0, zeros, k=4112, bias="yes") for zeros in ("no", "yes") for m in (16, 2048))
-            wide = (  # so many rows of the weight that K is in one part
+            wide = (  # so many rows of the weight that K is not split
                 ProblemShape.of(m=m, n=37_888, k=4096, group=group, zeros=zeros, bias="yes")
                 for group, zeros in _UNTUNED
                 for m in (16, 32, 64)
@@ -195,9 +206,10 @@ PRODUCT = Int8ProductOperation()
 def kernel_for(
     policy: PrecisionPolicy, shape: ProblemShape, device: DeviceSpec
 ) -> tuple[Int8ProductOperation | Int8DequantizeOperation, str]:
-    """Which takes this shape on that device, and why: as measured on it, if both were; else by the roofline.
+    """Return the operator that serves a shape on a device, and the reason.
 
-    The same for all rows that a graph pads to one size: see `w4a16.operations`.
+    It is the faster one as measured on that device, if both were measured; otherwise by the roofline. It is the same
+    for all batch sizes that a CUDA graph pads to one size, see `w4a16.int4_operations.kernel_for`.
     """
     if len(policy.int8_units) == 1:
         return PRODUCT, policy.reasons["int8"]
@@ -212,13 +224,13 @@ def kernel_for(
 
 
 def _quantized_s(device: DeviceSpec, policy: PrecisionPolicy, shape: ProblemShape) -> float:
-    """Of x in 8 bits, and of the product."""
+    """Predicted seconds to quantize x to 8 bits and to multiply by dp4a."""
     quantizing = roofline(device, QuantizePanelsOperation().work(policy, shape))
     return quantizing.seconds + roofline(device, PRODUCT.work(policy, shape), "dp4a").seconds
 
 
 def _written_out_s(device: DeviceSpec, shape: ProblemShape) -> float:
-    """Weights are written in full; then torch.matmul has no others."""
+    """Predicted seconds to write the weights dequantized in full, and to multiply with torch.matmul."""
     m, n, k = shape["m"], shape["n"], shape["k"]
     return roofline(device, ElementwiseWork(3 * n * k)).seconds + roofline(device, LinearWork(m, n, k, 16)).seconds
 
@@ -236,7 +248,10 @@ def _gemv_configs() -> tuple[Config, ...]:
 
 
 def _gemm_configs(shape: ProblemShape) -> tuple[Config, ...]:
-    """Warps, those side by side, and results of a thread; a group's fp32 sums take registers of their own."""
+    """Return the configs to try: warps, warps side by side, and results per thread.
+
+    With groups, fp32 sums take registers of their own, so that a thread has fewer results.
+    """
     few = ((4, 4, 4, 4), (2, 2, 4, 4)) if shape["m"] <= 16 else ((4, 4, 8, 4), (2, 2, 8, 4))
     many = ((4, 2, 8, 8), (8, 2, 8, 4), (8, 2, 4, 8)) if shape["group"] else ((8, 2, 8, 8), (4, 2, 8, 8), (8, 2, 8, 4))
     cuts = few if shape["m"] <= 32 else many

@@ -1,4 +1,4 @@
-"""int8 weights as the kernels of int8.py read them: rows for tensor cores, panels for dp4a."""
+"""int8 weights packed as the kernels of int8_product.py read them: in rows for tensor cores, in panels for dp4a."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .tensor_core_gemm import PackedRows8
 
 __all__ = ["GROUP_SIZES", "PanelsInt8", "pack_panels", "pack_rows"]
 
-GROUP_SIZES = (32, 128)  # of each, all kernels are compiled for every capability
-MAX_COLUMNS = 65_536  # 127 * 255 * K is below 2**31
+GROUP_SIZES = (32, 128)  # all kernels are compiled for each of these, for every compute capability
+MAX_COLUMNS = 65_536  # so that 127 * 255 * K is below 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class PanelsInt8:
-    """w = scale * (code - zero), in panels of 128 rows; rows beyond N are zeros.
+    """Weight w = scale * (code - zero) in panels of 128 rows; rows beyond N are zeros.
 
     words     int32 [panels, K / 4, 128]: byte i of [p, j, r] is column 4 * j + i of row 128 * p + r
-    scales    [groups of K, 128 * panels], as stored
-    zeros     int8, likewise, or None
+    scales    [groups of K, 128 * panels], as stored in the checkpoint
+    zeros     int8 [groups of K, 128 * panels], or None
     num_rows  N
-    group     columns; 0 where all of K is one
+    group     columns per group; 0 where all of K is one group
     bias      [N] or None
     """
 
@@ -37,15 +37,16 @@ class PanelsInt8:
 
 
 def pack_rows(weight: GroupedWeight) -> PackedRows8:
-    """For tensor cores. Raises ValueError as `pack_panels`."""
+    """Pack a weight in rows, for tensor cores. Raises ValueError for the same weights as `pack_panels`."""
     codes, scales, zeros, group = _signed(weight)
     return PackedRows8(codes, scales, zeros, group, bias=weight.bias)
 
 
 def pack_panels(weight: GroupedWeight) -> PanelsInt8:
-    """For dp4a. Columns in order of the groups; groups of multiples of 128 or 32 columns repeat their scale.
+    """Pack a weight in panels, for dp4a. Columns are in the order of the groups.
 
-    Raises ValueError for other than 8 bits, and for a group or a K that the kernels do not have.
+    Groups of a multiple of 128 or 32 columns repeat their scale. Raises ValueError for other than 8 bits, and for a
+    group or a K that the kernels do not support.
     """
     codes, scales, zeros, group = _signed(weight)
     num_rows, num_columns = codes.shape
@@ -58,9 +59,10 @@ def pack_panels(weight: GroupedWeight) -> PanelsInt8:
 
 
 def _signed(weight: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]:
-    """Codes and zeros less 128, which leaves their difference; scales and zeros [groups, N]; no zeros if all are 0.
+    """Return codes and zeros minus 128, which keeps their difference, with scales and zeros [groups, N], and the group.
 
-    Of an outline they are not known to be. Groups always have them: kernels without spill on some capabilities.
+    Zeros are None if all are 0, which cannot be known of a meta tensor. With groups they are always returned: kernels
+    for groups without zeros would spill registers on some capabilities.
     """
     num_columns = weight.shape[1]
     if weight.bits != 8 or num_columns % 16 or num_columns > MAX_COLUMNS:

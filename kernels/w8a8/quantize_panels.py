@@ -1,10 +1,11 @@
-"""Activations to int8 in the panels that dp4a.py reads: a scale for each row, four columns a word, rows side by side.
+"""Quantization of activations to int8 in the panels that dp4a_gemm.py reads, with a scale for each row.
 
-What quantize_rows.py does, in two passes (the second mostly from L2) over a block of rows at a time, so that the
-rows of a block, which lie side by side in a panel, are stored together.
+A word holds four columns, and the words of neighbouring rows are side by side. The kernel computes the same as
+quantize_rows.py, in two passes (the second mostly from L2) over a block of rows at a time, so that the rows of a block,
+which are side by side in a panel, are stored together.
 """
 
-# What is inside a kernel is Triton's language, of which type checkers know nothing.
+# Kernel bodies are written in Triton's language, which type checkers do not understand.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ PANELS_CONFIG = Config.of(4, 1, ROWS=32, BLOCK=128)
 
 @dataclass(frozen=True, slots=True)
 class QuantizedPanels:
-    """x = scale of the row * code.
+    """Quantized activations x = scale of the row * code, in panels.
 
-    words     int32 [panels, K / 4, 128]: byte i of [p, j, r] is column 4 * j + i of row 128 * p + r
-    scales    fp32 [M]
-    sums      int32 [K // group, 128 * panels] of a group's codes, for weights that have zero points; else None
+    words   int32 [panels, K / 4, 128]: byte i of [p, j, r] is column 4 * j + i of row 128 * p + r
+    scales  fp32 [M]
+    sums    int32 [K // group, 128 * panels], sums of the codes of each group, for weights with zero points; else None
     """
 
     words: torch.Tensor
@@ -66,7 +67,7 @@ def _quantize_panels(
     x, words, scales, sums, M, PADDED_M, K,
     SUMS: tl.constexpr, GROUP: tl.constexpr, PANEL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each program: ROWS rows, BLOCK columns of each at a time. GROUP 0: a row is one group."""
+    """Quantize ROWS rows per program, BLOCK columns at a time; with GROUP 0 a row is one group."""
     first = tl.program_id(0) * ROWS
     row = first + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -100,7 +101,11 @@ def _quantize_panels(
 
 @cached
 def panels_variant(dtype: str, config: Config, *, group: int = 0, with_sums: bool = False) -> Variant:
-    """`dtype` of x, in Triton's words. config: ROWS of a panel, BLOCK columns, no fewer than a group."""
+    """Return the compiled variant of the kernel.
+
+    dtype   Triton type name of x
+    config  ROWS of a panel, BLOCK columns, at least as many as a group has
+    """
     types = {
         "x": f"*{dtype}", "words": "*i32", "scales": "*fp32", "sums": "*i32",
         "M": "i32", "PADDED_M": "i32", "K": "i32",
@@ -111,14 +116,16 @@ def panels_variant(dtype: str, config: Config, *, group: int = 0, with_sums: boo
 
 
 def panels_grid(num_rows: int, config: Config) -> tuple[int, ...]:
-    """All of every panel: its last rows are zeros."""
+    """Return the launch grid, which covers every panel in full, since its last rows become zeros."""
     return (cdiv(num_rows, PANEL) * PANEL // config["ROWS"],)
 
 
 def quantize_panels(
     x: torch.Tensor, config: Config = PANELS_CONFIG, *, group: int = 0, with_sums: bool = False
 ) -> QuantizedPanels:
-    """Of contiguous x [M, K] in fp16, bf16 or fp32, K in fours. With sums: as `quantize_rows`.
+    """Quantize contiguous x [M, K] in fp16, bf16 or fp32 to panels; K must be a multiple of 4.
+
+    With `with_sums` the codes are also summed, over `group` columns each: 32, 128, or 0 for all.
 
     Raises ValueError for a K or a group that does not fit.
     """
@@ -138,7 +145,7 @@ def quantize_panels(
 
 
 def unpack_panels(x: QuantizedPanels) -> QuantizedRows:
-    """The same in rows."""
+    """Convert quantized activations from panels to rows."""
     panels, words, rows = x.words.shape
     codes = x.words.transpose(1, 2).reshape(panels * rows, words).contiguous().view(torch.int8)
     return QuantizedRows(codes[: x.scales.shape[0]], x.scales, x.sums)
@@ -146,7 +153,10 @@ def unpack_panels(x: QuantizedPanels) -> QuantizedRows:
 
 @dataclass(frozen=True, slots=True)
 class QuantizePanelsOperation:
-    """Activations to panels, as an operator, where the policy has dp4a. Shape: as that of QuantizeRows."""
+    """Operator that quantizes activations to panels, for policies that use dp4a.
+
+    Its shapes have the same fields as those of `QuantizeRowsOperation`.
+    """
 
     name: str = "quantize_panels"
     exact: frozenset[str] = frozenset()

@@ -1,14 +1,14 @@
-"""Activations to 8 bits with a scale for each row: int8 (absmax / 127) or fp8 e4m3 (absmax / 448).
+"""Quantization of activations to 8 bits with a scale for each row: int8 (absmax / 127) or fp8 e4m3 (absmax / 448).
 
-Each row by itself, so that an outlier never moves a neighbour: a scale of a whole batch would make one request's
-result depend on another's. Absolute values are compared as their bits, where infinities and NaN are above all
-numbers: a row that holds one gets a scale that is no number either, and its results show it.
+Each row is quantized by itself, so that an outlier never affects another row: with a scale for a whole batch one
+request's result would depend on another's. Absolute values are compared as their bits, where infinities and NaN are
+above all numbers: a row with one of them gets an infinite or NaN scale, which shows in its results.
 
-A number is rounded to an integer by adding 1.5 * 2**23, whose last place is one: to nearest, ties to even. A row
-below 2**-100 counts as zero; a zero row has scale 0.
+A number is rounded to an integer by adding 1.5 * 2**23, whose unit in the last place is one: to nearest, ties to even.
+A row whose absmax is below 2**-100 counts as zero; a zero row has scale 0.
 """
 
-# What is inside a kernel is Triton's language, of which type checkers know nothing.
+# Kernel bodies are written in Triton's language, which type checkers do not understand.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ __all__ = [
 Codes = Literal["int8", "fp8"]
 LEVELS: dict[Codes, float] = {"int8": 127.0, "fp8": 448.0}
 CODE_TYPE: dict[Codes, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-SUMMED = (32, 128)  # columns that may have a sum of their own
-ONE_PASS = 32_768  # columns: 64 numbers for each of 512 threads
+SUMMED = (32, 128)  # group sizes whose codes can be summed
+ONE_PASS = 32_768  # most columns of a row for one pass: 64 numbers for each of 512 threads
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedRows:
-    """x = scale of the row * code.
+    """Quantized activations x = scale of the row * code, in rows.
 
     codes   int8 or fp8 e4m3 [M, K]
     scales  fp32 [M]
-    sums    int32 [K // group, M] of a group's codes, for weights that have zero points; else None
+    sums    int32 [K // group, M], sums of the codes of each group, for weights with zero points; else None
     """
 
     codes: torch.Tensor
@@ -64,16 +64,19 @@ class QuantizedRows:
 
 @triton.jit
 def magnitude_bits(value):
-    """uint32 of fp32, the sign shifted out: they compare as the absolute values do, and NaN is above infinity.
+    """Return the bits of fp32 numbers as uint32 with the sign shifted out.
 
-    Not masked out, which LLVM would make an absolute value in the half precision that it was loaded in.
+    They compare as the absolute values do, and NaN is above infinity. The sign is shifted out and not masked, since
+    LLVM would turn a mask into an absolute value in the half precision in which the number was loaded.
     """
     return value.to(tl.uint32, bitcast=True) << 1
 
 
 @triton.jit
 def scale_of(bits, LEVELS: tl.constexpr):
-    """(the scale, what a number is multiplied by to get its code) of rows with that largest magnitude."""
+    """Return the scale and its inverse, by which a number is multiplied to get its code, for rows with this largest
+    magnitude.
+    """
     absmax = (bits >> 1).to(tl.float32, bitcast=True)
     zero = absmax < 2.0**-100
     levels = tl.where(zero, 1.0, LEVELS)
@@ -84,13 +87,16 @@ def scale_of(bits, LEVELS: tl.constexpr):
 
 @triton.jit
 def round_to_int(value):
-    """Of fp32 below 2**22."""
+    """Round fp32 numbers with magnitudes below 2**22 to integers."""
     return (value + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
 
 
 @triton.jit
 def _to_fp8(value, PTX: tl.constexpr):
-    """To nearest, ties to even. Without PTX rounded by hand: the interpreter loses a carry into the exponent."""
+    """Convert to fp8 e4m3, to nearest, ties to even.
+
+    Without PTX the rounding is computed here: Triton's interpreter loses a carry into the exponent.
+    """
     if not PTX:
         bits = value.to(tl.int32, bitcast=True)
         normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
@@ -104,7 +110,10 @@ def _quantize(
     FP8: tl.constexpr, SUMS: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr, PTX: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each program: one row; WHOLE if BLOCK holds all of it, else in two passes. GROUP 0: the row is one group."""
+    """Quantize one row per program; in one pass if WHOLE, i.e. if BLOCK holds all of it, else in two.
+
+    With GROUP 0 the row is one group.
+    """
     LEVELS: tl.constexpr = 448.0 if FP8 else 127.0
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
@@ -139,7 +148,7 @@ def _quantize(
 
 
 def rows_config(num_columns: int) -> Config:
-    """What is right everywhere: up to 64 numbers a thread, in few warps where there are few columns."""
+    """Return a config that suits every GPU: up to 64 numbers per thread, in few warps for few columns."""
     block = min(ONE_PASS, triton.next_power_of_2(num_columns))
     return Config.of(max(1, min(16, block // 1024)), 1, BLOCK=block)
 
@@ -155,9 +164,11 @@ def rows_variant(
     with_sums: bool = False,
     ptx: bool = True,
 ) -> Variant:
-    """`dtype` of x, in Triton's words; ptx: False for the interpreter.
+    """Return the compiled variant of the kernel.
 
-    group   columns of one sum; 0: all
+    dtype   Triton type name of x
+    ptx     whether to use the hardware's conversion to fp8; False for Triton's interpreter
+    group   columns per sum; 0: all
     config  BLOCK columns at a time
     """
     types = {
@@ -174,7 +185,9 @@ def rows_variant(
 def quantize_rows(
     x: torch.Tensor, kind: Codes, config: Config | None = None, *, group: int = 0, with_sums: bool = False
 ) -> QuantizedRows:
-    """Of contiguous x [M, K] in fp16, bf16 or fp32. With sums: of each `group` of columns, 32, 128 or 0 for all.
+    """Quantize contiguous x [M, K] in fp16, bf16 or fp32, row by row.
+
+    With `with_sums` the codes are also summed, over `group` columns each: 32, 128, or 0 for all.
 
     Raises ValueError for a group that does not divide K.
     """
@@ -194,7 +207,10 @@ def quantize_rows(
 
 @dataclass(frozen=True, slots=True)
 class QuantizeRowsOperation:
-    """Activations to 8 bits, as an operator. Shape: m rows of k columns; `sums`: of so many columns each, 0: all."""
+    """Operator that quantizes activations to 8 bits, row by row.
+
+    Fields of a shape: m rows of k columns; `sums`, if present: columns per sum of codes, 0 for all.
+    """
 
     kind: Codes
     exact: frozenset[str] = frozenset({"k"})
@@ -211,8 +227,10 @@ class QuantizeRowsOperation:
         return tuple(ProblemShape.of(m=m, k=k) for k in _widths() for m in (1, 8, 64, 2048))
 
     def samples(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        """Few columns, the most of one pass, and two passes; the sums that products with that unit ask for, those of
-        usual groups with every BLOCK that the models' layers have.
+        """Sample shapes: few columns, the most that one pass takes, and two passes.
+
+        They include the sums that products with the policy's unit need, those of usual groups with every BLOCK that the
+        models' layers use.
         """
         plain = tuple(ProblemShape.of(m=8, k=k) for k in (896, 25_600, 53_248))
         if self.kind == "fp8" or policy.int8 is None:
@@ -265,18 +283,18 @@ class QuantizeRowsOperation:
 
 
 def _widths() -> tuple[int, ...]:
-    """Columns of the models' linear layers."""
+    """Numbers of columns of the models' linear layers."""
     return tuple(sorted({k for model in MODELS for _, k in model.linears.values()}))
 
 
 def sum_groups(shape: ProblemShape) -> tuple[bool, int]:
-    """Whether there are sums, and of how many columns each; 0: of all."""
+    """Return whether a shape asks for sums of codes, and the columns per sum; 0: all."""
     group = shape.get("sums", None)
     return group is not None, group or 0
 
 
 def sums_error(found: QuantizedRows, shape: ProblemShape) -> float:
-    """0, or infinity where the sums that the shape asks for are not those of the codes: they are exact."""
+    """Return 0, or infinity unless the sums that the shape asks for equal the sums of the codes: they are exact."""
     with_sums, group = sum_groups(shape)
     if not with_sums:
         return 0.0
@@ -286,9 +304,9 @@ def sums_error(found: QuantizedRows, shape: ProblemShape) -> float:
 
 
 def rounding_error(x: torch.Tensor, found: QuantizedRows, kind: Codes) -> float:
-    """The worst difference of scale * code to x, over half a step of the codes and the rounding of the scales.
+    """Return the largest ratio of |scale * code - x| to half a step of the codes plus the rounding of the scales.
 
-    e4m3 has four bits of mantissa: half a step is 2**-4 of the number, and 2**-10 below 2**-6.
+    e4m3 has four significant bits: half a step is 2**-4 of the number, and 2**-10 below 2**-6.
     """
     wide, scales = x.double(), found.scales.double()[:, None]
     half = 0.5 * scales if kind == "int8" else (wide.abs() * 2.0**-4).maximum(2.0**-10 * scales)

@@ -1,20 +1,22 @@
-"""8-bit rows times 8-bit rows on tensor cores, from 8.0 (int8) and 8.9 (fp8): the product behind int8.py and fp8.py.
+"""Product of 8-bit rows with 8-bit rows on tensor cores, from capability 8.0 (int8) and 8.9 (fp8).
+
+It is the product of int8_product.py and fp8_product.py:
 
     y[m, n] = x_scales[m] * sum over groups g of scale(n, g) * (dot of group g - zero[g, n] * sum of group g of x[m])
 
-One group, where scales are of whole rows: all of K is summed by the tensor cores. Of several, each is a product of
-its own, in int32 or fp32, which is scaled and added in fp32. Both operands lie along K, as mma.sync and wgmma read
-8-bit operands.
+With scales of whole rows there is one group: the tensor cores sum over all of K. Otherwise each group is a product of
+its own, in int32 or fp32, which is scaled and added in fp32. Both operands are contiguous along K, as mma.sync and
+wgmma read 8-bit operands.
 
-With few rows of x they are swapped: the weights are then the rows of the product, and the 64 that wgmma asks for are
-always there. Where few blocks would leave SMs idle, K is split: each part leaves its sums in fp32, and a second
-kernel adds them in order, so that the result does not depend on who comes first.
+With few rows of x the operands are swapped: the weights are then the rows of the product, so that the 64 rows that
+wgmma needs always exist. Where few blocks would leave SMs idle, K is split: each part leaves its sums in fp32, and a
+second kernel adds them in order, so that the result does not depend on the order in which programs finish.
 
-fp8 on 9.0: wgmma sums in fewer bits than fp32 has (Zhao et al., "Insights into DeepSeek-V3", 2025), so what it
-summed is added to fp32 every 128 columns.
+For fp8 on capability 9.0, wgmma sums in fewer bits than fp32 has (Zhao et al., "Insights into DeepSeek-V3", 2025), so
+its sums are added to fp32 every 128 columns.
 """
 
-# What is inside a kernel is Triton's language, of which type checkers know nothing.
+# Kernel bodies are written in Triton's language, which type checkers do not understand.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
 from __future__ import annotations
@@ -40,12 +42,13 @@ TOGETHER = 8  # blocks of rows that share a block of weights while it is in L2
 
 @dataclass(frozen=True, slots=True)
 class PackedRows8:
-    """A weight in 8 bits.
+    """Packed 8-bit weight in rows.
 
     codes   int8 or fp8 e4m3 [N, K]
-    scales  [groups of K, N // share], floating point; `share` neighbouring rows have one in common
+    scales  [groups of K, N // share], floating point
     zeros   int8 [groups of K, N] or None
-    group   columns; 0 where all of K is one
+    group   columns per group; 0 where all of K is one group
+    share   number of neighbouring rows that have one scale in common
     bias    [N] or None
     """
 
@@ -64,10 +67,10 @@ def _multiply(
     EVEN: tl.constexpr, TOGETHER: tl.constexpr, SWAP: tl.constexpr, PARTED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Each program: a block of y, over one of the parts of K that the grid has.
+    """Compute one block of y over one part of K per program.
 
-    PARTED: there are several; `out` is fp32 [parts, M, N]. BIASED: N, or 0 without a bias.
-    m and n are columns and rows of indices, or, with SWAP, rows and columns.
+    PARTED means that K is split; `out` is then fp32 [parts, M, N]. BIASED is N, or 0 without a bias. m and n are column
+    and row vectors of indices, or, with SWAP, row and column vectors.
     """
     blocks_m = tl.cdiv(M, BLOCK_M)
     band = TOGETHER * tl.cdiv(N, BLOCK_N)
@@ -80,7 +83,7 @@ def _multiply(
     m = rows[None, :] if SWAP else rows[:, None]
     n = columns[:, None] if SWAP else columns[None, :]
     at = tl.arange(0, BLOCK_K)
-    # Beyond the last row the last is read again, and not stored: loads along K need no mask then
+    # Rows beyond the last read the last row again and are not stored, so that loads along K need no mask.
     x += tl.minimum(rows, M - 1).to(tl.int64)[:, None] * K + at[None, :]
     w += tl.minimum(columns, N - 1).to(tl.int64)[:, None] * K + at[None, :]
     of_n = tl.minimum(n, N - 1)
@@ -95,7 +98,7 @@ def _multiply(
     dots = tl.zeros((HEIGHT, WIDTH), NUMBER)
     for step in range(part * each, tl.minimum((part + 1) * each, steps)):
         start = step * BLOCK_K
-        if GROUP > 0:  # asked for early: only what the product reads is loaded ahead
+        if GROUP > 0:  # loaded early: Triton prefetches only operands of the product
             if SHARE % BLOCK_N == 0:
                 scale = tl.load(w_scales + step * tl.cdiv(N, SHARE) + first_n // SHARE).to(tl.float32)
             else:
@@ -149,10 +152,11 @@ def multiply_variants(
     zeros: bool = False,
     bias: str | None = None,
 ) -> tuple[Variant, ...]:
-    """The product, and, where K is split, the sum of its parts. `dtype` of y, of scales and bias, in Triton's words;
-    without a bias they are the same.
+    """Return the compiled variants: the product, and, where K is split, the kernel that adds the parts.
 
-    config  BLOCK_M rows of x, BLOCK_N of w, BLOCK_K columns (a group, where there are groups), SWAP, SPLIT
+    dtype, scales, bias  Triton type names of y, of the scales and of the bias; without a bias the same kernels are used
+    config               BLOCK_M rows of x, BLOCK_N rows of w, BLOCK_K columns (a group, where there are groups), SWAP,
+                         SPLIT
     """
     split = config["SPLIT"] > 1
     code = "*fp8e4nv" if fp8 else "*i8"
@@ -175,13 +179,13 @@ def multiply_variants(
 
 
 def multiply_grids(num_tokens: int, num_rows: int, config: Config) -> tuple[tuple[int, ...], ...]:
-    """Of the variants, in their order."""
+    """Return the launch grids of the product and of the kernel that adds the parts of K, in this order."""
     blocks = cdiv(num_tokens, config["BLOCK_M"]) * cdiv(num_rows, config["BLOCK_N"])
     return (blocks, config["SPLIT"]), split_k_grid(num_tokens, num_rows)
 
 
 def multiply(x: QuantizedRows, weight: PackedRows8, dtype: torch.dtype, config: Config) -> torch.Tensor:
-    """y [M, N] in `dtype`. Where the weight has zero points, x has the sums of its groups.
+    """Return y [M, N] in `dtype`. If the weight has zero points, x must have the sums of its groups.
 
     Raises ValueError for a config whose BLOCK_K is not the group.
     """
@@ -212,7 +216,9 @@ def multiply(x: QuantizedRows, weight: PackedRows8, dtype: torch.dtype, config: 
 def multiply_launches(
     policy: PrecisionPolicy, num_tokens: int, num_rows: int, config: Config, made: tuple[Variant, ...], *, fp8: bool
 ) -> tuple[KernelLaunch, ...]:
-    """Of the variants."""
+    """Return the launches of the variants `made`: the product, and the kernel that adds the parts of K if there
+    is one.
+    """
     unit = policy.fp8 if fp8 else policy.int8
     rows = config["BLOCK_N" if config["SWAP"] else "BLOCK_M"]
     instruction = "" if unit is None else unit.of_rows(rows, policy.capability).ptx
@@ -226,10 +232,13 @@ def multiply_launches(
 def tensor_configs(
     policy: PrecisionPolicy, num_tokens: int, num_rows: int, num_columns: int, group: int, *, fp8: bool
 ) -> tuple[Config, ...]:
-    """For a tuner; the first is a guess that fits everywhere: 128 blocks or more, K in parts of 512 or more."""
+    """Return the configs that a tuner may try.
+
+    The first is a guess that is reasonable everywhere: at least 128 blocks, and parts of K of at least 512 columns.
+    """
     unit = policy.fp8 if fp8 else policy.int8
     swap = unit is not None and unit.instruction != "mma.sync" and num_tokens < 64
-    # Which of them pays is for the Triton that compiles to say, and a table may be another's.
+    # Which is faster depends on the version of Triton, and a table may come from another version.
     either = not fp8 and policy.capability.instruction == "tcgen05" and num_tokens < 64
     swaps = (swap, not swap) if either else (swap,)
     block_m = min(128, max(16, triton.next_power_of_2(num_tokens)))
@@ -242,7 +251,7 @@ def tensor_configs(
         for block_k in (group,) if group else (128, 256) if few else (128, 64):
             for split in sorted(parts, key=lambda split: (split != enough, split)):
                 stage = (block_m + block_n) * block_k
-                room = max(2, policy.max_stages(2 * stage)) if few else 4  # of two blocks on an SM
+                room = max(2, policy.max_stages(2 * stage)) if few else 4  # so that two blocks fit on an SM
                 stages = min(policy.max_stages(stage), room, 5)
                 warps = 8 if block_m * block_n > (4096 if group else 8192) else 4
                 sizes = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
@@ -251,9 +260,10 @@ def tensor_configs(
 
 
 def _widths(block_m: int, few: bool, grouped: bool, fp8: bool, instruction: str) -> tuple[int, ...]:
-    """BLOCK_N, none for which a register was spilled when it was compiled.
+    """Return the values of BLOCK_N to try: those for which no register was spilled when the kernel was compiled.
 
-    What takes registers: scales of groups, of int8 one for each column; two sums of fp8 on 9.0; int8 out of tcgen05.
+    Registers are taken by the scales of groups, with int8 one for each column; by two sums with fp8 on capability 9.0;
+    and by int8 results of tcgen05.
     """
     if grouped and not fp8:
         return (64, 128) if block_m <= 32 else (64, 32)
