@@ -1,4 +1,4 @@
-"""The contract on a CPU: `CpuOps`, attention in torch where there is no C compiler, and bounds of rounding.
+"""Operators on a CPU: `CpuOps`, attention in torch where there is no C compiler, and bounds on rounding errors.
 
-Imports its own folders and the contract, no Triton.
+Imports its own folders and the contract, but no Triton.
 """

@@ -1,4 +1,4 @@
-"""The operators on a CPU."""
+"""Operators on a CPU, by C kernels or by torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .memory import lazy_pages
 
 
 class CpuOps:
-    """Implements `ops.Ops` with the C kernels, or with torch's operators where there are none."""
+    """Implementation of `contract.Ops` with the C kernels, or with torch's operators where there are none."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class CpuOps:
     def linear(self, weight: Weight, role: Role = "layer") -> Linear:
         linear, why = choose_linear(weight, role, self._head if role == "head" else self._layer)
         name = f"{role}, {weight_kind(weight)}"
-        with self._noting:  # layers are repacked by several threads
+        with self._noting:  # since several threads repack layers at once
             self._uses_torch |= not linear.kernel.startswith("c-")
             known = self._choices.get(name, "")
             if why not in known:
@@ -129,8 +129,8 @@ class CpuOps:
     ) -> torch.Tensor:
         if self._native is None or not supports_head_dim(q.shape[2]):
             return torch_attention.attention(q, cache, batch, scale, window)
-        known = self._cut  # read once: engines of one process may share these operators
-        if known is None or known[0] is not batch:  # once a step, not once a layer
+        known = self._cut  # read once, since several engines in one process may share these operators
+        if known is None or known[0] is not batch:  # computed once per step, not once per layer
             self._cut = known = batch, cut_tiles(batch, q.shape[1] // cache.shape[2])
         return self._native.attention(q, cache, batch, known[1], scale, window)
 
@@ -155,6 +155,6 @@ class CpuOps:
 
 @functools.cache
 def _sources_digest() -> str:
-    """Digest of the code that repacks: with any change of it, what was kept before is of another layout."""
+    """Digest of the code that packs weights: after any change of it, stored layers have another layout."""
     files = sorted(Path(__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()

@@ -1,4 +1,6 @@
-"""A CPU's operators as problems for the benchmark: the same layer shapes as on a GPU, torch's own beside them."""
+"""CPU operators as problems for the benchmark, with the same layer shapes as on a GPU, and torch's operators as
+peers.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ from .rounding_bounds import HALF, STEP, linear_error, worst_ratio
 
 __all__ = ["POINTWISE", "attention_problem", "linear_problem", "linear_weight", "pointwise_problem"]
 
-# Sampling is none of them: on a CPU that is the engine's, in torch.
+# Sampling is missing since on a CPU the engine samples with torch.
 POINTWISE = ("rms_norm", "add_rms_norm", "rotary_write", "silu_mul")
 
 
 def linear_weight(n: int, k: int, group: int, seed: int, kind: str = "int4") -> Weight:
-    """Random [N, K]: "int4" or "int8" as a GPTQ checkpoint has it, or "dense" in bf16."""
+    """Return a random weight [N, K]: "int4" or "int8" as in a GPTQ checkpoint, or "dense" in bf16."""
     generator = torch.Generator().manual_seed(seed)
     if kind == "dense":
         return DenseWeight(torch.randn((n, k), generator=generator).mul_(0.03).bfloat16())
@@ -40,7 +42,10 @@ def linear_weight(n: int, k: int, group: int, seed: int, kind: str = "int4") -> 
 
 
 def linear_problem(weight: Weight, linear: LinearOp, m: int, seed: int) -> tuple[ProblemShape, KernelProblem]:
-    """bf16 activations. error: of every element, as `checks.linear_error` bounds it."""
+    """Return a problem of a linear layer with bf16 activations.
+
+    Its error covers every element, as `rounding_bounds.linear_error` bounds it.
+    """
     n, k = weight.shape
     x = torch.randn((m, k), generator=torch.Generator().manual_seed(seed)).bfloat16()
     shape, error = ProblemShape.of(m=m, n=n, k=k, kernel=linear.kernel), partial(linear_error, x, weight, linear.kernel)
@@ -79,16 +84,18 @@ def linear_problem(weight: Weight, linear: LinearOp, m: int, seed: int) -> tuple
 def attention_problem(
     ops: Ops, batch: int, context: int, heads: int, kv_heads: int, head_dim: int, seed: int, new: int = 1
 ) -> tuple[ProblemShape, KernelProblem]:
-    """The last token of `context` in each of `batch` sequences, or with `new` = `context` all of them: a prefill.
+    """Return a problem of attention over `batch` sequences of `context` tokens.
 
-    error: of every element beside fp32. Weights that add up to 1 may be rounded to bf16, their sums and then the result
-    are; scores are sums in fp32, and what they are off by changes weights as much.
+    With `new` = 1 the last token of each sequence attends (decode), with `new` = `context` all of them (prefill).
+
+    Its error compares every element with fp32. Weights that add up to 1 may be rounded to bf16, as may their sums and
+    then the result; scores are sums in fp32, and an error of a score changes its weight by as much.
     """
     generator = torch.Generator().manual_seed(seed)
     per_sequence = -(-context // BLOCK_TOKENS)
     [cache] = ops.allocate_kv(1, batch * per_sequence, kv_heads, head_dim)
     tables = torch.randperm(batch * per_sequence, generator=generator).int().view(batch, per_sequence)
-    # Contiguous as SDPA reads it: it has the layout that suits it, as we have ours.
+    # Contiguous, which is the layout that suits torch's SDPA, as the cache has the layout that suits ours.
     k, v = (torch.randn((batch, kv_heads, context, head_dim), generator=generator).bfloat16() for _ in range(2))
     for index in range(batch):
         token = torch.arange(context)
@@ -103,7 +110,7 @@ def attention_problem(
     scale = head_dim**-0.5
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """torch's, of q as it is given: [batch * new, H, D]."""
+        """Return torch's attention [batch * new, H, D], in the dtype of q."""
         rows = q.view(batch, new, heads, head_dim).transpose(1, 2)
         found = F.scaled_dot_product_attention(rows, k, v, scale=scale, enable_gqa=True, is_causal=new > 1)
         return found.transpose(1, 2).flatten(0, 1)
@@ -126,10 +133,10 @@ def attention_problem(
 def pointwise_problem(
     ops: Ops, name: str, tokens: int, model: ModelShape, seed: int
 ) -> tuple[ProblemShape, KernelProblem]:
-    """One of POINTWISE on bf16 activations of that model, x [tokens, ...].
+    """Return a problem of one of POINTWISE on bf16 activations x [tokens, ...] of that model.
 
-    error: of every number that is written, in what is returned and in the cache, beside fp64: in fp32 sums of squares
-    may be off by a rounding for each term, exp and reciprocals by some, and the result is rounded once.
+    Its error compares with fp64 every number that is written, to the result and to the cache. In fp32, sums of squares
+    may be off by a rounding for each term, exp and reciprocals by several, and the result is rounded once.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -157,7 +164,7 @@ def pointwise_problem(
         total = (x.double() + residual.double()).bfloat16() if name == "add_rms_norm" else x
 
         def exact() -> list[ExpectedWithBound]:
-            """Of the very sum that is written, as rounded: two ways to halve a bit are one."""
+            """Return the norm of the very sum that the operator writes, rounded to bf16, and with `add` that sum."""
             wide = total.double()
             value = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.double()
             normed = value, relative * value.abs()
@@ -174,7 +181,7 @@ def pointwise_problem(
         heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
         shape = ProblemShape.of(t=tokens, h=heads, kh=kv_heads, d=dim)
         work = ElementwiseWork(4 * tokens * (heads + 2 * kv_heads) * dim + 4 * tokens * dim)
-        joined = random(tokens, heads + 2 * kv_heads, dim)  # as the model has them
+        joined = random(tokens, heads + 2 * kv_heads, dim)  # as views of one projection, as in the model
         q, k, v = joined[:, :heads], joined[:, heads : heads + kv_heads], joined[:, heads + kv_heads :]
         angles = 6 * torch.rand((tokens, dim // 2), generator=generator)
         cos, sin = angles.cos(), angles.sin()
@@ -189,7 +196,7 @@ def pointwise_problem(
 
         def exact() -> list[ExpectedWithBound]:
             turned = [_rotated_reference(each, cos, sin) for each in (q, k)]
-            return [*turned, (v, torch.full_like(v, STEP))]  # v as it is
+            return [*turned, (v, torch.full_like(v, STEP))]  # v is written unchanged
 
         def peer() -> None:
             turned = reference.rotary(q, k, cos, sin)[1]
@@ -202,12 +209,13 @@ def pointwise_problem(
     return shape, KernelProblem(lambda config: run(), error, work, {"torch": peer})
 
 
-ExpectedWithBound = tuple[torch.Tensor, torch.Tensor]  # a tensor, and how far each number of it may be off
+# A tensor, and the largest error that each of its numbers may have.
+ExpectedWithBound = tuple[torch.Tensor, torch.Tensor]
 WrittenTensors = list[torch.Tensor]
 
 
 def _rotated_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> ExpectedWithBound:
-    """Two products and their sum in fp32, rounded once."""
+    """Return x rotated in fp64, and its bound: two products and their sum in fp32, rounded once."""
     first, second = x.double().chunk(2, -1)
     cos, sin = cos[:, None].double(), sin[:, None].double()
     value = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)

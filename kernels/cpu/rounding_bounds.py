@@ -1,4 +1,4 @@
-"""How far rounding may take each number that a CPU's operators write, in bf16, from what is exact."""
+"""Bounds on the rounding error of every number that a CPU's operators write in bf16, compared with the exact result."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from .layers.cpu_packing import dequantized_rows
 
 __all__ = ["HALF", "STEP", "linear_error", "worst_ratio"]
 
-HALF = 2.0**-8  # of a number: what rounding it to bf16 changes at most
-STEP = 2.0**-24  # the same of fp32
-# Roundings of many terms add up as random ones do: of independent ones of mean 0, each at most b, the sum is beyond
-# _CHANCE times the root of the sum of b**2 once in 2**50 times (Hoeffding 1963; of fp32 sums Higham and Mary, 2019).
+HALF = 2.0**-8  # largest relative change by rounding to bf16
+STEP = 2.0**-24  # largest relative change by rounding to fp32
+# Rounding errors of many terms add up like random numbers: a sum of independent errors with mean 0, each at most b,
+# exceeds _CHANCE times the root of the sum of b**2 once in 2**50 times (Hoeffding 1963; for fp32 sums Higham and Mary,
+# 2019).
 _CHANCE = 8.41
-_COLUMNS = 4096  # of y that are looked at together
+_COLUMNS = 4096  # columns of y that are checked together
 
 
 def worst_ratio(found: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> float:
-    """The largest of |found - expected| / bound; infinite where one is not a number, or they have other shapes."""
+    """Return the largest |found - expected| / bound; infinite for NaN or if the shapes differ."""
     if found.shape != expected.shape:
         return float("inf")
     ratios = (found.double() - expected.double()).abs() / bound.double()
@@ -26,11 +27,11 @@ def worst_ratio(found: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor
 
 
 def linear_error(x: torch.Tensor, weight: Weight, kernel: str, found: torch.Tensor) -> float:
-    """Of every element of y [M, N] = x @ w.T beside fp32, over what rounding explains.
+    """Return the largest ratio of the error of y [M, N] = x @ w.T to its bound, compared with fp32.
 
-    Kernels with "int" in their name round x, in 254 steps from the least to the largest of a row or of a part of it;
-    weights are rounded to int8 likewise where they were of another kind, to bf16 by those that are dense, and torch's
-    int4 has scales and zero points in bf16. Then y is rounded.
+    Kernels with "int" in their name round x, in 254 steps between the negative and the positive absmax of a row or of a
+    part of it. Weights of other kinds are rounded to int8 in the same way; dense kernels round them to bf16; torch's
+    int4 kernel has scales and zero points in bf16. At the end y is rounded.
     """
     (num_outputs, num_inputs), wide = weight.shape, x.float()
     most, length = wide.abs().amax(1, keepdim=True), wide.norm(dim=1, keepdim=True)
@@ -48,7 +49,7 @@ def linear_error(x: torch.Tensor, weight: Weight, kernel: str, found: torch.Tens
 
 
 def _rounded(weight: Weight, kernel: str, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """By how much a kernel's weights differ from `dense` [R, K] at most, for each row."""
+    """Return, per row, the largest difference of a kernel's weights to `dense` [R, K]."""
     most = dense.abs().amax(1)
     if "dense" in kernel:
         return HALF * most

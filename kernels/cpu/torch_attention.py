@@ -1,11 +1,11 @@
-"""The paged KV cache of a CPU, and attention over it in torch operators, for where the C kernel cannot.
+"""Paged KV cache of a CPU, and attention over it in torch operators, for where the C kernel cannot be used.
 
-A layer's cache is one tensor [num_blocks, 2, KH, D * 16]. For one block and head, K is stored as [D, 16] (so
-that a query meets 16 keys at once, without a horizontal sum) and V as [16, D].
+A layer's cache is one tensor [num_blocks, 2, KH, D * 16]. For one block and head, K is stored as [D, 16] (so that a
+query is multiplied with 16 keys at once, without a horizontal sum) and V as [16, D].
 
-Of int8, 16 scales in fp32 follow, one for each token: [num_blocks, 2, KH, D * 16 + 64] bytes. A vector's scale is its
-absmax / 127, its codes are rounded to the nearest, halves to even, as on a GPU (pointwise/rotary.py); the scale of
-what is not finite is NaN.
+With int8, 16 scales in fp32 follow, one for each token: [num_blocks, 2, KH, D * 16 + 64] bytes. A vector's scale is its
+absmax / 127, and its codes are rounded to the nearest integer, ties to even, as on a GPU (pointwise/rotary.py); the
+scale of a vector that is not finite is NaN.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..batch import BLOCK_TOKENS, StepBatch
 from .memory import lazy_pages
 
 _TILE = 16  # query positions computed together
-_STEP = 128  # keys taken at a time
-_SCALES = 4 * BLOCK_TOKENS  # bytes
+_STEP = 128  # keys processed at a time
+_SCALES = 4 * BLOCK_TOKENS  # bytes of the scales of one block and head
 
 
 def allocate_cache(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
@@ -27,22 +27,22 @@ def allocate_cache(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: tor
 
 
 def key_view(cache: torch.Tensor) -> torch.Tensor:
-    """View [num_blocks, KH, D, 16], of int8 the codes."""
+    """Return the keys as a view [num_blocks, KH, D, 16]; of an int8 cache their codes."""
     return _numbers(cache, 0).view(*cache[:, 0].shape[:2], -1, BLOCK_TOKENS)
 
 
 def value_view(cache: torch.Tensor) -> torch.Tensor:
-    """View [num_blocks, KH, 16, D], of int8 the codes."""
+    """Return the values as a view [num_blocks, KH, 16, D]; of an int8 cache their codes."""
     return _numbers(cache, 1).view(*cache[:, 1].shape[:2], BLOCK_TOKENS, -1)
 
 
 def scale_view(cache: torch.Tensor) -> torch.Tensor:
-    """Of int8: view fp32 [num_blocks, 2, KH, 16]."""
+    """Return the scales of an int8 cache as a view fp32 [num_blocks, 2, KH, 16]."""
     return cache[..., -_SCALES:].view(torch.float32)
 
 
 def write_cache(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, batch: StepBatch) -> None:
-    """k, v [T, KH, D] into their slots."""
+    """Write k and v [T, KH, D] to their slots of the cache."""
     block, offset = batch.slots // BLOCK_TOKENS, batch.slots % BLOCK_TOKENS
     if cache.dtype == torch.int8:
         k, scale_view(cache)[block, 0, :, offset] = _rounded(k)
@@ -52,7 +52,7 @@ def write_cache(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, batch: St
 
 
 def read_cache(cache: torch.Tensor, blocks: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """k, v [num_tokens, KH, D] of the sequence whose block ids are `blocks`; fp32 from int8."""
+    """Return k and v [num_tokens, KH, D] of the sequence whose block ids are `blocks`; fp32 from an int8 cache."""
     k, v = key_view(cache)[blocks], value_view(cache)[blocks]
     if cache.dtype == torch.int8:
         of = scale_view(cache)[blocks]
@@ -65,7 +65,7 @@ def _numbers(cache: torch.Tensor, part: int) -> torch.Tensor:
 
 
 def _rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [..., D] as codes int8 [..., D] and scales fp32 [...]."""
+    """Quantize x [..., D] to codes int8 [..., D] and scales fp32 [...]."""
     x = x.float()
     finite = x.isfinite().all(-1)
     scale = x.abs().amax(-1) / 127
@@ -75,7 +75,10 @@ def _rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def attention(q: torch.Tensor, cache: torch.Tensor, batch: StepBatch, scale: float, window: int | None) -> torch.Tensor:
-    """Sequence by sequence: q [T, H, D] -> [T, H, D]. Exact: a row's result is its own."""
+    """Return attention [T, H, D] of q [T, H, D], computed sequence by sequence.
+
+    The numerics are exact: a row's result depends on no other row.
+    """
     out = torch.empty_like(q)
     for index, length in enumerate(batch.context_lens):
         start, end = batch.query_starts[index], batch.query_starts[index + 1]
@@ -86,10 +89,10 @@ def attention(q: torch.Tensor, cache: torch.Tensor, batch: StepBatch, scale: flo
 
 
 def _sequence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, length: int, window: int | None) -> torch.Tensor:
-    """The last len(q) positions of a sequence of `length`, all fp32.
+    """Return the attention of the last len(q) positions of a sequence of `length` tokens, all in fp32.
 
-    Queries are cut at absolute multiples of 16 and keys at multiples of 128, missing rows filled with zeros, so
-    that every product has the same shape and a position the same place in it, whatever chunk it came in:
+    Queries are cut at absolute multiples of 16 and keys at multiples of 128, and missing rows are filled with zeros, so
+    that every product has the same shape, and a position has the same place in it, whatever chunk it came in:
 
         positions    first ... length - 1     in tiles [16 i, 16 i + 16)
         keys         steps [128 j, 128 j + 128) from the oldest that is visible to the newest
@@ -104,7 +107,7 @@ def _sequence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, length: int, wi
 def _tile(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: int, length: int, window: int | None
 ) -> torch.Tensor:
-    """q [16, H, D] at `position` and after -> [16, H, D], by a softmax that is carried from step to step."""
+    """Return attention [16, H, D] of q [16, H, D] at `position` and after, by a softmax carried from step to step."""
     kv_heads, dim = k.shape[1:]
     rows = q.view(_TILE, kv_heads, -1, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)  # [KH, G * 16, D]
     top, mean = rows.new_full((*rows.shape[:2], 1), -1e30), torch.zeros_like(rows)
@@ -125,5 +128,5 @@ def _tile(
 
 
 def _padded(t: torch.Tensor, multiple: int) -> torch.Tensor:
-    """t [n, ...] followed by zeros up to a multiple of so many."""
+    """Append zeros to t [n, ...] up to a multiple of `multiple` rows."""
     return torch.cat((t, t.new_zeros(-len(t) % multiple, *t.shape[1:])))

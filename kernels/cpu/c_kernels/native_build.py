@@ -1,7 +1,7 @@
-"""Builds the C kernels in csrc/ with the machine's own compiler, once, and loads them.
+"""Build of the C kernels in csrc/ with the machine's own compiler, once, and loading of the result.
 
-A library is cached under a name that hashes the sources, the flags and the CPU: another machine that shares
-the folder builds its own.
+A library is cached under a name that hashes the sources, the flags and the CPU: another machine that shares the folder
+builds its own.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import tempfile
 from pathlib import Path
 
 SOURCES = Path(__file__).parent.parent / "csrc"
-# No contraction and no fast math: the order of roundings is what makes a row's result its own.
+# No contraction and no fast math: a row's result depends on no other row only if the order of roundings is fixed.
 FLAGS = ("-std=gnu11", "-O3", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", "-shared", "-fPIC")
-# Of a library of its own: an engine on a GPU, or what runs before torch is there, wants no other, and waits for no
-# compiler.
+# Sources that become a library of their own: an engine on a GPU, and code that runs before torch is imported, need no
+# other, and should not wait for the others to be compiled.
 STANDALONE = ("sha256", "touch")
-_TIMEOUT_S = 600  # seconds of work, but many times that where a machine is crowded; without it all is slow
+_TIMEOUT_S = 600  # compiling takes seconds, but far more on a busy machine; without the library everything is slow
 
 
 class NativeBuildError(Exception):
-    """Why there are no C kernels here."""
+    """Reason why there are no C kernels on this machine."""
 
 
 @functools.cache
 def load_library(name: str = "motley") -> tuple[ctypes.CDLL | None, str]:
-    """The loaded kernels, or None; and in words where they came from or why there are none.
+    """Return the loaded library or None, and a text that says where it came from or why there is none.
 
-    name  "motley", or one of ALONE
+    name  "motley", or one of STANDALONE
     """
     try:
         path = _build_library(name)
@@ -57,7 +57,7 @@ def _build_library(name: str) -> Path:
 
 
 def _sources(name: str) -> list[Path]:
-    """With the headers."""
+    """Return the C sources and headers of a library."""
     found = sorted(SOURCES.iterdir())
     return [path for path in found if (path.stem == name if name in STANDALONE else path.stem not in STANDALONE)]
 
@@ -75,7 +75,7 @@ def _cpu_flags() -> str:
 
 
 def _cache_folder() -> Path:
-    """A folder that only this user may write to: what lies in it is executed."""
+    """Return a folder that only this user may write to, since the libraries in it are executed."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "motley" / "native"
     try:
@@ -89,7 +89,9 @@ def _cache_folder() -> Path:
 
 
 def _compile(command: list[str], path: Path) -> None:
-    """Build beside `path` and rename: a process that builds at the same time sees all of it or nothing."""
+    """Build a temporary file and rename it to `path`: a process that builds at the same time sees all of it or
+    nothing.
+    """
     handle, temporary = tempfile.mkstemp(suffix=".so", dir=path.parent)
     os.close(handle)
     try:

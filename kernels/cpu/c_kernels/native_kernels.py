@@ -1,6 +1,6 @@
-"""The C kernels of csrc/ as functions on tensors.
+"""C kernels of csrc/ as functions on tensors.
 
-Every function wants contiguous tensors of fp32 or bf16 on the CPU, and checks what C cannot.
+Every function takes contiguous tensors of fp32 or bf16 on the CPU, and checks what C cannot.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from ...batch import BLOCK_TOKENS, StepBatch
 from .native_build import load_library
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # int8: of a KV cache alone
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # int8: only for a KV cache
 _UNBOUNDED = 2**31 - 1
-_TILE_ROWS = 64  # query rows (tokens times heads) of one attention task
+_TILE_ROWS = 64  # query rows (tokens times heads) per attention task
 
 _P, _I, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 
@@ -49,11 +49,11 @@ RotaryArgs = _structure(
 
 
 class NativeOutOfMemory(RuntimeError):
-    """A kernel was refused its scratch memory."""
+    """Failure of a kernel to allocate its scratch memory."""
 
 
 class NativeKernels:
-    """The loaded kernels, and how many threads they may use."""
+    """Loaded C kernels, with the number of threads that they may use."""
 
     def __init__(self, lib: ctypes.CDLL, threads: int) -> None:
         self.threads = threads
@@ -107,7 +107,7 @@ class NativeKernels:
         cache: torch.Tensor,
         slots: torch.Tensor,
     ) -> torch.Tensor:
-        """q [T, H, D] rotated; k [T, KH, D] rotated and v into their slots of the cache."""
+        """Return rotated q [T, H, D]; write rotated k [T, KH, D] and v to their slots of the cache."""
         tokens, heads, dim = q.shape
         q, k, v = _packed(q), _packed(k), _packed(v)
         out = q.new_empty(tokens, heads, dim)
@@ -128,7 +128,10 @@ class NativeKernels:
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """q [T, H, D] over each sequence's own blocks; `tiles` is the batch cut by `cut_tiles`."""
+        """Return attention [T, H, D] of q [T, H, D], of each sequence over its own KV blocks.
+
+        `tiles` is the batch cut by `cut_tiles`. Raises NativeOutOfMemory.
+        """
         tokens, heads, dim = q.shape
         q = _packed(q)
         out = q.new_empty(tokens, heads, dim)
@@ -145,7 +148,7 @@ class NativeKernels:
 
 
 class AttentionTiles:
-    """The rows of a batch in pieces of one sequence each: spans int32 [n, 3] = (sequence, first row, rows)."""
+    """Rows of a batch cut into pieces of one sequence each: spans int32 [n, 3] = (sequence, first row, rows)."""
 
     def __init__(self, query_starts: Sequence[int], tokens: int) -> None:
         self.tokens = tokens
@@ -158,7 +161,7 @@ class AttentionTiles:
 
 
 def cut_tiles(batch: StepBatch, heads_per_kv_head: int) -> AttentionTiles:
-    """Tiles of a few tokens each, so that their rows share what they read of the cache."""
+    """Cut a batch into tiles of a few tokens each, so that the rows of a tile share loads of the cache."""
     return AttentionTiles(batch.query_starts, max(1, _TILE_ROWS // heads_per_kv_head))
 
 
@@ -167,11 +170,11 @@ def supports_head_dim(head_dim: int) -> bool:
 
 
 def _packed(x: torch.Tensor) -> torch.Tensor:
-    """Rows of heads may lie apart; within a row they must not."""
+    """Return x [T, heads, D] with the heads of each token contiguous; tokens may lie apart."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
 def load_native_kernels() -> tuple[NativeKernels | None, str]:
-    """The kernels with as many threads as torch has now, or None and why."""
+    """Return the C kernels with as many threads as torch has now, or None and the reason."""
     lib, reason = load_library()
     return (None if lib is None else NativeKernels(lib, torch.get_num_threads())), reason

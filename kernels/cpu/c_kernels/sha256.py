@@ -1,4 +1,4 @@
-"""SHA-256 of many pieces of memory: csrc/sha256.c where the processor has the instructions, else Python's own."""
+"""SHA-256 of many pieces of memory, by csrc/sha256.c where the CPU has the instructions, else by Python's hashlib."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ DIGEST_BYTES = 32
 
 
 def each_digest(data: memoryview, leaf: int) -> bytes:
-    """The digests of each `leaf` bytes and of what is left at the end, one after another. Lets other threads run.
+    """Return the concatenated digests of each `leaf` bytes and of the remaining bytes; it releases the GIL.
 
-    data  contiguous bytes that may be written to
+    data  contiguous writable bytes
     """
     native = _native()
     if native is None or not len(data):
@@ -34,4 +34,4 @@ def _native() -> Callable[..., int] | None:
         return None
     found = lib.motley_sha256
     found.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
-    return None if found(None, 0, 1, None) else found  # of nothing: whether the processor can
+    return None if found(None, 0, 1, None) else found  # a call without data tells whether the CPU has the instructions

@@ -1,4 +1,4 @@
-"""Sums and gathers among processes of one host, through memory that they share: csrc/exchange.c."""
+"""Sums and gathers among processes of one host, through shared memory, by csrc/exchange.c."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .native_build import NativeBuildError, load_library
 
 __all__ = ["RankLost", "ShmCollectives", "open_shared_memory"]
 
-CAPACITY = 1 << 18  # bytes of a rank in one exchange: what is larger goes in several, while caches hold them
-TIMEOUT_S = 5.0  # ranks of a step come within milliseconds of each other
+CAPACITY = 1 << 18  # bytes per rank and exchange; larger tensors take several exchanges, which stay in CPU caches
+TIMEOUT_S = 5.0  # the ranks of a step arrive within milliseconds of each other
 _LINE = 64
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class RankLost(ConnectionError):
-    """Another rank has gone, does not come, or has given up."""
+    """Failure of another rank: it has exited, has not arrived in time, or has aborted."""
 
 
 class _ShmState(ctypes.Structure):
@@ -32,7 +32,10 @@ class _ShmState(ctypes.Structure):
 
 
 def open_shared_memory(size: int, capacity: int = CAPACITY) -> int:
-    """A file descriptor of memory for so many ranks, without a name: it ends with the last process that has it."""
+    """Return a file descriptor of unnamed shared memory for `size` ranks.
+
+    The memory is freed with the last process that has it open.
+    """
     descriptor = os.memfd_create("motley-exchange")
     os.ftruncate(descriptor, _num_bytes(size, capacity))
     return descriptor
@@ -44,12 +47,14 @@ def _num_bytes(size: int, capacity: int) -> int:
 
 
 class ShmCollectives:
-    """One rank's end. Every rank calls the same in the same order, each from one thread at a time.
+    """One rank's side of the collectives.
 
-    descriptor  of `open_shared_memory`; may be closed afterwards
-    timeout_s   so long a rank is waited for; after that none of them goes on
+    Every rank must make the same calls in the same order, each from one thread at a time.
 
-    Raises Unbuildable without a C compiler.
+    descriptor  file descriptor from `open_shared_memory`; it may be closed afterwards
+    timeout_s   seconds to wait for another rank; after a timeout no rank can continue
+
+    Raises NativeBuildError without a C compiler.
     """
 
     def __init__(
@@ -73,9 +78,10 @@ class ShmCollectives:
         self._abort.argtypes, self._abort.restype = (ctypes.c_void_p,), None
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """All ranks' x of one shape, fp32 or bf16, added in the order of ranks in fp32; overwrites x.
+        """Return the sum of all ranks' x, of one shape, fp32 or bf16, added in fp32 in the order of ranks; overwrites
+        x.
 
-        Raises RankLost.
+        Raises RankLost, and ValueError for other dtypes.
         """
         if x.dtype not in _TYPES:
             raise ValueError(f"sums are of fp32 or bf16, not {x.dtype}")
@@ -84,12 +90,15 @@ class ShmCollectives:
         return x
 
     def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
-        """[R, widths[rank]] of each -> [R, sum(widths)], in the order of ranks, of any dtype. Raises RankLost."""
+        """Return [R, sum(widths)], the tensors [R, widths[rank]] of all ranks side by side, in the order of ranks.
+
+        It takes any dtype. Raises RankLost.
+        """
         rows, itemsize = len(x), x.element_size()
         whole = x.new_empty(rows, sum(widths))
         columns = torch.split(whole, list(widths), dim=1)
         own = max(widths) * itemsize
-        if own > self._capacity:  # of one row: in pieces of columns
+        if own > self._capacity:  # even one row is too large, so it is sent in pieces of columns
             return self._gather_wide(x, widths, whole)
         step = max(1, self._capacity // max(own, 1))
         for first in range(0, rows, step):
@@ -112,11 +121,14 @@ class ShmCollectives:
         return whole
 
     def abort(self) -> None:
-        """Nobody waits any longer: every exchange from now on raises RankLost, on every rank. From any thread."""
+        """Abort all exchanges: no rank waits any longer, and every further exchange raises RankLost on every rank.
+
+        It may be called from any thread.
+        """
         self._abort(self._pointer)
 
     def _of(self, rank: int, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-        """A view of what that rank has put in: copy it before the next exchange."""
+        """Return a view of the data that a rank has put in; it must be copied before the next exchange."""
         if not rows * width:
             return torch.empty(rows, width, dtype=dtype)
         at = self._found(self._pointer, rank) - (self._exchange.memory or 0)

@@ -1,6 +1,7 @@
-"""Weights rearranged for the CPU kernels, and rounded to int8 where a kernel wants that.
+"""Packing of weights for the CPU kernels, and rounding to int8 where a kernel needs it.
 
-By csrc/pack.c where there is a compiler and it can, else by torch's operators, which do the same.
+It is done by csrc/pack.c where there is a compiler and the weight's kind is supported, else by torch's operators, with
+the same result.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from ..memory import lazy_pages
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 LANES = 16
 STRIP = 64
-STRIP_METADATA = STRIP * 5  # bytes of a group's scales, fp32, and zero points in a strip
-_ROWS_AT_ONCE = 1024  # of a weight, where all of it in fp32 would be too much
-_GROUPS = (128, 64, 32, 16)  # what long groups are cut into, best first: x is rounded per group
+STRIP_METADATA = STRIP * 5  # bytes of a group's fp32 scales and zero points in a strip
+_ROWS_AT_ONCE = 1024  # rows of a weight processed at once, where all of them in fp32 would take too much memory
+_GROUPS = (128, 64, 32, 16)  # sizes into which long groups are cut, best first: x is rounded per group
 
 
 def group_for(num_inputs: int, group_size: int) -> int | None:
-    """The group in which the C kernel can take weights of this group size; None if there is none."""
+    """Group size that the C kernel uses for weights of this group size; None if it supports none."""
     if group_size % LANES == 0 and group_size <= 256:
         return group_size
     if group_size != num_inputs:
@@ -37,7 +38,7 @@ def group_for(num_inputs: int, group_size: int) -> int | None:
 
 
 def regroup(weight: GroupedWeight, group: int) -> GroupedWeight:
-    """The same weights with every group's scale and zero point repeated for pieces of `group` inputs."""
+    """Return the same weight with every group's scale and zero point repeated for pieces of `group` inputs."""
     times = weight.group_size // group
     return GroupedWeight(
         weight.codes,
@@ -51,10 +52,13 @@ def regroup(weight: GroupedWeight, group: int) -> GroupedWeight:
 
 
 def interleave(weight: GroupedWeight, bits: int) -> torch.Tensor:
-    """uint8 [strips, groups, bytes] as csrc/linear.c lays it out: scales, zero points and codes of 64 outputs."""
+    """Return a weight in the layout of csrc/linear.c: uint8 [strips, groups, bytes].
+
+    A strip has the scales, zero points and codes of 64 outputs.
+    """
     num_outputs, num_inputs = weight.shape
     stream = _empty_stream(weight, num_outputs, num_inputs // weight.group_size, weight.group_size, bits)
-    if stream.is_meta:  # for operators on it torch would import its compiler
+    if stream.is_meta:  # for arithmetic on meta tensors torch would import its compiler
         return stream
     if (native := _native()) is not None:
         for rows in _blocks(num_outputs):
@@ -66,7 +70,10 @@ def interleave(weight: GroupedWeight, bits: int) -> torch.Tensor:
 
 
 def interleave_int8(weight: Weight, group: int) -> tuple[torch.Tensor, float]:
-    """Weights rounded as by `round_to_int8`, in the layout of `interleave`, and the error; never whole in between."""
+    """Return a weight rounded as by `round_to_int8`, in the layout of `interleave`, and the error.
+
+    The rounded weight never exists as a whole in any other layout.
+    """
     num_outputs, num_inputs = weight.shape
     stream = _empty_stream(weight, num_outputs, num_inputs // group, group, 8)
     if isinstance(weight, DenseWeight) and not stream.is_meta and (native := _native()) is not None:
@@ -76,7 +83,7 @@ def interleave_int8(weight: Weight, group: int) -> tuple[torch.Tensor, float]:
 
 
 def interleave_dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
-    """fp32 [blocks, K, 16] or bf16 [blocks, K / 2, 16, 2] as csrc/dense.c lays it out."""
+    """Return a weight in the layout of csrc/dense.c: fp32 [blocks, K, 16] or bf16 [blocks, K / 2, 16, 2]."""
     (num_outputs, num_inputs), together = weight.shape, 1 if dtype == torch.float32 else 2
     shape = (-(-num_outputs // LANES), -(-num_inputs // together), LANES, together)
     laid = _empty(weight, *shape, dtype=dtype)
@@ -93,14 +100,17 @@ def interleave_dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
         dense = _in_dtype(part, dtype)
         missing = -num_inputs % together, -len(dense) % LANES
         padded = F.pad(dense, (0, missing[0], 0, missing[1])) if any(missing) else dense.contiguous()
-        # Four bytes move together: some four times as fast as two by two.
+        # Moving four bytes at a time is about four times as fast as two.
         pieces = padded.view(torch.int32).view(-1, LANES, shape[1]).transpose(1, 2)
         laid.view(torch.int32).view(shape[:3])[rows.start // LANES :][: len(pieces)] = pieces
     return laid
 
 
 class _NativePacker:
-    """The same, but that only dense weights are rounded: by one thread, which lets others run."""
+    """Packing by csrc/pack.c, with the same results as by torch; it rounds only dense weights to int8.
+
+    It uses one thread, and lets other threads of Python run.
+    """
 
     def __init__(self, lib: ctypes.CDLL) -> None:
         whole, at = ctypes.c_int64, ctypes.c_void_p
@@ -115,7 +125,9 @@ class _NativePacker:
         self._words(weight.data_ptr(), laid.data_ptr(), rows, inputs * weight.itemsize // 4)
 
     def lay_int8(self, weight: torch.Tensor, stream: torch.Tensor, group: int) -> float:
-        """What rounding has changed, over a typical weight, squared and summed over outputs."""
+        """Pack rows rounded to int8; return the rounding error relative to a typical weight, squared and summed over
+        outputs.
+        """
         weight = (weight if weight.dtype in TYPES else weight.float()).contiguous()
         squares: float = self._int8(weight.data_ptr(), stream.data_ptr(), *weight.shape, group, TYPES[weight.dtype])
         return squares
@@ -133,18 +145,20 @@ def _native() -> _NativePacker | None:
 
 
 def _in_dtype(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
-    """[N, K]; may share memory with the weight."""
+    """Return the weight [N, K] in `dtype`; it may share memory with the given one."""
     if isinstance(weight, DenseWeight) and weight.weight.dtype == dtype:
         return weight.weight
     return dequantized(weight).to(dtype)
 
 
 def round_to_int8(weight: Weight, group: int) -> tuple[GroupedWeight, float]:
-    """Symmetric int8 in groups along the inputs (scale = largest magnitude / 127, zero point 128), and the error.
+    """Round to symmetric int8 in groups along the inputs (scale = absmax / 127, zero point 128); return weight and
+    error.
 
-    The error is what rounding changed, relative to a typical weight of the same output, as a root mean square over
-    the outputs. Typical: mean magnitude times 1.2533, the standard deviation were they Gaussian; a root mean
-    square would let a few large weights hide what became of the others. Of an outline it is taken to be 0.
+    The error is the change by rounding, relative to a typical weight of the same output, as a root mean square over the
+    outputs. A typical weight is the mean magnitude times 1.2533, which is the standard deviation of Gaussian weights;
+    with a root mean square a few large weights would hide the errors of all others. For a meta tensor the error is
+    taken to be 0.
     """
     num_outputs, num_inputs = weight.shape
     codes = torch.empty(num_outputs, num_inputs, dtype=torch.uint8, device=_device(weight))
@@ -159,7 +173,7 @@ def round_to_int8(weight: Weight, group: int) -> tuple[GroupedWeight, float]:
 
 
 def _round_blocks(weight: Weight, group: int, take: Callable[[slice, GroupedWeight], None]) -> float:
-    """The error of rounding; `take` gets some rows at a time."""
+    """Round a weight some rows at a time, pass each part to `take`, and return the rounding error."""
     if is_meta_weight(weight):
         return 0.0
     squares = 0.0
@@ -173,17 +187,18 @@ def _round_blocks(weight: Weight, group: int, take: Callable[[slice, GroupedWeig
         take(rows, GroupedWeight(codes, scales, torch.full_like(scales, 128, dtype=torch.uint8), 8, group))
         changed = nearest.mul_(scale).sub_(pieces).square_().mean(dim=(1, 2))
         typical = (before.abs().mean(dim=1) * 1.2533).square_()
-        squares += (changed / typical).nan_to_num_(nan=0.0).sum().item()  # an output of zeros is unchanged
+        # An output whose weights are all zero has no error.
+        squares += (changed / typical).nan_to_num_(nan=0.0).sum().item()
     return math.sqrt(squares / weight.shape[0])
 
 
 def dequantized(weight: Weight) -> torch.Tensor:
-    """fp32 [N, K]; may share memory with the weight."""
+    """Return the weight as fp32 [N, K]; it may share memory with the given one."""
     return weight.weight.float() if isinstance(weight, DenseWeight) else weight.dequantize()
 
 
 def dequantized_rows(weight: Weight, rows: torch.Tensor) -> torch.Tensor:
-    """fp32 [len(rows), K] of these outputs."""
+    """Return these outputs of the weight as fp32 [len(rows), K]."""
     return dequantized(_rows(weight, rows))
 
 
@@ -192,7 +207,7 @@ def _rows(weight: GroupedWeight, rows: slice) -> GroupedWeight: ...
 @overload
 def _rows(weight: Weight, rows: slice | torch.Tensor) -> Weight: ...
 def _rows(weight: Weight, rows: slice | torch.Tensor) -> Weight:
-    """Without the bias. Of fp8 in blocks, a slice begins with a block."""
+    """Return some rows of a weight, without the bias; for fp8 with scales of blocks a slice must begin at a block."""
     if isinstance(weight, DenseWeight):
         return replace(weight, weight=weight.weight[rows], bias=None)
     if isinstance(weight, GroupedWeight):
@@ -229,7 +244,7 @@ def _empty(weight: Weight, *shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _lay_rows(stream: torch.Tensor, rows: slice, weight: GroupedWeight, bits: int) -> None:
-    """These rows, which begin with a strip, at their place."""
+    """Pack these rows, which begin with a strip, into their place of the stream."""
     strips, groups = -(-weight.shape[0] // STRIP), stream.shape[1]
     codes, scales, zeros = (_pad_rows(t, strips * STRIP) for t in (weight.codes, weight.scales.float(), weight.zeros))
     if bits == 4:
@@ -239,7 +254,8 @@ def _lay_rows(stream: torch.Tensor, rows: slice, weight: GroupedWeight, bits: in
     place = stream[rows.start // STRIP :][:strips]
     torch.cat((scales.view(torch.uint8), zeros), dim=2, out=place[:, :, :STRIP_METADATA])
     words = codes.contiguous().view(torch.int32).view(strips, STRIP, groups, -1).permute(0, 2, 3, 1)
-    place.view(torch.int32)[:, :, STRIP_METADATA // 4 :].view(words.shape)[:] = words  # bytes would move one by one
+    # Copied as int32, since uint8 would be copied byte by byte.
+    place.view(torch.int32)[:, :, STRIP_METADATA // 4 :].view(words.shape)[:] = words
 
 
 def _pad_rows(t: torch.Tensor, rows: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""Which linear kernel stands behind each weight on a CPU, and why.
+"""Choice of the linear kernel for each weight on a CPU, with its reason.
 
-Adding a kernel: a class or function that builds it, or raises Unsuitable, and a line in a list.
+To add a kernel, write a class or function that builds it, or raises UnsuitableKernel, and add a line to a list.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ _BOTH: LinearCandidates = [
 ]
 
 
-_probing = threading.Lock()  # the C kernels' threads work for one caller at a time
+_probing = threading.Lock()  # the C kernels' thread pool serves one caller at a time
 
 
 def choose_linear(weight: Weight, role: Role, setting: CpuLinearSettings) -> tuple[Linear, str]:
-    """The first candidate that takes the weight and rounds it within the bound; why it, and why not those before it."""
+    """Return the layer of the first candidate that accepts the weight and rounds it within the bound, and the reason.
+
+    The reason also says why the candidates before it were not chosen. Raises ValueError if no candidate fits.
+    """
     refused = []
     for build, why in _candidates(weight, role, setting):
         try:
@@ -56,12 +59,12 @@ def choose_linear(weight: Weight, role: Role, setting: CpuLinearSettings) -> tup
 
 
 def _check_rounding(linear: Linear, weight: Weight, setting: CpuLinearSettings) -> None:
-    """Raise Unsuitable if an integer kernel rounds too much on this very weight."""
+    """Raise UnsuitableKernel if an integer kernel rounds this weight by more than the bound."""
     if linear.kernel.endswith("-dense") or is_meta_weight(weight):
         return
     with _probing:
         error = rounding_error(linear, weight, setting.dtype)
-    # In whole percents, so that a model's many layers have few reasons between them.
+    # Rounded to whole percents, so that the many layers of a model give only few different reasons.
     require_suitable(
         error <= ROUNDING_BOUND, f"{linear.kernel} rounds by {error:.0%}, above its bound of {ROUNDING_BOUND:.1%}"
     )
@@ -79,7 +82,7 @@ def _candidates(weight: Weight, role: Role, setting: CpuLinearSettings) -> Linea
 
 
 def weight_kind(weight: Weight) -> str:
-    """How the weight comes, in a word or two."""
+    """Short name of a weight's format, e.g. "int4 g128", "fp8" or "bfloat16"."""
     if isinstance(weight, GroupedWeight):
         return f"int{weight.bits} g{weight.group_size}"
     if isinstance(weight, Fp8Weight):

@@ -1,4 +1,4 @@
-"""What the choice of a linear kernel on a CPU depends on."""
+"""Settings and exceptions of the choice of a linear kernel on a CPU."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from ...contract import CpuWeights, Numerics
 from ..c_kernels.native_kernels import NativeKernels
 
-INT8_ERROR = 0.02  # of round_to_int8, above which int8 is not chosen
+INT8_ERROR = 0.02  # error of round_to_int8 above which int8 is not chosen
 
 
 @dataclass(frozen=True, slots=True)
 class CpuLinearSettings:
-    """What the choice depends on beside the weight."""
+    """Settings on which the choice of a linear kernel depends, beside the weight."""
 
     dtype: torch.dtype
     out_dtype: torch.dtype
@@ -24,7 +24,7 @@ class CpuLinearSettings:
 
 
 class UnsuitableKernel(Exception):
-    """Why a kernel does not take this weight."""
+    """Reason why a kernel does not accept a weight."""
 
 
 def require_suitable(condition: bool, otherwise: str) -> None:
@@ -33,7 +33,7 @@ def require_suitable(condition: bool, otherwise: str) -> None:
 
 
 def require_int8(error: float) -> None:
-    """`error`: of rounding to int8. Raises Unsuitable if that changes the weights too much."""
+    """Raise UnsuitableKernel if the `error` of rounding to int8 changes the weights too much."""
     require_suitable(
         error <= INT8_ERROR, f"int8 would change the weights by {error:.1%}, above its bound of {INT8_ERROR:.0%}"
     )

@@ -1,4 +1,4 @@
-"""Linear layers on a CPU by our own C kernels: the same bits for a row whatever else is in the batch."""
+"""Linear layers on a CPU by our own C kernels: a row's result has the same bits whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..c_kernels.native_kernels import TYPES, DenseArgs, GroupedArgs, NativeKern
 from .cpu_packing import STRIP_METADATA, group_for, interleave, interleave_dense, interleave_int8, regroup
 from .linear_settings import CpuLinearSettings, UnsuitableKernel, require_int8, require_suitable
 
-_GROUPED, _DENSE = ("stream", "bias", "order"), ("weights", "bias")  # names of what they keep
+_GROUPED, _DENSE = ("stream", "bias", "order"), ("weights", "bias")  # names of the tensors that the layers keep
 _SIZES = ("outputs", "inputs", "group", "bits")
 
 
 class NativeGroupedLinear:
-    """csrc/linear.c: integer weights in groups, x rounded to int8 per row and group.
+    """Linear layer by csrc/linear.c: integer weights in groups, x rounded to int8 per row and group.
 
-    Bound: y is within 1% (root mean square) of the product in fp32, for x without outliers. Exact in the sense
-    of `numerics`: integer sums, groups added in order.
+    Error bound: y is within 1% (root mean square) of the product in fp32, for x without outliers. It is exact in the
+    sense of `numerics`: sums are integers, and groups are added in order.
     """
 
     def __init__(self, weight: GroupedWeight, bits: int, setting: CpuLinearSettings) -> None:
@@ -36,7 +36,7 @@ class NativeGroupedLinear:
 
     @classmethod
     def of(cls, packed: PackedLayer, setting: CpuLinearSettings) -> NativeGroupedLinear:
-        """One that was made before."""
+        """Return the layer that was packed."""
         made = cls.__new__(cls)
         assert setting.native is not None
         stream, *others = (packed.tensors.get(name) for name in _GROUPED)
@@ -82,7 +82,7 @@ class NativeGroupedLinear:
 
 
 class NativeDenseLinear:
-    """csrc/dense.c: fp32 or bf16 weights, summed in fp32 in one order for every number of rows."""
+    """Linear layer by csrc/dense.c: fp32 or bf16 weights, summed in fp32 in the same order for every number of rows."""
 
     kernel = "c-dense"
 
@@ -95,7 +95,7 @@ class NativeDenseLinear:
 
     @classmethod
     def of(cls, packed: PackedLayer, setting: CpuLinearSettings) -> NativeDenseLinear:
-        """One that was made before."""
+        """Return the layer that was packed."""
         made = cls.__new__(cls)
         assert setting.native is not None
         kept = [packed.tensors.get(name) for name in _DENSE]
@@ -130,14 +130,20 @@ class NativeDenseLinear:
 
 
 def build_as_stored(weight: Weight, setting: CpuLinearSettings) -> NativeGroupedLinear:
-    """4-bit codes in 4 bits, 8-bit codes in 8."""
+    """Return a layer that holds 4-bit codes in 4 bits and 8-bit codes in 8.
+
+    Raises UnsuitableKernel for weights that are not quantized, and for group sizes that the kernel does not support.
+    """
     require_suitable(isinstance(weight, GroupedWeight), "the weights are not quantized")
     assert isinstance(weight, GroupedWeight)
     return NativeGroupedLinear(weight, weight.bits, setting)
 
 
 def build_int8(weight: Weight, setting: CpuLinearSettings) -> NativeGroupedLinear:
-    """A byte for every weight: 4-bit codes as they are, dense weights rounded to int8 in groups."""
+    """Return a layer that holds a byte per weight: 4-bit codes unchanged, dense weights rounded to int8 in groups.
+
+    Raises UnsuitableKernel where rounding changes the weights too much.
+    """
     if isinstance(weight, GroupedWeight):
         return NativeGroupedLinear(weight, 8, setting)
     group = group_for(weight.shape[1], weight.shape[1])
@@ -152,7 +158,7 @@ def build_int8(weight: Weight, setting: CpuLinearSettings) -> NativeGroupedLinea
 
 
 def restore_linear(packed: PackedLayer, setting: CpuLinearSettings) -> NativeGroupedLinear | NativeDenseLinear:
-    """From what `packed` of either told."""
+    """Return the layer whose `packed` form this is."""
     return (
         NativeDenseLinear.of(packed, setting)
         if packed.kernel == NativeDenseLinear.kernel

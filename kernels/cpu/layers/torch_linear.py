@@ -1,4 +1,4 @@
-"""Linear layers on a CPU by torch's operators: where there is no C compiler, and the fast dense product."""
+"""Linear layers on a CPU by torch's operators: used without a C compiler, and for the fast dense product."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _EXACT_ROWS = 16  # rows of a product in exact numerics
 
 
 class TorchDenseLinear:
-    """torch's own product. In exact numerics rows are padded to a multiple of 16, since fewer take other paths."""
+    """Linear layer by torch's own product.
+
+    In exact numerics rows are padded to a multiple of 16, since torch uses other code paths for fewer rows.
+    """
 
     kernel = "torch-dense"
 
@@ -39,7 +42,7 @@ class TorchDenseLinear:
 
 
 def _int8_product(codes: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
-    """fp32 [M, N]: codes uint8 [M, K] around 128 in units of 1 / 127, times a packed int8 weight."""
+    """Return fp32 [M, N]: codes uint8 [M, K] around 128 in units of 1 / 127, times a packed int8 weight."""
     y: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
         codes, 1 / 127, 128, weight, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
@@ -48,9 +51,9 @@ def _int8_product(codes: torch.Tensor, weight: torch.Tensor, scales: torch.Tenso
 
 @functools.cache
 def _int8_refusal() -> str:
-    """Why oneDNN's product cannot be used on this machine; empty if it can.
+    """Reason why oneDNN's int8 product cannot be used on this machine; empty if it can.
 
-    Without VNNI it adds pairs of products in 16 bits, which the largest values overflow: they are tried here.
+    On CPUs without VNNI it adds pairs of products in 16 bits, which the largest values overflow: this is tried here.
     """
     most, zeros = torch.full((1, 64), 255, dtype=torch.uint8), torch.zeros(16, dtype=torch.int64)
     try:
@@ -63,12 +66,12 @@ def _int8_refusal() -> str:
 
 
 class TorchInt8Linear:
-    """oneDNN's int8 product, weights rounded to int8 per output, x per row.
+    """Linear layer by oneDNN's int8 product, with weights rounded to int8 per output and x per row.
 
-    Every row of x is brought to +-1 and rounded to uint8 around 128, so that one constant scale serves all rows
-    and none sees another. Exact: integer sums. Bound: weights within INT8_ERROR, y within 3% for x without
-    outliers. Rows of more than a few hundred inputs usually have too wide a range for one scale: ROUNDING_BOUND
-    then refuses it.
+    Every row of x is scaled to +-1 and rounded to uint8 around 128, so that one constant scale serves all rows, and no
+    row affects another. It is exact in the sense of `numerics`, since sums are integers. Error bound: weights within
+    INT8_ERROR, y within 3% for x without outliers. Weights with more than a few hundred inputs usually have too wide a
+    range for one scale per output: they fail the check against ROUNDING_BOUND.
     """
 
     kernel = "onednn-int8"
@@ -97,9 +100,9 @@ class TorchInt8Linear:
 
 
 class TorchInt4Linear:
-    """torch's int4 product with bf16 activations: for few rows, and only where numerics may be fast.
+    """Linear layer by torch's int4 product with bf16 activations, for few rows, and only if numerics may be "fast".
 
-    Bound: y within 1% of the product in fp32 (scales and zero points are rounded to bf16).
+    Error bound: y is within 1% of the product in fp32 (scales and zero points are rounded to bf16).
     """
 
     kernel = "torch-int4"
@@ -116,7 +119,7 @@ class TorchInt4Linear:
         self._group, self._order, self._out = weight.group_size, weight.permutation, setting.out_dtype
         self._weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
         scales = weight.scales.float()
-        if scales.is_meta:  # of an outline by shapes: see `center_codes`
+        if scales.is_meta:  # a meta tensor: only the shape counts, see `center_codes`
             pairs = scales.new_empty(*scales.shape, 2)
         else:  # w = (code - 8) * scale + offset
             pairs = torch.stack((scales, (8 - weight.zeros.float()) * scales), dim=-1)
@@ -132,7 +135,7 @@ class TorchInt4Linear:
 
 
 class TorchInt4Int8Linear:
-    """int4 for few rows, int8 for many: 1.5 bytes a weight."""
+    """Linear layer that holds a weight in int4 for few rows and in int8 for many: 1.5 bytes per weight."""
 
     kernel = "torch-int4+onednn-int8"
     CROSSOVER = 8  # rows from which int8 is faster

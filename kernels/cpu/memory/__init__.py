@@ -1,4 +1,4 @@
-"""Pages of host memory: taken ahead of use, mapped from files, or left until they are written.
+"""Management of host memory pages: prefaulted ahead of use, mapped from files, or left until they are written.
 
-Imports `cpu.c_kernels` alone, and, but for `lazy_pages`, no torch.
+Imports only `cpu.c_kernels`, and, except for `lazy_pages`, no torch.
 """

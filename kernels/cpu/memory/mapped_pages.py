@@ -1,6 +1,7 @@
-"""What the system does with pages of mapped memory, all at once, where a fault for each would take longer.
+"""System calls on many pages of mapped memory at once, where a page fault for each would take longer.
 
-Without torch, so that it can begin before that is there. Calls let other threads run, which those of `mmap` do not.
+It imports no torch, so that it can start before torch is imported. The calls release the GIL, which those of Python's
+`mmap` module do not.
 """
 
 from __future__ import annotations
@@ -27,26 +28,32 @@ __all__ = [
 MappedMemory: TypeAlias = "mmap.mmap | ctypes.Array[ctypes.c_uint8]"
 
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # since Linux 5.14
-_FAILED = ctypes.c_void_p(-1).value  # what mmap says
+_FAILED = ctypes.c_void_p(-1).value  # result of mmap if it fails
 _MOVE_THERE = 3  # MREMAP_MAYMOVE | MREMAP_FIXED
 
 
 def populate_pages(memory: MappedMemory, begin: int = 0, end: int | None = None) -> int:
-    """Map pages of a file, read where they are not in memory: 0, or the error (EFAULT: the file cannot be read there).
+    """Map pages of a file, reading those that are not in memory; return 0, or the error number.
 
-    begin  of a page
+    EFAULT means that the file cannot be read there. `begin` must be the start of a page.
     """
     first = ctypes.c_char.from_buffer(memory)
     return _madvise(ctypes.addressof(first) + begin, (len(memory) if end is None else end) - begin, _POPULATE_READ)
 
 
 def claim_range(address: int, nbytes: int) -> int:
-    """Take pages that nobody has written to, as if each were written: 0, or the error. address: of a page"""
+    """Claim pages that nobody has written to, as if each were written; return 0, or the error number.
+
+    `address` must be the start of a page.
+    """
     return _madvise(address, nbytes, _POPULATE_WRITE)
 
 
 def resident_pages(memory: MappedMemory, begin: int = 0, end: int | None = None) -> bytes:
-    """Of each page of a mapped file whether it is in the page cache: 1, or 0. begin: of a page"""
+    """Return, for each page of a mapped file, 1 if it is in the page cache, else 0.
+
+    `begin` must be the start of a page.
+    """
     first, nbytes = ctypes.c_char.from_buffer(memory), (len(memory) if end is None else end) - begin
     found = (ctypes.c_ubyte * -(-nbytes // mmap.PAGESIZE))()
     _libc().mincore(ctypes.addressof(first) + begin, nbytes, found)
@@ -55,7 +62,10 @@ def resident_pages(memory: MappedMemory, begin: int = 0, end: int | None = None)
 
 @functools.cache
 def can_populate() -> bool:
-    """Whether `populate_pages` does anything and tells what it finds; else an error of a mapped file is a signal."""
+    """Return whether `populate_pages` works here and reports errors.
+
+    Where it does not, an error of reading a mapped file becomes a signal.
+    """
     if sys.platform != "linux":
         return False
     with mmap.mmap(-1, mmap.PAGESIZE) as memory:
@@ -63,10 +73,10 @@ def can_populate() -> bool:
 
 
 def map_file(descriptor: int, offset: int, nbytes: int) -> ctypes.Array[ctypes.c_uint8]:
-    """Those bytes of a file, copied where they are written to; they go with the last that refers to them.
+    """Map a part of a file, copied on write; it is unmapped with the last object that refers to it.
 
-    Unlike `mmap.mmap` it keeps no descriptor, and so no file that was deleted. What lies beyond the file's end
-    `populate_pages` says. offset: of a page. Raises OSError.
+    Unlike `mmap.mmap` it keeps no file descriptor open, and so does not keep a deleted file. `populate_pages` reports
+    pages beyond the end of the file. `offset` must be the start of a page. Raises OSError.
     """
     libc = _libc()
     found = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, descriptor, offset)
@@ -78,7 +88,10 @@ def map_file(descriptor: int, offset: int, nbytes: int) -> ctypes.Array[ctypes.c
 
 
 def is_mappable(path: str | os.PathLike[str]) -> bool:
-    """Whether `populate_pages` brings a file's first page: not every system can, nor every network's file system."""
+    """Return whether `populate_pages` reads a file's first page.
+
+    Not every system and not every network file system supports that.
+    """
     if not can_populate():
         return False
     try:
@@ -89,11 +102,12 @@ def is_mappable(path: str | os.PathLike[str]) -> bool:
 
 
 def detach_file(memory: MappedMemory) -> None:
-    """A copy takes the place of the file's pages, at the same addresses: what becomes of the file is nothing to it.
+    """Replace a file's mapped pages by a copy at the same addresses, so that later changes of the file do not matter.
 
-    Not by writing to each page: those of a file that is cut go, whoever has written to them. Raises OSError.
+    Writing to each page would not suffice: if the file is truncated its pages vanish, even those that were written to.
+    Raises OSError.
     """
-    if error := populate_pages(memory):  # else what cannot be read would be a signal
+    if error := populate_pages(memory):  # without this, a page that cannot be read would raise a signal
         raise OSError(error, os.strerror(error))
     first = ctypes.c_char.from_buffer(memory)
     address, nbytes = ctypes.addressof(first), len(memory)

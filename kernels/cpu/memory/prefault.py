@@ -1,7 +1,7 @@
-"""Memory for weights whose pages are taken while Python still imports torch, on a core that is idle until then.
+"""Memory for weights whose pages are prefaulted while Python still imports torch, on a core that is idle until then.
 
-Pages that a process never had are most of what a first start waits for: of a virtual machine whose host has taken back
-what was free, a gigabyte takes a second and more. Without torch, so that it can begin before that is there.
+Page faults are most of what a first start waits for: on a virtual machine whose host has reclaimed free memory, a
+gigabyte takes a second or more. This module imports no torch, so that it can start before torch is imported.
 """
 
 from __future__ import annotations
@@ -17,38 +17,44 @@ from ..c_kernels.native_build import load_library
 
 __all__ = ["MIN_BYTES", "PrefaultedRegion", "start_prefault", "stop_prefault", "take_prefaulted"]
 
-MIN_BYTES = 1 << 20  # of which pages are worth it
+MIN_BYTES = 1 << 20  # smallest size for which prefaulting is worth it
 
 
 class PrefaultedRegion:
-    """One region, whose pages a thread takes from its start on, and whose parts are given out in that order."""
+    """Memory region that a thread prefaults from its start on, and whose parts are handed out in that order."""
 
     def __init__(self, nbytes: int) -> None:
-        """Raises OSError where there is no such room."""
+        """Reserve the region and start the thread. Raises OSError if there is not so much memory."""
         self._memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._given = 0
-        self._left: list[tuple[int, int]] = []  # parts that were given back, while the thread may still take pages
+        self._left: list[tuple[int, int]] = []  # parts that were returned while the thread may still claim pages
         self._stop = ctypes.c_int32(0)
         self._ended = threading.Event()
-        self._closed = False  # and nothing takes pages any more
-        self._lock = threading.RLock()  # what is given back may be so while a thread of ours is in here
+        self._closed = False  # set once the thread claims no more pages
+        self._lock = threading.RLock()  # reentrant, since a part may be returned while this thread holds the lock
         self._thread = threading.Thread(target=self._run, name="takes memory", daemon=True)
         self._thread.start()
 
     def take(self, nbytes: int) -> memoryview | None:
-        """So many bytes from the start of a page on, which go with the last that refers to them; None: no room."""
+        """Return memory that begins at the start of a page, or None if there is not enough.
+
+        It is returned to the region with the last object that refers to it.
+        """
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         with self._lock:
             if self._ended.is_set() or self._given + size > len(self._memory):
                 return None
             begin, self._given = self._given, self._given + size
-        # Whatever is a view of it, or of a view, refers to the array, as it would not to a view that it was made of.
+        # A view, and a view of a view, refers to this array; it would not refer to a memoryview that it was made from.
         part = (ctypes.c_uint8 * nbytes).from_buffer(self._memory, begin)
         weakref.finalize(part, self._back, begin, size).atexit = False
         return memoryview(part).cast("B")
 
     def close(self) -> None:
-        """Take no more, and give back what nobody has: soon, since a thread that is idle otherwise must stop first."""
+        """Claim no more pages, and soon release those that nobody uses.
+
+        It is not immediate, since the thread, which runs only on an idle core, must stop first.
+        """
         self._stop.value = 1
         self._ended.set()
 
@@ -76,7 +82,7 @@ class PrefaultedRegion:
         if lib is None:
             return
         if hasattr(os, "SCHED_IDLE"):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread alone
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # applies to this thread only
         touch = lib.motley_touch
         touch.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
@@ -87,7 +93,7 @@ _region: PrefaultedRegion | None = None
 
 
 def start_prefault(nbytes: int) -> None:
-    """Take memory for a model that is about to be loaded: about so many bytes."""
+    """Prefault about `nbytes` of memory for a model that is about to be loaded."""
     global _region
     if nbytes >= MIN_BYTES and hasattr(mmap, "MAP_ANONYMOUS"):
         stop_prefault()
@@ -96,13 +102,13 @@ def start_prefault(nbytes: int) -> None:
 
 
 def take_prefaulted(nbytes: int) -> memoryview | None:
-    """Of what was taken, if there is any left."""
+    """Return prefaulted memory, or None if not enough is left."""
     ahead = _region
     return None if ahead is None else ahead.take(nbytes)
 
 
 def stop_prefault() -> None:
-    """The model is loaded: what is left of it goes back."""
+    """Release the rest of the prefaulted memory once the model is loaded."""
     global _region
     ahead, _region = _region, None
     if ahead is not None:
