@@ -1,4 +1,4 @@
-"""Configs of launches, each looked up once: a step must not read tables."""
+"""Cache of launch configs, so that a step never reads a tuned table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ T = TypeVar("T", bound=KernelOperation)
 
 
 class ConfigCache:
-    """By operator and shape, as the tables of that rig have them: one for all layers, most of which are alike."""
+    """Launch configs by operator and shape, from the tables of a device; all layers share one cache, since most are
+    alike.
+    """
 
     def __init__(self, rig: DeviceContext) -> None:
         self._rig = rig
@@ -27,13 +29,15 @@ class ConfigCache:
         self._kernels: dict[tuple[object, tuple[tuple[str, int | str], ...]], Any] = {}
 
     def of(self, name: str, **fields: int | str) -> Config:
-        """Look up a config. Numbers that change with every step are rounded by `round_up_power_of_two` first: else
-        there would be no end of them.
+        """Return the config of an operator for a shape.
+
+        Numbers that change with every step must be rounded by `round_up_power_of_two` first, or else the cache would
+        grow without end.
         """
         return self.looked_up(name, **fields).config
 
     def looked_up(self, name: str, **fields: int | str) -> ConfigChoice:
-        """The same, and how it was found."""
+        """Return the config of an operator for a shape, and how it was found."""
         key = name, tuple(fields.items())
         found = self._known.get(key)
         if found is None:
@@ -44,7 +48,10 @@ class ConfigCache:
     def kernel(
         self, kernel_for: Callable[[PrecisionPolicy, ProblemShape, DeviceSpec], tuple[T, str]], **fields: int | str
     ) -> T:
-        """Which of several operators takes that shape, of any number of rows: `kernel_for` rounds as graphs do."""
+        """Return the one of several operators that serves a shape, as `kernel_for` chooses it.
+
+        The number of rows may be any: `kernel_for` rounds it to the batch sizes of CUDA graphs.
+        """
         key = kernel_for, tuple(fields.items())
         found: T | None = self._kernels.get(key)
         if found is None:
@@ -52,7 +59,10 @@ class ConfigCache:
         return found
 
     def used(self, name: str, num_rows: int) -> Iterator[ConfigChoice]:
-        """What was found for that operator and about so many rows, and how; of attention for any number."""
+        """Yield the configs that were looked up for an operator and about `num_rows` rows, and how each was found.
+
+        Shapes of attention have no number of rows, so all of them are returned.
+        """
         for (known, fields), choice in self._known.items():
             sizes = dict(fields)
             rows = sizes.get("m", sizes.get("t", round_up_power_of_two(num_rows)))

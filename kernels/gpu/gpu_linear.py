@@ -1,4 +1,4 @@
-"""Layers that are not int4: dense ones through torch, those of 8 bits with activations of their own precision."""
+"""Linear layers on a GPU other than int4: dense ones by torch, and 8-bit ones with 8-bit activations."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["DenseLinear", "Fp8Linear", "Int8Linear"]
 
 
 class DenseLinear:
-    """y = x @ w.T + bias by torch, held and computed in what the policy computes in."""
+    """Linear layer by torch, y = x @ w.T + bias, held and computed in the compute dtype of the policy."""
 
     LAYOUT = "dense"
 
     def __init__(self, weight: DenseWeight, rig: DeviceContext, out: torch.dtype | None = None) -> None:
-        """`out`: dtype of the result; None: that of x."""
+        """Move a weight to the device; `out` is the dtype of the result, or None for the dtype of x."""
         self._dtype = TORCH_DTYPES[rig.policy.compute]
         self._weight = weight.weight.to(rig.device, self._dtype)
         self._bias = None if weight.bias is None else weight.bias.to(rig.device, self._dtype)
@@ -36,9 +36,9 @@ class DenseLinear:
 
     @classmethod
     def of(cls, packed: PackedLayer, rig: DeviceContext, out: torch.dtype | None = None) -> DenseLinear:
-        """One that was made before."""
+        """Return the layer that was packed."""
         made = cls(DenseWeight(packed.tensors["weight"], packed.tensors.get("bias")), rig, out)
-        made.held = LayerMemory(total_nbytes(made._weight, made._bias))  # none of it is anything else
+        made.held = LayerMemory(total_nbytes(made._weight, made._bias))  # no other tensor shares its memory
         return made
 
     @property
@@ -51,9 +51,9 @@ class DenseLinear:
 
 
 class Int8Linear:
-    """y = x @ w.T + bias, both in int8, or of many rows neither: see `w8a8/int8_product.py`.
+    """Linear layer y = x @ w.T + bias with w and x in int8, or for many rows with neither: see `w8a8/int8_product.py`.
 
-    Raises ValueError for what the capability or the kernels do not take.
+    Raises ValueError for weights that the compute capability or the kernels do not support.
     """
 
     LAYOUT = "w8a8"
@@ -66,7 +66,7 @@ class Int8Linear:
 
     @classmethod
     def of(cls, packed: PackedLayer, rig: DeviceContext, configs: ConfigCache) -> Int8Linear:
-        """One that was made before."""
+        """Return the layer that was packed."""
         made = cls.__new__(cls)
         there = {name: tensor.to(rig.device) for name, tensor in packed.tensors.items()}
         scales, zeros, bias, group = there["scales"], there.get("zeros"), there.get("bias"), packed.sizes["group"]
@@ -111,19 +111,19 @@ class Int8Linear:
         return int8_product.linear_int8(x.contiguous(), self._weight, config, quantizing)
 
     def operator(self, num_rows: int) -> str:
-        """By which so many rows of x are multiplied."""
+        """Name of the operator that multiplies `num_rows` rows of x."""
         return self._configs.kernel(int8_product.kernel_for, **self._fields(num_rows)).name
 
     def _fields(self, m: int) -> dict[str, int | str]:
-        """Of the operator's shape."""
+        """Fields of the operator's shape for `m` rows of x."""
         zeros = "no" if self._weight.zeros is None else "yes"
         return {"m": m, "n": self._shape[0], "k": self._shape[1], "group": self._weight.group, "zeros": zeros}
 
 
 class Fp8Linear:
-    """y = x @ w.T + bias, both in fp8: see `w8a8/fp8_product.py`.
+    """Linear layer y = x @ w.T + bias with w and x in fp8: see `w8a8/fp8_product.py`.
 
-    Raises ValueError for what the capability or the kernels do not take.
+    Raises ValueError for weights that the compute capability or the kernels do not support.
     """
 
     LAYOUT = "fp8"
@@ -141,7 +141,7 @@ class Fp8Linear:
 
     @classmethod
     def of(cls, packed: PackedLayer, rig: DeviceContext, configs: ConfigCache) -> Fp8Linear:
-        """One that was made before."""
+        """Return the layer that was packed."""
         made, group, share = cls.__new__(cls), packed.sizes["group"], packed.sizes["share"]
         there = {name: tensor.to(rig.device) for name, tensor in packed.tensors.items()}
         made._hold(PackedRows8(there["codes"], there["scales"], None, group, share, there.get("bias")), configs)

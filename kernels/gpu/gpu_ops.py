@@ -1,4 +1,4 @@
-"""The operators on a GPU: each a kernel of ours with the config that the tables have for it."""
+"""Operators on a GPU: each launches a kernel of ours with the config that the tuned tables have for it."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _QUANTIZED: dict[str, type[Int4Linear | Int8Linear | Fp8Linear]] = {
     Int4Linear.LAYOUT: Int4Linear, Int8Linear.LAYOUT: Int8Linear, Fp8Linear.LAYOUT: Fp8Linear,
 }  # fmt: skip
 _KINDS = {Int4Linear.LAYOUT: "int4", Int8Linear.LAYOUT: "int8", Fp8Linear.LAYOUT: "fp8", DenseLinear.LAYOUT: "dense"}
-_WRITTEN_OUT = "written out"  # what a choice begins with that no kernel of ours was made for
+_WRITTEN_OUT = "written out"  # prefix of the reason where no kernel of ours takes the weight
 
 
 @dataclass(frozen=True, slots=True)
 class _DeviceBatch:
-    """What kernels read of a step, once a step and not once a layer.
+    """Arrays that the attention kernels read on the device, made once per step and not once per layer.
 
     context_lens  int32 [S]
-    query_starts  int32 [S - num_decodes + 1], of the sequences with several new tokens, from 0
-    max_new       of these the most new tokens
+    query_starts  int32 [S - num_decodes + 1], for the sequences with several new tokens, from 0
+    max_new       largest number of new tokens of these sequences
     """
 
     context_lens: torch.Tensor
@@ -54,9 +54,9 @@ class _DeviceBatch:
 
 
 class GpuOps:
-    """Implements `ops.DeviceOps` and `Repacking` with Triton.
+    """Implementation of `contract.DeviceOps` and `PackedLayerOps` with Triton kernels.
 
-    KV in the dtype of activations, or in int8 with a scale per vector.
+    KV is held in the dtype of activations, or in int8 with a scale per vector.
     """
 
     numerics: Numerics = "fast"
@@ -68,7 +68,7 @@ class GpuOps:
         self._rig = rig
         self._kv_dtype = kv_dtype
         self._kv: tuple[Literal["half", "int8"], str] = ("int8", "int8") if kv_dtype else ("half", rig.policy.storage)
-        self._heads = (0, 0)  # KV heads, and numbers of each
+        self._heads = (0, 0)  # number of KV heads, and head dim
         self._configs = ConfigCache(rig)
         self._choices: dict[str, str] = {}
         self.choices: Mapping[str, str] = self._choices
@@ -80,7 +80,7 @@ class GpuOps:
 
     @property
     def configs(self) -> ConfigCache:
-        """Of launches."""
+        """Cache of the launch configs."""
         return self._configs
 
     @property
@@ -93,7 +93,7 @@ class GpuOps:
             kind = "fp8" if isinstance(weight, Fp8Weight) else f"int{weight.bits}"
             try:
                 made = self._quantized(weight)
-            except ValueError as error:  # a shape or a capability that the kernels do not take
+            except ValueError as error:  # a shape or a capability that the kernels do not support
                 self._choices[f"{role}, {kind}"] = f"{_WRITTEN_OUT}: {error}"
             else:
                 self._choices.setdefault(f"{role}, {kind}", made.kernel)
@@ -105,7 +105,10 @@ class GpuOps:
 
     @property
     def layout(self) -> str:
-        """Of tuned tables nothing is in it: which kernel and which config are looked up anew."""
+        """Digest of the packed layout.
+
+        It does not depend on tuned tables, since kernels and configs are looked up again for a restored layer.
+        """
         policy = self._rig.policy
         int8 = "none" if policy.int8 is None else policy.int8.arithmetic
         units = f"{policy.storage}|{policy.compute}|int8 {int8}|fp8 {policy.fp8 is not None}"
@@ -123,7 +126,7 @@ class GpuOps:
         return made
 
     def restore_choices(self, choices: Mapping[str, str]) -> None:
-        """What was written out, and why; kernels are chosen again."""
+        """Record which weights were dequantized in full, and why; all other choices are made again."""
         self._choices |= {what: why for what, why in choices.items() if why.startswith(_WRITTEN_OUT)}
 
     def for_meta_device(self) -> GpuOps:
@@ -169,7 +172,10 @@ class GpuOps:
     def attention(
         self, q: torch.Tensor, cache: torch.Tensor, batch: StepBatch, scale: float, window: int | None
     ) -> torch.Tensor:
-        """Sequences with one new token by the decode kernel, the others by that of prefill."""
+        """Return attention [T, H, D], see `Ops.attention`.
+
+        Sequences with one new token use the decode kernel, the others the prefill kernel.
+        """
         kv, here, q = self._cache(cache), self._on_device(batch), q.contiguous()
         out, decodes, tables = torch.empty_like(q), batch.num_decodes, batch.block_tables
         sizes: dict[str, int | str] = {
@@ -221,15 +227,17 @@ class GpuOps:
     def sample(
         self, logits: torch.Tensor, rows: SamplingRows, filtered: bool, own: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids int64 [R] and log-probabilities fp32 [R], NaN where logits are not finite; the host waits for nothing.
+        """Return sampled token ids int64 [R] and their log-probabilities fp32 [R], without waiting for the device.
 
-        filtered  whether a row may ask for top_k or top_p
-        own       the model's own logits, where these are not: log-probabilities are in them
+        A log-probability is NaN where the row's logits are not finite.
+
+        filtered  whether any row may ask for top_k or top_p
+        own       the model's own logits where `logits` are altered ones; log-probabilities are computed from them
         """
         return sample(logits, rows, self._cut(logits, filtered), own=own, top_k=filtered, top_p=filtered)
 
     def penalised(self, logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows) -> torch.Tensor:
-        """Logits fp32 [R, V] under penalties. history: see `sample.penalize_logits`."""
+        """Return logits fp32 [R, V] with penalties applied; see `sample.penalize_logits` for `history`."""
         return penalize_logits(logits, history, rows, self._cut(logits, filtered=False))
 
     def _cut(self, logits: torch.Tensor, filtered: bool) -> Config:
@@ -255,7 +263,7 @@ class GpuOps:
         return KvCache.of(tensor, *self._heads)
 
     def _on_device(self, batch: StepBatch) -> _DeviceBatch:
-        known = self._last  # read once: engines of one process may share these operators
+        known = self._last  # read once, since several engines in one process may share these operators
         if known is None or known[0] is not batch:
             starts = batch.query_starts[batch.num_decodes :]
             if batch.lengths is not None and batch.num_decodes == batch.num_sequences:
@@ -269,19 +277,20 @@ class GpuOps:
         return known[1]
 
     def _moved(self, values: torch.Tensor) -> torch.Tensor:
-        """To the device without waiting for what it is at work on."""
+        """Copy values to the device without waiting for its current work."""
         return values.pin_memory().to(self.device, non_blocking=True) if self._rig.real else values
 
 
 def _out_dtype(role: Role) -> torch.dtype | None:
-    """Of what a dense layer gives; None: that of its input."""
+    """Dtype of a dense layer's result; None: the dtype of its input."""
     return torch.float32 if role == "head" else None
 
 
 @functools.cache
 def _sources_digest() -> str:
-    """Digest of the code that repacks, and of the kernels that read it: with any change of it, what was kept before is
-    of another layout.
+    """Digest of the code that packs weights and of the kernels that read them.
+
+    After any change of it, stored layers have another layout.
     """
     kernels = Path(__file__).parent.parent
     files = [kernels / "packed_layer.py", kernels / "canonical_weights.py"]
@@ -291,7 +300,10 @@ def _sources_digest() -> str:
 
 
 def _check_column_multiple(name: str, columns: int) -> int:
-    """As it is. Raises ValueError for rows that would begin where no kernel was compiled for."""
+    """Return the number of columns. Raises ValueError unless it is a multiple of 16.
+
+    The kernels are compiled for rows that begin at multiples of 16 elements.
+    """
     if columns % 16:
         raise ValueError(f"{name}: {columns}; kernels of GPUs are compiled for sixteens")
     return columns

@@ -1,4 +1,4 @@
-"""One int4 layer on one device: which kernel and which config, by the number of tokens."""
+"""int4 linear layer on one GPU, which chooses kernel and config by the number of tokens."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ __all__ = ["Int4Linear"]
 
 
 class Int4Linear:
-    """y [M, N] = x [M, K] @ w.T + bias in the dtype of x, for any M.
+    """Linear layer y [M, N] = x [M, K] @ w.T + bias with int4 weights, in the dtype of x, for any M.
 
-    kernel  the operator's name in the tables, for one token
-    held    what it keeps
+    kernel  name of the operator in the tuned tables that serves one token
+    held    memory that the layer keeps
     """
 
-    LAYOUT = "w4a16"  # of what is kept: all three kernels read the same words
+    LAYOUT = "w4a16"  # name of the packed layout: all three kernels read the same words
 
     def __init__(self, weights: Sequence[GroupedWeight], rig: DeviceContext, configs: ConfigCache) -> None:
-        """Weights of one input are one layer: Q, K and V, or gate and up.
+        """Pack weights that have the same input into one layer: Q, K and V, or gate and up.
 
-        Raises ValueError as `pack_int4` and `fuse_weights` do, and for rows that the kernels were not compiled for.
+        Raises ValueError as `pack_int4` and `fuse_weights` do, and for numbers of rows that the kernels were not
+        compiled for.
         """
         self._hold(_move_to(fuse_weights([pack_int4(weight) for weight in weights]), rig.device), rig, configs)
 
     @classmethod
     def of(cls, packed: PackedLayer, rig: DeviceContext, configs: ConfigCache) -> Int4Linear:
-        """One that was made before."""
+        """Return the layer that was packed."""
         made, tensors = cls.__new__(cls), packed.tensors
         words, scales, zeros = (tensors[name] for name in ("words", "scales", "zeros"))
         others = tensors.get("order"), tensors.get("bias")
@@ -68,12 +69,15 @@ class Int4Linear:
         return operation.launch(x.contiguous(), self._weight, self._rig.policy, config)
 
     def choice(self, num_tokens: int) -> tuple[Int4Kernel, Config]:
-        """The kernel and its config."""
+        """Return the kernel that serves so many tokens, and its config."""
         operation, found = self.looked_up(num_tokens)
         return operation, found.config
 
     def looked_up(self, num_tokens: int) -> tuple[Int4Kernel, ConfigChoice]:
-        """The same, and how the config was found: that of about so many tokens, up to a power of two."""
+        """Return the kernel that serves so many tokens, its config, and how the config was found.
+
+        The config is that of the number of tokens rounded up to a power of two.
+        """
         num_rows, num_columns = self._weight.shape
         sizes = {"n": num_rows, "k": num_columns, "group": self._weight.group_size}
         operation = self._configs.kernel(kernel_for, m=num_tokens, **sizes)
