@@ -1,1 +1,1 @@
-"""The control plane: how many replicas there are to be, who says so, and what becomes of it."""
+"""Control plane: decides how many replicas each pool has, records the decisions, and carries them out."""

@@ -1,4 +1,4 @@
-"""The control plane's process: a named actor that Ray starts again, whatever ends it."""
+"""Process of the control plane: a named Ray actor that Ray restarts whenever it ends."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ from .store import KvStore
 
 log = logging.getLogger(__name__)
 
-STOP_S = 1.0  # that calls have when it is stopped
-LOOK_S, MISSES = 5.0, 3  # between two looks for Serve, and how many in a row do not find it when it is gone
+STOP_S = 1.0  # time that open calls get to end when the server is stopped
+LOOK_S, MISSES = 5.0, 3  # interval of the checks that Serve still runs, and failed checks in a row until it is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlOptions:
-    """What the actor is made with, each time.
+    """Arguments of the control plane's actor, the same at each restart.
 
-    app, build  as of ServeFleet
-    own_key     of `motley fleet` on this machine
-    api_keys    the file in which other admins' keys are
-    joined      the cluster is not the service's own, and goes on without Serve
+    app, build  arguments of `ServeFleet`
+    door        address and TLS settings of its server
+    own_key     key that `motley fleet` uses on this machine
+    api_keys    file with the keys of other admins
+    log_folder  folder for the log of admins' calls
+    joined      the Ray cluster is not the service's own, and continues without Serve
     """
 
     app: str
@@ -47,7 +49,7 @@ class ControlOptions:
 
 
 class ControlActor:
-    """Its server answers as soon as `__init__` has returned."""
+    """Ray actor that runs the control plane; its server answers as soon as `__init__` has returned."""
 
     async def __init__(self, options: ControlOptions) -> None:  # type: ignore[misc]  # Ray awaits it
         log_to_stderr()
@@ -62,7 +64,7 @@ class ControlActor:
         door = options.door
         again = ray.get_runtime_context().was_current_actor_reconstructed
         if again and (port := store.port()) is not None:
-            door = replace(door, port=port, yields=False)  # where it is looked for
+            door = replace(door, port=port, yields=False)  # keep the port that clients know
         self._server: grpc.aio.Server
         self._server, self._port = await start_anywhere(self._plane, both, door)
         store.keep_port(self._port)
@@ -71,7 +73,7 @@ class ControlActor:
         log.info("control plane at generation %d, port %d", state.generation, self._port)
 
     async def ready(self) -> int:
-        """Its port, when it can be called."""
+        """Return the port of the server, once it can be called."""
         return self._port
 
     async def stop(self) -> None:
@@ -80,7 +82,7 @@ class ControlActor:
 
 
 async def _end_with_serve() -> None:
-    """Who has ended Serve there has ended the service."""
+    """End this actor once Serve is gone, since whoever ended Serve has ended the service."""
     missed = 0
     while missed < MISSES:
         await asyncio.sleep(LOOK_S)

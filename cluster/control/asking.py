@@ -1,4 +1,4 @@
-"""The policy that decides how many replicas there are: made of its plan, and asked now and then."""
+"""Calls of the scaling policy that decides how many replicas there are: built from its plan, and asked at intervals."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ log = logging.getLogger(__name__)
 
 
 class Asking:
-    """Looks are many between two questions, and what came is counted at each. Nobody is asked while no ingress tells.
+    """Scaling policy of the control plane, with the arrivals that it is told of.
 
-    rates   between the last two looks
-    failed  why it could not be made, or did not answer when it was asked last; empty: it did
+    The fleet is looked at many times between two questions to the policy, and the arrivals are summed over these. The
+    policy is not asked while no ingress reports.
+
+    rates   rates of requests and tokens between the last two looks at the fleet
+    failed  why the policy could not be built, or did not answer when last asked; empty: it did
     """
 
     def __init__(self) -> None:
         self.rates = Rates()
         self.failed = ""
-        self._came = Arrivals()  # since the last question
+        self._came = Arrivals()  # arrivals since the policy was last asked
         self._counted: tuple[float, Demand] | None = None
-        self._caches: dict[str, int] = {}  # what each replica had found in its cache, likewise
-        self._speeds: dict[str, Speed] = {}  # of pools, also of those that have no replica by now
+        self._caches: dict[str, int] = {}  # cached tokens that each replica had found at the last look
+        self._speeds: dict[str, Speed] = {}  # speeds of pools, kept while they have no replica
         self._policy: Policy | None = None
-        self._made_of = PolicyPlan()  # `fixed`, of which nothing is made
+        self._made_of = PolicyPlan()  # plan that the policy was built from; `fixed` builds none
 
     def saw(self, now: float, status: FleetStatus) -> None:
         came = arrived(self._counted, now, status.demand, cached(self._caches, status))
@@ -50,18 +53,21 @@ class Asking:
         status: FleetStatus | None,
         cold_start_s: Mapping[str, float],
     ) -> Sequence[Target]:
-        """What it wants; nothing where it is not its time, or it has failed: then the fleet stays as it is."""
+        """Return the policy's targets.
+
+        None if it is not time to ask or the policy fails: then the fleet stays as it is.
+        """
         try:
             if state.policy != self._made_of:
                 self._policy, self._made_of, self.failed = None, state.policy, ""
                 self._policy = policy_of(state.policy)
-            if self._came.seconds < ASK_S or status is None:  # what runs and waits is not known without it
+            if self._came.seconds < ASK_S or status is None:  # a policy needs to know what runs and waits
                 return ()
             rates, self._came = self._came.rates, Arrivals()
             if self._policy is None:
                 return ()
             wanted = self._policy.decide(observed(now, state, look, status, rates, cold_start_s, self._speeds))
-        except Exception as error:  # whatever it is: what is seen of the fleet must not end with it
+        except Exception as error:  # a policy's fault, whatever it is, must not end the control loop
             log.exception("the policy %s fails", state.policy.name)
             said = error.message if isinstance(error, MotleyError) else f"{type(error).__name__}: {error}"
             self.failed = " ".join(said.split())

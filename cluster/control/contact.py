@@ -1,4 +1,4 @@
-"""How control planes on this machine are reached. Imports no Ray: `motley fleet` starts quickly."""
+"""Addresses and keys of the control planes on this machine. Imports no Ray, so that `motley fleet` starts quickly."""
 
 from __future__ import annotations
 
@@ -18,12 +18,17 @@ from ..folder import write_whole
 __all__ = ["Contact", "contacts", "joined_folder", "write_contact"]
 
 _FILE = "control.json"
-_FOLDERS = "motley-*"  # as folder.py calls them, with the process's id
+_FOLDERS = "motley-*"  # names of the services' folders, which end with a process id (folder.py)
 
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """key: made anew at each start. tls: the server has a certificate."""
+    """How to reach a control plane.
+
+    address  host and port
+    key      admin key, generated anew at each start
+    tls      whether the server has a certificate
+    """
 
     address: str
     key: str
@@ -31,7 +36,7 @@ class Contact:
 
 
 def joined_folder(cluster: str) -> Path:
-    """Of a service that outlives who deployed it: this user's, on a cluster with this address."""
+    """Create and return this user's folder for a service that outlives its deployer, on the cluster `cluster`."""
     folder = _joined_folders() / re.sub(r"[^A-Za-z0-9.-]", "_", cluster)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
@@ -43,16 +48,16 @@ def _joined_folders() -> Path:
 
 
 def write_contact(folder: Path, contact: Contact) -> None:
-    """Into a folder that is open to nobody else."""
+    """Write the contact into a folder that only this user can open."""
     path = folder / _FILE
     write_whole(path, json.dumps(asdict(contact)))
     path.chmod(0o600)
 
 
 def contacts() -> list[Contact]:
-    """Of the services of this user that run here, or were deployed from here.
+    """Return the contacts of this user's services that run on this machine or were deployed from it, oldest first.
 
-    Of two with one address the older is ending, or was killed.
+    Of two contacts with the same address the newer one counts, since the older service is ending or was killed.
     """
     joined = (found for folder in _joined_folders().glob("*") for found in _read(folder) if _listens(found[1]))
     here = (found for folder in _folders() for found in _read(folder))
@@ -87,7 +92,10 @@ def _runs(folder: Path) -> bool:
 
 
 def _read(folder: Path) -> Iterator[tuple[int, Contact]]:
-    """With when it was written; nothing of one that is starting or ending."""
+    """Yield the contact in a folder, with the time it was written in ns.
+
+    Nothing if the service is starting or ending.
+    """
     path = folder / _FILE
     with suppress(OSError, ValueError, TypeError):
         yield path.stat().st_mtime_ns, Contact(**json.loads(path.read_text()))

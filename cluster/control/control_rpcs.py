@@ -1,4 +1,4 @@
-"""motley.v1.ControlPlane as methods of the actor, by the names of their RPCs."""
+"""Handlers of the gRPC service motley.v1.ControlPlane, named after their RPCs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .state import PolicyPlan
 log = logging.getLogger(__name__)
 
 MAX_WATCHES = 64
-WATCH_S = 10.0  # so often there is a message although nothing has changed
+WATCH_S = 10.0  # interval of messages while nothing changes
 
 
 class ControlRpcs:
-    """motley.v1.ControlPlane, on a plane."""
+    """Handlers of motley.v1.ControlPlane on a control plane."""
 
     def __init__(self, plane: Plane, guard: AdminGuard) -> None:
         self.guard = guard
@@ -129,7 +129,10 @@ class ControlRpcs:
         return pb.FlushPrefixesReply(replicas=flushed)
 
     def _policy(self, request: pb.SetScalingPolicyRequest) -> PolicyPlan | None:
-        """What is not said of objectives stays as it is."""
+        """Return the policy that a request asks for, or None if it names none.
+
+        Objectives that the request leaves out stay as they are.
+        """
         if not request.policy:
             if request.settings or request.HasField("ttft_s") or request.HasField("tpot_s"):
                 raise InvalidRequest("policy: say which, beside its objectives and settings", param="policy")
@@ -156,7 +159,7 @@ class ControlRpcs:
         known = request.after
         try:
             while True:
-                changed = self._plane.changed  # before the look: what comes after it is not missed
+                changed = self._plane.changed  # taken before reading, so that no later change is missed
                 plane = self._seen()
                 events = [translate.event(one) for one in plane.state.events if one.sequence > known]
                 known = plane.state.sequence

@@ -1,5 +1,6 @@
-"""Decisions: from what is kept and what is asked to what is kept next. Pure; what is not accepted raises, and changes
-nothing.
+"""Decisions of the control plane: functions from the kept state and a command to the next state. Pure.
+
+A command that is not accepted raises an error and changes nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from ..fleet.status import WeightStatus
 from .state import Drain, PolicyPlan, PoolPlan, Roll, State, Update, WeightUpdate
 
 MAX_REASON = 200  # characters
-MAX_REPLICAS = 10_000  # that a pool's bounds may allow
+MAX_REPLICAS = 10_000  # highest maximum that a pool may be given
 DRAIN_S = 600.0
 MAX_DRAIN_S = 24 * 3600.0
-DEPLOYER = "motley serve"  # who has decided what a fleet's file or flags say
-_HAS_NOT = ("weights_in_use", "no_room", "engine_busy")  # who says so has no other weights: of other failures who knows
+DEPLOYER = "motley serve"  # author of decisions that come from a fleet file or flags
+_HAS_NOT = ("weights_in_use", "no_room", "engine_busy")  # errors that prove that a replica kept its old weights
 
 
 def check_generation(state: State, expected: int | None) -> None:
@@ -59,7 +60,7 @@ def scale(
     generation: int | None = None,
     allow_zero: bool = False,
 ) -> State:
-    """Another target; the same state if it is that already."""
+    """Set a pool's target; return the same state if it has that target already. Raises MotleyError."""
     plan = pool_named(state, pool)
     check_generation(state, generation)
     check_reason(reason)
@@ -83,9 +84,9 @@ def set_policy(
     reason: str,
     generation: int | None = None,
 ) -> State:
-    """Another policy (None: it stays), other bounds of pools, or both.
+    """Set another scaling policy (None keeps the present one), other bounds of pools, or both. Raises MotleyError.
 
-    A target out of its new bounds becomes the nearest within.
+    A target outside its new bounds moves to the nearest bound.
     """
     check_generation(state, generation)
     check_reason(reason)
@@ -125,10 +126,11 @@ def drain(
     generation: int | None = None,
     allow_zero: bool = False,
 ) -> State:
-    """One replica on its way out. `pool`: whose it is.
+    """Start to drain one replica of `pool`, or change the drain that it is in.
 
-    Of one that is already, what is asked for beyond that: that nothing takes its place, or another time from now. One
-    that was to be removed stays so. The same state if there is nothing beyond.
+    For a replica that drains already, `remove` and `timeout_s` may still be added: that no other replaces it, or
+    another time limit from now on. A replica that was to be removed stays so. Return the same state if nothing changes.
+    Raises MotleyError.
     """
     check_generation(state, generation)
     check_reason(reason)
@@ -173,7 +175,7 @@ def roll(
     reason: str,
     generation: int | None = None,
 ) -> State:
-    """All replicas of a pool to be replaced by those of `version`, which is new."""
+    """Start to replace all replicas of a pool by ones of the new deployment `version`. Raises MotleyError."""
     plan = pool_named(state, pool)
     check_generation(state, generation)
     check_reason(reason)
@@ -188,9 +190,9 @@ def roll(
 
 
 def check_update(state: State, pool: str, expected: int | None, reason: str) -> PoolPlan:
-    """Whether the pool's weights may be changed now: its plan."""
+    """Return the pool's plan if its weights may be changed now. Raises MotleyError."""
     plan = pool_named(state, pool)
-    check_reason(reason, needed=False)  # its event says the path
+    check_reason(reason, needed=False)  # its event shows the path anyway
     if pool in state.rolls:
         raise Conflict(f"pool {pool!r} is being rolled; try again when that is done", param="pool", code="rolling")
     if expected is not None and expected != len(plan.weights):
@@ -203,7 +205,10 @@ def check_update(state: State, pool: str, expected: int | None, reason: str) -> 
 
 
 def begin_update(state: State, now: float, pool: str, one: Update, expected: int | None) -> State:
-    """To be kept before any replica is asked, so that whatever ends meanwhile, it is known what they may have."""
+    """Record that weights are to be updated, before any replica is asked to. Raises MotleyError.
+
+    Whatever process ends meanwhile, the record says which weights the replicas may have.
+    """
     check_update(state, pool, expected, one.reason)
     if state.updates:
         raise Conflict("other weights are being taken up; try again when that is done", code="weights_in_use")
@@ -211,9 +216,10 @@ def begin_update(state: State, now: float, pool: str, one: Update, expected: int
 
 
 def contents_of(told: Sequence[WeightStatus]) -> str | None:
-    """What the replicas' weights are by now, wherever they have changed; None: of none that is known, and some may.
+    """Return the digest of the new weights of all replicas that took them; None if it is unknown whether any did.
 
-    Raises what the first says if none has changed, for sure.
+    Raises the first replica's error if it is certain that none did, Conflict if replicas have different weights, and
+    Unavailable if there are none.
     """
     found = sorted({one.told.contents for one in told if one.told is not None})
     if not told:
@@ -229,7 +235,7 @@ def contents_of(told: Sequence[WeightStatus]) -> str | None:
 
 
 def updated(state: State, now: float, pool: str, one: Update, contents: str) -> State:
-    """The pool's replicas have those weights, and those to come begin with them."""
+    """Record that the pool's replicas have the new weights, with which new replicas begin from now on."""
     if state.updates.get(pool) != one:
         return state
     plan = pool_named(state, pool)
@@ -241,17 +247,17 @@ def updated(state: State, now: float, pool: str, one: Update, contents: str) -> 
 
 
 def given_back(state: State, now: float, pool: str, one: Update) -> State:
-    """No replica has those weights: the next to come get their version."""
+    """Withdraw an update that no replica took; the next update gets its version."""
     return replace(
         state, updates={name: other for name, other in state.updates.items() if (name, other) != (pool, one)}
     )
 
 
 def deployed(state: State, now: float, deployment: str, pools: Mapping[str, PoolPlan], policy: PolicyPlan) -> State:
-    """The pools of what has just been deployed. Those that are known keep their targets, within the new bounds.
+    """Take over the pools and the policy of a new deployment. Known pools keep their targets, within the new bounds.
 
-    They keep the model that they were rolled to as well, unless it is another one now that the file says. A decision as
-    any other, unless all of it was so already.
+    They also keep the model that they were rolled to, unless the fleet file now names another. This counts as a
+    decision unless nothing changes.
     """
     if deployment == state.deployment:
         return state
@@ -292,7 +298,7 @@ def deployed(state: State, now: float, deployment: str, pools: Mapping[str, Pool
 
 
 def _differences(old: State, new: State) -> Iterator[str]:
-    """In words."""
+    """Describe in words how the new state's pools and policy differ from the old ones."""
     if new.policy != old.policy:
         yield f"policy {new.policy.name}"
     for name, plan in sorted(new.pools.items()):
@@ -313,14 +319,20 @@ def _differences(old: State, new: State) -> Iterator[str]:
 
 
 def leaving(state: State, pool: str, running: Sequence[str]) -> Sequence[str]:
-    """Those of its replicas that are to go too, where more serve than are wanted. `running`: in the order to go in."""
+    """Return the replicas that are to leave because more serve than are wanted.
+
+    running  serving replicas, in the order in which they should leave
+    """
     surplus = len(running) - state.leaving(pool) - state.pools[pool].target - _replaceable(state, pool)
     there = [name for name in running if name not in state.drains]
     return there[: max(0, surplus)]
 
 
 def go(state: State, now: float, pool: str, gone: Sequence[str], num_running: int, until: float) -> State:
-    """Those on their way out. Where too many serve, what was to be replaced is removed before others are."""
+    """Mark replicas as leaving until the time `until`.
+
+    Where too many serve, replicas that were to be replaced are removed before others are.
+    """
     drains = dict(state.drains)
     surplus = num_running - state.leaving(pool) - state.pools[pool].target
     for name, one in state.drains.items():
@@ -346,7 +358,10 @@ def _wanted(state: State, now: float, pool: str, replicas: int, *, by: str, reas
 
 
 def _staying(state: State, pool: str, more: int) -> Mapping[str, Drain]:
-    """So many more are wanted: of those that were to be removed, as many are replaced. Their marks are for good."""
+    """Return the drains after the target grew by `more`: as many replicas that were to be removed are replaced instead.
+
+    They still leave, since a replica's drain mark cannot be taken back.
+    """
     drains = dict(state.drains)
     for name, one in state.drains.items():
         if more > 0 and one.pool == pool and one.remove and not one.ended:

@@ -1,4 +1,7 @@
-"""What the control plane wants of the fleet: to see it, and to change it. Serve's is serve_fleet.py."""
+"""Interface of the fleet to the control plane, which reads and changes it.
+
+Ray Serve implements it in serve_fleet.py.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,11 @@ __all__ = ["Fleet", "Planned", "PoolLook", "ReplicaLook", "pool_of"]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLook:
-    """A replica as Serve sees it. started: Unix seconds; node: its address, empty where it has none yet."""
+    """A replica as Serve sees it.
+
+    node     IP address of its node; empty while it has none
+    started  start time in Unix seconds
+    """
 
     replica_id: str
     state: Literal["starting", "running", "stopping"]
@@ -29,9 +36,9 @@ class ReplicaLook:
 class PoolLook:
     """A pool as Serve sees it.
 
-    target   what Serve wants
-    version  that its replicas have or will have
-    state    healthy: all of them do, and serve; failed: Serve has given up to start more
+    target   number of replicas that Serve aims for
+    version  version of the deployment that its replicas have or will have
+    state    healthy: all replicas have the version and serve; failed: Serve has given up starting more
     message  why it is not healthy
     failing  why its replicas do not start; empty: they do, as far as is known
     """
@@ -53,7 +60,7 @@ class PoolLook:
 
 
 def pool_of(look: Mapping[str, PoolLook], replica_id: str) -> str | None:
-    """Of a replica that serves; None: there is none of that name."""
+    """Return the pool of a serving replica; None if no serving replica has that name."""
     return next(
         (name for name, pool in look.items() if any(one.replica_id == replica_id for one in pool.running)), None
     )
@@ -61,7 +68,10 @@ def pool_of(look: Mapping[str, PoolLook], replica_id: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What was deployed last says of bounds and of who decides. name: another one when it says something else."""
+    """Bounds of the pools and scaling policy of the last deployment.
+
+    name  digest of its content, so that another deployment with the same content has the same name
+    """
 
     name: str
     pools: Mapping[str, PoolPlan]
@@ -69,58 +79,67 @@ class Planned:
 
 
 class Fleet(Protocol):
-    """All of it may raise MotleyError: Unavailable while Serve's controller or the ingress is away."""
+    """Fleet that the control plane reads and changes.
+
+    Every method may raise MotleyError, and Unavailable while Serve's controller or the ingress does not answer.
+    """
 
     async def planned(self) -> Planned | None:
-        """None where nothing is deployed."""
+        """Return what the last deployment planned; None if nothing is deployed."""
         ...
 
     async def look(self) -> Mapping[str, PoolLook]:
-        """Every pool, by name."""
+        """Return all pools by name."""
         ...
 
     async def status(self, failing: str = "") -> FleetStatus | None:
-        """What the ingress knows; None where it does not tell. It is told why replicas that are wanted do not start."""
+        """Return what the ingress knows of the replicas; None if it does not answer.
+
+        failing  tells the ingress why wanted replicas do not start
+        """
         ...
 
     async def pending(self, pool: str) -> str:
-        """Why a pool has fewer replicas than it wants, in a sentence."""
+        """Return in one sentence why a pool has fewer replicas than it wants."""
         ...
 
     async def set_target(self, pool: str, replicas: int) -> None:
-        """Again is as good as once."""
+        """Set the number of replicas that Serve aims for. Repeating the call does no harm."""
         ...
 
     async def mark(self, replica_id: str) -> bool:
-        """It is never chosen again; whether that could be arranged."""
+        """Make a replica refuse new requests for good; return whether that succeeded."""
         ...
 
     async def flush(self, tenant: str | None) -> int:
-        """Of that tenant's prefixes, or everyone's, on so many replicas."""
+        """Drop the cached prefixes of one tenant, or of all (None); return on how many replicas."""
         ...
 
     async def prefixes(self) -> Sequence[PrefixStatus]:
-        """Of replicas that answer."""
+        """Return the prefix cache statistics of the replicas that answer."""
         ...
 
     async def check_weights(self, path: str) -> Path:
-        """Where that file is. Raises MotleyError unless weights may be taken from there."""
+        """Return the path of a weight file. Raises MotleyError unless weights may be read from there."""
         ...
 
     async def update_weights(self, pool: str, file: WeightFile, version: int) -> Sequence[WeightStatus]:
-        """That version of the weights, on every replica of the pool that there is. Again is as good as once."""
+        """Bring that version of the weights to every replica of the pool. Repeating the call does no harm."""
         ...
 
     async def end(self, replica_id: str) -> None:
-        """End its process; Serve puts another in its place unless it wants fewer by then."""
+        """End a replica's process; Serve starts another in its place unless it wants fewer by then."""
         ...
 
     async def check_model(self, model: str) -> None:
-        """Raises MotleyError unless a pool can be rolled to it."""
+        """Raise MotleyError unless a pool can be rolled to this model."""
         ...
 
     async def redeploy(
         self, targets: Mapping[str, int], versions: Mapping[str, str], models: Mapping[str, str]
     ) -> None:
-        """Deploy the application again: pools in `versions` anew, the others as they are. Again is as good as once."""
+        """Deploy the application again, with new replicas for the pools in `versions` and no change to the others.
+
+        Repeating the call does no harm.
+        """
         ...

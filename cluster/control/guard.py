@@ -1,4 +1,7 @@
-"""Who may call the control plane: whoever brings an admin's key. It has one of its own where there are no others."""
+"""Access control of the control plane: a call needs an admin's key.
+
+The control plane has a key of its own, for a service without other admins.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ class Keys(Protocol):
 
 
 class AdminGuard:
-    """As `auth.guard.Guard`, but for admins.
+    """Guard like `auth.guard.Guard`, but for admins.
 
-    later  a call without any key is let through as nobody's: its method looks for one in the request
+    open_health  health checks need no key
+    later        a call without any key passes as nobody's, since its handler looks for a key in the request
     """
 
     def __init__(self, keys: Keys, *, open_health: bool = False, later: bool = False) -> None:
@@ -25,7 +29,7 @@ class AdminGuard:
         self._later = later
 
     def tenant(self, peer: str, headers: Headers, *, host: str | None = None, health: bool = False) -> str:
-        """The name of the admin who calls. Raises Unauthenticated, or Forbidden for a tenant's key."""
+        """Return the name of the calling admin. Raises Unauthenticated, or Forbidden for a tenant's key."""
         given = credentials(headers)
         if not given and self._later:
             return ""

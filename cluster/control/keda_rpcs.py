@@ -1,4 +1,4 @@
-"""KEDA's externalscaler.ExternalScaler: Kubernetes runs as many pods as a pool wants, or as its queue asks for."""
+"""KEDA's externalscaler.ExternalScaler: lets Kubernetes run as many pods as a pool wants, or as its queue asks for."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from . import decide, translate
 from .guard import AdminGuard
 from .plane import Plane
 
-KEY = "key"  # of the metadata
-MIN_TARGET, MAX_TARGET = 0.001, 1e9  # Kubernetes counts in thousandths; more than any queue holds
-_NUMBER = re.compile(r"\d{1,19}(\.\d{0,19})?([eE][+-]?\d{1,3})?", re.ASCII)  # as others than Python read one
-MAX_STREAMS = 512  # two for each ScaledObject
+KEY = "key"  # metadata entry with an admin's key
+MIN_TARGET, MAX_TARGET = 0.001, 1e9  # Kubernetes' own resolution, and more than any queue holds
+_NUMBER = re.compile(r"\d{1,19}(\.\d{0,19})?([eE][+-]?\d{1,3})?", re.ASCII)  # without what only Python accepts
+MAX_STREAMS = 512  # maximum open streams, of which each ScaledObject has two
 
 
 def _replicas(one: control_pb2.PoolMetrics, held: int) -> float:
@@ -48,7 +48,7 @@ METRICS: Mapping[str, Callable[[control_pb2.PoolMetrics, int], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What a ScaledObject's trigger asks for."""
+    """Parsed trigger of a ScaledObject: the pool, the metric, and the metric's target per pod."""
 
     pool: str
     metric: str
@@ -60,7 +60,7 @@ class Trigger:
 
 
 def trigger(metadata: Mapping[str, str]) -> Trigger:
-    """Raises InvalidRequest naming the entry. Others than ours are KEDA's."""
+    """Parse a trigger's metadata. Raises InvalidRequest naming the entry; entries that are not ours are KEDA's own."""
     metric, target = metadata.get("metric", "replicas"), metadata.get("target", "1")
     if metric not in METRICS:
         raise _bad("metric", metric, f"one of {', '.join(METRICS)}")
@@ -71,7 +71,10 @@ def trigger(metadata: Mapping[str, str]) -> Trigger:
 
 
 class KedaRpcs:
-    """externalscaler.ExternalScaler, on a plane. The guard lets calls without headers through: KEDA sends none."""
+    """Handlers of externalscaler.ExternalScaler on a control plane.
+
+    The guard lets calls without headers pass, since KEDA sends none; their key is in the request.
+    """
 
     def __init__(self, plane: Plane, guard: AdminGuard) -> None:
         self.guard = guard
@@ -126,14 +129,20 @@ class KedaRpcs:
         return float(METRICS[asked.metric](one, self._held()))
 
     def _known(self, asked: Trigger) -> bool:
-        """How many are wanted the plane knows itself, what waits only from an ingress: silence is no idleness."""
+        """Return whether the metric's value is known.
+
+        Only an ingress knows what waits, and its silence does not mean zero.
+        """
         return asked.metric == "replicas" or self._plane.status is not None
 
     def _held(self) -> int:
         return 0 if self._plane.status is None else self._plane.status.demand.held
 
     def _active(self, asked: Trigger) -> pb.IsActiveResponse:
-        """A queue is active too while what it had is computed: pods that work are not taken away."""
+        """Return whether a trigger is active.
+
+        A queue also is while replicas compute, so that no working pod is removed.
+        """
         busy = asked.metric != "replicas" and translate.metrics(self._plane, asked.pool).pools[0].running > 0
         return pb.IsActiveResponse(result=self._value(asked) > 0 or busy)
 
@@ -158,7 +167,7 @@ class KedaRpcs:
         asked = self._trigger(request, caller)
         with self._counted():
             yield _spec(asked)
-            await asyncio.get_running_loop().create_future()  # nothing else comes
+            await asyncio.get_running_loop().create_future()  # keep the stream open: the specification never changes
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The nodes of the Ray cluster that this process is of."""
+"""Living nodes of this process's Ray cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["living_nodes"]
 
 
 def living_nodes() -> list[Node]:
-    """With their labels, and what they have in all and free now."""
+    """Return the living nodes with their labels, their total resources and what is free of these now."""
     free = ray._private.state.available_resources_per_node()
     return [
         Node(node.get("Labels") or {}, node["Resources"], free.get(node["NodeID"], {}))

@@ -1,4 +1,4 @@
-"""What Serve and the ingress tell, put together: for scaling policies, and for who is to go. Pure."""
+"""Observations of the fleet, combined from Serve and the ingress, for policies and for which replica leaves. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from .state import State
 
 
 def arrived(before: tuple[float, Demand] | None, now: float, demand: Demand, cached_tokens: int = 0) -> Arrivals:
-    """Since `before`, as are `cached_tokens`. Who has begun anew counts from 0: then what was counted is what came."""
+    """Return the arrivals since `before`; `cached_tokens` counts the same time.
+
+    An ingress that has restarted counts from 0 again: then its whole counts are the arrivals.
+    """
     if before is None or now <= before[0]:
         return Arrivals()
     then, old = before
@@ -40,7 +43,12 @@ def observed(
     cold_start_s: Mapping[str, float],
     speeds: Mapping[str, Speed],
 ) -> Observed:
-    """Pools that Serve does not have yet are left out. `speeds`: of those that have had a replica."""
+    """Return the observation that a scaling policy decides on. Pools that Serve does not have yet are left out.
+
+    of            rates of requests and tokens
+    cold_start_s  observed start times by pool
+    speeds        speeds of the pools that have had a replica
+    """
     by_pool = replicas_of(status)
     pools = tuple(
         _pool(name, state, look[name], by_pool.get(name, ()), speeds.get(name), cold_start_s)
@@ -52,7 +60,7 @@ def observed(
 
 
 def replicas_of(status: FleetStatus | None) -> dict[str, list[ReplicaStatus]]:
-    """By pool."""
+    """Return the replicas of a status by pool."""
     found: dict[str, list[ReplicaStatus]] = {}
     for one in () if status is None else status.replicas:
         found.setdefault(one.pool, []).append(one)
@@ -60,7 +68,10 @@ def replicas_of(status: FleetStatus | None) -> dict[str, list[ReplicaStatus]]:
 
 
 def why_none_starts(state: State, look: Mapping[str, PoolLook]) -> str:
-    """Why there is no replica though some are wanted; empty while any serves, may yet come, or none is wanted."""
+    """Return why there is no replica although some are wanted.
+
+    Empty while any replica serves or may still start, or while none is wanted.
+    """
     wanted = {name: look[name] for name, plan in state.pools.items() if plan.target and name in look}
     if any(pool.running or not pool.failing for pool in wanted.values()):
         return ""
@@ -68,7 +79,10 @@ def why_none_starts(state: State, look: Mapping[str, PoolLook]) -> str:
 
 
 def in_order(look: PoolLook, known: Sequence[ReplicaStatus]) -> list[str]:
-    """Those that serve, as they should go: marked already, or with the least to do, or the newest."""
+    """Return the serving replicas in the order in which they should leave.
+
+    Replicas that drain already come first, then those with the fewest requests, then the newest.
+    """
     status = {one.replica_id: one for one in known}
 
     def rank(one: ReplicaLook) -> tuple[bool, int, float]:
@@ -80,7 +94,7 @@ def in_order(look: PoolLook, known: Sequence[ReplicaStatus]) -> list[str]:
 
 
 def cached(before: Mapping[str, int], status: FleetStatus) -> int:
-    """Tokens of prompts found in caches since then, by replicas that there were. `before`: as `caches` had it."""
+    """Return the prompt tokens found in caches since `before` (a result of `caches`), by replicas that existed then."""
     return sum(max(0, now - before[name]) for name, now in caches(status).items() if name in before)
 
 
@@ -89,7 +103,7 @@ def caches(status: FleetStatus) -> dict[str, int]:
 
 
 def speeds(status: FleetStatus) -> dict[str, Speed]:
-    """Of each pool that has a replica which is ready."""
+    """Return the speed of each pool that has a ready replica."""
     return {one.pool: speed_of(one.profile, one) for one in reversed(status.replicas) if one.state == "ready"}
 
 
@@ -120,7 +134,7 @@ def _pool(
 
 
 def speed_of(profile: ReplicaProfile, seen: ReplicaStatus) -> Speed:
-    """By its profile, and corrected by what was observed of it."""
+    """Return the speed of a replica: that of its profile, corrected by what was observed."""
     told = routed(profile)
     return replace(
         told,

@@ -1,4 +1,4 @@
-"""Why a replica has no place yet: what it needs, compared with what each node has. Pure."""
+"""Reasons why a replica has no node yet, from its needs and the resources of each node. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 
 __all__ = ["Need", "Node", "together", "why"]
 
-_TYPE = "accelerator_type:"  # as Ray calls the resource of which nodes with such a GPU have a little
+_TYPE = "accelerator_type:"  # prefix of the resource that Ray gives to nodes with such a GPU
 _NAMES = {"CPU": "CPU", "GPU": "GPU", "memory": "byte of memory"}
 Matches = Callable[[Mapping[str, str], Mapping[str, str]], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Of one replica, or of one of its bundles. labels: a label selector, as Ray has them."""
+    """Resources and labels that one replica, or one of its bundles, needs from a node.
+
+    labels  label selector in Ray's form
+    """
 
     resources: Mapping[str, float] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -23,7 +26,10 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """total, free: resources by name."""
+    """Node of a Ray cluster.
+
+    total, free  its resources by name: all of them, and those that are free now
+    """
 
     labels: Mapping[str, str]
     total: Mapping[str, float]
@@ -31,17 +37,17 @@ class Node:
 
 
 def together(needs: Sequence[Need]) -> Need:
-    """Of one node that is to have room for all of them."""
+    """Return what a single node must have for all of these needs."""
     resources: Counter[str] = Counter()
     labels: dict[str, str] = {}
     for need in needs:
-        resources.update(need.resources)  # fractions too
+        resources.update(need.resources)  # adds fractions too
         labels |= need.labels
     return Need(dict(resources), labels)
 
 
 def why(needs: Sequence[Need], nodes: Sequence[Node], matches: Matches) -> str:
-    """The first thing in the way; empty: each of `needs` alone would find a place now."""
+    """Return the first obstacle to placing the needs; empty if each of `needs` by itself fits on a node now."""
     return next(filter(None, (_why(need, nodes, matches) for need in needs)), "")
 
 

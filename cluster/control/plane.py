@@ -1,7 +1,7 @@
-"""The control plane itself: keeps what was decided, and brings the fleet there, step by step.
+"""Control plane: records what was decided, and brings the fleet there step by step.
 
-Every decision is kept before anything is done about it, and everything that is done about it may be done again. So a
-plane that is ended in the middle begins where it was, and nothing is decided twice.
+Every decision is recorded before it is carried out, and every action may be repeated. So a control plane that is killed
+continues where it was, and nothing is decided twice.
 """
 
 from __future__ import annotations
@@ -31,28 +31,31 @@ from .updating import Updating
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5  # between two looks at the fleet
-IDLE_S = 0.3  # a load that was told so long after the mark has all that was on its way
-BY_POLICY = "policy "  # and its name: who has decided
-ANOTHER = ("policy", "deployed")  # events of another policy, perhaps
+LOOK_S = 0.5  # interval of the control loop
+IDLE_S = 0.3  # a load this long after a replica was marked includes all requests that were under way to it
+BY_POLICY = "policy "  # prefix of the author of a policy's decisions, before its name
+ANOTHER = ("policy", "deployed")  # kinds of events that may have changed the policy
 Clock = Callable[[], float]
 
 
 class Store(Protocol):
     async def keep(self, state: State) -> None:
-        """Raises Unavailable when it could not be kept."""
+        """Keep the state. Raises Unavailable if that fails."""
         ...
 
 
 class Plane:
-    """Decisions come from gRPC and from the policy; `step` does the rest, over and over.
+    """Control loop of a fleet: decisions come from gRPC calls and the scaling policy, and `step` carries them out.
 
-    looked         what Serve said last, and status what the ingress did; None: not yet
-    policy_failed  why the policy decides nothing, or not for all pools; empty: it does
-    changed        happens, and is replaced, whenever there is something new to see
+    looked         latest state of the pools from Serve
+    status         latest status from the ingress; None: not yet known
+    pending        why each pool has fewer replicas than it wants
+    policy_failed  why the policy decides nothing, or not for all pools; empty: it works
+    changed        event that is set, and replaced by a new one, whenever there is something new to see
+    looked_at      monotonic time of the last successful look at the fleet; 0: none yet
 
-    Moments that are kept or told are by `clock`, of Unix seconds; what lasts is measured by `monotonic`, which nobody
-    sets: replicas are not taken for idle, late or slow to start since somebody has set the clock.
+    Recorded times come from `clock` in Unix seconds. Durations are measured by `monotonic`, which nobody can set, so
+    that replicas do not seem idle, late or slow to start when somebody sets the clock.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class Plane:
         self.pending: dict[str, str] = {}
         self.policy_failed = ""
         self.changed: Happening = happening()
-        self.looked_at = 0.0  # monotonic, when it last went well; 0: not yet
+        self.looked_at = 0.0
         self._fleet = fleet
         self._store = store
         self._clock = clock
@@ -73,40 +76,43 @@ class Plane:
         self.updating = Updating(fleet, self)
         self._asking = Asking()
         self._starts = Starts()
-        self._marked: dict[str, float] = {}  # replica -> when (monotonic), since this process began
+        self._marked: dict[str, float] = {}  # replica -> monotonic time of its mark by this process
 
     @property
     def rates(self) -> Rates:
-        """Of what is asked of the fleet, between the last two looks."""
+        """Rates of requests and tokens that came to the fleet between the last two looks."""
         return self._asking.rates
 
     @property
     def cold_start_s(self) -> Mapping[str, float]:
-        """Of pools that have been seen to start."""
+        """Start times in seconds of the pools where a start has been observed."""
         return self._starts.cold_start_s
 
     async def run(self) -> None:
-        """For ever. A step that fails is told, and tried again."""
+        """Run `step` forever. A step that fails is logged and tried again."""
         while True:
             try:
                 await self.step()
             except MotleyError as error:
                 log.warning("a look at the fleet failed: %s", error.message)
-            except Exception:  # a fault of ours or of a policy: scaling must not end with it
+            except Exception:  # a bug of ours or of a policy must not end scaling
                 log.exception("a look at the fleet failed")
             await asyncio.sleep(LOOK_S)
 
     # Decisions
 
     async def scale(self, pool: str, replicas: int, **how: Any) -> Event | None:
-        """What was decided; None: it was so already. Raises MotleyError. `how`: as of `decide.scale`."""
+        """Set a pool's target (see `decide.scale`) and return the event; None if nothing changed.
+
+        Raises MotleyError.
+        """
         return await self._decide(partial(decide.scale, pool=pool, replicas=replicas, **how))
 
     async def set_policy(
         self, policy: PolicyPlan | None, bounds: list[tuple[str, int, int]], **how: Any
     ) -> Event | None:
         if policy is not None:
-            policy_of(policy)  # raises where it cannot be made
+            policy_of(policy)  # raises if it cannot be built
         return await self._decide(partial(decide.set_policy, policy=policy, bounds=bounds, **how))
 
     async def drain(self, replica_id: str, **how: Any) -> Event | None:
@@ -127,19 +133,20 @@ class Plane:
     async def update_weights(
         self, path: str, *, delta: bool, pool: str, expected: int | None, by: str, reason: str
     ) -> tuple[str, Sequence[WeightStatus]]:
-        """Of which pool, and what became of each of its replicas. Raises MotleyError if none has other weights now.
+        """Update a pool's weights; return the pool's name and what became of each replica.
 
-        Once it is kept that they are wanted, it goes on whatever becomes of the caller: see updating.py.
+        Raises MotleyError if no replica has new weights. Once the update is recorded it goes on whatever becomes of the
+        caller (see updating.py).
         """
         return await self.updating.update(path, delta=delta, pool=pool, expected=expected, by=by, reason=reason)
 
     async def _decide(self, decision: Callable[..., State]) -> Event | None:
-        """The last of what is told of it."""
+        """Apply a decision and return its last event; None if nothing changed."""
         told = await self.change(decision)
         return told[-1] if told else None
 
     async def change(self, change: Callable[[State, float], State]) -> list[Event]:
-        """Keep what `change` makes of the state, and then take it for true. What was told of it."""
+        """Keep the state that `change` returns and then use it; return the new events."""
         async with self._lock:
             old, new = self.state, change(self.state, self._clock())
             if new == old:
@@ -156,10 +163,10 @@ class Plane:
         told, self.changed = self.changed, happening()
         happen(told)
 
-    # What is done about them
+    # How decisions are carried out
 
     async def step(self) -> None:
-        """Look at the fleet, and do what is next."""
+        """Look at the fleet once, and take the next actions towards what was decided."""
         await self._take_over()
         look = await self._fleet.look()
         status = await self._fleet.status(why_none_starts(self.state, look))
@@ -180,14 +187,14 @@ class Plane:
             self._tell()
 
     async def _take_over(self) -> None:
-        """Bounds and policy of what was deployed last, once."""
+        """Take over the bounds and policy of the latest deployment, once."""
         planned = await self._fleet.planned()
         if planned is not None and planned.name != self.state.deployment:
             name, pools, policy = planned.name, planned.pools, planned.policy
             await self.change(partial(decide.deployed, deployment=name, pools=pools, policy=policy))
 
     async def _let_go(self, look: Mapping[str, PoolLook], status: FleetStatus | None) -> None:
-        """Where fewer are wanted, mark those that go. What cannot be marked, Serve takes away as it likes."""
+        """Mark the replicas that leave where fewer are wanted. Serve removes any that cannot be marked as it likes."""
         for pool in self.state.pools.keys() & look.keys() - self.state.rolls.keys():
             running = in_order(look[pool], replicas_of(status).get(pool, []))
             marked = [name for name in decide.leaving(self.state, pool, running) if await self._mark(name)]
@@ -195,7 +202,7 @@ class Plane:
             await self.change(partial(decide.go, pool=pool, gone=marked, num_running=len(running), until=until))
 
     async def _drain(self, look: Mapping[str, PoolLook], status: FleetStatus | None, now: float) -> None:
-        """Mark; when nothing is left of its work, end; when Serve has noticed, done."""
+        """Advance each drain: mark the replica, end it once idle or out of time, and finish once Serve has noticed."""
         running = {one.replica_id for pool in look.values() for one in pool.running}
         for replica_id, one in self.state.drains.items():
             if replica_id not in running:
@@ -205,15 +212,19 @@ class Plane:
                 await self.change(partial(_ended, replica_id=replica_id))
 
     async def prefixes(self) -> Sequence[PrefixStatus]:
-        """What replicas find of prefixes. Raises Unavailable."""
+        """Return the prefix cache statistics of the replicas. Raises Unavailable."""
         return await self._fleet.prefixes()
 
     async def flush(self, tenant: str | None) -> int:
-        """Of that tenant's prefixes, or everyone's, on so many replicas. Raises Unavailable."""
+        """Drop the cached prefixes of one tenant, or of all (None); return on how many replicas. Raises Unavailable."""
         return await self._fleet.flush(tenant)
 
     async def _mark(self, replica_id: str) -> bool:
-        """Once is enough while the ingress is the same; it may not be, so again each time that it forgets."""
+        """Make a replica refuse new requests; return whether it does.
+
+        One call is enough for an ingress. It may have been replaced by one that does not know the mark, and is then
+        told again.
+        """
         known = {one.replica_id: one.state for one in (self.status.replicas if self.status else ())}
         if replica_id in self._marked and known.get(replica_id, "draining") == "draining":
             return True
@@ -223,7 +234,7 @@ class Plane:
         return False
 
     async def _is_idle(self, replica_id: str, status: FleetStatus | None, now: float) -> bool:
-        """Marked, and nothing is left there, as a load says that was told after the mark."""
+        """Return whether a replica is marked and a load reported after the mark says that it has no requests."""
         if not await self._mark(replica_id):
             return False
         since = self._marked[replica_id] + IDLE_S
@@ -235,7 +246,7 @@ class Plane:
         await self.change(partial(_drained, replica_id=replica_id, reason=reason))
 
     async def _roll(self, look: Mapping[str, PoolLook]) -> None:
-        """Deploy once, by its version; what does not start is taken back; done when there are only replicas of it."""
+        """Advance each roll: deploy the new version once, go back if it does not start, and finish when all have it."""
         versions: dict[str, str] = {}
         models = {name: plan.model for name, plan in self.state.pools.items()}
         for pool, one in self.state.rolls.items():
@@ -260,7 +271,7 @@ class Plane:
             await self._fleet.redeploy(self._targets(look), versions, given)
 
     def _targets(self, look: Mapping[str, PoolLook]) -> dict[str, int]:
-        """What Serve is to want: those that drain are there until they have."""
+        """Return the number of replicas that Serve is to aim for, which includes those that still drain."""
         state = self.state
         return {name: plan.target + state.leaving(name) for name, plan in state.pools.items() if name in look}
 
@@ -274,7 +285,7 @@ class Plane:
         for target in self._asking.ask(now, self.state, look, status, self.cold_start_s):
             try:
                 await self._follow(target)
-            except (InvalidRequest, NotFound) as error:  # what it wants of the other pools is done all the same
+            except (InvalidRequest, NotFound) as error:  # the policy's targets of other pools still count
                 self._asking.failed = f"{target.pool}: {error.message}"
         if self._asking.failed != self.policy_failed:
             await self.change(partial(_policy_failed, reason=self._asking.failed))
@@ -301,7 +312,7 @@ class Plane:
                     await self.change(partial(_pending, pool=pool, reason=why))
 
 
-# What is kept of it
+# What is recorded of each step
 
 
 def _ended(state: State, now: float, replica_id: str) -> State:
@@ -345,7 +356,7 @@ def _settled(state: State, now: float, pool: str) -> State:
 
 
 def _pending(state: State, now: float, pool: str, reason: str) -> State:
-    """Told once, also when this process is a new one."""
+    """Record why a pool has too few replicas, unless that was the last event, even one of an earlier process."""
     last = next(
         (one for one in reversed(state.events) if one.pool == pool and one.kind in ("pending", "settled")), None
     )
@@ -356,7 +367,7 @@ def _pending(state: State, now: float, pool: str, reason: str) -> State:
 
 
 def _policy_failed(state: State, now: float, reason: str) -> State:
-    """Told once, until it has decided something, or is another."""
+    """Record that the policy fails, once until it decides something or the policy changes."""
     its = (one for one in reversed(state.events) if one.kind in ANOTHER or one.by.startswith(BY_POLICY))
     last = next(its, None)
     if not reason or (last is not None and last.kind == "policy_failed"):

@@ -1,4 +1,4 @@
-"""What a fleet's file or flags say of bounds and policies, as the control plane takes it over."""
+"""Conversion of the bounds and the policy of a fleet file or of flags to what the control plane takes over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy that is planned: `fixed` decides nothing, the others are cluster/scaling's."""
+"""Construction of the planned scaling policy: `fixed` decides nothing, the others are in cluster/scaling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .state import FIXED, PolicyPlan
 
 
 def policy_of(plan: PolicyPlan) -> Policy | None:
-    """None: operators decide. Raises InvalidRequest for a name, an objective or a setting that is none."""
+    """Return the policy, or None if operators decide. Raises InvalidRequest for a wrong name, objective or setting."""
     for name, seconds in (("ttft_s", plan.ttft_s), ("tpot_s", plan.tpot_s)):
         if not 0 < seconds <= MAX_OBJECTIVE_S:
             raise InvalidRequest(

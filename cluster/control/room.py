@@ -1,4 +1,4 @@
-"""Whether nodes could ever hold a pool's replicas, told before anything waits for them. Pure."""
+"""Check before deployment whether the nodes could ever hold the replicas of each pool. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ _ENTRIES = {ACCELERATOR: "accelerator", COMPUTE_CAPABILITY: "compute_capability"
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What is not there for a pool, by its number. entry: of the pool, which asks for it."""
+    """Lack of something that a pool needs from the nodes.
+
+    pool     number of the pool in the fleet
+    entry    the pool's entry that asks for it
+    message  what is missing
+    """
 
     pool: int
     entry: str
@@ -24,7 +29,7 @@ class Lack:
 
 
 def lacks(spec: FleetSpec, nodes: Sequence[Node], matches: Matches) -> Iterator[Lack]:
-    """Pools of which these nodes could hold no replica even if they were empty."""
+    """Yield what is missing for each pool of which these nodes could hold no replica even if they were empty."""
     empty = [replace(node, free=node.total) for node in nodes]
     for number, pool in enumerate(spec.pools):
         found = _of_devices(pool, empty) or _of_spread(pool, empty) or _of_needs(pool, empty, matches)
@@ -33,7 +38,10 @@ def lacks(spec: FleetSpec, nodes: Sequence[Node], matches: Matches) -> Iterator[
 
 
 def overbooked(spec: FleetSpec, nodes: Sequence[Node]) -> Lack | None:
-    """Where each pool has room alone: the first whose replicas at the start find all GPUs of the nodes taken."""
+    """Return the first pool whose initial replicas do not fit once the earlier pools have theirs; None if all fit.
+
+    Only GPUs are counted, and each pool by itself must fit.
+    """
     there, taken = sum(node.total.get("GPU", 0.0) for node in nodes), 0.0
     for number, pool in enumerate(spec.pools):
         taken += pool.replicas.start * sum(need.resources.get("GPU", 0.0) for need in needs_of(pool))
@@ -44,7 +52,7 @@ def overbooked(spec: FleetSpec, nodes: Sequence[Node]) -> Lack | None:
 
 
 def needs_of(pool: PoolSpec) -> list[Need]:
-    """Of one replica: of each of its bundles, or of its one actor."""
+    """Return the needs of one replica: one for each of its bundles, or one for its single actor."""
     options = placement_options(pool)
     if bundles := options.get("placement_group_bundles"):
         labels = options.get("placement_group_bundle_label_selector") or [{}] * len(bundles)
@@ -55,7 +63,7 @@ def needs_of(pool: PoolSpec) -> list[Need]:
 
 
 def _of_devices(pool: PoolSpec, nodes: Sequence[Node]) -> tuple[str, str] | None:
-    """A GPU that is named by its number is none that Ray gives: it only must be there."""
+    """Return what is missing for a GPU that is named by its number, which Ray does not assign: it only has to exist."""
     _, named, index = pool.where.partition(":")
     wanted, most = int(index or 0) + sum(pool.gpus), max((node.total.get("GPU", 0.0) for node in nodes), default=0.0)
     if not named or pool.simulate is not None or wanted <= most:

@@ -1,7 +1,7 @@
-"""The fleet as Ray Serve has it: the controller, the ingress and the nodes of a cluster.
+"""Fleet of Ray Serve: the controller, the ingress and the nodes of a cluster.
 
-Targets go to Serve's controller by the call behind its own REST API of external scalers; from a process of the
-cluster that is one way less, and needs neither the dashboard's address nor its token.
+Targets are set by the call behind Serve's own REST API for external scalers. From a process of the cluster that is one
+step less, and needs neither the dashboard's address nor its token.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from .planned import planned
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Build = Callable[[Mapping[str, str]], Any]  # the application, with other models for these pools
+Build = Callable[[Mapping[str, str]], Any]  # returns the application, with these models for the named pools
 
-ANSWER_S = 5.0  # Serve's controller and the ingress answer within milliseconds
-UPDATE_S = 1800.0  # replicas read, check and build weights as fast as their disks and cores are
+ANSWER_S = 5.0  # timeout of Serve's controller and the ingress, which usually answer within milliseconds
+UPDATE_S = 1800.0  # timeout of weight updates, which take as long as disks and cores need
 STARTING = "replicas are starting"
 TOKENIZER = "tokenizer.json"
 _STATES: Mapping[str, Literal["running", "stopping"]] = {
@@ -55,12 +55,16 @@ _STATES: Mapping[str, Literal["running", "stopping"]] = {
     "STOPPING": "stopping",
     "STOPPED": "stopping",
 }
-_FAILED = "failed to start"  # Serve's words, of a replica where others serve, else of the pool
+_FAILED = "failed to start"  # in Serve's message of a replica while others serve, else of the pool
 _SERVES: Mapping[str, Literal["healthy", "failed"]] = {"HEALTHY": "healthy", "DEPLOY_FAILED": "failed"}
 
 
 class ServeFleet:
-    """`app`: the application's name. `build` makes it again."""
+    """Implementation of `Fleet` by Ray Serve.
+
+    app    name of the Serve application
+    build  builds the application again
+    """
 
     def __init__(self, app: str, build: Build) -> None:
         self._app = app
@@ -89,11 +93,14 @@ class ServeFleet:
         return found
 
     async def status(self, failing: str = "") -> FleetStatus | None:
-        """Of all ingresses together; None too while there is none."""
+        """Return the combined status of all ingresses; None if none answers."""
         return self._gathered.together(await self._of_ingresses("fleet", failing))
 
     async def mark(self, replica_id: str) -> bool:
-        """One ingress that reaches it is enough: the replica refuses what is new, and says so to the others."""
+        """Make a replica refuse new requests.
+
+        One ingress that reaches it is enough: the replica itself tells the others.
+        """
         return any(await self._of_ingresses("drain_replica", replica_id))
 
     async def flush(self, tenant: str | None) -> int:
@@ -121,7 +128,7 @@ class ServeFleet:
             nodes = await asyncio.to_thread(living_nodes)
             if no_room := why(needs, nodes, node_labels_match_selector):
                 return no_room
-        # Where any has ever started Serve tries for ever, and says so nowhere else.
+        # Once any replica has started, Serve retries forever, and only says so in this message.
         if _FAILED in details.message:
             return f"the last that was tried did not start: {_last_line(details.message)}"
         return STARTING
@@ -130,11 +137,11 @@ class ServeFleet:
         await self._asked("update_deployment_replicas", DeploymentID(pool, self._app), replicas)
 
     async def end(self, replica_id: str) -> None:
-        """By force: it has been seen that nothing is left there, or that its time is over."""
+        """Kill a replica's process, which is known to be idle or to have used up its time."""
         for details in self._seen.values():
             for one in details.replicas:
                 if one.replica_id == replica_id:
-                    with suppress(ValueError):  # gone already
+                    with suppress(ValueError):  # the actor is gone already
                         actor = await asyncio.to_thread(ray.get_actor, one.actor_name, SERVE_NAMESPACE)
                         ray.kill(actor)
 
@@ -156,7 +163,10 @@ class ServeFleet:
         models: Mapping[str, str],
         room: Mapping[str, bool],
     ) -> None:
-        """What keeps its version keeps its replicas. Where there is `room`, a new one serves before an old one goes."""
+        """Deploy the application. Deployments that keep their version keep their replicas.
+
+        room  whether a pool's nodes have capacity for one more replica: then a new one serves before an old one leaves
+        """
         application = built(
             self._build(models),
             name=self._app,
@@ -169,7 +179,7 @@ class ServeFleet:
             changed = deployment.options(version=versions[name], _internal=True)
             config = changed._deployment_config
             if name in targets:
-                config.num_replicas = targets[name]  # 0 too, which `options` refuses
+                config.num_replicas = targets[name]  # may be 0, which `options` refuses
             if room.get(name) and targets[name]:
                 config.max_surge_percent = math.ceil(100 / targets[name])
             application.deployments[number] = changed
@@ -205,11 +215,11 @@ class ServeFleet:
         return sorted(one.name for one in ids if one.app_name == self._app and one.name != INGRESS)
 
     async def _info(self, name: str) -> Any:
-        """Serve's DeploymentInfo."""
+        """Return Serve's DeploymentInfo of a deployment."""
         return DeploymentRoute.FromString(await self._asked("get_deployment_info", name, self._app)).deployment_info
 
     async def _asked(self, method: str, *args: Any) -> Any:
-        """An answer of Serve's controller. Raises Unavailable."""
+        """Return an answer of Serve's controller. Raises Unavailable."""
 
         def controller() -> Any:
             return ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
@@ -226,13 +236,13 @@ class ServeFleet:
     _controller: Any = None
 
     async def _of_ingresses(self, method: str, *args: Any) -> list[Any]:
-        """What each answers; nothing while they do not."""
+        """Return the answers of all ingresses; none if they do not answer."""
         with suppress(RayError, RayServeException, TimeoutError):
             return await of_every_ingress(await self._ingress(), method, *args, timeout_s=ANSWER_S)
         return []
 
     async def _answer_of_ingress(self, method: str, *args: Any, timeout_s: float = ANSWER_S) -> Any:
-        """Of any of them. Raises Unavailable."""
+        """Return the answer of any one ingress. Raises Unavailable."""
         try:
             return await _in_time(getattr(await self._ingress(), method).remote(*args), timeout_s)
         except (RayError, RayServeException, TimeoutError) as error:
@@ -266,7 +276,10 @@ def _replica(details: ReplicaDetails) -> ReplicaLook:
 
 
 def _needs(info: Any) -> list[Need]:
-    """Of a replica: of each of its bundles, of all where they are to be on one node, or of its one actor."""
+    """Return what a replica needs from nodes.
+
+    That is one need for each bundle, one for all bundles if they must share a node, or one for its single actor.
+    """
     config = info.replica_config
     if bundles := json.loads(config.placement_group_bundles or b"null"):
         labels = json.loads(config.placement_group_bundle_label_selector or b"null") or [{}] * len(bundles)

@@ -1,4 +1,4 @@
-"""The control plane's gRPC server: its services, health and reflection, each behind its guard."""
+"""gRPC server of the control plane, with health and reflection; each service has its guard."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from .guard import AdminGuard, Keys
 from .keda_rpcs import KedaRpcs
 from .plane import Plane
 
-MAX_MESSAGE_BYTES = 64 * 2**10  # what operators and KEDA ask is short
-MAX_CALLS = 512  # at a time
-TRIES = 20  # ports that are free one moment, and taken the next
-BIND_S = 20.0  # the process before this one may not have let go of the port yet
-# Connections on which nothing is called: there is no HAProxy before this port. In milliseconds.
+MAX_MESSAGE_BYTES = 64 * 2**10  # requests of operators and KEDA are short
+MAX_CALLS = 512  # maximum concurrent calls
+TRIES = 20  # ports to try, since a free port may be taken a moment later
+BIND_S = 20.0  # longest wait for the previous process to release the port
+# Limits on connections without calls, in milliseconds, since there is no HAProxy in front of this port.
 _UNUSED = (("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_connection_idle_ms", 90_000))
-STALE_S = 15.0  # a plane that has not seen the fleet for so long is not well
+STALE_S = 15.0  # a control plane that has not seen the fleet for this long is unhealthy
 
 SERVICES = (
     control_pb2.DESCRIPTOR.services_by_name["ControlPlane"],
@@ -49,10 +49,11 @@ SERVICES = (
 
 @dataclass(frozen=True, slots=True)
 class AdminDoor:
-    """Where the server listens.
+    """Address where the control plane's server listens.
 
-    tls     off loopback it has one
-    yields  another port will do where this one is taken: two services may start at once, and find the same one free
+    tls          certificate and key, which it has unless it listens on loopback only
+    open_health  health checks need no key
+    yields       take another port if this one is taken: two services that start together may find the same port free
     """
 
     host: str
@@ -77,7 +78,7 @@ class _Reflection(ReflectionRpcs):
 
 
 class _Life:
-    """Well while the fleet is seen."""
+    """Health of the control plane: it is healthy while it sees the fleet."""
 
     def __init__(self, plane: Plane, clock: Callable[[], float] = time.monotonic) -> None:
         self.stopping: Happening = happening()
@@ -94,7 +95,10 @@ class _Life:
 
 
 async def start_anywhere(plane: Plane, keys: Keys, door: AdminDoor) -> tuple[grpc.aio.Server, int]:
-    """Started, and its port: the door's, or where another will do one that is free. Raises OSError."""
+    """Start the server; return it with its port, which is the requested one or, if allowed, another free one.
+
+    Raises OSError.
+    """
     if not door.yields:
         return await start_server(plane, keys, door), door.port
     guard = AdminGuard(keys, open_health=door.open_health)
@@ -103,14 +107,14 @@ async def start_anywhere(plane: Plane, keys: Keys, door: AdminDoor) -> tuple[grp
         try:
             _bind(server, replace(door, port=port))
         except RuntimeError:
-            continue  # somebody was sooner
+            continue  # another process took the port first
         await server.start()
         return server, port
     raise OSError("no port is free for the control plane")
 
 
 async def start_server(plane: Plane, keys: Keys, door: AdminDoor) -> grpc.aio.Server:
-    """Started. Raises OSError when the port stays taken."""
+    """Start the server and return it. Raises OSError if the port stays taken for `BIND_S`."""
     guard = AdminGuard(keys, open_health=door.open_health)
     deadline = time.monotonic() + BIND_S
     while True:

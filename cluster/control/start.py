@@ -1,4 +1,4 @@
-"""Starts the control plane's actor on this machine, and tells `motley fleet` how to reach it."""
+"""Start of the control plane's actor on this machine; tells `motley fleet` how to reach it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ READY_S = 60.0
 
 
 class Control:
-    """The actor of one service."""
+    """Handle of one service's control plane actor."""
 
     def __init__(self, actor: Any, contact: Contact, folder: Path, host: str) -> None:
         self._actor = actor
@@ -39,7 +39,7 @@ class Control:
         self._host = host
 
     def wait_ready(self) -> None:
-        """Raises ConfigurationError when it does not start."""
+        """Wait until the control plane can be called. Raises ConfigurationError if it does not start."""
         try:
             port = ray.get(self._actor.ready.remote(), timeout=READY_S)
         except RayError as error:
@@ -60,10 +60,10 @@ def start_control(
     logs: Path | None,
     joined: bool = False,
 ) -> Control:
-    """On this node, in place of the one there may be. How to reach it is written into `folder`, for this user alone.
+    """Start the control plane on this node, in place of a running one, and write its contact into `folder`.
 
-    It lives as long as the cluster; on one that was `joined`, as long as Serve does there. What was decided is kept
-    there: pools keep their targets.
+    Only this user can read the contact. The actor lives as long as the cluster or, on a cluster that was `joined`, as
+    long as Serve runs there. Earlier decisions are kept in the cluster, so pools keep their targets.
     """
     stop_control(app)
     door = choose_door(options)
@@ -87,7 +87,7 @@ def start_control(
             max_restarts=-1,
             num_cpus=0,
             max_concurrency=100,
-            # Its port and the file of its key are this machine's.
+            # Its port and the file with its key are on this machine.
             scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
         )
         .remote(made)
@@ -104,7 +104,7 @@ def runs(app: str) -> bool:
 
 
 def choose_door(options: ServeOptions) -> AdminDoor:
-    """A port that is asked for, else the usual one if it is free, else another."""
+    """Return where to listen: the requested port, else the usual one if it is free, else another free one."""
     port = options.admin_port
     if port is None:
         port = ADMIN_PORT if is_free(options.admin_host, ADMIN_PORT) else settled_block(1)
@@ -115,7 +115,10 @@ def choose_door(options: ServeOptions) -> AdminDoor:
 
 
 def stop_control(app: str) -> None:
-    """So that nothing is scaled while the service ends, and its name and port are free. None there is as good."""
+    """Stop the control plane, so that nothing is scaled while the service ends, and its name and port are free.
+
+    Does nothing if there is none.
+    """
     with suppress(RayError, ValueError):
         actor = ray.get_actor(NAME, app)
         with suppress(TimeoutError):
@@ -123,5 +126,5 @@ def stop_control(app: str) -> None:
         ray.kill(actor)
         deadline = time.monotonic() + STOP_S
         while time.monotonic() < deadline:
-            ray.get_actor(NAME, app)  # raises as soon as there is none
+            ray.get_actor(NAME, app)  # raises once the actor is gone
             time.sleep(0.05)

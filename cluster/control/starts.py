@@ -1,4 +1,4 @@
-"""How long replicas take to start, as it was seen."""
+"""Observed start times of replicas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from .fleet import PoolLook
 
 
 class Starts:
-    """cold_start_s: of the last replica of each pool that has been seen to start, from when it was first seen."""
+    """Measurement of how long replicas take to start.
+
+    cold_start_s  by pool, seconds from the first sight of its last started replica until that one served
+    """
 
     def __init__(self) -> None:
         self.cold_start_s: dict[str, float] = {}

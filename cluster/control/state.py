@@ -1,4 +1,4 @@
-"""What the control plane knows by heart, as it is kept outside its process."""
+"""State of the control plane, as it is kept outside its process."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = [
 ]
 
 SCHEMA = 1
-FIXED = "fixed"  # the policy of nobody: targets are what operators say
-MAX_EVENTS = 200  # that are kept
+FIXED = "fixed"  # policy that decides nothing: operators set the targets
+MAX_EVENTS = 200  # maximum number of events that are kept
 
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """See `WeightFile`: as it is kept."""
+    """One completed weight update, as it is kept; the fields are those of `WeightFile`."""
 
     path: str
     delta: bool
@@ -41,13 +41,13 @@ class WeightUpdate:
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """A pool: how many replicas are wanted, and may be.
+    """Plan of a pool: how many replicas are wanted, and within which bounds.
 
-    cost_per_hour  of one replica
-    cold_start_s   from a new target to a replica that serves, until one has been seen to start
-    model          folder or id that its replicas were last rolled to; empty: as the service was started
-    said           the one that the fleet's file says for it, if any: where that changes, nothing is rolled any more
-    weights        updates of that model's, first of all first: as many as their version says
+    cost_per_hour  cost of one replica
+    cold_start_s   seconds from a new target until a replica serves, used until a start has been observed
+    model          folder or id of the model that its replicas were last rolled to; empty: as the service was started
+    said           model that the fleet file names for it, if any: when that changes, an earlier roll no longer counts
+    weights        updates of that model's weights, oldest first; their number is the version of the weights
     """
 
     target: int
@@ -65,7 +65,7 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True)
 class PolicyPlan:
-    """Who decides how many replicas there are: a policy's name, objectives in seconds, and settings of its own."""
+    """Scaling policy that decides how many replicas there are: name, objectives in seconds, and settings of its own."""
 
     name: str = FIXED
     ttft_s: float = 2.0
@@ -75,11 +75,11 @@ class PolicyPlan:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A replica on its way out.
+    """A replica that is leaving.
 
-    remove    nothing takes its place
-    until     Unix seconds: then it goes, whatever it still has
-    ended     its process has been ended, and Serve is to notice
+    remove  no other replica takes its place
+    until   Unix seconds after which it leaves whatever it still has to do
+    ended   its process has been ended, which Serve has yet to notice
     """
 
     pool: str
@@ -90,12 +90,12 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """A pool whose replicas are being replaced.
+    """Roll of a pool, whose replicas are being replaced.
 
-    version  of the deployment, once it is done; drawn at the beginning, so that it is rolled once
-    model    folder or id that they get
-    before   the version that was there before; empty until that is to be replaced
-    failed   why replicas of the new version do not start; then the one before is deployed again
+    version  version of the deployment at the end; chosen at the beginning, so that it is deployed only once
+    model    folder or id of the new model
+    before   version before the roll; empty until it is known
+    failed   why replicas of the new version do not start; then the version before is deployed again
     """
 
     version: str
@@ -106,9 +106,10 @@ class Roll:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Weights that a pool's replicas are taking up, if they can: kept before any of them is asked.
+    """Weight update that a pool's replicas are performing; kept before any of them is asked.
 
-    path, delta  see `WeightFile`; by, reason: who wants it, and why
+    path, delta  see `WeightFile`
+    by, reason   who wants it, and why
     """
 
     path: str
@@ -123,7 +124,11 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened. `kind`: the name of an EventKind, in lower case. `time`: Unix seconds."""
+    """Something that happened to the fleet.
+
+    time  Unix seconds
+    kind  name of an EventKind, in lower case
+    """
 
     sequence: int
     time: float
@@ -138,7 +143,7 @@ class Event:
 
     @property
     def line(self) -> str:
-        """For the log."""
+        """One line for the log."""
         what = f"{self.before} -> {self.after}" if self.kind == "scaled" else self.replica_id
         by = f"({self.by})" if self.by else ""
         return " ".join(filter(None, (self.kind, self.pool, what, by, self.reason)))
@@ -146,11 +151,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is to be, and what was told of it.
+    """Decisions of the control plane, and the events that were recorded.
 
-    generation  counts decisions
-    deployment  names the last deployment by an operator: what that said of bounds has been taken over
-    settled     pools that have as many replicas as are wanted, as was last told
+    generation  number of decisions so far
+    deployment  name of the operator's last deployment whose bounds have been taken over
+    drains      replicas that are leaving, by replica
+    rolls       rolls under way, by pool
+    updates     weight updates under way, by pool
+    settled     pools whose last event says that they have as many replicas as are wanted
     """
 
     pools: Mapping[str, PoolPlan] = field(default_factory=dict)
@@ -159,12 +167,12 @@ class State:
     deployment: str = ""
     drains: Mapping[str, Drain] = field(default_factory=dict)  # by replica
     rolls: Mapping[str, Roll] = field(default_factory=dict)  # by pool
-    updates: Mapping[str, Update] = field(default_factory=dict)  # likewise
+    updates: Mapping[str, Update] = field(default_factory=dict)  # by pool
     events: tuple[Event, ...] = ()
     settled: frozenset[str] = frozenset()
 
     def files(self, pool: str) -> tuple[WeightFile, ...]:
-        """That a replica takes, one after the other, to begin with the pool's weights; none of another model's."""
+        """Return the weight files that a new replica of the pool applies in order; none if it gets another model."""
         plan, roll = self.pools.get(pool), self.rolls.get(pool)
         if plan is None or (roll is not None and not roll.failed and roll.model != plan.model):
             return ()
@@ -175,12 +183,12 @@ class State:
         return self.events[-1].sequence if self.events else 0
 
     def told(self, time: float, kind: str, **more: Any) -> State:
-        """With one more event."""
+        """Return the state with one more event."""
         event = Event(self.sequence + 1, time, kind, **{"generation": self.generation, **more})
         return replace(self, events=(*self.events, event)[-MAX_EVENTS:])
 
     def leaving(self, pool: str) -> int:
-        """How many replicas of it are to go, and are still there: Serve must want so many more."""
+        """Return how many of the pool's replicas are to be removed and still exist; Serve's target includes these."""
         return sum(drain.remove for drain in self.drains.values() if drain.pool == pool)
 
 
@@ -189,7 +197,7 @@ def dump(state: State) -> bytes:
 
 
 def load(data: bytes) -> State:
-    """Raises ValueError for what another version of Motley has kept in another form."""
+    """Parse a kept state. Raises ValueError for one that another version of Motley kept in another form."""
     kept = json.loads(data)
     if kept.pop("schema") != SCHEMA:
         raise ValueError("the control plane's state was kept by another version of Motley")

@@ -1,4 +1,4 @@
-"""Where the state is kept: in Ray's GCS, which outlives the actor."""
+"""Storage of the control plane's state in Ray's GCS, which outlives the actor."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _NAMESPACE = b"motley"
 
 
 class KvStore:
-    """Of one application."""
+    """Store of one application's state in Ray's GCS."""
 
     def __init__(self, app: str) -> None:
         self._key, self._port_key = f"control/{app}".encode(), f"control-port/{app}".encode()
 
     def kept(self) -> State | None:
-        """Raises ValueError for what another version has kept."""
+        """Return the kept state, or None. Raises ValueError for the state of another version of Motley."""
         data = _internal_kv_get(self._key, namespace=_NAMESPACE)
         return None if data is None else load(data)
 
     def port(self) -> int | None:
-        """That the control plane took when it was started first; None: it has not been."""
+        """Return the port that the control plane took at its first start; None if it has not started."""
         data = _internal_kv_get(self._port_key, namespace=_NAMESPACE)
         return None if data is None else int(data)
 
@@ -33,7 +33,7 @@ class KvStore:
         _internal_kv_put(self._port_key, str(port).encode(), overwrite=True, namespace=_NAMESPACE)
 
     async def keep(self, state: State) -> None:
-        """Raises Unavailable when Ray's GCS does not take it."""
+        """Keep the state. Raises Unavailable if Ray's GCS does not take it."""
         try:
             await asyncio.to_thread(_internal_kv_put, self._key, dump(state), overwrite=True, namespace=_NAMESPACE)
         except (RayError, RuntimeError, OSError) as error:
@@ -41,6 +41,6 @@ class KvStore:
 
 
 def current_targets(app: str) -> dict[str, int]:
-    """How many replicas each pool is to have, for whoever deploys again; empty before the first time."""
+    """Return how many replicas each pool is to have, for a new deployment; empty before the first one."""
     state = KvStore(app).kept()
     return {} if state is None else {name: plan.target for name, plan in state.pools.items()}

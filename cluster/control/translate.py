@@ -1,4 +1,4 @@
-"""The plane's words to those of control.proto."""
+"""Translation of the control plane's types to the messages of control.proto."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def weights(plane: Plane, pool: str, told: Iterable[WeightStatus]) -> pb.UpdateW
 
 
 def metrics(plane: Plane, pool: str) -> pb.Metrics:
-    """Of one pool, or of all where `pool` is empty."""
+    """Return the metrics of one pool, or of all pools if `pool` is empty."""
     return pb.Metrics(
         pools=[_metrics(plane, name) for name in sorted(plane.state.pools) if pool in ("", name)],
         requests_per_s=plane.rates.requests,

@@ -1,8 +1,8 @@
-"""Weights that pools' replicas are to take up while they serve.
+"""Weight updates of pools while their replicas serve.
 
-That an update is wanted is kept before any replica is asked. From then on a task of the plane's own carries it to its
-end, whoever has asked for it and does not wait any more; and a plane whose process is a new one goes on with it. Each
-replica may be asked again: it tells by the contents whether it has that version already.
+An update is recorded before any replica is asked. From then on a task of the control plane carries it to its end, even
+if the caller no longer waits, and a restarted control plane continues it. Replicas may be asked repeatedly: each
+recognizes by the digest whether it has that version already.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .state import Event, State, Update
 
 log = logging.getLogger(__name__)
 
-CATCH_UP_S = 5.0  # between two attempts to bring replicas the weights that they have missed
-AGAIN_S = 1.0  # until replicas are asked again of which it isn't known what they have
+CATCH_UP_S = 5.0  # minimum time between two attempts to bring replicas the updates that they have missed
+AGAIN_S = 1.0  # delay before replicas whose weights are unknown are asked again
 
 
 class Kept(Protocol):
-    """What the plane has of it: see `Plane`."""
+    """Interface to the control plane's state for weight updates (see `Plane`)."""
 
     state: State
     looked: Mapping[str, PoolLook]
@@ -37,17 +37,20 @@ class Kept(Protocol):
 
 
 class Updating:
-    """One update at a time, of whichever pool. task: that is under way, or was the last."""
+    """Runner of weight updates, one at a time over all pools.
+
+    task  the update that is under way, or the last one
+    """
 
     def __init__(self, fleet: Fleet, plane: Kept) -> None:
         self.task: asyncio.Future[Any] | None = None
         self._fleet, self._plane = fleet, plane
-        self._began = -CATCH_UP_S  # monotonic, when what is missing was last looked for and found
+        self._began = -CATCH_UP_S  # monotonic time when an unfinished or missed update was last found
 
     async def update(
         self, path: str, *, delta: bool, pool: str, expected: int | None, by: str, reason: str
     ) -> tuple[str, Sequence[WeightStatus]]:
-        """See `Plane.update_weights`. Cancelling it cancels the waiting alone."""
+        """Update a pool's weights (see `Plane.update_weights`). Cancelling the call only stops the waiting."""
         state = self._plane.state
         if not pool and len(state.pools) == 1:
             [pool] = state.pools
@@ -61,9 +64,9 @@ class Updating:
         return pool, await asyncio.shield(self._start(self._begin(pool, one, expected)))
 
     def step(self, status: FleetStatus | None, now: float) -> None:
-        """Go on with what was begun by a process before this one; else let replicas take what they have missed.
+        """Continue an update that an earlier process began, or else bring replicas the updates that they have missed.
 
-        Beside the looks.
+        It runs beside the control loop.
         """
         if self._busy or now - self._began < CATCH_UP_S:
             return
@@ -92,7 +95,10 @@ class Updating:
         return await self._carry(pool, one)
 
     async def _carry(self, pool: str, one: Update) -> Sequence[WeightStatus]:
-        """Until it is known, and kept, that a replica has it, or that none has: then it raises why."""
+        """Repeat an update until it is recorded that a replica has it, or that none has.
+
+        That raises the first error.
+        """
         while self._plane.state.updates.get(pool) == one:
             told = await self._asked(pool, one)
             try:
@@ -108,7 +114,10 @@ class Updating:
         raise Conflict(f"pool {pool!r} has another model by now", param="pool", code="rolling")
 
     async def _asked(self, pool: str, one: Update) -> Sequence[WeightStatus] | None:
-        """What became of each replica; None: nobody says, or the ingress does not know them yet."""
+        """Ask each replica to update, and return what became of it.
+
+        None if the ingress does not answer or know them yet.
+        """
         version = len(self._plane.state.pools[pool].weights) + 1
         try:
             told = await self._fleet.update_weights(pool, one.file, version)
@@ -137,12 +146,12 @@ class Updating:
                     log.warning("weights of replica %s: %s", one.replica_id, one.error.message)
 
     def _serves(self, pool: str) -> bool:
-        """Whether it has a replica, as far as is known."""
+        """Return whether the pool has a serving replica, as far as is known."""
         return pool not in self._plane.looked or bool(self._plane.looked[pool].running)
 
 
 def _told(task: asyncio.Future[Any]) -> None:
-    """Whoever has asked may not wait for it any more."""
+    """Log the error of a failed update, since its caller may no longer be waiting."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.warning(
             "an update of weights has failed: %s", error, exc_info=None if isinstance(error, MotleyError) else error
