@@ -1,7 +1,7 @@
-"""Receiver of files of new weights that the first process sends from another host; deliveries.py sends them.
+"""Receiver of files of new weights that the first process sends from another host.
 
-The files lie in a folder of this process alone (updates/own_folder.py), which the model's other processes on this host
-may read too. A file is deleted when no version of the weights is made from it any more.
+The files lie in a folder of this process alone, which the model's other processes on this host may read too. A file is
+deleted when no version of the weights is made from it any more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sender of files of new weights from the first process to one process of each other host; arrivals.py receives them.
+"""Sender of files of new weights from the first process to one process of each other host.
 
 Files go by the same pipe as calls, in pieces between them. So that no call waits long behind pieces, few are in flight
 at a time: each piece is acknowledged when it is written.

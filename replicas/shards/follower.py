@@ -1,14 +1,14 @@
-"""A process that computes what the first process sends; follower_process.py starts it.
+"""A process other than the first, which computes what the first process sends.
 
-Messages and answers go by pipes (pipe.py), and each question is answered when it is done. The first process sends in
-turn: which model it is, for which this process reports what that costs on its own device (places.py); which layers to
-load; when to meet the other ranks; how many KV blocks to allocate; and then calls of the decoder. Ranks of the first
-stage send no results. A later stage receives hidden states from the stage before it by a pipe of its own, and the last
-stage sends results to the first process.
+Messages and answers go by pipes, and each question is answered when it is done. The first process sends in turn: which
+model it is, for which this process reports what that costs on its own device; which layers to load; when to meet the
+other ranks; how many KV blocks to allocate; and then calls of the decoder. Ranks of the first stage send no results. A
+later stage receives hidden states from the stage before it by a pipe of its own, and the last stage sends results to
+the first process.
 
-Each process sends heartbeats all the time (beats.py), and the reason if it ends. Between calls it may be sent other
-weights to be prepared, which it answers, or to be dropped; and copies of KV to or from the host, which it reports when
-they are done. Ranks of a single stage on GPUs are called as in gpu_follower.py.
+Each process sends heartbeats all the time, and the reason if it ends. Between calls it may be sent other weights to be
+prepared, which it answers, or to be dropped; and copies of KV to or from the host, which it reports when they are done.
+Ranks of a single stage on GPUs follow the first rank's calls and graphs by `follow_calls`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Entry point of another process of a model: `python -m motley.replicas.shards.follower_process ENDS`, run by
-launch.py.
+"""Entry point of another process of a model: `python -m motley.replicas.shards.follower_process ENDS`.
 
 It sends its first heartbeat before it imports anything large. ENDS is JSON: the parent's process id, and file
 descriptors by name.

@@ -1,4 +1,4 @@
-"""A rank on a GPU that is not the first: it makes the calls and graphs that gpu_lead.py sends, in the same order."""
+"""A rank on a GPU that is not the first: it makes the calls and graphs that the first rank sends, in the same order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The first rank of a model that is divided among GPUs: its model and its accelerator, in the form that the runner of
-one GPU takes. gpu_follower.py has the other ranks.
+one GPU takes.
 
 All ranks make the same exchanges in the same order: each call, each capture of a CUDA graph, and each launch of one is
 sent to the others just before it is made here. Tokens are sampled by the first rank alone.

@@ -1,6 +1,4 @@
-"""The first process of a pipeline whose stages are on GPUs: its model and its runner. gpu_stage.py has the later
-stages.
-"""
+"""The first process of a pipeline whose stages are on GPUs: its model and its runner."""
 
 from __future__ import annotations
 

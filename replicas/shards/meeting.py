@@ -28,7 +28,7 @@ __all__ = ["Meeting", "NcclGroup", "join", "store_of", "while_others_live"]
 
 log = logging.getLogger(__name__)
 
-# Longest wait for a rank in an exchange. On a GPU a rank may compile kernels meanwhile, and heartbeats (beats.py) tell
+# Longest wait for a rank in an exchange. On a GPU a rank may compile kernels meanwhile, and heartbeats tell
 # whether it lives.
 CPU_TIMEOUT = timedelta(seconds=30)
 GPU_TIMEOUT = timedelta(minutes=10)

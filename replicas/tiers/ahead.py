@@ -1,4 +1,6 @@
-"""Layers from disk, one ahead: while one computes in one of two buffers, the next is read into the other."""
+"""Reader of layers from disk, one ahead: while a layer in one of two buffers computes, the next is read into the
+other.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,20 @@ class _OnItsWay(NamedTuple):
 
 
 class Ahead:
-    """Used by the one thread that computes; another reads.
+    """Two buffers of layers, used by the one thread that computes, while another thread reads.
 
         computes   | layer 2, in buffer 0 | layers in memory | layer 5, in buffer 1 | ...
         reads      | 5 into buffer 1 ---->| 8 into buffer 0 -|-->                   | 11 into buffer 1 ...
 
-    The last layer is followed by the first, of the next step.
+    The last layer is followed by the first of the next step.
     """
 
     def __init__(self, layers: Sequence[int], read: Callable[[int, int], None]) -> None:
-        """layers: in the order of a step. read(layer, buffer): in a thread of its own, one at a time."""
+        """Begin to read the first layers.
+
+        layers  layers on disk, in the order of a step
+        read    reads a layer into a buffer, by their numbers; called in a thread of its own, once at a time
+        """
         self._read = read
         self._after = dict(zip(layers, [*layers[1:], layers[0]], strict=True))
         self._reader = ThreadPoolExecutor(1, "weights reader")
@@ -38,8 +44,10 @@ class Ahead:
         self._fill()
 
     def take(self, layer: int) -> int:
-        """The buffer that has it: until `give` it stays there. Raises what `read` raised of it."""
-        if not self._on_way or self._on_way[0].layer != layer:  # a step has failed, or there was none yet
+        """Return the buffer that has the layer, which stays there until `give`. Raises what reading the layer
+        raised.
+        """
+        if not self._on_way or self._on_way[0].layer != layer:  # the step before has failed, or this is the first
             self._settle()
             self._next = layer
             self._fill()
@@ -52,31 +60,31 @@ class Ahead:
         return buffer
 
     def has(self, layer: int) -> bool:
-        """Whether `take` would neither wait nor raise."""
+        """Return whether `take` would neither wait nor raise."""
         if not self._on_way or self._on_way[0].layer != layer:
             return False
         done = self._on_way[0].done
         return done.done() and done.exception() is None
 
     def give(self, buffer: int) -> None:
-        """It has computed: the buffer is for the layer after the next."""
+        """Release a buffer whose layer has computed; the layer after the next is read into it."""
         self._free.append(buffer)
         self._fill()
 
     def alone(self, layer: int) -> int:
-        """The buffer that has it, once it has been read while nothing computes and nothing else is read."""
+        """Read a layer while nothing computes and nothing else is read, and return the buffer that has it."""
         self._settle()
         buffer, self._next = self._free[0], layer
         self._reader.submit(self._read, layer, buffer).result()
         return buffer
 
     def close(self) -> None:
-        """What is being read comes to its end first."""
+        """End the reading thread, after the read in progress."""
         self._reader.shutdown(cancel_futures=True)
-        del self._read  # which may have this: what it reads into goes at once
+        del self._read  # breaks a reference cycle, so that the buffers are freed at once
 
     def _settle(self) -> None:
-        """Nothing is on its way."""
+        """Wait for reads in progress, and free all buffers."""
         wait([each.done for each in self._on_way])
         self._free += [each.buffer for each in self._on_way]
         self._on_way.clear()

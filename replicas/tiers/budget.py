@@ -1,4 +1,6 @@
-"""What a plan says of a checkpoint before any of it is read: of an outline's sizes."""
+"""Check of the budgets for offload, and sizes of a model's repacked weights, from an outline before any weight
+is read.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ log = logging.getLogger(__name__)
 
 
 def budgets(device: int, host: int | None, copier: Copier | None) -> Budgets:
-    """Of what is configured; host: None: most of what is free. Raises InvalidRequest."""
+    """Return the configured budgets in bytes; `host` None takes most of the host's free memory. Raises
+    InvalidRequest.
+    """
     if copier is not None and copier.apart:
         nbytes, why = host_weights_budget(host, available_memory())
         log.info("weights: at most %s of the host's memory, pinned: %s", mib(nbytes), why)
@@ -32,10 +36,10 @@ def budgets(device: int, host: int | None, copier: Copier | None) -> Budgets:
 
 
 def check_budget(decoder: Decoder, budget: int, host: int | None = None) -> None:
-    """Raises InvalidRequest where the model cannot be in tiers, or is too large for that.
+    """Raise InvalidRequest where the model cannot be offloaded, or does not fit these budgets.
 
-    decoder  an outline; weights whose values keep them from an integer kernel take more than it says
-    host     bytes of the host, where the other budget is of a device with memory of its own
+    decoder  outline of the model; weights whose values rule out an integer kernel take more than it says
+    host     bytes of the host's memory, where `budget` is of a device with memory of its own
     """
     sizes = sizes_of(decoder)
     if host is None:
@@ -45,7 +49,10 @@ def check_budget(decoder: Decoder, budget: int, host: int | None = None) -> None
 
 
 def sizes_of(decoder: Decoder) -> Sizes:
-    """Of an outline, as the file of repacked weights will have them. Raises InvalidRequest for what it cannot have."""
+    """Return the sizes that an outline's weights will have in the file of repacked weights.
+
+    Raises InvalidRequest for weights that such a file cannot have.
+    """
     vectors = [decoder.norm]
     for layer in decoder.layers:
         attention = layer.attention

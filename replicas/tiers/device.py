@@ -1,4 +1,6 @@
-"""Kept files as the tiers of a GPU's model: some layers stay on the device, others come from the host or a disk."""
+"""Offload on a GPU: some layers stay on the device, others are copied from the host's memory or from disk in every
+step.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,12 @@ __all__ = ["DeviceTier", "FarLayer", "OnDevice"]
 
 
 class DeviceTier:
-    """The files, their plan, the buffers of the device, and what is pinned of the host's memory.
+    """Weights of a model on a GPU that are partly offloaded: the files, the plan, the device's buffers, and the host's
+    pinned memory.
 
-    pinned    layers that rest there, by their pieces
-    feed      brings layers that come and go; None: all of them stay, or it was stopped
-    expected  how fast it is, once that was measured
+    pinned    pieces of the layers that are pinned on the host
+    feed      copies offloaded layers to the device; None if all stay there, or after `stop`
+    expected  expected speed, once it was measured
     """
 
     expected: Expected | None = None
@@ -46,13 +49,14 @@ class DeviceTier:
         cache: WeightsCache,
         pinned: Mapping[int, Sequence[torch.Tensor]] | None = None,
     ) -> None:
-        """Raises NotPinned where the host does not pin so much, OSError.
+        """Open the offload with its buffers and pin its layers. Raises NotPinned where the host does not pin that much,
+        and OSError.
 
-        places   what one of them has, stands for what those after it have by the same name; of a layer that comes and
-                 goes all linears are in one
-        budgets  that the plan keeps to
-        cache    on whose disk all of them are
-        pinned   layers on the host that are so already: of other weights, which have these layers too
+        places   files, newest first: a tensor that several have is taken from the first of them; all linears of an
+                 offloaded layer are in one file
+        budgets  bytes that the plan keeps to
+        cache    cache of weights, on whose disk all files are
+        pinned   layers that are pinned already, since other weights have these layers too
         """
         self.places, self.plan, self.copier, self.budgets, self.cache = places, plan, copier, budgets, cache
         self.extents = {layer: extent_in(places, layer) for layer in plan.layers}
@@ -69,7 +73,7 @@ class DeviceTier:
             failure = str(error)
         else:
             return
-        copier.trim()  # of what was pinned before it failed, which went with the error
+        copier.trim()  # frees what was pinned before the failure, to which the error referred
         raise NotPinned(failure)
 
     def _sources(self) -> dict[int, Source]:
@@ -92,22 +96,24 @@ class DeviceTier:
         return sources
 
     def place_of(self, name: str) -> Place:
-        """Where a linear is, or another tensor. Raises StopIteration if nowhere."""
+        """Return the file that has a linear or another tensor of that name. Raises StopIteration if there is none."""
         return next(place for place in self.places if place.has(name))
 
     def read(self, layer: int, memory: memoryview) -> tuple[int, int]:
-        """From disk; from where to where in that memory it is then. Raises EngineFault."""
+        """Read a layer from disk, and return where in `memory` it begins and ends. Raises EngineFault."""
         place, begin, end = self.extents[layer]
         offset = place.file.read(memory, begin, end)
         return offset, offset + end - begin
 
     def read_alone(self, layer: int) -> None:
-        """While nothing else is done. Raises EngineFault."""
+        """Read a layer from disk while nothing else runs, to measure that. Raises EngineFault."""
         assert self.disk is not None
         self.disk.ahead.alone(layer)
 
     def copy_alone(self, layer: int) -> None:
-        """Likewise, of memory that the host has pinned: whatever of a layer from disk lies there."""
+        """Copy a layer to the device while nothing else runs, to measure that. For a layer on disk other pinned bytes
+        are copied.
+        """
         pieces = self.pinned.get(layer)
         if pieces is None:
             assert self.disk is not None
@@ -116,11 +122,13 @@ class DeviceTier:
 
     @property
     def held(self) -> LayerMemory:
-        """The buffers."""
+        """Bytes of the device that the buffers take."""
         return LayerMemory(sum(buffer.nbytes for buffer in self.buffers))
 
     def stop(self) -> None:
-        """Nothing is computed with it any more. What is pinned for it alone is given back."""
+        """Stop copies and free pinned memory that only these weights use, when nothing is computed with them any
+        more.
+        """
         if self.feed is not None:
             self.feed.stop()
             self.feed = None
@@ -131,28 +139,30 @@ class DeviceTier:
         self.copier.trim()
 
     def close(self) -> None:
-        """Nobody reads its files any more."""
+        """Stop, and close the files, which no version of the weights uses any more."""
         self.stop()
         for place in self.places:
             place.file.close()
 
     def _forget(self, layer: int) -> None:
-        """What the page cache has of it."""
+        """Drop a layer's bytes from the page cache."""
         place, begin, end = self.extents[layer]
         place.file.forget(begin, end)
 
 
 class OnDevice:
-    """Implements `Shelf`. Layers that come and go are made over one of the buffers."""
+    """Maker of a decoder's linears and tensors on the device from files of repacked weights; offloaded layers are made
+    over a buffer. Implements `Shelf`.
+    """
 
-    in_order = True  # one copy after the other
+    in_order = True  # copies run one after the other
 
     def __init__(self, ops: PackedLayerOps, tier: DeviceTier, landing: Landing, buffer: int = 0) -> None:
         self._ops, self._tier, self._landing, self._buffer = ops, tier, landing, buffer
 
     def linears(self, name: str, make: Callable[[], list[Linear]], role: Role = "layer") -> list[Linear]:
         place, layer = self._tier.place_of(name), layer_of(name)
-        if not place.index.tree[name]:  # a head that is the embedding
+        if not place.index.tree[name]:  # true for a head that is the embedding
             return []
         find = self._in_buffer(layer) if layer in self._tier.extents else self._moved(place, name)
         return [self._ops.restored(packed, role) for packed in place.index.packed(name, find)]
@@ -173,7 +183,10 @@ class OnDevice:
 
 
 class FarLayer(Layer):
-    """A layer that is brought for every step. It is made once over each buffer: nothing is made while a step runs."""
+    """Layer whose linears are copied to the device for every step.
+
+    It is made once over each of the two buffers, so that nothing needs to be made while a step runs.
+    """
 
     def __init__(self, index: int, twins: tuple[Layer, ...]) -> None:
         self.index, self.twins = index, twins
@@ -183,16 +196,16 @@ class FarLayer(Layer):
 
     @property
     def held(self) -> LayerMemory:
-        """What stays: the norms."""
+        """Bytes that always stay on the device: those of the norms."""
         return LayerMemory(super().held.nbytes - sum(linear.held.nbytes for linear in self.linears))
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, rope: Rope, cache: torch.Tensor, batch: StepBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        raise AssertionError("which buffer has it is for who brings it to say: see InParts")
+        raise AssertionError("an offloaded layer is computed in parts (InParts), in the buffer that has it")
 
 
 def _over(buffer: torch.Tensor, begin: int, info: TensorInfo) -> torch.Tensor:
-    """A tensor of the layer whose bytes begin there, which the buffer has."""
+    """Return a tensor of a layer as a view of the buffer that holds the layer's bytes from `begin` on."""
     at = info.begin - begin
     return buffer[at : at + info.nbytes].view(DTYPES[info.dtype]).view(info.shape)

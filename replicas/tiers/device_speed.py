@@ -1,7 +1,7 @@
-"""How fast a model in the tiers of a GPU is expected to decode: layers, reads and copies measured one by one.
+"""Expected decode speed of an offloaded model on a GPU: layers, reads and copies are measured one by one.
 
-That they overlap is what `paced_s` adds. Computing is that of whole steps over buffers of zeros, shared by all layers
-alike: what is launched, and how long it takes, does not depend on values. The first round is not counted.
+`paced_s` adds that they overlap. Computing is measured over whole steps with buffers of zeros that all layers share:
+what is launched, and how long it takes, does not depend on values. The first round is not counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _ROUNDS = 3
 
 
 def expect(decoder: Decoder, accelerator: Accelerator | None) -> Expected:
-    """Of a decoder in tiers that is whole and that nobody uses. Raises EngineFault."""
+    """Measure the expected speed of an offloaded decoder that is whole and that nothing else uses. Raises
+    EngineFault.
+    """
     tier = decoder.tier
     if not isinstance(tier, DeviceTier):
         return measured(decoder)
@@ -41,7 +43,7 @@ def expect(decoder: Decoder, accelerator: Accelerator | None) -> Expected:
 
 
 def _computing(decoder: Decoder, accelerator: Accelerator) -> tuple[float, float]:
-    """Seconds of all layers of a step of one token, and of the rest of it."""
+    """Return the seconds that all layers of a step of one token take, and those of the rest of the step."""
     [cache] = decoder.ops.allocate_kv(1, 1, decoder.local.num_kv_heads, decoder.config.head_dim)
     layers = [layer.twins[0] if isinstance(layer, FarLayer) else layer for layer in decoder.layers]
     inner: list[float] = []
@@ -70,7 +72,7 @@ def _seconds(accelerator: Accelerator, work: Callable[[], None]) -> float:
 
 
 def _rate(tier: DeviceTier, layers: Sequence[int], move: Callable[[int], None]) -> float | None:
-    """Bytes/s of these layers, each alone; None: there are none."""
+    """Bytes a second at which `move` moves these layers, each alone; None if there are no layers."""
     if not layers:
         return None
     rates: list[float] = []

@@ -1,4 +1,6 @@
-"""Reading of weights past the page cache, which would otherwise come to hold the model that memory shall not."""
+"""Reads of weights past the page cache, which would otherwise fill memory with the model that is not to be in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,27 @@ from .plan import PAGE, in_pages
 
 __all__ = ["DirectFile", "Rows"]
 
-_ONCE = 1 << 30  # bytes that one call is asked for: Linux gives no more than 2 GiB
+_ONCE = 1 << 30  # most bytes that one call reads: Linux gives no more than 2 GiB
 
 
 class DirectFile:
-    """An open file, until nothing refers to it. direct: whether the disk writes to our memory itself (O_DIRECT).
+    """File that is read past the page cache; it stays open until nothing refers to it.
 
-    bytes_read  of it, until now; seconds: that each of these reads took
+    direct      whether the disk writes directly to the program's memory (O_DIRECT); otherwise pages are dropped after
+                use
+    bytes_read  bytes read so far
+    seconds     seconds that all these reads took together
 
-    Measured on a virtual disk at 1.4 to 2.0 GB/s, both ways alike: directly took 4% of a core, through the page cache
-    and out of it again 30%.
+    Measured on a virtual disk at 1.4 to 2.0 GB/s, equally fast in both ways: direct reads took 4% of a core, reads
+    through the page cache with dropping 30%.
     """
 
     def __init__(self, descriptor: int, *, direct: bool = True) -> None:
-        """descriptor: stays the caller's. direct: as far as the file system has it. Raises OSError."""
-        path = f"/proc/self/fd/{descriptor}"  # this very file, whatever has its name by now
+        """Open the file of `descriptor` again; that descriptor stays the caller's. Raises OSError.
+
+        direct  whether to use O_DIRECT if the file system supports it
+        """
+        path = f"/proc/self/fd/{descriptor}"  # the same file, even if its name is another file's by now
         opened = _direct(path) if direct else None
         self.direct = opened is not None
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if opened is None else opened
@@ -42,11 +50,12 @@ class DirectFile:
         return self._descriptor
 
     def read(self, memory: memoryview, begin: int, end: int) -> int:
-        """Bytes [begin, end) into `memory`, from where that begins within its page; which is told.
+        """Read bytes [begin, end) and return the offset in `memory` at which they begin, which is that of `begin` in
+        its page.
 
-        memory  begins with a page, of `in_pages(end - begin)` bytes at least
+        memory  begins at a page and has at least `in_pages(end - begin)` bytes
 
-        Raises EngineFault where it cannot be read, or ends before.
+        Raises EngineFault where the file cannot be read or is too short.
         """
         first = begin // PAGE * PAGE
         done, wanted = 0, -(-(end - first) // PAGE) * PAGE
@@ -57,7 +66,7 @@ class DirectFile:
                 got = os.preadv(self._descriptor, [memory[done : min(wanted, done + _ONCE)]], first + done)
                 if got == 0:
                     raise EngineFault(f"weights on disk end at byte {first + done}; {end} were expected")
-                # Of a file's last page less may come; whatever else is short is asked for again, from a page on.
+                # The last page of a file may be short; any other short read is repeated from the start of its page.
                 done += got if done + got >= end - first else got // PAGE * PAGE
                 if got < PAGE and done < end - first:
                     raise EngineFault(f"weights on disk end at byte {first + done + got}; {end} were expected")
@@ -70,7 +79,7 @@ class DirectFile:
         return begin - first
 
     def forget(self, begin: int, end: int) -> None:
-        """Whatever the page cache has of these bytes, since others have read them."""
+        """Drop these bytes from the page cache, where other reads have left them."""
         os.posix_fadvise(self._descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
@@ -78,10 +87,10 @@ class DirectFile:
 
 
 class Rows:
-    """A table [V, H] on disk, of which a step reads the rows that its tokens want."""
+    """Table [V, H] on disk, of which a step reads only the rows of its tokens."""
 
     def __init__(self, file: DirectFile, begin: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """begin: of the table in the file."""
+        """Open the table that begins at byte `begin` of the file."""
         self._file, self._begin, self._width, self._dtype = file, begin, shape[1], dtype
         self._row_bytes = self._width * dtype.itemsize
         self._memory = mmap.mmap(-1, in_pages(self._row_bytes))
@@ -89,11 +98,11 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """In memory."""
+        """Bytes of memory that reading rows takes."""
         return len(self._memory)
 
     def __getitem__(self, ids: torch.Tensor) -> torch.Tensor:
-        """[T] -> [T, H]. Raises EngineFault."""
+        """Return the rows of token ids [T] as [T, H]. Raises EngineFault."""
         rows = ids.tolist()
         place_of = {row: place for place, row in enumerate(dict.fromkeys(rows))}
         found = torch.empty(len(place_of), self._width, dtype=self._dtype)
@@ -105,7 +114,9 @@ class Rows:
 
 
 def _direct(path: str) -> int | None:
-    """None: the file system has no such reading."""
+    """Open a file for reads with O_DIRECT and return the descriptor; None where the file system does not support
+    that.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
     except OSError as error:

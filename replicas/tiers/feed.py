@@ -1,4 +1,4 @@
-"""Layers that are not on a device, brought into two buffers there: one ahead, while others compute."""
+"""Copies of offloaded layers to two buffers on the device: one layer ahead, while others compute."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ __all__ = ["Feed", "FromDisk", "Resting", "Source", "fill"]
 
 
 class Source(Protocol):
-    """Where the bytes of layers are copied from, in memory that the device reads by itself."""
+    """Protocol of memory that layers are copied from, which the device can read by itself."""
 
     def ready(self, layer: int) -> bool:
-        """Whether `take` would not wait, nor raise."""
+        """Return whether `take` would neither wait nor raise."""
         ...
 
     def take(self, layer: int) -> tuple[Sequence[torch.Tensor], Callable[[Mark], None]]:
-        """Pieces uint8 that are the layer, one after the other; and what is to be told the end of the copy of them.
+        """Return the layer as uint8 pieces, one after the other, and a function to be called with the mark of their
+        copy's end.
 
-        Until then they stay as they are. May wait, for a disk and not for the device. Raises EngineFault.
+        Until the copy has ended the pieces stay as they are. May wait for a disk, but never for the device. Raises
+        EngineFault.
         """
         ...
 
@@ -38,35 +40,37 @@ class _OnItsWay(NamedTuple):
 
 
 class Feed:
-    """Used by the thread that submits work to the device, which it never waits for: marks order copies and steps.
+    """Order of copies and steps on the device, used by the thread that submits work to it. That thread never waits for
+    the device: marks order copies and steps.
 
         computes | layer 2, in buffer 0 | layers that stay | layer 5, in buffer 1 | ...
         copies   | 5 into buffer 1 ---->| 8 into buffer 0 ------>                 | 11 into buffer 1 ...
 
-        a layer  comes after the copy of it
-        a copy   comes after all that was submitted when its buffer was left
+        a layer  computes after its copy
+        a copy   begins after all that was submitted before its buffer was released
 
-    The last layer is followed by the first, of the next step. A copy is submitted as soon as its buffer is left; one
-    that still waits for the disk, when it is wanted.
+    The last layer is followed by the first of the next step. A copy is submitted as soon as a buffer is released,
+    unless the layer must still be read from disk: then it is submitted when the layer is needed.
     """
 
     def __init__(
         self, copier: Copier, layers: Sequence[int], sources: Mapping[int, Source], buffers: Sequence[torch.Tensor]
     ) -> None:
-        """
-        layers   in the order of a step
-        sources  of each
-        buffers  uint8, on the device
+        """Begin with copies of the first layers.
+
+        layers   offloaded layers in the order of a step
+        sources  memory that each layer is copied from
+        buffers  uint8 tensors on the device
         """
         self._copier, self._sources, self._buffers = copier, sources, buffers
         self._after = dict(zip(layers, [*layers[1:], layers[0]], strict=True))
-        fresh = copier.mark()  # of memory that work before it may have had
+        fresh = copier.mark()  # work submitted before may still use the memory of the buffers
         self._free: deque[tuple[int, Mark | None]] = deque((number, fresh) for number in range(len(buffers)))
         self._on_way: deque[_OnItsWay] = deque()
         self._next = layers[0]
 
     def bring(self, layer: int) -> int:
-        """The buffer that has it, for what is submitted from now on, until `leave`. Raises EngineFault."""
+        """Return the buffer that has the layer for all work submitted from now until `leave`. Raises EngineFault."""
         if self._on_way and self._on_way[0].layer != layer:
             self._drop()
         if not self._on_way:
@@ -78,23 +82,25 @@ class Feed:
         try:
             self._send_ready()
         except BaseException:
-            self._free.append((buffer, None))  # nothing has come to read it
+            self._free.append((buffer, None))  # nothing was submitted that reads it
             raise
         return buffer
 
     def leave(self, buffer: int) -> None:
-        """What was submitted until now is all that reads it."""
+        """Release a buffer: what was submitted until now is all that reads it."""
         self._free.append((buffer, self._copier.mark()))
         self._send_ready()
 
     def stop(self) -> None:
-        """Once nothing is computed any more: no copy is on its way."""
+        """Wait for copies in flight, when nothing is computed any more."""
         for each in self._on_way:
             each.there.wait()
         self._drop()
 
     def _drop(self) -> None:
-        """A step has failed. Copies come one after the other: what was on its way needs no mark."""
+        """Free all buffers after a failed step. Copies run one after the other, so that those in flight need no
+        mark.
+        """
         self._free += [(each.buffer, None) for each in self._on_way]
         self._on_way.clear()
 
@@ -110,7 +116,7 @@ class Feed:
             there = self._copier.copy(partial(fill, self._buffers[buffer], pieces), left)
         except BaseException:
             self._free.appendleft((buffer, left))
-            taken(self._copier.copy(_nothing))  # after whatever of it had begun
+            taken(self._copier.copy(_nothing))  # its mark comes after whatever part of the copy had begun
             raise
         taken(there)
         self._on_way.append(_OnItsWay(layer, buffer, there))
@@ -118,7 +124,7 @@ class Feed:
 
 
 class Resting:
-    """Implements `Source`: layers that stay in the host's memory, by their pieces."""
+    """Source of layers that stay pinned in the host's memory, in pieces. Implements `Source`."""
 
     def __init__(self, pieces: Mapping[int, Sequence[torch.Tensor]]) -> None:
         self._pieces = pieces
@@ -131,14 +137,17 @@ class Resting:
 
 
 class FromDisk:
-    """Implements `Source`: layers that are read ahead, by a thread of its own, into two buffers of the host."""
+    """Source of layers that a thread of its own reads ahead from disk into two pinned buffers of the host. Implements
+    `Source`.
+    """
 
     def __init__(
         self, copier: Copier, layers: Sequence[int], read: Callable[[int, memoryview], tuple[int, int]], size: int
     ) -> None:
-        """read(layer, memory): from where to where in it the layer is then. size: bytes of each buffer, whole pages.
+        """Allocate the buffers and begin to read. Raises RuntimeError where the host does not pin that much memory.
 
-        Raises RuntimeError where the host does not pin so much.
+        read  reads a layer into memory, and returns where in it the layer then begins and ends
+        size  bytes of each buffer, whole pages
         """
         self._read = read
         self._memory = [aligned(copier, size) for _ in range(BUFFERS)]
@@ -156,7 +165,7 @@ class FromDisk:
         return [self._memory[buffer][begin:end]], partial(self._taken, buffer)
 
     def memory(self, nbytes: int) -> Sequence[torch.Tensor]:
-        """So many bytes of a buffer, whatever they are."""
+        """Return the first `nbytes` bytes of a buffer, whatever they hold."""
         return [self._memory[0][:nbytes]]
 
     def close(self) -> None:
@@ -167,14 +176,16 @@ class FromDisk:
         self.ahead.give(buffer)
 
     def _fill(self, layer: int, buffer: int) -> None:
-        """In the thread that reads: it is this one that waits until the device has what the buffer held."""
+        """Read a layer into a buffer. Runs in the reading thread, which alone waits until the device has copied the
+        buffer's previous contents.
+        """
         if (copied := self._copied[buffer]) is not None:
             copied.wait()
         self._has[buffer] = self._read(layer, self._views[buffer])
 
 
 def fill(buffer: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
-    """Work: the pieces one after the other."""
+    """Copy the pieces into the buffer one after the other, as work of the device."""
     at = 0
     for piece in pieces:
         buffer[at : at + len(piece)].copy_(piece, non_blocking=True)

@@ -1,7 +1,7 @@
-"""From a kept file to a decoder on a device: all of it there, or some layers on the host and on disk.
+"""Construction of a decoder on a GPU from a file of repacked weights: all of it there, or some layers on host and disk.
 
-Every byte of the file is digested before it is used, as of any such file. What stays on the device goes there by way of
-pinned memory; what is pinned on the host stays so; what is read from disk in every step is not digested again.
+Every byte of the file is digested before it is used. What stays on the device is copied there through pinned memory;
+what is pinned on the host stays pinned; what is read from disk in every step is not digested again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ log = logging.getLogger(__name__)
 
 
 def found_decoder(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache, key: str, copier: Copier) -> Decoder | None:
-    """All of it on the device, as it was kept; None: nothing is, or it cannot be brought there so."""
+    """Return a decoder whose weights are all on the device, from the file that the cache has under `key`.
+
+    Returns None where the cache has none, or its weights cannot be copied to the device; the reason is logged.
+    """
     opened = cache.open(key)
     if opened is None:
         return None
@@ -55,11 +58,10 @@ def found_decoder(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache, key: st
 def placed_decoder(
     checkpoint: Checkpoint, ops: Ops, cache: WeightsCache, key: str, budget: int, host: int, copier: Copier
 ) -> tuple[Decoder, bool]:
-    """With so many bytes of the device and of the host for weights; without a tier where all of it has room there.
+    """Return a decoder with at most `budget` bytes of weights on the device and `host` bytes pinned on the host, and
+    whether the cache had the file of repacked weights already; if not, it is written first.
 
-    And whether the file was there already.
-
-    Raises InvalidRequest, CheckpointError, EngineFault.
+    Where all weights fit the device there is no offload. Raises InvalidRequest, CheckpointError and EngineFault.
     """
     assert isinstance(ops, PackedLayerOps)
     opened = cache.open(key)
@@ -87,7 +89,11 @@ def on_device(
     before: Decoder | None = None,
     changed: Collection[str] = frozenset(),
 ) -> Decoder:
-    """Of the tier's files. before: has what is on the device of it and stays, but for what has `changed`."""
+    """Return a decoder made from the files of an offload plan.
+
+    before   decoder with other weights, from which tensors on the device are taken that have not changed
+    changed  names of the tensors that have changed
+    """
     assert isinstance(ops, PackedLayerOps)
     weights = Weights({}, ops.device)
     shelves = [OnDevice(ops, tier, landing, buffer) for buffer in range(BUFFERS)]
@@ -102,14 +108,14 @@ def on_device(
             twin = Layer(decoder.local, spec, window, second)
             decoder.layers[index] = FarLayer(index, (decoder.layers[index], twin))
     finally:
-        landing.land()  # be it in vain: what is on its way wants its memory until then
+        landing.land()  # even after an error: the memory must stay until the copies in flight have ended
     if tier.plan.layers:
         decoder.tier = tier
     return decoder
 
 
 def landing_of(places: Sequence[Place], copier: Copier) -> Landing:
-    """For what the device takes of these. Raises NotPinned."""
+    """Return buffers for copying what these files hold to the device. Raises NotPinned."""
     largest = max(info.nbytes for place in places for info in place.index.tensors.values())
     try:
         return Landing(copier, min(SLAB_BYTES, largest))

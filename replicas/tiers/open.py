@@ -1,10 +1,10 @@
-"""From a checkpoint to a decoder whose weights are in tiers.
+"""Construction of a decoder on a CPU whose weights are partly on disk.
 
-What is on disk is the file of repacked weights that starts keep from one to the next. Where there is none yet it is
-written first, layer by layer: none of them stays in memory meanwhile. Every byte of it is digested before it is used,
-as of any such file. What is read later is not digested again, since that takes a core as long as the disk takes to
-read: it is of the very file that was checked, which is this user's alone, as where the file is mapped. A read that
-fails or is short ends the step.
+The weights on disk are in the file of repacked weights that later starts reuse. Where there is none yet it is written
+first, layer by layer, so that none of them stays in memory meanwhile. Every byte of it is digested before it is used.
+What is read later is not digested again, since that would take a core as long as the disk takes to read: it is the very
+file that was checked, to which only this user may write, as for a file that is mapped. A read that fails or is short
+ends the step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ __all__ = ["able", "assembled", "tiered_decoder"]
 
 
 def able(ops: Ops, cache: WeightsCache | None) -> tuple[PackedLayerOps, str, WeightsCache]:
-    """What is needed, and the operators' layout. Raises InvalidRequest."""
+    """Return what offload needs: the operators, the name of their layout, and the cache of weights. Raises
+    InvalidRequest.
+    """
     if cache is None:
         raise refused("layers are read from the weights cache, and there is none: weights_cache says where")
     if not isinstance(ops, PackedLayerOps) or ops.layout is None:
@@ -41,7 +43,11 @@ def able(ops: Ops, cache: WeightsCache | None) -> tuple[PackedLayerOps, str, Wei
 def tiered_decoder(
     checkpoint: Checkpoint, ops: Ops, cache: WeightsCache | None, key: str, budget: int
 ) -> tuple[Decoder, bool]:
-    """And whether the file was there already. Raises InvalidRequest, CheckpointError, EngineFault."""
+    """Return a decoder with at most `budget` bytes of weights in memory, and whether the cache had the file of repacked
+    weights already; if not, it is written first.
+
+    Raises InvalidRequest, CheckpointError and EngineFault.
+    """
     repacking, _, cache = able(ops, cache)
     opened = cache.open(key)
     found = opened is not None
@@ -73,7 +79,11 @@ def assembled(
     before: Decoder | None = None,
     changed: Collection[str] = frozenset(),
 ) -> Decoder:
-    """Of the tier's files. before: has what is in memory of it, but for what has `changed`."""
+    """Return a decoder made from the files of an offload plan.
+
+    before   decoder with other weights, from which tensors in memory are taken that have not changed
+    changed  names of the tensors that have changed
+    """
     weights = Weights({}, ops.device)
     shelves = [FromFile(repacking, tier, buffer) for buffer in range(BUFFERS)]
     changed = {*changed, *(name for name in checkpoint.tensors if layer_of(name) in tier.plan.layers)}

@@ -1,4 +1,4 @@
-"""A decoder whose layers come to the device and go, submitted in pieces: each after the copy of its weights."""
+"""Decoder on a GPU with offloaded layers, whose steps are submitted in parts, each after the copy of its weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Parted", "Step", "in_parts"]
 
 
 class Parted:
-    """Implements `InParts`, `Renewing` and `Holding`, of a decoder with a feed."""
+    """Model with offloaded layers, as a GPU's runner uses it. Implements `InParts`, `Renewing` and `Holding`."""
 
     def __init__(self, decoder: Decoder, accelerator: Accelerator) -> None:
         self.decoder, self._accelerator = decoder, accelerator
@@ -27,7 +27,7 @@ class Parted:
     def submit(
         self, batch: Callable[[], StepBatch], kv: list[torch.Tensor], end: Callable[[StepBatch, Model], None]
     ) -> None:
-        """See `InParts`."""
+        """Submit a step in parts, as `InParts` says."""
         tier = self.decoder.tier
         assert isinstance(tier, DeviceTier)
         assert tier.feed is not None
@@ -46,16 +46,18 @@ class Parted:
         submit(lambda: end(step.batch, step))
 
     def renewed(self, decoder: Decoder, version: int) -> Parted:
-        """With other weights, which have a feed of their own."""
+        """Return the same model with other weights, whose `decoder` has buffers and copies of its own."""
         return Parted(decoder, self._accelerator)
 
     def forget(self) -> None:
-        """Nothing is computed with it any more."""
+        """Release the weights; nothing is computed with them any more."""
         self.decoder.forget()
 
 
 class Step:
-    """Implements `Model`, once the layers are done: what is left of the step."""
+    """One step of a decoder that is computed in parts: begin, runs of layers, and then the head. Implements `Model`
+    once all layers are done.
+    """
 
     batch: StepBatch
     rope: Rope
@@ -88,7 +90,9 @@ class Step:
 
 
 def _runs(layers: list[Layer]) -> Iterator[tuple[int, int]]:
-    """[first, last) of layers that stay and follow each other; each of the others alone."""
+    """Yield ranges [first, last) of layers: consecutive layers that stay on the device together, each offloaded layer
+    alone.
+    """
     first = 0
     for index, layer in enumerate(layers):
         if isinstance(layer, FarLayer):
@@ -101,5 +105,7 @@ def _runs(layers: list[Layer]) -> Iterator[tuple[int, int]]:
 
 
 def in_parts(decoder: Decoder, accelerator: Accelerator) -> Decoder | Parted:
-    """As that device is given it: whole, where all of its layers stay there."""
+    """Return the model as a GPU's runner takes it: the decoder itself if all its layers stay on the device, else a
+    `Parted`.
+    """
     return Parted(decoder, accelerator) if isinstance(decoder.tier, DeviceTier) else decoder

@@ -1,4 +1,4 @@
-"""Memory of the host that a device reads by itself, and bytes on their way through it."""
+"""Pinned memory of the host, which a device can read by itself, and copies that go through it."""
 
 from __future__ import annotations
 
@@ -15,26 +15,32 @@ __all__ = ["Landing", "NotPinned", "Shelves", "aligned", "shelves_bytes"]
 
 
 class NotPinned(Exception):
-    """The host does not pin so much."""
+    """Error: the host does not pin that much memory."""
 
 
 def aligned(copier: Copier, size: int) -> torch.Tensor:
-    """uint8 [size] that begins with a page. Raises RuntimeError where the host does not pin so much."""
+    """Return pinned memory, uint8 [size], that begins at a page. Raises RuntimeError where the host does not pin that
+    much.
+    """
     memory = copier.staging(size + PAGE)
     begin = -memory.data_ptr() % PAGE
     return memory[begin : begin + size]
 
 
 class Shelves:
-    """Some bytes after the others, in slabs: pinned memory comes in powers of two, whatever is asked for."""
+    """Pinned memory for pieces of bytes, one after the other, in slabs, since pinned memory is allocated in powers of
+    two.
+    """
 
     def __init__(self, copier: Copier, nbytes: int) -> None:
-        """Raises RuntimeError where the host does not pin so much."""
+        """Allocate `nbytes` bytes. Raises RuntimeError where the host does not pin that much."""
         self._slabs = [copier.staging(min(SLAB_BYTES, nbytes - begin)) for begin in range(0, nbytes, SLAB_BYTES)]
         self._end = 0
 
     def put(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
-        """A copy of uint8 [N], in pieces."""
+        """Copy a tensor uint8 [N] to the end of what is stored, and return the copy in pieces, one for each slab that
+        it reaches.
+        """
         pieces, at = [], 0
         while at < len(values):
             slab, begin = divmod(self._end, SLAB_BYTES)
@@ -48,26 +54,28 @@ class Shelves:
 
 
 def shelves_bytes(pinned: Iterable[Sequence[torch.Tensor]], more: int) -> int:
-    """What slabs take that have any of these pieces, and those of `more` bytes beside them."""
+    """Bytes of pinned memory that all slabs with any of these pieces take, and those for `more` bytes besides."""
     slabs = [piece.untyped_storage() for pieces in pinned for piece in pieces]
     found = {slab.data_ptr(): slab.nbytes() for slab in slabs}
     return sum(map(power_of_two, found.values())) + pinned_bytes(more, 1)
 
 
 class Landing:
-    """From any memory of the host to the device, through two buffers: one is filled while the other is copied."""
+    """Copies from any memory of the host to the device through two pinned buffers: one is filled while the other is
+    copied.
+    """
 
     def __init__(self, copier: Copier, size: int = SLAB_BYTES) -> None:
-        """Raises RuntimeError where the host does not pin so much."""
+        """Allocate two buffers of `size` bytes. Raises RuntimeError where the host does not pin that much."""
         self._copier, self._size = copier, size
         self._buffers: list[tuple[torch.Tensor, Mark | None]] = [(copier.staging(size), None) for _ in range(2)]
         self._last: Mark | None = None
 
     def moved(self, values: torch.Tensor) -> torch.Tensor:
-        """There once `land` was called."""
+        """Begin to copy a tensor and return it on the device, where its values are valid once `land` has returned."""
         there = torch.empty(values.shape, dtype=values.dtype, device=self._copier.device)
         to, of = (each.view(-1).view(torch.uint8) for each in (there, values))
-        fresh = self._copier.mark()  # of memory that work before it may have had
+        fresh = self._copier.mark()  # work submitted before may still use the memory that was allocated here
         for begin in range(0, len(of), self._size):
             part = of[begin : begin + self._size]
             buffer, copied = self._buffers.pop(0)
@@ -80,7 +88,7 @@ class Landing:
         return there
 
     def land(self) -> None:
-        """All that was moved is there."""
+        """Wait until all copies have ended."""
         if self._last is not None:
             self._last.wait()
 

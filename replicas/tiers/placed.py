@@ -1,8 +1,8 @@
-"""Where each layer of a GPU's model lies, told from sizes alone: on the device, pinned on the host, or on disk.
+"""Plan of where each layer of a GPU's model is, made from sizes alone: on the device, pinned on the host, or on disk.
 
-Head, norms and the embedding stay on the device (which tokens a step has, only the device may know), and so do two
-buffers: for the layer that computes, and for the one on its way. As few layers as will do come and go, and of these as
-few from disk: through two buffers on the host, pinned like all that is copied from there.
+Head, norms and the embedding stay on the device (only the device may know which tokens a step has), as do two buffers:
+one for the layer that computes, one for the next. As few layers as possible are offloaded, and of these as few as
+possible to disk: they are read into two buffers on the host, pinned like all that is copied from there.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ __all__ = ["HOST_PARAM", "Placed", "Where", "host_refused", "paced_s", "placed"]
 Where = Literal["device", "host", "disk"]
 
 HOST_PARAM = "weights_host_memory_bytes"
-_APART = 512  # bytes between layers in a buffer of the device: more than any kernel asks of an address
+_APART = 512  # alignment of layers in a buffer of the device, in bytes: more than any kernel needs
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """where: of each layer's linears."""
+    """Offload plan of a GPU.
+
+    where  where the linears of each layer are
+    """
 
     sizes: Sizes
     where: tuple[Where, ...]
@@ -38,42 +41,42 @@ class Placed:
         return cls(sizes, (place,) * len(sizes.layers))
 
     def on(self, place: Where) -> tuple[int, ...]:
-        """The layers that lie there."""
+        """Return the numbers of the layers that are in that place."""
         return tuple(index for index, there in enumerate(self.where) if there == place)
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Those that come and go."""
+        """Numbers of the layers that are offloaded, to the host or to disk."""
         return tuple(index for index, there in enumerate(self.where) if there != "device")
 
     @property
     def buffer_bytes(self) -> int:
-        """Of each of the two on the device."""
+        """Bytes of each of the two buffers on the device."""
         return max((-(-self.sizes.layers[index] // _APART) * _APART for index in self.layers), default=0)
 
     @property
     def device_bytes(self) -> int:
-        """What stays, and the buffers."""
+        """Bytes of the device that the weights which stay and the buffers take."""
         return self.sizes.nbytes - self.copied_bytes + 2 * self.buffer_bytes
 
     @property
     def copied_bytes(self) -> int:
-        """To the device, in every step."""
+        """Bytes that every step copies to the device."""
         return self._bytes(self.layers)
 
     @property
     def read_bytes(self) -> int:
-        """From disk, in every step."""
+        """Bytes that every step reads from disk."""
         return self._bytes(self.on("disk"))
 
     @property
     def staging_bytes(self) -> int:
-        """Of each of the two buffers on the host, which begin with a page: at most one is lost to that."""
+        """Bytes of each of the two buffers on the host; they begin at a page, which loses at most one page."""
         return max((in_pages(self.sizes.layers[index]) + PAGE for index in self.on("disk")), default=0)
 
     @property
     def host_bytes(self) -> int:
-        """Pinned: layers, and what others are read into."""
+        """Bytes of pinned memory: layers on the host, and the buffers that layers on disk are read into."""
         return pinned_bytes(self._bytes(self.on("host")), 1) + 2 * power_of_two(self.staging_bytes)
 
     def __str__(self) -> str:
@@ -93,7 +96,7 @@ class Placed:
 
     @property
     def told(self) -> dict[str, object]:
-        """For who reads JSON."""
+        """The plan as a dictionary for JSON."""
         return {
             "layers": list(self.layers),
             "on_host": list(self.on("host")),
@@ -110,9 +113,10 @@ class Placed:
 
 
 def placed(sizes: Sizes, budget: int, host: int) -> Placed:
-    """As few layers off the device as its budget allows, evenly among the others; of these as few on disk as may be.
+    """Return the plan with as few layers off the device as its budget allows, spread evenly, and as few of these on
+    disk as the host's budget allows.
 
-    Raises InvalidRequest naming the budget that is too small, and what would do.
+    Raises InvalidRequest naming the budget that is too small, and what would suffice.
     """
     count = len(sizes.layers)
     if sizes.nbytes <= budget:
@@ -131,7 +135,9 @@ def placed(sizes: Sizes, budget: int, host: int) -> Placed:
 
 
 def _on_disk(found: Placed, host: int) -> Placed:
-    """With as few of its layers there as the host's budget allows."""
+    """Return the plan with as few of its offloaded layers on disk as the host's budget allows. Raises
+    InvalidRequest.
+    """
     if found.host_bytes <= host:
         return found
     layers = found.layers
@@ -151,12 +157,14 @@ def _on_disk(found: Placed, host: int) -> Placed:
 
 
 def paced_s(plan: Placed, copies_per_s: float, reads_per_s: float, layers_s: Sequence[float], rest_s: float) -> float:
-    """Seconds of a step, of many alike: whichever is slowest of disk, link and computing, and what does not overlap.
+    """Seconds of a step in a series of equal steps: those of disk, link or computing, whichever is slowest, and what
+    does not overlap.
 
-    layers_s  that each layer computes for; rest_s: embedding, head and what else a step does once
+    layers_s  seconds that each layer computes
+    rest_s    seconds for embedding, head and what else a step does once
 
-    A layer is copied as soon as one of the device's buffers is free, one copy after the other; one from disk once it
-    has been read, which begins as soon as one of the host's buffers is free.
+    A layer is copied as soon as one of the device's buffers is free, one copy after the other. A layer on disk is
+    copied once it has been read, which begins as soon as one of the host's buffers is free.
     """
     now = copied = read = 0.0
     free, staged, began, visit, turn = [0.0, 0.0], [0.0, 0.0], 0.0, 0, 0
@@ -180,5 +188,5 @@ def paced_s(plan: Placed, copies_per_s: float, reads_per_s: float, layers_s: Seq
 
 
 def host_refused(why: str) -> InvalidRequest:
-    """Of the option by its name."""
+    """Return an InvalidRequest that names the option for weights in the host's memory."""
     return InvalidRequest(f"{HOST_PARAM}: {why}", param=HOST_PARAM)

@@ -1,8 +1,9 @@
-"""Which weights stay in memory, and which come from disk with every step: told from their sizes alone.
+"""Plan of which weights stay in memory on a CPU, and which are read from disk in every step, made from their sizes
+alone.
 
-Rows of the embedding are the first to go: a step reads those of its tokens, a few KiB. Then layers, as few as will do:
-the more of them are on disk, the longer every step takes. Head and norms stay, and two buffers: for the layer that
-computes, and for the one on its way.
+Rows of the embedding go first: a step reads only those of its tokens, a few KiB. Then layers go, as few as will do,
+since every layer on disk makes steps longer. Head and norms stay, as do two buffers: one for the layer that computes,
+one for the next.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ __all__ = [
 
 PAGE = 4096
 PARAM = "weights_memory_bytes"
-STEPS = 4  # until they take as long as each other
+STEPS = 4  # simulated steps until they all take equally long
 
 
 class Budgets(NamedTuple):
-    """Bytes for weights. host: of its memory, where the device has one of its own; None: it has not."""
+    """Bytes that weights may take.
+
+    device  bytes of the device's memory
+    host    bytes of the host's memory, where the device has memory of its own; None where it has not
+    """
 
     device: int
     host: int | None
@@ -32,10 +37,10 @@ class Budgets(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of weights as kernels hold them.
+    """Bytes of weights in the form that kernels use.
 
-    fixed   head and norms
-    layers  the linears of each
+    fixed   bytes of head and norms
+    layers  bytes of the linears of each layer
     """
 
     embedding: int
@@ -49,7 +54,11 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """on_disk: of each layer; embedding: whether it is on disk."""
+    """Offload plan of a CPU.
+
+    on_disk    whether each layer is on disk
+    embedding  whether the embedding is on disk
+    """
 
     sizes: Sizes
     on_disk: tuple[bool, ...]
@@ -60,28 +69,28 @@ class Tiers:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Those that are on disk."""
+        """Numbers of the layers on disk."""
         return tuple(index for index, there in enumerate(self.on_disk) if there)
 
     @property
     def buffer_bytes(self) -> int:
-        """Of each of the two."""
+        """Bytes of each of the two buffers."""
         return max((in_pages(self.sizes.layers[index]) for index in self.layers), default=0)
 
     @property
     def read_bytes(self) -> int:
-        """Of layers, in every step."""
+        """Bytes of layers that every step reads from disk."""
         return sum(self.sizes.layers[index] for index in self.layers)
 
     @property
     def memory_bytes(self) -> int:
-        """What stays, and the buffers."""
+        """Bytes of memory that the weights which stay and the buffers take."""
         kept = self.sizes.nbytes - self.read_bytes - self.embedding * self.sizes.embedding
         return kept + 2 * self.buffer_bytes
 
     @property
     def told(self) -> dict[str, object]:
-        """For who reads JSON."""
+        """The plan as a dictionary for JSON."""
         return {
             "layers": list(self.layers),
             "embedding": self.embedding,
@@ -100,11 +109,13 @@ class Tiers:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Of one sequence with a short context.
+    """Expected speed of one sequence with a short context.
 
-    bytes_per_s   that the disk reads at, measured, past the page cache; None: nothing is read
-    layers_s      that each layer computes for, reading and copying left aside; rest_s: what else a step does once
-    copies_per_s  bytes that are copied from the host to a GPU; None: nothing is
+    bytes_per_s   bytes a second that the disk reads, measured past the page cache; None if nothing is read
+    layers_s      seconds that each layer computes, without reading and copying
+    rest_s        seconds of what else a step does once
+    step_s        seconds of a step
+    copies_per_s  bytes a second that are copied from the host to a GPU; None if nothing is
     """
 
     bytes_per_s: float | None
@@ -134,9 +145,10 @@ class Expected:
 
 
 def planned(sizes: Sizes, budget: int) -> Tiers:
-    """As few layers on disk as the budget allows, evenly among the others, so that each is read while some compute.
+    """Return the plan with as few layers on disk as the budget allows, spread evenly, so that each is read while others
+    compute.
 
-    Raises InvalidRequest where head, norms and two buffers are more than that.
+    Raises InvalidRequest where head, norms and two buffers exceed the budget.
     """
     count = len(sizes.layers)
     if sizes.nbytes <= budget:
@@ -152,9 +164,11 @@ def planned(sizes: Sizes, budget: int) -> Tiers:
 
 
 def step_s(tiers: Tiers, bytes_per_s: float, layers_s: Sequence[float], rest_s: float) -> float:
-    """Seconds of a step, of many alike: whichever is slower of reading and computing, and what does not overlap.
+    """Seconds of a step in a series of equal steps: those of reading or computing, whichever is slower, and what does
+    not overlap.
 
-    layers_s  that each layer computes for; rest_s: embedding, head and what else a step does once
+    layers_s  seconds that each layer computes
+    rest_s    seconds for embedding, head and what else a step does once
 
     A layer is read as soon as one of the two buffers is free, in the order of the layers and on into the next step.
     """
@@ -175,17 +189,17 @@ def step_s(tiers: Tiers, bytes_per_s: float, layers_s: Sequence[float], rest_s: 
 
 
 def refused(why: str) -> InvalidRequest:
-    """Of the option by its name."""
+    """Return an InvalidRequest that names the option for weights in memory."""
     return InvalidRequest(f"{PARAM}: {why}", param=PARAM)
 
 
 def in_pages(nbytes: int) -> int:
-    """Of a buffer for so many bytes, which may begin and end within a page."""
+    """Bytes of a buffer for `nbytes` bytes that may begin and end within a page."""
     return (-(-nbytes // PAGE) + 1) * PAGE
 
 
 def spread(some: int, count: int) -> tuple[bool, ...]:
-    """So many of them, as far from each other as can be."""
+    """Choose `some` of `count` items as evenly spread as possible; returns whether each is chosen."""
     chosen = {(2 * each + 1) * count // (2 * some) for each in range(some)}
     return tuple(index in chosen for index in range(count))
 

@@ -1,7 +1,7 @@
-"""What a plan makes of a model that nobody has loaded: its memory, and on a GPU its time.
+"""Calculation of what an offload plan means for a model that is not loaded: its memory and, on a GPU, its time.
 
-Times are a model: layers by the roofline, or the host's launches, copies by the PCIe that the card has (kernels/
-links.py), put together by `paced_s`. A disk's rate is in no table: who wants it measures one.
+Times are calculated: layers by the roofline or by the host's launches, copies by the card's own PCIe, put together by
+`paced_s`. No table has the speed of a disk, so that callers which need it measure one.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from .plan import Budgets, Expected, Tiers, planned
 __all__ = ["copies_per_s", "expected_on", "in_tiers", "least_s", "tiers_of"]
 
 _UNBOUND = float("inf")
-# Of a layer, no graph of which there is: some 13 launches, which took the host of an H200 about 60 us each before
-# Triton was no longer asked every time, and half of that since, without a GPU.
+# Seconds that the host takes to launch a layer without a CUDA graph: some 13 launches, which took the host of an H200
+# about 60 us each when every launch went through Triton, and take half of that since (measured without a GPU).
 _LAUNCHED_S = 13 * 30e-6
 
 
 def tiers_of(decoder: Decoder, budgets: Budgets) -> Tiers | Placed:
-    """Of an outline. Raises InvalidRequest."""
+    """Return the offload plan of an outline of a model. Raises InvalidRequest."""
     sizes = sizes_of(decoder)
     return planned(sizes, budgets.device) if budgets.host is None else placed(sizes, budgets.device, budgets.host)
 
 
 def in_tiers(parts: Parts, decoder: Decoder, plan: Tiers | Placed) -> Parts:
-    """Of a device: what stays, and the buffers, which are counted as weights; no graphs where layers come and go."""
+    """Return the bytes that an offloaded model takes of a device: weights that stay, with the two buffers, and no CUDA
+    graphs where layers are offloaded.
+    """
     gone = [sum((joined.held for joined in decoder.layers[index].linears), LayerMemory(0)) for index in plan.layers]
     embedding = decoder.embedding.nbytes if isinstance(plan, Tiers) and plan.embedding else 0
     weights = sum(each.weights for each in gone) + embedding - 2 * plan.buffer_bytes
@@ -44,12 +46,15 @@ def in_tiers(parts: Parts, decoder: Decoder, plan: Tiers | Placed) -> Parts:
 
 
 def copies_per_s(device: DeviceSpec) -> float:
-    """Bytes/s from the host's memory, by the card's own PCIe."""
+    """Bytes a second from the host's memory to the device, over the card's own PCIe."""
     return available_links(device, ["pcie"])[-1].bandwidth
 
 
 def expected_on(device: DeviceSpec, decoder: Decoder, plan: Placed, reads_per_s: float | None = None) -> Expected:
-    """Of one sequence with a short context. reads_per_s: of the disk; None: nothing is read."""
+    """Return the expected speed of one sequence with a short context.
+
+    reads_per_s  bytes a second of the disk; None if nothing is read from it
+    """
     rest_s = head_s(device, decoder, 1)
     layers_s = _each(decoder, tpot_s(device, decoder, 1, 1) - rest_s)
     copies = copies_per_s(device) if plan.layers else None
@@ -60,7 +65,9 @@ def expected_on(device: DeviceSpec, decoder: Decoder, plan: Placed, reads_per_s:
 def least_s(
     device: DeviceSpec, decoder: Decoder, plan: Placed, context: int, batch: int, chunk: int
 ) -> tuple[float, float]:
-    """To the first token of a prompt of that context, and per token of a batch: as long as a disk takes no time."""
+    """Return the seconds to the first token of a prompt of `context` tokens, and the seconds per token of a batch, as
+    if reading from disk took no time.
+    """
     rate, rest_s = copies_per_s(device), head_s(device, decoder, batch)
     layers_s = _each(decoder, tpot_s(device, decoder, context, batch) - rest_s)
     token_s = paced_s(plan, rate, _UNBOUND, layers_s, rest_s)
@@ -71,5 +78,7 @@ def least_s(
 
 
 def _each(decoder: Decoder, seconds: float) -> Sequence[float]:
-    """Of each layer, of which all are alike: computed, or launched by the host, whichever takes longer."""
+    """Return the seconds of each layer, of which all are alike: its computing or the host's launches, whichever takes
+    longer.
+    """
     return [max(seconds / len(decoder.layers), _LAUNCHED_S)] * len(decoder.layers)

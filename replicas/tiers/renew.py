@@ -1,7 +1,8 @@
-"""Tiers of other weights: what has changed is written to a file of this process alone, beside those before.
+"""New weights for an offloaded model, prepared beside those in use: what has changed is written to a file of this
+process.
 
-The file has no name, so that it goes with the last version that has anything of it. A layer that comes and goes is
-written whole, since it is read at once; of what stays in memory the changed parts are. Of a GPU: renew_device.py.
+The file has no name, so that it is deleted with the last version that uses any of it. A layer on disk is written whole,
+since it is read in one piece; of weights in memory only the changed parts are. On a GPU `renewed_on_device` does it.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ AnyTier = Tier | DeviceTier
 
 
 def renewed_decoder(decoder: Decoder, checkpoint: Checkpoint, changed: Collection[str]) -> Decoder:
-    """With the checkpoint's values of the tensors that have `changed`, and buffers of its own.
+    """Return a decoder with the checkpoint's values of the tensors that have `changed`, and with buffers of its own.
 
-    Whatever it raises, the one before is what it was: CheckpointError, Unavailable where the disk has no room,
-    InvalidRequest where the new weights cannot be on disk or take more memory than there is for them.
+    The decoder in use stays as it is, whatever is raised: CheckpointError; Unavailable where the disk has no space;
+    InvalidRequest where the new weights cannot be on disk or exceed the budget for memory.
     """
     tier, ops = decoder.tier, decoder.ops
     assert isinstance(tier, Tier)
@@ -49,7 +50,9 @@ def renewed_decoder(decoder: Decoder, checkpoint: Checkpoint, changed: Collectio
 
 
 def whole_layers(tier: AnyTier, checkpoint: Checkpoint, changed: Collection[str]) -> dict[int, frozenset[str]]:
-    """The layers that come and go of which a linear has changed, and what all linears of each are made of."""
+    """Return the offloaded layers of which a linear has changed, each with the names of all tensors that its linears
+    are made of.
+    """
     found = {}
     for index in tier.plan.layers:
         linears = layer_spec(checkpoint.config, index).linears
@@ -60,12 +63,14 @@ def whole_layers(tier: AnyTier, checkpoint: Checkpoint, changed: Collection[str]
 
 
 def with_their_layers(tier: AnyTier, checkpoint: Checkpoint, changed: Collection[str]) -> frozenset[str]:
-    """And what `whole_layers` has."""
+    """Return the changed tensors and all tensors of the offloaded layers of which a linear has changed."""
     return frozenset(changed).union(*whole_layers(tier, checkpoint, changed).values())
 
 
 def written(decoder: Decoder, tier: AnyTier, checkpoint: Checkpoint, changed: frozenset[str]) -> Place:
-    """A file of what is made of these tensors. Raises what `renewed_decoder` does."""
+    """Write a file of the weights that are made of these tensors, and return it. Raises what `renewed_decoder`
+    raises.
+    """
     ops, key = decoder.ops, secrets.token_hex(16)
     assert isinstance(ops, PackedLayerOps)
     nbytes = sum(checkpoint.tensors[name][1].nbytes for name in changed)
@@ -83,7 +88,7 @@ def written(decoder: Decoder, tier: AnyTier, checkpoint: Checkpoint, changed: fr
 
 
 def _plan(tier: Tier, places: list[Place]) -> Tiers:
-    """The same layers on disk, of whatever size they are now."""
+    """Return a plan with the same layers on disk and their new sizes. Raises InvalidRequest beyond the budget."""
     layers = list(tier.plan.sizes.layers)
     for layer in tier.plan.layers:
         _, begin, end = extent_in(places, layer)
@@ -95,7 +100,7 @@ def _plan(tier: Tier, places: list[Place]) -> Tiers:
 
 
 def used(places: list[Place]) -> list[Place]:
-    """Those that have anything that no newer one has."""
+    """Return the files, newest first, that have anything that no newer one has."""
     names = {name for each in places for name in (*each.index.tree, *_others(each))}
     newest = [next(each for each in places if each.has(name)) for name in names]
     return [each for each in places if each in newest]

@@ -1,8 +1,8 @@
-"""Tiers of a GPU of other weights, beside those before: with buffers of their own, there and on the host.
+"""New weights for a GPU's offloaded model, prepared beside those in use, with buffers of their own on device and host.
 
-What has changed is written to a file without a name, as renew.py has it, and comes from there to the device, to pinned
-memory, or with every step. Layers that have not changed stay pinned for both, as long as the slabs that they lie in,
-with whatever else these have held, are within the host's budget: otherwise all are pinned anew.
+What has changed is written to a file without a name, as on a CPU, and comes from there to the device, to pinned memory,
+or to a buffer with every step. Layers that have not changed keep their pinned memory, which both versions share as long
+as the slabs that they lie in, whole, are within the host's budget; otherwise all layers are pinned anew.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ Pinned = Mapping[int, Sequence[torch.Tensor]]
 
 
 def renewed_on_device(decoder: Decoder, checkpoint: Checkpoint, changed: Collection[str]) -> Decoder:
-    """With the checkpoint's values of the tensors that have `changed`: all of it is there when this returns.
+    """Return a decoder with the checkpoint's values of the tensors that have `changed`; all of it is loaded when this
+    returns.
 
-    Whatever it raises, the one before is what it was: CheckpointError, Unavailable where disk, host or device have no
-    room beside it, InvalidRequest where the new weights cannot be on disk or would by themselves be beyond a budget.
+    The decoder in use stays as it is, whatever is raised: CheckpointError; Unavailable where disk, host or device have
+    no memory for both versions; InvalidRequest where the new weights cannot be on disk, or alone would exceed a budget.
     """
     tier, ops = decoder.tier, decoder.ops
     assert isinstance(tier, DeviceTier)
@@ -63,7 +64,9 @@ def renewed_on_device(decoder: Decoder, checkpoint: Checkpoint, changed: Collect
 
 
 def _plan(tier: DeviceTier, places: list[Place]) -> Placed:
-    """The same layers in the same places, of whatever size they are now. Raises InvalidRequest beyond a budget."""
+    """Return a plan with the same layers in the same places and their new sizes. Raises InvalidRequest beyond a
+    budget.
+    """
     sizes, budgets = tier.plan.sizes, tier.budgets
     assert budgets.host is not None, "such a device has memory of its own"
     far = tier.plan.layers
@@ -77,20 +80,22 @@ def _plan(tier: DeviceTier, places: list[Place]) -> Placed:
 
 
 def _far(places: list[Place], layer: int) -> int:
-    """Bytes of a layer that comes and goes."""
+    """Bytes of the linears of a layer that is offloaded."""
     _, begin, end = extent_in(places, layer)
     return end - begin
 
 
 def _near(places: list[Place], layer: int) -> int:
-    """Of one that stays, whose linears may be of several files."""
+    """Bytes of the linears of a layer that stays on the device; they may be in several files."""
     names = {name for place in places for name in place.index.tree if layer_of(name) == layer}
     found = [(next(place for place in places if place.has(name)).index, name) for name in names]
     return sum(up(index.tensors[each].nbytes) for index, name in found for each in names_of(index, name))
 
 
 def _stays_pinned(tier: DeviceTier, plan: Placed, changed: Collection[int]) -> Pinned:
-    """Layers on the host whose memory the new weights share: all that have not changed, or none."""
+    """Return the pinned layers whose memory the new weights share: all that have not changed, or none if slabs that are
+    partly unused would exceed the host's budget.
+    """
     assert tier.budgets.host is not None
     kept = {layer: pieces for layer, pieces in tier.pinned.items() if layer not in changed}
     nbytes = shelves_bytes(kept.values(), _fresh_bytes(plan, kept)) + 2 * power_of_two(plan.staging_bytes)
@@ -98,12 +103,14 @@ def _stays_pinned(tier: DeviceTier, plan: Placed, changed: Collection[int]) -> P
 
 
 def _fresh_bytes(plan: Placed, pinned: Pinned) -> int:
-    """Of layers on the host that are not pinned yet."""
+    """Bytes of the layers on the host that are not pinned yet."""
     return sum(plan.sizes.layers[layer] for layer in plan.on("host") if layer not in pinned)
 
 
 def _check_host(plan: Placed, pinned: Pinned) -> None:
-    """Raises Unavailable where it has no room for what is to be pinned, beside what is: before anything is read."""
+    """Raise Unavailable, before anything is read, where the host lacks the memory to pin the new weights beside the old
+    ones.
+    """
     needed = pinned_bytes(_fresh_bytes(plan, pinned), 1) + 2 * power_of_two(plan.staging_bytes)
     if needed > (free := available_memory()):
         raise _no_room(f"the new weights want {mib(needed)} of it pinned, and {mib(free)} are free")

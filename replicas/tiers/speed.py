@@ -1,9 +1,9 @@
-"""How fast a model in tiers is expected to decode: its parts measured one by one, and put together by arithmetic.
+"""Expected decode speed of an offloaded model on a CPU, calculated from its parts, which are measured one by one.
 
-Reading and computing are each measured alone, in turn; that they overlap is what `step_s` adds. Means are taken and no
-medians, since a step has its share of what others on the machine take. An engine measures the very file and layers that
-it runs, `motley fit` the first layers of a checkpoint, and the file of repacked weights where there is one already: a
-disk's cache knows one file and not another. The first round is not counted.
+Reading and computing are each measured alone, in turn; `step_s` adds that they overlap. Means are taken rather than
+medians, since a step bears its share of what other programs on the machine take. An engine measures the very file and
+layers that it runs. `motley fit` measures the first layers of a checkpoint, and the file of repacked weights where
+there is one already, since a disk's cache may hold one file and not another. The first round is not counted.
 """
 
 from __future__ import annotations
@@ -33,14 +33,18 @@ from .tier import DiskLayer, Tier
 
 __all__ = ["READ_BYTES", "disk_rate", "largest_file", "measured", "one_token", "reckoned"]
 
-READ_BYTES = 1 << 30  # that a measurement reads, but for two steps of a larger model
+READ_BYTES = 1 << 30  # most bytes that a measurement reads, unless two steps of a large model read more
 _ROUNDS = 5
-_LAYERS_BYTES = 128 << 20  # of layers that compute in turn: more than a processor's cache has
+_LAYERS_BYTES = 128 << 20  # bytes of the layers that compute in turn: more than a processor's cache has
 
 
 @torch.inference_mode()
 def measured(decoder: Decoder) -> Expected:
-    """Of a decoder that is whole and that nobody uses: layers on disk are read, then computed. Raises EngineFault."""
+    """Measure the expected speed of a whole decoder that nothing else uses, by reading and computing its layers in
+    turn.
+
+    Raises EngineFault.
+    """
     tier, batch = decoder.tier, one_token()
     assert isinstance(tier, Tier)
     [cache] = decoder.ops.allocate_kv(1, 1, decoder.local.num_kv_heads, decoder.config.head_dim)
@@ -75,11 +79,12 @@ def measured(decoder: Decoder) -> Expected:
 
 @torch.inference_mode()
 def reckoned(checkpoint: Checkpoint, ops: Ops, plan: Tiers, file: Path | None = None) -> Expected:
-    """Of a plan that nothing has been made of: some layers are repacked and computed, and a file is read.
+    """Measure the expected speed of an offload plan for which nothing has been made yet: some layers are repacked and
+    computed, and a file is read.
 
-    file  that will be read; None: the checkpoint's own, as if both were on one disk
+    file  file that will be read; None for the checkpoint's own, as if both were on one disk
 
-    Raises CheckpointError, EngineFault.
+    Raises CheckpointError and EngineFault.
     """
     weights = Weights(checkpoint.tensors, ops.device)
     source = Source(weights, checkpoint.format, ops)
@@ -111,7 +116,7 @@ def reckoned(checkpoint: Checkpoint, ops: Ops, plan: Tiers, file: Path | None = 
 
 @functools.cache
 def disk_rate(path: Path, nbytes: int) -> float:
-    """Bytes/s of a file, read so many at a time as an engine reads layers. Raises EngineFault."""
+    """Bytes a second at which a file is read in pieces of `nbytes`, as an engine reads layers. Raises EngineFault."""
     rates: list[float] = []
     with _Pieces(path, nbytes) as pieces:
         for _ in range(_ROUNDS):
@@ -124,12 +129,14 @@ def disk_rate(path: Path, nbytes: int) -> float:
 
 
 def largest_file(checkpoint: Checkpoint) -> Path:
-    """Of its own, to be read as if what is kept were on the same disk."""
+    """Return the largest file of a checkpoint, to be read as if the cache of weights were on the same disk."""
     return max({path for path, _ in checkpoint.tensors.values()}, key=lambda path: path.stat().st_size)
 
 
 class _Pieces:
-    """A file read as an engine reads its layers, so many bytes at a time, from its start again at its end."""
+    """File that is read as an engine reads its layers, `size` bytes at a time, and from its start again when it
+    ends.
+    """
 
     def __init__(self, path: Path, size: int) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -143,7 +150,7 @@ class _Pieces:
         self._reader = ThreadPoolExecutor(1)
 
     def read(self) -> None:
-        """In another thread, as the engine does. Raises EngineFault."""
+        """Read the next piece in another thread, as the engine does. Raises EngineFault."""
         if self._begin + self.size > self._end:
             self._begin = 0
         self._reader.submit(self._file.read, self._memory, self._begin, self._begin + self.size).result()
@@ -162,6 +169,9 @@ def _expected(plan: Tiers, rate: float | None, layers_s: Sequence[float], rest_s
 
 
 def one_token(move: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous) -> StepBatch:
-    """The first of its sequence. move: brings tensors where they shall be."""
+    """Return a batch of one token, the first of its sequence.
+
+    move  copies a tensor to the device where it is to be
+    """
     zero, table = move(torch.zeros(1, dtype=torch.int64)), move(torch.zeros(1, 1, dtype=torch.int32))
     return StepBatch(zero, zero, zero, (0, 1), (1,), table, zero, num_decodes=1)

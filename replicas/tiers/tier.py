@@ -1,4 +1,6 @@
-"""Kept files as the tiers of a running model: what stays is mapped, what does not is read into two buffers."""
+"""Offload on a CPU: layers that stay are mapped from the files of repacked weights, others are read into two
+buffers.
+"""
 
 from __future__ import annotations
 
@@ -31,29 +33,32 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class Place:
-    """A file, and what it has."""
+    """Opened file of repacked weights, with the index of what it holds."""
 
     def __init__(self, descriptor: int, index: Index) -> None:
-        """descriptor: of the file; stays the caller's. Raises OSError."""
+        """Open the file of `descriptor` again; that descriptor stays the caller's. Raises OSError."""
         self.file, self.index = DirectFile(descriptor), index
 
     def has(self, name: str) -> bool:
-        """A linear of that name, or another tensor."""
+        """Return whether the file has a linear or another tensor of that name."""
         return name in self.index.tree or PLAIN + name in self.index.tensors
 
 
 class Tier:
-    """The files, their plan, and the buffers. expected: how fast it is, once that was measured."""
+    """Weights of a model on a CPU that are partly on disk: the files, the plan, and the buffers.
+
+    expected  expected speed, once it was measured
+    """
 
     expected: Expected | None = None
 
     def __init__(self, places: Sequence[Place], plan: Tiers, budget: int, cache: WeightsCache) -> None:
-        """Raises OSError.
+        """Open the offload with its buffers, and begin to read. Raises OSError.
 
-        places  what one of them has, stands for what those after it have by the same name; of a layer on disk all
-                linears are in one
-        budget  bytes in memory that the plan keeps to
-        cache   on whose disk all of them are
+        places  files, newest first: a tensor that several have is taken from the first of them; all linears of a layer
+                on disk are in one file
+        budget  bytes of memory that the plan keeps to
+        cache   cache of weights, on whose disk all files are
         """
         self.places, self.plan, self.budget, self.cache = places, plan, budget, cache
         self.extents = {layer: extent_in(places, layer) for layer in plan.layers}
@@ -61,44 +66,48 @@ class Tier:
         self.buffers = [mmap.mmap(-1, plan.buffer_bytes) for _ in range(count)]
         self._views = [memoryview(buffer) for buffer in self.buffers]
         for place, begin, end in self.extents.values():
-            place.file.forget(begin, end)  # what the check of the file has left in the page cache
+            place.file.forget(begin, end)  # checking the file has filled the page cache with it
         self.ahead = Ahead(plan.layers, self.read) if plan.layers else None
 
     def place_of(self, name: str) -> Place:
-        """Where a linear is, or another tensor. Raises StopIteration if nowhere."""
+        """Return the file that has a linear or another tensor of that name. Raises StopIteration if there is none."""
         return next(place for place in self.places if place.has(name))
 
     def read(self, layer: int, buffer: int) -> None:
-        """A layer from disk, as its kernels hold it. Raises EngineFault."""
+        """Read the linears of a layer from disk into a buffer, in the form that kernels use. Raises EngineFault."""
         place, begin, end = self.extents[layer]
         place.file.read(self._views[buffer], begin, end)
 
     def rows(self) -> Rows:
-        """The embedding."""
+        """Return the embedding as a table whose rows are read from disk."""
         place = self.place_of(EMBEDDING)
         info = place.index.tensors[PLAIN + EMBEDDING]
         return Rows(place.file, place.index.start + info.begin, info.shape, DTYPES[info.dtype])
 
     @property
     def held(self) -> LayerMemory:
-        """The buffers."""
+        """Bytes of memory that the buffers take."""
         return LayerMemory(sum(map(len, self.buffers)))
 
     def stop(self) -> None:
-        """Nothing is computed with it any more; another one may have some of its files."""
+        """End the reading ahead, when nothing is computed with these weights any more; their files may still be in use
+        by another version.
+        """
         if self.ahead is not None:
             self.ahead.close()
             self.ahead = None
 
     def close(self) -> None:
-        """Nobody reads its files any more."""
+        """Stop, and close the files, which no version of the weights uses any more."""
         self.stop()
         for place in self.places:
             place.file.close()
 
 
 class FromFile:
-    """Implements `Shelf`. Layers on disk are made over one of the buffers."""
+    """Maker of a decoder's linears and tensors from files of repacked weights; layers on disk are made over a buffer.
+    Implements `Shelf`.
+    """
 
     in_order = False
 
@@ -114,9 +123,9 @@ class FromFile:
         place = self._tier.place_of(name)
         info = place.index.tensors[PLAIN + name]
         if name == EMBEDDING and self._tier.plan.embedding:
-            return torch.empty(0, info.shape[1], dtype=DTYPES[info.dtype])  # its rows stand for it
+            return torch.empty(0, info.shape[1], dtype=DTYPES[info.dtype])  # `Tier.rows` takes its place
         found = mapped(place, [info])(info)
-        return found if name == EMBEDDING else found.clone()  # of a norm a page would be mapped
+        return found if name == EMBEDDING else found.clone()  # a mapped norm would take a whole page
 
     def _mapped(self, place: Place, name: str) -> Callable[[str], torch.Tensor]:
         infos = [place.index.tensors[each] for each in names_of(place.index, name)]
@@ -134,7 +143,10 @@ class FromFile:
 
 
 def mapped(place: Place, infos: list[TensorInfo]) -> Callable[[TensorInfo], torch.Tensor]:
-    """These alone, all at once: of the whole file Linux would see that it may never be in memory, and refuse."""
+    """Map the bytes of these tensors from a file into memory, all at once, and return a function that finds each.
+
+    The rest of the file is not mapped: Linux would refuse to map a file that is larger than memory.
+    """
     start = place.index.start
     begin, end = start + min(info.begin for info in infos), start + max(info.end for info in infos)
     first = begin // PAGE * PAGE
@@ -144,7 +156,10 @@ def mapped(place: Place, infos: list[TensorInfo]) -> Callable[[TensorInfo], torc
 
 
 class DiskLayer(Layer):
-    """A layer that is read for every step. It is made once over each buffer: nothing is made while a step runs."""
+    """Layer whose linears are read from disk for every step.
+
+    It is made once over each of the two buffers, so that nothing needs to be made while a step runs.
+    """
 
     def __init__(self, index: int, ahead: Ahead, twins: tuple[Layer, ...]) -> None:
         self.index, self.twins = index, twins
@@ -155,13 +170,13 @@ class DiskLayer(Layer):
 
     @property
     def held(self) -> LayerMemory:
-        """What stays: the norms."""
+        """Bytes that always stay in memory: those of the norms."""
         return LayerMemory(super().held.nbytes - sum(linear.held.nbytes for linear in self.linears))
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, rope: Rope, cache: torch.Tensor, batch: StepBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Raises EngineFault where it cannot be read."""
+        """Compute the layer when it has been read. Raises EngineFault where it cannot be read."""
         buffer = self.ahead.take(self.index)
         try:
             return self.twins[buffer](x, residual, rope, cache, batch)
@@ -170,32 +185,32 @@ class DiskLayer(Layer):
 
 
 def layer_of(name: str) -> int:
-    """Of a linear's name; -1: it is of no layer."""
+    """Return the number of the layer that a tensor's name belongs to; -1 if it belongs to none."""
     found = _LAYER.match(name)
     return int(found[1]) if found else -1
 
 
 def names_of(index: Index, name: str) -> list[str]:
-    """Of a linear's tensors in the file."""
+    """Return the names of a linear's tensors in the file."""
     return [each for part in index.tree[name] for each in part["tensors"].values()]
 
 
 def extent_of(index: Index, layer: int) -> tuple[int, int]:
-    """The bytes of a layer's linears, from the start of the tensors' data: they lie together."""
+    """Return the range of bytes of a layer's linears, which lie together, from the start of the tensors' data."""
     names = [name for linear in index.tree if layer_of(linear) == layer for name in names_of(index, linear)]
     infos = [index.tensors[name] for name in names]
     return min(info.begin for info in infos), up(max(info.end for info in infos))
 
 
 def extent_in(places: Sequence[Place], layer: int) -> tuple[Place, int, int]:
-    """Where a layer's linears are that stand: in which file, and from where to where in it."""
+    """Return the first of these files that has a layer's linears, and their range of bytes in it."""
     place = next(each for each in places if any(layer_of(linear) == layer for linear in each.index.tree))
     begin, end = extent_of(place.index, layer)
     return place, place.index.start + begin, place.index.start + end
 
 
 def sizes_in(index: Index, num_layers: int) -> Sizes:
-    """Of a file, as it has them."""
+    """Return the sizes of the weights in a file."""
     layers = [extent_of(index, layer) for layer in range(num_layers)]
     others = [name for linear in index.tree if layer_of(linear) < 0 for name in names_of(index, linear)]
     others += [name for name in index.tensors if name.startswith(PLAIN) and name != PLAIN + EMBEDDING]
@@ -204,7 +219,7 @@ def sizes_in(index: Index, num_layers: int) -> Sizes:
 
 
 def up(nbytes: int) -> int:
-    """As the file has it: the next tensor begins there."""
+    """Round a number of bytes up to the file's alignment, at which the next tensor begins."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 

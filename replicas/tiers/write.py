@@ -1,4 +1,4 @@
-"""The file of repacked weights written layer by layer, where the whole model would not fit memory."""
+"""Writer of the file of repacked weights, layer by layer, for a model that would not fit memory as a whole."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ from .plan import PAGE, PARAM, refused
 
 __all__ = ["write_file", "write_parts"]
 
-_HEADER_BYTES = 1 << 10  # of each tensor of the checkpoint, more than any takes
+_HEADER_BYTES = 1 << 10  # bytes of the header reserved for each tensor of the checkpoint, more than any takes
 
 
 def write_file(checkpoint: Checkpoint, ops: Ops, repacking: PackedLayerOps, cache: WeightsCache, key: str) -> None:
-    """At most one linear, or the head, is in memory as it is and repacked; and pages that are given back.
+    """Write the file into the cache of weights under `key`.
 
-    Raises CheckpointError naming file and tensor, InvalidRequest where layers cannot be kept or there is no room,
-    EngineFault where the disk fails.
+    At most one linear, or the head, is in memory in both its original and its repacked form, besides pages that can be
+    dropped. Raises CheckpointError naming file and tensor, InvalidRequest where layers cannot be kept on disk or the
+    disk has no space, and EngineFault where the disk fails.
     """
     try:
         nbytes = checkpoint.nbytes
         write = partial(write_parts, checkpoint, ops, repacking, key)
-        written = cache.fill(key, nbytes, write, most=max(MOST_BYTES, nbytes))  # without it nothing can be served
+        written = cache.fill(key, nbytes, write, most=max(MOST_BYTES, nbytes))  # this model needs it, however large
     except (OSError, KeptFileError) as error:
         raise EngineFault(f"{PARAM}: the file of repacked weights cannot be written: {error}") from error
     if not written:
@@ -47,7 +48,7 @@ def write_file(checkpoint: Checkpoint, ops: Ops, repacking: PackedLayerOps, cach
 
 
 def _give_back() -> None:
-    """What was freed meanwhile: glibc keeps up to a few large tensors, which count like those that are used."""
+    """Return freed memory to the system: glibc keeps up to a few large tensors, which count like memory in use."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -62,9 +63,9 @@ def write_parts(
     before: Decoder | None = None,
     changed: Collection[str] = frozenset(),
 ) -> None:
-    """All of a model; or what is made of the tensors that have `changed`, where there is one `before`.
+    """Write all of a model to a file; or, with a decoder `before`, what is made of the tensors that have `changed`.
 
-    Raises what `write_file` does, but OSError and KeptFileError as they are.
+    Raises what `write_file` raises, but OSError and KeptFileError unchanged.
     """
     layout = decoder_layout(checkpoint.config, checkpoint.format)
     weights = Weights(checkpoint.tensors, ops.device, None, lambda name, tensor: problem_of(layout[name], tensor))
@@ -80,12 +81,14 @@ def write_parts(
     weights.finish(tolerated)
     choices = {what: why for what, why in ops.choices.items() if what.startswith(("layer, ", "head, "))}
     writing.finish(key, choices)
-    os.fsync(file.fileno())  # what is not on disk yet stays in the page cache
+    os.fsync(file.fileno())  # pages that are not on disk yet could not be dropped from the page cache
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class _Writing:
-    """Implements `Shelf`: everything is made, written and let go of; norms last, so that layers lie together."""
+    """Writer of a decoder's linears and tensors: each is made, written and freed. Norms are written last, so that the
+    linears of a layer lie together. Implements `Shelf`.
+    """
 
     in_order = True
 
@@ -112,7 +115,7 @@ class _Writing:
             return self._small[name]
         self._writer.add(PLAIN + name, make())
         self._weights.unmap()
-        return self._writer.mapped(PLAIN + name).to(self._weights.device)  # a head may be made of it, or be it
+        return self._writer.mapped(PLAIN + name).to(self._weights.device)  # the head may be made of it
 
     def finish(self, key: str, choices: dict[str, str]) -> None:
         for name, tensor in self._small.items():
@@ -121,7 +124,7 @@ class _Writing:
 
 
 class _Written:
-    """Stands for a linear that is on disk by now."""
+    """Placeholder for a linear that has been written to disk."""
 
     kernel = "written"
     held = LayerMemory(0)
