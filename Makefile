@@ -20,13 +20,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ENTRY = $(BIN)/python -c "import sys, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; $(1)"
 TORCH = $(call ENTRY,print(*[d for d in project['dependencies'] if d.startswith('torch>')]))
 PROTOS = $(call ENTRY,print(*project['optional-dependencies']['protos']))
+DOCS = $(call ENTRY,print(*project['optional-dependencies']['docs']))
 
 # Byte code is kept whatever the caller's shell says: tests start hundreds of processes, each of which would compile
 # Motley's own files anew, for 0.2 s to 0.4 s.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test thorough lint types imports unit durations unit-system unit-replicas unit-rest unit-kernels kernels matrix table gencode graph reference schema written protos clean
+.PHONY: help serve install test thorough lint types imports unit durations unit-system unit-replicas unit-rest unit-kernels kernels matrix table gencode graph reference schema written docs protos clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -109,16 +110,22 @@ $(VENV)/.kernels.md: $(VENV)/.dev $(CUDA_TRITONS:%=$(VENV)/.triton-%)
 gencode: $(VENV)/.protos  ## the gRPC code is what the protos make
 	$(VENV)/protos/bin/python cluster/protos/generate.py --check
 
-graph: $(VENV)/.dev  ## draw the module graph of the README anew
+graph: $(VENV)/.dev  ## draw docs/modules.svg, the picture of all modules, anew
 	$(BIN)/python tests/support/module_graph.py
 
-reference: $(VENV)/.dev  ## write docs/api.md anew from the protos and the OpenAPI document
+reference: $(VENV)/.dev  ## write docs/api.md and the pages of docs/reference that follow from the code anew
 	$(BIN)/python -m motley.cluster.reference
+	$(BIN)/python tools/reference_pages.py
 
 schema: $(VENV)/.dev  ## write deploy/fleet.schema.json anew
 	$(BIN)/python -m motley.cluster.fleet.schema
 
 written: graph reference schema  ## all that is written anew from the sources: before each commit
+
+# The builder tells of dead links and of pages that are not there, and fails.
+docs: $(VENV)/.docs  ## build the site of docs/ into build/site
+	$(VENV)/docs/bin/python tools/site_pages.py
+	$(VENV)/docs/bin/zensical build --clean --strict --config-file mkdocs.yml
 
 protos: $(VENV)/.protos  ## generate the gRPC code anew
 	$(VENV)/protos/bin/python cluster/protos/generate.py
@@ -152,6 +159,12 @@ $(VENV)/.triton-%: $(VENV)/.python
 $(VENV)/.protos: pyproject.toml $(VENV)/.python
 	@$(BIN)/python -m venv $(VENV)/protos
 	@$(VENV)/protos/bin/python -m pip install --quiet --disable-pip-version-check $$($(PROTOS))
+	@touch $@
+
+# A venv of its own: the site needs nothing of ours, and nothing of ours the builder.
+$(VENV)/.docs: pyproject.toml $(VENV)/.python
+	@$(BIN)/python -m venv $(VENV)/docs
+	@$(VENV)/docs/bin/python -m pip install --quiet --disable-pip-version-check $$($(DOCS))
 	@touch $@
 
 $(VENV)/.python:

@@ -19,7 +19,8 @@ Written by `make reference` from the protos, the OpenAPI document and the source
 
 One model is served over every protocol here by one service, and a request means the same over each of them. Every
 call needs an API key where the service has any: `Authorization: Bearer …` or `x-api-key: …`, as a header over HTTP
-and as metadata over gRPC. Fields that are unknown or not supported are refused by name. Where the column `default` is
+and as metadata over gRPC. Fields that are not supported are refused by name; fields of HTTP that nobody knows go by
+`--unknown-fields`. Where the column `default` is
 empty, what is not given is not there. Every GET answers HEAD too, without the body. `motley.v1.ControlPlane` and KEDA's
 `externalscaler.ExternalScaler` answer on the admin port, to admins' keys alone.
 """

@@ -1,4 +1,4 @@
-"""docs/api.md is what the protos, the OpenAPI document and the sources make of it, and nothing is missing."""
+"""docs/api.md and docs/reference are what protos, OpenAPI document and sources make of them; nothing is missing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reference_pages
 from fastapi.routing import APIRoute
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, ServiceDescriptor
 
@@ -36,6 +37,11 @@ def text() -> str:
 
 def test_the_page_is_up_to_date(text: str) -> None:
     assert PAGE.read_text(encoding="utf-8") == text, "run `make reference`"
+
+
+def test_the_pages_of_commands_fleet_files_and_metrics_are_up_to_date() -> None:
+    stale = [path.name for path, text in reference_pages.pages().items() if path.read_text(encoding="utf-8") != text]
+    assert stale == [], "run `make reference`, and commit docs/reference"
 
 
 @pytest.mark.parametrize("service", [*SERVICES, *ADMIN_SERVICES[:2]], ids=lambda service: service.full_name)
