@@ -1,7 +1,7 @@
 """What a checkpoint folder says about its tokenizer: special tokens and chat templates.
 
-Several files may say the same thing. The one that counts is the one that transformers takes; docs/checkpoints.md has
-the table.
+Several files may say the same thing. The one that counts is the one that transformers takes;
+docs/reference/checkpoints.md has the table.
 """
 
 from __future__ import annotations

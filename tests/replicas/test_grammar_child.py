@@ -108,7 +108,7 @@ def test_each_schema_has_its_own_order(vocabulary: Vocabulary) -> None:
 
 
 def test_a_count_of_names_that_the_library_would_let_come_twice_is_refused(vocabulary: Vocabulary) -> None:
-    """Once the library keeps to this, it is to be served, and docs/structured-output.md to say no more of it."""
+    """Once the library keeps to this, it is to be served, and docs/guides/structured-output.md to say no more of it."""
     schema = {"additionalProperties": {"type": "integer"}, "minProperties": 2}
     with pytest.raises(InvalidRequest, match="'minProperties' of more than 1"):
         GrammarSpec.json_schema(schema)
