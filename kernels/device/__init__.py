@@ -1,4 +1,4 @@
-"""Facts and arithmetic about GPUs: compute capabilities, the table of devices, links, precision policy, roofline,
-occupancy. Imports no other folder; a new card is a row of `device_table`, a new capability a row of
-`compute_capability`.
+"""Facts and arithmetic about GPUs: capabilities, devices, links, precision policy, roofline and occupancy.
+
+Imports no other folder; a new card is a row of `device_table`, a new compute capability a row of `compute_capability`.
 """

@@ -1,4 +1,4 @@
-"""Compute capabilities: what an architecture fixes for every device that has it, each figure with its source."""
+"""Compute capabilities: properties that an architecture fixes for all its devices, each figure with its source."""
 
 from __future__ import annotations
 
@@ -21,24 +21,27 @@ Instruction = Literal["fma.rn.f32", "mma.sync", "wgmma", "tcgen05"]
 Int8Unit = Literal["none", "dp4a", "tensor"]
 
 _KIB = 1024
-Release = tuple[int, int]  # of torch
+Release = tuple[int, int]  # major and minor version of torch
 
 
 class UnsupportedCapability(ValueError):
-    """A compute capability for which there are no kernels. The message says which there are."""
+    """Compute capability for which there are no kernels; the message lists the supported ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """Sizes in bytes, registers of 32 bits; a rate is fused multiply-adds that one SM ends per clock.
+    """Compute capability: sizes in bytes, registers of 32 bits, rates in fused multiply-adds that one SM completes per
+    clock.
 
-    shared_optin     most shared memory of a block that asks for it; shared_default without asking
+    shared_optin     most shared memory of a block that asks for it; `shared_default` is the limit without asking
     shared_reserved  shared memory that the driver takes from each block
-    fp16_fma         on the same lanes as fp32, two packed in a register where that is faster
-    dp4a             instructions, each four multiply-adds of int8; 0 where there are none or the tensor cores do it
-    tensor_fma       dense, of fp16 summed in fp16; int8 and fp8 run at twice that. 0 without tensor cores
-    instruction      what Triton makes of `tl.dot` in half precision, from instruction_rows rows in a block;
-                     with fewer it is mma.sync
+    fp16_fma         rate on the CUDA cores, with two numbers packed in a register where that is faster
+    dp4a             rate of dp4a instructions, each four int8 multiply-adds; 0 where there are none or the tensor cores
+                     do it
+    tensor_fma       dense rate of tensor cores for fp16 summed in fp16; int8 and fp8 run at twice that. 0 without
+                     tensor cores
+    instruction      instruction to which Triton compiles `tl.dot` in half precision, if a block has at least
+                     `instruction_rows` rows; with fewer rows it is mma.sync
     """
 
     major: int
@@ -62,7 +65,7 @@ class Capability:
     instruction_rows: int
     registers_per_sm: int = 64 * _KIB
     registers_per_thread: int = 255
-    register_granularity: int = 256  # registers, given to a warp at a time
+    register_granularity: int = 256  # registers are allocated to warps in multiples of this
     shared_default: int = 48 * _KIB
     threads_per_block: int = 1024
     warp: int = 32
@@ -84,7 +87,9 @@ class Capability:
 
     @property
     def torch_builds(self) -> tuple[str, ...]:
-        """The CUDA builds of torch with machine code that runs here: same major, no higher minor."""
+        """CUDA builds of torch with machine code that runs on this capability: of the same major, and no higher minor,
+        number.
+        """
         return tuple(
             build
             for build, built_for in TORCH_BUILDS.items()
@@ -93,21 +98,21 @@ class Capability:
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """Field -> where it is from."""
+        """Source of each field's figure, by field name."""
         guide = dict.fromkeys((field.name for field in fields(self)), _GUIDE)
         return {**guide, **_SOURCES, **_SOURCES_OF.get(self.version, {}), "torch_builds": _MATRIX}
 
 
-# The list of cu130 was read out of torch 2.13 as well. cu126 is the last with 6.x and 7.0. It has no 9.0 here: the
-# matrix lists it, the build script since 2.11 says it is left out.
+# Compute capabilities of each CUDA build of torch. The list of cu130 was also read out of torch 2.13. cu126 is the last
+# build with 6.x and 7.0. It has no 9.0 here: the support matrix lists it, but the build script omits it since 2.11.
 TORCH_BUILDS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "cu126": ((5, 0), (6, 0), (7, 0), (7, 5), (8, 0), (8, 6)),
     "cu128": ((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)),
     "cu130": ((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)),
 }
 
-# From the first that has such a build to before the first that has it no more. cu126: PyTorch keeps it in 2.14, as
-# legacy, and means to drop it in 2.15 (its issues 190355 and 190385).
+# First release of torch that has each build, and the first that no longer has it. PyTorch keeps cu126 in 2.14 as
+# legacy, and plans to drop it in 2.15 (its issues 190355 and 190385).
 TORCH_RELEASES: Mapping[str, tuple[Release, Release | None]] = {
     "cu126": ((2, 6), (2, 15)),
     "cu128": ((2, 7), (2, 12)),
@@ -123,7 +128,13 @@ def _capability(
     lanes: tuple[int, int, int, int],
     dot: tuple[Instruction, int] = ("fma.rn.f32", 1),
 ) -> Capability:
-    """sm: threads, blocks; shared_kib: per SM, most per block; lanes: fp32, fp16, dp4a, tensor."""
+    """Return one row of the table of capabilities.
+
+    sm          (threads, blocks) per SM
+    shared_kib  (per SM, most per block) in KiB
+    lanes       rates (fp32, fp16, dp4a, tensor)
+    dot         (instruction, fewest rows) of `tl.dot`
+    """
     major, minor = version
     shared_per_sm, shared_optin = (kib * _KIB for kib in shared_kib)
     return Capability(
@@ -187,7 +198,7 @@ _SOURCES_OF: Mapping[tuple[int, int], Mapping[str, str]] = {
 
 
 def capability_of(major: int, minor: int) -> tuple[Capability, str]:
-    """The capability, and "" or a note that a lower one stands in for it.
+    """Return the capability, and "" or a note that a lower one is used in its place.
 
     Raises UnsupportedCapability below 6.0.
     """

@@ -1,4 +1,4 @@
-"""What kernels run on: the GPU at hand, or on a machine without one a stand-in that Triton's interpreter computes."""
+"""Device context of kernels: a GPU, or, on a machine without one, a simulated GPU on Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ __all__ = ["DeviceContext", "gpu_context", "interpreter_context"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceContext:
-    """device: where tensors live. policy: which kernels, and in what. about: the figures of the GPU."""
+    """Device context that kernels run in.
+
+    device  device of the tensors
+    policy  precision policy, which selects kernels and dtypes
+    about   figures of the GPU
+    """
 
     device: torch.device
     policy: PrecisionPolicy
@@ -25,19 +30,19 @@ class DeviceContext:
 
     @property
     def real(self) -> bool:
-        """A stand-in computes the same kernels, and its times mean nothing."""
+        """Whether this is a GPU; the interpreter computes the same kernels, but its times mean nothing."""
         return self.device.type == "cuda"
 
     @property
     def cache_bytes(self) -> int:
-        """What inputs must be rotated past. A stand-in has nothing to rotate for."""
+        """Bytes of cache that benchmark inputs must exceed when rotated; 0 for the interpreter."""
         return self.about.l2 or 0 if self.real else 0
 
 
 def gpu_context(device: torch.device) -> DeviceContext:
-    """Makes it the current device: that is where Triton launches.
+    """Return the context of a GPU and make it the current device, since Triton launches on the current device.
 
-    Raises ValueError for one that this torch has no machine code for: CUDA would say so when weights are loaded.
+    Raises ValueError for a GPU for which this torch has no machine code; CUDA would fail only when weights are loaded.
     """
     properties = torch.cuda.get_device_properties(device)
     capability, archs = (properties.major, properties.minor), torch.cuda.get_arch_list()
@@ -51,7 +56,10 @@ def gpu_context(device: torch.device) -> DeviceContext:
 
 
 def interpreter_context(capability: tuple[int, int]) -> DeviceContext:
-    """For TRITON_INTERPRET=1. In fp16 where the policy says bf16, which the interpreter computes wrongly."""
+    """Return the context of a simulated GPU, for TRITON_INTERPRET=1.
+
+    It uses fp16 where the policy says bf16, which the interpreter computes wrongly.
+    """
     policy = policy_of(*capability)
     if policy.storage == "bf16":
         policy = replace(policy, storage="fp16", compute="fp16")

@@ -1,4 +1,4 @@
-"""Which device is this? By the name that torch gives it, else by its shape, else by its capability alone."""
+"""Lookup of a device: by the name that torch gives it, else by SMs and memory, else by its compute capability alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _FROM_TORCH = "torch.cuda.get_device_properties"
 
 @dataclass(frozen=True, slots=True)
 class DeviceMatch:
-    """A device and how it was found: "name"; "shape", by capability, SMs and memory; "capability", a stand-in."""
+    """Device that was found, and how it was found.
+
+    by  "name"; "shape": by capability, SMs and memory; "capability": an estimate for an unknown device
+    """
 
     device: DeviceSpec
     by: Literal["name", "shape", "capability"]
@@ -24,7 +27,7 @@ class DeviceMatch:
 
 
 class DeviceProperties(Protocol):
-    """What is read of torch.cuda.get_device_properties."""
+    """Properties that are read from torch.cuda.get_device_properties."""
 
     name: str
     major: int
@@ -36,10 +39,11 @@ class DeviceProperties(Protocol):
 def find_device(
     name: str, capability: tuple[int, int], sms: int | None = None, memory: int | None = None
 ) -> DeviceMatch:
-    """The device that torch calls `name`, or the nearest to it that is known.
+    """Return the device that torch calls `name`, or the nearest known one.
 
-    Of several of one shape the one with the least bandwidth. With nothing but the capability: of what is known of
-    it, the least arithmetic and the least bandwidth per SM. Raises UnsupportedCapability below 6.0.
+    Of several devices with the same SMs and memory it is the one with the least bandwidth. If only the capability is
+    known it has the least arithmetic and the least bandwidth per SM of the known devices of that capability. Raises
+    UnsupportedCapability below 6.0.
     """
     chip, note = capability_of(*capability)
     known = [device for device in DEVICES if device.capability is chip]
@@ -59,10 +63,10 @@ def find_device(
 
 
 def match_device(properties: DeviceProperties) -> DeviceMatch:
-    """The device that torch describes: SMs, memory and L2 as torch says, the rest from the table."""
+    """Return the device that torch describes: SMs, memory and L2 as torch reports them, the rest from the table."""
     sms, memory = properties.multi_processor_count, properties.total_memory
     found = find_device(properties.name, (properties.major, properties.minor), sms, memory)
-    device = found.device.scaled(sms)  # a part of a card (MIG) has fewer than its name promises
+    device = found.device.scaled(sms)  # a partition of a card (MIG) has fewer SMs than the whole card
     l2 = getattr(properties, "L2_cache_size", None) or device.l2
     told = dict.fromkeys(("sms", "memory", *(["l2"] if l2 != device.l2 else [])), _FROM_TORCH)
     device = replace(device, name=properties.name, memory=memory, l2=l2, sources={**device.sources, **told})
@@ -70,12 +74,12 @@ def match_device(properties: DeviceProperties) -> DeviceMatch:
 
 
 def _matches_memory(memory: int, nominal: int) -> bool:
-    """What torch finds of it: the driver and ECC take up to a tenth."""
+    """Return whether reported memory fits a nominal size: the driver and ECC take up to a tenth."""
     return 0.88 * nominal <= memory <= 1.02 * nominal
 
 
 def _conservative_device(known: list[DeviceSpec], sms: int | None) -> tuple[DeviceSpec, str]:
-    """A stand-in of a capability that promises no more than any of its devices holds, SM for SM."""
+    """Return an estimate for an unknown device: no faster per SM than any known device of the capability."""
 
     def arithmetic(device: DeviceSpec) -> float:
         return device.rates.get("tensor-fp16", device.rates["fp32"]) / device.sms

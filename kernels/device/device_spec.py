@@ -1,4 +1,4 @@
-"""A device: how many SMs it has, how fast they are, how much memory there is, and who says so."""
+"""Specification of a device: number of SMs, speed, memory, and the source of each figure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .compute_capability import Capability
 
 __all__ = ["ARITHMETIC", "Arithmetic", "DeviceSpec", "computed_rate"]
 
-# fp32, fp16: multiply-adds of the SM's lanes. dp4a: int8 by fours. tensor-*: tensor cores, summing in fp32 (int8:
-# int32); tensor-fp16-16 sums in fp16.
+# fp32, fp16: multiply-adds of CUDA cores. dp4a: four int8 multiply-adds. tensor-*: tensor cores, summing in fp32 (int8:
+# in int32); tensor-fp16-16 sums in fp16.
 Arithmetic = Literal[
     "fp32", "fp16", "dp4a", "tensor-fp16", "tensor-fp16-16", "tensor-bf16", "tensor-int8", "tensor-fp8"
 ]
@@ -23,11 +23,13 @@ ARITHMETIC: tuple[Arithmetic, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """Bytes, bytes/s, operations/s (a multiply-add is two), Hz; dense, never with sparsity.
+    """Specification of a device, in bytes, bytes/s, Hz and operations/s; rates are dense, never with sparsity.
 
-    rates      what is absent the device cannot do, or nobody has said how fast it does it
-    published  those of the rates that NVIDIA printed; the others are SMs x multiply-adds x 2 x clock
-    sources    field, or arithmetic -> where its figure is from; "uncertain" in it says what it says
+    A multiply-add is two operations.
+
+    rates      a missing rate means that the device cannot do it, or that nobody has published its speed
+    published  rates that NVIDIA published; the others are SMs x multiply-adds x 2 x clock
+    sources    source of each figure, by field or kind of arithmetic; "uncertain" in it means what it says
     """
 
     name: str
@@ -38,10 +40,10 @@ class DeviceSpec:
     l2: int | None
     clock: float | None
     tensor_clock: float | None
-    half_rate: bool  # tensor cores sum in fp32 at half the rate that they sum in fp16 at
+    half_rate: bool  # whether tensor cores sum in fp32 at half the rate of fp16
     published: Mapping[Arithmetic, float]
     sources: Mapping[str, str]
-    names: tuple[str, ...] = ()  # as torch says them
+    names: tuple[str, ...] = ()  # names that torch reports
     rates: Mapping[Arithmetic, float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,14 +51,14 @@ class DeviceSpec:
         object.__setattr__(self, "rates", {kind: rate for kind, rate in known.items() if rate})
 
     def source(self, figure: str) -> str:
-        """Where a field's or a rate's figure is from. Raises KeyError for what is not a figure of this device."""
+        """Return the source of a field's or a rate's figure. Raises KeyError if this device has no such figure."""
         if figure in self.rates and figure not in self.published:
             clock = self.tensor_clock if figure.startswith("tensor") else self.clock
             return f"computed: {self.sms} SMs x multiply-adds per SM x 2 x {(clock or 0) / 1e6:.0f} MHz"
         return self.sources[figure]
 
     def scaled(self, sms: int) -> DeviceSpec:
-        """The same with another number of SMs, and its share of the rates and of the bandwidth."""
+        """Return the same device with another number of SMs, and its share of the rates and of the bandwidth."""
         if sms == self.sms:
             return self
         share = sms / self.sms
@@ -71,7 +73,10 @@ class DeviceSpec:
 
 
 def computed_rate(device: DeviceSpec, kind: Arithmetic) -> float | None:
-    """SMs x multiply-adds per SM and clock x 2 x clock; None without such a unit, or where no clock is known."""
+    """Return SMs x multiply-adds per SM and clock x 2 x clock, in operations/s.
+
+    None if the device has no such unit, or if its clock is unknown.
+    """
     chip = device.capability
     summing = chip.tensor_fma // 2 if device.half_rate else chip.tensor_fma
     per_sm: dict[Arithmetic, int] = {
@@ -81,7 +86,7 @@ def computed_rate(device: DeviceSpec, kind: Arithmetic) -> float | None:
         "tensor-fp16": summing,
         "tensor-fp16-16": chip.tensor_fma,
         "tensor-bf16": summing * chip.bf16,
-        "tensor-int8": 2 * chip.tensor_fma * (chip.int8_tensor and chip.version != (10, 3)),  # 10.3: not at that rate
+        "tensor-int8": 2 * chip.tensor_fma * (chip.int8_tensor and chip.version != (10, 3)),  # not at that rate on 10.3
         "tensor-fp8": 2 * summing * chip.fp8,
     }
     clock = device.tensor_clock if kind.startswith("tensor") else device.clock

@@ -1,6 +1,6 @@
-"""The table of devices. Each figure has its source: a datasheet, a whitepaper, or what others quote.
+"""Table of devices, with a source for each figure: a datasheet, a whitepaper, or third parties.
 
-None of them was read off a device of ours.
+No figure was measured on a device of ours.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ from .device_spec import ARITHMETIC, Arithmetic, DeviceSpec
 
 __all__ = ["DEVICES"]
 
-Cited = dict[str, tuple[float, str]]  # figure -> value, source
+Cited = dict[str, tuple[float, str]]  # figure -> (value, source)
 _FIELDS = {"sms", "gib", "gbps", "l2_kib", "mhz", "tensor_mhz"}
 
 
 def _cite(source: str, **figures: float) -> Cited:
-    """gib: memory; gbps: bandwidth, GB/s; mhz: boost clock, tensor_mhz if tensor cores have another; 1e12 op/s."""
+    """Return figures with their source.
+
+    gib is memory in GiB; gbps bandwidth in GB/s; mhz the boost clock, and tensor_mhz that of the tensor cores if
+    different; rates are in 1e12 operations/s. Raises ValueError for an unknown figure.
+    """
     named = {figure if figure in _FIELDS else figure.replace("_", "-"): value for figure, value in figures.items()}
     if unknown := named.keys() - _FIELDS - set(ARITHMETIC):
         raise ValueError(f"{source}: no such figures as {sorted(unknown)}")
@@ -23,7 +27,10 @@ def _cite(source: str, **figures: float) -> Cited:
 
 
 def _device(names: str, capability: tuple[int, int], *cited: Cited, half_rate: bool = False) -> DeviceSpec:
-    """names: as torch says them, apart by " | ". With one clock that one is the tensor cores' as well."""
+    """Return one row of the table.
+
+    `names` are those that torch reports, separated by " | ". A single clock is used for the tensor cores as well.
+    """
     given: Cited = {figure: value for cites in cited for figure, value in cites.items()}
     if "mhz" in given:
         given.setdefault("tensor_mhz", given["mhz"])

@@ -1,4 +1,4 @@
-"""Element types by the names that policies and Triton have for them, and what rounding to them may cost."""
+"""Dtypes by the names that policies and Triton use for them, and the rounding error of each."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def type_name(tensor: torch.Tensor) -> str:
-    """Triton's word for the type of its elements."""
+    """Triton type name of a tensor's elements."""
     return _NAMES[tensor.dtype]
 
 
 def rounding_unit_of(found: torch.Tensor) -> float:
-    """The relative error of a kernel's last rounding: twice a UNIT in the interpreter, which cuts bf16 off."""
+    """Relative error of a kernel's last rounding: twice ROUNDING_UNIT for bf16 in the interpreter, which truncates."""
     return ROUNDING_UNIT[found.dtype] * (2 if found.dtype == torch.bfloat16 and not found.is_cuda else 1)
 
 
 def smallest_spacing(dtype: torch.dtype) -> float:
-    """The distance of neighbours around zero: what a rounding may take from any result."""
+    """Distance between neighbouring numbers around zero: the largest absolute error of rounding a subnormal result."""
     limits = torch.finfo(dtype)
     return limits.smallest_normal * limits.eps

@@ -1,7 +1,8 @@
-"""Links between devices: how long their sums, gathers and messages take at best. Arithmetic on one table, a model.
+"""Links between devices, and a model of the least time that all-reduce, all-gather and messages take over them.
 
-A message takes a launch, a latency for each step and its bytes over the bandwidth (Thakur, Rabenseifner and Gropp,
-"Optimization of Collective Communication Operations in MPICH", 2005). Nobody has measured it with this program.
+A message takes a launch, a latency for each step, and its bytes over the bandwidth (Thakur, Rabenseifner and Gropp,
+"Optimization of Collective Communication Operations in MPICH", 2005). The model has not been measured with this
+program.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ LINK_KINDS: tuple[LinkKind, ...] = ("nvlink", "pcie", "ethernet")
 
 @dataclass(frozen=True, slots=True)
 class LinkProtocol:
-    """How bytes are sent. launch_s: once; step_s: of each message after another; share: of the bandwidth."""
+    """Protocol by which bytes are sent over a link.
+
+    launch_s  seconds per operation
+    step_s    seconds of latency for each of the messages that follow one another
+    share     fraction of the bandwidth that is usable
+    """
 
     launch_s: float
     step_s: float
@@ -39,12 +45,12 @@ class LinkProtocol:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLink:
-    """What joins devices of one kind.
+    """Link that joins devices of one kind.
 
-    bandwidth  bytes/s of one device, each way, as NCCL reckons with it or, of Ethernet, as TCP's payload
-    protocols  the first with the least latency, and flags in half of its bytes; the other with all of the bandwidth
-    most       devices that it joins; None: any number
-    sources    figure -> where it is from; "uncertain" in it says what it says
+    bandwidth  bytes/s of one device in each direction, as NCCL calculates with it, or for Ethernet as TCP's payload
+    protocols  the first has the least latency but flags in half of its bytes; the second uses the full bandwidth
+    most       largest number of devices that it joins; None: any number
+    sources    (figure, source) pairs; "uncertain" in a source means what it says
     """
 
     name: str
@@ -56,7 +62,10 @@ class DeviceLink:
 
 
 def all_reduce_s(link: DeviceLink, ranks: int, nbytes: float) -> float:
-    """Of a sum of so many bytes over ranks: by rings, or at one shot, where each sends all to every other."""
+    """Predicted seconds to all-reduce `nbytes` over ranks.
+
+    It is the faster of a ring, and of one shot, where each rank sends everything to every other.
+    """
     if ranks == 1:
         return 0.0
     rings = [
@@ -66,14 +75,14 @@ def all_reduce_s(link: DeviceLink, ranks: int, nbytes: float) -> float:
 
 
 def all_gather_s(link: DeviceLink, ranks: int, nbytes: float) -> float:
-    """Of so many bytes in all, of which each rank has its part at first: by a ring."""
+    """Predicted seconds to all-gather `nbytes` in total over ranks by a ring; at first each rank has its own part."""
     if ranks == 1:
         return 0.0
     return min(_transfer_s(link, protocol, ranks - 1, (ranks - 1) / ranks * nbytes) for protocol in link.protocols)
 
 
 def send_s(link: DeviceLink, nbytes: float) -> float:
-    """Of one message to one other device."""
+    """Predicted seconds of one message of `nbytes` to one other device."""
     return min(_transfer_s(link, protocol, 1, nbytes) for protocol in link.protocols)
 
 
@@ -82,16 +91,19 @@ def _transfer_s(link: DeviceLink, protocol: LinkProtocol, steps: int, nbytes: fl
 
 
 def available_links(device: DeviceSpec, kinds: Sequence[LinkKind] = LINK_KINDS) -> tuple[DeviceLink, ...]:
-    """Those that the device could have, of these kinds: NVLink where it has any, PCIe up to its own, Ethernet of each
-    speed, with a port for each device."""
+    """Return the links that a device could have, of these kinds.
+
+    They are NVLink where it has any, PCIe up to its own generation, and Ethernet of each speed, with a port per device.
+    """
     found = [link for link in (_nvlink(device), *_pcie(device), *_ETHERNET) if link is not None]
     return tuple(link for link in found if link.kind in kinds)
 
 
 def common_links(devices: Sequence[DeviceSpec], kinds: Sequence[LinkKind] = LINK_KINDS) -> tuple[DeviceLink, ...]:
-    """Those that all of them could have, each as slow as the slowest has it, and joining no more than it does there.
+    """Return the links that all devices could have, each with the bandwidth of the slowest device and its number of
+    devices.
 
-    NVLink joins devices of one kind alone.
+    NVLink joins only devices of the same kind.
     """
     first, *others = ({link.name: link for link in available_links(device, kinds)} for device in devices)
     found = []
@@ -111,7 +123,7 @@ _TCP = (
     "uncertain: half of the 23 us that a TCP round trip takes between hosts of one rack (Marty et al., Snap, SOSP "
     "2019, from memory), and NCCL's latency of a network"
 )
-# 1460 bytes of payload in 1538 on the wire, with its preamble and its gap.
+# 1460 bytes of payload per 1538 bytes on the wire, with the frame's preamble and gap.
 _PAYLOAD = 1460 / 1538
 _FRAMES = f"computed: the speed, of which TCP has {_PAYLOAD:.1%} for payload in frames of 1500 bytes"
 
@@ -123,12 +135,12 @@ def _protocols(low_us: float, simple_us: float) -> tuple[LinkProtocol, LinkProto
 _BY_NVLINK, _BY_PCIE, _BY_NETWORK = _protocols(0.6, 3.4), _protocols(1.0, 5.7), _protocols(2.7, 14.0)
 _BY_TCP = tuple(LinkProtocol(each.launch_s, each.step_s + _TCP_S, each.share) for each in _BY_NETWORK)
 
-# Bytes/s of one NVLink each way as NCCL reckons with it, by capability.
+# Bytes/s of one NVLink in each direction, as NCCL calculates with it, by compute capability.
 _NVLINK_BANDWIDTH = {(6, 0): 18.0e9, (7, 0): 20.0e9, (7, 5): 20.0e9, (8, 0): 20.0e9, (8, 6): 12.0e9, (9, 0): 20.6e9}
 _NVLINK_BANDWIDTH |= {(10, 0): 40.1e9, (10, 3): 40.1e9}
 _BRIDGE, _PAIR = "datasheet: NVLink by a bridge between two", 2
-_HGX = 8  # of a board with NVSwitch
-# Device -> links, how many devices they join, and who says so.
+_HGX = 8  # devices of a board with NVSwitch
+# Device -> (number of links, most devices that they join, source).
 _NVLINKS: dict[str, tuple[int, int | None, str]] = {
     "Tesla P100-SXM2-16GB": (4, 8, "NVIDIA Tesla P100 whitepaper: 4 links of 20 GB/s each way"),
     "Tesla V100-SXM2-16GB": (6, 8, "NVIDIA Tesla V100 whitepaper: 6 links of 25 GB/s each way"),

@@ -1,7 +1,7 @@
-"""How many blocks of a kernel fit on an SM at once, by the rules of NVIDIA's occupancy calculator.
+"""Occupancy: how many blocks of a kernel fit on an SM at once, by the rules of NVIDIA's occupancy calculator.
 
-The rules are those of cuda_occupancy.h (CUDA 13.0), with which the tests compare: registers are given to whole
-warps, within each scheduler's share of the register file; shared memory to whole blocks, in steps.
+The rules are those of cuda_occupancy.h (CUDA 13.0), with which the tests compare: registers are allocated to whole
+warps, within each scheduler's share of the register file; shared memory is allocated to whole blocks, in steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ Limit = Literal["warps", "blocks", "registers", "shared memory"]
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Per SM. limits: what allows no more blocks than these, most often one; with no blocks, what is too much."""
+    """Occupancy of one SM.
+
+    `limits` lists the resources that allow no more blocks than these, usually one; with 0 blocks, those that are
+    exceeded.
+    """
 
     blocks: int
     warps: int
@@ -27,9 +31,13 @@ class Occupancy:
 
 
 def occupancy(chip: Capability, threads: int, registers: int, shared: int) -> Occupancy:
-    """threads per block, registers per thread, bytes of shared memory per block (the driver's own not counted).
+    """Return the occupancy of a kernel on a chip; a kernel that cannot run on it has 0 blocks.
 
-    Raises ValueError for numbers that no kernel has. A kernel that cannot run on the chip has 0 blocks.
+    threads    per block
+    registers  per thread
+    shared     bytes of shared memory per block, without the driver's own
+
+    Raises ValueError for numbers that no kernel has.
     """
     for what, value, least in (("threads", threads, 1), ("registers", registers, 0), ("shared", shared, 0)):
         if value < least:
@@ -56,7 +64,7 @@ def _by_registers(chip: Capability, warps: int, registers: int) -> int:
     def blocks(schedulers: int) -> int:
         return chip.registers_per_sm // schedulers // per_warp * schedulers // warps
 
-    # 6.0 refuses what would not run on 6.1, with its four schedulers, though its own two have the room
+    # 6.0 rejects kernels that would not fit 6.1, with its four schedulers, although they would fit its own two.
     return blocks(chip.schedulers) if blocks(4) else 0
 
 

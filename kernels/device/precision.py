@@ -1,4 +1,7 @@
-"""In which precision a capability stores, multiplies and adds, on which unit, and why: data, made from the tables."""
+"""Precision policies: in which dtype a compute capability stores, multiplies and adds, on which unit, and why.
+
+They are derived from the tables of capabilities and devices.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from .device_table import DEVICES
 
 __all__ = ["GEMM_ROWS", "GEMV_ROWS", "ComputeUnit", "PrecisionPolicy", "installed_triton", "policy_of", "triton_has"]
 
-TCGEN05_INT8 = (3, 8)  # Triton before that makes mma.sync of int8 on 10.0
+TCGEN05_INT8 = (3, 8)  # older versions of Triton compile int8 products to mma.sync on 10.0
 
-GEMV_ROWS = 8  # that read int4 weights together, on the lanes
-GEMM_ROWS = 64  # at most, of int4 weights on tensor cores
+GEMV_ROWS = 8  # rows that share one read of int4 weights, on CUDA cores
+GEMM_ROWS = 64  # most rows for which int4 weights are multiplied on tensor cores
 
 Half = Literal["fp16", "bf16"]
 Accumulate = Literal["fp32", "fp16 within a group, fp32 across"]
@@ -25,7 +28,9 @@ Accumulate = Literal["fp32", "fp16 within a group, fp32 across"]
 
 @dataclass(frozen=True, slots=True)
 class ComputeUnit:
-    """Which arithmetic a linear layer runs on, whose kernel does it, and the instruction that does the product."""
+    """Unit that a product runs on: its arithmetic, the library whose kernel computes it, and the instruction of the
+    product.
+    """
 
     arithmetic: Arithmetic
     through: Literal["Triton", "cuBLAS"]
@@ -33,16 +38,18 @@ class ComputeUnit:
 
     @property
     def ptx(self) -> str:
-        """The full name of that instruction in the PTX of a kernel of Triton's; "*" stands for any size."""
+        """Full name of the instruction in the PTX of a Triton kernel; "*" stands for any size."""
         return _PTX.get((self.instruction, self.arithmetic), self.instruction)
 
     def of_rows(self, rows: int, capability: Capability) -> ComputeUnit:
-        """What a product of so many rows has: mma.sync where they are too few for the capability's instruction."""
+        """Return the unit for a product of so many rows: mma.sync where they are too few for the capability's
+        instruction.
+        """
         return replace(self, instruction="mma.sync") if rows < capability.instruction_rows else self
 
 
 _PTX: Mapping[tuple[str, str], str] = {
-    ("fma.rn.f32", "fp32"): "fma.rn.f32*",  # or .f32x2
+    ("fma.rn.f32", "fp32"): "fma.rn.f32*",  # also matches .f32x2
     ("mma.sync", "tensor-bf16"): "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
     ("mma.sync", "tensor-int8"): "mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32",
     ("mma.sync", "tensor-fp8"): "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
@@ -57,18 +64,20 @@ _PTX: Mapping[tuple[str, str], str] = {
 
 @dataclass(frozen=True, slots=True)
 class PrecisionPolicy:
-    """One capability's choices. The figures in the reasons are of the first device of the capability in the table.
+    """Precision policy of one compute capability.
 
-    storage     of activations and KV
-    compute     what products are formed in
-    prefill     a linear layer of many rows; int4 weights are first written out in full, in `compute`
-    decode      a linear layer of few rows
-    int8, fp8   for activations of 8 bits; None: not worth it here
-    attention   "per head": one program for each query head, on the lanes; "packed GQA": the heads that share keys
-                are the rows of one tensor core product
-    pipelined   whether loads may run ahead of the arithmetic (num_stages above 1)
-    reasons     name of a field above -> why
-    note        "", or which capability stands in for which
+    The figures in the reasons are those of the first device of the capability in the table.
+
+    storage    dtype of activations and KV
+    compute    dtype in which products are computed
+    prefill    unit for linear layers with many rows; int4 weights are first dequantized in full, to `compute`
+    decode     unit for linear layers with few rows
+    int8, fp8  units for 8-bit activations; None: not worth it on this capability
+    attention  "per head": one program for each query head, on CUDA cores; "packed GQA": the query heads that share a KV
+               head are the rows of one tensor core product
+    pipelined  whether loads may run ahead of the arithmetic (num_stages above 1)
+    reasons    name of a field above -> the reason for it
+    note       "", or a note that another capability's policy is used
     """
 
     capability: Capability
@@ -87,14 +96,17 @@ class PrecisionPolicy:
 
     @property
     def int8_units(self) -> tuple[ComputeUnit, ...]:
-        """Of layers with int8 weights; beside dp4a cuBLAS's tensor cores, for many rows, of weights written out."""
+        """Units for layers with int8 weights.
+
+        Beside dp4a these may be cuBLAS's tensor cores, for many rows, with weights dequantized in full.
+        """
         if self.int8 is None:
             return ()
         beside = self.int8.arithmetic == "dp4a" and self.prefill.arithmetic == "tensor-fp16"
         return (self.int8, self.prefill) if beside else (self.int8,)
 
     def max_stages(self, stage_bytes: int) -> int:
-        """How many stages of this much shared memory a block may have; 1 where nothing is pipelined."""
+        """Number of stages of `stage_bytes` of shared memory that a block may have; 1 where nothing is pipelined."""
         return max(1, self.capability.shared_optin // stage_bytes) if self.pipelined else 1
 
 
@@ -104,7 +116,10 @@ _FP16 = ComputeUnit("fp16", "Triton", "fma.rn.f16x2")
 
 @cache
 def policy_of(major: int, minor: int) -> PrecisionPolicy:
-    """Raises UnsupportedCapability below 6.0; a capability that is not known gets the policy of the next lower one."""
+    """Return the precision policy of a compute capability; an unknown one gets the policy of the next lower one.
+
+    Raises UnsupportedCapability below 6.0.
+    """
     chip, note = capability_of(major, minor)
     device = next(device for device in DEVICES if device.capability is chip)
     storage, storage_why = _storage(chip)
@@ -150,7 +165,7 @@ def _storage(chip: Capability) -> tuple[Half, str]:
 
 
 def _paths(chip: Capability, device: DeviceSpec) -> tuple[ComputeUnit, ComputeUnit, dict[str, str]]:
-    """Prefill, decode, and why: also "compute"."""
+    """Return the units of prefill and decode, and the reasons for both and for "compute"."""
     if chip.bf16:
         decode, prefill = (ComputeUnit("tensor-bf16", through, chip.instruction) for through in ("Triton", "cuBLAS"))
         why = f"tensor cores: {_compare_rates(device, 'tensor-bf16', 'fp32')}"
@@ -200,14 +215,14 @@ def _int8(chip: Capability, device: DeviceSpec) -> tuple[ComputeUnit | None, str
 
 
 def triton_has(version: tuple[int, int]) -> bool:
-    """Whether the Triton that is installed is of that version or later; where there is none, the newest is meant."""
+    """Return whether the installed Triton has at least this version; True where Triton is not installed."""
     installed = installed_triton()
     return installed is None or installed >= version
 
 
 @cache
 def installed_triton() -> tuple[int, int] | None:
-    """Major and minor; None where there is none."""
+    """Return the major and minor version of the installed Triton; None if it is not installed."""
     try:
         major, minor, *_ = metadata.version("triton").split(".")
     except metadata.PackageNotFoundError:
@@ -238,5 +253,8 @@ def _bandwidth_text(device: DeviceSpec) -> str:
 
 
 def _intensity_text(device: DeviceSpec, kind: Arithmetic) -> str:
-    """Rows at which reading int4 weights takes as long as multiplying them: 4 operations per row and byte."""
+    """Text with the number of rows at which multiplying int4 weights takes as long as reading them.
+
+    There are 4 operations per row and byte.
+    """
     return f"{device.name}: some {device.rates[kind] / device.bandwidth / 4:.0f} rows of int4 weights"

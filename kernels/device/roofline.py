@@ -1,7 +1,8 @@
-"""The least time that an operator can take on a device: arithmetic on the tables, not a measurement.
+"""Roofline model: the least time that an operator can take on a device, computed from the tables, not measured.
 
-Operations over the rate of the unit that does them, or bytes over bandwidth, whichever is more (Williams, Waterman
-and Patterson, "Roofline", CACM 52(4), 2009). Every byte is moved once; launches, caches and tails cost nothing.
+It is the operations over the rate of the unit that computes them, or the bytes over the bandwidth, whichever is more
+(Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009). Every byte is moved once; launches, caches and tail
+effects cost nothing.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ __all__ = [
     "roofline",
 ]
 
-_HALF = 2  # bytes of fp16 and bf16
+_HALF = 2  # bytes of an fp16 or bf16 number
 
 
 @dataclass(frozen=True, slots=True)
 class LinearWork:
-    """y [m, n] = x [m, k] @ w.T; w of `bits`, below 16 with a scale of two bytes and a zero point per group.
+    """Work of a linear layer y [m, n] = x [m, k] @ w.T.
 
-    Of 32 bits where the policy computes in fp32: what is held then is read so.
+    Weights have `bits`; below 16 they also have a scale of two bytes and a zero point per group. They have 32 bits
+    where the policy computes in fp32, since they are then held and read so.
 
-    activations "int8" or "fp8": x is quantised too, a byte each, and multiplied as such.
+    activations  "int8" or "fp8": x is quantized as well, to a byte each, and multiplied as such
     """
 
     m: int
@@ -58,10 +60,10 @@ class LinearWork:
         return self.weight_bytes + x + self.m * self.n * _HALF
 
     def bytes_through(self, unit: ComputeUnit) -> float:
-        """As the kernels of that unit move them.
+        """Bytes that the kernels of a unit move.
 
-        cuBLAS takes no quantized weights: they are written out in what it multiplies, and read once more. On the lanes
-        int4 weights are read again for every eight rows.
+        cuBLAS takes no quantized weights: they are dequantized in full to the dtype that it multiplies, and read once
+        more. On CUDA cores int4 weights are read again for every eight rows.
         """
         if unit.through == "cuBLAS":
             width = 4 if unit.arithmetic == "fp32" else _HALF
@@ -72,7 +74,7 @@ class LinearWork:
 
 @dataclass(frozen=True, slots=True)
 class PrefillAttentionWork:
-    """Causal attention of `new` tokens, after `cached` ones, in each of `batch` sequences."""
+    """Work of causal attention of `new` tokens, after `cached` ones, in each of `batch` sequences."""
 
     batch: int
     new: int
@@ -95,7 +97,7 @@ class PrefillAttentionWork:
 
 @dataclass(frozen=True, slots=True)
 class DecodeAttentionWork:
-    """Attention of one new token over `context` cached ones, itself among them, in each of `batch` sequences."""
+    """Work of attention of one new token over `context` tokens, itself included, in each of `batch` sequences."""
 
     batch: int
     context: int
@@ -115,7 +117,7 @@ class DecodeAttentionWork:
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseWork:
-    """Anything that is only read and written: norms, rotary, activations."""
+    """Work of operators that mainly read and write: norms, rotary embedding, activations."""
 
     bytes: float
     operations: int = 0
@@ -126,7 +128,12 @@ OperationWork = LinearWork | PrefillAttentionWork | DecodeAttentionWork | Elemen
 
 @dataclass(frozen=True, slots=True)
 class RooflinePrediction:
-    """seconds: the more of the two; bound_by: "bandwidth", or the arithmetic; unit: who does it."""
+    """Prediction of the roofline model.
+
+    seconds   the larger of `arithmetic_s` and `bandwidth_s`
+    bound_by  "bandwidth", or the arithmetic
+    unit      unit that computes it
+    """
 
     seconds: float
     bound_by: Literal["bandwidth"] | Arithmetic
@@ -137,9 +144,9 @@ class RooflinePrediction:
 
 
 def roofline(device: DeviceSpec, op: OperationWork, arithmetic: Arithmetic | None = None) -> RooflinePrediction:
-    """By the precision policy of the device, or in the `arithmetic` that is named, by one kernel.
+    """Return the prediction for an operator, by the device's precision policy, or by one kernel in `arithmetic`.
 
-    A linear layer takes whichever of the policy's units has a kernel for its rows, and is faster. Raises ValueError for
+    For a linear layer it is the fastest of the policy's units that have a kernel for its rows. Raises ValueError for
     arithmetic that the device lacks or the policy refuses.
     """
     policy = policy_of(*device.capability.version)
@@ -151,7 +158,7 @@ def roofline(device: DeviceSpec, op: OperationWork, arithmetic: Arithmetic | Non
 
 
 def half_precision_ratio(device: DeviceSpec, op: OperationWork) -> float:
-    """How many times longer `op` takes with every multiply-add on the lanes in fp16 than by the policy."""
+    """Ratio of the time of `op` with every multiply-add in fp16 on CUDA cores to its time by the policy."""
     return roofline(device, op, "fp16").seconds / roofline(device, op).seconds
 
 
@@ -170,7 +177,11 @@ def _units(policy: PrecisionPolicy, op: OperationWork) -> list[ComputeUnit]:
 
 
 def _half_units(policy: PrecisionPolicy, op: LinearWork) -> list[ComputeUnit]:
-    """Dense weights torch multiplies; int4 ones tensor cores read as they are for so many rows."""
+    """Return the units for half-precision activations.
+
+    torch multiplies dense weights; tensor cores read int4 weights without dequantizing them first for up to GEMM_ROWS
+    rows.
+    """
     if op.bits >= 16:
         return [policy.prefill]
     if policy.capability.bf16 and op.bits == 4:
@@ -179,7 +190,7 @@ def _half_units(policy: PrecisionPolicy, op: LinearWork) -> list[ComputeUnit]:
 
 
 def predict_on_unit(device: DeviceSpec, op: OperationWork, unit: ComputeUnit) -> RooflinePrediction:
-    """On that unit, whether it is what the policy would take or not."""
+    """Return the prediction for a given unit, whether or not the policy would choose it."""
     moved = op.bytes_through(unit) if isinstance(op, LinearWork) else op.bytes
     arithmetic_s = op.operations / device.rates[unit.arithmetic]
     bandwidth_s = moved / device.bandwidth

@@ -1,4 +1,4 @@
-"""Whether a build of torch has code for a device, and which wheel has: told before anything is loaded."""
+"""Check whether a build of torch has machine code for a device, and which wheel has it, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ _INDEX = "https://download.pytorch.org/whl"
 
 
 def has_machine_code(capability: tuple[int, int], archs: Sequence[str]) -> bool:
-    """Machine code runs on its own major capability from its minor on, PTX on all that come after; that of a family
-    (f) on its major too, and of one alone (a) nowhere else.
+    """Return whether one of the architectures of a torch build runs on a compute capability.
+
+    Machine code runs on the same major number from its own minor number on, and PTX on all later capabilities; PTX for
+    a family (f) only on the same major number, and code for one capability (a) nowhere else.
     """
     major, minor = capability
     for arch in archs:
@@ -38,9 +40,10 @@ def has_machine_code(capability: tuple[int, int], archs: Sequence[str]) -> bool:
 
 
 def wheel_hint(capability: tuple[int, int]) -> str:
-    """How to install one; by the full version of the torch that is installed: by name alone pip would keep that.
+    """Return the pip command that installs a suitable torch.
 
-    Of a release that has none for the card, those that have. Raises UnsupportedCapability below 6.0.
+    It names the full version of the installed torch, since pip would otherwise keep that. If that release has no build
+    for the card, it names releases that have one. Raises UnsupportedCapability below 6.0.
     """
     builds = capability_of(*capability)[0].torch_builds
     if not builds:
@@ -65,7 +68,7 @@ def _release_text(release: Release) -> str:
 
 
 def is_cuda_build() -> bool:
-    """Whether the torch that is installed has CUDA's code, told from its files: an import takes seconds."""
+    """Return whether the installed torch is a CUDA build, read from its files, since an import takes seconds."""
     found = find_spec("torch")
     if found is None or found.origin is None:
         return False
@@ -74,8 +77,9 @@ def is_cuda_build() -> bool:
 
 
 def list_cards() -> tuple[tuple[str, tuple[int, int]], ...]:
-    """Name and capability of each that the driver knows, as nvidia-smi says it, each kind once: where torch is a build
-    for CPUs it sees none. Empty where that is not to be had.
+    """Return name and compute capability of each kind of card that nvidia-smi reports.
+
+    A CPU build of torch sees no cards. Empty where nvidia-smi does not run.
     """
     command = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
     try:

@@ -1,3 +1,5 @@
-"""How a Triton kernel is launched: its variant, its config from the tables in `tuned/`, and the protocol of an
-operator (shapes, configs, launches, reference problem). Imports `device` alone; families of kernels build on it.
+"""Launches of Triton kernels: variants, configs from the tables in `tuned/`, and the protocol of an operator.
+
+The protocol covers shapes, configs, launches and reference problems. Imports only `device`; the families of kernels
+build on it.
 """

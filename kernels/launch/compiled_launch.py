@@ -1,7 +1,8 @@
-"""Launches of a kernel that Triton has compiled, as it launched it first.
+"""Launches of a kernel that Triton has already compiled, without Triton's lookup.
 
-Triton looks a kernel up anew at every launch, by what it has specialized it for: types, which pointers and numbers are
-multiples of 16, which numbers are 1. Of a variant types and constants are fixed; what is left is little.
+At every launch Triton looks a kernel up again by everything that it was specialized for: types, which pointers and
+numbers are multiples of 16, and which numbers are 1. A variant fixes types and constants, so that little is left to
+check.
 """
 
 from __future__ import annotations
@@ -15,33 +16,42 @@ __all__ = ["CompiledLaunch", "cached", "cdiv", "make_compiled_launch"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_ALIGNED = 16  # bytes, and what numbers may be multiples of
+_ALIGNED = 16  # alignment of pointers in bytes, and divisor of numbers, for which Triton specializes
 
 
 def cached(make: Callable[P, T]) -> Callable[P, T]:
-    """Of the same arguments the same result: of a variant there is one, which knows its launches."""
+    """Cache a function's results by its arguments, so that there is one variant of each kind, which keeps its
+    launches.
+    """
     return cast("Callable[P, T]", functools.cache(make))
 
 
 def cdiv(size: int, part: int) -> int:
-    """Parts of a size, the last of which may be smaller. triton's own is made for kernels, and slow on the host."""
+    """Return the number of parts of a size, rounded up. Triton's own function is made for kernels and slow on
+    the host.
+    """
     return -(-size // part)
 
 
 class CompiledLaunch:
-    """One compiled kernel, for arguments that are as those of its first launch."""
+    """Compiled kernel that can be launched directly with arguments like those of its first launch."""
 
     __slots__ = ("_compiled", "_constants", "_numbers", "_pointers")
 
     def __init__(
         self, compiled: Any, constants: tuple[Any, ...], pointers: Sequence[int], numbers: Sequence[tuple[int, int]]
     ) -> None:
-        """constants: in the kernel's order. pointers: places of those that are aligned. numbers: places, and kinds."""
+        """Store a compiled kernel and the properties of arguments that it was specialized for.
+
+        constants  in the kernel's order
+        pointers   positions of the pointers that are aligned
+        numbers    (position, kind) of the numbers
+        """
         self._compiled, self._constants = compiled, constants
         self._pointers, self._numbers = tuple(pointers), tuple(numbers)
 
     def fits(self, arguments: tuple[Any, ...]) -> bool:
-        """Whether Triton would take this kernel for them; of the types that the variant has."""
+        """Return whether Triton would use this kernel for the arguments, given that they have the variant's types."""
         for place in self._pointers:
             if arguments[place].data_ptr() % _ALIGNED:
                 return False
@@ -54,11 +64,13 @@ class CompiledLaunch:
 def make_compiled_launch(
     function: Any, compiled: Any, constants: Mapping[str, Any], arguments: Sequence[Any]
 ) -> CompiledLaunch | None:
-    """None if it cannot be launched so: in Triton's interpreter, or with constants among the arguments.
+    """Return a direct launch of a compiled kernel.
 
-    function   what `triton.jit` made
-    compiled   what its launch gave
-    arguments  of that launch, in the kernel's order
+    None if that is impossible: in Triton's interpreter, or with constants among the arguments.
+
+    function   result of `triton.jit`
+    compiled   result of its first launch
+    arguments  arguments of that launch, in the kernel's order
     """
     if not hasattr(compiled, "packed_metadata"):
         return None
@@ -81,5 +93,5 @@ def make_compiled_launch(
 
 
 def _kind(number: int) -> int:
-    """What Triton tells apart: 1, multiples of 16, others."""
+    """Return the kind of number that Triton specializes for: 1, multiples of 16 (returned as 16), or others (0)."""
     return 1 if number == 1 else 16 if number % _ALIGNED == 0 else 0

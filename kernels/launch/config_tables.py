@@ -1,10 +1,12 @@
-"""Which config a kernel is launched with: looked up by device and shape, and the answer says how it was found.
+"""Tables of tuned configs, looked up by device and shape; the result says how it was found.
 
-`tuned/sm90-132sm-nvidia-h200/` is for one device, by capability, SMs and name; for others of as many SMs it is the next
-best, such as for an H100, whose memory is slower; `tuned/sm90/` is for the capability. An entry's source is "measured"
-(on the GPU that the file names) or "static" (from compiled resources and the roofline; nothing was run).
+`tuned/sm90-132sm-nvidia-h200/` is for one device, by compute capability, SMs and name; for other devices with as many
+SMs it is the next best, such as for an H100, whose memory is slower; `tuned/sm90/` is for the whole capability. An
+entry's source is "measured" (on the GPU that the file names) or "static" (from compiled resources and the roofline,
+without running anything).
 
-$MOTLEY_TUNED names a further folder of such tables, which is looked in first: of two as near, its own is taken.
+$MOTLEY_TUNED names a further folder of such tables, which is looked up first: if entries of both are equally near, its
+entry is used.
 """
 
 from __future__ import annotations
@@ -47,13 +49,13 @@ __all__ = [
 ]
 
 TUNED_FOLDER = Path(__file__).parent.parent / "tuned"
-TUNED_VARIABLE = "MOTLEY_TUNED"  # environment variable: a folder such as FOLDER
+TUNED_VARIABLE = "MOTLEY_TUNED"  # environment variable that names a folder like TUNED_FOLDER
 ConfigSource = Literal["measured", "static"]
 T = TypeVar("T", bound=KernelOperation)
 
 
 class DeviceIdentity(Protocol):
-    """A device, as far as tables go: `Device` is one. name: as torch says it."""
+    """Device in so far as tables distinguish devices, e.g. a `DeviceSpec`; `name` is the name that torch reports."""
 
     @property
     def sms(self) -> int: ...
@@ -63,7 +65,9 @@ class DeviceIdentity(Protocol):
 
 
 class TabledDevice(NamedTuple):
-    """As a folder has it. name: what its name has become there; empty for a device that has no table of its own."""
+    """Device as a folder of tables names it; `name` is the name in the folder, empty for a device without its own
+    table.
+    """
 
     sms: int
     name: str
@@ -71,7 +75,10 @@ class TabledDevice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """facts: microseconds and the like if measured; registers and the like, and a prediction, if static."""
+    """Entry of a table.
+
+    `facts` are microseconds and similar if measured; registers and similar, and a prediction, if static.
+    """
 
     config: Config
     facts: Mapping[str, Any]
@@ -79,9 +86,9 @@ class ConfigEntry:
 
 @dataclass(frozen=True, slots=True)
 class ConfigTable:
-    """One file.
+    """Table of configs of one operator, in one file.
 
-    about  who made it: GPU, driver, Triton; for static ones the device whose roofline was taken
+    about  origin of the table: GPU, driver, Triton; for static ones the device whose roofline was used
     """
 
     op: str
@@ -110,7 +117,7 @@ class ConfigTable:
 
 @dataclass(frozen=True, slots=True)
 class ConfigChoice:
-    """config, and how it was found: in words for people, such as "static: nearest shape in sm61, ..."."""
+    """Config, and a text that says how it was found, such as "static: nearest shape in sm61, ..."."""
 
     config: Config
     how: str
@@ -120,10 +127,11 @@ class ConfigChoice:
 def choose_config(
     operation: KernelOperation, policy: PrecisionPolicy, shape: ProblemShape, device: DeviceIdentity | None = None
 ) -> ConfigChoice:
-    """The shape as `rounded`, then the nearest, then the default; of tables that are as near, the device's own.
+    """Return the config for a shape: that of the shape as `rounded`, else of the nearest shape, else the default.
 
-    So whatever compiles, checks or launches a kernel has the same config. Of other shapes only what the operator offers
-    for this one is taken: there it fits, and is of the right kernel.
+    Of tables with equally near shapes the device's own wins. So a kernel has the same config wherever it is compiled,
+    checked or launched. A config of another shape is used only if the operator offers it for this shape: then it fits
+    and belongs to the right kernel.
     """
     asked, shape = shape.plain, shape.plain.rounded
     default, *others = offered_configs(operation, policy, shape)
@@ -145,7 +153,7 @@ def choose_config(
             continue
         known = shape if shape in fitting else _nearest(operation, shape, fitting)
         distance = shape.distance(known, operation.exact)
-        if distance < nearest:  # a device's own table may have few shapes, far from this one
+        if distance < nearest:  # since a device's own table may have few shapes, far from this one
             where = "this shape" if known == asked else "this class of shapes" if known == shape else "nearest shape"
             where += f" in {folder}" + ("" if known == asked else f", {known.key}")
             if Path(folder).name not in (own, table_folder(policy.capability)):
@@ -162,7 +170,7 @@ def choose_config(
 
 
 def _why_none(operation: KernelOperation, shape: ProblemShape, among: Iterable[str]) -> str:
-    """Of those tables no entry was taken."""
+    """Return the reason why no entry of these tables was used."""
     for folder in among:
         table = read_table(folder, operation.name)
         if table and any(shape.distance(other, operation.exact) < math.inf for other in table.entries):
@@ -175,7 +183,7 @@ def _nearest(operation: KernelOperation, shape: ProblemShape, others: Iterable[P
 
 
 def exact_entry(operation: KernelOperation, folder: str, shape: ProblemShape) -> ConfigEntry | None:
-    """What that table knows of this very shape."""
+    """Return the entry of a table for exactly this shape, or None."""
     table = read_table(folder, operation.name)
     return None if table is None else table.entries.get(shape)
 
@@ -183,9 +191,10 @@ def exact_entry(operation: KernelOperation, folder: str, shape: ProblemShape) ->
 def fastest_operation(
     operations: Iterable[T], policy: PrecisionPolicy, shape: ProblemShape, device: DeviceIdentity | None
 ) -> tuple[T, float] | None:
-    """Of several that do the same, and its microseconds; None unless more than one was measured on this very shape.
+    """Return the fastest of several equivalent operators, and its time in microseconds.
 
-    By the same GPU and Triton, as far as their tables go: times of others are not compared with theirs.
+    None unless more than one was measured for exactly this shape. Only times of one folder, and so of one GPU and
+    Triton, are compared with each other.
     """
     operations = tuple(operations)
     for folder in table_folders(policy.capability, device):
@@ -201,15 +210,15 @@ def fastest_operation(
 
 
 def table_folder(capability: Capability, device: DeviceIdentity | None = None) -> str:
-    """Where tables of that device are; of the capability if there is none."""
+    """Name of the folder with the tables of a device, or of the whole capability if `device` is None."""
     general = f"sm{capability.major}{capability.minor}"
     return general if device is None else "-".join(filter(None, (general, f"{device.sms}sm", _slug(device.name))))
 
 
 def table_folders(capability: Capability, device: DeviceIdentity | None) -> tuple[str, ...]:
-    """Where to look, in order: the device's own, those of others with as many SMs, the capability's.
+    """Return the folders to look in, in order: the device's own, those of others with as many SMs, the capability's.
 
-    All of a further folder's before the package's, which alone go by their names.
+    All folders of $MOTLEY_TUNED come before those of the package, which are given by name only.
     """
     found: list[str] = []
     for root in table_roots():
@@ -224,13 +233,13 @@ def table_folders(capability: Capability, device: DeviceIdentity | None) -> tupl
 
 
 def table_roots() -> tuple[Path, ...]:
-    """Folders of tables, in the order in which they are looked in; what is measured is written to the first."""
+    """Return the root folders of tables in lookup order; new measurements are written to the first."""
     further = os.environ.get(TUNED_VARIABLE, "")
     return (Path(further).absolute(), TUNED_FOLDER) if further else (TUNED_FOLDER,)
 
 
 def tabled_devices(capability: Capability) -> tuple[TabledDevice, ...]:
-    """Those that have tables of their own, and for each number of SMs one that has not."""
+    """Return the devices that have their own tables, and for each number of SMs one device without its own table."""
     known = tuple(dict.fromkeys(each for root in table_roots() for each in _devices_in(root, capability)))
     return tuple(dict.fromkeys((*known, *(TabledDevice(each.sms, "") for each in known))))
 
@@ -245,13 +254,13 @@ _DEVICE = re.compile(r"sm\d+-(\d+)sm(?:-(.+))?")
 
 
 def _slug(name: str) -> str:
-    """Such as "nvidia-h100-80gb-hbm3"."""
+    """Convert a device name to the form in folder names, such as "nvidia-h100-80gb-hbm3"."""
     return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 @cache
 def read_table(folder: str, op: str) -> ConfigTable | None:
-    """None where there is no such file. folder: one of `table_folders`."""
+    """Return the table of an operator in one of `table_folders`; None if there is no such file."""
     return read_table_file(TUNED_FOLDER / folder / f"{op}.json")
 
 
@@ -260,7 +269,7 @@ def read_table_file(path: Path) -> ConfigTable | None:
 
 
 def write_table(table: ConfigTable, folder: Path) -> Path:
-    """One shape a line, in order, so that a diff shows which shapes changed."""
+    """Write a table, one shape per line and sorted, so that a diff shows which shapes changed; return the path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{table.op}.json"
     fields = table.to_json()
@@ -273,7 +282,7 @@ def write_table(table: ConfigTable, folder: Path) -> Path:
 
 
 def clear_table_cache() -> None:
-    """Of what was read, all: files have changed."""
+    """Forget all tables that were read, since files have changed."""
     read_table.cache_clear()
     _devices_in.cache_clear()
 

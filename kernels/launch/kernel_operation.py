@@ -1,4 +1,7 @@
-"""An operator as the compiler, the tuner, the benchmark and the tests see it: one object, in its kernels' own file."""
+"""Protocol of an operator for the compiler, the tuner, the benchmark and the tests.
+
+Each operator is one object, in the file of its kernels or beside it.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,25 @@ __all__ = [
     "round_up_power_of_two",
 ]
 
-SHORTEST_CONTEXT = 256  # contexts below are as this one: a graph captured for it rounds no other way than a step alone
-# What a step brings, and not a model: rows of a layer, tokens, rows of logits, sequences, and tokens of each.
+# Shorter contexts use the config of this one, so that a CUDA graph captured for it rounds like a step without a graph.
+SHORTEST_CONTEXT = 256
+# Fields of a shape on which no config depends.
 _IGNORED_FIELDS = frozenset({"bias", "scales", "history", "sums", "ragged"})
+# Sizes that depend on the step and not on the model: rows of a layer, tokens, rows of logits, sequences, and tokens of
+# each sequence.
 _STEP_SIZES = frozenset({"m", "t", "r", "batch", "context", "new"})
 
 
 def round_up_power_of_two(number: int, least: int = 1) -> int:
-    """Up to a power of two, of which `least` is one."""
+    """Round up to a power of two; `least` is a power of two and the smallest result."""
     return max(least, 1 << max(0, number - 1).bit_length())
 
 
 def pad_graph_rows(rows: int) -> int:
-    """The rows that a graph has for so many, if it has as many: 1, 2, 4, then every 8 up to 64, every 16 up to 128,
-    every 32 beyond. Kernels compute as much for a few rows more.
+    """Return the rows of the CUDA graph that serves so many rows: 1, 2, 4, then every 8 up to 64, 16 up to 128, else
+    32.
+
+    Kernels take as long for the few additional rows.
     """
     if rows <= 4:
         return round_up_power_of_two(rows)
@@ -47,7 +55,9 @@ def pad_graph_rows(rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ProblemShape:
-    """Problems that share a config: sizes by name, and words for what is no size."""
+    """Shape of an operator's problem, by which configs are looked up: sizes by name, and strings for other
+    properties.
+    """
 
     fields: tuple[tuple[str, int | str], ...]
 
@@ -57,13 +67,13 @@ class ProblemShape:
 
     @classmethod
     def parse(cls, key: str) -> ProblemShape:
-        """What `key` gave."""
+        """Return the shape that a `key` stands for."""
         pairs = (pair.split("=", 1) for pair in key.split())
         return cls.of(**{name: int(value) if value.isdigit() else value for name, value in pairs})
 
     @property
     def key(self) -> str:
-        """Such as "group=128 k=4096 m=1 n=4096"."""
+        """Text form of the shape, such as "group=128 k=4096 m=1 n=4096"."""
         return " ".join(f"{name}={value}" for name, value in self.fields)
 
     def __getitem__(self, name: str) -> Any:
@@ -74,24 +84,31 @@ class ProblemShape:
 
     @property
     def plain(self) -> ProblemShape:
-        """Without what no config depends on: bias "yes", the type of a weight's scales or of a history where it is
-        another, the columns of each of the sums that zero points want, and whether sequences are ragged.
+        """Shape without the fields on which no config depends.
+
+        These are: whether there is a bias, the dtype of a weight's scales or of a history where it is unusual, the
+        columns of each sum of codes for zero points, and whether sequences are ragged.
         """
         return ProblemShape(tuple(field for field in self.fields if field[0] not in _IGNORED_FIELDS))
 
     @property
     def rounded(self) -> ProblemShape:
-        """As configs are looked up, by whoever asks: what changes with every step up to a power of two."""
+        """Shape as configs are looked up for it everywhere: sizes that change with every step are rounded up to powers
+        of two.
+        """
         return ProblemShape(tuple((name, _lookup_size(name, value)) for name, value in self.fields))
 
     @property
     def padded(self) -> ProblemShape:
-        """As a graph has it: whoever takes another kernel by the number of rows must take the same for both."""
+        """Shape with rows as a CUDA graph pads them.
+
+        A choice of kernel by the number of rows must be the same for a graph as for a step without one.
+        """
         rows = {"m": pad_graph_rows(self["m"])}
         return ProblemShape(tuple((name, rows.get(name, value)) for name, value in self.fields))
 
     def distance(self, other: ProblemShape, exact: frozenset[str] = frozenset()) -> float:
-        """Doublings between the two; infinite if words, or sizes named in `exact`, differ."""
+        """Number of doublings between two shapes; infinite if strings, or sizes named in `exact`, differ."""
         mine, others = dict(self.fields), dict(other.fields)
         if mine.keys() != others.keys():
             return math.inf
@@ -105,7 +122,7 @@ class ProblemShape:
         return total
 
     def apart(self, other: ProblemShape, exact: frozenset[str] = frozenset()) -> float:
-        """Doublings between sizes that both have, those named in `exact` aside."""
+        """Number of doublings between the sizes that both shapes have, except those named in `exact`."""
         others = dict(other.fields)
         pairs = [(value, others[name]) for name, value in self.fields if name in others and name not in exact]
         sizes = [(mine, theirs) for mine, theirs in pairs if isinstance(mine, int) and isinstance(theirs, int)]
@@ -120,16 +137,17 @@ def _lookup_size(name: str, value: int | str) -> int | str:
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """One kernel of an operator.
+    """Launch of one kernel of an operator.
 
     grid         blocks in each dimension
-    instruction  what its inner product must have become, in PTX and by its full name, with "*" for any size, such as
-                 "wgmma.mma_async.sync.aligned.m64n*k16.f32.bf16.bf16"; empty where there is no product
+    instruction  PTX instruction that the inner product must be compiled to, by its full name, with "*" for any size,
+                 such as "wgmma.mma_async.sync.aligned.m64n*k16.f32.bf16.bf16"; empty where there is no product
     moved        bytes that it reads or writes beyond the operator's own, such as partial sums
-    share        of the instructions of the inner loop, so many at least must be `instruction`
-    loops        that must each have it: the largest ones that have no loop in them
-    least        how many of it each of these has: more than one of several products alone would be
-    aside        it is not what the operator's config is chosen by, such as penalties before the sampler
+    share        smallest fraction of the inner loop's instructions that must be `instruction`
+    loops        number of loops that must each contain the instruction: the largest ones without a loop in them
+    least        smallest count of the instruction in each of these loops, larger than one of several products alone
+                 needs
+    aside        whether the operator's config is not chosen by this kernel, such as penalties before the sampler
     """
 
     variant: Variant
@@ -143,19 +161,21 @@ class KernelLaunch:
 
 
 def main_launch_index(launches: Sequence[KernelLaunch]) -> int:
-    """Which of an operator's launches a config is chosen by."""
+    """Index of the launch by which an operator's config is chosen."""
     return next(index for index, launch in enumerate(launches) if not launch.aside)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelProblem:
-    """Inputs of one shape, on a device, and all that can be asked of them.
+    """Inputs of one shape on a device, with functions to run, check and compare the operator on them.
 
-    run    the operator, with that config
-    error  the worst difference of what `run` gave to the reference in fp64, over what rounding explains: at most 1
-    work   for the roofline: as the operator's
-    peers  name -> the same by other means, such as torch.matmul; each may raise where it cannot run. Once it has run,
-           the host must wait for nothing in it: it is measured in a CUDA graph, and a failed capture ends a process
+    run    runs the operator with a config
+    error  largest ratio of the error of a result of `run`, compared with fp64, to the error that rounding explains: at
+           most 1
+    work   work for the roofline, the same as the operator's
+    peers  name -> a function that computes the same by other means, such as torch.matmul; it may raise where it cannot
+           run. After its first run it must not make the host wait: it is measured in a CUDA graph, and a failed capture
+           ends the process
     """
 
     run: Callable[[Config], Any]
@@ -165,9 +185,9 @@ class KernelProblem:
 
 
 class KernelOperation(Protocol):
-    """Kernels under one name, by which their configs are kept in `tuned/`.
+    """Operator whose kernels share a name, under which their configs are kept in `tuned/`.
 
-    exact  sizes that must be equal before a config found for one shape is used for another
+    exact  sizes that must be equal for a config of one shape to be used for another
     """
 
     @property
@@ -177,39 +197,41 @@ class KernelOperation(Protocol):
     def exact(self) -> frozenset[str]: ...
 
     def refusal(self, policy: PrecisionPolicy) -> str:
-        """Why this capability does not use it; empty if it does."""
+        """Return why a capability does not use the operator; empty if it does."""
         ...
 
     def shapes(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        """Those that are tuned and measured."""
+        """Return the shapes that are tuned and measured."""
         ...
 
     def samples(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        """A few that between them have every kernel and every branch that a model can reach there.
+        """Return a few shapes that together cover every kernel and every branch that a model can reach.
 
-        All of them are compiled for each capability, and checked on a GPU. What is seldom launched is there once, on
-        a shape that leaves the kernel the fewest registers.
+        All of them are compiled for each capability, and checked on a GPU. A rarely launched kernel appears once, with
+        a shape that leaves it the fewest registers.
         """
         ...
 
     def small(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        """Some that Triton's interpreter computes within a second or two: for a rehearsal without a GPU."""
+        """Return shapes that Triton's interpreter computes within a second or two, for a rehearsal without a GPU."""
         ...
 
     def configs(self, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
-        """What a tuner may try; the first is right everywhere and taken where nothing is known."""
+        """Return the configs that a tuner may try; the first works everywhere and is the default without a table."""
         ...
 
     def launches(self, policy: PrecisionPolicy, shape: ProblemShape, config: Config) -> tuple[KernelLaunch, ...]:
-        """What `run` launches, in order."""
+        """Return the kernels that `run` launches, in order."""
         ...
 
     def work(self, policy: PrecisionPolicy, shape: ProblemShape) -> OperationWork:
-        """For the roofline."""
+        """Return the work for the roofline."""
         ...
 
     def problem(
         self, policy: PrecisionPolicy, shape: ProblemShape, device: torch.device, seed: int = 0
     ) -> KernelProblem:
-        """Random inputs as models have them. Not for fp64: references make their own."""
+        """Return a problem with random inputs like a model's, in the policy's dtypes; references make their own in
+        fp64.
+        """
         ...

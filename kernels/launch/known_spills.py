@@ -1,6 +1,7 @@
-"""Configs that spill where they were compiled, by a Triton of the images: they are not offered there.
+"""Configs that were found to spill registers, by a version of Triton that the container images have.
 
-What the matrix found, and no more: a config that is right by one Triton may want more registers by another.
+They are not offered there. The list has only configs that the compile matrix found: a config that is fine with one
+version of Triton may need more registers with another.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ __all__ = ["KNOWN_SPILLS", "offered_configs"]
 
 @dataclass(frozen=True, slots=True)
 class KnownSpill:
-    """Shapes and configs of an operator that have these fields, or one of a range, on those capabilities."""
+    """Set of shapes and configs of an operator that spill on some capabilities.
+
+    A shape or config belongs to it if it has these field values, or one of a range.
+    """
 
     op: str
     capabilities: tuple[tuple[int, int], ...]
@@ -37,10 +41,10 @@ class KnownSpill:
         )
 
 
-_IN_LOTS = range(GEMV_ROWS, 2**31)  # of rows: the kernel for the most of them takes them in lots
+_IN_LOTS = range(GEMV_ROWS, 2**31)  # numbers of rows that are processed in groups of GEMV_ROWS
 
 
-# By Triton 3.7.1, 8 to 24 bytes a thread each.
+# Found with Triton 3.7.1: each spills 8 to 24 bytes per thread.
 KNOWN_SPILLS = (
     KnownSpill("w4a16_gemv", ((12, 0),), {"m": 2, "group": 128}, {"REPEAT": 1}),
     KnownSpill("w4a16_gemv", ((12, 0),), {"m": 8, "group": 128}, {"REPEAT": 1, "ROWS": 4, "num_warps": 2}),
@@ -60,7 +64,7 @@ KNOWN_SPILLS = (
 
 
 def offered_configs(operation: KernelOperation, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
-    """What a tuner may try, and a launch may take: the first where nothing is known."""
+    """Return the configs that a tuner may try and a launch may use; the first is the default without a table."""
     configs = operation.configs(policy, shape)
     return tuple(
         config for config in configs if not any(spill.has(operation, policy, shape, config) for spill in KNOWN_SPILLS)

@@ -9,7 +9,7 @@ from .kernel_operation import ProblemShape
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """One decoder layer, and the vocabulary."""
+    """Sizes of one decoder layer of a model, and of its vocabulary."""
 
     name: str
     hidden: int
@@ -22,7 +22,7 @@ class ModelShape:
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """(N, K) of each weight as it is held: Q, K and V as one, and gate and up."""
+        """Shape (N, K) of each linear weight as it is held: Q, K and V are one weight, and so are gate and up."""
         return {
             "qkv": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
             "o": (self.hidden, self.heads * self.head_dim),
@@ -31,7 +31,7 @@ class ModelShape:
         }
 
     def has(self, shape: ProblemShape) -> bool:
-        """Whether an operator of that shape is part of this model: by what sizes the shape names."""
+        """Return whether an operator of that shape is part of this model, judged by the sizes that the shape names."""
         mine: dict[str, set[object]] = {
             "n k": set(self.linears.values()),
             "k": {k for _, k in self.linears.values()},
@@ -55,5 +55,5 @@ MODELS = (
     ModelShape("qwen3-0.6b", 1024, 3072, 16, 8, 128, 28, 151_936),
 )
 
-# Small enough for Triton's interpreter; of no model.
+# Small enough for Triton's interpreter; not the shape of a real model.
 REHEARSAL = ModelShape("rehearsal", 128, 128, 2, 1, 64, 1, 256)

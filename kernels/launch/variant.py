@@ -1,4 +1,4 @@
-"""One specialisation of a Triton kernel: the same object is launched, tuned, and compiled without a GPU."""
+"""Specialization of a Triton kernel: the same object is launched, tuned, and compiled without a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Constant = int | float | bool | str | tuple[str, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a tuner may choose of a kernel: named constants, and how a program is cut into warps and stages."""
+    """Launch config of a kernel, chosen by a tuner: named constants, and numbers of warps and pipeline stages."""
 
     constants: tuple[tuple[str, Constant], ...] = ()
     num_warps: int = 4
@@ -27,7 +27,7 @@ class Config:
         return dict(self.constants)[name]
 
     def without(self, name: str) -> Config:
-        """Of a constant that decides the grid and not the kernel: one kernel then serves all its values."""
+        """Return the config without a constant that affects only the grid, so that one kernel serves all its values."""
         return Config(tuple(item for item in self.constants if item[0] != name), self.num_warps, self.num_stages)
 
     def number(self, name: str) -> int:
@@ -46,11 +46,11 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A kernel with everything fixed but its arguments.
+    """Triton kernel with everything fixed but its arguments.
 
-    function   what `triton.jit` made
-    types      argument -> Triton's name of its type ("*fp16", "i32", "fp32"), in the kernel's order
-    constants  the kernel's tl.constexpr arguments, those of `config` aside
+    function   result of `triton.jit`
+    types      argument -> its Triton type name ("*fp16", "i32", "fp32"), in the kernel's order
+    constants  the kernel's tl.constexpr arguments, except those in `config`
     aligned    arguments that are always multiples of 16: pointers, and strides that vector loads rely on
     """
 
@@ -60,7 +60,7 @@ class Variant:
     constants: tuple[tuple[str, Constant], ...]
     config: Config
     aligned: tuple[str, ...] = ()
-    _launches: dict[int, CompiledLaunch] = field(default_factory=dict, compare=False, repr=False)  # by device
+    _launches: dict[int, CompiledLaunch] = field(default_factory=dict, compare=False, repr=False)  # by device index
 
     @property
     def all_constants(self) -> dict[str, Constant]:
@@ -68,18 +68,22 @@ class Variant:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of the compiler, for a launch and ahead of it: an option left to Triton's default may be another's there."""
+        """Options of the compiler, the same for a launch and for compilation ahead of time.
+
+        An option that is left to Triton's default may have another value there.
+        """
         return {
             "num_warps": self.config.num_warps, "num_stages": self.config.num_stages, "enable_fp_fusion": True
         }  # fmt: skip
 
     def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
-        """Arguments in the order of `types`, and of these types.
+        """Launch the kernel; arguments are in the order of `types`, and of these types.
 
-        Also where the kernel reads none: Triton looks compiled kernels up by them, and would compile anew.
+        Arguments that the kernel does not read must also have their types: Triton looks compiled kernels up by them,
+        and would compile again.
 
-        Once Triton has compiled and launched it, it is launched without asking Triton again what to launch: that takes
-        the host several times as long as the launch.
+        After the first launch Triton is no longer asked which kernel to launch, which takes the host several times as
+        long as the launch itself.
         """
         device = arguments[0].get_device()
         if (known := self._launches.get(device)) is not None and known.fits(arguments):
