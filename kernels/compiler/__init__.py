@@ -1,3 +1,5 @@
-"""Kernels compiled without a GPU for any compute capability, many at once, and what they would use there; Triton's
-interpreter made faster. Imports the registry, `launch` and `device`, never `gpu`, `cpu` or `tuning`.
+"""Compilation of kernels for any compute capability without a GPU, many at once, and a faster Triton interpreter.
+
+Compiled kernels report the resources that they would use. Imports the registry, `launch` and `device`, never `gpu`,
+`cpu` or `tuning`.
 """

@@ -1,7 +1,7 @@
-"""Compiles kernels for any compute capability on a machine without a GPU, and says what they would use there.
+"""Ahead-of-time compilation of kernels for any compute capability on a machine without a GPU.
 
-Registers, stack and shared memory are ptxas's own, read from the cubin; instructions are counted in the PTX,
-since the disassembler that comes with Triton refuses the older cards.
+It reports the resources of a kernel: registers, stack and shared memory are ptxas's own figures, read from the cubin;
+instructions are counted in the PTX, since the disassembler that comes with Triton refuses the older cards.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _TARGET = re.compile(r"\.target sm_\d+(a?)")
 _NO_CODE = re.compile(r"^\s*\.(?:target|loc|file)\b.*$|//.*$", re.MULTILINE)
 _LABEL = re.compile(r"^\s*(\$\w+):", re.MULTILINE)
 _BRANCH = re.compile(r"\bbra(?:\.uni)?\s+(\$\w+);")
-# Whatever has a half in its name computes in halves, but for moves and for conversions to and from other types.
+# Instructions with f16 in their name compute in half precision, except moves and conversions to and from other types.
 _HALF = re.compile(r"(?!(?:cvt|mov|ld|st)\.).*\.b?f16(?:x2)?(?:\.|$)|cvt\..*\.b?f16(?:x2)?\.b?f16(?:x2)?$")
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """One kernel for one capability.
+    """Kernel that was compiled for one compute capability.
 
     capability  such as (6, 1)
-    registers   of one thread
-    spilled     bytes of one thread's registers that live in memory
-    shared      bytes of one block, what the driver keeps for itself not counted
-    threads     of one block
-    seconds     compiling took
-    cached      Triton's cache had it
+    registers   per thread
+    spilled     bytes per thread of registers that are spilled to memory
+    shared      bytes of shared memory per block, without the driver's own
+    threads     per block
+    seconds     that compiling took
+    cached      whether it came from Triton's cache
     """
 
     name: str
@@ -52,17 +52,20 @@ class CompiledKernel:
     cached: bool = False
 
     def same_ptx(self, other: CompiledKernel) -> bool:
-        """Their targets aside, and where their source lay, which a cache may have from another checkout."""
+        """Return whether two kernels have the same PTX.
+
+        Their targets are ignored, and the paths of their sources, which a cache may have from another checkout.
+        """
         return _strip_ptx(self.ptx) == _strip_ptx(other.ptx)
 
     def mix(self) -> Counter[str]:
-        """PTX instructions by full name, as often as they are written."""
+        """Count the PTX instructions by full name, as often as they appear in the text."""
         return Counter(_INSTRUCTION.findall(self.ptx))
 
     def inner_loops(self) -> tuple[Counter[str], ...]:
-        """PTX instructions of each loop that has no loop in it, as `mix`, the largest first.
+        """Count the PTX instructions of each loop that contains no other loop, by full name, the largest loop first.
 
-        A loop is what lies between a label and the last branch back to it.
+        A loop is the text between a label and the last branch back to it.
         """
         labels = {found[1]: found.start() for found in _LABEL.finditer(self.ptx)}
         ends: dict[int, int] = {}
@@ -75,17 +78,20 @@ class CompiledKernel:
         return tuple(sorted(counted, key=Counter.total, reverse=True))
 
     def inner_loop(self) -> Counter[str]:
-        """The largest of them; empty without a loop."""
+        """Count the PTX instructions of the largest inner loop; empty without a loop."""
         return next(iter(self.inner_loops()), Counter())
 
     def half_arithmetic(self) -> Counter[str]:
-        """Of `mix`, arithmetic in half precision, which runs at a 64th of the fp32 rate on 6.1."""
+        """Count the half-precision arithmetic instructions, which run at a 64th of the fp32 rate on 6.1."""
         mix = self.mix()
         return Counter({name: count for name, count in mix.items() if _HALF.match(name)})
 
 
 def compile_variant(variant: Variant, capability: tuple[int, int]) -> CompiledKernel:
-    """Raises what Triton or ptxas raises. Not in a process under TRITON_INTERPRET."""
+    """Compile a variant for a compute capability.
+
+    Raises whatever Triton or ptxas raises. It must not run in a process under TRITON_INTERPRET.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -111,7 +117,9 @@ def compile_variant(variant: Variant, capability: tuple[int, int]) -> CompiledKe
 
 
 def assemble_ptx(compiled: CompiledKernel, variant: Variant, capability: tuple[int, int]) -> CompiledKernel:
-    """What was compiled for one of a family, for another: the same PTX through the same assembler."""
+    """Assemble a kernel that was compiled for one member of a PTX family for another member: the same PTX, other
+    target.
+    """
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
 
@@ -128,7 +136,10 @@ def assemble_ptx(compiled: CompiledKernel, variant: Variant, capability: tuple[i
 
 
 def triton_source(variant: Variant) -> Any:
-    """What Triton compiles: the same as a launch has compiled, so that one finds in the cache what the other made."""
+    """Return the source object that Triton compiles.
+
+    It is the same as for a launch, so that either finds in the cache what the other compiled.
+    """
     from triton.compiler import ASTSource
 
     return ASTSource(
@@ -150,7 +161,7 @@ def _signature(variant: Variant) -> dict[str, str]:
 
 
 def _attributes(variant: Variant) -> dict[tuple[int, ...], list[list[Any]]]:
-    """As a launch has them, in that form and order."""
+    """Return the attributes of the arguments in the form and order in which a launch has them."""
     found: dict[tuple[int, ...], list[list[Any]]] = {}
     types, newer = dict(variant.types), triton_has((3, 7))
     for index, name in enumerate(variant.function.arg_names):
@@ -170,7 +181,7 @@ def _attributes(variant: Variant) -> dict[tuple[int, ...], list[list[Any]]]:
 
 
 def _usage(cubin: bytes) -> tuple[int, int, int, int]:
-    """Registers, and bytes of stack, static shared and local memory."""
+    """Return the registers of a cubin, and its bytes of stack, static shared and local memory."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

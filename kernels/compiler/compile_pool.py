@@ -1,6 +1,6 @@
-"""Many kernels compiled at once, on as many cores as there are: each of them once, whoever asks for it.
+"""Compilation of many kernels at once on all cores; each is compiled only once, however many jobs need it.
 
-What several capabilities of a family want is compiled for one of them, and assembled for each.
+A kernel for several capabilities of a PTX family is compiled for one of them, and assembled for each.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["CompileFailure", "CompileJob", "compile_all"]
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """All launches of one operator, for one shape and config, on one capability."""
+    """Job to compile all launches of one operator, for one shape and config, on one compute capability."""
 
     op: str
     capability: tuple[int, int]
@@ -40,7 +40,7 @@ class CompileJob:
 
 @dataclass(frozen=True, slots=True)
 class CompileFailure:
-    """What the compiler said instead."""
+    """Error of the compiler in place of a compiled kernel."""
 
     error: str
 
@@ -52,16 +52,17 @@ Version = tuple[int, int]
 def compile_all(
     jobs: Iterable[CompileJob], workers: int, done: Callable[[int, int], None] = lambda count, total: None
 ) -> Mapping[CompileJob, tuple[tuple[KernelLaunch, CompileResult], ...]]:
-    """Every launch of every job. `done` is told how many kernels of how many there are.
+    """Compile every launch of every job; `done` is called with the number of finished kernels and the total.
 
-    In processes of their own: Triton's compiler holds the interpreter's lock. Not under TRITON_INTERPRET.
+    The kernels are compiled in separate processes, since Triton's compiler holds the GIL. It must not be used under
+    TRITON_INTERPRET.
     """
     wanted = {job: job.launches() for job in jobs}
     sources: dict[Any, dict[Version, tuple[CompileJob, int]]] = {}
     for job, launches in wanted.items():
         for index, launch in enumerate(launches):
             sources.setdefault(_key(job, launch), {}).setdefault(job.capability, (job, index))
-    proofs: dict[Any, _SamePtxProof] = defaultdict(_SamePtxProof)  # by kernel and family
+    proofs: dict[Any, _SamePtxProof] = defaultdict(_SamePtxProof)  # by (kernel, family)
     found: dict[tuple[Any, Version], CompileResult] = {}
     total = sum(map(len, sources.values()))
     context = multiprocessing.get_context("spawn")
@@ -83,18 +84,20 @@ def compile_all(
 
 
 class _SamePtxProof:
-    """Which members of a family are known to have the same PTX, for one kernel."""
+    """Record of the members of a PTX family that are proven to have the same PTX, for one kernel."""
 
     def __init__(self) -> None:
         self._same: set[Version] = set()
 
     def order(self, members: Sequence[Version]) -> tuple[Version, tuple[Version, ...], frozenset[Version]]:
-        """Who is compiled, who is assembled from that, and which of those must be compiled as well and compared."""
+        """Return the member to compile, those to assemble from its PTX, and those of them to also compile and
+        compare.
+        """
         first = next((each for each in members if each in self._same), members[0])
         others = tuple(each for each in members if each != first)
         if not others:
             return first, (), frozenset()
-        if self._same and first not in self._same:  # nothing is known of these and those
+        if self._same and first not in self._same:  # nothing is known about both these and earlier members
             return first, others, frozenset(others)
         doubtful = frozenset(others) - self._same
         self._same.update(members)
@@ -108,20 +111,23 @@ def _key(job: CompileJob, launch: KernelLaunch) -> Any:
 
 
 def _freeze_garbage_collector() -> None:
-    """Torch and Triton stay as long as the process does: they are not looked through after every few objects."""
+    """Exclude torch and Triton from garbage collection, since they live as long as the process.
+
+    Otherwise their objects would be scanned again after every few new objects.
+    """
     import triton.backends.nvidia.compiler  # noqa: F401
 
     gc.freeze()
     gc.disable()
-    atexit.register(gc.unfreeze)  # else Triton's bindings tell of all of it as leaks
+    atexit.register(gc.unfreeze)  # otherwise Triton's bindings report all of these objects as leaks
 
 
 def _compile(
     job: CompileJob, index: int, others: Sequence[Version], doubtful: Collection[Version]
 ) -> dict[Version, CompileResult]:
-    """One kernel for `job`'s capability, and for `others` of its family.
+    """Compile one kernel for `job`'s capability, and assemble it for `others` of its family.
 
-    doubtful  are compiled in full as well: whatever is not the same PTX is a failure
+    doubtful  members that are also compiled in full; different PTX is a failure
     """
     variant = job.launches()[index].variant
     first = _try_compile(lambda: compile_variant(variant, job.capability))
@@ -135,7 +141,7 @@ def _compile(
             full = _try_compile(partial(compile_variant, variant, other))
             if isinstance(full, CompileFailure) or not full.same_ptx(first):
                 found[other] = CompileFailure(f"its PTX is not that of {job.capability}: they are no family")
-    gc.collect()  # what one kernel has left
+    gc.collect()  # free what compiling this kernel has left
     return found
 
 

@@ -1,6 +1,9 @@
-"""How fast a machine compiles, by one kernel that stays as it is: a budget in seconds then means the same on any."""
+"""Measurement of a machine's compile speed, by one kernel that never changes.
 
-# What is inside a kernel is Triton's language, of which type checkers know nothing.
+With it a budget in seconds means the same on any machine.
+"""
+
+# Kernel bodies are written in Triton's language, which type checkers do not understand.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,misc"
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from .aot import compile_variant
 
 __all__ = ["REFERENCE_S", "cpu_seconds", "measure_compile_seconds"]
 
-# What `measure_compile_seconds` were on the machine whose matrix budgets are of, by Triton 3.7.1.
+# Result of `measure_compile_seconds` on the machine for which the matrix budgets hold, with Triton 3.7.1.
 REFERENCE_S = 1.24
 _TURNS = 3
 _CAPABILITIES = ((6, 1), (8, 0), (9, 0))
@@ -23,7 +26,10 @@ _CAPABILITIES = ((6, 1), (8, 0), (9, 0))
 
 @triton.jit
 def _fixed(x, y, out, N, BLOCK: tl.constexpr, TIMES: tl.constexpr):
-    """Loads, products, exponentials, sums and stores, as operators have them; none of ours, so that none changes it."""
+    """Compute loads, products, exponentials, sums and stores, similar to the operators.
+
+    It is none of our operators, so that no change of them changes it.
+    """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, N, BLOCK):
@@ -36,10 +42,13 @@ def _fixed(x, y, out, N, BLOCK: tl.constexpr, TIMES: tl.constexpr):
 
 
 def measure_compile_seconds() -> float:
-    """Of all cores together. Compiled anew each time, whatever is cached. Not under TRITON_INTERPRET."""
+    """CPU seconds, over all cores, to compile the fixed kernel several times, ignoring caches.
+
+    It must not run under TRITON_INTERPRET.
+    """
     types = (("x", "*fp16"), ("y", "*fp16"), ("out", "*fp16"), ("N", "i32"))
     variant = Variant("fixed", _fixed, types, (), Config.of(4, 1, BLOCK=1024, TIMES=12), ("x", "y", "out"))
-    compile_variant(variant, _CAPABILITIES[0])  # whatever is imported and started once
+    compile_variant(variant, _CAPABILITIES[0])  # imports and starts everything that is needed once
     began = cpu_seconds()
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.always_compile = True
@@ -49,6 +58,6 @@ def measure_compile_seconds() -> float:
 
 
 def cpu_seconds() -> float:
-    """Of this process, and of those that it has waited for."""
+    """CPU seconds of this process and of child processes that it has waited for."""
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)

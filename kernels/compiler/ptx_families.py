@@ -1,8 +1,8 @@
-"""Capabilities for which Triton writes the same PTX: compiled once, and assembled for each.
+"""PTX families: compute capabilities for which Triton generates the same PTX, so that a kernel is compiled only once.
 
-The assembler takes a tenth of the time, and alone tells the members of a family apart, but for their target. What
-is claimed here is proven wherever it is used: of every kernel the matrix compiles one variant in full for each member
-that others are only assembled for, and compares.
+It is then assembled for each member, which takes a tenth of the time; except for the target only the assembler
+distinguishes the members of a family. The claims here are proven wherever they are used: for every kernel the matrix
+compiles one variant in full for each member that other variants are only assembled for, and compares the PTX.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ __all__ = ["PTX_FAMILIES", "PtxFamily", "ptx_family"]
 
 @dataclass(frozen=True, slots=True)
 class PtxFamily:
-    """members: the first gives it its name.
+    """Family of capabilities with the same PTX, named by its first member.
 
-    apart   kernels that are others for a member, by name, "*" for any part
-    triton  the release by which it is one; None: any
+    members  compute capabilities
+    apart    capability -> kernels whose PTX differs there, by name, with "*" for any part
+    triton   version of Triton for which the family holds; None: any
     """
 
     members: tuple[tuple[int, int], ...]
@@ -34,8 +35,9 @@ class PtxFamily:
         return not any(fnmatchcase(kernel, other) for other in self.apart.get(capability, ()))
 
 
-# Of all variants that two members launch. By 3.7.1, the images', which the whole matrix is compiled by, 10.3 alone
-# has an instruction for maxima of three, and 12.0 multiplies matrices as 8.0 does. By 3.9.0 there are more differences.
+# Families that hold for all variants that two members launch. With Triton 3.7.1, which is in the container images and
+# compiles the whole matrix, only 10.3 has an instruction for maxima of three, and 12.0 multiplies matrices as 8.0 does.
+# With 3.9.0 there are more differences.
 _MAXIMA = ("sample_survey", "sample_weigh", "sample_draw", "sample_tally_*", "attention_decode_reduce")
 _PRODUCTS = ("w4a16_gemm", "w8a8_tensor", "fp8", "attention_prefill")
 PTX_FAMILIES = (
@@ -48,5 +50,5 @@ PTX_FAMILIES = (
 
 
 def ptx_family(kernel: str, capability: tuple[int, int]) -> tuple[int, int]:
-    """By the name of its first member: the one that this kernel is compiled in for that capability, perhaps its own."""
+    """First member of the family in which a kernel is compiled for a capability, or the capability itself."""
     return next((family.members[0] for family in PTX_FAMILIES if family.has(kernel, capability)), capability)

@@ -1,4 +1,4 @@
-"""Triton's interpreter without what it computes for nothing: half of its time on kernels such as these."""
+"""Speed-up of Triton's interpreter, which skips needless work: half of its time on kernels like ours."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["speed_up_interpreter"]
 
 
 def speed_up_interpreter() -> None:
-    """In a process under TRITON_INTERPRET=1; what kernels compute stays the same. Twice does no harm.
+    """Patch the interpreter in a process under TRITON_INTERPRET=1; the results of kernels stay the same.
 
-    For every sum and product of integers Triton computes once more, in 64 bits, whether they overflow, and then
-    asserts nothing of it: assertions are for kernels in debug mode alone. And for each call of one function by another
-    it walks all of `triton.language`, in which the launch has replaced everything already.
+    For every sum and product of integers Triton computes once more, in 64 bits, whether they overflow, and then makes
+    no use of it, since assertions are only for kernels in debug mode. And for each call of one function by another it
+    walks all of `triton.language`, in which the launch has already replaced everything. Patching twice does no harm.
     """
     from triton.runtime import interpreter
 
@@ -26,7 +26,7 @@ def speed_up_interpreter() -> None:
 
 
 def _call(function: Any, *given: Any, **named: Any) -> Any:
-    """Triton's own, but for the walk where there is nothing left to replace."""
+    """Call an interpreted function as Triton does, but skip the walk where there is nothing left to replace."""
     from triton.language import core
     from triton.runtime import interpreter
 
@@ -40,7 +40,7 @@ def _call(function: Any, *given: Any, **named: Any) -> Any:
 
 @cache
 def _languages(function: FunctionType) -> list[Any]:
-    """Modules that Triton replaces the builtins of, among those that a function sees."""
+    """Return the modules whose builtins Triton replaces, among those that a function's globals contain."""
     from triton import language
 
     seen = {id(each) for each in function.__globals__.values()}

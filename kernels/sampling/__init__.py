@@ -1,5 +1,5 @@
-"""Tokens chosen from logits on the device, in whole numbers, so that every card chooses the same.
+"""Sampling of tokens from logits on the device, in integer arithmetic, so that every card samples the same tokens.
 
-Imports `launch`, `device` and `pointwise.pointwise_operation`; a further sampling filter goes into `sample_kernels`
-and `sample_reference`.
+Imports `launch`, `device` and `pointwise.pointwise_operation`; a further sampling filter goes into `sample_kernels` and
+`sample_reference`.
 """

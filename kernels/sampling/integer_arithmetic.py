@@ -1,4 +1,4 @@
-"""The whole numbers in which sample.py chooses, as Triton has them: the same on every card, and on a CPU."""
+"""Integer arithmetic of sampling, in Triton: its results are the same on every card and on a CPU."""
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
@@ -7,7 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Adds what is not zero. Triton's own atomics say .relaxed, which ptxas takes from 7.0 on; it is what red means anyway.
+# Atomic addition of numbers that are not zero. Triton's own atomics say .relaxed, which ptxas accepts only from 7.0 on,
+# and which is the default of red anyway.
 ADD_PTX = tl.constexpr("""{
     .reg .pred wanted;
     setp.ne.s64 wanted, $2, 0;
@@ -18,11 +19,11 @@ ADD_PTX = tl.constexpr("""{
 
 @triton.jit
 def weight_of(key):
-    """int64, about 2**44 * exp(-key / 2**25), for key int32 in [0, 2**30 + 2**21]; falls or stays as the key rises.
+    """Return int64, about 2**44 * exp(-key / 2**25), for int32 keys in [0, 2**30 + 2**21]; it never rises with the key.
 
-    In whole numbers throughout, so that every card and a CPU give the same. 2**-f for the fraction f of the power of
-    two is a polynomial fitted by Lawson's iteration, to 2**-28.8 of it; with its roundings the weight is within 1 and
-    2**-27 of it. That it never rises was seen of all 2**30 keys.
+    All arithmetic is in integers, so that every card and a CPU give the same result. 2**-f for the fraction f of the
+    power of two is a polynomial fitted by Lawson's iteration, with a relative error of 2**-28.8; with its roundings the
+    weight is within 1 and a relative error of 2**-27. All 2**30 keys were checked to confirm that it never rises.
     """
     power = key.to(tl.uint32).to(tl.uint64) * 3098164009  # log2(e) * 2**31
     fraction = ((power >> 24) & 0xFFFFFFFF).to(tl.uint32)
@@ -38,7 +39,10 @@ def weight_of(key):
 
 @triton.jit
 def uniform_bits(seed, choice, position):
-    """The 53 bits of the random number, the top ones of an uint64: Philox4x32-10, as replicas/philox.py has it."""
+    """Return the 53 bits of the random number, as the top bits of a uint64.
+
+    The generator is Philox4x32-10, the same as in replicas/philox.py.
+    """
     c0 = position.to(tl.uint64) & 0xFFFFFFFF
     c1 = position.to(tl.uint64) >> 32
     c2 = choice.to(tl.uint64) & 0xFFFFFFFF
@@ -59,14 +63,14 @@ def uniform_bits(seed, choice, position):
 
 @triton.jit
 def ceiling(value):
-    """int64 of fp32 that is at most 2**62."""
+    """Return the ceiling, as int64, of fp32 numbers that are at most 2**62."""
     whole = value.to(tl.int64)
     return whole + (whole.to(tl.float32) < value).to(tl.int64)
 
 
 @triton.jit
 def part_of(total, bits):
-    """floor(total * bits / 2**64) of int64 and uint64."""
+    """Return floor(total * bits / 2**64) for int64 total and uint64 bits."""
     return tl.umulhi(total.to(tl.uint64), bits).to(tl.int64)
 
 

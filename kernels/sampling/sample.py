@@ -1,24 +1,24 @@
-"""Tokens from logits on the device, every row by parameters of its own, without a word to the host.
+"""Sampling of tokens from logits on the device, with separate parameters for each row, without waiting for the host.
 
 The rule is that of replicas/sampler.py: temperature, min_p, top_k, top_p, in this order, then one draw by the inverse
-distribution function over token ids, by the Philox number of (seed, choice, position). Here it is in whole numbers:
+distribution function over token ids, with the Philox number of (seed, choice, position). Here it is computed in
+integers:
 
     key     (largest logit - logit) / temperature, both steps in fp32 as the CPU sampler takes them, cut to 2**-25
-    weight  2**44 exp(-key), by a polynomial in whole numbers: sampling_arithmetic.weight_of
+    weight  2**44 exp(-key), by a polynomial in integers: integer_arithmetic.weight_of
 
-so that sums are exact in any order, and every GPU, however the row is cut, chooses the same token from the same
-logits. Greedy rows give what the CPU sampler gives, the lowest of equal ids. Drawn rows differ from it only
+so that sums are exact in any order, and every GPU, however a row is split, samples the same token from the same logits.
+Greedy rows give the same token as the CPU sampler, the lowest id of equal logits. Sampled rows differ from it only
 
-- where the random number falls within some 2**-23 of the border of two tokens, that being how exactly the CPU's
-  softmax in fp32 knows a border, or top_p or min_p as close to the border of what is kept; parameters are fp32 here,
-  fp64 there;
-- where tokens of equal probability straddle the last place that top_k or top_p keeps: the lowest ids stay here, the
-  CPU sampler keeps as many, but which, torch.topk says; and it calls equal what fp32 cannot tell apart;
-- in tokens less likely than the best one by 2**44 and more, together at most 2**-26 of it for 2**18 tokens: never
-  chosen here.
+- where the random number falls within about 2**-23 of the border of two tokens, which is the precision of borders in
+the CPU's fp32 softmax, or top_p or min_p as close to the border of what is kept; parameters are fp32 here, fp64 there;
+- where tokens of equal probability straddle the last place that top_k or top_p keeps: here the lowest ids stay, while
+the CPU sampler keeps as many, but torch.topk decides which; and it treats as equal what fp32 cannot distinguish; - in
+tokens less likely than the best one by 2**44 and more, together at most 2**-26 of it for 2**18 tokens: they are never
+sampled here.
 
-A row with a NaN, with an infinite largest logit, or with none above minus infinity has the id 0, which exists, and
-the log-probability NaN, which no other row has.
+A row with a NaN, with an infinite largest logit, or with no logit above minus infinity gets the id 0, which is a valid
+id, and the log-probability NaN, which no other row has.
 """
 
 from __future__ import annotations
@@ -43,21 +43,23 @@ __all__ = [
     "sample_variants",
 ]
 
-LIMIT = 2**18  # ids: weights of as many tokens add up to less than 2**63
+LIMIT = 2**18  # most token ids: the weights of so many tokens add up to less than 2**63
 _PLANES, _STATES = 8 * 1024, 5 * 4
-_ASM = isinstance(sample_kernels.tally, triton.JITFunction)  # the interpreter knows no PTX
+_ASM = isinstance(sample_kernels.tally, triton.JITFunction)  # Triton's interpreter does not support PTX
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The parameters of R rows, contiguous tensors [R] on the device of the logits.
+    """Sampling parameters of R rows, as contiguous tensors [R] on the device of the logits.
 
-    temperature  fp32, 0 is greedy
-    top_k        int32, 0 and below keep all
-    top_p        fp32 in (0, 1], 1 keeps all
-    min_p        fp32 in [0, 1]
+    temperature     fp32; 0 is greedy
+    top_k           int32; 0 and below keep all tokens
+    top_p           fp32 in (0, 1]; 1 keeps all tokens
+    min_p           fp32 in [0, 1]
     seed, position  int64
-    choice       int32: which of a request's choices; 0 where there is one
+    choice          int32: index of the choice within its request; 0 if it has only one
+
+    Raises ValueError for other dtypes or shapes.
     """
 
     temperature: torch.Tensor
@@ -78,10 +80,13 @@ class SamplingRows:
 
 @dataclass(frozen=True, slots=True)
 class PenaltyRows:
-    """Penalties of R rows, contiguous tensors [R] on the device of the logits.
+    """Penalties of R rows, as contiguous tensors [R] on the device of the logits.
 
-    place       int64: which row of the history is its own
-    repetition  fp32, 1 is none; presence, frequency  fp32, 0 is none
+    place                int64: index of the row of the history that belongs to the sequence
+    repetition           fp32; 1 is none
+    presence, frequency  fp32; 0 is none
+
+    Raises ValueError for other dtypes or shapes.
     """
 
     place: torch.Tensor
@@ -98,7 +103,7 @@ class PenaltyRows:
 
 @dataclass(frozen=True, slots=True)
 class VocabularySplit:
-    """How a row is divided: `chunks` programs, each through its chunk in tiles."""
+    """Division of a row of logits among `chunks` programs, each of which processes its chunk in tiles."""
 
     vocabulary: int
     chunk: int
@@ -106,7 +111,10 @@ class VocabularySplit:
 
     @classmethod
     def of(cls, vocabulary: int, config: Config) -> VocabularySplit:
-        """config  CHUNK and TILE, tokens, powers of two. Raises ValueError for what would count a token twice."""
+        """Return the split that a config makes: its CHUNK and TILE are numbers of tokens, and powers of two.
+
+        Raises ValueError for sizes that would count a token twice, and for an unsupported vocabulary.
+        """
         chunk, tile = config["CHUNK"], config["TILE"]
         if not 1 <= vocabulary <= LIMIT:
             raise ValueError(f"vocabulary: {vocabulary}; expected 1 to {LIMIT}")
@@ -151,7 +159,7 @@ def _variant(name: str, cut: VocabularySplit, config: Config, **constants: int |
 
 @cached
 def penalty_variant(vocabulary: int, config: Config, history: torch.dtype) -> Variant:
-    """What `penalize_logits` launches."""
+    """Return the compiled variant that `penalize_logits` launches."""
     cut = VocabularySplit.of(vocabulary, config)
     half = Config.of(config.num_warps, CHUNK=cut.chunk, TILE=max(32 * config.num_warps, cut.tile // 2))
     known = sample_kernels.penalise
@@ -162,9 +170,9 @@ def penalty_variant(vocabulary: int, config: Config, history: torch.dtype) -> Va
 
 
 def penalize_logits(logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows, config: Config) -> torch.Tensor:
-    """Of logits fp32 [R, V], contiguous, those under penalties: to the bit as replicas/sampler.py has them.
+    """Return contiguous logits fp32 [R, V] with penalties applied, bit for bit as in replicas/sampler.py.
 
-    history  int16 or int32 [H, V], contiguous: how often a token is in a sequence's output, less 2**15 or 2**31 if it
+    history  int16 or int32 [H, V], contiguous: how often a token is in a sequence's output, minus 2**15 or 2**31 if it
              is in the prompt
     """
     out = torch.empty_like(logits)
@@ -180,9 +188,9 @@ def penalize_logits(logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRo
 def sample_variants(
     vocabulary: int, config: Config, *, top_k: bool, top_p: bool, asm: bool = True
 ) -> tuple[Variant, ...]:
-    """What `sample` launches, in order, where no logits but the ones drawn from are given."""
+    """Return the compiled variants that `sample` launches, in order, when it gets no `own` logits."""
     cut = VocabularySplit.of(vocabulary, config)
-    # the draw holds a tile twice, as weights and as their sums
+    # `draw` holds a tile twice, as weights and as their sums.
     half = Config.of(config.num_warps, CHUNK=cut.chunk, TILE=max(32 * config.num_warps, cut.tile // 2))
     steps = (0,) * (top_k or top_p) + (1, 2) * top_k + (3, 4) * top_p
     return (
@@ -202,11 +210,12 @@ def sample(
     top_k: bool = True,
     top_p: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids int64 [R] and log-probabilities fp32 [R] of one token for each row of logits fp32 [R, V], contiguous.
+    """Return ids int64 [R] and log-probabilities fp32 [R] of one sampled token per row of contiguous logits fp32 [R,
+    V].
 
-    own           the model's own logits, where `logits` are these with bias, penalties or a grammar's mask: the
-                  log-probabilities are in these, and a row where they are not finite is at fault too
-    top_k, top_p  False: no row asks for it, and its launches are left out
+    own           the model's own logits, where `logits` are these after bias, penalties or a grammar's mask:
+                  log-probabilities are computed from them, and a row where they are not finite gets NaN as well
+    top_k, top_p  False if no row asks for the filter; its launches are then left out
     """
     num_rows, vocabulary = logits.shape
     cut, device = VocabularySplit.of(vocabulary, config), logits.device

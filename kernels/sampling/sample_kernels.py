@@ -1,14 +1,14 @@
-"""The kernels of sample.py, which says what they compute.
+"""Kernels of sample.py, which describes what they compute.
 
-A row of logits is cut into chunks, a program each, and what the chunks found is put together at the start of the next
-launch by every program that needs it. Nothing is sorted: the least likely token that is kept is found digit by digit,
-ten bits of its key at a time, from histograms of how many tokens and how much weight have each value of the digit.
-Sums of whole numbers do not depend on their order, so the histograms may be filled by atomics, and neither the cut
-nor the card changes a choice.
+A row of logits is cut into chunks, with one program each, and the results of the chunks are combined at the start of
+the next launch by every program that needs them. Nothing is sorted: the least likely token that is kept is found digit
+by digit, ten bits of its key at a time, from histograms of how many tokens and how much weight each value of the digit
+has. Sums of integers do not depend on their order, so the histograms may be filled by atomics, and neither the cut nor
+the card changes a choice.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
-# ruff: noqa: SIM102  a test of a constant is a line of its own: what it leaves out is not compiled
+# ruff: noqa: SIM102  a constexpr condition has an `if` of its own, so that code which it excludes is not compiled
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import triton.language as tl
 
 from .integer_arithmetic import add, ceiling, part_of, uniform_bits, weight_of
 
-# One number for each row, and parts of larger tensors: they begin anywhere.
+# Arguments with one number per row, which may be slices of larger tensors, and so may begin anywhere.
 ROWS = (
     "temperatures", "top_ks", "top_ps", "min_ps", "seeds", "choices", "positions", "limits", "tokens", "logprobs"
 )  # fmt: skip
@@ -28,11 +28,14 @@ def penalise(
     logits, history, places, repetitions, presences, frequencies, out, V,
     COUNT: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """A chunk of logits under penalties: see `penalised`. COUNT: the bits of a number of history that count."""
+    """Apply penalties to one chunk of logits per program, see `sample.penalize_logits`.
+
+    COUNT is the mask of the bits of a history entry that hold the count.
+    """
     row = tl.program_id(0)
     part = tl.program_id(1)
     repetition = tl.load(repetitions + row)
-    most = tl.where(repetition == 1.0, float("inf"), 1.7014117331926443e38)  # half of the largest
+    most = tl.where(repetition == 1.0, float("inf"), 1.7014117331926443e38)  # half of the largest fp32 number
     presence = tl.load(presences + row)
     frequency = tl.load(frequencies + row).to(tl.float64)
     base = row.to(tl.int64) * V
@@ -44,7 +47,7 @@ def penalise(
         count = known & COUNT
         scaled = tl.where(x > 0.0, tl.div_rn(x, repetition), x * repetition)
         y = tl.where(known != 0, tl.where(scaled > most, most, scaled), x)
-        # Exact in fp64, then rounded: in fp32 it would be fused with the addition, which then rounds but once.
+        # Exact in fp64, then rounded: in fp32 it would be fused with the addition, which would then round only once.
         each = (count.to(tl.float64) * frequency).to(tl.float32)
         y = tl.where(count > 0, y - (presence + each), y)
         tl.store(out + base + at, y, at < V)
@@ -52,7 +55,9 @@ def penalise(
 
 @triton.jit(do_not_specialize=("S",))
 def survey(logits, tops, ids, sums, V, S, CHUNK: tl.constexpr, TILE: tl.constexpr):
-    """Of a chunk: its largest logit, NaN if one is; the lowest id that has it; sum of exp(logit - largest)."""
+    """Store, for one chunk, its largest logit (NaN if any is), the lowest id that has it, and the sum of exp(logit -
+    largest).
+    """
     row = tl.program_id(0)
     part = tl.program_id(1)
     base = logits + row.to(tl.int64) * V
@@ -79,7 +84,7 @@ def survey(logits, tops, ids, sums, V, S, CHUNK: tl.constexpr, TILE: tl.constexp
 
 @triton.jit
 def _best(tops, row, S, SPLITS: tl.constexpr):
-    """The largest of a row, and whether it is finite and nothing is NaN."""
+    """Return the largest logit of a row, and whether it is finite and no logit is NaN."""
     at = tl.arange(0, SPLITS)
     each = tl.load(tops + row * S + at, at < S, float("-inf"))
     top = tl.max(tl.where(each == each, each, float("-inf")), axis=0)
@@ -89,9 +94,9 @@ def _best(tops, row, S, SPLITS: tl.constexpr):
 
 @triton.jit
 def keys_and_weights(logits, row, at, top, temperature, min_p, V):
-    """Keys int32 and weights int64 of the tokens `at`; a weight of 0 is never chosen.
+    """Return keys int32 and weights int64 of the tokens `at`; a token of weight 0 is never sampled.
 
-    key  (top - logit) / temperature, each step rounded as fp32 is, in steps of 2**-25; nothing lies beyond 31.5
+    A key is (top - logit) / temperature, each step rounded as in fp32, in units of 2**-25, and at most 31.5.
     """
     x = tl.load(logits + row.to(tl.int64) * V + at, at < V, float("-inf"))
     depth = tl.div_rn(top - x, temperature)
@@ -102,7 +107,9 @@ def keys_and_weights(logits, row, at, top, temperature, min_p, V):
 
 @triton.jit
 def _cut_counts(planes, wanted):
-    """The digit at which `wanted` tokens are reached, 1024 if never; weight and number of the tokens before it."""
+    """Return the digit at which `wanted` tokens are reached (1024 if never), and weight and number of the tokens before
+    it.
+    """
     at = tl.arange(0, 1024)
     weights = tl.load(planes + at)
     counts = tl.load(planes + 1024 + at)
@@ -113,7 +120,7 @@ def _cut_counts(planes, wanted):
 
 @triton.jit
 def _cut_weights(plane, wanted):
-    """The digit at which that much weight is reached, and the weight before it."""
+    """Return the digit at which a weight of `wanted` is reached, and the weight before it."""
     weights = tl.load(plane + tl.arange(0, 1024))
     before = tl.cumsum(weights, axis=0) < wanted
     return tl.sum(before.to(tl.int32), axis=0), tl.sum(tl.where(before, weights, 0), axis=0)
@@ -121,9 +128,9 @@ def _cut_weights(plane, wanted):
 
 @triton.jit
 def _after_top_k(planes, states, k):
-    """The last key that top_k keeps, how many tokens with it, and the weight of all that are kept.
+    """Return the last key that top_k keeps, how many tokens with that key it keeps, and the weight of all kept tokens.
 
-    With fewer tokens than k the key is above all keys, and weighs nothing.
+    With fewer than k tokens the key is above all keys and has no weight.
     """
     prefix = tl.load(states + 8).to(tl.int32)
     digit, weight, count = _cut_counts(planes + 4096, k - tl.load(states + 10))
@@ -137,16 +144,16 @@ def tally(
     logits, temperatures, top_ks, top_ps, min_ps, tops, states, planes, V, S,
     STEP: tl.constexpr, ASM: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One digit of the keys of a chunk into histograms.
+    """Add one digit of the keys of a chunk to histograms.
 
         STEP   digit    among tokens                          planes of 1024    then known
         0      first    all                                   0, 1              digit of top_k; of top_p without it
         1, 2   2nd 3rd  whose key so far is top_k's           2, 3; 4, 5        top_k's last key
         3, 4   2nd 3rd  whose key so far is top_p's           6; 7              top_p's last key
 
-    Of a pair of planes the first holds weights, the second counts. `states` int64 [R, 5, 4]: what a step has read off
-    the planes before it, written by the program of the first chunk: the key so far, weight before it, count before
-    it or the weight that top_p wants.
+    In a pair of planes the first holds weights, the second counts. `states` int64 [R, 5, 4] holds what a step has read
+    from the planes of the step before, written by the program of the first chunk: the key so far, the weight before it,
+    and the count before it or the weight that top_p wants.
     """
     row = tl.program_id(0)
     part = tl.program_id(1)
@@ -218,7 +225,10 @@ def tally(
 
 @triton.jit
 def _limit(planes, states, row, k, p, TOP_K: tl.constexpr, TOP_P: tl.constexpr):
-    """The last key that is kept, and how many tokens with it, lowest ids first; without a filter above all keys."""
+    """Return the last key that is kept, and how many tokens with that key are kept, lowest ids first.
+
+    Without a filter the key is above all keys.
+    """
     key = tl.full((), 1073741824, tl.int32)
     ties = tl.zeros((), tl.int64)
     if TOP_K:
@@ -240,7 +250,7 @@ def weigh(
     logits, temperatures, top_ks, top_ps, min_ps, tops, states, planes, masses, equals, limits, V, S,
     TOP_K: tl.constexpr, TOP_P: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Of a chunk: the weight of its tokens before the last key, and how many have that key."""
+    """Store, for one chunk, the weight of its tokens before the last key, and how many tokens have that key."""
     row = tl.program_id(0)
     part = tl.program_id(1)
     temperature = tl.load(temperatures + row)
@@ -270,7 +280,10 @@ def draw(
     limits, tokens, logprobs, V, S,
     SPLITS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """A program a row: the chunk in which the random number falls, the token in it, its log-probability in `own`."""
+    """Sample the token of one row per program.
+
+    It finds the chunk in which the random number falls, then the token in it, and its log-probability in `own`.
+    """
     row = tl.program_id(0)
     at = tl.arange(0, SPLITS)
     temperature = tl.load(temperatures + row)
@@ -294,7 +307,7 @@ def draw(
         left -= tl.sum(tl.where(passed, equal, 0), axis=0)
         min_p = tl.load(min_ps + row)
         temperature = tl.maximum(temperature, 1e-6)
-        # the tile in which the target lies: those before it are passed over
+        # Find the tile in which the target lies, skipping the tiles before it.
         first = part * CHUNK
         found = tl.zeros((), tl.int32)
         for start in range(0, CHUNK, TILE):
@@ -312,7 +325,7 @@ def draw(
         among = tied & (tl.cumsum(tied.to(tl.int32), axis=0) <= left)
         weights = tl.where((key < last) | among, weights, 0)
         token = tl.min(tl.where(tl.cumsum(weights, axis=0) > target, which, V), axis=0)
-    # Whatever was computed: an id that exists.
+    # Whatever was computed, the id must be a valid one.
     token = tl.where(whole & (token >= 0) & (token < V), token, 0)
     sums = tl.load(own_sums + row * S + at, at < S, 0.0)
     chunk_tops = tl.load(own_tops + row * S + at, at < S, float("-inf"))

@@ -1,4 +1,4 @@
-"""sample.py as the compiler, the tuner, the benchmark and the tests see it."""
+"""Sampling operator for the compiler, the tuner, the benchmark and the tests; the kernels are in sample_kernels.py."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ from .sample_reference import choose_tokens, logprob
 __all__ = ["OPERATIONS", "SAMPLE", "logprob_error", "random_rows"]
 
 _ROWS = (1, 8, 64)
-_FILTERS = {"none": (False, False), "all": (True, True)}  # with all of them, penalties too: all there is
+_FILTERS = {"none": (False, False), "all": (True, True)}  # (top_k, top_p); "all" also applies penalties
 
 
 def random_rows(num_rows: int, device: torch.device, seed: int, *, filtered: bool = True) -> SamplingRows:
-    """Each row its own, one in four greedy, and each filter in about two of three."""
+    """Return random sampling parameters for each row: one in four rows is greedy, and about two in three have each
+    filter.
+    """
     source = torch.Generator().manual_seed(seed)
 
     def one_of(values: list[float], dtype: torch.dtype) -> torch.Tensor:
@@ -50,16 +52,16 @@ def random_rows(num_rows: int, device: torch.device, seed: int, *, filtered: boo
 
 
 def no_penalties(num_rows: int, device: torch.device) -> PenaltyRows:
-    """Computed like any others, and leave logits as they are."""
+    """Return penalties that leave logits unchanged but are computed like any others."""
     none = torch.zeros(num_rows, device=device)
     return PenaltyRows(torch.arange(num_rows, device=device), torch.ones_like(none), none, none)
 
 
 def logprob_error(logits: torch.Tensor, tokens: torch.Tensor, found: torch.Tensor) -> float:
-    """Of log-probabilities in `logits` to fp64, over what rounding explains.
+    """Return the largest ratio of the error of log-probabilities to its bound, compared with fp64.
 
-    In units of 2**-23: the logarithm and the two differences round by their own sizes; a term exp(-d) by 2 units of
-    ex2.approx and d of its rounded product, of which at most exp(-d), and d exp(-d) < 1, reach the sum; and a term
+    In units of 2**-23: the logarithm and the two differences round by their own magnitudes; a term exp(-d) by 2 units
+    of ex2.approx and d of its rounded product, of which at most exp(-d), and d exp(-d) < 1, reach the sum; and a term
     goes through at most 64 additions, 16 in its lane of a tile, the others between lanes and chunks.
     """
     spread = logits.double().amax(-1) - logits.double().gather(1, tokens[:, None]).squeeze(1)
@@ -68,14 +70,20 @@ def logprob_error(logits: torch.Tensor, tokens: torch.Tensor, found: torch.Tenso
 
 
 def sample_by_torch(logits: torch.Tensor) -> torch.Tensor:
-    """Ids [R] drawn as torch.multinomial draws one, which a CUDA graph cannot have: it asks the host for a check."""
+    """Return ids [R] sampled in the way torch.multinomial samples one.
+
+    torch.multinomial itself cannot be captured in a CUDA graph, since it checks its input on the host.
+    """
     weights = torch.softmax(logits, -1)
     return (weights / torch.empty_like(weights).exponential_()).argmax(-1)
 
 
 @dataclass(frozen=True, slots=True)
 class SampleOperation(PointwiseOperation):
-    """Shape: r rows of v logits, `filters`; `history` of penalties "int32", as contexts above 32,768 tokens have it."""
+    """Sampling operator. Fields of a shape: r rows of v logits, `filters`, and `history`.
+
+    `history` is the dtype of the penalties' history if it is "int32", as contexts above 32,768 tokens need it.
+    """
 
     name: str = "sample"
 
@@ -89,7 +97,9 @@ class SampleOperation(PointwiseOperation):
         )
 
     def samples(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        """With a long context's history every config that penalties have for any number of rows."""
+        """Sample shapes; with a long context's history they cover every config of the penalties, for any number of
+        rows.
+        """
         long = (ProblemShape.of(filters="all", history="int32", r=rows, v=152_064) for rows in _ROWS)
         return (*(ProblemShape.of(filters=filters, r=1, v=152_064) for filters in _FILTERS), *long)
 
@@ -111,7 +121,10 @@ class SampleOperation(PointwiseOperation):
         return (KernelLaunch(penalty_variant(size, config, _history(shape)), grid, moved=again, aside=True), *launches)
 
     def work(self, policy: PrecisionPolicy, shape: ProblemShape) -> OperationWork:
-        """Logits read once, as the roofline counts; the kernels read them once a launch, and the survey twice."""
+        """Return the work: logits read once, as the roofline counts.
+
+        The kernels themselves read the logits once per launch, and `survey` reads them twice.
+        """
         elements = int(shape["r"]) * int(shape["v"])
         return ElementwiseWork(4 * elements, 40 * elements)
 

@@ -1,4 +1,4 @@
-"""The rule of sample.py in plain torch and whole numbers, with a sort: what the kernels must give exactly."""
+"""Reference of sample.py in plain torch and integers, with a sort; the kernels must give exactly its results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MASK = 0xFFFFFFFF
 
 
 def weights_of(keys: torch.Tensor) -> torch.Tensor:
-    """int64 of keys int64, as sampling_arithmetic.weight_of."""
+    """Return int64 weights of int64 keys, the same as integer_arithmetic.weight_of."""
     power = keys * 3098164009
     fraction, value = (power >> 24) & _MASK, torch.full_like(keys, 234126)
     for coefficient in _POLYNOMIAL:
@@ -24,7 +24,7 @@ def weights_of(keys: torch.Tensor) -> torch.Tensor:
 
 
 def uniform_bits(seed: int, choice: int, position: int) -> int:
-    """53 bits by Philox4x32-10 (Salmon et al., SC 2011)."""
+    """Return 53 random bits by Philox4x32-10 (Salmon et al., SC 2011)."""
     counter = [position & _MASK, (position >> 32) & _MASK, choice & _MASK, 0]
     keys = [seed & _MASK, (seed >> 32) & _MASK]
     for _ in range(10):
@@ -46,7 +46,7 @@ def choose_token(
     choice: int,
     position: int,
 ) -> int:
-    """The id for logits fp32 [V] without NaN; parameters as fp32 has them."""
+    """Return the sampled id for logits fp32 [V] without NaN; the parameters must be exact in fp32."""
     top = logits.amax()
     if not math.isfinite(top):
         return 0
@@ -56,7 +56,7 @@ def choose_token(
     keys = (((top - logits) / heat).clamp(max=31.5) * 2**25).long()
     weights = weights_of(keys)
     weights[weights < math.ceil(min_p * 2**44)] = 0
-    order = keys.sort(stable=True).indices  # of equal ones the lowest ids come first
+    order = keys.sort(stable=True).indices  # among equal keys the lowest ids come first
     kept = order[weights[order] > 0]
     if top_k > 0:
         kept = kept[:top_k]
@@ -71,7 +71,7 @@ def choose_token(
 
 
 def choose_tokens(logits: torch.Tensor, rows: SamplingRows) -> list[int]:
-    """`choose_token` of every row of logits [R, V]; 0 where one is NaN."""
+    """Return the result of `choose_token` for every row of logits [R, V]; 0 for a row with a NaN."""
     asked = zip(*(getattr(rows, name).tolist() for name in rows.__slots__), strict=True)
     return [
         0 if row.isnan().any() else choose_token(row, *parameters)
@@ -80,7 +80,7 @@ def choose_tokens(logits: torch.Tensor, rows: SamplingRows) -> list[int]:
 
 
 def penalize(logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows) -> torch.Tensor:
-    """As `sample.penalize_logits`, each operation rounded by itself."""
+    """Return logits with penalties applied as by `sample.penalize_logits`, each operation rounded by itself."""
     known = history.index_select(0, rows.place)
     counts = known & torch.iinfo(history.dtype).max
     repetition = rows.repetition[:, None]
@@ -93,7 +93,7 @@ def penalize(logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows) -> 
 
 
 def logprob(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """fp64 [R]: NaN where a row is at fault."""
+    """Return log-probabilities fp64 [R] of tokens; NaN for a row whose largest logit is not finite."""
     wide = logits.double()
     found = torch.log_softmax(wide, -1).gather(1, tokens[:, None]).squeeze(1)
     return torch.where(wide.amax(-1).isfinite(), found, torch.nan)
