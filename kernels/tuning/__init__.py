@@ -1,4 +1,5 @@
-"""Offline work on all operators: configs searched by measurement or predicted from compiled resources, tables written
-and checked, the compile matrix and its page, timing of operators. Imports everything below (`compiler`, registry,
-`launch`, `device`), and nothing that serves imports it but for measurements.
+"""Offline tools for all operators: config search, tuned tables and their checks, the compile matrix, and timing.
+
+Configs are found by measurement, or predicted from compiled resources. Imports everything below (`compiler`, the
+registry, `launch`, `device`); code that serves requests imports it only to measure.
 """

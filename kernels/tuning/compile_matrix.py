@@ -1,4 +1,4 @@
-"""Every operator compiled for every capability, as `tuned/` would launch it, and held to what must be true of it."""
+"""Compile matrix: every operator compiled for every capability with the configs of `tuned/`, and checked."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ __all__ = ["CompileTime", "MatrixRow", "run_matrix", "select_jobs"]
 
 @dataclass(frozen=True, slots=True)
 class MatrixRow:
-    """One kernel on one capability. fault: empty, or what must not be; the rest is 0 where it did not compile.
+    """Row of the matrix: one kernel on one compute capability; numbers are 0 if it did not compile.
 
-    shared_limit  bytes of shared memory that a block may have there
-    occupancy     resident warps, of those that an SM can hold
-    mix           PTX instructions of note, and how many of each are written
-    instructions  all of them, by full name
-    cached        it was not compiled anew
+    found         how its config was found
+    fault         empty, or what is wrong with the compiled kernel
+    shared_limit  bytes of shared memory that a block may have on this capability
+    occupancy     resident warps as a fraction of those that an SM can hold
+    mix           counts of notable PTX instructions
+    instructions  counts of all PTX instructions, by full name
+    cached        whether it came from Triton's cache
     """
 
     op: str
@@ -60,14 +62,15 @@ class MatrixRow:
 def select_jobs(
     operation: KernelOperation, capability: tuple[int, int], *, quick: bool = False
 ) -> dict[CompileJob, str]:
-    """What is launched there: the samples, and every shape that is tuned, each with the config it would get.
+    """Return the jobs to compile for one operator and capability, and how each config was found.
 
-    By every table that there is, of the capability and of single devices; with how each config was found. A sample of
-    rows between two classes is compiled with each config that its class has for any shape, as it may be launched.
-    And every entry of a static table, so that all that tables say is compared.
+    They are the samples and every tuned shape, each with the config that it would get by every table that exists, of
+    the capability and of single devices. A sample with rows between two classes is compiled with each config that its
+    class has for any shape, as it may be launched. Every entry of a static table is included, so that all its facts are
+    compared.
 
-    quick: of each kernel the first that a table has this very shape for, else the first: enough to see that another
-    Triton compiles it, without spills and to the same instructions.
+    quick  for each kernel only the first job for whose very shape a table has an entry, else the first: enough to see
+           that another Triton compiles it, without spills and to the same instructions
     """
     policy = policy_of(*capability)
     if operation.refusal(policy):
@@ -85,7 +88,7 @@ def select_jobs(
 
 
 def _intermediate_shapes(samples: Iterable[ProblemShape], tuned: Iterable[ProblemShape]) -> Iterator[ProblemShape]:
-    """Tuned shapes with the numbers of those samples that are launched with another number's config."""
+    """Yield tuned shapes with the numbers of rows of those samples that are launched with another number's config."""
     tuned = tuple(tuned)
     for sample in samples:
         looked_up = dict(sample.rounded.fields)
@@ -96,7 +99,7 @@ def _intermediate_shapes(samples: Iterable[ProblemShape], tuned: Iterable[Proble
 
 
 def _minimal_jobs(found: Mapping[CompileJob, str]) -> dict[CompileJob, str]:
-    """Jobs that between them launch every kernel."""
+    """Return jobs that together launch every kernel."""
     by_tables_first = sorted(found.items(), key=lambda item: "this shape in" not in item[1])
     kept: dict[CompileJob, str] = {}
     kernels: set[str] = set()
@@ -110,9 +113,11 @@ def _minimal_jobs(found: Mapping[CompileJob, str]) -> dict[CompileJob, str]:
 
 @dataclass(frozen=True, slots=True)
 class CompileTime:
-    """By the clock, and of all cores together: compilers that had to wait for others took no longer for that.
+    """Time that compiling took, by the clock and in CPU time of all cores.
 
-    pace  what `compile_speed.measure_compile_seconds` were in the same run
+    CPU time does not count compilers that had to wait for others.
+
+    pace  result of `compile_speed.measure_compile_seconds` in the same run
     """
 
     seconds: float
@@ -121,19 +126,22 @@ class CompileTime:
 
     @property
     def two_core_seconds(self) -> float:
-        """Seconds that two cores with nothing else to do need at least."""
+        """Seconds that two otherwise idle cores need at least."""
         return self.cpu_seconds / 2
 
     @property
     def reference_seconds(self) -> float:
-        """The same on the machine that budgets are of: one half as fast may take twice as long."""
+        """Seconds on two cores of the machine for which budgets hold: a machine half as fast may take twice as long."""
         return self.two_core_seconds * REFERENCE_S / self.pace
 
     def over(self, budget: float | None) -> bool:
         return budget is not None and self.reference_seconds > budget
 
     def told(self, rows: Sequence[MatrixRow], budget: float | None) -> str:
-        """With how many kernels were compiled: a time with none of them says nothing of a cold one."""
+        """Text with the times and the number of compiled kernels.
+
+        Kernels from the cache are counted separately, since they say nothing about a cold run.
+        """
         warm = sum(row.cached for row in rows)
         allowed = "" if budget is None else f"; {self.reference_seconds:.0f} s at the pace of its budget, {budget:g} s"
         return (
@@ -151,9 +159,9 @@ def run_matrix(
     quick: bool = False,
     calibrated: bool = False,
 ) -> tuple[list[MatrixRow], CompileTime]:
-    """A row for each kernel that differs, and the time that all of it took.
+    """Return a row for each distinct kernel, and the time that everything took.
 
-    calibrated  beside the time that this machine takes for a fixed kernel, now
+    calibrated  also measure the time that this machine takes now for a fixed kernel
     """
     pace = compile_speed.measure_compile_seconds() if calibrated else REFERENCE_S
     began, cpu = time.perf_counter(), cpu_seconds()
@@ -192,7 +200,7 @@ def _key(job: CompileJob, variant: Variant) -> Any:
 
 
 def _notable_instructions(mix: Mapping[str, int]) -> dict[str, int]:
-    """Products, by the unit that forms them, and loads from global memory."""
+    """Count the products, by unit, and the loads from global memory, copies and barriers."""
     prefixes = {
         "fma.f32": "fma.rn.f32", "fma.f16x2": "fma.rn.f16x2", "dp4a": "dp4a", "mma.sync": "mma.sync",
         "wgmma": "wgmma.mma", "tcgen05.mma": "tcgen05.mma", "load": "ld.global", "copy": "cp.async.c",

@@ -1,4 +1,4 @@
-"""Configs found by trying them: each must give the right answer before its time counts. On the GPU at hand."""
+"""Search for the fastest config on a GPU: each config must give the right result before its time counts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .timing import InputRotation, time_runs
 
 __all__ = ["ConfigTrial", "search_configs", "search_memory_shortage"]
 
-MOST_COPIES = 256  # of the inputs: making them must not take longer than trying; beyond, the cache is swept
+MOST_COPIES = 256  # copies of the inputs, so that making them is quicker than trying; beyond, the cache is swept
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigTrial:
-    """One config: seconds, or why it does not count."""
+    """Trial of one config: its time in seconds, or why it does not count."""
 
     config: Config
     seconds: float | None
@@ -35,11 +35,12 @@ def search_configs(
     configs: Sequence[Config] = (),
     tried: Callable[[ConfigTrial], None] = lambda trial: None,
 ) -> ConfigEntry | None:
-    """The fastest right config, with its microseconds and the GB/s that it moves. None if none is right.
+    """Return the fastest correct config, with its microseconds and the GB/s that it moves; None if no config is
+    correct.
 
-    configs  those to try; empty: all that the operator has
+    configs  configs to try; empty: all that the operator offers
 
-    Raises TooLarge for a shape that the device's memory has no room for.
+    Raises ShapeTooLarge for a shape that does not fit into the device's memory.
     """
     if why := search_memory_shortage(operation, rig, shape):
         raise ShapeTooLarge(why)
@@ -47,7 +48,7 @@ def search_configs(
     problems = [operation.problem(rig.policy, shape, rig.device, seed) for seed in range(turns.copies)]
     best: ConfigTrial | None = None
     for number, config in enumerate(configs or offered_configs(operation, rig.policy, shape)):
-        # Inputs that no config has had before: what an earlier one left in memory is no answer to them.
+        # Inputs that no config has had before, so that results which an earlier config left in memory are wrong.
         fresh = partial(operation.problem, rig.policy, shape, rig.device, seed=turns.copies + number)
         trial = _try_config(config, fresh, problems, rig, turns.sweep_bytes)
         tried(trial)
@@ -60,10 +61,10 @@ def search_configs(
 
 
 def search_memory_shortage(operation: KernelOperation, rig: DeviceContext, shape: ProblemShape) -> str:
-    """What a search of that shape needs, where the device has no room for it; else empty."""
+    """Text with the memory that a search of a shape needs, if it does not fit the device; else empty."""
     return memory_shortage(
         operation, rig, shape, _input_rotation(operation, rig, shape).copies + 1
-    )  # and the fresh one
+    )  # one more than the copies, for the fresh inputs of each trial
 
 
 def _input_rotation(operation: KernelOperation, rig: DeviceContext, shape: ProblemShape) -> InputRotation:
@@ -79,7 +80,7 @@ def _try_config(
 ) -> ConfigTrial:
     try:
         worst = _worst_error(fresh(), config)
-        if not worst <= 1.0:  # NaN is wrong as well
+        if not worst <= 1.0:  # also rejects NaN
             return ConfigTrial(config, None, f"wrong: off by {worst:.3g} times what rounding explains")
         runs = [partial(problem.run, config) for problem in problems]
         timing = time_runs(runs, rig.device, 20 if rig.real else 1, budget_s=0.05, sweep_bytes=sweep_bytes)
@@ -89,5 +90,8 @@ def _try_config(
 
 
 def _worst_error(fresh: KernelProblem, config: Config) -> float:
-    """Its inputs are gone afterwards: there is not always room for those of the next beside them."""
+    """Return the error of a config on fresh inputs, which are freed on return.
+
+    There is not always enough memory for two sets of fresh inputs.
+    """
     return fresh.error(fresh.run(config))

@@ -1,4 +1,4 @@
-"""The table of what was compiled, in a page: written, and read again to see whether it is of these kernels."""
+"""Page with the table of the compile matrix: writing it, and checking whether it matches the current kernels."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _BEGIN, _END = "<!-- matrix: begin -->\n", "<!-- matrix: end -->"
 _MADE_OF = re.compile(r"^<!-- made of (\w+) -->\n", re.MULTILINE)
 _PRODUCTS = ("fma.f32", "fma.f16x2", "dp4a", "mma.sync", "wgmma", "tcgen05.mma")
 _HERE = Path(__file__).parent.parent
-_MEASURING = frozenset(  # decide no kernel
+_MEASURING = frozenset(  # files that affect no compiled kernel
     f"tuning/{name}.py"
     for name in ("operation_bench", "timing", "memory_bandwidth", "config_search", "streaming_kernels")
 )
 
 
 def render_matrix(rows: Sequence[MatrixRow]) -> str:
-    """For each operator and capability the most registers and shared memory of its kernels, and the products."""
+    """Return a Markdown table: per operator and capability the most registers and shared memory, and the products."""
     lines = [
         "| operator | " + " | ".join("{}.{}".format(*capability) for capability in CAPABILITIES) + " |",
         "|---|" + "---|" * len(CAPABILITIES),
@@ -37,9 +37,10 @@ def render_matrix(rows: Sequence[MatrixRow]) -> str:
 
 
 def sources_digest(table: str) -> str:
-    """Hex digest of that table and of all that decides what is compiled and how it is judged: the code of this package
-    but for the CPU's part and for what only measures, its tuned tables, and Triton's release. Comments and docstrings
-    decide nothing.
+    """Hex digest of a table and of everything that decides what is compiled and how it is judged.
+
+    That is the code of this package without the CPU's part and without files that only measure, its tuned tables, and
+    Triton's version. Comments and docstrings do not count.
     """
     digest = hashlib.sha256(f"{metadata.version('triton')}\0{table}".encode())
     for path in sorted(path for kind in ("*.py", "*.json") for path in _HERE.rglob(kind)):
@@ -52,9 +53,9 @@ def sources_digest(table: str) -> str:
 
 
 def write_page(path: Path, rows: Sequence[MatrixRow], *, complete: bool) -> None:
-    """Between the marks of a page that has them, else as a page of its own.
+    """Write the table between the marks of an existing page that has them, else as a page of its own.
 
-    complete  it is of all kernels, and says what they were made of
+    complete  whether the rows cover all kernels; the page then also records the digest of their sources
     """
     table = render_matrix(rows)
     text = (f"<!-- made of {sources_digest(table)} -->\n" if complete else "") + table
@@ -63,20 +64,24 @@ def write_page(path: Path, rows: Sequence[MatrixRow], *, complete: bool) -> None
 
 
 def read_matrix(path: Path) -> str:
-    """What `render_matrix` wrote there; empty where it wrote nothing."""
+    """Return the table that `render_matrix` wrote to a page; empty if there is none."""
     return _MADE_OF.sub("", _split_page(path)[1])
 
 
 def is_page_current(path: Path) -> bool:
-    """Whether its table was made of what `sources_digest` reads as it is now, and nobody wrote into it since. Nothing
-    is known of any other.
+    """Return whether a page's table was made from the current sources, and was not edited since.
+
+    False for a page without a digest.
     """
     made_of = _MADE_OF.search(_split_page(path)[1])
     return made_of is not None and made_of[1] == sources_digest(read_matrix(path))
 
 
 def _split_page(path: Path) -> tuple[str, str, str]:
-    """What a page has to its first mark, between the marks, and from the second; all between where it has none."""
+    """Return the text up to the first mark, between the marks, and from the second mark on.
+
+    Without marks the whole text counts as between them.
+    """
     page = path.read_text() if path.exists() else ""
     before, begin, rest = page.partition(_BEGIN)
     between, end, after = rest.partition(_END)

@@ -1,6 +1,6 @@
-"""What a device's memory gives at most: a copy by torch, and on a GPU a copy and a sum by kernels like ours.
+"""Measurement of a device's highest memory bandwidth: a copy by torch, and on a GPU a copy and a sum by Triton kernels.
 
-A share of bandwidth is of the fastest of them, and says which that was.
+A share of bandwidth refers to the fastest of them, and names it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from .timing import time_uncaptured
 __all__ = ["TORCH_COPY", "TORCH_SUM", "TRITON_COPY", "TRITON_READ", "MemoryBandwidth", "measure_memory_bandwidth"]
 
 TORCH_COPY, TORCH_SUM, TRITON_COPY, TRITON_READ = "torch copy", "torch sum", "Triton copy", "Triton read"
-_MOST_BYTES = 2**33  # of a GPU's memory that is moved: a copy of 4 GiB
+_MOST_BYTES = 2**33  # bytes moved on a GPU: a copy of 4 GiB
 _CPU_BYTES = 2**28
-_CHUNKS = 2**16  # bytes, of which there are a whole number: two of `streaming_kernels.CHUNK_BYTES`
+_CHUNKS = 2**16  # the number of bytes is a multiple of this: twice `streaming_kernels.CHUNK_BYTES`
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBandwidth:
-    """measured: what was done -> bytes/s, read and written together."""
+    """Measured memory bandwidth.
+
+    measured  name of the measurement -> bytes/s, read and written together
+    """
 
     measured: Mapping[str, float]
 
@@ -32,23 +35,23 @@ class MemoryBandwidth:
 
     @property
     def fastest(self) -> str:
-        """What `bandwidth` was measured with."""
+        """Name of the measurement that gave `bandwidth`."""
         return max(self.measured, key=lambda name: self.measured[name])
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s of the fastest: what shares are of."""
+        """Bytes/s of the fastest measurement, to which shares refer."""
         return self.measured[self.fastest]
 
     def told(self) -> str:
-        """For people: such as "4312 GB/s (Triton read); torch copy 4290, Triton copy 4251"."""
+        """Text for people, such as "4312 GB/s (Triton read); torch copy 4290, Triton copy 4251"."""
         others = ", ".join(
             f"{name} {speed / 1e9:.0f}" for name, speed in self.measured.items() if name != self.fastest
         )  # fmt: skip
         return f"{self.bandwidth / 1e9:.0f} GB/s ({self.fastest})" + (f"; {others}" if others else "")
 
     def to_json(self) -> dict[str, object]:
-        """All of them in GB/s, and which is the ceiling."""
+        """Return all measurements in GB/s, and the name of the fastest one."""
         each = {name: round(speed / 1e9, 1) for name, speed in self.measured.items()}
         return {"memory_gb_per_s": each, "ceiling": self.fastest}
 
@@ -56,17 +59,17 @@ class MemoryBandwidth:
 def measure_memory_bandwidth(
     device: torch.device, num_bytes: int | None = None, *, triton: bool | None = None
 ) -> MemoryBandwidth:
-    """Measured now, on a GPU after its clocks have risen.
+    """Measure a device's memory bandwidth; on a GPU after its clocks have risen.
 
-    num_bytes  that a copy reads and writes and a sum reads, and more than any cache has; None: 8 GiB of a GPU, or half
-               of what is free
-    triton     whether Triton's kernels run as well; None: on a GPU
+    num_bytes  bytes that a copy reads and writes, or a sum reads; more than any cache holds. None: 8 GiB on a GPU, or
+               half of its free memory if that is less
+    triton     whether Triton's kernels are measured as well; None: on a GPU
     """
     size = num_bytes if num_bytes is not None else _default_bytes(device)
-    # Ones, for memory that nobody has written is one page of zeros many times, which a CPU has in its cache.
+    # Filled with ones, since unwritten memory is one page of zeros mapped many times, which stays in a CPU's cache.
     memory = torch.ones(max(size // _CHUNKS, 1) * _CHUNKS // 4, dtype=torch.float32, device=device)
     source, target = memory.chunk(2)
-    # Not captured: a graph's copy may be given to the copy engines, which are slower than the SMs.
+    # Not captured in a CUDA graph, whose copies may use the copy engines, which are slower than the SMs.
     ways: dict[str, Callable[[], object]] = {TORCH_COPY: lambda: target.copy_(source)}
     if triton if triton is not None else device.type == "cuda":
         ways |= _triton_runs(memory.view(torch.int32))

@@ -1,4 +1,4 @@
-"""Whether a device's memory has room for what a measurement holds at once: shapes that it has none for are left out."""
+"""Check whether a measurement fits into a device's memory; shapes that do not fit are skipped."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from ..launch.kernel_operation import KernelOperation, ProblemShape
 __all__ = ["ShapeTooLarge", "memory_shortage"]
 
 GIB = 2**30
-ROOM = 0.9  # of the memory; the rest is the driver's, the compiler's and what an allocator cannot give out
-_HELD = 5  # bytes of a weight: its code, packed, in 8 bits for torch, and written out in halves
-_CHECKED = 24  # bytes of a weight while it is checked: in fp64, and what that is made of
-_WIDENED = 16  # so many times a sequence is held in fp64 while it is checked, from 8 or 16 bits: values, terms, sums
+ROOM = 0.9  # usable fraction of the memory; the rest is for the driver, the compiler and an allocator's waste
+_HELD = 5  # bytes per weight: its code, packed, in 8 bits for torch, and dequantized to half precision
+_CHECKED = 24  # bytes per weight while it is checked: in fp64, and the inputs of that
+_WIDENED = 16  # growth of a sequence in fp64 while it is checked, from 8 or 16 bits: values, terms, sums
 
 
 class ShapeTooLarge(ValueError):
-    """For the device's memory."""
+    """Shape that does not fit into the device's memory."""
 
 
 def memory_shortage(operation: KernelOperation, rig: DeviceContext, shape: ProblemShape, copies: int) -> str:
-    """How much so many inputs of that shape need, where the device has no room for them; else empty."""
+    """Text with the memory that `copies` inputs of a shape need, if they do not fit the device; else empty."""
     work = operation.work(rig.policy, shape)
     needed = copies * _input_bytes(work) + _reference_bytes(work)
     return "" if needed <= ROOM * rig.about.memory else f"needs {needed / GIB:.0f} GiB"

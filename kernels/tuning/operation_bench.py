@@ -1,4 +1,4 @@
-"""Operators measured one by one, beside what torch has for the same: times, bytes and operations per second."""
+"""Benchmark of single operators beside torch's equivalents: times, bytes and operations per second."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-MOST_COPIES = 512  # of the inputs; where so many do not fill the cache, it is swept between two runs
+MOST_COPIES = 512  # copies of the inputs; if so many do not fill the cache, it is swept between two runs
 
 
 @dataclass(frozen=True, slots=True)
 class OperationMeasurement:
-    """One operator on one shape.
+    """Measurement of one operator on one shape.
 
-    how     where its config is from
-    error   worst difference to the reference over what rounding explains: above 1 the result is wrong
-    bytes   that it must move at least, and operations it must do
-    peers   name -> its timing, or why there is none
+    how    how its config was found
+    error  largest ratio of the error to the error that rounding explains: above 1 the result is wrong
+    bytes  fewest bytes that it must move; `operations` are those that it must do
+    peers  name -> its timing, or why there is none
     """
 
     op: str
@@ -59,11 +59,14 @@ class OperationMeasurement:
 
 
 class TimeBudgetExceeded(Exception):
-    """Before inputs were made."""
+    """End of the time budget while inputs were being made."""
 
 
 def make_within_budget(make: Callable[[int], T], copies: int, enough: Callable[[], bool]) -> list[T]:
-    """One of each seed. `enough` is asked before each but the first. Raises TimeIsUp when it says so."""
+    """Make one input for each seed.
+
+    `enough` is called before each but the first. Raises TimeBudgetExceeded when it returns True.
+    """
     made = [make(0)]
     for seed in range(1, copies):
         if enough():
@@ -75,9 +78,11 @@ def make_within_budget(make: Callable[[int], T], copies: int, enough: Callable[[
 def measure_operation(
     operation: KernelOperation, rig: DeviceContext, shape: ProblemShape, enough: Callable[[], bool] = lambda: False
 ) -> OperationMeasurement:
-    """With the config that a launch would have, inputs rotated past the cache. enough: of `make_within_budget`.
+    """Measure an operator with the config that a launch would have, with inputs rotated so that none is in the cache.
 
-    Raises TooLarge for a shape that the device's memory has no room for.
+    enough  see `make_within_budget`
+
+    Raises ShapeTooLarge for a shape that does not fit into the device's memory.
     """
     if why := measurement_memory_shortage(operation, rig, shape):
         raise ShapeTooLarge(why)
@@ -92,7 +97,10 @@ def measure_operation(
 
 
 def measurement_memory_shortage(operation: KernelOperation, rig: DeviceContext, shape: ProblemShape) -> str:
-    """What measuring that shape needs, where the device has no room for it; else empty. Peers are not counted."""
+    """Text with the memory that measuring a shape needs, if it does not fit the device; else empty.
+
+    Memory of peers is not counted.
+    """
     return memory_shortage(operation, rig, shape, _input_rotation(operation, rig, shape).copies)
 
 
@@ -110,7 +118,10 @@ def measure_problems(
     rounds: int = 20,
     sweep_bytes: int = 0,
 ) -> OperationMeasurement:
-    """Correctness first, on the first problem; then time, over all of them in turn. sweep_bytes: of `time_runs`."""
+    """Check the result of the first problem, then measure the time over all problems in turn.
+
+    sweep_bytes  see `time_runs`
+    """
     first = problems[0]
     error = first.error(first.run(config))
     timing = time_runs([_run(problem, config) for problem in problems], device, rounds, sweep_bytes=sweep_bytes)
@@ -130,7 +141,7 @@ def _time_peer(
     runs = [problem.peers[name] for problem in problems]
     try:
         for run in runs:
-            run()  # makes what it needs, which must not be measured
+            run()  # prepares what the peer needs, which must not be measured
         return time_runs(runs, device, rounds, sweep_bytes=sweep_bytes)
     except (RuntimeError, AttributeError, ValueError) as error:
         return f"not run: {type(error).__name__}: {str(error).splitlines()[0][:120]}"

@@ -1,4 +1,4 @@
-"""The op table, for people: which operators a capability has, and where their configs come from."""
+"""Listing of the op table for people: the operators that a capability uses, and the sources of their configs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ __all__ = ["OperationListing", "list_operations", "list_operations_for", "operat
 
 @dataclass(frozen=True, slots=True)
 class OperationListing:
-    """refused: why the capability does without it, or empty; then sources is: how its shapes find their configs."""
+    """Line of the listing: one operator on one capability.
+
+    refused  why the capability does not use the operator, or empty
+    sources  number of shapes by source of their config
+    """
 
     capability: str
     op: str
@@ -49,7 +53,7 @@ def list_operations_for(policy: PrecisionPolicy, device: DeviceIdentity | None =
 def operations_by_rows(
     kernel_for: Callable[[int], tuple[KernelOperation, str]], most: int = 2048
 ) -> Iterator[tuple[int, int, str, str]]:
-    """From one number of rows to another, the operator that a layer is computed by, and why at the first of them."""
+    """Yield (first, last, operator, reason) for each range of rows of a layer that one operator serves."""
     first, (known, why) = 1, kernel_for(1)
     for rows in range(2, most + 1):
         operation, reason = kernel_for(rows)

@@ -1,9 +1,9 @@
-"""Configs chosen with no GPU: by what the compiler says each would use, and the roofline of a device. Nothing is run.
+"""Static choice of configs without a GPU, from compiled resources and the roofline of a device; nothing is run.
 
-A config's time is predicted as the roofline's, or as what its schedulers need to issue the loop around its
-multiply-adds if that is more, over two things that keep a device from reaching it: SMs that idle in the last wave of
-blocks, and too few resident warps to cover the latency of memory; plus what is written and read again where a kernel is
-in parts, and the launches. A prediction ranks configs; it is no measurement.
+A config's time is predicted as the roofline's, or as the time that the schedulers need to issue the loop around its
+multiply-adds if that is more. It is divided by two factors that keep a device from reaching it: idle SMs in the last
+wave of blocks, and too few resident warps to cover the latency of memory. Added are the bytes that are written and read
+again where a kernel is in parts, and the launches. A prediction ranks configs; it is no measurement.
 """
 
 from __future__ import annotations
@@ -31,39 +31,40 @@ __all__ = [
     "static_facts",
 ]
 
-LAUNCH_S = 2e-6  # from one kernel to the next in a CUDA graph: some 2 us on every card
-COVERING_WARPS = 16  # of an SM: what loads in flight need to hide memory, as a rule of thumb
-# Of one thread's instruction; .f32x2 from 10.0: as many a clock as with two instructions, but one to issue.
+LAUNCH_S = 2e-6  # from one kernel to the next in a CUDA graph: about 2 us on every card
+COVERING_WARPS = 16  # warps per SM whose loads hide the latency of memory, as a rule of thumb
+# Multiply-adds of one thread's instruction. .f32x2 (from 10.0) completes as many per clock as two instructions, but is
+# issued as one.
 _MULTIPLY_ADDS = {"fma.rn.f32": 1, "fma.rn.f32x2": 2, "fma.rn.f16x2": 2, "dp4a.s32.s32": 4}
 _MATRIX = ("mma.", "wgmma.", "tcgen05.")
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigCandidate:
-    """A config, and what became of each of its launches."""
+    """Config with the compiled kernel of each of its launches."""
 
     config: Config
     launches: tuple[tuple[KernelLaunch, CompiledKernel], ...]
 
     @property
     def main(self) -> tuple[KernelLaunch, CompiledKernel]:
-        """What the config is chosen by."""
+        """Launch by which the config is chosen, and its compiled kernel."""
         return self.launches[main_launch_index([launch for launch, _ in self.launches])]
 
 
 def reference_device(policy: PrecisionPolicy) -> DeviceSpec:
-    """Whose roofline decides for a capability: its first device in the table."""
+    """Return the device whose roofline is used for a capability: its first one in the table."""
     return next(device for device in DEVICES if device.capability is policy.capability)
 
 
 def static_facts(candidate: ConfigCandidate, seconds: float) -> dict[str, object]:
-    """As a static table has them. seconds: as `predict_seconds` gives them."""
+    """Return the facts of a static table's entry; `seconds` is the result of `predict_seconds`."""
     _, compiled = candidate.main
     return {"registers": compiled.registers, "shared": compiled.shared, "predicted_us": round(seconds * 1e6, 1)}
 
 
 def find_fault(policy: PrecisionPolicy, launch: KernelLaunch, compiled: CompiledKernel) -> str:
-    """Why a kernel must not be used as compiled; empty if nothing is wrong with it."""
+    """Return why a kernel must not be used as compiled; empty if nothing is wrong with it."""
     chip = policy.capability
     if compiled.spilled:
         return f"spills {compiled.spilled} bytes a thread"
@@ -77,7 +78,10 @@ def find_fault(policy: PrecisionPolicy, launch: KernelLaunch, compiled: Compiled
 
 
 def _product_fault(launch: KernelLaunch, compiled: CompiledKernel) -> str:
-    """In the inner loops alone: what is done once says nothing of what is done for each step of K."""
+    """Return what is wrong with the inner loops' product instructions; empty if nothing.
+
+    Only inner loops count: code that runs once says nothing about code that runs for each step of K.
+    """
     loops = compiled.inner_loops()[: launch.loops]
     products = [sum(count for name, count in loop.items() if fnmatchcase(name, launch.instruction)) for loop in loops]
     if len(loops) < launch.loops or not all(products):
@@ -98,7 +102,7 @@ def predict_seconds(
     shape: ProblemShape,
     candidate: ConfigCandidate,
 ) -> float:
-    """Seconds, by arithmetic alone; infinite where a launch is at fault."""
+    """Predicted seconds of a candidate, by arithmetic alone; infinite if a launch has a fault."""
     if any(find_fault(policy, launch, compiled) for launch, compiled in candidate.launches):
         return math.inf
     work = operation.work(policy, shape)
@@ -115,16 +119,16 @@ def predict_seconds(
 
 
 def issue_seconds(device: DeviceSpec, work: OperationWork, compiled: CompiledKernel) -> float:
-    """The least that the schedulers need for the inner loop, at one instruction of a warp each clock.
+    """Least seconds that the schedulers need for the inner loop, at one warp instruction per clock.
 
-    From how many of its PTX instructions are multiply-adds of the lanes. 0.0 where tensor cores multiply, which take
-    few instructions, and where nothing is multiplied.
+    It follows from the share of multiply-adds of CUDA cores among the loop's PTX instructions. It is 0.0 where tensor
+    cores multiply, which take few instructions, and where nothing is multiplied.
     """
     loop = compiled.inner_loop()
     multiply_adds = sum(count * _MULTIPLY_ADDS.get(name, 0) for name, count in loop.items())
     if not multiply_adds or any(name.startswith(_MATRIX) for name in loop):
         return 0.0
     chip = device.capability
-    clocks = device.rates["fp32"] / 2 / chip.fp32_fma  # of all SMs, in a second
+    clocks = device.rates["fp32"] / 2 / chip.fp32_fma  # SM clocks per second, over all SMs
     each = sum(loop.values()) / multiply_adds
     return work.operations / 2 * each / (clocks * chip.schedulers * chip.warp)

@@ -1,10 +1,10 @@
-"""Triton kernels that only move memory: a copy by the SMs, and a sum that writes next to nothing. For measuring alone.
+"""Triton kernels that only move memory, for measurements: a copy by the SMs, and a sum that writes almost nothing.
 
-`Tensor.copy_` may be done by a card's copy engines, and no kernel of ours is; what only reads can be faster than any
-copy. So these two are what kernels of ours can reach.
+`Tensor.copy_` may use a card's copy engines, which none of our kernels does; and pure reads can be faster than any
+copy. So these two show what our kernels can reach.
 """
 
-# What is inside a kernel is Triton's language, of which type checkers know nothing.
+# Kernel bodies are written in Triton's language, which type checkers do not understand.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,misc"
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..launch.variant import Config, Variant
 
 __all__ = ["CHUNK_BYTES", "STREAM_VARIANTS", "partial_sums", "stream_copy", "stream_read"]
 
-_BLOCK, _TURNS = 1024, 8  # words of four bytes that a program moves at a time, and how often
-CHUNK_BYTES = 4 * _BLOCK * _TURNS  # what is moved must be a multiple of it: no load has a mask
+_BLOCK, _TURNS = 1024, 8  # four-byte words that a program moves at a time, and number of times
+CHUNK_BYTES = 4 * _BLOCK * _TURNS  # the moved bytes must be a multiple of this, since no load has a mask
 
 
 @triton.jit
@@ -46,15 +46,18 @@ STREAM_VARIANTS = (_COPY, _READ)
 
 
 def stream_copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Both int32 and as long, a multiple of `CHUNK_BYTES`, aligned to 16 bytes as torch allocates them."""
+    """Copy int32 `source` to `target`.
+
+    Both have the same length, a multiple of `CHUNK_BYTES`, and are aligned to 16 bytes as torch allocates them.
+    """
     _COPY.launch((source.nbytes // CHUNK_BYTES,), source, target)
 
 
 def stream_read(source: torch.Tensor, sums: torch.Tensor) -> None:
-    """The sum of each chunk of int32s, into as many int32s as `partial_sums` gave."""
+    """Store the sum of each chunk of int32 `source` to `sums`, a tensor from `partial_sums`."""
     _READ.launch((source.nbytes // CHUNK_BYTES,), source, sums)
 
 
 def partial_sums(source: torch.Tensor) -> torch.Tensor:
-    """Room for what `stream_read` writes of it."""
+    """Allocate the tensor of sums that `stream_read` of a source writes."""
     return torch.empty(source.nbytes // CHUNK_BYTES, dtype=torch.int32, device=source.device)

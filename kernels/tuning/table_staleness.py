@@ -1,7 +1,8 @@
-"""Static tables held to the kernels as they are: what a table says of a config is compared with what it compiles to.
+"""Check of static tables against the current kernels: a table's facts about a config must match what it compiles to.
 
-Registers and shared memory, by the Triton that the table names, and the prediction, which follows from these, the inner
-loop and the roofline. So a change of a kernel, or of how predictions are made, is not left without tables made anew.
+These are registers and shared memory, by the Triton that the table names, and the prediction, which follows from them,
+from the inner loop and from the roofline. So when a kernel changes, or the way predictions are made, its tables cannot
+be forgotten.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ __all__ = ["describe_staleness", "tabled_jobs"]
 
 
 def tabled_jobs(each: KernelOperation, policy: PrecisionPolicy) -> Iterator[CompileJob]:
-    """Every entry of a capability's own static table, to be compared."""
+    """Yield a job for every entry of a capability's own static table, to be compared."""
     table = _table(each.name, policy)
     for shape, entry in () if table is None else table.entries.items():
         yield CompileJob(each.name, policy.capability.version, shape, entry.config)
 
 
 def describe_staleness(job: CompileJob, results: Sequence[tuple[KernelLaunch, CompiledKernel | CompileFailure]]) -> str:
-    """What its capability's static table says otherwise of that job; empty where nothing, or where it says nothing.
+    """Return how a job's entry in its capability's static table differs from the compiled kernels; empty if it does
+    not.
 
-    Nor is anything said by a Triton other than the table's, whose kernels are others.
+    It is also empty if there is no entry, or if the table was made by another version of Triton, whose kernels differ.
     """
     import triton
 
@@ -40,7 +42,7 @@ def describe_staleness(job: CompileJob, results: Sequence[tuple[KernelLaunch, Co
         return ""
     made = tuple((launch, result) for launch, result in results if isinstance(result, CompiledKernel))
     if len(made) < len(results):
-        return ""  # it did not compile: that is its fault
+        return ""  # a kernel that did not compile is reported as a fault already
     candidate = ConfigCandidate(job.config, made)
     now = static_facts(
         candidate, predict_seconds(reference_device(policy), policy, find_operation(job.op), job.shape, candidate)

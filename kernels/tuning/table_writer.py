@@ -1,4 +1,6 @@
-"""Writes `tuned/`: by measurement on the GPU at hand, or with no GPU from compiled resources and the roofline."""
+"""Writer of the tables in `tuned/`, from measurements on a GPU, or without one from compiled resources and the
+roofline.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,11 @@ from .static_prediction import ConfigCandidate, predict_seconds, reference_devic
 
 __all__ = ["merge_into_table", "order_shapes", "search_jobs", "write_measured_tables", "write_static_tables"]
 
-# Kernels of each shape, the first ones, as each is compiled for each capability; fewer of what only moves bytes, where
-# a prediction has little to choose by. Configs that differ in the grid alone, such as in parts of K, cost nothing: all.
+# Most kernels to compile per shape, the first ones, since each is compiled for each capability. They are fewer for
+# operators that only move bytes, for which a prediction can hardly distinguish configs. Configs that differ only in the
+# grid, such as in parts of K, cost nothing, so all of them are taken.
 STATIC_KERNELS, MOVING_KERNELS = 6, 3
-NEAR = 1.25  # so roughly do predictions hold: within it, the kernel that serves more shapes is taken
+NEAR = 1.25  # precision of predictions: within this factor of the best, the kernel that serves more shapes is taken
 
 
 def write_static_tables(
@@ -40,10 +43,12 @@ def write_static_tables(
     *,
     missing: bool = False,
 ) -> Iterator[Path]:
-    """The files it wrote, as soon as an operator is compiled. A capability's first device in the table decides.
+    """Write static tables, and yield each file once its operator is compiled.
 
-    missing  only for shapes that a table has not: of the kernels that it has, if any of them is offered for such a
-             shape. What it has stays, unless it is of another Triton
+    The first device of a capability in the table of devices provides the roofline.
+
+    missing  only add entries for shapes that a table lacks, with kernels that it already has if any of them is offered
+             for such a shape. Existing entries stay, unless they are of another version of Triton
     """
     import triton
 
@@ -89,11 +94,11 @@ def write_measured_tables(
     enough: Callable[[], bool] = lambda: False,
     ahead: Callable[[Sequence[CompileJob]], object] = lambda jobs: None,
 ) -> Iterator[Path]:
-    """The files it wrote. `enough` is asked before each shape, and ends the search when it says so.
+    """Write measured tables, and yield each file. `enough` is called before each shape; True ends the search.
 
-    A shape that the device has no room for, or that fails, is told and costs itself alone.
+    A shape that does not fit into memory, or that fails, is reported through `told` and skipped.
 
-    ahead  told what an operator's search will launch, so that it can be compiled on all cores before
+    ahead  called with the jobs that an operator's search will launch, so that they can be compiled on all cores before
     """
     memory = measure_memory_bandwidth(rig.device)
 
@@ -124,9 +129,10 @@ def write_measured_tables(
 
 
 def order_shapes(operation: KernelOperation, policy: PrecisionPolicy) -> list[ProblemShape]:
-    """Those to be tuned, each the farthest from those before it: whenever time runs out, all are near one of them.
+    """Return the shapes to tune in an order where each is the farthest from those before it.
 
-    Of those that nothing before serves, the one that differs the most in what need not be equal.
+    So, whenever time runs out, every shape is near a tuned one. Among shapes that no earlier one serves, the one comes
+    first that differs the most in sizes that need not be equal.
     """
     if operation.refusal(policy):
         return []
@@ -142,7 +148,7 @@ def order_shapes(operation: KernelOperation, policy: PrecisionPolicy) -> list[Pr
 
 
 def search_jobs(operation: KernelOperation, policy: PrecisionPolicy) -> list[CompileJob]:
-    """What a search launches, in that order: to be compiled ahead, on all cores."""
+    """Return the jobs that a search launches, in order, to be compiled ahead on all cores."""
     version = policy.capability.version
     return [
         CompileJob(operation.name, version, shape, config)
@@ -158,9 +164,9 @@ def merge_into_table(
     memory: MemoryBandwidth,
     out: Path = TUNED_FOLDER,
 ) -> Path:
-    """Write them into that device's table, shape by shape: what it has of others stays.
+    """Write measured entries into the device's table; its entries for other shapes stay.
 
-    Where that is of another GPU or Triton, each such entry says so from then on, as "measured_by".
+    Entries that stay and were measured with another GPU or Triton get a fact "measured_by" that says so.
     """
     import triton
 
@@ -179,7 +185,7 @@ def merge_into_table(
 
 
 def _attribute_entry(entry: ConfigEntry, known: Mapping[str, object], about: Mapping[str, object]) -> ConfigEntry:
-    """Of a table about `known`, as one about `about` has it."""
+    """Return an entry of a table about `known` as it must appear in a table about `about`."""
     mine, theirs = ("{gpu}, Triton {triton}".format_map(defaultdict(str, each)) for each in (about, known))
     facts = {"measured_by": theirs, **entry.facts}
     if facts["measured_by"] == mine:
@@ -190,7 +196,7 @@ def _attribute_entry(entry: ConfigEntry, known: Mapping[str, object], about: Map
 def _static_jobs(
     operation: KernelOperation, capability: tuple[int, int], known: Mapping[ProblemShape, ConfigEntry]
 ) -> list[CompileJob]:
-    """known: entries that stay."""
+    """Return the jobs to compile for a static table, without the shapes of `known`, whose entries stay."""
     policy = policy_of(*capability)
     if operation.refusal(policy):
         return []
@@ -211,9 +217,10 @@ def _static_jobs(
 
 
 def _tuned_shapes(operation: KernelOperation, policy: PrecisionPolicy) -> list[ProblemShape]:
-    """Its own, and samples but for those that are there to be compiled alone: with a bias, say, or scales of any type.
+    """Return the operator's shapes and those samples that are tuned.
 
-    Those take what other shapes have, or the default: it must be one of few, as it may be launched for any size.
+    Samples that exist only to be compiled, e.g. with a bias or with other scales, are left out. They use the config of
+    other shapes or the default, which must be one of few, since they may be launched with any size.
     """
     samples = [shape for shape in operation.samples(policy) if shape == shape.plain]
     return list(dict.fromkeys(shape.rounded for shape in (*samples, *operation.shapes(policy))))
@@ -222,7 +229,9 @@ def _tuned_shapes(operation: KernelOperation, policy: PrecisionPolicy) -> list[P
 def _fewest_kernels(
     tried: Mapping[ProblemShape, Sequence[tuple[float, ConfigCandidate]]],
 ) -> dict[ProblemShape, ConfigEntry]:
-    """For each shape a config that is predicted to be near the best, and of as few kernels as that takes."""
+    """Choose for each shape a config that is predicted to be near the best, using as few different kernels as
+    possible.
+    """
     near: dict[ProblemShape, dict[Config, tuple[float, ConfigCandidate]]] = {}
     for shape, predicted in tried.items():
         best = min(seconds for seconds, _ in predicted)
@@ -242,7 +251,7 @@ def _fewest_kernels(
 
 @cache
 def _driver_version() -> str:
-    """As nvidia-smi says it; empty where that is not to be had."""
+    """Version of the driver that nvidia-smi reports; empty where it does not run."""
     import subprocess
 
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]

@@ -1,4 +1,4 @@
-"""How long something takes on a device, with its inputs out of the cache."""
+"""Timing of functions on a device, with their inputs out of the cache."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["InputRotation", "Timing", "time_runs", "time_uncaptured"]
 
 TimedRun = Callable[[], object]
 _SWEPT_COPIES = 16
-_WARM_S = 0.3  # of work before a device that was idle is measured: until then its clocks may be a fifth of their most
-_REPLAYS = 3  # that are measured together, behind one that is not
-_LONG_S = 250e-6  # a graph must last: longer than the host takes to launch one, which so stays ahead of the device
-_MOST_TURNS = 128  # that a graph has of the runs, to last so long
-_last_work_end: dict[torch.device, float] = {}  # device -> when what was measured there last had ended
+_WARM_S = 0.3  # seconds of work before an idle device is measured: until then its clocks may be a fifth of the maximum
+_REPLAYS = 3  # replays measured together, after one that is not measured
+_LONG_S = 250e-6  # least duration of a graph: longer than its launch takes on the host, which so stays ahead
+_MOST_TURNS = 128  # most repetitions of the runs in one graph, to last so long
+_last_work_end: dict[torch.device, float] = {}  # device -> end of the last measurement on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,15 @@ class Timing:
 def time_runs(
     runs: Sequence[TimedRun], device: torch.device, rounds: int = 20, budget_s: float = 1.0, sweep_bytes: int = 0
 ) -> Timing:
-    """Of one of `runs`, which do the same on inputs of their own, in turn, so that none finds its input in a cache.
+    """Return the timing of one of `runs`, which do the same on different inputs, in turn, so that no input is in a
+    cache.
 
-    On a GPU all of them are captured into one CUDA graph, and replays of it are measured that are launched while the
-    device still works: what is measured is the device, not who launches. At least three rounds, if so many are asked
-    for, and no more than fit the budget. Raises what a run raises.
+    On a GPU all runs are captured into one CUDA graph, and replays of it are measured that are launched while the
+    device is still busy, so that the device is measured and not the host. There are at least three rounds, if so many
+    are asked for, and no more than fit the budget. Raises whatever a run raises.
 
-    sweep_bytes  where the inputs together do not fill the cache: so much is written before each run, and the time
-                 of as many sweeps without runs is taken off
+    sweep_bytes  if the inputs together do not fill the cache: bytes that are written before each run; the time of as
+                 many sweeps without runs is subtracted
     """
     sweep: list[TimedRun] = []
     if sweep_bytes:
@@ -60,9 +61,12 @@ def time_runs(
 
 
 def time_uncaptured(run: TimedRun, device: torch.device, rounds: int = 20, budget_s: float = 1.0) -> Timing:
-    """Of a run that takes the device longer than the host takes to launch it, launched as it is, in no graph."""
+    """Return the timing of a run without a CUDA graph.
+
+    The device must take longer for it than the host takes to launch it.
+    """
     if device.type == "cuda":
-        run()  # compiles what is not compiled
+        run()  # compiles kernels that are not compiled yet
         _warm_up_clocks(run, device)
         once = _timed_behind_warmup(run)
     else:
@@ -74,20 +78,27 @@ def time_uncaptured(run: TimedRun, device: torch.device, rounds: int = 20, budge
 
 @dataclass(frozen=True, slots=True)
 class InputRotation:
-    """How inputs are kept out of the cache: so many copies in turn, or with few the cache swept before each."""
+    """Method to keep inputs out of the cache: rotate so many copies, or with few copies sweep the cache before each
+    run.
+
+    `sweep_bytes` is 0 if the copies suffice.
+    """
 
     copies: int
     sweep_bytes: int = 0
 
     @classmethod
     def past(cls, num_bytes: int, cache_bytes: int, most: int) -> InputRotation:
-        """Inputs of that size have left the cache before their turn comes again; `most`: copies that can be made."""
+        """Return the rotation for inputs of `num_bytes`, so that each has left the cache before its turn comes again.
+
+        `most` is the largest number of copies that can be made.
+        """
         wanted = max(2, -(-4 * cache_bytes // max(1, num_bytes)))
         return cls(wanted) if wanted <= most else cls(_SWEPT_COPIES, 2 * cache_bytes)
 
 
 def _rounds(once: Callable[[], float], most: int, budget_s: float) -> int:
-    """Of `once`, which is called to see how long a round takes."""
+    """Number of rounds that fit the budget; `once` is called once to measure a round."""
     began = time.perf_counter()
     once()
     spent = max(time.perf_counter() - began, 1e-7)
@@ -111,22 +122,27 @@ def _on_cpu(runs: Sequence[TimedRun], device: torch.device) -> Callable[[], floa
 
 
 def _on_gpu(runs: Sequence[TimedRun], device: torch.device) -> Callable[[], float]:
-    """Seconds of all runs once. A graph that would end before the next is launched has them several times."""
+    """Return a function that measures the seconds of all runs once, by a CUDA graph.
+
+    A graph that would end before the next is launched contains the runs several times.
+    """
     stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
-        for run in runs:  # compiles what is not compiled, which a capture must not
+        for run in runs:  # compiles kernels that are not compiled yet, which must not happen in a capture
             run()
     torch.cuda.synchronize(device)
     graph, turns = _lengthen_graph(_capture_graph(runs, stream), 1, runs, stream)
     _warm_up_clocks(graph.replay, device)
-    graph, turns = _lengthen_graph(graph, turns, runs, stream)  # until then the clocks were slower
+    graph, turns = _lengthen_graph(graph, turns, runs, stream)  # again, since the clocks were slower before
     each = _timed_behind_warmup(graph.replay)
     each()
     return lambda: each() / turns
 
 
 def _lengthen_graph(graph: Any, turns: int, runs: Sequence[TimedRun], stream: Any) -> tuple[Any, int]:
-    """One that lasts long enough, and how many times it has the runs. turns: that `graph` has them."""
+    """Return a graph that lasts long enough, and how many times it contains the runs; `graph` contains them `turns`
+    times.
+    """
     took = max(_timed_behind_warmup(graph.replay)(), 1e-9)
     wanted = min(_MOST_TURNS, math.ceil(turns * _LONG_S / took))
     return (graph, turns) if wanted <= turns else (_capture_graph([*runs] * wanted, stream), wanted)
@@ -141,7 +157,10 @@ def _capture_graph(runs: Sequence[TimedRun], stream: Any) -> Any:
 
 
 def _warm_up_clocks(run: TimedRun, device: torch.device) -> None:
-    """Until the clocks have risen: as long as nothing was measured there before, but no longer than that takes."""
+    """Run until the device's clocks have risen.
+
+    It takes as long as the device was idle since the last measurement, but no longer than clocks need to rise.
+    """
     now = time.perf_counter()
     until = now + min(_WARM_S, now - _last_work_end.get(device, -math.inf))
     while time.perf_counter() < until:
@@ -151,9 +170,10 @@ def _warm_up_clocks(run: TimedRun, device: torch.device) -> None:
 
 
 def _timed_behind_warmup(run: TimedRun) -> Callable[[], float]:
-    """Seconds of one of several runs that wait in the stream behind one that is not measured.
+    """Return a function that measures the seconds of one run, of several that wait in the stream behind an unmeasured
+    one.
 
-    What the first takes from the host to an idle device is before the first mark; the others find the device at work.
+    The first run covers the time from the host to an idle device; the others find the device busy.
     """
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
 
