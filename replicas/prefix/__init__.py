@@ -1,1 +1,1 @@
-"""KV of prompt prefixes outside of a replica: sealed records that any replica of the fleet can read."""
+"""Prefix cache outside of a replica: KV of prompt prefixes in sealed records that any replica of the fleet can read."""

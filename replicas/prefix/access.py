@@ -1,4 +1,4 @@
-"""What an engine is given to share prefixes through a store."""
+"""Access to a prefix store that an engine is given to share prefixes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class PrefixAccess:
-    """secret: at least SECRET_BYTES that all replicas of a fleet have, and nobody else: keys and seals come of it.
+    """Prefix store and the fleet's secret, from which keys and seals are derived.
+
+    secret  at least SECRET_BYTES bytes that all replicas of a fleet have and nobody else
 
     The engine closes the store when it is closed itself.
     """
@@ -28,5 +30,5 @@ class PrefixAccess:
 
 
 def memory_access(nbytes: int) -> PrefixAccess:
-    """A store in this process's memory, with a secret that nobody else has."""
+    """Return access to a new store in this process's memory, with a random secret that no other process has."""
     return PrefixAccess(HostStore(nbytes), os.urandom(SECRET_BYTES))

@@ -1,4 +1,4 @@
-"""Runs an engine's errands to a prefix store, on threads of its own: reading, opening, sealing and writing."""
+"""Threads that do an engine's operations on a prefix store: they read, open, seal and write records."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ __all__ = ["Clerk", "Desk", "HostRecords", "StoreCourier"]
 log = logging.getLogger(__name__)
 
 FETCHERS = 2
-BROKEN = "error"  # outcome of a fetch that something unexpected has ended
-_BESIDE_BYTES = 2**10  # of each value, that a store may have beside it
-_READ_BYTES = 2**23  # of one read: what comes of it is opened while the values are still in the processor's cache
+BROKEN = "error"  # outcome of a fetch that an unexpected exception has ended
+_BESIDE_BYTES = 2**10  # bytes reserved with each value for what a store may send with it
+_READ_BYTES = 2**23  # bytes of one read: few enough that values are opened while they are in the processor's cache
 
 
 class Room(Protocol):
-    """buffers: of each head here, its payload."""
+    """Protocol of buffers for the payloads of one record.
+
+    buffers  payload of each KV head of this process
+    """
 
     @property
     def buffers(self) -> Sequence[memoryview]: ...
@@ -36,31 +39,39 @@ R = TypeVar("R", bound=Room)
 
 
 class HostRecords(Protocol[R]):
-    """Blocks of the host as records have them. Whoever calls has these blocks for himself."""
+    """Protocol of KV blocks in the host's memory that are converted to and from records. The caller must own these
+    blocks.
+    """
 
     def room(self) -> R: ...
 
     def pack(self, blocks: Sequence[int], payloads: R) -> bool:
-        """False: what is in the blocks is not to be stored."""
+        """Copy blocks to payloads. Returns False where what is in the blocks cannot be stored."""
         ...
 
     def unpack(self, payloads: R, blocks: Sequence[int]) -> bool:
-        """False: a number is too large for the blocks, and nothing of what is in them is to be believed."""
+        """Copy payloads to blocks. Returns False where a number is too large for the blocks, whose contents are then
+        invalid.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Desk(Generic[R]):
-    """room: for the payloads of one record; arrived: for what one read brings. Both are used again and again."""
+    """Buffers of one thread, which it reuses for every operation.
+
+    room     for the payloads of one record
+    arrived  for the bytes of one read from the store
+    """
 
     room: R
     arrived: memoryview
 
 
 class Clerk(Generic[R]):
-    """Does errands, one after the other for whoever has a desk of his own.
+    """Executor of operations on a prefix store, one after the other for each thread, which has a `Desk` of its own.
 
-    heads  of the model's KV heads those that are here
+    heads  KV heads of the model that this process has; None for all
     """
 
     def __init__(
@@ -85,7 +96,9 @@ class Clerk(Generic[R]):
         return Desk(self._host.room(), memoryview(arrived))
 
     def do(self, errand: Errand, desk: Desk[R]) -> None:
-        """Whatever it comes to: a store that raises, memory that is short are no reason for a request to fail."""
+        """Do an operation. Nothing is raised: neither a store that fails nor a lack of memory is a reason for a request
+        to fail.
+        """
         began = self._clock()
         try:
             self._do(errand, desk)
@@ -110,7 +123,10 @@ class Clerk(Generic[R]):
             self._store.forget(errand.owner)
 
     def _fetch(self, fetch: Fetch, desk: Desk[R]) -> str:
-        """Read by read, each within its own time. What has come counts, whatever becomes of the rest."""
+        """Fetch values in several reads, each with a deadline of its own, and return the outcome.
+
+        Values that have come are counted in `fetch.count`, whatever happens to later ones.
+        """
         each, room, geometry = self._per_read, desk.room, self._seal.geometry
         for start in range(0, len(fetch.keys), each):
             keys = fetch.keys[start : start + each]
@@ -146,7 +162,10 @@ class Clerk(Generic[R]):
 
 
 class StoreCourier(Generic[R]):
-    """Implements `Courier`. Reads and writes have threads apart: nobody waits for what is stored."""
+    """Threads that do operations on a prefix store beside the engine. Implements `Courier`.
+
+    Reads and writes have separate threads, so that no request waits for what is stored.
+    """
 
     def __init__(self, clerk: Clerk[R]) -> None:
         self._clerk = clerk
@@ -185,7 +204,7 @@ class StoreCourier(Generic[R]):
             self._reads.put(None)
         self._others.put(None)
         for thread in self._threads:
-            thread.join(READ_S)  # one that hangs in the store is left behind: it ends with the process
+            thread.join(READ_S)  # a thread that hangs in the store is left running and ends with the process
 
     def _run(self, errands: queue.SimpleQueue[Errand | None]) -> None:
         desk = self._clerk.desk()

@@ -1,4 +1,4 @@
-"""What an engine sends a courier for, as plain data: it is filled in on the way and comes back."""
+"""Operations on a prefix store, as plain data that an engine sends, and that comes back with the result filled in."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from typing import Protocol
 
 __all__ = ["HIT", "MISS", "RANGE", "SLOW", "Ask", "Courier", "Errand", "Fetch", "Forget", "Release", "Save"]
 
-HIT, MISS, SLOW = "hit", "miss", "timeout"  # how a fetch ends, beside the flaws of records
-RANGE = "range"  # so does one whose record has a number too large for this replica's KV
+HIT, MISS, SLOW = "hit", "miss", "timeout"  # outcomes of a fetch, besides the flaws of records
+RANGE = "range"  # outcome of a fetch whose record has a number too large for this replica's KV
 
 
 class Mark(Protocol):
-    """A place in the order of copies between device and host."""
+    """Point in the order of copies between device and host, which can be waited for."""
 
     def wait(self) -> None: ...
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Fetch:
-    """Values of a prefix, one after the other, into blocks of the host.
+    """Operation that reads the values of a prefix, one after the other, into blocks of the host.
 
-    keys, blocks  of each value: the blocks are the courier's until the errand is back
-    value_s       what it would take to compute one value's tokens, in seconds
-    sent          monotonic: the first read's time counts from then, wherever the errand waits
-    expires       monotonic: after that nobody waits for it. The courier puts it off, as values come
-    cancelled     nobody waits for it any more
+    keys       store key of each value
+    blocks     blocks for each value; only the store's threads may use them until the operation is back
+    value_s    seconds that computing one value's tokens would take
+    sent       monotonic seconds from which the first read's deadline counts, however long the operation is queued
+    expires    monotonic seconds after which the engine stops waiting; put off as values come
+    cancelled  whether the engine has stopped waiting
 
-    count         leading values that have come
-    outcome       of the first that did not: HIT if there is none
-    seconds       it took
+    count    number of leading values that have come
+    outcome  why the first missing value is missing; HIT if none is
+    seconds  seconds that the operation took
     """
 
     keys: tuple[bytes, ...]
@@ -45,10 +46,11 @@ class Fetch:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Save:
-    """One value, from blocks of the host, once the copies up to `mark` have been made.
+    """Operation that writes one value from blocks of the host, once the copies up to `mark` have ended.
 
-    anew  what the store has of it is of no use
-    unfit  it was not written, as a number is not finite in the record's dtype
+    anew   whether the value that the store has is useless and must be replaced
+    saved  whether it was given to the store
+    unfit  whether it was not written because a number is not finite in the record's dtype
     """
 
     key: bytes
@@ -62,7 +64,7 @@ class Save:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Release:
-    """Blocks of the host that are free as soon as the copies up to `mark` have been made."""
+    """Operation that frees blocks of the host once the copies up to `mark` have ended."""
 
     blocks: tuple[int, ...]
     mark: Mark
@@ -70,9 +72,10 @@ class Release:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Ask:
-    """How many of the leading keys have a value that can be read; None: that could not be told.
+    """Operation that asks how many of the leading keys have a value that can be read.
 
-    owner  of what is stored then
+    owner  owner of what is then stored
+    known  the number; None if the store did not say
     """
 
     keys: tuple[bytes, ...]
@@ -82,7 +85,7 @@ class Ask:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Forget:
-    """All values of that owner; None: of everyone."""
+    """Operation that deletes all values of an owner; None for those of all owners."""
 
     owner: str | None
 
@@ -91,21 +94,23 @@ Errand = Fetch | Save | Release | Ask | Forget
 
 
 class Courier(Protocol):
-    """Runs errands beside the engine. Every one that is sent comes back, however late, until `close`."""
+    """Protocol of threads that do operations beside the engine. Each operation comes back, however late, until
+    `close`.
+    """
 
     @property
     def away(self) -> bool:
-        """The store has failed of late: to fetch is in vain."""
+        """Whether the store has failed recently, so that fetches would be in vain."""
         ...
 
     def send(self, errand: Errand) -> None: ...
 
     def take(self) -> list[Errand]:
-        """Those that have come back since it was last asked."""
+        """Return the operations that have ended since the last call."""
         ...
 
     def wait(self, seconds: float) -> None:
-        """Until there is something to take, for so long at most."""
+        """Wait until an operation has ended, for at most so many seconds."""
         ...
 
     def close(self) -> None: ...

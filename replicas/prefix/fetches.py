@@ -1,4 +1,4 @@
-"""Who waits for KV from a prefix store, and who goes on without. Pure."""
+"""Sequences that wait for KV from a prefix store, and the decision when one goes on without. Pure."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from .saves import Saves
 __all__ = ["Fetches"]
 
 _FETCH_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-_GRACE_S = READ_S  # after which a store that does not keep its deadline is not waited for
+_GRACE_S = READ_S  # extra seconds for a store that misses its deadline
 
 
 @dataclass(frozen=True, slots=True)
 class _Parked:
-    """
-    values  of its prompt
-    begin   the first of them that is fetched
-    found   blocks that the device had
-    worth   leading values that the store shall have
-    seen    those that it shall have if it turns out not to
+    """Sequence that waits for a fetch.
+
+    values  values of its prompt
+    begin   index of the first value that is fetched
+    found   blocks that the device had already
+    worth   number of leading values that the store should have
+    seen    number of leading values that are offered if the store turns out to miss them
     """
 
     sequence: Sequence
@@ -46,13 +47,15 @@ class _Parked:
 
 @dataclass(frozen=True, slots=True)
 class _Flying:
-    """Who fetches a value, and its tokens when that is on the device."""
+    """Value that is being fetched: for which sequence, and how many leading tokens the device has once it is there."""
 
     owner: Sequence
     num_tokens: int
 
     def coming(self, other: Sequence | None = None) -> bool:
-        """Whether it can be counted on: it is fetched, or is here and has its place before that other one's."""
+        """Return whether the value can be counted on: it is being fetched, or is on the host and the sequence that it
+        was fetched for is scheduled before `other`.
+        """
         owner = self.owner
         if owner.state is State.RUNNING:
             return owner.num_computed < self.num_tokens
@@ -61,11 +64,13 @@ class _Flying:
 
 
 class Fetches:
-    """
-    queried_tokens, hit_tokens  asked of the store, and come from it in time
-    outcomes                    by their words
-    popular                     what was asked for, first of all
-    fetch_s                     how long fetches took
+    """Fetches in progress.
+
+    queried_tokens  tokens that were asked of the store
+    hit_tokens      tokens whose KV came from the store in time
+    outcomes        number of fetches by outcome
+    popular         the prefixes asked for most often
+    fetch_s         histogram of the seconds that fetches took
     """
 
     def __init__(self, link: Link, saves: Saves, known: Known, clock: Callable[[], float]) -> None:
@@ -76,16 +81,17 @@ class Fetches:
         self.fetch_s = Histogram(_FETCH_BOUNDS_S)
         self._sightings = Sightings()
         self._parked: dict[Fetch, _Parked] = {}
-        self._flying: dict[bytes, _Flying] = {}  # by key: single flight
-        self._behind: dict[Sequence, bytes] = {}  # who waits for a key that another one fetches
+        self._flying: dict[bytes, _Flying] = {}  # by store key, each of which is fetched once at a time
+        self._behind: dict[Sequence, bytes] = {}  # sequences that wait for a key which another sequence fetches
 
     def __bool__(self) -> bool:
         return bool(self._parked or self._behind)
 
     def consider(self, sequence: Sequence, pool: BlockPool, prospects: Prospects) -> float:
-        """Park it, if that is the faster way. Once for each; who waits for a sibling finds its KV on the device.
+        """Park a waiting sequence if fetching its KV is faster than computing it. Each sequence is considered once.
 
-        Returns the seconds that it would take to compute what is now fetched for it, or 0.
+        A sequence whose KV another one is fetching waits for that, and then finds it on the device. Returns the seconds
+        that computing what is now fetched would take, or 0 if nothing is.
         """
         if sequence.sought or sequence.state is not State.WAITING:
             return 0.0
@@ -115,7 +121,10 @@ class Fetches:
         return tokens * prospects.token_s
 
     def _park(self, parked: _Parked, usable: int, prospects: Prospects) -> int:
-        """Of its first `usable` blocks: the last token is always computed. Returns the tokens that are fetched."""
+        """Send a fetch for a sequence, of its first `usable` blocks at most, since the last token is always computed.
+
+        Returns the number of tokens that are fetched.
+        """
         link, size, sequence = self._link, self._link.value_blocks, parked.sequence
         starts = range(parked.begin * size, min(len(parked.values) * size, usable), size)
         starts = starts[: link.pool.available // size]
@@ -139,7 +148,7 @@ class Fetches:
         return new * BLOCK_TOKENS
 
     def back(self, fetch: Fetch, prospects: Prospects | None) -> None:
-        """What has come is the sequence's, if it still waits for it."""
+        """Take the result of a fetch: its blocks go to the sequence if that still waits, and otherwise are freed."""
         parked = self._parked.pop(fetch)
         self.fetch_s.add(fetch.seconds)
         sequence, late = parked.sequence, fetch.outcome == SLOW
@@ -169,12 +178,12 @@ class Fetches:
             self.popular.fetched(sequence.request.tenant, parked.values[0].key, came, known)
         if fetch.outcome in (HIT, MISS):
             self._saves.offer(sequence, parked.values[: parked.worth if fetch.outcome == HIT else parked.seen])
-        elif fetch.outcome in set(Flaw):  # what is there is of no use to anybody
+        elif fetch.outcome in set(Flaw):  # no replica could open the value, so that it is replaced
             bad = parked.begin + count
             self._saves.wish(sequence, parked.values[bad : max(bad + 1, parked.worth)], anew=parked.values[bad].key)
 
     def let_go(self) -> None:
-        """Of those whose store keeps no deadline, and of those whom another one's fetch is of no use to any more."""
+        """Stop waiting for fetches after their deadline, and for other sequences' fetches that have become useless."""
         now = self._clock() if self._parked else 0.0
         for fetch, parked in self._parked.items():
             if not fetch.cancelled and now > fetch.expires:
@@ -189,7 +198,7 @@ class Fetches:
         self._flying = {key: flying for key, flying in self._flying.items() if flying.coming()}
 
     def leave(self, sequence: Sequence) -> None:
-        """It waits for nothing any more."""
+        """Stop waiting for a sequence's KV."""
         if sequence.state is not State.WAITING_KV:
             return
         sequence.state = State.WAITING

@@ -1,7 +1,7 @@
-"""KV blocks of the host's memory, as the device has them, to and from the payloads of records.
+"""Conversion between KV blocks in the host's memory, in the device's layout, and the payloads of records.
 
-It is done beside the engine: numbers that stay as they are are moved as plain integers by numpy, in the thread that
-asks for it. torch's copies would ask the engine's own threads for help.
+It runs beside the engine. Numbers that keep their dtype are moved as plain integers by numpy, in the calling thread,
+since torch's copies would use the engine's own threads.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ __all__ = ["HostKv", "Payloads", "Portion"]
 
 Vectors = Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
 
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by bytes of a number
-_EXPONENT = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000}  # all ones: not finite
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # integer dtype by the bytes of a number
+_EXPONENT = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000}  # bits all set if not finite
 
 
 class Portion:
-    """Some heads and layers of the payloads of one record. parts: each [heads, layers, 2, tokens, ...]"""
+    """Some heads and layers of the payloads of one record.
+
+    parts  tensors [heads, layers, 2, tokens, ...]: the numbers, and with int8 their scales
+    """
 
     def __init__(self, parts: list[torch.Tensor]) -> None:
         self.parts = parts
@@ -32,12 +35,12 @@ class Portion:
         return all(map(_finite, self.parts[-1]))
 
     def portion(self, heads: slice, layers: slice) -> Portion:
-        """The same memory."""
+        """Return a portion of these heads and layers that shares the memory."""
         return Portion([part[heads, layers] for part in self.parts])
 
 
 class Payloads(Portion):
-    """Room for the payloads of one record, all heads that are here: one buffer for each."""
+    """Memory for the payloads of one record, one buffer for each KV head of this process."""
 
     def __init__(self, geometry: Geometry, heads: int) -> None:
         whole = torch.empty(heads, geometry.payload_bytes, dtype=torch.uint8)
@@ -50,10 +53,10 @@ class Payloads(Portion):
 
 
 class HostKv:
-    """Blocks of the host by their numbers.
+    """KV blocks in the host's memory, by number, which are converted to and from records.
 
-    slabs    of each part of the host's memory, the layers' parts of KV one after the other, as `Swapper.slabs` gives
-    vectors  of a layer's parts: see `Ops.kv_vectors`
+    slabs    for each slab of the host's memory the parts of KV of all layers in order, as `Swapper.slabs` returns them
+    vectors  splits a layer's parts into vectors, as `Ops.kv_vectors` does
     """
 
     def __init__(self, slabs: Iterable[Sequence[torch.Tensor]], vectors: Vectors, geometry: Geometry) -> None:
@@ -67,14 +70,18 @@ class HostKv:
         return Payloads(self._geometry, self.heads)
 
     def pack(self, blocks: Sequence[int], payloads: Portion) -> bool:
-        """From all blocks of a record; False where a number is not finite, or not in the record's dtype."""
+        """Copy all blocks of a record to its payloads. Returns False where a number is not finite, or not in the
+        record's dtype.
+        """
         for i, block in enumerate(blocks):
             for ours, theirs in self._pairs(block, payloads, i):
                 _move(ours, theirs) if self._alike else _round(ours[0], theirs)
         return payloads.finite()
 
     def unpack(self, payloads: Portion, blocks: Sequence[int]) -> bool:
-        """Into the leading blocks of a record; False where a number is too large for the blocks' dtype."""
+        """Copy the leading payloads of a record to blocks. Returns False where a number is too large for the blocks'
+        dtype.
+        """
         for i, block in enumerate(blocks):
             for ours, theirs in self._pairs(block, payloads, i):
                 if self._alike:
@@ -86,8 +93,8 @@ class HostKv:
         return True
 
     def _pairs(self, block: int, payloads: Portion, i: int) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-        """Of keys, then of values: the host's block and its place in the record, numbers [KH, layers, 16, D] and, of
-        int8, scales [KH, layers, 16].
+        """Yield for keys and then for values the host's block and its place in the record: numbers [KH, layers, 16, D]
+        and, with int8, scales [KH, layers, 16].
         """
         slab, row = divmod(block, self._per_slab)
         views = [each[:, row].transpose(0, 1) for each in self._slabs[slab]]
@@ -120,12 +127,14 @@ def _finite(numbers: torch.Tensor) -> bool:
 
 
 def _bits(numbers: torch.Tensor) -> Any:
-    """The same memory, as numpy's integers."""
+    """Return the same memory as a numpy array of integers."""
     return numbers.view(_BITS[numbers.itemsize]).numpy()
 
 
 def rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [..., D] as codes int8 [..., D] and scales fp32 [...]: absmax / 127; of what is not finite, not finite."""
+    """Quantize x [..., D] to codes int8 [..., D] and scales fp32 [...], which are absmax / 127; the scale of a vector
+    that is not finite is not finite either.
+    """
     x = x.float()
     scale = x.abs().amax(-1) / 127
     unit = torch.where(scale > 0, scale, 1.0)
@@ -133,7 +142,9 @@ def rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _layered(slab: Sequence[torch.Tensor], vectors: Vectors, layers: int) -> tuple[torch.Tensor, ...]:
-    """The views of every layer as one [layers, blocks, KH, ...]: layers follow each other at one distance."""
+    """Return the tensors of all layers as one [layers, blocks, KH, ...] each; layers must follow each other at equal
+    distances.
+    """
     per_layer = len(slab) // layers
     each = [vectors(slab[i * per_layer : (i + 1) * per_layer]) for i in range(layers)]
     return tuple(_stacked([views[i] for views in each]) for i in range(len(each[0])))

@@ -1,4 +1,4 @@
-"""Which values a prefix store has had lately, as far as this replica has seen: for those who choose among replicas."""
+"""Record of which values a prefix store was recently seen to have, by which routing chooses among replicas."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Callable, Sequence
 
 __all__ = ["Known"]
 
-_BELIEVED_S = 60.0  # the store may lose any of them, and only who fetches it sees that
-_REMEMBERED = 65_536  # keys: 8 MiB or so
+_BELIEVED_S = 60.0  # seconds until a sighting is too old: the store may lose a value, which only a fetch shows
+_REMEMBERED = 65_536  # most keys, about 8 MiB
 
 
 class Known:
-    """By their keys; those seen first are forgotten first. Pure: `clock` in seconds."""
+    """Store keys that were recently seen; the oldest are dropped first. Pure: `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float], capacity: int = _REMEMBERED) -> None:
         self._clock, self._capacity = clock, capacity
         self._seen: OrderedDict[bytes, float] = OrderedDict()
 
     def there(self, keys: Sequence[bytes]) -> None:
-        """They were read or written just now."""
+        """Record that these values were read or written just now."""
         now = self._clock()
-        for key in reversed(keys):  # a prefix is forgotten from its end
+        for key in reversed(keys):  # so that the end of a prefix is dropped first
             self._seen[key] = now
             self._seen.move_to_end(key)
         while len(self._seen) > self._capacity:
@@ -33,7 +33,7 @@ class Known:
             self._seen.pop(key, None)
 
     def leading(self, keys: Sequence[bytes]) -> int:
-        """How many of the first ones are there."""
+        """Return how many of the first keys the store was recently seen to have."""
         since = self._clock() - _BELIEVED_S
         for count, key in enumerate(keys):
             if self._seen.get(key, -math.inf) < since:

@@ -1,4 +1,4 @@
-"""What an engine's prefixes need to be shared, put together by setup.py."""
+"""Parts that an engine's prefixes need to be shared through a store."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ __all__ = ["Link", "no_link"]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """
-    pool          blocks of the host, for what comes and goes: a value each way at least
-    mark          of the end of the copies between device and host that were asked for until now
-    value_blocks  KV blocks of a value of the store; value_bytes: its size there
-    after         how often a chunk must be asked for to be stored
+    """Connection of an engine's prefixes to a store.
+
+    courier       does operations on the store
+    keys          store keys of prefixes
+    pool          blocks of the host for values on their way, at least one value in each direction
+    mark          returns a mark of the end of all copies between device and host so far
+    value_blocks  KV blocks of one value
+    value_bytes   bytes of one value in the store
+    after         number of requests for a chunk of a prompt from which on it is stored
     """
 
     courier: Courier
@@ -34,7 +38,7 @@ class Link:
 
 
 def no_link() -> Link:
-    """Where nothing is shared."""
+    """Return a link for an engine that shares nothing."""
     return Link(_Nobody(), StoreKeys(b"", b""), LentPool(), _Nowhere, value_blocks=1, value_bytes=1)
 
 

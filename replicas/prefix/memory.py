@@ -1,4 +1,4 @@
-"""A prefix store in the host's memory, for one process: what the least recently used values leave room for."""
+"""Prefix store in one process's memory, which evicts the least recently used values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ class _Value:
 
 
 class HostStore:
-    """Implements `PrefixStore`. capacity: bytes of values, at most; clock: of deadlines."""
+    """Prefix store in this process's memory. Implements `PrefixStore`.
+
+    capacity  most bytes of values
+    clock     seconds, as deadlines have them
+    """
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
         assert capacity > 0
@@ -99,7 +103,7 @@ class HostStore:
             return replace(self._stats, values=len(self._values), nbytes=self._nbytes)
 
     def flush(self, deadline: float) -> None:
-        return None  # it is there when `put` returns
+        return None  # `put` has written the value when it returns
 
     def close(self) -> None:
         with self._lock:

@@ -1,4 +1,6 @@
-"""Which prefixes are asked for most, by tenant, in bounded memory. Pure. What is in them is nowhere kept."""
+"""Counts of the prefixes that are asked for most, by tenant, in bounded memory. Pure; the prefixes' text is not
+kept.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,14 @@ _ID_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class PopularPrefix:
-    """Prompts of one tenant that begin alike, for a value's length at least.
+    """Prompts of one tenant that begin alike, for at least the length of one value.
 
-    prefix        of the first value's key in the store, 16 hex digits: the same on every replica that shares with this
-                  one, and nobody without the fleet's secret can tell a prompt by it
-    requests      that began so; up to `over` of them may have been for others, forgotten since
-    found_tokens  of their prompts, in the replica's own KV; fetched_tokens: from the store
-    longest       tokens that one of them had from both together, at most
+    prefix          16 hex digits of the first value's store key: equal on all replicas that share with this one, and
+                    useless for guessing a prompt without the fleet's secret
+    requests        requests with this prefix; up to `over` of them may have been for other prefixes that were dropped
+    found_tokens    tokens of their prompts that were in the replica's own KV
+    fetched_tokens  tokens of their prompts that came from the store
+    longest         most tokens that one of them had from both together
     """
 
     tenant: str
@@ -31,10 +34,11 @@ class PopularPrefix:
 
 
 class Popular:
-    """Space-saving (Metwally, Agrawal and El Abbadi, "Efficient computation of frequent and top-k elements", 2005).
+    """Counter of frequent prefixes by the space-saving algorithm (Metwally, Agrawal and El Abbadi, "Efficient
+    computation of frequent and top-k elements", 2005).
 
-    A newcomer takes the place of the rarest, and its count: what makes up more than one in `capacity` of all requests
-    is always there.
+    A new prefix takes the place and the count of the rarest one. A prefix with more than one in `capacity` of all
+    requests is therefore always counted.
     """
 
     def __init__(self, capacity: int = _KEPT) -> None:
@@ -42,7 +46,10 @@ class Popular:
         self._seen: dict[tuple[str, bytes], PopularPrefix] = {}
 
     def saw(self, tenant: str, key: bytes, found_tokens: int) -> None:
-        """One more request. key: of its first value."""
+        """Count one more request.
+
+        key  store key of its first value
+        """
         name = tenant, key
         one = self._seen.get(name)
         if one is None:
@@ -54,18 +61,18 @@ class Popular:
         self._seen[name] = _more(one, requests=1, found_tokens=found_tokens, longest=found_tokens)
 
     def fetched(self, tenant: str, key: bytes, tokens: int, found_tokens: int) -> None:
-        """So many came from the store for the request that had so many of its own."""
+        """Add the tokens that came from the store for a request that had `found_tokens` in the replica's own KV."""
         if (one := self._seen.get((tenant, key))) is not None:
             self._seen[tenant, key] = _more(one, fetched_tokens=tokens, longest=found_tokens + tokens)
 
     def forget(self, tenant: str | None) -> None:
-        """What is known of that tenant's; None: of everyone's."""
+        """Drop the counts of a tenant; None for those of all tenants."""
         for name in [name for name in self._seen if tenant in (None, name[0])]:
             del self._seen[name]
 
     def most(self, count: int) -> tuple[PopularPrefix, ...]:
-        """The first ones. Safe from any thread."""
-        each = list(self._seen.values())  # in one step: the engine counts on
+        """Return the most frequent prefixes in descending order. Safe from any thread."""
+        each = list(self._seen.values())  # one atomic copy, since the engine goes on counting
         return tuple(sorted(each, key=lambda one: -one.requests)[:count])
 
 

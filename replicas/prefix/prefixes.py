@@ -1,8 +1,8 @@
-"""Prefixes in a store outside of the replica, as the scheduler sees them. Pure: no tensors, no threads of its own.
+"""Prefix cache outside of the replica, as the scheduler sees it. Pure: no tensors, and no threads of its own.
 
-A sequence whose prompt's KV may be in the store is parked as WAITING_KV, beside the others' steps. What comes lies in
-blocks of the host and is brought to the device as the KV of a preempted sequence is (swap.py). Whatever else happens
-(a miss, a slow or a broken store) it is WAITING again, and computes.
+A sequence whose prompt's KV may be in the store is parked as WAITING_KV while others run. What is fetched lies in
+blocks of the host and is copied to the device like the KV of a preempted sequence. After anything else (a miss, a slow
+or broken store) the sequence is WAITING again and its KV is computed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .told import PrefixStats
 
 __all__ = ["Prefixes"]
 
-_TOLD = 32  # of the prefixes asked for most
+_TOLD = 32  # most prefixes in the statistics
 
 
 class Prefixes:
-    """Idle without a link, and until `prospects` are known."""
+    """Prefixes that are fetched from and stored to a store. Idle without a link, and until `prospects` is set."""
 
     def __init__(self, link: Link | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link = no_link() if link is None else link
         self.pool = link.pool
         self.prospects: Prospects | None = None
-        self._unfit = 0  # values that were not written, as a number was beyond the record's range
+        self._unfit = 0  # values that were not written because a number was beyond the record's range
         self._known = Known(clock)
         self._saves = Saves(link, self._known)
         self._fetches = Fetches(link, self._saves, self._known, clock)
@@ -50,21 +50,23 @@ class Prefixes:
 
     @property
     def waits(self) -> bool:
-        """Somebody waits for the store, or something for being stored."""
+        """Whether a sequence waits for the store, or something waits to be stored."""
         return bool(self._fetches) or self.pending
 
     @property
     def pending(self) -> bool:
-        """Something is to be stored, or is on its way, whether or not there are requests."""
+        """Whether something is to be stored or is being stored, with or without requests."""
         return self._saves.pending
 
     def wait(self, seconds: float) -> None:
-        """Until something has come back, for so long at most."""
+        """Wait until an operation has ended, for at most so many seconds."""
         self._link.courier.wait(seconds)
 
     def begin(self, waiting: Iterable[Sequence], pool: BlockPool) -> None:
-        """Before a plan: let go of whoever need not wait any more, park others, choose what is stored."""
-        self.pool.free(self.pool.left)  # of these nothing was copied
+        """Prepare the next plan: release sequences that need not wait any more, park others, and choose what is
+        stored.
+        """
+        self.pool.free(self.pool.left)  # nothing was copied from these blocks
         self.pool.left = []
         self._take_back()
         self._fetches.let_go()
@@ -72,17 +74,19 @@ class Prefixes:
             fetched = []
             for sequence in waiting:
                 if self.pool.available < self._link.value_blocks:
-                    break  # whoever comes to its turn now, computes
+                    break  # sequences that are scheduled now compute their KV
                 fetched.append(self._fetches.consider(sequence, pool, self.prospects))
             self._linger([seconds for seconds in fetched if seconds])
         self._saves.choose(pool)
 
     def copies(self) -> tuple[Pair, ...]:
-        """What the plan is to copy to the host."""
+        """Return the copies from device to host that the plan is to make for values to be stored."""
         return self._saves.copies()
 
     def copied(self) -> None:
-        """The plan's copies are under way: what is read is given on, and what was written from is free, after them."""
+        """Record that the plan's copies are in flight: once they end, values are stored and blocks that were read are
+        freed.
+        """
         if self._saves.copies():
             self._saves.copied(self._link.mark())
         if self.pool.left:
@@ -90,56 +94,60 @@ class Prefixes:
             self.pool.left = []
 
     def not_copied(self) -> None:
-        """They were not made."""
+        """Record that the plan's copies were not made."""
         self._saves.not_copied()
 
     def leave(self, sequence: Sequence) -> None:
-        """It waits for nothing here any more."""
+        """Stop waiting for a sequence's KV, because the sequence is preempted or has ended."""
         self._fetches.leave(sequence)
 
     def forget(self, owner: str | None) -> None:
-        """Let the store forget what is that owner's; None: everything."""
+        """Delete all values of an owner from the store; None for those of all owners."""
         self._saves.forget(owner)
         self._fetches.popular.forget(owner)
-        self._known.forget()  # whosever it is: it is learned again
+        self._known.forget()  # for all owners: it is soon learned again
         if self.pool.total:
             self._link.courier.send(Forget(owner=owner))
 
     def renew(self) -> None:
-        """Other weights: what was to be stored would be found by its hash, and be of the new ones by then.
+        """Drop what is still to be stored when the weights change: a block found by its hash would then be of the new
+        weights.
 
-        What keys are from now on, `identify` says.
+        `identify` sets the keys from then on.
         """
         self._saves.forget(None)
 
     def identify(self, identity: bytes) -> None:
-        """Of the KV that is computed from now on: see `keys.identity`."""
+        """Set the identity of the KV that is computed from now on, as `keys.identity` returns it."""
         self._link.keys.renew(identity)
 
     @property
     def shares(self) -> str:
-        """Whoever has the same reads what is stored from here, and the other way round; empty: nobody does."""
+        """Name that is equal in replicas which read each other's values; empty if nothing is shared."""
         return self._link.keys.name if self.pool.total else ""
 
     @property
     def fetch_s(self) -> float:
-        """Seconds to fetch a token, by what was measured lately."""
+        """Seconds to fetch one token's KV, by recent measurements."""
         if self.prospects is None:
             return 0.0
         link = self._link
         return self.prospects.fetch_s(link.value_bytes, link.value_blocks) / (link.value_blocks * BLOCK_TOKENS)
 
     def stored(self, sequence: Sequence) -> Stored | None:
-        """What is known of its prompt in the store; None: nothing is shared."""
+        """Return what is known of a sequence's prompt in the store; None if nothing is shared."""
         if self.prospects is None:
             return None
         tokens, values, absent = self._link.value_blocks * BLOCK_TOKENS, sequence.values, sequence.absent
         if absent is not None and self._known.leading(values[absent : absent + 1]):
-            absent = None  # it has been stored since
+            absent = None  # the value has been stored since
         return Stored(self._known.leading(values) * tokens, None if absent is None else absent * tokens, self.fetch_s)
 
     def told(self, store: StoreStats) -> PrefixStats:
-        """Safe from any thread. store: what the store says of itself."""
+        """Return statistics for metrics. Safe from any thread.
+
+        store  statistics of the store itself
+        """
         if self._unfit:
             store = replace(store, dropped={**store.dropped, RANGE: self._unfit})
         return PrefixStats(
@@ -159,7 +167,10 @@ class Prefixes:
         self._link.courier.close()
 
     def _linger(self, fetched: list[float]) -> None:
-        """For what was just asked for, each by the seconds that it takes to compute it."""
+        """Wait shortly for values that were just asked for, before the plan is made.
+
+        fetched  seconds that it would take to compute each of them
+        """
         for _ in fetched:
             self.wait(linger_s(max(fetched)) / len(fetched))
             self._take_back()
@@ -178,4 +189,4 @@ class Prefixes:
             elif isinstance(errand, Release):
                 self.pool.free(errand.blocks)
             elif isinstance(errand, Forget):
-                self._known.forget()  # what was written just before that, too
+                self._known.forget()  # again, for values that were written just before the store forgot

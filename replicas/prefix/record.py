@@ -1,16 +1,17 @@
-"""The sealed record: one value of a prefix store, KV of a fixed number of tokens. Bytes in, bytes out.
+"""Sealed record: one value of a prefix store, the KV of a fixed number of tokens. This module handles bytes only.
 
     64 bytes      for each KV head, in order
     |<- header ->|<- payload, encrypted ->|<- tag, 16 bytes ->|<- payload ... ->|
 
-A payload is [layer, K/V, token, head dim] in the record's dtype; of int8 the scales follow, fp32 [layer, K/V, token]:
-a vector is its codes times its scale. All little-endian. Head-major, so that a rank of tensor parallelism reads,
-verifies and decrypts its own heads and no other, whatever the degree of who wrote it.
+A payload is [layer, K/V, token, head dim] in the record's dtype. With int8 the scales follow, fp32 [layer, K/V, token]:
+a vector is its codes times its scale. All is little-endian. Heads come first, so that a tensor-parallel rank reads,
+verifies and decrypts its own heads only, whatever the number of ranks of the replica that wrote the record.
 
-Sealed with AES-256-GCM. Each record has a key of its own: HMAC-SHA256(sealing secret, store key, salt), with 128 random
-bits of salt in the header. Under such a key each head is sealed once, with its number as the nonce, so no nonce can
-come twice under a key, and nobody must count what the whole fleet has ever written: two records would have to share
-store key and salt. Header and store key are associated data: a record that was moved to another key does not open.
+Records are sealed with AES-256-GCM. Each record has a key of its own: HMAC-SHA256(sealing secret, store key, salt),
+with 128 random bits of salt in the header. Under such a key each head is sealed once, with its number as the nonce. So
+no nonce occurs twice under a key unless two records have the same store key and salt, and nobody must count what the
+whole fleet has ever written. Header and store key are associated data: a record that was moved to another key does not
+open.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .store import Buffer, Found, Wanted
 
 __all__ = ["DTYPES", "HEADER_BYTES", "Flaw", "Geometry", "Seal"]
 
-DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}  # as torch names them: bytes of a number
+DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}  # torch's names, with the bytes of a number
 HEADER_BYTES = 64
 VERSION = 1
 _MAGIC = b"MOTLEYKV"
@@ -39,21 +40,24 @@ _SCALE_BYTES = 4
 
 
 class Flaw(enum.StrEnum):
-    """Why a record was not opened."""
+    """Reason why a record was not opened."""
 
     SIZE = "size"
-    MAGIC = "magic"  # it is no record
+    MAGIC = "magic"  # the value is not a record
     VERSION = "version"
-    GEOMETRY = "geometry"  # another model's, or another dtype
-    SEAL = "seal"  # changed, moved to another key, or sealed with another secret
+    GEOMETRY = "geometry"  # the record is of another model or dtype
+    SEAL = "seal"  # the record was changed, moved to another key, or sealed with another secret
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What a record holds, as the reader's own model and settings have it; nothing of it is taken from a value.
+    """Shape of a record, from the reader's own model and settings; nothing of it is taken from a record that was read.
 
-    dtype  of the record's numbers
-    heads  KV heads of the whole model, on however many ranks
+    dtype     dtype of the record's numbers
+    layers    layers of the model
+    heads     KV heads of the whole model, on however many ranks
+    head_dim  numbers of a head's key or value of one token
+    tokens    tokens of the record
     """
 
     dtype: str
@@ -68,7 +72,7 @@ class Geometry:
 
     @property
     def number_bytes(self) -> int:
-        """Of a payload, without scales."""
+        """Bytes of a head's payload without scales."""
         return 2 * self.layers * self.tokens * self.head_dim * DTYPES[self.dtype]
 
     @property
@@ -85,7 +89,7 @@ class Geometry:
         return self.payload_bytes + _TAG_BYTES
 
     def wanted(self, key: bytes, heads: range) -> Wanted:
-        """What a rank with these heads reads of the value at `key`."""
+        """Return the ranges that a rank with these KV heads reads of the value at `key`."""
         if heads == range(self.heads):
             return Wanted(key, self.size)
         first, last = (HEADER_BYTES + head * self.sealed_bytes for head in (heads.start, heads.stop))
@@ -93,13 +97,13 @@ class Geometry:
 
 
 class Seal:
-    """Makes records and opens them. Safe from any thread.
+    """Encryption of records. Safe from any thread.
 
     Raises ImportError where the package `cryptography` is not installed.
     """
 
     def __init__(self, secret: bytes, geometry: Geometry) -> None:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # an engine without a store does without it
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # an engine without a store needs no package
 
         self.geometry = geometry
         self._secret = hmac.digest(secret, b"motley prefix records: sealing, v1", "sha256")
@@ -109,11 +113,16 @@ class Seal:
         self._fixed = _FIXED.pack(_MAGIC, VERSION, _CODES[geometry.dtype], *shape, 0)
 
     def header(self) -> bytes:
-        """Of a new record. The ranks of a model seal their heads under the same one."""
+        """Return the header of a new record, with a random salt. All ranks of a model seal their heads under the same
+        header.
+        """
         return (self._fixed + os.urandom(_SALT_BYTES)).ljust(HEADER_BYTES, b"\0")
 
     def seal(self, key: bytes, header: bytes, payloads: Sequence[Buffer], first_head: int = 0) -> memoryview:
-        """These heads' part of the record at `key`: all of it but the header, where they are all heads."""
+        """Encrypt the payloads of consecutive heads, from `first_head` on, for the record at `key`.
+
+        Returns the record without its header where these are all heads.
+        """
         size, cipher, bound = self.geometry.sealed_bytes, self._cipher(self._key(key, header)), header + key
         sealed = memoryview(bytearray(len(payloads) * size))
         for i, payload in enumerate(payloads):
@@ -126,10 +135,10 @@ class Seal:
         return sealed
 
     def open(self, key: bytes, found: Found, into: Sequence[memoryview], first_head: int = 0) -> Flaw | None:
-        """Decrypt into one writable buffer [payload_bytes] for each head, from `first_head` on; why not, if not.
+        """Decrypt a record's heads, from `first_head` on, into one writable buffer [payload_bytes] each. Returns the
+        flaw if it could not be opened; the buffers then hold nothing that may be used.
 
-        found  what a store had for `Geometry.wanted`. Of a record that was not opened nothing is to be believed
-               that lies in the buffers.
+        found  what a store had for `Geometry.wanted`
         """
         from cryptography.exceptions import InvalidTag
 
@@ -160,7 +169,7 @@ class Seal:
         return (sealed[start : start + size] for start in range(0, sealed.nbytes, size))
 
     def _flaw(self, header: bytes) -> Flaw | None:
-        """What can be told without opening; the seal covers the header too."""
+        """Return a flaw that the header shows before decryption; the seal covers the header too."""
         magic, version, *_ = _FIXED.unpack_from(header)
         if magic != _MAGIC:
             return Flaw.MAGIC

@@ -1,4 +1,6 @@
-"""What it costs that records have fewer bits for a number than KV: measured on the model itself, before any is made."""
+"""Measurement of the accuracy that is lost where records have fewer bits for a number than KV: made on the model
+itself, before any record.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,21 @@ from .host_kv import Payloads
 
 __all__ = ["BOUND_NATS", "PROBED", "Logits", "Trial", "divergence"]
 
-BOUND_NATS = 0.002  # per token: what the choice of a CPU's kernels may cost, too (test_quality)
+BOUND_NATS = 0.002  # most nats a token: the bound for the choice of a CPU's kernels as well (test_quality)
 PROBED = 2 * BLOCK_TOKENS  # tokens whose distributions are compared
 
 
 class Logits(Protocol):
-    """A runner that gives logits fp32 [T, vocabulary] of every token of a plan."""
+    """Protocol of a runner that returns the logits, fp32 [T, vocabulary], of every token of a plan."""
 
     def logits(self, plan: StepPlan) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """An engine at rest, whose KV of a prefix is made a record, and is replaced by what a record has.
+    """Idle engine whose KV of a prefix is converted to a record and replaced by what the record holds.
 
-    host        makes records of as many tokens as `lent` has blocks for
+    host        converts as many tokens as `lent` has blocks for to a record
     lent        blocks of the host, as many as hold the prefix
     allocation  blocks of the device, for the prefix and what follows it
     """
@@ -44,24 +46,24 @@ class Trial:
 
     @property
     def known(self) -> int:
-        """Tokens of the prefix."""
+        """Number of tokens of the prefix."""
         return len(self.lent) * BLOCK_TOKENS
 
     @torch.inference_mode()
     def compute(self, tokens: Sequence[int]) -> None:
-        """KV of the prefix."""
+        """Compute the KV of the prefix."""
         blocks = tuple(self.allocation.blocks[: len(self.lent)])
         self.runner.logits(StepPlan((PlanItem(sequence_id=-1, start=0, token_ids=tuple(tokens), blocks=blocks),)))
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Of what follows the prefix, with the KV of now."""
+        """Return the logits of tokens that follow the prefix, with the KV that the device has now."""
         item = PlanItem(sequence_id=-1, start=self.known, token_ids=tuple(tokens), blocks=tuple(self.allocation.blocks))
         return self.runner.logits(StepPlan((item,)))
 
     @torch.inference_mode()
     def record(self) -> Payloads | None:
-        """Of the prefix's KV; None: a number is too large for the record's dtype."""
+        """Return a record of the prefix's KV; None where a number is too large for the record's dtype."""
         self.swapper.swap(StepPlan((), swap_out=self._pairs))
         self.swapper.mark().wait()
         room = self.host.room()
@@ -69,7 +71,7 @@ class Trial:
 
     @torch.inference_mode()
     def restore(self, record: Payloads) -> bool:
-        """The prefix's KV from it; False: a number is too large for KV."""
+        """Replace the prefix's KV by a record's. Returns False where a number is too large for KV."""
         if not self.host.unpack(record, self.lent):
             return False
         self.swapper.swap(StepPlan((), swap_in=self._pairs))
@@ -83,10 +85,10 @@ class Trial:
 
 @torch.inference_mode()
 def divergence(trial: Trial, tokens: Sequence[int]) -> float:
-    """KL divergence in nats of the next token's distribution, on average over the last PROBED of `tokens`.
+    """Return the KL divergence of the next token's distribution in nats, as the mean over the last PROBED of `tokens`.
 
-    From what it is with KV as computed, when all KV before them comes from a record. Infinite where that has no room
-    for a number.
+    It is taken from the distribution with KV as computed to that with all KV before these tokens from a record.
+    Infinite where the record's dtype or KV's is too small for a number.
     """
     assert len(tokens) == trial.known + PROBED
     trial.compute(tokens[: trial.known])

@@ -1,7 +1,7 @@
-"""What of prompts' KV is given to a prefix store, and when it is copied for that. Pure.
+"""Choice of which KV of prompts is given to a prefix store, and when it is copied for that. Pure.
 
-A block that is found by its hash holds what the hash says. It is copied to the host beside a step, and who writes it
-later does so after the copy: nothing need be held for it.
+A block that is found by its hash holds what the hash says. It is copied to the host during a step, and any later step
+overwrites it only after that copy, so that no block need be held.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ __all__ = ["Pair", "Saves"]
 
 Pair = tuple[int, int]  # a block of the device and one of the host
 
-_PLAN_BYTES = 2**23  # of values that are copied beside one step, at most
-_MOST_WISHES = 256  # sequences with something to be stored
-_MOST_ASKED = 64
+_PLAN_BYTES = 2**23  # most bytes of values that are copied during one step
+_MOST_WISHES = 256  # most sequences with values to be stored
+_MOST_ASKED = 64  # most sequences for whose values the store is being asked
 
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """anew: a key whose value in the store is of no use."""
+    """Values of a sequence's prompt that are to be stored.
+
+    anew  store key of a value that the store has, but that is useless and must be replaced
+    """
 
     sequence: Sequence
     values: deque[Value]
@@ -39,7 +42,10 @@ class _Wish:
 
 
 class Saves:
-    """Of the blocks of the host at most half are on their way to the store. saved: values given to it."""
+    """Values on their way to the store; they take at most half of the blocks of the host.
+
+    saved  number of values given to the store
+    """
 
     def __init__(self, link: Link, known: Known) -> None:
         self.saved = 0
@@ -47,17 +53,17 @@ class Saves:
         self._per_plan = max(1, _PLAN_BYTES // link.value_bytes)
         self._asked: dict[Ask, _Wish] = {}
         self._wishes: list[_Wish] = []
-        self._leaving: list[tuple[Save, tuple[Pair, ...]]] = []  # of the plan that is made
+        self._leaving: list[tuple[Save, tuple[Pair, ...]]] = []  # copies of the plan that is being made
         self._out = 0  # blocks of the host that are being stored
-        self._keys: set[bytes] = set()  # of all of these: what is on its way need not be offered again
+        self._keys: set[bytes] = set()  # keys of all values above, which need not be offered again
 
     @property
     def pending(self) -> bool:
-        """Something is to be stored, or is on its way."""
+        """Whether something is to be stored or is being stored."""
         return bool(self._asked or self._wishes or self._out)
 
     def offer(self, sequence: Sequence, values: tuple[Value, ...]) -> None:
-        """Store those of a prefix that the store does not have: it is asked first."""
+        """Store those values of a prefix that the store does not have, which it is asked first."""
         if sequence.outdated:
             return
         if (new := self._new(values)) and len(self._asked) < _MOST_ASKED:
@@ -67,7 +73,10 @@ class Saves:
             self._link.courier.send(ask)
 
     def wish(self, sequence: Sequence, values: tuple[Value, ...], anew: bytes | None = None) -> None:
-        """Store all of them. anew: the key of one that the store has, and that is of no use."""
+        """Store all these values of a prefix.
+
+        anew  store key of one that the store has, but that is useless and must be replaced
+        """
         if sequence.outdated:
             return
         if (new := self._new(values)) and len(self._wishes) < _MOST_WISHES:
@@ -91,7 +100,9 @@ class Saves:
         self._link.pool.free(save.blocks)
 
     def choose(self, pool: BlockPool) -> None:
-        """For the plan to come: of prompts that were computed to their ends without a fault, what is still held."""
+        """Choose copies for the next plan: of prompts that were computed completely, the blocks that the device still
+        has.
+        """
         assert not self._leaving, "the last plan's were copied, or were not"
         for wish in self._wishes:
             sequence = wish.sequence
@@ -113,7 +124,7 @@ class Saves:
         while wish.values and len(self._leaving) < self._per_plan:
             blocks = pool.listed(wish.values[0].hashes)
             if blocks is None:
-                self._drop(wish)  # those after it are of no use without it
+                self._drop(wish)  # later values are useless without this one
                 return
             if self._out + len(blocks) > host.total // 2 or len(blocks) > host.available:
                 return
@@ -124,11 +135,11 @@ class Saves:
             self._leaving.append((save, tuple(zip(blocks, kept, strict=True))))
 
     def copies(self) -> tuple[Pair, ...]:
-        """What the plan is to copy to the host."""
+        """Return the copies from device to host that the plan is to make."""
         return tuple(pair for _, pairs in self._leaving for pair in pairs)
 
     def copied(self, mark: Mark) -> None:
-        """They are under way, and done by that mark."""
+        """Record that the plan's copies are in flight and have ended at `mark`, and send the values to be written."""
         for save, _ in self._leaving:
             save.mark = mark
             self._link.courier.send(save)
@@ -140,7 +151,7 @@ class Saves:
         self._leaving = []
 
     def forget(self, owner: str | None) -> None:
-        """Nothing of that owner's, or nothing at all, that is not yet on its way."""
+        """Drop values of an owner that are not being stored yet; None for those of all owners."""
         for wish in (*self._wishes, *self._asked.values()):
             if owner in (None, wish.owner):
                 self._drop(wish)

@@ -1,4 +1,4 @@
-"""What an engine gets for prefixes in a store, from its settings, its model and its operators."""
+"""Construction of an engine's shared prefixes from its settings, its model and its operators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["geometry_of", "identity_of", "lent_blocks", "prefixes_of"]
 
 
 def geometry_of(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> Geometry:
-    """Of this engine's records. Raises InvalidRequest for a dtype that they cannot have."""
+    """Return the shape of this engine's records. Raises InvalidRequest for a dtype that they cannot have."""
     kv = _kv_dtype(config, ops)
     dtype = config.prefix_wire or kv
     if kv == "int8" and dtype != kv:
@@ -38,9 +38,11 @@ def geometry_of(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> Geometry
 
 
 def lent_blocks(config: EngineConfig, loaded: LoadedModel, ops: Ops, block_bytes: int) -> int:
-    """Blocks of the host for what comes and goes. Raises InvalidRequest for less than two values, one each way.
+    """Return the number of blocks of the host for values on their way.
 
-    block_bytes  of one, in all processes of the model together
+    block_bytes  bytes of a block, in all processes of the model together
+
+    Raises InvalidRequest where they would hold less than two values, one in each direction.
     """
     value_blocks = geometry_of(config, loaded, ops).tokens // BLOCK_TOKENS
     least = 2 * value_blocks * block_bytes
@@ -63,12 +65,13 @@ def prefixes_of(
     arithmetic: str,
     host: HostRecords[Payloads] | None = None,
 ) -> tuple[Prefixes, str]:
-    """And what they are, in words. The last `lent` of the swapper's blocks are theirs. Nothing is in KV yet.
+    """Return an engine's shared prefixes, and a description of them in words. Called before anything is in KV.
 
-    arithmetic  of all processes of the model
-    host        those blocks, where other processes have parts of them; None: the swapper has all
+    lent        number of the swapper's blocks, its last ones, that they may use
+    arithmetic  arithmetic of all processes of the model
+    host        converts these blocks to records where other processes have parts of them; None if the swapper has all
 
-    Raises InvalidRequest where `cryptography` is not installed, or rounding costs too much.
+    Raises InvalidRequest where `cryptography` is not installed, or rounding costs too much accuracy.
     """
     geometry = geometry_of(config, loaded, ops)
     try:
@@ -98,7 +101,9 @@ def prefixes_of(
 
 
 def identity_of(config: EngineConfig, loaded: LoadedModel, ops: Ops, arithmetic: str) -> bytes:
-    """What may share KV with this engine: see `keys.identity`. arithmetic: of all processes of the model.
+    """Return what identifies the engines that may share KV with this one, as `keys.identity` does.
+
+    arithmetic  arithmetic of all processes of the model
 
     Raises InvalidRequest as `geometry_of` does.
     """
@@ -115,7 +120,9 @@ def _kv_dtype(config: EngineConfig, ops: Ops) -> str:
 def _rounding(
     geometry: Geometry, loaded: LoadedModel, runner: Logits, swapper: Swapper, host: HostRecords[Payloads]
 ) -> float:
-    """What it costs, measured. Raises InvalidRequest for too much."""
+    """Measure what rounding KV to the record's dtype costs, in nats a token. Raises InvalidRequest where it is too
+    much.
+    """
     known = geometry.tokens // BLOCK_TOKENS
     lent = list(range(swapper.num_blocks - known, swapper.num_blocks))
     tokens = tuple((7 * i + 3) % loaded.config.vocab_size for i in range(geometry.tokens + PROBED))

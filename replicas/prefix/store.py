@@ -1,4 +1,4 @@
-"""What a replica asks of a prefix store: sealed records by key. Nothing here knows what is in a record."""
+"""Interface of a prefix store to a replica: sealed records by key. Nothing here depends on what is in a record."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Protocol
 
 __all__ = ["Breaker", "Buffer", "Found", "PrefixStore", "StoreStats", "Wanted"]
 
-Buffer = bytes | bytearray | memoryview  # of single bytes, contiguous
+Buffer = bytes | bytearray | memoryview  # contiguous, with items of one byte
 
-Found = tuple[Buffer, ...]  # one for each range that was wanted, in their order, each of just its length
+Found = tuple[Buffer, ...]  # the bytes of each wanted range, in their order
 
 
 class Breaker(enum.StrEnum):
-    """Whether a store is asked at all."""
+    """State of a store's circuit breaker: whether the store is called at all."""
 
-    CLOSED = "closed"  # it is
-    OPEN = "open"  # it has failed of late: everything is a miss, at once
-    HALF_OPEN = "half-open"  # the next call shows whether it is well again
+    CLOSED = "closed"  # the store is called
+    OPEN = "open"  # the store has failed recently: everything is a miss at once
+    HALF_OPEN = "half-open"  # the next call shows whether the store works again
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be read of one value.
+    """Part of one value that is to be read.
 
-    key     of the store: bytes that say nothing of the prompt
-    size    bytes of the whole value, as the reader's own configuration has it; one of another size is a miss
-    ranges  half-open, ascending and apart: what this rank reads of it, such as its header and some of its heads.
-            None: all of it, as one range
+    key     store key: bytes that reveal nothing of the prompt
+    size    bytes of the whole value, by the reader's own configuration; a value of another size is a miss
+    ranges  half-open, ascending and disjoint ranges that this rank reads, such as the header and some of the heads;
+            None for the whole value as one range
     """
 
     key: bytes
@@ -53,20 +53,22 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """What a store has done since it was made; every number but those of the last lines only grows.
+    """Statistics of a store since it was made. All numbers only grow, except the last ones from `breaker` on.
 
-    hits, misses       values that `get` was asked for. What failed is a miss, and what nobody asked the server for too
-    stored             values that were written
-    errors             reason -> calls that failed, reads and writes: "timeout", "connection", "size", ...
-    dropped            reason -> values that were not written: "queue_full", "breaker_open", "quota", ...; "elsewhere":
-                       another replica has written them, or does; "range" is told by the engine: a number was not
-                       finite in the record's dtype
-    bytes_read, bytes_written
-    reads, read_s      calls of `get` that asked for something, and the seconds they took together
-    writes, write_s    likewise of writes
-    breaker            now
-    queued             values that wait to be written now
-    values, nbytes     held now, where the store knows
+    hits             values that `get` was asked for and returned
+    misses           values that it did not return, including those that failed or were never requested from the server
+    stored           values that were written
+    errors           number of failed reads and writes by reason: "timeout", "connection", "size", ...
+    dropped          number of values that were not written, by reason: "queue_full", "breaker_open", "quota", ...;
+                     "elsewhere" if another replica has written or is writing them; "range", which the engine adds, if a
+                     number was not finite in the record's dtype
+    bytes_read       bytes read
+    bytes_written    bytes written
+    reads, read_s    calls of `get` that asked for something, and the seconds that they took together
+    writes, write_s  the same for writes
+    breaker          current state of the circuit breaker
+    queued           values that currently wait to be written
+    values, nbytes   values currently held and their bytes, where the store knows
     """
 
     hits: int = 0
@@ -87,68 +89,78 @@ class StoreStats:
 
 
 class PrefixStore(Protocol):
-    """Sealed records by key, outside of the replica. Used from several threads at a time; its calls block.
+    """Protocol of a store of sealed records by key, outside of the replica. Several threads use it at a time; calls
+    block.
 
-    No method raises: whatever fails is a miss, and counted. A store may lose any value at any time, and may be wrong:
-    who reads a record opens it, and believes nothing that it has not verified.
+    No method raises: whatever fails is a miss, and is counted. A store may lose any value at any time, and may return
+    wrong bytes: a reader opens each record, and uses nothing that it has not verified.
     """
 
     def get(self, wanted: Sequence[Wanted], deadline: float, room: memoryview | None = None) -> Sequence[Found | None]:
-        """The leading values that are there, and None for each of the others, as many as were wanted.
+        """Return the leading values that the store has, and None for each of the others, as many as were wanted.
 
         deadline  in seconds of `time.monotonic`; after it everything not yet read is a miss, and no call lasts
                   noticeably longer
-        room      where what is read may be put, writable. A store that has no use for it, or finds it too small, takes
-                  other memory: that of the process is new each time, and pages that are touched first cost more than
-                  what is written to them
+        room      writable buffer where values may be read into. A store that does not need it, or finds it too small,
+                  uses other memory. A reused buffer is faster: new memory costs more to touch first than to write to
 
-        Values are parts of one prefix, in its order: after the first None the others may be None although they are
-        there. The buffers are the caller's, and stay as they are; in `room`, until it gives that again.
+        Values are parts of one prefix, in its order: after the first None the others may be None although they exist.
+        The returned buffers belong to the caller and stay unchanged; those in `room`, until the caller passes it again.
         """
         ...
 
     @property
     def away(self) -> bool:
-        """It has failed of late: until it is well again every value is a miss, and nothing is stored. At once told."""
+        """Whether the store has failed recently: until it works again every value is a miss and nothing is stored, at
+        once.
+        """
         ...
 
     def known(self, wanted: Sequence[Wanted], owner: str, deadline: float) -> int | None:
-        """How many leading values `get` would give, by all that can be told without reading them. None: nobody said.
+        """Return how many leading values `get` would return, as far as that is known without reading them; None if it
+        is not.
 
-        At a guess: one may be gone by the time it is read, and what is in it only its reader sees.
+        This is an estimate: a value may be gone by the time it is read, and only its reader finds out what is in it.
 
-        owner  who puts those that are missing, if anybody does
+        owner  owner of the missing values, if they are stored later
         """
         ...
 
     def claim(self, wanted: Wanted, deadline: float, *, anew: bool = False) -> bool:
-        """Whether to `put` that value, asked before it is made: False: it is there, or another replica is at it.
+        """Return whether to `put` a value, before it is made; False if the store has it, or another replica is writing
+        it.
 
-        anew  it is there and of no use. True as well where nobody said: to write twice harms nobody. Who has claimed
-              a value and does not put it keeps others from it for a few seconds.
+        Returns True as well where that is not known, since writing a value twice does no harm. A caller that claims a
+        value and does not put it keeps others from writing it for a few seconds.
+
+        anew  the store's value is useless and must be replaced
         """
         ...
 
     def put(self, key: bytes, parts: Sequence[Buffer], owner: str) -> bool:
-        """Store the parts, one after the other, as one value: queued, and not waited for.
+        """Queue the parts, one after the other, to be stored as one value, without waiting for that.
 
         parts  must not change any more; the store keeps them until they are written
-        owner  whose quota it counts against, and who may forget it: a tenant, or a group that shares its prefixes
+        owner  whose quota the value counts against, and who may delete it: a tenant, or a group that shares its
+               prefixes
 
-        False: it was dropped at once, as the queue is full, the breaker open or the owner over its quota.
+        Returns False where the value was dropped at once, because the queue is full, the breaker open or the owner over
+        its quota.
         """
         ...
 
     def forget(self, owner: str | None) -> None:
-        """Let go of all values of that owner; None: of everyone."""
+        """Delete all values of an owner; None for those of all owners."""
         ...
 
     def stats(self) -> StoreStats: ...
 
     def flush(self, deadline: float) -> None:
-        """Wait until all that was put is written or dropped, and no longer than until then (`time.monotonic`)."""
+        """Wait until all queued values are written or dropped, at most until the deadline in seconds of
+        `time.monotonic`.
+        """
         ...
 
     def close(self) -> None:
-        """Write nothing more and let go of threads and connections. What is asked afterwards is a miss."""
+        """Write nothing more, and release threads and connections. Later reads are misses."""
         ...

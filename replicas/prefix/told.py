@@ -1,4 +1,4 @@
-"""What became of an engine's prefixes in a store, for those who look."""
+"""Statistics of an engine's prefixes in a store, for metrics."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ __all__ = ["PrefixStats"]
 
 @dataclass(frozen=True, slots=True)
 class PrefixStats:
-    """Since the engine's start.
+    """Counts since the engine's start.
 
-    queried_tokens, hit_tokens  asked of the store, and come from it in time
-    outcomes                    how fetches ended -> how many: "hit" (all came), "miss", "timeout", "error", or why a
-                                value was not opened: "size", "magic", "version", "geometry", "seal"; "range": it was,
-                                and has a number too large for this replica's KV
-    saved                       values given to the store
-    bytes_per_s                 of fetches lately, opened and all; None: nothing was measured yet
-    value_tokens, value_bytes   of each value
-    store                       what the store itself says
-    popular                     the prefixes asked for most, most of all first
-    fetch_s                     seconds that fetches took, from the asking until all had come or one was not there
+    queried_tokens  tokens that were asked of the store
+    hit_tokens      tokens whose KV came from the store in time
+    outcomes        number of fetches by outcome: "hit" (all values came), "miss", "timeout", "error", or why a value
+                    was not opened: "size", "magic", "version", "geometry", "seal"; "range" if it was opened but has a
+                    number too large for this replica's KV
+    saved           values given to the store
+    bytes_per_s     recent speed of fetches, with opening; None if nothing was measured yet
+    value_tokens    tokens of each value
+    value_bytes     bytes of each value
+    store           statistics of the store itself
+    popular         the prefixes asked for most often, in descending order
+    fetch_s         seconds that fetches took, from the request until all values had come or one was missing
     """
 
     queried_tokens: int
