@@ -1,4 +1,4 @@
-"""What the runner asks of a device that computes by itself, in the order of what it is given."""
+"""Interface of a device that computes asynchronously, in the order in which work is submitted; for GPUs and CPUs."""
 
 from __future__ import annotations
 
@@ -17,86 +17,91 @@ T = TypeVar("T")
 
 
 class Mark(Protocol):
-    """A place in the order of work."""
+    """Point in the order of a device's work, which can be waited for."""
 
     def wait(self) -> None:
-        """Until all that was submitted before it is done. Raises what that has raised, if it was not known before."""
+        """Wait until all work submitted before is done. Raises what that work raised, if it was not raised before."""
         ...
 
 
 class Copier(Protocol):
-    """What copies KV beside the work of a device. Work runs in torch's inference mode.
+    """Protocol of a device that copies KV while other work runs. Work runs in torch's inference mode.
 
-    apart  the device has memory of its own, which the host's processor does not reach
+    apart  whether the device has memory of its own, which the host's processor does not access
     """
 
     device: torch.device
     apart: bool
 
     def staging(self, size: int) -> torch.Tensor:
-        """uint8 [size] of the host, which the device reads and writes by itself."""
+        """Allocate memory of the host, uint8 [size], that the device can read and write by itself."""
         ...
 
     def pin(self, memory: torch.Tensor) -> None:
-        """uint8, of the host, which other processes may have too: the device reads and writes it by itself from now on.
+        """Pin memory of the host, uint8, which other processes may share, so that the device can read and write it by
+        itself.
 
-        It is to stay for as long as the process. Where it cannot be pinned copies are slower, and the log says so.
+        The memory must exist as long as the process. Where it cannot be pinned, copies are slower and the log says so.
         """
         ...
 
     def trim(self) -> None:
-        """Give the host back what `staging` gave and nobody has any more."""
+        """Return memory to the system that `staging` gave and nothing refers to any more."""
         ...
 
     def moved(self, values: torch.Tensor) -> torch.Tensor:
-        """A copy on the device, part of the work that is being submitted. The host's may be dropped at once."""
+        """Return a copy on the device, made as part of the work that is being submitted. The host's tensor may be freed
+        at once.
+        """
         ...
 
     def mark(self) -> Mark: ...
 
     def copy(self, work: Callable[[], None], after: Mark | None = None) -> Mark:
-        """To be done beside what is submitted: after all that was given to `copy` before, and after that mark.
-
-        The mark that it gives is of its end.
+        """Run work beside what is submitted: after all earlier calls of `copy`, and after the mark. Returns a mark of
+        its end.
         """
         ...
 
     def follow(self, mark: Mark) -> None:
-        """What is submitted from now on is done after that mark, of a copy."""
+        """Let what is submitted from now on run after that mark of a copy."""
         ...
 
 
 class Accelerator(Copier, Protocol):
-    """A device. Nothing that is submitted may wait for the device, as `.item()` does."""
+    """Protocol of a device. Submitted work must not wait for the device, as `.item()` does."""
 
     def submit(self, work: Callable[[], None]) -> None:
-        """To be done after all that was submitted before."""
+        """Run work after all that was submitted before."""
         ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record the launches of `work` as one, which is given back to be submitted, as often as one likes.
+        """Record the launches of `work` as one, and return a function that launches it, to be submitted any number of
+        times.
 
-        They read and write the same memory each time, and host numbers are as they were. `work` is run once before,
-        to compile what it needs, and once to be recorded.
+        Each launch reads and writes the same memory, and uses the same host numbers. `work` is run once before, to
+        compile what it needs, and once to be recorded.
         """
         ...
 
     def aside(self, work: Callable[[], T]) -> tuple[T, Mark]:
-        """What `work` makes beside all that is submitted, in memory of its own, and the mark of when that is there.
+        """Run `work` beside all that is submitted, in memory of its own, and return its result and a mark of when that
+        is there.
 
-        From any thread. `work` may wait for the device; it reads nothing that what is submitted still writes.
+        May be called from any thread. `work` may wait for the device; it must not read what submitted work still
+        writes.
         """
         ...
 
     def room(self) -> int:
-        """Bytes of its memory that are free, once what is kept for nobody is given back. From any thread."""
+        """Return the free bytes of the device's memory, after unused cached memory was released. From any thread."""
         ...
 
 
 class Cuda:
-    """A GPU of NVIDIA's, on its current stream; copies on one of their own, and what is made aside on another.
+    """NVIDIA GPU. Work runs on its current stream, copies on a stream of their own, and work aside on another.
 
-    Whichever thread calls: each has a current device of its own.
+    Every call sets the device, since each thread has a current device of its own.
     """
 
     apart = True
@@ -109,7 +114,7 @@ class Cuda:
         # One for all captures: cuBLAS keeps a workspace for every stream that it was ever called on.
         self._captures = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._capturing = threading.Lock()  # nobody may give memory back meanwhile
+        self._capturing = threading.Lock()  # no thread may release memory during a capture
 
     def staging(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
@@ -120,11 +125,11 @@ class Cuda:
             error = cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
         if int(error):
             log.warning("memory that processes share is not pinned, and copied more slowly: CUDA error %d", int(error))
-            with suppress(RuntimeError):  # else the next that is launched is told of this error, whatever it is
+            with suppress(RuntimeError):  # else the next launch, of whatever work, would raise this error
                 torch.zeros(1, device=self.device)
 
     def trim(self) -> None:
-        """torch keeps pinned memory for itself until it is told; how, differs by its version."""
+        """Free pinned memory that torch caches; how to do that differs by torch's version."""
         public = getattr(torch.accelerator, "empty_host_cache", None)
         empty = public or getattr(torch._C, "_host_emptyCache", None)
         if empty is not None:
@@ -174,10 +179,10 @@ class Cuda:
         with torch.cuda.stream(side):
             work()
         torch.cuda.current_stream(self.device).wait_stream(side)
-        if not self._graphs:  # torch may not have taken back yet what graphs had that have all gone: there it asserts
+        if not self._graphs:  # torch may still hold the memory of graphs that are gone, and then asserts on that pool
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # Other threads may be at work on the device too: only this one's calls are recorded.
+        # Other threads may use the device too: only this thread's calls are recorded.
         with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
             work()
         self._graphs.add(graph)
@@ -198,7 +203,7 @@ class _Event:
 
 
 class AtOnce:
-    """A CPU, which has done what it is given when the call returns."""
+    """CPU, on which work is done when the call returns."""
 
     device = torch.device("cpu")
     apart = False
@@ -233,12 +238,12 @@ class _Done:
 
 
 def accelerator_of(device: torch.device) -> Accelerator | None:
-    """Of a GPU; a CPU has none."""
+    """Return the accelerator of a GPU; None for a CPU."""
     return Cuda(device) if device.type == "cuda" else None
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:
-    """On its way when this returns, there when what was submitted before the next mark is done."""
+    """Copy a tensor to the host. The copy is there when what was submitted before the next mark is done."""
     if values.device.type == "cpu":
         return values.clone()
     target = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

@@ -1,4 +1,4 @@
-"""Logits of single ids that rows move: by a bias, or to minus infinity."""
+"""Changes to the logits of single tokens: a bias is added, or the logit becomes minus infinity."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ from .packed import Packed
 
 __all__ = ["Biases", "Moved"]
 
-Moved = tuple[
-    torch.Tensor, torch.Tensor
-]  # ids int64 [R, MAX_BIASED], what is added fp32; 0 to id 0 where there is none
+Moved = tuple[torch.Tensor, torch.Tensor]  # ids int64 [R, MAX_BIASED], values fp32 to add; padded with 0 for id 0
 
 _FIELDS = {"id": torch.int64, "value": torch.float32}
 
 
 class Biases:
-    """Of `rows` rows at most, in memory of the device that steps share.
+    """Biases of at most `rows` rows, in memory of the device that all steps share.
 
-    An id of which a bias and minus infinity are told has minus infinity, in whatever order they are added.
+    A token with both a bias and minus infinity has minus infinity, in whatever order they are added.
     """
 
     def __init__(self, accelerator: Accelerator, rows: int) -> None:
         self._packed = Packed(accelerator, rows * MAX_BIASED, _FIELDS)
 
     def there(self, rows: int) -> Moved:
+        """Return the biases of the first `rows` rows on the device."""
         ids, values = (self._packed.there[name][: rows * MAX_BIASED].view(rows, MAX_BIASED) for name in _FIELDS)
         return ids, values
 
     def send(self, specs: Sequence[SampleSpec], size: int) -> None:
-        """Those of `specs`, then none to `size`."""
+        """Copy the biases of `specs` to the device, padded with none to `size` rows."""
         turn = self._packed.turn()
         ids, values = turn.here["id"], turn.here["value"]
         ids[: size * MAX_BIASED] = 0

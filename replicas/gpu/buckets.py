@@ -1,4 +1,4 @@
-"""Sizes that graphs are captured at. A step runs in the smallest that holds it, padded."""
+"""Sizes at which CUDA graphs are captured. A step runs in the smallest graph that holds it, padded."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from bisect import bisect_left
 
 from ...kernels.launch.kernel_operation import SHORTEST_CONTEXT, pad_graph_rows
 
-_DRAFTED = 64  # rows up to which steps with drafts are graphs, where more sequences than that have none either
+_DRAFTED = 64  # most rows of graphs for steps with drafts, unless steps without drafts have more rows
 
 
 def graph_rows(max_running: int, max_drafts: int) -> int:
-    """The most rows of a graph. A step of more with drafts runs as it comes: logits of each size take memory."""
+    """Return the most rows of a graph. Larger steps with drafts run without one, since logits of each size take
+    memory.
+    """
     return max(max_running, min(max_running * (1 + max_drafts), _DRAFTED))
 
 
 def batch_sizes(most: int) -> tuple[int, ...]:
-    """Those of `pad_graph_rows`, by which layers choose their kernels; the last is `most`."""
+    """Return the numbers of rows of graphs, which are those of `pad_graph_rows`, by which layers choose kernels; the
+    last is `most`.
+    """
     sizes = [1]
     while sizes[-1] < most:
         sizes.append(pad_graph_rows(sizes[-1] + 1))
@@ -23,7 +27,7 @@ def batch_sizes(most: int) -> tuple[int, ...]:
 
 
 def context_sizes(longest: int) -> tuple[int, ...]:
-    """Powers of two from 256; the last is `longest`."""
+    """Return the context lengths of graphs: powers of two from 256, and `longest` as the last."""
     sizes = [SHORTEST_CONTEXT]
     while sizes[-1] < longest:
         sizes.append(2 * sizes[-1])
@@ -31,5 +35,5 @@ def context_sizes(longest: int) -> tuple[int, ...]:
 
 
 def bucket(sizes: tuple[int, ...], number: int) -> int:
-    """The smallest size that is not below `number`."""
+    """Return the smallest size that is at least `number`."""
     return sizes[bisect_left(sizes, number)]

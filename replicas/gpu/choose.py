@@ -1,4 +1,4 @@
-"""Tokens from a step's logits: on the device where it can, on the host where more than logits decides."""
+"""Sampling of tokens from a step's logits: on the device where possible, on the host where more than logits decides."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CHOSEN = {"token": torch.int64, "logprob": torch.float32}
 
 @dataclass(slots=True)
 class Later:
-    """A tensor that submitted work leaves for work submitted after it."""
+    """Tensor that submitted work leaves for work submitted after it."""
 
     _value: torch.Tensor | None = None
 
@@ -42,14 +42,14 @@ class Later:
 
 
 class LogitRows:
-    """Which rows of a step's logits are for what; of each item there are `num_rows`, in its order. Pure.
+    """Rows of a step's logits by use; each item has `num_rows` of them, in order. Pure.
 
-    sampled  by item: (row, how to choose), of the token after its last and after those before its drafts
-    prompts  by item: rows of its prompt's targets
-    plain    rows that the device chooses from -> the item's index, and how
-    host     rows that the host chooses from -> where among them each is
+    sampled  for each item, (row, how to sample) of the token after its last and of those before its drafts
+    prompts  for each item, rows of its prompt's target tokens
+    plain    rows that the device samples from, with the item's index and how to sample
+    host     rows that the host samples from, with each one's position among them
 
-    takes  whether the device can choose so
+    takes  whether the device can sample in a given way
     """
 
     def __init__(self, items: Sequence[PlanItem], takes: Callable[[SampleSpec], bool]) -> None:
@@ -69,12 +69,13 @@ class LogitRows:
 
 
 class Chooser:
-    """Of every row of a step that is sampled, drafts' too, with one copy back of all that the device chooses.
+    """Sampling of every row of a step, drafts included, with one copy to the host of all that the device samples.
 
-    Log-probabilities of alternatives and of a prompt are the device's as well: the host reads those that are asked for.
+    The device also finds the log-probabilities of alternatives and of a prompt's tokens; the host reads those that
+    requests ask for.
 
-    most       rows that are ever sampled in a step
-    penalties  False: the host's, as where drafts are tried, of which the device's history knows nothing
+    most       most rows that are sampled in a step
+    penalties  whether the device applies penalties; False with drafts, which the device's history does not include
     """
 
     def __init__(
@@ -87,13 +88,16 @@ class Chooser:
         self._alternatives = Alternatives(accelerator, most, state.vocab_size)
 
     def takes(self, spec: SampleSpec) -> bool:
-        """Whether the device chooses so."""
+        """Return whether the device can sample in this way."""
         return spec.plain and (self.penalties or not spec.params.penalised)
 
     def choose(
         self, plan: StepPlan, row_of: dict[int, int], logits: Later, hidden: Later | None = None
     ) -> Callable[[], StepResult]:
-        """What waits for the result. row_of: index of an item that samples -> the device's row of its sequence."""
+        """Submit the sampling of a step and return a function that waits for the result.
+
+        row_of  for the index of each item that is sampled, the device's row of its sequence
+        """
         rows = LogitRows(plan.items, self.takes)
         turn, told = self._choose_plainly(plan.items, rows, row_of, logits) if rows.plain else (None, None)
         prompts = self._read_prompts(plan.items, rows, logits)
@@ -110,7 +114,7 @@ class Chooser:
     ) -> tuple[Turn, Told | None]:
         specs = [spec for _, spec in rows.plain.values()]
         count, filtered = len(specs), any(map(filters, specs))
-        # A sequence with drafts waits for its tokens: which of them is its last, only the host will know.
+        # The last token of a sequence with drafts is found by the host alone, so that the device's goes to the padding.
         padding = self._state.padding_row
         places = [padding if items[i].verified else row_of[i] for i, _ in rows.plain.values()]
         asked = self._asked.turn()
@@ -144,7 +148,9 @@ class Chooser:
         return turn, self._alternatives.fetch() if telling else None
 
     def _read_prompts(self, items: Sequence[PlanItem], rows: LogitRows, logits: Later) -> tuple[Later, Later]:
-        """Ids and log-probabilities, on the host, of all rows of prompts: see `of_targets`."""
+        """Submit the reading of prompts' log-probabilities, and return where their ids and values will be on the host,
+        as `of_targets` orders them.
+        """
         ids, logprobs = Later(), Later()
         targets = [target for item in items for target in item.prompt_targets]
         if targets:
@@ -205,12 +211,12 @@ def _assemble(
 
 
 def _logprob(ids: Sequence[int], logprobs: Sequence[float]) -> TokenLogprob:
-    """Of the first of them; the others are alternatives."""
+    """Return the log-probability of the first id, with the others as its alternatives."""
     return TokenLogprob(ids[0], logprobs[0], tuple(zip(ids[1:], logprobs[1:], strict=True)))
 
 
 def tokens(turn: Turn, count: int) -> list[ItemResult]:
-    """NaN for a log-probability says that the logits were not finite."""
+    """Return the sampled tokens of a step; a log-probability of NaN means that the logits were not finite."""
     pairs = zip(turn.here["token"][:count].tolist(), turn.here["logprob"][:count].tolist(), strict=True)
     return [
         ItemResult(TokenLogprob(token, logprob)) if logprob == logprob else ItemResult(fault="logits are not finite")

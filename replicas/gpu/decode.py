@@ -1,12 +1,12 @@
-"""A step in which every new token is sampled after, as a graph: the host sends numbers and launches once.
+"""CUDA graphs of steps in which every new token is sampled after: the host copies numbers and launches once.
 
-A sequence has one new token, or drafts beside it. Each token is a row of its own, as if of a sequence of its own: all
-rows write their KV before any is attended to, and each sees what comes before it. So graphs go by their number of
-rows, however drafts are spread over sequences, and drafts need no graphs of their own.
+A sequence has one new token, or drafts as well. Each token is a row of its own, as if of a sequence of its own: all
+rows write their KV before any is attended to, and each row attends to what comes before it. So graphs depend on their
+number of rows, however drafts are spread over sequences, and drafts need no graphs of their own.
 
-What that costs: KV of a sequence is read once a row, from the L2 cache at best. At worst, for 8 drafts after 8,192
-tokens of qwen2.5-7b, 3.8 GB more, 0.8 ms on an H200; as it comes, a step of 28 layers with 10 launches each takes at
-least 1.4 ms, at 5 us a launch. Arithmetic, not measured.
+The cost: a sequence's KV is read once for each of its rows, at best from the L2 cache. At worst, for 8 drafts after
+8,192 tokens of qwen2.5-7b, 3.8 GB more are read, 0.8 ms on an H200. Without a graph a step of 28 layers with 10
+launches each takes at least 1.4 ms, at 5 us a launch. These figures are calculated, not measured.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Sampler(Protocol):
-    """Operators that choose tokens: see `DeviceOps`."""
+    """Protocol of operators that sample tokens, as `DeviceOps` has them."""
 
     def sample(
         self, logits: torch.Tensor, rows: SamplingRows, filtered: bool, own: torch.Tensor | None = None
@@ -70,14 +70,14 @@ _Flags = tuple[bool, bool, bool]
 
 
 class Key(NamedTuple):
-    """What a graph is for.
+    """Properties of a graph.
 
     batch      rows, each of one token, some of them padding
-    context    tokens: no sequence has more
-    filtered   whether a row may ask for top_k or top_p; None: nothing is sampled, logits are left where they are
-    penalised  whether a row may ask for penalties
-    biased     whether a row may move logits of single ids
-    weights    version of the model's, whose addresses it has
+    context    most tokens of a sequence
+    filtered   whether a row may have top_k or top_p; None if nothing is sampled, and logits stay where they are
+    penalised  whether a row may have penalties
+    biased     whether a row may have biases of single tokens
+    weights    version of the weights, whose addresses the graph contains
     """
 
     batch: int
@@ -89,7 +89,7 @@ class Key(NamedTuple):
 
     @property
     def covers(self) -> tuple[Key, ...]:
-        """Graphs that would do as well, with launches that find nothing to do."""
+        """Keys of graphs that serve as well, with launches that have nothing to do."""
         if self.filtered is None:
             return ()
         flags = self.filtered, self.penalised, self.biased
@@ -98,18 +98,19 @@ class Key(NamedTuple):
 
 @functools.cache
 def _wider(flags: _Flags) -> tuple[_Flags, ...]:
-    """Flags that have these and others, the fewest first."""
+    """Return all flags that include these and others, the fewest first."""
     every = itertools.product((False, True), (False, True), (False, True))
     wider = [each for each in every if each != flags and all(a <= b for a, b in zip(flags, each, strict=True))]
     return tuple(sorted(wider, key=sum))
 
 
 class DecodeGraphs:
-    """Captured at warm-up or when first needed; of MAX_GRAPHS the one launched least recently makes room.
+    """Graphs that were captured at warm-up or when first needed. At most MAX_GRAPHS are kept: the least recently
+    launched one is replaced.
 
-    All graphs of a batch size read and write the same memory, whatever weights they are of.
+    All graphs of a batch size read and write the same memory, for all versions of the weights.
 
-    models  by version of their weights, as the runner has them
+    models  models by version of their weights, a mapping that the runner changes
     """
 
     def __init__(
@@ -125,27 +126,28 @@ class DecodeGraphs:
         self._static: dict[int, Static] = {}
         self._replays: OrderedDict[Key, Callable[[], None]] = OrderedDict()
         self._refused: set[Key] = set()
-        self._tried, self._capture_s, self._longest_s = 0, 0.0, 0.0  # captures that have ended, however they did
-        self._capturing: float | None = None  # monotonic: when the capture under way began
+        self._tried, self._capture_s, self._longest_s = 0, 0.0, 0.0  # for captures that have ended, even by failing
+        self._capturing: float | None = None  # monotonic seconds when the capture in progress began
 
     @property
     def captured(self) -> tuple[Key, ...]:
         return tuple(self._replays)
 
     def capture_s(self) -> float:
-        """Seconds that captures have taken, the one under way included. Safe from any thread."""
+        """Return the seconds that captures have taken, including one in progress. Safe from any thread."""
         began = self._capturing
         return self._capture_s + (0.0 if began is None else time.monotonic() - began)
 
     def longest_s(self) -> float:
-        """Seconds of the longest capture that has ended. Safe from any thread."""
+        """Return the seconds of the longest finished capture. Safe from any thread."""
         return self._longest_s
 
     def warm_up(self, keys: Sequence[Key], within_s: float) -> tuple[int, int]:
-        """Capture these, the likeliest first, while the next, if it takes as long as those so far, ends in time.
+        """Capture graphs, the likeliest first, as long as the next one, at the mean time so far, would end within
+        `within_s` seconds; the first is always captured.
 
-        How many there are, and how many were not tried; the first is, whatever it takes. Of those that are never
-        launched the least likely makes room first.
+        Returns how many there are, and how many were not tried. Of those that are never launched the least likely is
+        replaced first.
         """
         began, tried = self.capture_s(), self._tried
         found: list[Key] = []
@@ -162,20 +164,22 @@ class DecodeGraphs:
         return len(found), left
 
     def find(self, key: Key) -> Key | None:
-        """The graph to launch: its own or one that covers it, else its own, captured now; None where that fails."""
+        """Return the key of the graph to launch: its own or one that covers it, else its own, captured now; None where
+        that fails.
+        """
         for each in (key, *key.covers):
             if each in self._replays:
                 return each
         return key if self.has(key) else None
 
     def has(self, key: Key) -> bool:
-        """Whether there is a graph for it, captured now if need be. One that could not be is not tried again."""
+        """Return whether there is a graph for the key, captured now if need be. A failed capture is not tried again."""
         if key in self._replays:
             return True
         if key in self._refused:
             return False
         if len(self._replays) >= MAX_GRAPHS:
-            self._accelerator.mark().wait()  # none is on its way
+            self._accelerator.mark().wait()  # then no graph is running
             self._replays.popitem(last=False)
         self._capturing = began = time.monotonic()
         try:
@@ -183,8 +187,8 @@ class DecodeGraphs:
         except EngineLost:
             raise
         except Exception as error:
-            # Out of memory, above all; or a kernel that does not compile. Steps as they come compute the same, and if
-            # they fail too, each request is told why: no graph is no reason to fail them.
+            # Mostly out of memory, or a kernel that does not compile. The same steps run without a graph; if they fail
+            # too, each request gets that error, so that this one need not be raised.
             reason = f"{type(error).__name__}: {error}"
             log.warning("no graph for %s: such steps run as they come (%s)", key, reason, exc_info=True)
             self._refused.add(key)
@@ -198,26 +202,30 @@ class DecodeGraphs:
         return True
 
     def forget(self, weights: int) -> None:
-        """Those of that version, of which none may be on its way. What could not be captured is tried again: there was
-        less memory while it was there.
+        """Free the graphs of that version of the weights, none of which may be running. Failed captures will be tried
+        again, since there is more memory now.
         """
         for key in [key for key in self._replays if key.weights == weights]:
             del self._replays[key]
         self._refused.clear()
 
     def close(self) -> None:
-        """All of them, of which none may be on its way."""
+        """Free all graphs, none of which may be running."""
         self._replays.clear()
 
     def static(self, batch: int) -> Static:
+        """Return the memory of the graphs of one batch size, allocated when first asked for."""
         if batch not in self._static:
             self._static[batch] = Static(batch, self._accelerator)
         return self._static[batch]
 
     def launch(self, key: Key, items: Sequence[PlanItem], rows: Sequence[int], specs: Sequence[SampleSpec]) -> Static:
-        """Items whose every token is sampled after, in order, how, and the device's row of each. See `has`.
+        """Launch the graph of a key that `has` has confirmed, and return the memory of its batch size, which holds the
+        results.
 
-        What it makes is in the static memory of the batch size, a row for each token.
+        items  items whose every token is sampled after, in order
+        rows   the device's row of each item's sequence
+        specs  how each token is sampled
         """
         static = self.static(key.batch)
         self._replays.move_to_end(key)
@@ -232,7 +240,7 @@ class DecodeGraphs:
     def _capture(self, key: Key) -> Callable[[], None]:
         static = self.static(key.batch)
         turn = static.inputs.turn()
-        _write(turn, (), (), (), key, self._state)  # padding alone: what is run while compiling changes nothing
+        _write(turn, (), (), (), key, self._state)  # only padding, so that the run that compiles changes no sequence
         static.inputs.send(turn)
         if key.biased:
             static.biases.send((), key.batch)
@@ -242,7 +250,7 @@ class DecodeGraphs:
         there, state = static.inputs.there, self._state
         rows, positions, slots = there["row"], there["position"], there["slot"]
         tokens = torch.where(there["token"] == UNKNOWN, state.last[rows], there["token"])
-        # The blocks that a sequence writes may be new: the others were there before.
+        # Only the block that a sequence writes may be new to the table: the others were written before.
         state.tables[rows, positions // BLOCK_TOKENS] = (slots // BLOCK_TOKENS).to(torch.int32)
         width = -(-key.context // BLOCK_TOKENS)
         batch = StepBatch(
@@ -258,7 +266,7 @@ class DecodeGraphs:
         )
         logits = self._models[key.weights].forward(batch, self._kv)
         if key.filtered is None:
-            if static.logits is None:  # in the run that compiles: it is not of the memory that graphs share
+            if static.logits is None:  # the run that compiles allocates it, outside of the memory that graphs share
                 static.logits = torch.empty_like(logits)
             static.logits.copy_(logits)
             return
@@ -270,7 +278,10 @@ class DecodeGraphs:
 
 
 class Static:
-    """The memory of the graphs of one batch size. logits: fp32 [batch, vocabulary], where nothing is sampled."""
+    """Memory of the graphs of one batch size.
+
+    logits  fp32 [batch, vocabulary], where nothing is sampled
+    """
 
     def __init__(self, batch: int, accelerator: Accelerator) -> None:
         self.inputs = Packed(accelerator, batch, _INPUTS)
@@ -280,7 +291,9 @@ class Static:
         self.logits: torch.Tensor | None = None
 
     def fetch(self) -> tuple[Turn, Mark]:
-        """Where tokens and log-probabilities will be on the host, and when."""
+        """Submit the copy of tokens and log-probabilities to the host; return where they will be, and the mark after
+        which they are.
+        """
         turn = self.outputs.turn()
         return turn, self.outputs.fetch(turn)
 
@@ -295,9 +308,11 @@ def chosen(
     *,
     penalised: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Work: ids int64 [R] and log-probabilities fp32 [R] of logits fp32 [R, vocabulary]; `there`: SAMPLING, [R] each.
+    """Sample ids int64 [R] and log-probabilities fp32 [R] from logits fp32 [R, vocabulary], as work of the device.
 
-    Penalties count what was chosen at once: a step may be on its way before the host has heard of it.
+    there  vectors [R] on the device with the names of SAMPLING
+
+    Tokens are counted for penalties at once, since the next step may begin before the host knows them.
     """
     rows = SamplingRows(*(there[name] for name in _CHOICE))
     if not penalised and biases is None:
@@ -315,16 +330,17 @@ def chosen(
 
 
 def write_history(turn: Turn, rows: Sequence[int], specs: Sequence[SampleSpec], size: int, padding: int) -> None:
-    """The history of each of `specs` that counts; nobody's for the others, and to `size`."""
+    """Write the history row of each of `specs` that has penalties; the padding row for the others, and up to `size`."""
     count = len(specs)
     places = [row if spec.params.penalised else padding for row, spec in zip(rows, specs, strict=True)]
     turn.here["history"][:count], turn.here["history"][count:size] = places, padding
 
 
 def write_sampling(turn: Turn, specs: Sequence[SampleSpec], size: int) -> None:
-    """Of `specs`, then greedy to `size`. In most steps nothing but the place is new since the turn was written.
+    """Write how to sample each of `specs`, then greedy sampling up to `size`; the history's row is written by
+    `write_history`.
 
-    Not the place in the history: see `write_history`.
+    In most steps only the place differs from what the turn has, so that the rest is skipped.
     """
     here, count = turn.here, len(specs)
     here["place"][:count] = [spec.position for spec in specs]
@@ -367,7 +383,7 @@ def _write(
     if len(tokens) > len(items):  # with drafts, a row for each token
         each = [(item, row) for item, row in zip(items, rows, strict=True) for _ in item.token_ids]
         items, rows = [item for item, _ in each], [row for _, row in each]
-        # A sequence with drafts waits for its tokens: which of them is its last, only the host will know.
+        # The last token of a sequence with drafts is found by the host alone, so that the device's goes to the padding.
         kept = [state.padding_row if item.verified else row for item, row in each]
     count = len(tokens)
     here["row"][:count], here["row"][count:] = rows, state.padding_row

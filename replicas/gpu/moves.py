@@ -1,4 +1,4 @@
-"""How the bytes of KV blocks get from a device to the host and back."""
+"""Copies of the bytes of KV blocks from a device to the host and back."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Pair = tuple[int, int]  # a block of the device and one of the host
 
 
 class Staged:
-    """Through memory of the device where blocks are put together, at most `count` at a time.
+    """Copies through staging memory of the device, where blocks are assembled, at most `count` at a time.
 
-    parts  [blocks of the device, numbers of one], which lie one after the other in a block of the host
-    slabs  uint8 [blocks, bytes of one]: the host's, all but the last of the same length
+    parts  parts of the device's KV, [blocks, numbers of one], which lie one after the other in a block of the host
+    slabs  the host's memory, uint8 [blocks, bytes of one] each; all but the last have the same length
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Staged:
 
 
 class Near:
-    """Where the device's memory is the host's: as bytes, by the thread that asks for it.
+    """Copies where the device's memory is the host's: as bytes, in the calling thread.
 
-    torch's copies of a few blocks would ask its other threads for help, and wait for each: where the machine is busy
-    that takes a hundred times as long as the copy. See `Staged` for parts and slabs.
+    torch's copies of a few blocks would use its other threads and wait for each; on a busy machine that takes a hundred
+    times as long as the copy. `Staged` describes parts and slabs.
     """
 
     def __init__(self, parts: Sequence[torch.Tensor], slabs: Sequence[torch.Tensor]) -> None:
@@ -77,6 +77,6 @@ class Near:
                 part[device] = self._slabs[slab][row, place]
 
     def _rows(self, chunk: Sequence[Pair]) -> Iterator[tuple[int, int, int]]:
-        """Of each pair the block of the device, and the slab and row of the host's."""
+        """Yield for each pair the block of the device, and the slab and the row in it of the host's block."""
         for device, block in chunk:
             yield device, *divmod(block, self._per_slab)

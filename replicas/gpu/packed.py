@@ -1,4 +1,4 @@
-"""Numbers of a step that cross between host and device in one copy."""
+"""Vectors of a step that are copied between host and device in one piece."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 
 from .accelerator import Accelerator, Mark
 
-TURNS = 2  # steps on their way at a time
+TURNS = 2  # most steps in flight
 
 _NUMPY = {torch.int64: np.int64, torch.int32: np.int32, torch.float32: np.float32}
 
 
 class Packed:
-    """Vectors of `size` numbers each: once on the device, and as often on the host as steps may be on their way.
+    """Vectors of `size` numbers each: one copy on the device, and on the host one for each step that may be in flight.
 
-    there  by name, on the device: the same memory for every step, so that a graph may read and write it
+    there  vectors on the device by name: the same memory for every step, so that a graph may read and write it
     """
 
     def __init__(self, accelerator: Accelerator, size: int, fields: Mapping[str, torch.dtype]) -> None:
-        ordered = sorted(fields.items(), key=lambda field: -field[1].itemsize)  # each at a multiple of its own size
+        ordered = sorted(fields.items(), key=lambda field: -field[1].itemsize)  # so that each vector is aligned
         self._places: dict[str, tuple[int, int, torch.dtype]] = {}
         end = 0
         for name, dtype in ordered:
@@ -35,7 +35,7 @@ class Packed:
         self._next = 0
 
     def turn(self) -> Turn:
-        """The host's copy for the next step, once the device is done with it."""
+        """Return the host's copy for the next step, once the device does not use it any more."""
         turn = self._turns[self._next]
         self._next = (self._next + 1) % TURNS
         if turn.used is not None:
@@ -43,19 +43,26 @@ class Packed:
         return turn
 
     def send(self, turn: Turn) -> None:
-        """To the device, as it will be when the device comes to it: leave it alone until `turn` gives it again."""
+        """Submit a copy to the device. `turn` must not be changed until `Packed.turn` returns it again, since it is
+        read when the device reaches the copy.
+        """
         self._accelerator.submit(partial(_copy, self._device, turn.raw))
         turn.used = self._accelerator.mark()
 
     def fetch(self, turn: Turn) -> Mark:
-        """From the device; there after the mark."""
+        """Submit a copy from the device, and return the mark after which the host has it."""
         self._accelerator.submit(partial(_copy, turn.raw, self._device))
         turn.used = self._accelerator.mark()
         return turn.used
 
 
 class Turn:
-    """here: by name, on the host. used: when the device is done with it. said: what some of it was written from."""
+    """Host's copy of the vectors for one step.
+
+    here  numpy arrays by name
+    used  mark after which the device does not use it any more
+    said  values that parts of it were last written from, to skip equal ones
+    """
 
     def __init__(self, raw: torch.Tensor, places: Mapping[str, tuple[int, int, torch.dtype]]) -> None:
         self.raw = raw

@@ -1,4 +1,4 @@
-"""Where on the device a sequence has its own: the token sampled last, its block table, its history."""
+"""Rows of the device's state that sequences have: for the token sampled last, the block table and the history."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ from collections.abc import Iterable
 
 
 class Rows:
-    """A number for each sequence that took part in one of the latest steps. Pure.
+    """Row number of each sequence that took part in one of the latest steps. Pure.
 
-    A sequence of this step or the one before keeps its row: its token may be there and nowhere else yet. With twice
-    as many rows as sequences in a step there is always one to be had.
+    A sequence of this step or the one before keeps its row, since its last token may be known to the device only. There
+    are twice as many rows as sequences in a step, so that one is always available.
 
-    written  by row: the blocks that the device's table has there, as far as the steps launched will have it
-    counted  by row: tokens of the output that the device's history has there, likewise; None: it is another's
+    written  for each row the blocks that its table on the device has once the steps launched so far are done
+    counted  for each row the number of output tokens that its history on the device has then; None if it is another
+             sequence's
     """
 
     def __init__(self, max_running: int) -> None:
         self.count = 2 * max_running
         self.written: list[tuple[int, ...]] = [()] * self.count
         self.counted: list[int | None] = [None] * self.count
-        self._of: OrderedDict[int, int] = OrderedDict()  # sequence -> row, those used last come last
+        self._of: OrderedDict[int, int] = OrderedDict()  # row of each sequence, the most recently used last
         self._free = list(range(self.count))
         self._latest: tuple[list[int], list[int]] = [], []  # sequences of the latest step, and their rows
 
     def take(self, sequences: Iterable[int]) -> list[int]:
-        """The rows of a step's sequences; those of others are given up as needed, the least recently used first."""
+        """Return the rows of a step's sequences; rows of other sequences are reused as needed, the least recently used
+        first.
+        """
         wanted = list(sequences)
         if wanted == self._latest[0]:
             return list(self._latest[1])

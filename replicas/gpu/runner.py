@@ -1,4 +1,4 @@
-"""The runner of a device that computes by itself: the host plans a step while the one before it is computed."""
+"""Runner of a device that computes asynchronously: the host plans a step while the one before it is computed."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from .swapper import Swapper
 
 
 class GpuRunner:
-    """A decoder and its KV cache on an accelerator.
+    """Runner of a decoder and its KV cache on an accelerator.
 
     Implements `Pipelined`, `Capturing`, `Warming` and `Updating`, and `Swapping` with a `swapper`.
 
-    A step of decodes, with drafts or without, runs as a graph, any other as it comes. Tokens are chosen on the device
-    where logits, penalties, a few biases, temperature and filters alone decide, alternatives to them found there too;
-    where more decides (a grammar, the history of drafts), on the host, from its logits, when the result is asked for.
+    A step that only decodes, with drafts or without, runs as a graph; any other runs launch by launch. Tokens are
+    sampled on the device where logits, penalties, a few biases, temperature and filters alone decide, and it finds
+    alternatives to them too. Where more decides (a grammar, the history of drafts), the host samples from the logits
+    when the result is asked for.
 
-    max_drafts  that a sequence may have in a step
-    graphs      False: every step as it comes, as it does with a model in parts
+    max_drafts  most draft tokens that a sequence may have in a step
+    graphs      whether graphs are used; never for a model that is computed in parts
     """
 
-    depth = 2  # one is planned while the one before it is computed
+    depth = 2  # steps in flight: one is planned while the one before it is computed
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class GpuRunner:
 
     @property
     def model(self) -> Model | InParts:
-        """With the newest weights."""
+        """The model with the newest weights."""
         return self.models[self._newest]
 
     @property
@@ -83,12 +84,12 @@ class GpuRunner:
         return max(self.models)
 
     def adopt(self, version: int, model: Model | InParts) -> None:
-        """See `Updating`. Its weights are there."""
+        """Add weights of a version, as `Updating` says; they must be loaded."""
         self.models[version] = model
 
     def forget(self, version: int) -> None:
-        """See `Updating`."""
-        self._accelerator.mark().wait()  # a step that has failed may be on its way still
+        """Drop weights of a version, as `Updating` says."""
+        self._accelerator.mark().wait()  # a step that has failed may still be running
         if self.graphs is not None:
             self.graphs.forget(version)
         gone = self.models.pop(version)
@@ -99,7 +100,7 @@ class GpuRunner:
         return self.launch(plan)()
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """See `Pipelined`."""
+        """Begin a step, as `Pipelined` says."""
         if self.swapper is not None:
             self.swapper.order(plan)
         if self.graphs is not None:
@@ -112,12 +113,14 @@ class GpuRunner:
         return self._launch_eager(plan)
 
     def swap(self, plan: StepPlan) -> None:
-        """See `Swapping`."""
+        """Copy KV blocks between the device and the host, as `Swapping` says."""
         assert self.swapper is not None, "there is a host pool"
         self.swapper.swap(plan)
 
     def _key(self, plan: StepPlan, specs: Sequence[SampleSpec]) -> Key | None:
-        """What it could run as, if every token is sampled after and nothing else is wanted of it."""
+        """Return the graph that a step could run as; None unless every token is sampled after and no prompt's
+        log-probabilities are asked for.
+        """
         num_tokens = plan.num_tokens
         if not len(specs) == num_tokens <= self._most or any(item.prompt_targets for item in plan.items):
             return None
@@ -129,27 +132,31 @@ class GpuRunner:
         return Key(batch, context, any(map(filters, specs)), penalised, biased, plan.weights)
 
     def capture_s(self) -> float:
-        """See `Capturing`."""
+        """Return the seconds that captures of graphs have taken, as `Capturing` says."""
         return 0.0 if self.graphs is None else self.graphs.capture_s()
 
     def longest_s(self) -> float:
-        """See `Capturing`."""
+        """Return the seconds of the longest capture, as `Capturing` says."""
         return 0.0 if self.graphs is None else self.graphs.longest_s()
 
     def close(self) -> None:
-        """See `Capturing`. Graphs go before what their exchanges were made by, which waits for them: see meeting.py."""
+        """Free the graphs, as `Capturing` says. They go before the process group that made their exchanges, whose own
+        end waits for them.
+        """
         if self.graphs is not None:
-            with suppress(EngineLost, RuntimeError):  # whoever was waited for may be why it is closed
+            with suppress(EngineLost, RuntimeError):  # this failure may be the reason why the engine is closed
                 self._accelerator.mark().wait()
             self.graphs.close()
 
     def warm_up(self, within_s: float, *, penalised: bool = False) -> str:
-        """See `Warming`: capture what decode will be met in, as far as graphs are kept; of the newest weights.
+        """Capture the likeliest graphs of decode steps with the newest weights, as `Warming` says, as many as are kept.
 
-        Few sequences and short contexts are the likeliest. A graph that filters does for rows that do not; a quarter
-        of the graphs, or what is left of them, is for steps whose tokens are chosen apart.
+        Few sequences and short contexts are the likeliest. A graph with filters also serves rows without. A quarter of
+        the graphs, or what is left, is for steps whose tokens are sampled apart from the graph. Returns a sentence for
+        the log.
 
-        penalised  requests are, unless they say otherwise: then such graphs do for all
+        within_s   most seconds that this may take
+        penalised  whether requests have penalties by default; then such graphs serve all
         """
         if self.graphs is None:
             return "none: every step as it comes" + ", as its layers do" * isinstance(self.model, InParts)
@@ -174,9 +181,8 @@ class GpuRunner:
         )
 
     def prepare(self, batch: int, first: int, last: int) -> int:
-        """Capture what `batch` sequences of `first` to `last` tokens will decode in, and the fewer that end last.
-
-        How many graphs that takes. For an idle engine.
+        """Capture the graphs in which `batch` sequences of `first` to `last` tokens will decode, and those for fewer
+        sequences at the end. Returns their number. Only for an idle engine.
         """
         if self.graphs is None:
             return 0
@@ -187,7 +193,7 @@ class GpuRunner:
         return sum(map(self.graphs.has, keys))
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
-        """Logits fp32 [T, vocabulary] of every token of the plan, on the host."""
+        """Return the logits, fp32 [T, vocabulary], of every token of the plan, on the host."""
         found = Later()
 
         self._submit(
@@ -226,7 +232,7 @@ class GpuRunner:
         return self._chooser.choose(plan, row_of, logits, hidden)
 
     def _submit(self, weights: int, batch: Callable[[], StepBatch], end: Callable[[StepBatch, Model], None]) -> None:
-        """With weights of that version."""
+        """Submit a forward pass with weights of that version, and then `end` with the batch and the model."""
         model = self.models[weights]
         if isinstance(model, InParts):
             model.submit(batch, self.kv, end)

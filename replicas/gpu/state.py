@@ -1,4 +1,6 @@
-"""What stays on the device between steps: each sequence's last token, block table, and history where it counts."""
+"""State that stays on the device between steps: each sequence's last token, its block table, and its history of tokens
+where penalties need it.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ from .rows import Rows
 
 
 class DeviceState:
-    """last    int64 [rows + 1]
-    tables     int32 [rows + 1, blocks of the longest context]
-    history    int16 or int32 [rows + 1, vocabulary], of sequences under penalties: see `DeviceOps.penalised`. There
-               once what `keep_history` submits is done
+    """Tensors on the device with a row for each sequence.
 
-    The last row, and KV block `padding_block`, which is nobody's, are for the padding of graphs.
+    last     int64 [rows + 1], the token sampled last
+    tables   int32 [rows + 1, blocks of the longest context]
+    history  int16 or int32 [rows + 1, vocabulary], counts of tokens for penalties, as `DeviceOps.penalised` reads them;
+             allocated by the work that `keep_history` submits
+
+    The last row, and KV block `padding_block`, which no sequence has, are for the padding of graphs.
     """
 
     def __init__(
@@ -44,11 +48,13 @@ class DeviceState:
         self._accelerator = accelerator
 
     def take(self, items: Sequence[PlanItem]) -> list[int]:
-        """The rows of these items' sequences."""
+        """Return the rows of these items' sequences."""
         return self.rows.take(item.sequence_id for item in items)
 
     def bring_tables(self, items: Sequence[PlanItem], rows: Sequence[int]) -> None:
-        """See that the device has all blocks of each item but those of its new tokens, which the step itself writes."""
+        """Submit updates so that the device has each item's block table, except blocks of new tokens, which the step
+        itself writes.
+        """
         for item, row in zip(items, rows, strict=True):
             written = self.rows.written[row]
             if item.blocks is written:
@@ -59,7 +65,7 @@ class DeviceState:
                 self._accelerator.submit(partial(self._write_table, row, values))
 
     def have_tables(self, items: Sequence[PlanItem], rows: Sequence[int]) -> None:
-        """The step that writes the last ones was submitted."""
+        """Record that the step which writes the last blocks was submitted."""
         for item, row in zip(items, rows, strict=True):
             self.rows.written[row] = item.blocks
 
@@ -69,16 +75,17 @@ class DeviceState:
         return self._history
 
     def keep_history(self) -> None:
-        """From now on, if not before: memory that is taken when penalties are first asked for."""
+        """Submit the allocation of the history, once: its memory is taken when penalties are first asked for."""
         if not self._keeping:
             self._accelerator.submit(self._allocate)
             self._keeping = True
 
     def bring_history(self, pairs: Sequence[tuple[int, SampleSpec]]) -> None:
-        """See that the device has the history of each of these, up to the token that the step will choose.
+        """Submit updates so that the device has the history of each sequence, up to the token that the step will
+        sample.
 
-        What it lacks of a sequence's tokens, the host knows: while one is known to the device alone, the step that has
-        chosen it counts it.
+        The host knows all tokens that the device's history may lack: a token that only the device knows was counted by
+        the step that sampled it.
         """
         self.keep_history()
         counted = self.rows.counted
@@ -88,15 +95,15 @@ class DeviceState:
                 assert len(output) == spec.position, "what the device counts it has counted"
                 prompt = torch.tensor(spec.prompt_ids, dtype=torch.int64)
                 self._accelerator.submit(partial(self._write_history, row, prompt, output))
-            counted[row] = None  # until the step that counts the next is launched: it may fail on the way
+            counted[row] = None  # until the step that counts the next token is launched, since that may fail
 
     def have_history(self, pairs: Sequence[tuple[int, SampleSpec]]) -> None:
-        """The step that counts the next token of each was submitted."""
+        """Record that the step which counts the next token of each sequence was submitted."""
         for row, spec in pairs:
             self.rows.counted[row] = spec.position + 1
 
     def count(self, places: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Work: tokens int64 [R] were chosen, in the history's rows `places` int64 [R]."""
+        """Count sampled tokens, int64 [R], in the rows `places`, int64 [R], of the history, as work of the device."""
         history = self.history
         at = places * history.shape[1] + tokens
         numbers = history.view(-1)

@@ -1,4 +1,4 @@
-"""Copies KV blocks between a device and the host, beside the steps."""
+"""Copies of KV blocks between a device and the host, made while steps run."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from ..plan import StepPlan
 from .accelerator import Copier, Mark
 from .moves import Near, Staged
 
-STAGED_BLOCKS = 8  # of the device's memory, where blocks are put together: copies across want long pieces
-SLAB_BYTES = 2**26  # pinned memory comes in powers of two, whatever is asked for
+STAGED_BLOCKS = 8  # blocks of the device's memory in which copies are assembled, since long copies are faster
+SLAB_BYTES = 2**26  # a power of two, since pinned memory is allocated in powers of two
 _MEASURED_BLOCKS = 32
 
 Pair = tuple[int, int]  # a block of the device and one of the host
 
 
 class Swapper:
-    """All copies are made one after the other: what one of them leaves on the host, the next may take or overwrite.
+    """Copier of KV blocks. All copies run one after the other, so that the next may take or overwrite what one has left
+    on the host.
 
-    Against steps they are ordered where blocks ask for it:
+    They are ordered against steps where blocks require it:
 
-        out   reads what steps that have landed wrote, and waits for none. A step that writes such a block comes after.
-        in    writes where a step on its way may still write for an owner before: it comes after that step.
+        out   reads what finished steps wrote, and waits for none. A step that overwrites such a block comes after.
+        in    may write where a running step still writes for the previous owner: it comes after that step.
               A step that reads such a block comes after it.
     """
 
@@ -37,13 +38,14 @@ class Swapper:
         num_blocks: int,
         staging: Callable[[int], torch.Tensor] | None = None,
     ) -> None:
-        """
+        """Allocate the host's blocks.
+
         parts       views [blocks of the device, ...] that are together all of the KV
-        num_blocks  of the host
-        staging     gives memory of the host, as `Copier.staging`; None: that of the copier
+        num_blocks  number of blocks of the host
+        staging     returns memory of the host, as `Copier.staging` does; None for the copier's own
         """
         staging = staging or copier.staging
-        # Numbers of the same size beside each other: each lies at a multiple of its own.
+        # Parts are sorted by the size of their numbers, so that each is aligned.
         self._order = sorted(range(len(parts)), key=lambda i: -parts[i].itemsize)
         self._shapes = [part.shape[1:] for part in parts]
         self._parts = [parts[i].view(len(parts[i]), -1) for i in self._order]
@@ -60,7 +62,9 @@ class Swapper:
         self._pending: list[tuple[frozenset[int], Mark]] = []  # blocks of the device, in the order of the copies
 
     def swap(self, plan: StepPlan) -> None:
-        """See `Swapping`. Returns before the copies are made; `order` says when they count."""
+        """Submit a plan's copies, as `Swapping` says, and return before they are made; `order` makes steps wait for
+        them.
+        """
         for chunk in _chunks(plan.swap_out):
             self._submit(partial(self._moves.out, chunk), chunk, None)
         if plan.swap_in:
@@ -69,7 +73,7 @@ class Swapper:
                 self._submit(partial(self._moves.back, chunk), chunk, before)
 
     def order(self, plan: StepPlan) -> None:
-        """What is submitted from now on comes after the copies of blocks that the plan reads or writes."""
+        """Let what is submitted from now on run after the copies of blocks that the plan reads or writes."""
         if not self._pending:
             return
         touched = {block for item in plan.items for block in item.blocks}
@@ -79,15 +83,17 @@ class Swapper:
             del self._pending[: last + 1]
 
     def mark(self) -> Mark:
-        """Of the end of all copies that were asked for until now."""
+        """Return a mark of the end of all copies so far."""
         return self._pending[-1][1] if self._pending else self._copier.copy(_nothing)
 
     def forget(self) -> None:
-        """All copies that were asked for have been made."""
+        """Forget the copies so far, which must all have ended."""
         self._pending = []
 
     def slabs(self) -> Iterator[list[torch.Tensor]]:
-        """The host's blocks in their order, some after the other: views of them [blocks, ...], alike with `parts`."""
+        """Yield the slabs of the host's blocks in order, each as views [blocks, ...] in the order and types of
+        `parts`.
+        """
         ends = list(itertools.accumulate(part[0].nbytes for part in self._parts))
         for slab in self._slabs:
             views: list[torch.Tensor] = [slab] * len(ends)
@@ -96,7 +102,9 @@ class Swapper:
             yield views
 
     def measure(self) -> tuple[float, float]:
-        """Seconds of a block, out and in, of two rounds the second. On a device at rest, whose KV is left as it is."""
+        """Return the seconds to copy one block out and in, from the second of two rounds. The device must be idle; its
+        KV stays as it is.
+        """
         count = min(_MEASURED_BLOCKS, self.num_blocks, len(self._parts[0]))
         pairs = tuple((block, block) for block in range(count))
         for _ in range(2):
@@ -116,25 +124,27 @@ class Swapper:
         try:
             mark = self._copier.copy(work, after)
         except BaseException:
-            self._copier.copy(_nothing).wait()  # what it had begun is over before its blocks are used again
+            self._copier.copy(_nothing).wait()  # whatever it had begun must end before its blocks are used again
             raise
         self._pending.append((frozenset(block for block, _ in chunk), mark))
 
 
 def pinned_bytes(num_blocks: int, block_bytes: int) -> int:
-    """What so many blocks of the host take of its memory, pinned."""
+    """Bytes of pinned memory that so many blocks of the host take."""
     per_slab = max(1, SLAB_BYTES // block_bytes)
     slabs, rest = divmod(num_blocks, per_slab)
     return slabs * power_of_two(per_slab * block_bytes) + power_of_two(rest * block_bytes)
 
 
 def power_of_two(nbytes: int) -> int:
-    """The next from that on: what so many bytes take, pinned at once. 0: none."""
+    """Round up to a power of two, which is what pinning so many bytes at once takes; 0 stays 0."""
     return 1 << (nbytes - 1).bit_length() if nbytes else 0
 
 
 def _chunks(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, ...]]:
-    """The last first: blocks of a sequence that gives them up are taken from its end."""
+    """Yield the pairs in chunks, the last first, since blocks of a sequence that is preempted are taken from its
+    end.
+    """
     for end in range(len(pairs), 0, -STAGED_BLOCKS):
         yield tuple(pairs[max(0, end - STAGED_BLOCKS) : end])
 
