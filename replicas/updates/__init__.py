@@ -1,1 +1,3 @@
-"""New values for a model's weights while it serves: checked, built beside the old ones, taken up between two steps."""
+"""Updates of a model's weights while it serves: new values are checked, built beside the old ones, and adopted between
+two steps.
+"""

@@ -1,4 +1,4 @@
-"""New weights made on a device while it computes steps: in memory that these will not need."""
+"""New weights made on a device while it computes steps, in memory that the steps will not need."""
 
 from __future__ import annotations
 
@@ -22,16 +22,20 @@ from ..tiers.tier import layer_of
 
 __all__ = ["Beside", "bytes_beside"]
 
-# What is there beside a part while it is made, in times what it keeps. Of a quantized one codes of a byte each, stacked
-# once more, and int32 on the way to words; or, where no kernel takes it, fp32 on the way to floating point. Of a dense
-# one what was stored, cast, and stacked. Of a norm or the embedding what was stored, in fp32 at most.
+# Memory needed besides a part while it is made, as a multiple of what the part keeps. For a quantized part: codes of a
+# byte each, the same stacked, and int32 from which words are packed; or, where no kernel takes it, fp32 from which
+# floating point is cast. For a dense part: what was stored, cast, and stacked. For a norm or the embedding: what was
+# stored, in fp32 at most.
 _QUANTIZED, _DENSE, _TABLE = 9, 3, 2
-_GAPS_SHARE, _GAPS_BYTES = 16, 64 << 20  # an allowance: torch takes memory in pieces of 2 and of 20 MiB
+_GAPS_SHARE, _GAPS_BYTES = 16, 64 << 20  # allowance for gaps: torch allocates memory in pieces of 2 and of 20 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """step_bytes: what the largest step takes beside weights and KV, which stays free."""
+    """Maker of new weights on a device that computes steps.
+
+    step_bytes  bytes that the largest step takes besides weights and KV, which stay free
+    """
 
     accelerator: Accelerator
     step_bytes: int
@@ -39,9 +43,11 @@ class Beside:
     def updated_model(
         self, before: LoadedModel, checkpoint: Checkpoint, changed: Collection[str], ranks: Ranks | None = None
     ) -> LoadedModel:
-        """As `updated_model` of a CPU; all of it is there when this returns. From any thread.
+        """Make a model with new weights as the `updated_model` of a CPU does; all of it is on the device when this
+        returns.
 
-        Raises Unavailable where there is no room for it, which is reckoned before anything is read.
+        May be called from any thread. Raises Unavailable where there is no memory for it; the need is calculated before
+        anything is read.
         """
         needed = bytes_beside(before.decoder, changed)
         free = self.accelerator.room() - self.step_bytes
@@ -53,17 +59,19 @@ class Beside:
             mark.wait()
         except torch.OutOfMemoryError as error:
             problem = str(error)
-        self.accelerator.room()  # what was needed on the way is given back
-        if made is None:  # and not above: the error's traceback has what was made until then
+        self.accelerator.room()  # releases the memory that was needed only while making them
+        if made is None:  # not raised in the handler, whose traceback keeps what was made until then in memory
             raise _no_room(problem)
         return made
 
 
 def bytes_beside(decoder: Decoder, changed: Collection[str]) -> int:
-    """What another decoder takes while it is made, and has, in which these tensors have changed: reckoned.
+    """Bytes that a decoder with these changed tensors takes while it is made and afterwards, besides the present one,
+    as calculated.
 
-    What is not changed it shares; of the rest it makes one part after the other. In tiers they go to a file as they are
-    made, and come to the device when all are, once it has two buffers more: there what comes and goes keeps nothing.
+    It shares what is not changed, and makes the other parts one after the other. With offload, parts are written to a
+    file as they are made, and copied to the device when all are, once it has two more buffers; offloaded layers take no
+    memory of the device.
     """
     tier = decoder.tier
     far = tier.plan.layers if isinstance(tier, DeviceTier) else ()
@@ -81,7 +89,7 @@ def bytes_beside(decoder: Decoder, changed: Collection[str]) -> int:
 
 
 def _made(names: Collection[str], part: Part) -> tuple[int, int]:
-    """Bytes that it keeps, and that are beside it while it is made."""
+    """Return the bytes that a part keeps, and the bytes needed besides while it is made."""
     if isinstance(part, torch.Tensor):
         return part.nbytes, part.nbytes * _TABLE
     held = part.held

@@ -1,4 +1,4 @@
-"""What an update of weights is, as it crosses between processes."""
+"""Description of an update of weights, as it is sent between processes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["WeightFile"]
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """New values of weights.
+    """File with new values of weights.
 
-    path      of a safetensors file
-    delta     its tensors are added to those that are there, in float32
-    contents  fingerprint that the model has with them; empty: nobody has seen it yet
+    path      path of a safetensors file
+    delta     whether its tensors are added, in float32, to the values that the model has
+    contents  fingerprint that the model has after the update; empty if no replica has determined it yet
     """
 
     path: Path

@@ -1,9 +1,9 @@
-"""The weights that a model has now, and those that it shall have next.
+"""The weights that a model has now, and those that it will have next.
 
-Two versions exist side by side for as long as requests run on the older one: in memory they are the model, and once
-more what has changed. A request ends on the version that it began with, so that no answer is of two models, and its KV
-is found by nobody else from then on; what had not begun begins with the new one. Until the older version is let go of,
-there is no third.
+Two versions exist side by side as long as requests run on the older one; in memory these are the model, and once more
+what has changed. A request ends with the version that it began with, so that no response is from two models, and no
+later request finds its KV; requests that had not begun use the new version. There is no third version until the older
+one has been released.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ __all__ = ["LiveWeights", "Others", "Prepared"]
 
 log = logging.getLogger(__name__)
 
-_KEPT = 8  # versions whose digest is known: of older ones no message is on its way
+_KEPT = 8  # versions whose digest is kept: messages about older ones are no longer in flight
 
 
 class Others(Protocol):
-    """The other processes that have a part of the model."""
+    """Protocol of the other processes that have a part of the model."""
 
     def prepare(self, version: int, file: Path) -> None:
-        """All of them have it, or none has, and it raises."""
+        """Let every other process prepare weights of `version` from a file: afterwards all have it, or none and this
+        raises.
+        """
         ...
 
     def forget(self, version: int) -> None: ...
@@ -48,9 +50,9 @@ class Others(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A version that is whole and that nothing uses yet.
+    """Version of the weights that is complete and not used yet.
 
-    names    of the tensors that have changed
+    names    names of the tensors that have changed
     made_of  digest of the file that has changed them
     """
 
@@ -61,13 +63,14 @@ class Prepared:
 
 
 class LiveWeights:
-    """One thread prepares at a time. version: counts from 0, what was loaded first, what was taken up here.
+    """Versions of a replica's weights. One thread prepares a version at a time.
 
-    That is what steps and messages have; others count every update, as `told` does.
-
-    frozen  patterns of names that must not change
-    ranks   among which the model is divided, and what the others are asked to do; None: it is whole
-    beside  how it is made on a device of its own; None: on a CPU
+    version  version in use, as steps and messages have it: 0 is what was loaded first, and each adopted update adds 1.
+             The version in `told` also counts updates that were skipped
+    frozen   patterns of names that must not change
+    ranks    ranks among which the model is divided; None if it is not
+    others   the other processes of a divided model
+    beside   makes new weights on a device with memory of its own; None on a CPU
     """
 
     def __init__(
@@ -82,18 +85,21 @@ class LiveWeights:
         self.loaded = loaded
         self._frozen, self._ranks, self._others = frozen, ranks, others
         self._beside = beside
-        self._folders: list[Path] = []  # of copies; the last is for those to come
+        self._folders: list[Path] = []  # folders with copies of files; new ones go to the last
         self._contents = {0: loaded.fingerprint}
-        self._made_of = b""  # of the newest
-        self._skipped = 0  # updates that were not taken up, since later ones replace all of them
+        self._made_of = b""  # digest of the file that the newest version is made of
+        self._skipped = 0  # updates that were not read because later ones replace all their tensors
 
     def told(self, version: int | None = None) -> WeightsTold:
-        """Of a version that there is, or was lately; None: the newest. From any thread."""
+        """Return a version's number and fingerprint for others; None for the newest version. Safe from any thread.
+
+        version  one that exists, or existed recently
+        """
         version = self.version if version is None else version
         return WeightsTold(version + self._skipped, self._contents.get(version, ""))
 
     def check_made_of(self, file: WeightFile) -> None:
-        """Raise InvalidRequest unless the newest version is what that file has made of the one before."""
+        """Raise InvalidRequest unless the newest version is what that file makes of the one before."""
         now = self.told()
         same = now.contents == file.contents if file.contents else digest_of_file(file) == self._made_of
         if not same:
@@ -103,7 +109,8 @@ class LiveWeights:
             raise InvalidRequest(message, param="path", code="weights_differ")
 
     def replay(self, files: Sequence[WeightFile]) -> Iterator[Prepared]:
-        """Of all updates since the checkpoint those that it takes, each to be taken up before the next is asked for.
+        """Yield a prepared version for each of all updates since the checkpoint that must be read; each must be adopted
+        before the next is asked for.
 
         Raises as `prepare` does.
         """
@@ -122,11 +129,11 @@ class LiveWeights:
         return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in self._frozen)]
 
     def prepare(self, file: WeightFile, expected: int | None = None) -> Prepared:
-        """Build it beside what is used now. Whatever it raises, nothing has changed.
+        """Build a new version beside the one in use. Nothing has changed if this raises.
 
-        expected  the version that the file is for, as told; None: any
+        expected  version that the file is for, as `told` counts; None for any
 
-        Raises InvalidRequest, CheckpointError, Unavailable where there is no room for it, and EngineFault where a
+        Raises InvalidRequest, CheckpointError, Unavailable where there is no memory for it, and EngineFault where a
         process does not answer.
         """
         checkpoint = self.loaded.checkpoint
@@ -147,12 +154,12 @@ class LiveWeights:
         except BaseException:
             copy.unlink(missing_ok=True)
             raise
-        # Of whole tensors the copy has what the file has, and it is known by now what that is.
+        # A file of whole tensors was copied as it is, and the digests of its tensors are known by now.
         made_of = made_of or together(staged, {name: loaded.contents[name] for name in staged})
         return Prepared(version, loaded, tuple(sorted(staged)), made_of)
 
     def adopt(self, prepared: Prepared) -> None:
-        """It is what is used now. Files that nothing is read from any more are removed."""
+        """Make a prepared version the one in use, and remove files from which nothing is read any more."""
         assert prepared.version == self.version + 1, "versions follow each other"
         assert self.loaded.checkpoint is not None
         assert prepared.loaded.checkpoint is not None
@@ -166,7 +173,7 @@ class LiveWeights:
         log.info("weights of version %d: %d tensors are new", self.told().version, len(prepared.names))
 
     def drop(self, prepared: Prepared) -> None:
-        """It is not wanted after all."""
+        """Discard a prepared version that is not wanted after all."""
         assert prepared.loaded.checkpoint is not None
         for path in {prepared.loaded.checkpoint.tensors[name][0] for name in prepared.names}:
             self._remove(path)
@@ -196,13 +203,15 @@ class LiveWeights:
         raise CheckpointError("is not what it was: other replicas have other weights by it", file=file.path.name)
 
     def _place(self, version: int) -> Path:
-        """Where the version's file is to be: in a folder that goes when this does; in another if it has gone before."""
+        """Return the path for the version's file: in this object's folder, or in a new one if that has been deleted
+        meanwhile.
+        """
         try:
             return current_folder(self._folders) / f"{version}.safetensors"
         except OSError as error:
             raise Unavailable(f"there is no room for a copy of the file: {error}", code="no_room") from error
 
     def _remove(self, path: Path) -> None:
-        """Only what was copied here: never a file of the checkpoint."""
+        """Remove a file if it was copied here; never a file of the checkpoint."""
         if path.parent in self._folders:
             path.unlink(missing_ok=True)

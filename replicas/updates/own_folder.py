@@ -1,7 +1,7 @@
-"""A folder of this process alone.
+"""A temporary folder of one process alone.
 
-What one that was killed has left is removed by the next that wants such a folder, and by a service when it starts and
-when it has ended: its replicas end by being killed.
+Folders that killed processes have left are removed by the next process that makes one, and by a service when it starts
+and when it has ended, since its replicas are ended by killing them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 __all__ = ["current_folder", "give_up", "is_there", "own_folder", "sweep"]
 
 _PREFIX, _LOCK = "motley-weights-", "lock"
-_held: dict[Path, int] = {}  # descriptors of locks: they are let go of with the process
+_held: dict[Path, int] = {}  # descriptors of locks, which end with the process
 
 
 def own_folder() -> Path:
-    """Raises OSError."""
+    """Make a new folder and lock it, after removing those that killed processes have left. Raises OSError."""
     sweep()
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
@@ -28,18 +28,20 @@ def own_folder() -> Path:
         if _is_at(lock, folder / _LOCK):
             _held[folder] = lock
             return folder
-        os.close(lock)  # another process took the lock before this one did, and the folder for one that was left
+        os.close(lock)  # another process took the lock first and has removed the folder as one that was left
 
 
 def current_folder(folders: list[Path]) -> Path:
-    """The last of these, which are this process's; one more where that has gone. Raises OSError."""
+    """Return the last of this process's folders, or a new one, which is added, where that has been deleted. Raises
+    OSError.
+    """
     if not folders or not is_there(folders[-1]):
         folders.append(own_folder())
     return folders[-1]
 
 
 def is_there(folder: Path) -> bool:
-    """Whether it is what was made here still: others clear temporary folders too."""
+    """Return whether a folder is still the one that was made here, since other programs may clear temporary folders."""
     return folder in _held and _is_at(_held[folder], folder / _LOCK)
 
 
@@ -50,7 +52,7 @@ def give_up(folder: Path) -> None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether that file has that name."""
+    """Return whether an open file is the one at that path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -58,11 +60,11 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def sweep() -> None:
-    """Remove folders whose lock nobody holds; one without a lock is being made."""
+    """Remove folders whose lock no process holds; a folder without a lock is just being made."""
     for found in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
         try:
             lock = os.open(found, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # somebody else's, or gone
+        except OSError:  # it is another user's, or gone
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

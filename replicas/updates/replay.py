@@ -1,4 +1,4 @@
-"""Which of many updates a replica must take that begins after all of them."""
+"""Choice of which of many updates a replica must read that starts after all of them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ __all__ = ["needed"]
 def needed(
     files: Sequence[WeightFile], changeable: Collection[str], names_of: Callable[[Path], Collection[str]]
 ) -> list[WeightFile]:
-    """Those that, one after the other, give to the bit what all of them would: the last, and what it does not replace.
+    """Return the updates that, applied in order, give to the bit the same weights as all of them.
 
-    A file goes whose every tensor a later one replaces whole: what was added in between goes with it. As soon as all
-    that can change is replaced, nothing is asked of earlier ones, which may be gone.
+    A file is left out if later ones replace every one of its tensors whole, with all that was added to them in between.
+    Once all that can change is replaced, earlier files are not opened, and may be gone.
 
     changeable  names of the tensors that a file may have
-    names_of    a file, by its header
+    names_of    returns the names of a file's tensors, from its header
 
-    What has gone is missing from what stays until it is replaced, so that only the last is held to its contents.
+    All files but the last lose their `contents` if any is left out, since the weights after them may then differ from
+    what they were until they are replaced.
     """
     kept: list[WeightFile] = []
     replaced: set[str] = set()

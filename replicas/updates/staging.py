@@ -1,7 +1,8 @@
-"""A file of new weights, checked against the model that serves and copied to where nobody else writes.
+"""Staging of a file of new weights: it is checked against the model that serves, and copied to where no other process
+writes.
 
-The copy has whole tensors alone, those of deltas added up. So it is read like any other part of the checkpoint: a layer
-that is built of old and new tensors is what a fresh load of the changed checkpoint would build.
+The copy has whole tensors only; deltas are added up. So it is read like any other part of the checkpoint: a layer that
+is built of old and new tensors is what a fresh load of the changed checkpoint would build.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ _ALIGNED = 8
 
 
 def quantized_layers(config: ModelConfig, format: Format) -> Iterator[frozenset[str]]:
-    """Of each layer whose weight is several tensors (codes, scales, zeros), their names: they mean nothing apart."""
+    """Yield for each layer whose weight is several tensors (codes, scales, zeros) their names, which mean nothing
+    apart.
+    """
     specs = [(format, linear) for i in range(config.num_layers) for linear in layer_spec(config, i).linears]
     for of, spec in (*specs, (head_format(format), head_spec(config))):
         names = frozenset(of.tensors(spec)) - {f"{spec.name}.bias"}
@@ -55,7 +58,8 @@ def quantized_layers(config: ModelConfig, format: Format) -> Iterator[frozenset[
 
 
 def digest_of_file(file: WeightFile) -> bytes:
-    """Of its names, types, shapes and contents; of deltas another one than of the same tensors whole.
+    """Return a digest of a file's names, types, shapes and contents; for deltas another one than for the same tensors
+    whole.
 
     Raises InvalidRequest and CheckpointError.
     """
@@ -68,19 +72,19 @@ def digest_of_file(file: WeightFile) -> bytes:
 
 
 def stage(file: WeightFile, checkpoint: Checkpoint, frozen: Sequence[str], into: Path) -> Tensors:
-    """The file's tensors, in a file of that name that is written here.
+    """Write a file at `into` with the whole new values of the file's tensors, and return where each tensor is.
 
-    frozen  patterns of names that must not change, as fnmatch has them
+    frozen  patterns of names that must not change, in the syntax of fnmatch
 
-    Raises InvalidRequest for a file that is not readable as one, CheckpointError naming the tensor for whatever else
-    is wrong with it, Unavailable where the copy has no room; then nothing is left of it.
+    Raises InvalidRequest for a file that cannot be read as one, CheckpointError naming the tensor for whatever else is
+    wrong with it, and Unavailable where there is no disk space for the copy. Then nothing of the copy is left.
     """
     found = read_header(file.path)
     _check(file, found, checkpoint, frozen)
     try:
         staged = _copy(file, found, checkpoint.tensors, into)
         layout = decoder_layout(checkpoint.config, checkpoint.format)
-        # Of the copy: nobody changes that any more.
+        # Values are checked in the copy, which no other process changes.
         copied = Weights(staged, torch.device("cpu"))
         side_by_side([partial(_check_value, file, name, layout[name], copied) for name in staged])
     except OSError as error:
@@ -93,7 +97,7 @@ def stage(file: WeightFile, checkpoint: Checkpoint, frozen: Sequence[str], into:
 
 
 def _check(file: WeightFile, found: dict[str, TensorInfo], checkpoint: Checkpoint, frozen: Sequence[str]) -> None:
-    """All that headers tell."""
+    """Raise an error for whatever headers show to be wrong."""
     of = file.path.name
     if not found:
         raise InvalidRequest(f"path: {of} holds no tensor", param="path")
@@ -114,7 +118,7 @@ def _check(file: WeightFile, found: dict[str, TensorInfo], checkpoint: Checkpoin
 
 
 def _check_value(file: WeightFile, name: str, spec: TensorSpec, copied: Weights) -> None:
-    """Told of the user's file, not of the copy."""
+    """Raise CheckpointError for values that the model cannot have. The error names the user's file, not the copy."""
     tensor = copied.peek(name)
     problem = problem_of(spec, tensor)
     if problem is None and file.delta and not bool(torch.isfinite(tensor.float().abs().max().square())):
@@ -135,7 +139,9 @@ def _check_quantized(file: WeightFile, found: Collection[str], names: frozenset[
 
 
 def _copy(file: WeightFile, found: dict[str, TensorInfo], tensors: Tensors, into: Path) -> Tensors:
-    """The largest types first, so that each is aligned. Read and not mapped: who cuts the file short does no harm."""
+    """Copy the tensors, those with the largest types first, so that each is aligned. The file is read rather than
+    mapped, so that truncating it meanwhile does no harm.
+    """
     dtypes = {name: tensors[name][1].dtype if file.delta else info.dtype for name, info in found.items()}
     staged: dict[str, TensorInfo] = {}
     at = 0
@@ -162,12 +168,12 @@ def _copy(file: WeightFile, found: dict[str, TensorInfo], tensors: Tensors, into
 
 
 def _created(path: Path) -> FileIO:
-    """Read by nobody else: weights may be worth something."""
+    """Create a file that only this user may read, because weights may be confidential."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0)
 
 
 def _write(copy: FileIO, data: bytes | memoryview) -> None:
-    """All of it. Raises Unavailable where there is no room."""
+    """Write all of the data. Raises Unavailable where there is no disk space."""
     left = memoryview(data)
     while left:
         try:
@@ -177,7 +183,7 @@ def _write(copy: FileIO, data: bytes | memoryview) -> None:
 
 
 def _header(tensors: dict[str, TensorInfo]) -> bytes:
-    """Of a safetensors file, to the data's first byte."""
+    """Return the header of a safetensors file, up to the first byte of data."""
     entries = {
         name: {"dtype": info.dtype, "shape": info.shape, "data_offsets": [info.begin, info.end]}
         for name, info in tensors.items()
