@@ -1,5 +1,5 @@
-"""An engine over a device that computes nothing and takes the time that a named GPU would.
+"""Simulated engine over a device that computes nothing and takes the time that a named GPU would.
 
-Scheduler, KV accounting and, in real time, engine and worker are the real ones. What comes of it is simulated, and
-calls itself so wherever it shows.
+Scheduler, KV accounting and, in real time, engine and worker are the real ones. All results are simulated, and are
+marked as simulated wherever they are shown.
 """

@@ -1,4 +1,6 @@
-"""How long a step takes on a GPU of the table: the roofline, and how far from it kernels are taken to stay."""
+"""Time of a step on a GPU of the device table: by the roofline, and the share of it that kernels are assumed to
+reach.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,18 @@ from ..protocol import BLOCK_TOKENS
 
 __all__ = ["ASSUMED", "HIDDEN", "INT4", "Attained", "SimulatedDevice", "Weights", "device_named", "model_named"]
 
-HIDDEN = 0.3  # how far a device may be off what its profile says
+HIDDEN = 0.3  # largest share by which a device's true speed differs from its profile
 _MAX_MEMO = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
 class Attained:
-    """Shares of the roofline that kernels reach, and what a step costs beside them. Assumed, if not measured.
+    """Shares of the roofline that kernels reach, and what a step costs besides; assumed unless measured.
 
-    step_s    launches, and the host between two steps
-    measured  the file that they are fitted to; empty: they are not
+    bandwidth   share of the memory bandwidth
+    arithmetic  share of the arithmetic rate
+    step_s      seconds for launches and for the host between two steps
+    measured    file that the shares are fitted to; empty if they are not
     """
 
     bandwidth: float = 0.65
@@ -43,7 +47,7 @@ class Attained:
     measured: str = ""
 
     def __str__(self) -> str:
-        """For whoever shows what is simulated."""
+        """Return words on where the shares are from, to be shown with simulated results."""
         if self.measured:
             return f"as measured ({self.measured})"
         return "as assumed" if self == ASSUMED else "with shares that were given"
@@ -53,7 +57,9 @@ ASSUMED = Attained()
 
 
 def device_named(name: str) -> DeviceSpec:
-    """By the name that torch gives it, or by what sets it apart ("P40", "T4", "H100"). Raises InvalidRequest."""
+    """Return the device with torch's name, or with a name that contains these words ("P40", "T4", "H100"). Raises
+    InvalidRequest.
+    """
     exact = [device for device in DEVICES if name in device.names]
     found = exact or [device for device in DEVICES if name.lower() in device.name.lower().split()]
     found = found or [device for device in DEVICES if name.lower() in device.name.lower()]
@@ -64,7 +70,7 @@ def device_named(name: str) -> DeviceSpec:
 
 
 def model_named(name: str) -> ModelShape:
-    """Raises InvalidRequest."""
+    """Return the model shape of that name. Raises InvalidRequest."""
     for model in MODELS:
         if model.name == name:
             return model
@@ -74,7 +80,7 @@ def model_named(name: str) -> ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """As a GPU holds layers and multiplies by them: see `roofline.LinearWork`."""
+    """Form in which a GPU holds and multiplies weights, as `roofline.LinearWork` describes it."""
 
     bits: Literal[4, 8, 16, 32] = 4
     group: int = 128
@@ -92,9 +98,9 @@ INT4 = Weights()
 
 @dataclass(frozen=True)
 class SimulatedDevice:
-    """One model on one GPU: weights of one kind, a dense head, KV in `kv_bytes` a number.
+    """Model on a GPU: weights in one form, a dense head, and KV of `kv_bytes` bytes a number.
 
-    attained  what this very device attains; a profile is made of what everybody knows
+    attained  shares of the roofline that this device reaches; those of its profile may differ
     """
 
     device: DeviceSpec
@@ -104,7 +110,9 @@ class SimulatedDevice:
     attained: Attained = ASSUMED
 
     def hidden(self, rng: random.Random, share: float = HIDDEN) -> SimulatedDevice:
-        """The same, off its profile by up to `share`, bandwidth and arithmetic apart: what routers do not know."""
+        """Return the same device with bandwidth and arithmetic each changed at random by up to `share`, which routers
+        cannot see.
+        """
         known = self.attained
         bandwidth, arithmetic = (
             rate * rng.uniform(1 - share, 1 + share) for rate in (known.bandwidth, known.arithmetic)
@@ -114,8 +122,8 @@ class SimulatedDevice:
     def step_s(self, decodes: int, context: float, prefills: Iterable[tuple[int, int]] = ()) -> float:
         """Seconds of a step.
 
-        decodes   sequences with one new token, with `context` tokens in all
-        prefills  (new, cached) tokens of each of the others; each gets logits
+        decodes   number of sequences with one new token, which have `context` tokens in all
+        prefills  (new, cached) tokens of each other sequence, each of which gets logits
         """
         chunks = list(prefills)
         seconds = self._linears_s(decodes + sum(new for new, _ in chunks), decodes + len(chunks))
@@ -124,14 +132,14 @@ class SimulatedDevice:
         return seconds + sum(self.prefill_attention_s(*chunk) for chunk in chunks) + self.attained.step_s
 
     def steps_s(self, count: int, decodes: int, context: float) -> float:
-        """Of so many steps in a row of the same sequences, each with one new token in each step."""
+        """Seconds of `count` consecutive steps of the same sequences, each with one new token in each step."""
         first = self.step_s(decodes, context)
         last = self.step_s(decodes, context + (count - 1) * decodes)
-        return count * (first + last) / 2  # both of bandwidth and of arithmetic grow evenly with the context
+        return count * (first + last) / 2  # seconds of bandwidth and of arithmetic grow linearly with the context
 
     @cached_property
     def num_blocks(self) -> int:
-        """KV blocks that fit beside the weights. Raises InvalidRequest where the weights do not."""
+        """Number of KV blocks that fit beside the weights. Raises InvalidRequest where the weights do not fit."""
         usable = int(self.device.memory * USABLE)
         left = usable - CONTEXT_BYTES - reserve_bytes(usable) - self.weight_bytes
         if left < self.kv_block_bytes:
@@ -146,14 +154,14 @@ class SimulatedDevice:
 
     @cached_property
     def weight_bytes(self) -> int:
-        """Layers, and embedding and head in half precision."""
+        """Bytes of the layers' weights, and of embedding and head in half precision."""
         model = self.model
         of_layer = sum(self.weights.linear(1, n, k).weight_bytes for n, k in self._shapes)
         return int(model.layers * of_layer) + 2 * 2 * model.vocabulary * model.hidden
 
     @cached_property
     def prefill_tokens_per_s(self) -> float:
-        """Of long prompts in chunks, by this one's `attained`."""
+        """Tokens a second of long prompts in chunks, by this device's `attained`."""
         chunk = 512
         return chunk / self.step_s(0, 0, [(chunk, chunk)])
 
@@ -166,7 +174,7 @@ class SimulatedDevice:
         return {}
 
     def _linears_s(self, tokens: int, rows: int) -> float:
-        """All but attention."""
+        """Seconds of everything in a step but attention."""
         found = self._memo.get((tokens, rows))
         if found is None:
             found = self._reckon_linears(tokens, rows)
@@ -180,18 +188,18 @@ class SimulatedDevice:
         return self.model.layers * sum(self._attained_s(*each) for each in layer) + self._attained_s(*head)
 
     def prefill_attention_s(self, new: int, cached: int) -> float:
-        """Of a chunk of `new` tokens after `cached` ones, in all layers."""
+        """Seconds of attention in all layers for a chunk of `new` tokens after `cached` ones."""
         operation_s, byte_s = self._prefill_of_one_s
         op = self._prefill_attention(new, cached)
         return self.model.layers * self._attained_s(op.operations * operation_s, op.bytes * byte_s)
 
     def decode_attention_s(self, decodes: int, context: float) -> float:
-        """Of a step of so many sequences with `context` tokens in all, in all layers."""
+        """Seconds of attention in all layers for a step of sequences with `context` tokens in all."""
         return self.model.layers * max(context, decodes) * self._attained_s(*self._decode_of_one_s)
 
     @cached_property
     def _decode_of_one_s(self) -> tuple[float, float]:
-        """Seconds of arithmetic and of reading, per token of context: queries count for nothing."""
+        """Seconds of arithmetic and of reading for one token of context; queries are neglected."""
         model, long = self.model, 1 << 16
         found = roofline(
             self.device, DecodeAttentionWork(1, long, model.heads, model.kv_heads, model.head_dim, self.kv_bytes)
@@ -200,7 +208,7 @@ class SimulatedDevice:
 
     @cached_property
     def _prefill_of_one_s(self) -> tuple[float, float]:
-        """Seconds of one operation of attention, and of one byte."""
+        """Seconds of one operation of prefill attention, and of one byte."""
         op = self._prefill_attention(1 << 10, 0)
         found = roofline(self.device, op)
         return found.arithmetic_s / op.operations, found.bandwidth_s / op.bytes
@@ -210,15 +218,15 @@ class SimulatedDevice:
         return PrefillAttentionWork(1, new, model.heads, model.kv_heads, model.head_dim, cached, self.kv_bytes)
 
     def _attained_s(self, arithmetic_s: float, bandwidth_s: float) -> float:
-        """Of what would take so long by the roofline."""
+        """Seconds at the attained shares for work whose seconds of arithmetic and of bandwidth are the roofline's."""
         return max(arithmetic_s / self.attained.arithmetic, bandwidth_s / self.attained.bandwidth)
 
 
 @lru_cache(_MAX_MEMO)
 def _of_layer(name: str, model: ModelShape, weights: Weights, tokens: int) -> tuple[tuple[float, float], ...]:
-    """Seconds of arithmetic and of bandwidth by the roofline, of each operator of a layer but attention.
+    """Seconds of arithmetic and of bandwidth by the roofline, for each operator of a layer but attention.
 
-    The same for all devices of a name, however far off they are.
+    They are the same for all devices of a name, whatever shares these attain.
     """
     device = _exactly(name)
     ops: list[OperationWork] = [weights.linear(tokens, n, k) for n, k in model.linears.values()]

@@ -1,6 +1,6 @@
-"""What a real replica of a GPU has measured, for simulated ones to take: files, and the shares fitted to them.
+"""Measurements of a real replica on a GPU, for simulated ones to use: reading of files, and fitting of shares to them.
 
-Read are JSON files of `motley bench engine` and `motley bench gpu` (streams.json), of their rows those of decode and of
+It reads JSON files of `motley bench engine` and `motley bench gpu` (streams.json), of their rows those of decode and of
 the time to the first token; and the rates of a replica's profile: prefill_tokens_per_s, decode_s and context_s.
 """
 
@@ -23,15 +23,15 @@ from .reckoned import LONG
 __all__ = ["Seen", "Step", "attained", "fitted", "read_seen"]
 
 MAX_BYTES = 16 << 20
-WORST = 3.0  # a fit that is off by this factor on the whole is of another GPU, or of another model
-_LEAST, _MOST = 0.01, 1.25  # of the roofline: more than all of it is that of a card that boosts
-_STEP_S = (1e-6, 1.0)
-_PRECISE = 1e-4  # of a share
+WORST = 3.0  # a fit that is off by more than this factor must be of another GPU or another model
+_LEAST, _MOST = 0.01, 1.25  # shares of the roofline that are tried: a card that boosts exceeds it
+_STEP_S = (1e-6, 1.0)  # seconds besides the roofline that are tried
+_PRECISE = 1e-4  # relative precision of the fit
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """As `SimulatedDevice.step_s` has it."""
+    """Arguments of `SimulatedDevice.step_s`."""
 
     decodes: int = 0
     context: float = 0.0
@@ -40,7 +40,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Steps one after the other, and the seconds that they took together. model: whose; empty: nobody says."""
+    """Consecutive steps, and the seconds that they took together.
+
+    model  name of the model that was measured; empty if the file does not say
+    """
 
     steps: tuple[Step, ...]
     seconds: float
@@ -48,9 +51,11 @@ class Seen:
 
 
 def attained(path: Path, gpu: str, model: str | None = None) -> Attained:
-    """What the GPU of that name attains by the file. model: of which it was measured, where the file does not say.
+    """Return the shares that the named GPU attains by a file's measurements.
 
-    Raises InvalidRequest, which names the file and, of its text, the line.
+    model  name of the model that was measured, where the file does not say
+
+    Raises InvalidRequest, which names the file and, for an error in its text, the line.
     """
     device, seen = device_named(gpu), list(read_seen(path, gpu))
     told = model_named(model) if model is not None else None
@@ -64,9 +69,11 @@ def attained(path: Path, gpu: str, model: str | None = None) -> Attained:
 
 
 def fitted(seen: list[tuple[SimulatedDevice, Seen]]) -> tuple[Attained, float]:
-    """The shares with which the roofline comes closest to what was seen, and the factor that it is off by on average.
+    """Return the shares with which the roofline comes closest to the measurements, and the factor by which it is off on
+    average.
 
-    The squares of the logarithms are least. A share of which nothing seen says anything stays as it is assumed.
+    The sum of the squared logarithms of the errors is minimized. A share that no measurement depends on keeps its
+    assumed value.
     """
 
     def error(at: Attained) -> float:
@@ -89,7 +96,9 @@ def fitted(seen: list[tuple[SimulatedDevice, Seen]]) -> tuple[Attained, float]:
 
 
 def _around(at: Attained, width: float) -> Iterator[Attained]:
-    """A little more or less of each, and of two against each other: of an operator that both may bound."""
+    """Yield shares that are a little larger or smaller in one value, or in two against each other, since either of two
+    may bound an operator.
+    """
     up, down = math.exp(width), math.exp(-width)
     for one, two, three in (
         (up, 1, 1), (down, 1, 1), (1, up, 1), (1, down, 1), (1, 1, up), (1, 1, down),
@@ -107,7 +116,7 @@ def _seconds(device: SimulatedDevice, step: Step) -> float:
 
 
 def read_seen(path: Path, gpu: str) -> Iterator[Seen]:
-    """What that file has of the GPU of that name. Raises InvalidRequest."""
+    """Return the measurements in a file of the named GPU. Raises InvalidRequest."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise _wrong(path, f"it is larger than {MAX_BYTES >> 20} MiB")
@@ -131,7 +140,9 @@ def read_seen(path: Path, gpu: str) -> Iterator[Seen]:
 
 
 def _machine(path: Path, fields: Mapping[str, Any]) -> str:
-    """The GPU's name; empty: nobody says. `motley bench gpu` has it in a file beside."""
+    """Return the GPU's name in the file, or in the file beside it that `motley bench gpu` writes; empty if neither
+    says.
+    """
     machine = fields.get("machine")
     beside = path.with_name("machine.json")
     if machine is None and beside.is_file():
@@ -168,7 +179,7 @@ def _rows(path: Path, fields: Mapping[str, Any]) -> Iterator[Seen]:
         value = Fields(each, path.name, f"rows[{number}].").number("value", 1e-9, 1e9)
         batch, prompt = row.integer("batch", 1, 1 << 16), row.integer("prompt_tokens", 1, 1 << 24)
         model = str(about.get("shape"))
-        if metric == "decode":  # of all streams together, with contexts that grow meanwhile
+        if metric == "decode":  # tokens a second of all streams together, while their contexts grow
             context = batch * (prompt + row.integer("output_tokens", 1, 1 << 24) / 2)
             yield Seen((Step(batch, context),), batch / value, model)
         elif batch == 1:
@@ -176,7 +187,7 @@ def _rows(path: Path, fields: Mapping[str, Any]) -> Iterator[Seen]:
 
 
 def _chunk(sides: Any, model: str) -> int:
-    """Tokens of a step, as that side of the bench had it."""
+    """Return the tokens of a step with which the benchmark ran Motley; 512 if the file does not say."""
     try:
         chunk = sides[f"{model} motley"]["settings"]["max_batch_tokens"]
     except (KeyError, TypeError):
@@ -189,7 +200,9 @@ def _chunks(tokens: int, chunk: int) -> Iterable[Step]:
 
 
 def _rates(fields: Fields) -> Iterator[Seen]:
-    """Of a prompt that fills a step, of decode steps with short contexts, and of one long context: see rates.py."""
+    """Yield measurements from the rates of a profile: of a prompt that fills a step, of decode steps with short
+    contexts, and of one with a long context.
+    """
     rate = fields.number("prefill_tokens_per_s", 1e-3, 1e9)
     context_s = fields.number("context_s", 0.0, 1.0)
     chunk = fields.integer("max_batch_tokens", 1, 1 << 20, default=512)

@@ -1,4 +1,4 @@
-"""What a simulated device's profile says: the roofline's word for what a real one measures at warm-up."""
+"""Rates in a simulated device's profile, calculated by the roofline where a real device measures them at warm-up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONG = 1 << 16  # tokens of context
 
 
 def reckoned(device: SimulatedDevice, max_batch_tokens: int) -> Rates:
-    """Of a device as everybody knows it: measured, its rates would tell what is hidden of the true one."""
+    """Return the rates of a device as its profile has them. Measured rates would reveal its true, hidden speed."""
     return Rates(
         prefill_tokens_per_s=max_batch_tokens / device.step_s(0, 0, [(max_batch_tokens, 512)]),
         decode_s=tuple(device.step_s(batch, batch) for batch in BATCHES),

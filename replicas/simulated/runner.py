@@ -1,4 +1,4 @@
-"""Runs a plan in the time that a GPU would take, and says what the null engine says."""
+"""Runner that takes the time that a GPU would for a plan, and produces the tokens of the null engine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ __all__ = ["RooflineRunner", "seconds_of"]
 
 
 def seconds_of(device: SimulatedDevice, plan: StepPlan) -> float:
-    """What the step takes. Items with one token come first, and count as decodes wherever their sequence is."""
+    """Return the seconds of a step. Items with one token come first, and all count as decodes, wherever their sequence
+    is.
+    """
     decodes = [item for item in plan.items if len(item.token_ids) == 1]
     prefills = [(len(item.token_ids), item.start) for item in plan.items if len(item.token_ids) > 1]
     return device.step_s(len(decodes), sum(item.end for item in decodes), prefills)
 
 
 class RooflineRunner(NullRunner):
-    """`take`: lets so many seconds go by; of real ones as many as the host has not used up itself."""
+    """Runner that waits as long as the simulated device would compute.
+
+    take  lets so many seconds pass; None to sleep in real time, less the time that the host has used itself
+    """
 
     def __init__(
         self, device: SimulatedDevice, pattern: Sequence[int], take: Callable[[float], None] | None = None
@@ -35,7 +40,9 @@ class RooflineRunner(NullRunner):
         return super().run(plan)
 
     def _until(self, seconds: float) -> None:
-        """A device begins the next step when the last one has ended, or when it is given one."""
+        """Sleep until the simulated step ends. It begins when the last one has ended, or when the device is
+        given it.
+        """
         began = max(self._next, time.monotonic() - self.device.attained.step_s)
         self._next = began + seconds
         time.sleep(max(0.0, self._next - time.monotonic()))

@@ -1,7 +1,7 @@
-"""A replica in virtual time that shares prefixes with others through a store, as prefix/ has it without its failures.
+"""Replica in virtual time that shares prefixes with others through a simulated store that never fails.
 
-Fetching takes the time that it takes, beside the steps of others; what was asked for often enough is stored when its
-prompt has been computed.
+Fetching takes its time while other sequences' steps go on. What was asked for often enough is stored when its prompt
+has been computed.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from .virtual import Job, VirtualReplica
 
 __all__ = ["SharingReplica", "Shelf"]
 
-_AFTER = 2  # times that a replica is asked for what it stores then
+_AFTER = 2  # requests for a block from which on a replica stores it
 
 
 class Shelf:
-    """A store of `blocks` blocks, least recently used forgotten first."""
+    """Simulated prefix store of `blocks` blocks, which evicts the least recently used ones."""
 
     def __init__(self, blocks: int) -> None:
         self._room = blocks
         self._held: OrderedDict[bytes, None] = OrderedDict()
 
     def depth(self, hashes: Several[bytes]) -> int:
-        """How many leading ones it has."""
+        """Return how many of the leading blocks the store has."""
         return sum(1 for _ in takewhile(self._held.__contains__, hashes))
 
     def put(self, hashes: Several[bytes]) -> None:
-        """Stored anew, or used."""
-        for key in reversed(hashes):  # the end of a prefix is forgotten first
+        """Store blocks, or mark them as recently used."""
+        for key in reversed(hashes):  # so that the end of a prefix is evicted first
             self._held[key] = None
             self._held.move_to_end(key)
         while len(self._held) > self._room:
@@ -43,14 +43,18 @@ class Shelf:
 
 
 class SharingReplica(VirtualReplica):
-    """fetch_s: seconds to fetch a token. Where computing takes less, nothing is fetched."""
+    """Replica in virtual time that fetches prefixes from a store where that is faster than computing them.
+
+    fetch_s  seconds to fetch a token
+    """
 
     def __init__(self, *args: Any, shelf: Shelf, fetch_s: float, **options: Any) -> None:
         super().__init__(*args, **options)
         self._shelf, self._fetch_s = shelf, fetch_s
         self._fetches = fetch_s * self.device.prefill_tokens_per_s < 1
         self._times: Counter[bytes] = Counter()
-        self._coming: list[tuple[float, int, Sequence, int]] = []  # when, which, and how many blocks it has then
+        # Sequences whose prefix is being fetched: the time at which it is there, the id, and the blocks it then has.
+        self._coming: list[tuple[float, int, Sequence, int]] = []
 
     def load(self) -> ReplicaLoad:
         load = super().load()

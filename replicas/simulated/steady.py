@@ -1,8 +1,9 @@
-"""The engine's scheduler for virtual time: what decodes is advanced all at once; a step costs what changes in it.
+"""The engine's scheduler for virtual time, in which decoding sequences advance all at once: a step costs only what
+changes in it.
 
-Sequences that take one token in every step, whatever else happens, are counted as a whole: how many they are, how long
-together, which of them need a block in which step, and which ends next. Everything else, and they too once KV is
-scarce, is planned by the engine's own scheduler.
+Sequences that take one token in every step, whatever else happens, are counted as a whole: their number, their total
+length, which of them need a block in which step, and which ends next. Everything else is planned by the engine's own
+scheduler, as are they once KV is scarce.
 """
 
 from __future__ import annotations
@@ -20,29 +21,30 @@ __all__ = ["Steady", "SteadyScheduler"]
 
 
 class Steady:
-    """Sequences that have `offset + steps` tokens each: one more with every step that all of them take.
+    """Decoding sequences that have `offset + steps` tokens each: one more with every step, in which all of them take
+    part.
 
-    The step that is to come writes the KV of the last of these tokens. One that has 16 n + 1 of them needs a block for
-    it, and has just filled the one before: sequences are kept by the step, modulo 16, in which that is so.
+    The next step writes the KV of the last of these tokens. A sequence with 16 n + 1 tokens needs a block for it, and
+    has just filled the one before. Sequences are grouped by the step, modulo 16, in which that is so.
     """
 
     def __init__(self) -> None:
         self.steps = 0
-        self._offsets = 0  # of all, together
+        self._offsets = 0  # sum of all sequences' offsets
         self._by_phase: list[list[Sequence]] = [[] for _ in range(BLOCK_TOKENS)]
-        self._ends: list[tuple[int, int, int, Sequence]] = []  # by the step, and by rank
+        self._ends: list[tuple[int, int, int, Sequence]] = []  # heap by the step at which each ends, then by rank
 
     def __len__(self) -> int:
         return len(self._ends)
 
     @property
     def context(self) -> int:
-        """Tokens of all of them."""
+        """Tokens of all sequences together."""
         return self._offsets + len(self) * self.steps
 
     @property
     def next_end(self) -> int:
-        """Steps until the first of them ends."""
+        """Steps until the first sequence ends."""
         return self._ends[0][0] - self.steps
 
     def join(self, sequence: Sequence) -> None:
@@ -55,12 +57,12 @@ class Steady:
         heappush(self._ends, (sequence.limit - offset, *sequence.rank, sequence))
 
     def blocks_more(self, steps: int) -> int:
-        """That so many steps take."""
+        """Return the number of blocks that so many steps need."""
         rounds, left = divmod(steps, BLOCK_TOKENS)
         return rounds * len(self) + sum(len(self._by_phase[(self.steps + step) % BLOCK_TOKENS]) for step in range(left))
 
     def grow(self, steps: int) -> None:
-        """Take these blocks; there must be room."""
+        """Allocate the blocks that so many steps need; there must be enough."""
         for first in range(min(steps, BLOCK_TOKENS)):
             last = steps - 1 - (steps - 1 - first) % BLOCK_TOKENS
             for sequence in self._by_phase[(self.steps + first) % BLOCK_TOKENS]:
@@ -70,12 +72,17 @@ class Steady:
                 assert grown, "there was room for all of these steps"
 
     def advance(self, steps: int) -> list[Sequence]:
-        """They have taken so many; blocks that are full may be found. Those that have ended, by rank, leave."""
+        """Advance all sequences by so many steps, and publish full blocks for prefix reuse.
+
+        Returns the sequences that have ended, by rank, which are removed.
+        """
         self.steps += steps
         for back in range(min(steps, BLOCK_TOKENS)):
             for sequence in self._by_phase[(self.steps - back) % BLOCK_TOKENS]:
                 assert sequence.allocation is not None
-                full = len(sequence.allocation.blocks) - (back > 0)  # of the last one `back` tokens are there
+                full = len(sequence.allocation.blocks) - (
+                    back > 0
+                )  # if `back` > 0, the last block has only `back` tokens
                 sequence.allocation.publish(sequence.hashes, full * BLOCK_TOKENS, sequence.request.tenant)
         ended = []
         while self._ends and self._ends[0][0] <= self.steps:
@@ -83,7 +90,7 @@ class Steady:
         return ended
 
     def dissolve(self) -> Iterator[Sequence]:
-        """All of them, as they are by now."""
+        """Remove and yield all sequences, in their present state."""
         while self._ends:
             yield self._leave(*self._ends.pop())
 
@@ -97,7 +104,10 @@ class Steady:
 
 
 class SteadyScheduler(Scheduler):
-    """`running` are those alone that are not steady; plans are of these. The steady ones take part in every step."""
+    """Scheduler that keeps steadily decoding sequences apart.
+
+    `running` has only the other sequences, and plans are made of these. The steady ones take part in every step.
+    """
 
     def __init__(self, pool: BlockPool, *, max_batch_tokens: int, max_running: int) -> None:
         super().__init__(pool, max_batch_tokens=max_batch_tokens, max_running=max_running)
@@ -111,18 +121,20 @@ class SteadyScheduler(Scheduler):
         return len(self.running) + len(self.steady)
 
     def settle(self, sequence: Sequence) -> None:
-        """It only decodes from now on."""
+        """Move a sequence that only decodes from now on to the steady ones."""
         self.running.remove(sequence)
         self.steady.join(sequence)
 
     def advance(self, steps: int) -> list[Sequence]:
-        """The steady ones have taken so many; those that have ended."""
+        """Advance the steady sequences by so many steps, and return those that have ended."""
         ended = self.steady.advance(steps)
         self.running += ended
         return ended
 
     def together(self) -> int:
-        """How many steps in a row the steady ones take with nothing beside them; 0: something is, or may be."""
+        """Return how many consecutive steps the steady sequences can take with nothing else to be planned; 0 if there
+        is or may be something else.
+        """
         if self.running or not self.steady or (self.waiting and self.num_running < self.max_running):
             return 0
         count = self.steady.next_end
@@ -131,7 +143,7 @@ class SteadyScheduler(Scheduler):
         return count
 
     def _plan_running(self, planned: dict[int, PlanItem], budget: int) -> int:
-        # Decodes come first. With room for all of them it is the same in which order they take it.
+        # Decodes come first. Where there are blocks for all of them the order in which they take them does not matter.
         wanted = self.steady.blocks_more(1) + sum(sequence.remaining == 1 for sequence in self.running)
         if wanted > self.pool.available:
             self.running += self.steady.dissolve()

@@ -1,7 +1,7 @@
-"""One replica in virtual time: the engine's own scheduler and KV accounting, and no sleeping.
+"""Replica in virtual time: the engine's own scheduler and KV accounting, without sleeping.
 
-Steps in which every sequence decodes are taken together, for as long as none ends and nobody comes; in the others
-those that decode are advanced as a whole (steady.py). To the clock they are one by one all the same.
+Steps in which every sequence decodes are computed together, as long as no sequence ends and no request arrives. In
+other steps the decoding sequences are advanced as a whole. The times are the same as if all were computed one by one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["Job", "VirtualReplica"]
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A request in virtual time, in seconds.
+    """Request in virtual time, in seconds.
 
-    output_tokens  how many come before it ends: no router knows
-    hashes         of the prompt's full blocks
-    first_s        when the first token came; None: not yet
-    done_s         when the last one did
-    stored_tokens  of the prompt, that a store of prefixes had by the first token
+    output_tokens  tokens until it ends, which no router knows
+    hashes         hashes of the prompt's full blocks
+    first_s        time of the first token; None before it
+    done_s         time of the last token; None before it
+    stored_tokens  tokens of the prompt that a prefix store had at the time of the first token
     """
 
     request: Request
@@ -48,7 +48,9 @@ class Job:
 
 @dataclass(slots=True)
 class _Step:
-    """What is being computed: a plan beside what is steady, or `count` steps of the steady ones alone."""
+    """Step in progress: a plan together with the decoding sequences, or `count` steps of the decoding sequences
+    alone.
+    """
 
     began: float
     ends: float
@@ -58,7 +60,9 @@ class _Step:
 
 
 class VirtualReplica:
-    """`add` what comes, `begin` what is next, and `end` it when its time has come."""
+    """Replica in virtual time, whose caller must `add` requests, `begin` the next step, and `end` it when its time has
+    come.
+    """
 
     def __init__(
         self,
@@ -84,7 +88,7 @@ class VirtualReplica:
         )  # fmt: skip
         self._jobs: dict[int, Job] = {}  # by sequence id
         self._number = 0
-        self._prompt_tokens = self._cached_tokens = 0  # of those that have begun
+        self._prompt_tokens = self._cached_tokens = 0  # tokens of the requests that have their first token
         self._step: _Step | None = None
 
     def load(self) -> ReplicaLoad:
@@ -99,11 +103,15 @@ class VirtualReplica:
         return self.scheduler.num_running + len(self.scheduler.waiting)
 
     def holds(self, job: Job) -> bool:
-        """Whether its KV would fit if it were alone."""
+        """Return whether a request's KV would fit if it were alone."""
         return blocks_for(job.prompt_tokens + job.output_tokens) <= self.scheduler.pool.total
 
     def add(self, now: float, job: Job) -> None:
-        """Raises Overloaded. It is seen by the next step; steps that are taken together end with the present one."""
+        """Add a request. Raises Overloaded where admission refuses it.
+
+        The next step takes it into account; if several steps are being computed together, they end with the present
+        one.
+        """
         self._now = now
         self._admission.enter(job.prompt_tokens)
         self._number += 1
@@ -120,16 +128,16 @@ class VirtualReplica:
         self.scheduler.add(sequence)
 
     def _together(self) -> int:
-        """Steps that may be taken as one."""
+        """Return the number of steps that may be computed together."""
         return self.scheduler.together()
 
     @property
     def wakes(self) -> float | None:
-        """When something comes by itself; None: nothing does."""
+        """Time of the next event that happens without a step, such as a fetched prefix; None if there is none."""
         return None
 
     def begin(self, now: float) -> float | None:
-        """When what begins now will have ended; None: there is nothing to do."""
+        """Begin the next step and return when it ends; None if there is nothing to do."""
         self._now = now
         assert self._step is None
         scheduler = self.scheduler
@@ -147,7 +155,7 @@ class VirtualReplica:
         return self._step.ends
 
     def _seconds(self, plan: StepPlan) -> float:
-        """Of the plan and what is steady, as the runner has it (`runner.seconds_of`)."""
+        """Return the seconds of a step with the plan and the decoding sequences, as `runner.seconds_of` counts them."""
         decodes, context = len(self.scheduler.steady), self.scheduler.steady.context
         prefills = []
         for item in plan.items:
@@ -163,7 +171,7 @@ class VirtualReplica:
         return self._step.ends
 
     def end(self, now: float) -> list[Job]:
-        """What has come to its first token or to its end with what ended now."""
+        """End the step in progress, and return the requests whose first or last token it has produced."""
         step, self._step = self._step, None
         assert step is not None
         self._now = now
@@ -214,7 +222,9 @@ class VirtualReplica:
         return job
 
     def _finish(self, ended: list[Sequence]) -> list[Job]:
-        """In the order of their rank: in that their blocks are forgotten."""
+        """Remove the sequences that have ended, in the order of their rank, which is the order in which their blocks
+        are evicted.
+        """
         done = []
         for sequence in sorted(ended, key=lambda sequence: sequence.rank):
             job = self._jobs.pop(sequence.id)
@@ -224,7 +234,9 @@ class VirtualReplica:
         return done
 
     def _hashes(self, job: Job) -> list[bytes]:
-        """Of all blocks there will be: what nobody else has is known by the number of its sequence."""
+        """Return hashes of all blocks that a request will have; those of its output are made from the sequence's
+        number.
+        """
         blocks = (job.prompt_tokens + job.output_tokens) // BLOCK_TOKENS
         own = [struct.pack("<qq", self._number, block) for block in range(len(job.hashes), blocks)]
         return job.hashes + own

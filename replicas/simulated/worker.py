@@ -1,4 +1,4 @@
-"""A worker whose device is simulated in real time: `motley serve --simulate`."""
+"""Worker whose device is simulated in real time, for `motley serve --simulate`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIMULATED = "simulated"
 
 
 def shape_of(checkpoint: Checkpoint, name: str) -> ModelShape:
-    """A checkpoint's model, as the roofline sees it."""
+    """Return the shape of a checkpoint's model for the roofline."""
     config = checkpoint.config
     return ModelShape(
         name, config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
@@ -38,7 +38,9 @@ def shape_of(checkpoint: Checkpoint, name: str) -> ModelShape:
 
 
 def weights_of(checkpoint: Checkpoint, gpu: DeviceSpec) -> Weights:
-    """As that GPU would hold the largest linear of a layer: what its kernels do not take is written out."""
+    """Return how that GPU would hold the largest linear of a layer; what its kernels do not take is held
+    unquantized.
+    """
     [place] = [place for place in table() if place.device is gpu]
     decoder = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, place.ops())
     pairs = list(zip(decoder.layers[0].linears, linear_shapes(checkpoint.config), strict=True))
@@ -48,7 +50,9 @@ def weights_of(checkpoint: Checkpoint, gpu: DeviceSpec) -> Weights:
 
 
 def stand_in(device: SimulatedDevice, rng: random.Random, hidden: float = HIDDEN) -> StandIn:
-    """The device, off what everybody knows of it by up to `hidden`."""
+    """Return a stand-in engine for the device, whose true speed differs from its profile by up to the share
+    `hidden`.
+    """
     true = device.hidden(rng, hidden)
     name = f"{device.device.name}, simulated with {device.model.name} in {device.weights}"
     takes = "the time of the roofline"
@@ -64,12 +68,15 @@ def stand_in(device: SimulatedDevice, rng: random.Random, hidden: float = HIDDEN
 
 
 class SimulatedWorker(Worker):
-    """The real worker, engine, scheduler and KV accounting. Its profile's rates are the roofline's, not those it has.
+    """Real worker, engine, scheduler and KV accounting over a simulated device. The rates in its profile are the
+    roofline's, not the device's true ones.
 
-    gpu       by the name that torch gives it, or by what sets it apart ("P40")
-    shape     name of the model whose time it takes; None: that of the checkpoint, whose tokens it says anyway
-    hidden    how far it may be off what its profile says; seed: by how much it is; None: by chance
-    attained  what its profile says that kernels reach there
+    gpu       torch's name of the GPU, or a part that identifies it ("P40")
+    shape     name of the model whose time steps take; None for that of the checkpoint, whose tokens are used in either
+              case
+    hidden    share by which the true speed may differ from the profile
+    seed      seed of that difference; None for a random one
+    attained  shares of the roofline that its profile assumes kernels to reach
     """
 
     def __init__(
