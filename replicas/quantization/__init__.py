@@ -1,1 +1,1 @@
-"""Quantization formats: one class in one file each."""
+"""Quantization formats of checkpoints: one class in one file each."""

@@ -1,4 +1,4 @@
-"""auto-round's own exports: the layout of GPTQ, of AWQ or of FP8 under its name, as `packing_format` says."""
+"""Checkpoints that auto-round writes under its own name: the layout of GPTQ, AWQ or FP8, as `packing_format` says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _LAYOUTS = ("auto_round:auto_gptq", "auto_round:auto_awq", "auto_round:fp8")
 
 
 def read_auto_round(config: Fields, names: Collection[str] = ()) -> Format:
-    """From the `quantization_config` of config.json. Raises CheckpointError naming a key that is not supported."""
+    """Return the format from the `quantization_config` of config.json. Raises CheckpointError naming a key that is not
+    supported.
+    """
     layout = config.choice("packing_format", _LAYOUTS)
     inner = Fields({k: v for k, v in config.raw.items() if k != "packing_format"}, config.file, config.prefix)
     if layout == "auto_round:auto_gptq":

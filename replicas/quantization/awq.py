@@ -1,9 +1,9 @@
-"""AWQ as AutoAWQ's GEMM layout has it: 4 bit codes, eight to an int32, one scale and zero point per group.
+"""AWQ checkpoints in AutoAWQ's GEMM layout: 4 bit codes, eight to an int32, one scale and zero point per group.
 
-Of a layer [N, K] with G = K / group_size groups:
+A layer [N, K] with G = K / group_size groups has:
 
     qweight  int32 [K, N / 8]   codes of eight outputs of one input feature in a word
-    qzeros   int32 [G, N / 8]   zero points, in words likewise
+    qzeros   int32 [G, N / 8]   zero points, eight to a word in the same order
     scales   float [G, N]
 
 Nibble i of a word, the lowest first, is output ORDER[i] of its eight.
@@ -29,7 +29,7 @@ from .words import ACTIVATIONS, GROUP_SIZES, INTS, check_only_weights, check_wor
 
 BITS = 4
 PER_WORD = 8
-ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each nibble
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # output of each nibble, the lowest nibble first
 
 _READ = (
     ACTIVATIONS
@@ -44,9 +44,9 @@ _LAYOUTS = ("gemm", "GEMM")
 
 @dataclass(frozen=True, slots=True)
 class AWQ:
-    """One checkpoint's flavour of AWQ.
+    """AWQ format with one checkpoint's settings.
 
-    unconverted  modules whose layers are not quantized
+    unconverted  names of modules whose layers are not quantized
     """
 
     group_size: int
@@ -56,10 +56,11 @@ class AWQ:
 
     @classmethod
     def read(cls, config: Fields, names: Collection[str] = ()) -> AWQ:
-        """From the `quantization_config` of config.json, or AutoAWQ's quant_config.json.
+        """Return the format from the `quantization_config` of config.json, or from AutoAWQ's quant_config.json.
 
-        Zero points are those of the file, also where `zero_point` is false: then they all stand for the middle.
-        names: of the checkpoint's tensors, which tell what `modules_to_not_convert` means
+        Zero points are read from the file even where `zero_point` is false: then all are the middle code.
+
+        names  names of the checkpoint's tensors, which show which layers `modules_to_not_convert` means
 
         Raises CheckpointError naming a key that asks for what is not supported or not understood.
         """
@@ -112,7 +113,7 @@ class AWQ:
             scales=weights.take(f"{name}.scales", of_group, linear.outputs()).clone().t().contiguous(),
             zeros=_by_outputs(weights.take(f"{name}.qzeros", of_group, words)),
             bits=BITS,
-            group_size=min(group, codes.shape[1]),  # part of a layer that is one group
+            group_size=min(group, codes.shape[1]),  # less where a rank has part of a layer that is one group
             bias=bias_of(weights, linear, dtype),
         )
 
@@ -123,7 +124,9 @@ class AWQ:
 
 
 def _either(config: Fields, key: str, older: str) -> int:
-    """AutoAWQ has other names in a file of its own. Raises CheckpointError where both are there and differ."""
+    """Return an integer that AutoAWQ calls `older` in its own file. Raises CheckpointError where both names exist and
+    differ.
+    """
     found = [config.integer(name, -1, 1 << 20) for name in (key, older) if name in config]
     if len({*found}) > 1:
         raise config.error(older, f"the same as {key}, {found[0]}")
@@ -131,7 +134,7 @@ def _either(config: Fields, key: str, older: str) -> int:
 
 
 def _by_outputs(words: torch.Tensor) -> torch.Tensor:
-    """int32 [R, N / 8] -> uint8 [N, R], outputs in their own order."""
+    """Unpack words, int32 [R, N / 8], to uint8 [N, R], with outputs in their own order."""
     nibbles = unpack(words, BITS).view(*words.shape, PER_WORD)
     of_outputs = [ORDER.index(output) for output in range(PER_WORD)]
     return nibbles[:, :, of_outputs].flatten(1).t().contiguous()

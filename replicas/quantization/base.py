@@ -1,4 +1,4 @@
-"""What a checkpoint format is: which tensors a linear layer has in it, and how they become a weight."""
+"""Interface of a checkpoint format: which tensors a linear layer has in it, and how they become a weight."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a tensor must look like: shape, and the dtypes it may have by safetensors' names.
+    """Requirements on a tensor: its shape, and the dtypes that it may have, by safetensors' names.
 
-    problem  what is wrong with its values, if anything; None: floats must be finite
-    others   shapes that it may have instead
+    optional  whether it may be absent
+    problem   returns what is wrong with its values, if anything; None to require that floats are finite
+    others    shapes that it may have instead
     """
 
     shape: tuple[int, ...]
@@ -34,10 +35,10 @@ Span = tuple[int, int]  # [first, last)
 
 @dataclass(frozen=True, slots=True)
 class LinearSpec:
-    """A linear layer [out_features, in_features] by its name in the checkpoint.
+    """Linear layer [out_features, in_features] by its name in the checkpoint, or a part of it.
 
-    rows     which of its outputs are wanted; None: all
-    columns  likewise of its inputs
+    rows     range of its outputs that is wanted; None for all
+    columns  range of its inputs that is wanted; None for all
     """
 
     name: str
@@ -48,7 +49,7 @@ class LinearSpec:
     columns: Span | None = None
 
     def outputs(self, unit: int = 1) -> slice:
-        """Which are wanted, in units of so many; whole ones, as `Format.units` has it."""
+        """Return the wanted outputs as a slice in units of so many, which must be whole, as `Format.units` says."""
         return _in_units(self.rows, unit)
 
     def inputs(self, unit: int = 1) -> slice:
@@ -56,7 +57,7 @@ class LinearSpec:
 
     @property
     def adds_bias(self) -> bool:
-        """Of parts whose outputs are summed, one has the bias."""
+        """Whether this part adds the bias: of parts whose outputs are summed only the first does."""
         return self.bias and (self.columns is None or self.columns[0] == 0)
 
 
@@ -65,19 +66,20 @@ def _in_units(span: Span | None, unit: int) -> slice:
 
 
 def is_part(name: str, modules: Collection[str]) -> bool:
-    """Whether a layer is one of these modules or within one, by whole parts of its name.
+    """Return whether a layer is one of these modules or within one, by whole parts of its name.
 
-    "self_attn", "layers.0.mlp" and "model.layers.0" name several layers, and "mlp.gate" not mlp.gate_proj.
+    "self_attn", "layers.0.mlp" and "model.layers.0" name several layers, and "mlp.gate" does not name mlp.gate_proj.
     """
     return any(f".{module}." in f".{name}." for module in modules)
 
 
 def left_plain(names: Collection[str], modules: Collection[str], mark: str) -> tuple[str, ...]:
-    """Layers that a config calls unquantized, by whole parts of their names or by any part of them, and that are.
+    """Return the layers that a config calls unquantized, by whole parts of their names or by any part of them, and that
+    are.
 
-    names    of the checkpoint's tensors
-    modules  as the config has them: its writers read "gate" as one of both
-    mark     the last part of the name of a tensor that a quantized layer has
+    names    names of the checkpoint's tensors
+    modules  as the config has them; some writers read "gate" as any part of a name, others as a whole part
+    mark     last part of the name of a tensor that each quantized layer has
     """
     plain = {name.removesuffix(".weight") for name in names if name.endswith(".weight")}
     plain -= {name.removesuffix(f".{mark}") for name in names if name.endswith(f".{mark}")}
@@ -85,11 +87,11 @@ def left_plain(names: Collection[str], modules: Collection[str], mark: str) -> t
 
 
 class Format(Protocol):
-    """A format is one class in one file, and one line in registry.py."""
+    """Protocol of a checkpoint format. A format is one class in one file, and one line in the registry."""
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """Name of the format for users."""
         ...
 
     @property
@@ -98,31 +100,31 @@ class Format(Protocol):
         ...
 
     def tensors(self, linear: LinearSpec) -> dict[str, TensorSpec]:
-        """The tensors of a layer by full name. Raises CheckpointError if the format cannot hold it."""
+        """Return the tensors of a layer by full name. Raises CheckpointError if the format cannot hold it."""
         ...
 
     def linear(self, weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> Weight:
-        """Take a layer's tensors, or what its rows and columns need of them. `dtype`: of the activations; unquantized
-        tensors are cast to it.
+        """Take a layer's tensors, or what its rows and columns need of them, and return its weight.
 
-        Columns of a weight with a permutation are those of that order, and it names features of the whole input.
+        dtype  dtype of the activations, to which unquantized tensors are cast
 
-        Raises CheckpointError naming file and tensor.
+        Columns of a weight with a permutation count in the permuted order, and the permutation names features of the
+        whole input. Raises CheckpointError naming file and tensor.
         """
         ...
 
     def units(self, linear: LinearSpec) -> tuple[int, int]:
-        """Its outputs can be divided at multiples of the one, its inputs at multiples of the other."""
+        """Return the numbers at multiples of which a layer's outputs and its inputs can be divided."""
         ...
 
 
 def fuse(weights: Sequence[Weight]) -> list[Weight]:
-    """One weight of stacked rows where the members allow it, else the members themselves.
+    """Return one weight of stacked rows where the members allow it, else the members themselves.
 
-    y of the fused one is the members' y side by side, to the bit: rows are independent.
+    The output of the fused weight is the members' outputs side by side, to the bit, since rows are independent.
     """
     if len(weights) == 1 and not isinstance(weights[0], Fp8Weight):
-        return [*weights]  # of fp8 the scales are brought to one for each row, below
+        return [*weights]  # a single fp8 weight goes on, to have its scales expanded to one for each row
     dense = [weight for weight in weights if isinstance(weight, DenseWeight)]
     if len(dense) == len(weights):
         return [DenseWeight(concat_parts([weight.weight for weight in dense]), _stacked_bias(weights))]
@@ -144,7 +146,7 @@ def fuse(weights: Sequence[Weight]) -> list[Weight]:
 
 
 def _stacked_scales(weights: Sequence[Fp8Weight]) -> torch.Tensor | None:
-    """None where a block would lie in two members, or only some have blocks."""
+    """Return the scales of stacked weights; None where a block would lie in two members, or only some have blocks."""
     in_blocks = [weight.in_blocks for weight in weights]
     if not any(in_blocks):
         return concat_parts([weight.scales.expand(weight.shape[0], 1) for weight in weights])
@@ -162,7 +164,7 @@ def _alike(one: GroupedWeight, other: GroupedWeight) -> bool:
 
 
 def _stacked_bias(weights: Sequence[Weight]) -> torch.Tensor | None:
-    """Members without a bias count as zero; None if none has one."""
+    """Return the stacked bias, in which members without one count as zero; None if none has one."""
     some = next((weight.bias for weight in weights if weight.bias is not None), None)
     if some is None:
         return None

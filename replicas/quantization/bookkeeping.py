@@ -1,9 +1,9 @@
-"""Keys of a quantization config that say how a file was made, by the libraries that write them, and what an unknown one
-may be.
+"""Check of the keys of a quantization config that a reader does not read.
 
-A reader names the keys that it reads. Of all others those in WRITERS are of no matter to what the tensors mean, and
-those whose name says that they tell where a file comes from are taken with a line in the log. What is left may change
-what the numbers mean, so it is refused by name, unless its value says nothing (null, false, empty).
+A reader names the keys that it reads. Of all others, those in WRITERS, by the libraries that write them, say how a file
+was made and do not affect what the tensors mean. Keys whose name says that they tell where a file comes from are
+accepted with a line in the log. Any other key may change what the numbers mean, so it is refused by name, unless its
+value says nothing (null, false, empty).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ WRITERS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "compressed-tensors and llm-compressor": frozenset(
             {"version", "global_compression_ratio", "quantization_status", "observer", "observer_kwargs"}
         ),
-        # of experts, which no family here has, of how transformers is to load it, and with which kernels to run it
+        # Keys on experts, which no family here has, on how transformers is to load the model, and with which kernels.
         "transformers": frozenset(
             {
                 *("expert_dtype", "dequantize", "run_compressed", "backend", "use_optimized_inference", "device_map"),
@@ -68,7 +68,7 @@ WRITERS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     }
 )
 _KNOWN = frozenset().union(*WRITERS.values())
-# The last words of names that tell where a file comes from, who made it and how long that took.
+# Last words of keys that say where a file comes from, who made it and how long that took.
 _ORIGIN = re.compile(
     r"(^|_)(version|provider|author|tool|url|uri|license|comment|notes?|description|date|time|timestamp|seconds|"
     r"duration|seed|nsamples|samples|seqlen|iters|epochs|lr|path|dir|hostname|verbose)$"
@@ -76,7 +76,9 @@ _ORIGIN = re.compile(
 
 
 def check_keys(config: Fields, read: Collection[str]) -> None:
-    """`read`: the keys that the caller reads. Raises CheckpointError naming one that may change what tensors mean."""
+    """Raise CheckpointError naming a key that is not in `read`, the keys that the caller reads, and may change what
+    tensors mean.
+    """
     for key in config.raw:
         if key in read or key in _KNOWN or not config.says(key):
             continue

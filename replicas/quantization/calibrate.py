@@ -18,7 +18,9 @@ LayerInput = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def layer_inputs(run: Callable[[Tensor], object], first: nn.Module, batches: Iterable[Tensor]) -> list[LayerInput]:
-    """What the first decoder layer is called with when ``run`` takes each batch of token ids int64 [B, T]."""
+    """Return the arguments with which the first decoder layer is called when ``run`` takes each batch of ids int64 [B,
+    T].
+    """
     seen: list[LayerInput] = []
 
     def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -34,7 +36,7 @@ def layer_inputs(run: Callable[[Tensor], object], first: nn.Module, batches: Ite
 
 
 def linear_of(layer: nn.Module, name: str) -> nn.Linear:
-    """The named submodule; raises TypeError if it is not a linear layer."""
+    """Return the named submodule; raises TypeError if it is not a linear layer."""
     module = layer.get_submodule(name)
     if not isinstance(module, nn.Linear):
         raise TypeError(f"{name} is a {type(module).__name__}; GPTQ quantizes nn.Linear")
@@ -42,7 +44,7 @@ def linear_of(layer: nn.Module, name: str) -> nn.Linear:
 
 
 def watch(layer: nn.Module, names: Sequence[str], inputs: Sequence[LayerInput]) -> dict[str, Hessian]:
-    """Hessians of the named linear layers while ``layer`` runs over its inputs."""
+    """Return the Hessians of the named linear layers, collected while ``layer`` runs over its inputs."""
     linears = {name: linear_of(layer, name) for name in names}
     hessians = {name: Hessian(linear.in_features) for name, linear in linears.items()}
 

@@ -15,14 +15,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-BLOCK_COLUMNS = 128  # columns rounded before the rest is updated, where groups do not already say so
+BLOCK_COLUMNS = 128  # most columns that are rounded before the rest is updated; a group may have fewer
 SHRINK_STEPS = 20  # candidate ranges per group, from the full range down to SHRINK_TO of it
 SHRINK_TO = 0.75
 
 
 @dataclass(frozen=True)
 class GPTQSettings:
-    """How to quantize; ``group_size`` -1 makes one group of the whole row."""
+    """Settings of GPTQ; ``group_size`` -1 makes one group of the whole row."""
 
     bits: int = 4
     group_size: int = 128
@@ -43,26 +43,26 @@ class GPTQSettings:
 
     @property
     def max_code(self) -> int:
-        """The largest code, 15 or 255."""
+        """Largest code, 15 or 255."""
         return (1 << self.bits) - 1
 
     @property
     def zero_offset(self) -> int:
-        """What is subtracted from a zero point before it is stored: 1 in v1, 0 in v2.
+        """Number that is subtracted from a zero point before it is stored: 1 in v1, 0 in v2.
 
         It is also the least zero point used: v1 readers differ on whether a stored -1 comes back as 0 or 16.
         """
         return 1 if self.checkpoint_format == "gptq" else 0
 
     def group_columns(self, columns: int) -> int:
-        """Columns per group for K ``columns``; raises ValueError where the groups do not divide K."""
+        """Return the columns per group for K ``columns``; raises ValueError where the groups do not divide K."""
         size = columns if self.group_size == -1 else self.group_size
         if columns % size:
             raise ValueError(f"K = {columns} is not a multiple of group_size {size}")
         return size
 
     def describe(self) -> dict[str, Any]:
-        """The ``quantization_config`` of a Hugging Face ``config.json``."""
+        """Return the ``quantization_config`` of a Hugging Face ``config.json``."""
         return {
             "quant_method": "gptq",
             "bits": self.bits,
@@ -91,31 +91,31 @@ class Quantized:
     g_idx: Tensor
 
     def dequantize(self) -> Tensor:
-        """fp32 [N, K]: (code - zero) * scale."""
+        """Return the weight, fp32 [N, K]: (code - zero) * scale."""
         group = self.g_idx.long()
         return ((self.codes - self.zeros[group]) * self.scales[group].float()).T.contiguous()
 
 
 @dataclass(frozen=True)
 class Grid:
-    """One group's rounding grid: scale fp32 [N] (exactly representable in fp16), zero fp32 [N], integral."""
+    """Rounding grid of one group: scale fp32 [N] (exactly representable in fp16), zero fp32 [N], integral."""
 
     scale: Tensor
     zero: Tensor
     max_code: int
 
     def encode(self, values: Tensor) -> Tensor:
-        """Nearest codes as fp32 [N, C] for fp32 [N, C]."""
+        """Return the nearest codes as fp32 [N, C] for fp32 [N, C]."""
         codes = torch.round(values / self.scale[:, None]) + self.zero[:, None]
         return codes.clamp_(0, self.max_code)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """fp32 [N, C] values of fp32 [N, C] codes."""
+        """Return fp32 [N, C] values of fp32 [N, C] codes."""
         return (codes - self.zero[:, None]) * self.scale[:, None]
 
 
 def fit_grid(values: Tensor, settings: GPTQSettings, shrink: float = 1.0) -> Grid:
-    """The grid over ``shrink`` times the range of fp32 [N, C] values; zero itself is always on the grid."""
+    """Return the grid over ``shrink`` times the range of fp32 [N, C] values; zero itself is always on the grid."""
     low = values.amin(1).clamp(max=0) * shrink
     high = values.amax(1).clamp(min=0) * shrink
     if settings.sym:
@@ -131,7 +131,7 @@ def fit_grid(values: Tensor, settings: GPTQSettings, shrink: float = 1.0) -> Gri
 
 
 def best_grid(values: Tensor, settings: GPTQSettings) -> Grid:
-    """Per row, the grid among SHRINK_STEPS ranges with the least squared error on fp32 [N, C] values.
+    """Return for each row the grid among SHRINK_STEPS ranges with the least squared error on fp32 [N, C] values.
 
     Clipping the largest weights a little pays at 4 bits, where a finer step helps all the others.
     """
@@ -159,20 +159,20 @@ class Hessian:
         self.total = torch.zeros(self.columns, self.columns)
 
     def add(self, inputs: Tensor) -> None:
-        """Take in activations [..., K]."""
+        """Add activations [..., K] to the mean."""
         flat = inputs.detach().reshape(-1, self.columns).float()
         self.total += flat.T @ flat
         self.rows += len(flat)
 
     def mean(self) -> Tensor:
-        """fp32 [K, K]; raises ValueError before any input was seen."""
+        """Return the mean, fp32 [K, K]; raises ValueError before any input was seen."""
         if not self.rows:
             raise ValueError("no calibration input reached this layer")
         return self.total / self.rows
 
 
 def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
-    """Upper Cholesky factor U of the damped inverse Hessian, H⁻¹ = Uᵀ U; fp32 [K, K] for fp32 [K, K].
+    """Return the upper Cholesky factor U of the damped inverse Hessian, H⁻¹ = Uᵀ U; fp32 [K, K] for fp32 [K, K].
 
     Row i of U holds all that the algorithm needs once columns before i are fixed (section 3.3 of the paper).
     """
@@ -223,7 +223,7 @@ def round_block(values: Tensor, factor: Tensor, grid: Grid) -> tuple[Tensor, Ten
 
 
 def round_to_nearest(weight: Tensor, settings: GPTQSettings) -> Quantized:
-    """The baseline without calibration: each weight [N, K] to its nearest code on the same kind of grid."""
+    """Round each weight [N, K] to its nearest code on the same kind of grid: the baseline without calibration."""
     columns = weight.shape[1]
     size = settings.group_columns(columns)
     parts = torch.split(weight.detach().float(), size, dim=1)
@@ -233,7 +233,7 @@ def round_to_nearest(weight: Tensor, settings: GPTQSettings) -> Quantized:
 
 
 def collect(codes: Tensor, grids: Sequence[Grid], order: Tensor, size: int) -> Quantized:
-    """Codes fp32 [N, K] in working ``order`` back to the layer's own column order."""
+    """Return codes fp32 [N, K] in working ``order`` as a `Quantized` in the layer's own column order."""
     place = torch.argsort(order)
     return Quantized(
         codes=codes[:, place].T.to(torch.int32).contiguous(),
@@ -244,7 +244,9 @@ def collect(codes: Tensor, grids: Sequence[Grid], order: Tensor, size: int) -> Q
 
 
 def pack_rows(values: Tensor, bits: int) -> Tensor:
-    """Non-negative integers [R, C] below 2**bits into int32 [R * bits / 32, C], the first row lowest."""
+    """Pack non-negative integers [R, C] below 2**bits into int32 [R * bits / 32, C], the first row in the lowest
+    bits.
+    """
     per_word = 32 // bits
     if len(values) % per_word:
         raise ValueError(f"{len(values)} rows do not fill whole 32-bit words of {per_word}")
@@ -255,17 +257,17 @@ def pack_rows(values: Tensor, bits: int) -> Tensor:
 
 
 def unpack_rows(words: Tensor, bits: int) -> Tensor:
-    """The inverse of :func:`pack_rows`: int32 [R * bits / 32, C] to int32 [R, C]."""
+    """Unpack int32 [R * bits / 32, C] to int32 [R, C]: the inverse of :func:`pack_rows`."""
     shifts = torch.arange(0, 32, bits)[None, :, None]
     lanes: Tensor = (words.to(torch.int64)[:, None, :] >> shifts) & ((1 << bits) - 1)
     return lanes.reshape(-1, words.shape[1]).to(torch.int32)
 
 
 def pack(quantized: Quantized, settings: GPTQSettings) -> dict[str, Tensor]:
-    """Checkpoint tensors, with P = 32 / bits values to a word.
+    """Return a weight's checkpoint tensors, with P = 32 / bits values to a word.
 
-    qweight int32 [K/P, N], qzeros int32 [G, N/P] (zero - 1 in v1, zero itself in v2), scales fp16 [G, N],
-    g_idx int32 [K]. Raises ValueError where K or N is not a multiple of P.
+    qweight int32 [K/P, N], qzeros int32 [G, N/P] (zero - 1 in v1, zero itself in v2), scales fp16 [G, N], g_idx int32
+    [K]. Raises ValueError where K or N is not a multiple of P.
     """
     zeros = quantized.zeros - settings.zero_offset
     return {
@@ -277,7 +279,7 @@ def pack(quantized: Quantized, settings: GPTQSettings) -> dict[str, Tensor]:
 
 
 def unpack(tensors: dict[str, Tensor], settings: GPTQSettings) -> Quantized:
-    """The inverse of :func:`pack`."""
+    """Return the `Quantized` weight of checkpoint tensors: the inverse of :func:`pack`."""
     zeros = unpack_rows(tensors["qzeros"].T, settings.bits).T + settings.zero_offset
     codes = unpack_rows(tensors["qweight"], settings.bits)
     return Quantized(codes, tensors["scales"], zeros.contiguous(), tensors["g_idx"])

@@ -1,9 +1,9 @@
 """FP8 checkpoints as compressed-tensors writes them, the library behind llm-compressor ("FP8_DYNAMIC", "FP8_BLOCK").
 
-`quantization_config.config_groups` says how layers are held, and `ignore` which are not. What is read is `format`
+`quantization_config.config_groups` says how layers are held, and `ignore` which are not. Supported is `format`
 "float-quantized" with weights of 8 bits and one scale for each output ("channel"), for all ("tensor") or for each block
-of 128 x 128 ("block"), and with activations that are rounded when they come ("dynamic"): the tensors of fp8.py, whose
-scales are always called weight_scale. Other formats are refused by name.
+of 128 x 128 ("block"), and with activations that are rounded as they are computed ("dynamic"): the tensors of the FP8
+format, with scales that are always called weight_scale. Other formats are refused by name.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ _OF_TENSORS = frozenset(
 
 
 def read_compressed(config: Fields, names: Collection[str] = ()) -> FP8:
-    """From the `quantization_config` of config.json; `names` are those of the checkpoint's tensors.
+    """Return the format from the `quantization_config` of config.json.
 
-    Which layers of `ignore` are plain the file tells, since it may name them by regular expressions.
+    names  names of the checkpoint's tensors, which show which layers of `ignore` are unquantized, since it may name
+           them by regular expressions
+
     Raises CheckpointError naming a key that asks for what is not supported or not understood.
     """
     check_keys(config, _READ)
@@ -48,7 +50,7 @@ def read_compressed(config: Fields, names: Collection[str] = ()) -> FP8:
             raise config.error(key, "this key to be absent: it is not supported")
     sparsity = config.section("sparsity_config")
     if sparsity is not None and sparsity.raw:
-        sparsity.choice("format", ("dense",))  # older files say so of weights that are not sparse
+        sparsity.choice("format", ("dense",))  # older files have this for weights that are not sparse
     strategies = {_strategy(config, group) for group in _groups(config)}
     if len(strategies) > 1:
         raise config.error("config_groups", "groups that hold their weights alike")
@@ -65,7 +67,7 @@ def _groups(config: Fields) -> list[str]:
 
 
 def _strategy(config: Fields, name: str) -> str:
-    """That of a group's weights; whatever else it says is held to what can be read."""
+    """Return the strategy of a group's weights, after checking that everything else the group says is supported."""
     groups = config.section("config_groups")
     group = groups.section(name) if groups is not None else None
     weights = group.section("weights") if group is not None else None

@@ -1,4 +1,4 @@
-"""Unquantized tensors: fp32, fp16, bf16."""
+"""Format of unquantized tensors: fp32, fp16, bf16."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .base import FLOATS, LinearSpec, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """`weight` [N, K] and perhaps `bias` [N]."""
+    """Unquantized format: a layer has `weight` [N, K] and perhaps `bias` [N]."""
 
     name: str = "none"
     quantizes_head: bool = False
@@ -32,7 +32,10 @@ class Dense:
 
 
 def bias_of(weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> torch.Tensor | None:
-    """[N], or None where the layer, or this part of it, adds none: then it is taken too, and not left over."""
+    """Return a layer's bias [N]; None where the layer, or this part of it, adds none.
+
+    A bias that another part adds is taken from the weights as well, so that it does not count as left over.
+    """
     if not linear.bias:
         return None
     bias = weights.take_finite(f"{linear.name}.bias", dtype, linear.outputs())

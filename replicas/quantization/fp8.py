@@ -1,15 +1,15 @@
-"""FP8 checkpoints: weights in e4m3, with a scale for each block of 128 x 128, for each output or for all.
+"""FP8 checkpoints: weights in e4m3, with a scale for each block of 128 x 128, for each output, or for all.
 
-Of a layer [N, K]:
+A layer [N, K] has:
 
     weight            e4m3 [N, K]
     weight_scale_inv  float [ceil(N / 128), ceil(K / 128)]   where `weight_block_size` is [128, 128]
     weight_scale      float [N, 1], [1, 1], [1] or []        elsewhere
 
-Some writers have the one name where others have the other: the file says which.
+Some writers use the one name where others use the other: the names of the file's tensors decide.
 
-w[n, k] = scale * weight[n, k]: both are multiplied by, whatever the name says. Activations are rounded to e4m3 row by
-row when they come ("dynamic"); scales for them that are in the checkpoint ("static") are refused.
+w[n, k] = scale * weight[n, k]: scales of either name are multiplied by. Activations are rounded to e4m3 row by row as
+they are computed ("dynamic"); checkpoints with scales for activations ("static") are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .base import FLOATS, LinearSpec, TensorSpec, is_part, left_plain
 from .bookkeeping import check_keys
 from .dense import Dense, bias_of
 
-LARGEST = 448.0  # of e4m3
+LARGEST = 448.0  # largest number of e4m3
 INVERSE, SCALE = "weight_scale_inv", "weight_scale"
 
 _READ = frozenset(
@@ -40,11 +40,11 @@ _READ = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FP8:
-    """One checkpoint's flavour of FP8.
+    """FP8 format with one checkpoint's settings.
 
     in_blocks    whether scales are of blocks
-    unconverted  modules whose layers are not in fp8
-    scale        the last part of the name of scales
+    unconverted  names of modules whose layers are not in fp8
+    scale        last part of the name of scales
     """
 
     in_blocks: bool
@@ -54,9 +54,9 @@ class FP8:
 
     @classmethod
     def read(cls, config: Fields, names: Collection[str] = ()) -> FP8:
-        """From the `quantization_config` of config.json.
+        """Return the format from the `quantization_config` of config.json.
 
-        names: of the checkpoint's tensors, which tell what scales are called and which layers are not in fp8
+        names  names of the checkpoint's tensors, which show what scales are called and which layers are not in fp8
 
         Raises CheckpointError naming a key that asks for what is not supported or not understood.
         """
@@ -115,7 +115,11 @@ class FP8:
 
 
 def _check_autoround(config: Fields) -> None:
-    """What auto-round says once more in words of its own: 8 bits, and activations that are rounded when they come."""
+    """Check keys of auto-round that repeat the format in its own words: 8 bits, and activations that are rounded
+    dynamically.
+
+    Raises CheckpointError for other values.
+    """
     config.choice("data_type", ("fp", "fp8"), default="fp")
     config.choice("act_data_type", ("fp", "fp8"), default="fp")
     for key in ("bits", "act_bits"):
@@ -126,6 +130,8 @@ def _check_autoround(config: Fields) -> None:
 
 
 def _codes_problem(codes: torch.Tensor) -> str | None:
-    """e4m3 has no infinities, and NaN as all ones, whatever the sign."""
+    """Return a problem with NaN among codes. e4m3 has no infinities, and NaN has all bits set but the sign, which may
+    be either.
+    """
     nan = codes.view(torch.uint8).bitwise_and(0x7F) == 0x7F
     return "has weights that are NaN" if bool(nan.any()) else None

@@ -1,6 +1,6 @@
 """GPTQ checkpoints: 4 and 8 bit codes packed into int32, one scale and zero point per group and output.
 
-Of a layer [N, K] with G = K / group_size groups and P = 32 / bits codes to a word, the lowest bits first:
+A layer [N, K] with G = K / group_size groups and P = 32 / bits codes to a word, the lowest bits first, has:
 
     qweight  int32 [K / P, N]   codes of P input features of one output in a word
     qzeros   int32 [G, N / P]   zero points of P outputs in a word
@@ -9,7 +9,7 @@ Of a layer [N, K] with G = K / group_size groups and P = 32 / bits codes to a wo
 
 w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]) with g = g_idx[k].
 
-`checkpoint_format` "gptq" (v1) stores zero - 1, and 0 comes round as the largest code; "gptq_v2" stores zero.
+`checkpoint_format` "gptq" (v1) stores zero - 1, where 0 wraps to the largest code; "gptq_v2" stores zero.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ _READ = (
 
 @dataclass(frozen=True, slots=True)
 class GPTQ:
-    """One checkpoint's flavour of GPTQ.
+    """GPTQ format with one checkpoint's settings.
 
     zero_offset   what was subtracted from a zero point before storing: 1 in v1, 0 in v2
-    zeros_borrow  v1 as GPTQModel writes it: 1 is subtracted from the packed word's lanes with borrowing
-    desc_act      whether g_idx is likely to be out of order; what it is, it says itself
-    unconverted   layers that are not quantized
+    zeros_borrow  whether 1 was subtracted from the packed word with borrowing between its codes, as GPTQModel does in
+                  v1
+    desc_act      whether g_idx is likely to be out of order; g_idx itself decides
+    unconverted   names of layers that are not quantized
     """
 
     bits: int
@@ -60,9 +61,10 @@ class GPTQ:
 
     @classmethod
     def read(cls, config: Fields, names: Collection[str] = ()) -> GPTQ:
-        """From the `quantization_config` of config.json, or AutoGPTQ's quantize_config.json.
+        """Return the format from the `quantization_config` of config.json, or from AutoGPTQ's quantize_config.json.
 
-        names: of the checkpoint's tensors, which tell what layers are left where only some are listed to be quantized
+        names  names of the checkpoint's tensors, which show the layers that are not quantized where only some are
+               listed to be
 
         Raises CheckpointError naming a key that asks for what is not supported or not understood.
         """
@@ -126,7 +128,7 @@ class GPTQ:
             scales=weights.take(f"{name}.scales", of_group, linear.outputs()).clone().t().contiguous(),
             zeros=self._zeros(zeros).t().contiguous(),
             bits=self.bits,
-            group_size=min(group, codes.shape[1]),  # part of a layer that is one group
+            group_size=min(group, codes.shape[1]),  # less where a rank has part of a layer that is one group
             permutation=None if order is None else order[linear.inputs()],
             bias=_bias(weights, linear, dtype),
         )
@@ -137,15 +139,17 @@ class GPTQ:
         return self.codes_per_word, self.codes_per_word if self.group_size == -1 else self.group_size
 
     def _codes(self, weights: Weights, linear: LinearSpec, order: torch.Tensor | None) -> torch.Tensor:
-        """uint8 [N, K], columns in that order; where there is one they lie scattered, and all are read."""
+        """Return codes, uint8 [N, K], with columns in that order. With an order they are scattered in the file, and all
+        are read.
+        """
         name = f"{linear.name}.qweight"
         if order is None:
             return unpack(weights.take(name, linear.inputs(self.codes_per_word), linear.outputs()).t(), self.bits)
         return unpack(weights.take(name, slice(None), linear.outputs()).t(), self.bits)[:, order[linear.inputs()]]
 
     def _zeros(self, packed: torch.Tensor) -> torch.Tensor:
-        """True zero points, uint8 [G, N]."""
-        if packed.is_meta:  # of an outline by their shape
+        """Return the true zero points, uint8 [G, N]."""
+        if packed.is_meta:  # an outline's tensors have shapes only
             return unpack(packed, self.bits)
         if self.zeros_borrow and self.zero_offset:
             ones = sum(1 << shift for shift in range(0, 32, self.bits))
@@ -159,9 +163,9 @@ class GPTQ:
 
 
 def _unconverted(config: Fields, names: Collection[str]) -> tuple[str, ...]:
-    """Layers that `modules_in_block_to_quantize` leaves out, and that the file holds so.
+    """Return the layers that `modules_in_block_to_quantize` leaves out, and that the file holds unquantized.
 
-    The key has names within a block of the model, "mlp.down_proj", in a list or in lists of those done together.
+    The key has names within a block of the model, "mlp.down_proj", in a list or in lists of those quantized together.
     """
     key = "modules_in_block_to_quantize"
     found = config.raw.get(key) or []
@@ -182,7 +186,9 @@ def _unconverted(config: Fields, names: Collection[str]) -> tuple[str, ...]:
 
 
 def _version(config: Fields) -> str:
-    """GPTQModel's `checkpoint_format` is `format` in its newer files, and some have both."""
+    """Return the version of the format. Newer files of GPTQModel call `checkpoint_format` `format`, and some
+    have both.
+    """
     found = {key: config.choice(key, ("gptq", "gptq_v2")) for key in ("checkpoint_format", "format") if key in config}
     if len({*found.values()}) > 1:
         raise config.error("format", f"the same as checkpoint_format, {found['checkpoint_format']}")
@@ -190,7 +196,7 @@ def _version(config: Fields) -> str:
 
 
 def _permutation(weights: Weights, linear: LinearSpec, *, likely: bool) -> torch.Tensor | None:
-    """Input features in the order of their groups; None where they are in order already."""
+    """Return input features in the order of their groups; None where they are in that order already."""
     name = f"{linear.name}.g_idx"
     if name not in weights:
         return None
@@ -210,7 +216,7 @@ def _groups_problem(groups: torch.Tensor, group: int) -> str | None:
 
 
 def _bias(weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> torch.Tensor | None:
-    """AutoGPTQ stores a bias of zeros for layers that have none; such a one is dropped."""
+    """Return a layer's bias. AutoGPTQ stores a bias of zeros for layers that have none, which is dropped."""
     name = f"{linear.name}.bias"
     if name not in weights:
         return None

@@ -1,6 +1,6 @@
 """Layers that writers leave unquantized by rules of their own: GPTQModel's `dynamic`, auto-round's `extra_config`.
 
-Both may also give single layers other bits or groups, which the layouts here do not have: that is refused by name.
+Both may also give single layers other bits or groups, which these formats cannot have: such a rule is refused by name.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ from .base import left_plain
 __all__ = ["RULES", "left_out"]
 
 RULES: Final = frozenset({"dynamic", "extra_config"})
-PLAIN_BITS = 16  # so many and more are no codes
-_ALIKE = ("bits", "group_size", "sym")  # what a layer may say again
+PLAIN_BITS = 16  # a layer with as many bits or more is not quantized
+_ALIKE = ("bits", "group_size", "sym")  # keys that a layer's rule may repeat
 
 
 def left_out(config: Fields, names: Collection[str]) -> tuple[str, ...]:
-    """Those that the file holds as they were; which a rule means the file tells, as a rule may be an expression.
+    """Return the layers that rules leave out and that the file holds unquantized.
 
-    names: of the checkpoint's tensors. Raises CheckpointError naming a rule that gives a layer codes of its own.
+    The file decides which layers a rule means, since a rule may be a regular expression.
+
+    names  names of the checkpoint's tensors
+
+    Raises CheckpointError naming a rule that gives a layer bits or groups of its own.
     """
     for key, is_plain, wanted in (
         ("dynamic", _leaves_out, "rules that begin with '-:', which leave layers as they are"),

@@ -1,4 +1,4 @@
-"""Which format a checkpoint is in. A new format is a new file and a line here."""
+"""Registry of checkpoint formats. A new format is a new file and a line here."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ READERS: dict[str, Reader] = {
     "gptq": GPTQ.read,
 }
 SECTIONS = ("quantization_config", "compression_config")  # the second in older files of compressed-tensors
-# Files of their own in which AutoGPTQ and AutoAWQ said it before config.json did, and that they still write beside it.
+# Separate files that AutoGPTQ and AutoAWQ wrote before config.json had the section, and still write beside it.
 OWN_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-# What such a file and config.json must agree in: the rest is of no matter, or is there only once.
+# Keys in which such a file and config.json must agree: others do not matter, or are in only one of them.
 _ALIKE = ("quant_method", "bits", "group_size", "sym", "zero_point", "checkpoint_format", "version")
 
 
 def read_format(config: Fields, folder: Path, model: ModelConfig, names: Collection[str] = ()) -> Format:
-    """The format of a checkpoint's linears; `names` are those of its tensors.
+    """Return the format of a checkpoint's linears; `names` are the names of its tensors.
 
     Raises CheckpointError naming what is not supported, and both of two places that differ.
     """
@@ -59,7 +59,9 @@ def read_format(config: Fields, folder: Path, model: ModelConfig, names: Collect
 
 
 def _reader(section: Fields, method: str | None = None) -> Reader:
-    """By `quant_method`, else by `method`, as GPTQModel calls it in newer files, else of that method."""
+    """Return the reader by `quant_method`, else by `method`, as newer files of GPTQModel call it, else the given
+    `method`'s.
+    """
     key = "method" if "method" in section and "quant_method" not in section else "quant_method"
     return READERS[section.choice(key, tuple(READERS), default=method)]
 
