@@ -1,1 +1,1 @@
-"""Model families: each a small description of how its config.json maps to the one decoder."""
+"""Model families: each is a small description of how its config.json maps to the one decoder."""

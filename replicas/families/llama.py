@@ -1,4 +1,4 @@
-"""Llama 1 to 3: biases are optional, nothing slides."""
+"""Llama family, 1 to 3: biases are optional, and no layer has a sliding window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistral: Llama with 8 KV heads unless said otherwise, and a window on every layer."""
+"""Mistral family: Llama with 8 KV heads unless the config says otherwise, and a sliding window on every layer."""
 
 from __future__ import annotations
 

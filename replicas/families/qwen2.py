@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: biases on query, key and value; the upper layers may slide."""
+"""Qwen2 and Qwen2.5 family: biases on query, key and value; the upper layers may have a sliding window."""
 
 from __future__ import annotations
 

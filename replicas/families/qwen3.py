@@ -1,4 +1,4 @@
-"""Qwen3: heads of 128 unless said otherwise, query and key normalised per head, biases optional."""
+"""Qwen3 family: heads of 128 unless the config says otherwise, query and key normalised per head, optional biases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which family reads which checkpoint. A new family is a new file and a line here."""
+"""Registry of model families by the architecture that checkpoints name. A new family is a new file and a line here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BY_MODEL_TYPE = {name.removesuffix("ForCausalLM").lower(): name for name in FAM
 
 
 def read_config(config: Fields) -> ModelConfig:
-    """The decoder that a config.json describes. Raises CheckpointError naming the key at fault."""
+    """Return the decoder that a config.json describes. Raises CheckpointError naming the key at fault."""
     if config.raw.get("auto_map") not in (None, {}):
         raise CheckpointError(
             "the checkpoint wants its own code run, which is never done; use a checkpoint of one of "
@@ -36,7 +36,7 @@ def read_config(config: Fields) -> ModelConfig:
 
 
 def architecture_of(family: str) -> str:
-    """What checkpoints of this family call themselves."""
+    """Return the architecture that checkpoints of this family name."""
     return _BY_MODEL_TYPE[family]
 
 

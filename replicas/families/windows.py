@@ -1,8 +1,8 @@
-"""Which layers slide: how families spell it, and what counts where two keys of it differ.
+"""Sliding windows of layers: the keys by which families describe them, and which key counts where two differ.
 
-Everything is as transformers 5 computes it. A window of null slides nowhere, whatever `use_sliding_window` says; an
-absent one means the family's default. Where a key would be left out of account in silence, it is refused by name if a
-layer would then slide otherwise than it says, and else named in the log.
+Everything is as transformers 5 computes it. With a window of null no layer slides, whatever `use_sliding_window` says;
+without the key the family's default counts. A key that would be ignored is refused by name if a layer would then slide
+otherwise than the key says, and is otherwise named in the log.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OLDER_NAMES = {"attention": FULL}  # as transformers renames them
 
 
 def no_layer(config: Fields) -> Windows:
-    """All layers see everything. A config that says otherwise is refused."""
+    """Return no window for all layers. Raises CheckpointError for a config that says otherwise."""
     count = read_num_layers(config)
     if SLIDING in _types(config, count):
         raise config.error("layer_types", "no sliding window, since this family has none")
@@ -31,7 +31,9 @@ def no_layer(config: Fields) -> Windows:
 
 
 def every_layer(config: Fields, default: int) -> Windows:
-    """All layers slide by `sliding_window`; null switches it off, absence means the family's default."""
+    """Return the window `sliding_window` for all layers; none where it is null, the family's default where it is
+    absent.
+    """
     count = read_num_layers(config)
     window = _window(config, default)
     if (used := config.raw.get("use_sliding_window")) is not None and used is not (window is not None):
@@ -45,7 +47,9 @@ def every_layer(config: Fields, default: int) -> Windows:
 
 
 def upper_layers(config: Fields) -> Windows:
-    """With `use_sliding_window`: the layers that `layer_types` names, else those from `max_window_layers` on."""
+    """Return windows, with `use_sliding_window`, for the layers that `layer_types` names, else for those from
+    `max_window_layers` on.
+    """
     count = read_num_layers(config)
     used = config.boolean("use_sliding_window", False)
     window = _window(config, 4096) if used else None
@@ -71,7 +75,7 @@ def _window(config: Fields, default: int) -> int | None:
 
 
 def _types(config: Fields, count: int) -> tuple[str, ...]:
-    """A name for each layer; none where the file has no such list."""
+    """Return a name for each layer; none where the file has no such list."""
     if "layer_types" not in config:
         return ()
     found = config.raw["layer_types"]
