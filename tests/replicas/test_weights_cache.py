@@ -250,16 +250,16 @@ def test_what_is_known_of_a_checkpoint_may_be_damaged(
     for text in ("", "[]", "{}", known.read_text().replace('"contents": "', '"contents": "00')):
         known.write_text(text)
         assert _start(checkpoint, tmp_path).fingerprint == old.fingerprint
-    assert "is damaged" in caplog.text
+    assert "the digests of a checkpoint are damaged" in caplog.text
 
 
 def test_two_processes_at_once(checkpoint: Path, tmp_path: Path, taken: list[str]) -> None:
     code = (
-        "import sys, torch; from pathlib import Path; from motley.kernels.ops import for_device;"
+        "import sys, torch; from pathlib import Path; from motley.kernels.ops import ops_for_device;"
         "from motley.replicas.model import load_model; from motley.replicas.weights_cache import WeightsCache;"
         "cache = WeightsCache(Path(sys.argv[2]), least_bytes=0);"
         "print('ready', flush=True); sys.stdin.readline();"
-        "print(load_model(sys.argv[1], for_device('cpu', torch.float32, 'exact'), cache=cache).fingerprint)"
+        "print(load_model(sys.argv[1], ops_for_device('cpu', torch.float32, 'exact'), cache=cache).fingerprint)"
     )
     folder = _cache(tmp_path).folder
     command = [sys.executable, "-c", code, str(checkpoint), str(folder)]
@@ -403,13 +403,13 @@ _ENDS = """
 import sys
 from pathlib import Path
 import torch
-from motley.kernels.ops import for_device
+from motley.kernels.ops import ops_for_device
 from motley.replicas import weights_cache
 from motley.replicas.model import load_model
 
 weights_cache.READY_S = 3600.0
 cache = weights_cache.WeightsCache(Path(sys.argv[2]), least_bytes=0)
-load_model(sys.argv[1], for_device(torch.device("cpu"), torch.float32), cache=cache)
+load_model(sys.argv[1], ops_for_device(torch.device("cpu"), torch.float32), cache=cache)
 assert not list(Path(sys.argv[2]).glob("weights/*.safetensors"))
 """
 
