@@ -42,7 +42,7 @@ class Ops(Protocol):
     device: torch.device
     dtype: torch.dtype
     numerics: Numerics
-    choices: Mapping[str, str]  # what was chosen for each op -> why
+    choices: Mapping[str, str]  # op -> the kernel that was chosen for it, and why
 
     @property
     def arithmetic(self) -> str:

@@ -24,8 +24,8 @@ from .paged_batch import PagedBatch, attention_error, random_batch
 
 CONTEXTS = (512, 2048, 8192, 32_768)
 BATCHES = (1, 8, 64)
-_MAX_KV = 8 * 2**30  # bytes
-_MAX_NEW = 2048  # tokens of a step
+_MAX_KV = 8 * 2**30  # most bytes of KV of a shape to tune
+_MAX_NEW = 2048  # most new tokens of a step
 # (heads, kv_heads, head_dim, window) of models not in MODELS: phi-2, phi-3-mini, gemma-3-12b, from their config.json.
 _OTHERS = ((32, 32, 80, 0), (32, 32, 96, 2047), (16, 8, 256, 1024))
 # Head shapes of _OTHERS and of MODELS with the window added or removed; sampled with int8 KV as well.

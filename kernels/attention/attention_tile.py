@@ -34,7 +34,7 @@ TABLES = ("tables", "query_starts", "context_lens")
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Everything about attention that a kernel is compiled for, except its launch config.
+    """Specification of attention: everything that a kernel is compiled for, except its launch config.
 
     dtype  of q and of the result, as Triton's type name
     kv     dtype of the cache, as Triton's type name
@@ -66,7 +66,7 @@ class AttentionSpec:
 
     @property
     def group(self) -> int:
-        """Query heads that share a KV head."""
+        """Number of query heads that share a KV head."""
         return self.heads // self.kv_heads
 
     @property

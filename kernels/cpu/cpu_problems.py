@@ -110,7 +110,7 @@ def attention_problem(
     scale = head_dim**-0.5
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Return torch's attention [batch * new, H, D], in the dtype of q."""
+        """Return attention [batch * new, H, D] computed by torch's scaled_dot_product_attention, in the dtype of q."""
         rows = q.view(batch, new, heads, head_dim).transpose(1, 2)
         found = F.scaled_dot_product_attention(rows, k, v, scale=scale, enable_gqa=True, is_causal=new > 1)
         return found.transpose(1, 2).flatten(0, 1)

@@ -65,7 +65,7 @@ def _numbers(cache: torch.Tensor, part: int) -> torch.Tensor:
 
 
 def _rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize x [..., D] to codes int8 [..., D] and scales fp32 [...]."""
+    """Quantize vectors x [..., D] to int8 codes [..., D] and fp32 scales [...], for an int8 KV cache."""
     x = x.float()
     finite = x.isfinite().all(-1)
     scale = x.abs().amax(-1) / 127
@@ -128,5 +128,5 @@ def _tile(
 
 
 def _padded(t: torch.Tensor, multiple: int) -> torch.Tensor:
-    """Append zeros to t [n, ...] up to a multiple of `multiple` rows."""
+    """Append rows of zeros to t [n, ...] until the number of rows is a multiple of `multiple`."""
     return torch.cat((t, t.new_zeros(-len(t) % multiple, *t.shape[1:])))

@@ -98,7 +98,9 @@ class Capability:
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """Source of each field's figure, by field name."""
+        """Source of the figure in each field of a compute capability, by field name: a guide, whitepaper or
+        datasheet.
+        """
         guide = dict.fromkeys((field.name for field in fields(self)), _GUIDE)
         return {**guide, **_SOURCES, **_SOURCES_OF.get(self.version, {}), "torch_builds": _MATRIX}
 

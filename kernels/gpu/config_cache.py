@@ -37,7 +37,7 @@ class ConfigCache:
         return self.looked_up(name, **fields).config
 
     def looked_up(self, name: str, **fields: int | str) -> ConfigChoice:
-        """Return the config of an operator for a shape, and how it was found."""
+        """Return the launch config of an operator for a shape, and how it was found in tuned tables."""
         key = name, tuple(fields.items())
         found = self._known.get(key)
         if found is None:

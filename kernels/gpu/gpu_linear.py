@@ -36,7 +36,7 @@ class DenseLinear:
 
     @classmethod
     def of(cls, packed: PackedLayer, rig: DeviceContext, out: torch.dtype | None = None) -> DenseLinear:
-        """Return the layer that was packed."""
+        """Restore a dense layer from its packed form on the device, without packing weights again."""
         made = cls(DenseWeight(packed.tensors["weight"], packed.tensors.get("bias")), rig, out)
         made.held = LayerMemory(total_nbytes(made._weight, made._bias))  # no other tensor shares its memory
         return made
@@ -66,7 +66,7 @@ class Int8Linear:
 
     @classmethod
     def of(cls, packed: PackedLayer, rig: DeviceContext, configs: ConfigCache) -> Int8Linear:
-        """Return the layer that was packed."""
+        """Restore an int8 layer from its packed form on the device, without packing weights again."""
         made = cls.__new__(cls)
         there = {name: tensor.to(rig.device) for name, tensor in packed.tensors.items()}
         scales, zeros, bias, group = there["scales"], there.get("zeros"), there.get("bias"), packed.sizes["group"]
@@ -111,11 +111,11 @@ class Int8Linear:
         return int8_product.linear_int8(x.contiguous(), self._weight, config, quantizing)
 
     def operator(self, num_rows: int) -> str:
-        """Name of the operator that multiplies `num_rows` rows of x."""
+        """Name of the operator, a product in int8 or one after dequantizing, that multiplies `num_rows` rows of x."""
         return self._configs.kernel(int8_product.kernel_for, **self._fields(num_rows)).name
 
     def _fields(self, m: int) -> dict[str, int | str]:
-        """Fields of the operator's shape for `m` rows of x."""
+        """Fields of the shape by which configs of this layer's product are looked up, for `m` rows of x."""
         zeros = "no" if self._weight.zeros is None else "yes"
         return {"m": m, "n": self._shape[0], "k": self._shape[1], "group": self._weight.group, "zeros": zeros}
 
@@ -141,7 +141,7 @@ class Fp8Linear:
 
     @classmethod
     def of(cls, packed: PackedLayer, rig: DeviceContext, configs: ConfigCache) -> Fp8Linear:
-        """Return the layer that was packed."""
+        """Restore an fp8 layer from its packed form on the device, without packing weights again."""
         made, group, share = cls.__new__(cls), packed.sizes["group"], packed.sizes["share"]
         there = {name: tensor.to(rig.device) for name, tensor in packed.tensors.items()}
         made._hold(PackedRows8(there["codes"], there["scales"], None, group, share, there.get("bias")), configs)

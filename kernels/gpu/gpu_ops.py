@@ -80,7 +80,7 @@ class GpuOps:
 
     @property
     def configs(self) -> ConfigCache:
-        """Cache of the launch configs."""
+        """Cache of the launch configs that these operators have looked up in tuned tables."""
         return self._configs
 
     @property
@@ -277,7 +277,7 @@ class GpuOps:
         return known[1]
 
     def _moved(self, values: torch.Tensor) -> torch.Tensor:
-        """Copy values to the device without waiting for its current work."""
+        """Copy a host tensor to the device without waiting for the work that the device is doing."""
         return values.pin_memory().to(self.device, non_blocking=True) if self._rig.real else values
 
 

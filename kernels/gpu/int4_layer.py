@@ -38,7 +38,7 @@ class Int4Linear:
 
     @classmethod
     def of(cls, packed: PackedLayer, rig: DeviceContext, configs: ConfigCache) -> Int4Linear:
-        """Return the layer that was packed."""
+        """Restore an int4 layer from its packed form on the device, without packing weights again."""
         made, tensors = cls.__new__(cls), packed.tensors
         words, scales, zeros = (tensors[name] for name in ("words", "scales", "zeros"))
         others = tensors.get("order"), tensors.get("bias")
@@ -69,12 +69,12 @@ class Int4Linear:
         return operation.launch(x.contiguous(), self._weight, self._rig.policy, config)
 
     def choice(self, num_tokens: int) -> tuple[Int4Kernel, Config]:
-        """Return the kernel that serves so many tokens, and its config."""
+        """Return the int4 kernel that serves `num_tokens` tokens, and its launch config."""
         operation, found = self.looked_up(num_tokens)
         return operation, found.config
 
     def looked_up(self, num_tokens: int) -> tuple[Int4Kernel, ConfigChoice]:
-        """Return the kernel that serves so many tokens, its config, and how the config was found.
+        """Return the int4 kernel that serves `num_tokens` tokens, its launch config, and how the config was found.
 
         The config is that of the number of tokens rounded up to a power of two.
         """

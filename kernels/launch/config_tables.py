@@ -170,7 +170,7 @@ def choose_config(
 
 
 def _why_none(operation: KernelOperation, shape: ProblemShape, among: Iterable[str]) -> str:
-    """Return the reason why no entry of these tables was used."""
+    """Return a text that says why none of the tuned tables in these folders has a usable config for a shape."""
     for folder in among:
         table = read_table(folder, operation.name)
         if table and any(shape.distance(other, operation.exact) < math.inf for other in table.entries):
@@ -183,7 +183,7 @@ def _nearest(operation: KernelOperation, shape: ProblemShape, others: Iterable[P
 
 
 def exact_entry(operation: KernelOperation, folder: str, shape: ProblemShape) -> ConfigEntry | None:
-    """Return the entry of a table for exactly this shape, or None."""
+    """Return the entry that the tuned table of an operator in a folder has for exactly this shape, or None."""
     table = read_table(folder, operation.name)
     return None if table is None else table.entries.get(shape)
 
@@ -282,7 +282,7 @@ def write_table(table: ConfigTable, folder: Path) -> Path:
 
 
 def clear_table_cache() -> None:
-    """Forget all tables that were read, since files have changed."""
+    """Forget all tuned tables that were read, so that changed files are read again."""
     read_table.cache_clear()
     _devices_in.cache_clear()
 

@@ -67,7 +67,7 @@ class ProblemShape:
 
     @classmethod
     def parse(cls, key: str) -> ProblemShape:
-        """Return the shape that a `key` stands for."""
+        """Return the shape that a text such as "group=128 k=4096 m=1 n=4096" stands for, the inverse of `key`."""
         pairs = (pair.split("=", 1) for pair in key.split())
         return cls.of(**{name: int(value) if value.isdigit() else value for name, value in pairs})
 
@@ -201,7 +201,7 @@ class KernelOperation(Protocol):
         ...
 
     def shapes(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        """Return the shapes that are tuned and measured."""
+        """Return the problem shapes for which the operator is tuned and measured on a capability."""
         ...
 
     def samples(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
@@ -221,11 +221,11 @@ class KernelOperation(Protocol):
         ...
 
     def launches(self, policy: PrecisionPolicy, shape: ProblemShape, config: Config) -> tuple[KernelLaunch, ...]:
-        """Return the kernels that `run` launches, in order."""
+        """Return the launches of kernels, in order, by which the operator computes a shape with a config."""
         ...
 
     def work(self, policy: PrecisionPolicy, shape: ProblemShape) -> OperationWork:
-        """Return the work for the roofline."""
+        """Return the bytes and operations of a shape, from which the roofline predicts its least time."""
         ...
 
     def problem(

@@ -1,4 +1,4 @@
-"""Sizes of the models that kernels are tuned and measured for, from their config.json on Hugging Face."""
+"""Sizes of the models for which kernels are tuned and measured, from their config.json on Hugging Face."""
 
 from __future__ import annotations
 

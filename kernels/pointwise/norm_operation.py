@@ -159,7 +159,7 @@ class HeadNormOperation(PointwiseOperation):
 def _inputs(
     policy: PrecisionPolicy, shape: tuple[int, ...], device: torch.device, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return random x, residual and weight."""
+    """Return random x and residual of a shape, and a random weight [N], as inputs to test a norm."""
     source, dtype = torch.Generator(device).manual_seed(seed), storage_dtype(policy)[0]
     x, residual = (torch.randn(shape, generator=source, device=device).to(dtype) for _ in range(2))
     weight = torch.rand(shape[-1], generator=source, device=device) + 0.5

@@ -117,7 +117,7 @@ def _kept_error(inputs: RotaryInputs, which: int, expected: torch.Tensor, allowe
 
 
 def _turned(x: torch.Tensor, inputs: RotaryInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x rotated in fp64, and the sum of the magnitudes of the terms."""
+    """Return the halves of x rotated in fp64, and the sum of the magnitudes of the two terms of each result."""
     first, second = x.double().chunk(2, dim=-1)
     cos, sin = inputs.cos.double()[:, None], inputs.sin.double()[:, None]
     sizes = first.abs() * cos.abs() + second.abs() * sin.abs(), second.abs() * cos.abs() + first.abs() * sin.abs()
@@ -134,7 +134,7 @@ def _saturated(expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class RotaryOperation(PointwiseOperation):
-    """Operator `rotary`, `rotary_write` or `write_kv`, selected by its name."""
+    """Operator `rotary`, `rotary_write` or `write_kv`, selected by its name, with its shapes, configs and checks."""
 
     name: str
     exact: frozenset[str] = frozenset({"d"})

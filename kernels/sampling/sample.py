@@ -159,7 +159,7 @@ def _variant(name: str, cut: VocabularySplit, config: Config, **constants: int |
 
 @cached
 def penalty_variant(vocabulary: int, config: Config, history: torch.dtype) -> Variant:
-    """Return the compiled variant that `penalize_logits` launches."""
+    """Return the compiled variant of the kernel that applies penalties to logits."""
     cut = VocabularySplit.of(vocabulary, config)
     half = Config.of(config.num_warps, CHUNK=cut.chunk, TILE=max(32 * config.num_warps, cut.tile // 2))
     known = sample_kernels.penalise

@@ -99,7 +99,7 @@ def _intermediate_shapes(samples: Iterable[ProblemShape], tuned: Iterable[Proble
 
 
 def _minimal_jobs(found: Mapping[CompileJob, str]) -> dict[CompileJob, str]:
-    """Return jobs that together launch every kernel."""
+    """Return a few of the compile jobs that together launch every kernel of an operator."""
     by_tables_first = sorted(found.items(), key=lambda item: "this shape in" not in item[1])
     kept: dict[CompileJob, str] = {}
     kernels: set[str] = set()
@@ -126,7 +126,7 @@ class CompileTime:
 
     @property
     def two_core_seconds(self) -> float:
-        """Seconds that two otherwise idle cores need at least."""
+        """Seconds that two otherwise idle cores need at least for the compilations."""
         return self.cpu_seconds / 2
 
     @property

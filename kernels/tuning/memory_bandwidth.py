@@ -35,7 +35,7 @@ class MemoryBandwidth:
 
     @property
     def fastest(self) -> str:
-        """Name of the measurement that gave `bandwidth`."""
+        """Name of the measurement with the highest bandwidth, e.g. "Triton read"."""
         return max(self.measured, key=lambda name: self.measured[name])
 
     @property
@@ -51,7 +51,7 @@ class MemoryBandwidth:
         return f"{self.bandwidth / 1e9:.0f} GB/s ({self.fastest})" + (f"; {others}" if others else "")
 
     def to_json(self) -> dict[str, object]:
-        """Return all measurements in GB/s, and the name of the fastest one."""
+        """Return all measured bandwidths in GB/s, and the name of the fastest measurement."""
         each = {name: round(speed / 1e9, 1) for name, speed in self.measured.items()}
         return {"memory_gb_per_s": each, "ceiling": self.fastest}
 

@@ -59,7 +59,7 @@ class OperationMeasurement:
 
 
 class TimeBudgetExceeded(Exception):
-    """End of the time budget while inputs were being made."""
+    """Exception that ends a measurement because its time budget ran out while inputs were being made."""
 
 
 def make_within_budget(make: Callable[[int], T], copies: int, enough: Callable[[], bool]) -> list[T]:

@@ -1,4 +1,4 @@
-"""Python sources without what decides nothing: docstrings, comments, blank lines and spaces at the ends of lines."""
+"""Code of Python sources without docstrings, comments, blank lines and trailing spaces, which affect no kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["code_alone"]
 
 
 def code_alone(source: str) -> str:
-    """The source's code, line by line, the same in every release of Python. Raises SyntaxError."""
+    """Return the code of a source, line by line, the same with every version of Python. Raises SyntaxError."""
     lines = source.splitlines()
     for number, column in _comments(source):
         lines[number - 1] = lines[number - 1][:column]
@@ -20,13 +20,13 @@ def code_alone(source: str) -> str:
 
 
 def _comments(source: str) -> list[tuple[int, int]]:
-    """Line, from 1, and column of each comment."""
+    """Return the line, counted from 1, and the column of each comment."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     return [token.start for token in tokens if token.type == tokenize.COMMENT]
 
 
 def _docstrings(source: str) -> list[tuple[int, int]]:
-    """First and last line of each docstring that has its lines to itself."""
+    """Return the first and last line of each docstring that shares its lines with no code."""
     found = []
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):

@@ -48,7 +48,7 @@ class ConfigCandidate:
 
     @property
     def main(self) -> tuple[KernelLaunch, CompiledKernel]:
-        """Launch by which the config is chosen, and its compiled kernel."""
+        """Launch by which an operator's config is chosen, and its compiled kernel."""
         return self.launches[main_launch_index([launch for launch, _ in self.launches])]
 
 

@@ -53,7 +53,10 @@ PTX = {"fp16": _FP16, "bf16": _BF16}
 
 @triton.jit
 def _code(packed, nibble: tl.constexpr, offset, PTX: tl.constexpr):
-    """Return code - zero of one nibble in the dtype of `offset`, which is the power of two plus the zero point."""
+    """Return code - zero point of one of the eight nibbles of a packed word, in the dtype of `offset`.
+
+    `offset` is the power of two onto which the code is or-ed, plus the zero point.
+    """
     if PTX is None:
         power = 1024.0 if offset.dtype == tl.float16 else 128.0
         code = ((packed >> (4 * nibble)) & 15).to(tl.float32) + power

@@ -31,7 +31,7 @@ HALF_UNIT = 9 * 2.0**-11  # relative error of an fp16 product, rounded once itse
 
 @triton.jit
 def _code(packed, nibble: tl.constexpr, zero):
-    """Return code - zero of one nibble, exactly, in fp32."""
+    """Return code - zero point of one of the eight nibbles of a packed word, exactly, in fp32."""
     # The first five nibbles fit into the mantissa in place; the other three are shifted down by 12 bits.
     SHIFT: tl.constexpr = 0 if nibble < 5 else 12
     BIT: tl.constexpr = 4 * nibble - SHIFT
@@ -42,7 +42,7 @@ def _code(packed, nibble: tl.constexpr, zero):
 
 @triton.jit
 def _code_in_half(packed, nibble: tl.constexpr, zero):
-    """Return (code - zero) / 128 of one nibble, exactly, in fp16."""
+    """Return (code - zero point) / 128 of one of the eight nibbles of a packed word, exactly, in fp16."""
     # A low nibble is or-ed into 8.0, where bit 0 of the mantissa is worth 1 / 128; a high nibble is or-ed into 0.5,
     # where bit 4 of the mantissa is.
     LOW: tl.constexpr = nibble % 2 == 0

@@ -97,7 +97,7 @@ class Int4Operation:
         return self._numbers(policy)[-1:]
 
     def _seldom(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        """Further sample shapes that are rarely launched."""
+        """Return further sample shapes of an int4 operator, for kernels that are rarely launched."""
         return ()
 
     def small(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:

@@ -31,7 +31,7 @@ __all__ = [
     "unpack_int4",
 ]
 
-TILE = 128  # columns
+TILE = 128  # columns per tile
 WORDS = 16  # int32 words per row of a tile
 GROUP_SIZES = (32, 64, 128)  # all kernels are compiled for each of these, for every compute capability
 
@@ -56,7 +56,7 @@ class PackedInt4:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape (N, K) of the weight."""
+        """Shape (N, K) of the weight before it was packed: outputs and inputs."""
         return self.words.shape[1], self.words.shape[0] * TILE
 
     @property

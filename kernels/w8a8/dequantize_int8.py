@@ -143,7 +143,10 @@ class Int8DequantizeOperation:
         return tuple(ProblemShape.of(m=20, n=64, k=256, group=group, zeros=zeros) for group, zeros in kinds)
 
     def configs(self, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
-        """Eight words for each thread: so many zero points are not read with one load of more."""
+        """Return the configs to try, all with eight words per thread.
+
+        With 16 words Triton loads more zero points at a time, and exchanges them through shared memory.
+        """
         most = (shape["group"] or 128) // 4
         return tuple(Config.of(words // 2, 1, WORDS=words) for words in (8, 16, 4, 32) if words <= most)
 

@@ -44,7 +44,7 @@ __all__ = [
     "quantize_panels",
 ]
 
-PANEL = 128  # rows
+PANEL = 128  # rows per panel
 PANELS_CONFIG = Config.of(4, 1, ROWS=32, BLOCK=128)
 
 
@@ -101,7 +101,7 @@ def _quantize_panels(
 
 @cached
 def panels_variant(dtype: str, config: Config, *, group: int = 0, with_sums: bool = False) -> Variant:
-    """Return the compiled variant of the kernel.
+    """Return the compiled variant of the kernel that quantizes activations to panels.
 
     dtype   Triton type name of x
     config  ROWS of a panel, BLOCK columns, at least as many as a group has
@@ -145,7 +145,7 @@ def quantize_panels(
 
 
 def unpack_panels(x: QuantizedPanels) -> QuantizedRows:
-    """Convert quantized activations from panels to rows."""
+    """Convert int8 activations from panels, as dp4a reads them, back to rows."""
     panels, words, rows = x.words.shape
     codes = x.words.transpose(1, 2).reshape(panels * rows, words).contiguous().view(torch.int8)
     return QuantizedRows(codes[: x.scales.shape[0]], x.scales, x.sums)

@@ -164,7 +164,7 @@ def rows_variant(
     with_sums: bool = False,
     ptx: bool = True,
 ) -> Variant:
-    """Return the compiled variant of the kernel.
+    """Return the compiled variant of the kernel that quantizes activations row by row.
 
     dtype   Triton type name of x
     ptx     whether to use the hardware's conversion to fp8; False for Triton's interpreter
@@ -283,7 +283,7 @@ class QuantizeRowsOperation:
 
 
 def _widths() -> tuple[int, ...]:
-    """Numbers of columns of the models' linear layers."""
+    """Numbers of input columns of all linear layers of the models that kernels are tuned for."""
     return tuple(sorted({k for model in MODELS for _, k in model.linears.values()}))
 
 

@@ -260,10 +260,10 @@ def tensor_configs(
 
 
 def _widths(block_m: int, few: bool, grouped: bool, fp8: bool, instruction: str) -> tuple[int, ...]:
-    """Return the values of BLOCK_N to try: those for which no register was spilled when the kernel was compiled.
+    """Return the values of BLOCK_N to try for the 8-bit product on tensor cores.
 
-    Registers are taken by the scales of groups, with int8 one for each column; by two sums with fp8 on capability 9.0;
-    and by int8 results of tcgen05.
+    They are those for which no register was spilled when the kernel was compiled. Registers are taken by the scales of
+    groups, with int8 one for each column; by two sums with fp8 on capability 9.0; and by int8 results of tcgen05.
     """
     if grouped and not fp8:
         return (64, 128) if block_m <= 32 else (64, 32)

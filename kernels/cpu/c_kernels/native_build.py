@@ -57,7 +57,7 @@ def _build_library(name: str) -> Path:
 
 
 def _sources(name: str) -> list[Path]:
-    """Return the C sources and headers of a library."""
+    """Return the C sources and headers in csrc/ that a library is built from."""
     found = sorted(SOURCES.iterdir())
     return [path for path in found if (path.stem == name if name in STANDALONE else path.stem not in STANDALONE)]
 

@@ -193,12 +193,12 @@ def _round_blocks(weight: Weight, group: int, take: Callable[[slice, GroupedWeig
 
 
 def dequantized(weight: Weight) -> torch.Tensor:
-    """Return the weight as fp32 [N, K]; it may share memory with the given one."""
+    """Return a weight of any kind dequantized to fp32 [N, K]; it may share memory with the given one."""
     return weight.weight.float() if isinstance(weight, DenseWeight) else weight.dequantize()
 
 
 def dequantized_rows(weight: Weight, rows: torch.Tensor) -> torch.Tensor:
-    """Return these outputs of the weight as fp32 [len(rows), K]."""
+    """Return some outputs (rows) of a weight, dequantized to fp32 [len(rows), K]."""
     return dequantized(_rows(weight, rows))
 
 
@@ -244,7 +244,7 @@ def _empty(weight: Weight, *shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _lay_rows(stream: torch.Tensor, rows: slice, weight: GroupedWeight, bits: int) -> None:
-    """Pack these rows, which begin with a strip, into their place of the stream."""
+    """Pack some rows of a grouped weight, which begin at a strip of 64, into their place in the packed stream."""
     strips, groups = -(-weight.shape[0] // STRIP), stream.shape[1]
     codes, scales, zeros = (_pad_rows(t, strips * STRIP) for t in (weight.codes, weight.scales.float(), weight.zeros))
     if bits == 4:

@@ -36,7 +36,7 @@ class NativeGroupedLinear:
 
     @classmethod
     def of(cls, packed: PackedLayer, setting: CpuLinearSettings) -> NativeGroupedLinear:
-        """Return the layer that was packed."""
+        """Restore a grouped integer layer from its packed form, without packing weights again."""
         made = cls.__new__(cls)
         assert setting.native is not None
         stream, *others = (packed.tensors.get(name) for name in _GROUPED)
@@ -95,7 +95,7 @@ class NativeDenseLinear:
 
     @classmethod
     def of(cls, packed: PackedLayer, setting: CpuLinearSettings) -> NativeDenseLinear:
-        """Return the layer that was packed."""
+        """Restore a dense layer from its packed form, without packing weights again."""
         made = cls.__new__(cls)
         assert setting.native is not None
         kept = [packed.tensors.get(name) for name in _DENSE]
@@ -130,7 +130,7 @@ class NativeDenseLinear:
 
 
 def build_as_stored(weight: Weight, setting: CpuLinearSettings) -> NativeGroupedLinear:
-    """Return a layer that holds 4-bit codes in 4 bits and 8-bit codes in 8.
+    """Build a linear layer that holds 4-bit codes in 4 bits and 8-bit codes in 8, as the checkpoint stores them.
 
     Raises UnsuitableKernel for weights that are not quantized, and for group sizes that the kernel does not support.
     """
@@ -158,7 +158,7 @@ def build_int8(weight: Weight, setting: CpuLinearSettings) -> NativeGroupedLinea
 
 
 def restore_linear(packed: PackedLayer, setting: CpuLinearSettings) -> NativeGroupedLinear | NativeDenseLinear:
-    """Return the layer whose `packed` form this is."""
+    """Restore a CPU linear layer, dense or of integer weights, from its packed form."""
     return (
         NativeDenseLinear.of(packed, setting)
         if packed.kernel == NativeDenseLinear.kernel
