@@ -1,4 +1,4 @@
-"""Compute capabilities that a pool asks for."""
+"""Compute capabilities that a pool may ask for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ PATTERN = r"(>=)?(\d{1,2})\.(\d)"
 
 
 def capabilities_of(wanted: str) -> list[str]:
-    """Of "7.5" that one; of ">=8.0" all from there that there are kernels for. Raises InvalidRequest."""
+    """Return the compute capabilities that a pool's entry admits: "7.5" that one, ">=8.0" all known ones from there on.
+
+    Raises InvalidRequest if there are no kernels for any of them.
+    """
     match = re.fullmatch(PATTERN, wanted)
     assert match is not None, "the pattern was checked"
     least = int(match[2]), int(match[3])

@@ -1,4 +1,7 @@
-"""From one fleet to another while it serves: what changes, what it costs, and what cannot. Pure."""
+"""Differences between a running fleet and a new fleet file: what changes, what it costs, and what cannot change.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,10 @@ Kind = Literal["added", "removed", "restarted", "live"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Of one pool, or of the fleet where `pool` is None; `told`: one line.
+    """Change of one pool, or of the fleet where `pool` is None.
 
-    kind  restarted: replicas are replaced one by one; live: nothing is
+    kind  restarted: replicas are replaced one by one; live: no replica is replaced
+    told  one line for the operator
     """
 
     kind: Kind
@@ -32,14 +36,14 @@ class Change:
 
 
 def check_fixed(running: FleetSpec, file: FleetFile) -> None:
-    """Raises ConfigurationError with the line of what cannot change while the fleet serves."""
+    """Raise ConfigurationError, with the line in the file, for a value that cannot change while the fleet serves."""
     for at, old, new in _differences(_fixed(running), _fixed(file.spec)):
         message = f"{_shown(new)} is not what runs ({_shown(old)}), and cannot change while it does; stop it first"
         raise file.lines.error(at, message)
 
 
 def changes(running: FleetSpec, wanted: FleetSpec) -> list[Change]:
-    """In the order of the pools wanted; those that go come last, then what concerns the whole fleet."""
+    """Return all changes: of the wanted pools in order, then of removed pools, then of the fleet as a whole."""
     found = []
     for pool in wanted.pools:
         old = running.pool(pool.name)
@@ -54,9 +58,11 @@ def changes(running: FleetSpec, wanted: FleetSpec) -> list[Change]:
 
 
 def targets_after(running: FleetSpec, wanted: FleetSpec, now: Mapping[str, int]) -> tuple[dict[str, int], list[Change]]:
-    """How many replicas each pool is to have, and which pools that concerns: a target stays unless it is out of bounds.
+    """Return how many replicas each pool is to have, and the changes that this means.
 
-    now  the targets of pools that run
+    A running pool keeps its target, moved into the new bounds if necessary.
+
+    now  targets of the running pools
     """
     targets, found = {}, []
     for pool in wanted.pools:
@@ -92,7 +98,7 @@ def _of_fleet(running: FleetSpec, wanted: FleetSpec) -> Iterator[Change]:
         del old[name], new[name]
     for at, before, after in _differences(old, new):
         if at == ("prefix_cache", "store"):
-            before, after = shown(before), shown(after)  # which may hold passwords
+            before, after = shown(before), shown(after)  # shortened, since they may contain passwords
         told = f"{dotted(at)} {_shown(before)} -> {_shown(after)}"
         live = running.prefix_cache.live & wanted.prefix_cache.live
         if at[0] == "prefix_cache" and at[-1] not in live:
@@ -110,7 +116,7 @@ def _plain(spec: FleetSpec | PoolSpec) -> dict[str, Any]:
 
 
 def _differences(old: Any, new: Any, at: At = ()) -> Iterator[tuple[At, Any, Any]]:
-    """The innermost values that differ; what is there on one side only is None on the other."""
+    """Yield the path and both values of the innermost values that differ; a value that one side lacks is None."""
     if isinstance(old, dict) and isinstance(new, dict):
         for name in sorted(old.keys() | new.keys()):
             yield from _differences(old.get(name), new.get(name), (*at, name))

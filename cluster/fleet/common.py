@@ -1,4 +1,4 @@
-"""The dtype of KV that all replicas of a fleet can have in common, from what its pools ask for. Pure."""
+"""Choice of the KV dtype that all replicas of a fleet can share, from what its pools ask for. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["CAPABILITY_OF", "common_dtype"]
 
 Half = Literal["float16", "bfloat16"]
 
-CAPABILITY_OF: Mapping[str, str] = {  # by Ray's name of the accelerator. Source: NVIDIA, CUDA GPU Compute Capability
+CAPABILITY_OF: Mapping[str, str] = {  # by Ray's accelerator name. Source: NVIDIA, CUDA GPU Compute Capability
     **dict.fromkeys(("P100",), "6.0"),
     **dict.fromkeys(("P4", "P40"), "6.1"),
     **dict.fromkeys(("V100",), "7.0"),
@@ -24,11 +24,11 @@ CAPABILITY_OF: Mapping[str, str] = {  # by Ray's name of the accelerator. Source
     **dict.fromkeys(("B300", "GB300"), "10.3"),
 }
 
-_BF16 = (8, 0)  # multiplies it
+_BF16 = (8, 0)  # lowest capability that multiplies bfloat16
 
 
 class PoolHardware(Protocol):
-    """What is asked here of a pool of the fleet's file (spec.PoolSpec)."""
+    """Hardware of a pool of the fleet file, as far as the choice of a dtype needs it (`spec.PoolSpec` has it)."""
 
     @property
     def name(self) -> str: ...
@@ -44,10 +44,13 @@ class PoolHardware(Protocol):
 
 
 def common_dtype(pools: Iterable[PoolHardware]) -> tuple[Half, str]:
-    """bfloat16 where each pool is of a CPU or of 8.0 or above; float16 where one is below, or may be. And why.
+    """Return the shared KV dtype and the reason for it.
 
-    A pool that does not say what it runs on is taken to be below: float16 holds what bfloat16 does, but for its range,
-    and a number beyond that is not stored; the other way mantissas are cut.
+    That is bfloat16 if each pool runs on a CPU or on GPUs of compute capability 8.0 or above, and float16 if one may be
+    below.
+
+    A pool that does not name its GPUs is taken to be below: float16 holds bfloat16 values except for their range, and
+    records that exceed it are not stored, while the other way round mantissas would be cut.
     """
     for pool in pools:
         if not any(pool.gpus):
@@ -61,7 +64,7 @@ def common_dtype(pools: Iterable[PoolHardware]) -> tuple[Half, str]:
 
 
 def _least(pool: PoolHardware) -> tuple[int, int] | None:
-    """The lowest capability that it can be placed on; None: that cannot be known."""
+    """Return the lowest compute capability that a pool may be placed on; None if it is unknown."""
     if pool.compute_capability is not None:
         return _version(capabilities_of(pool.compute_capability)[0])
     if pool.accelerator is None or pool.accelerator.startswith("!"):

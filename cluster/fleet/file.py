@@ -1,4 +1,4 @@
-"""Fleet files: YAML that is a FleetSpec, or an error with the line of what is wrong."""
+"""Reader of fleet files: YAML that becomes a FleetSpec, or an error with the line of what is wrong."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ from .spec import PATTERNS, AttainedSpec, FleetSpec
 __all__ = ["DEMO", "FleetFile", "load_fleet", "told"]
 
 DEMO = "demo"
-_SHOULD = re.compile(r"^[A-Z]\w+ should (be|have) ")  # how pydantic begins
+_SHOULD = re.compile(r"^[A-Z]\w+ should (be|have) ")  # beginning of pydantic's messages
 
 
 @dataclass(frozen=True, slots=True)
 class FleetFile:
-    """`said`: what the file itself says, for whoever asks whether it does."""
+    """A fleet file that was read.
+
+    spec   the fleet
+    lines  positions of the values in the file
+    said   content of the file, without defaults
+    """
 
     spec: FleetSpec
     lines: Lines
@@ -37,7 +42,7 @@ class FleetFile:
 
 
 def load_fleet(path: Path) -> FleetFile:
-    """Raises ConfigurationError: FILE:LINE:COLUMN, the name of the value, and what would be accepted."""
+    """Read a fleet file. Raises ConfigurationError: FILE:LINE:COLUMN, the value's name, and what would be accepted."""
     said, lines = read_yaml(path)
     try:
         spec = FleetSpec.model_validate(said, context={"folder": path.absolute().parent})
@@ -48,7 +53,7 @@ def load_fleet(path: Path) -> FleetFile:
 
 
 def _at_home(spec: FleetSpec, folder: Path) -> FleetSpec:
-    """Folders of models by their whole names: replicas have a working directory of their own."""
+    """Make the folders of models absolute, since replicas have a working directory of their own."""
     pools = []
     for pool in spec.pools:
         model = pool.quantization.model
@@ -77,7 +82,7 @@ def _check_simulated(spec: FleetSpec, lines: Lines) -> None:
 
 
 def _fitted(spec: FleetSpec, lines: Lines) -> FleetSpec:
-    """With what simulated GPUs attain in place of the files that it is fitted to, which replicas may not have."""
+    """Replace files of measurements by the shares that simulated GPUs attain, since replicas may lack the files."""
     if all(pool.measured is None for pool in spec.pools):
         return spec
     from ...replicas.simulated.measured import attained  # imports torch
@@ -95,7 +100,7 @@ def _fitted(spec: FleetSpec, lines: Lines) -> FleetSpec:
 
 
 def _first(error: ValidationError, lines: Lines) -> Exception:
-    """Of all that is wrong, what comes first in the file."""
+    """Return the error for the first mistake in the file, with the number of the others."""
     found = [(_at(each), each) for each in error.errors(include_url=False)]
     at, each = min(found, key=lambda pair: lines.order(pair[0]))
     more = "" if len(found) == 1 else f" (and {len(found) - 1} more)"
@@ -103,13 +108,16 @@ def _first(error: ValidationError, lines: Lines) -> Exception:
 
 
 def _at(error: Any) -> At:
-    """A validator of ours says where in its own model the fault is; a mapping's key is no part of ours."""
+    """Return the path of the value at fault.
+
+    Our own validators add the path within their model; map keys are left out.
+    """
     at = tuple(part for part in error["loc"] if part != "[key]")
     return (*at, *error.get("ctx", {}).get("at", ())) if error["type"] == "fleet" else at
 
 
 def told(error: Any, at: At) -> str:
-    """One of pydantic's errors, of the value at `at`, in our words."""
+    """Describe one of pydantic's errors, of the value at `at`, in our words."""
     kind, said = error["type"], error["msg"]
     if kind == "fleet":
         return str(said)
@@ -146,7 +154,7 @@ def _unknown(name: str, at: At) -> str:
 
 
 def _fields(at: At) -> Iterable[str]:
-    """Those of the model there."""
+    """Return the names of the fields of the model at this path."""
     model: Any = FleetSpec
     for part in at:
         model = model.model_fields[part].annotation if isinstance(part, str) and _is_model(model) else _inner(model)
@@ -159,12 +167,12 @@ def _is_model(kind: Any) -> bool:
 
 
 def _one(kind: Any) -> Any:
-    """`X | None` is X."""
+    """Return X for the type `X | None`, and any other type as it is."""
     if isinstance(kind, types.UnionType):
         return next(each for each in typing.get_args(kind) if each is not type(None))
     return kind
 
 
 def _inner(kind: Any) -> Any:
-    """Of a list's items, or a mapping's values."""
+    """Return the type of a list's items or of a mapping's values."""
     return typing.get_args(kind)[-1] if typing.get_args(kind) else kind

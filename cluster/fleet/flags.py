@@ -1,4 +1,4 @@
-"""Flags of `motley serve` as a fleet of one pool, and what of a fleet the flags can say too."""
+"""Conversion of the flags of `motley serve` to a fleet of one pool, and of fleet files to the options of flags."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU, GPU = "cpu", "gpu"  # names of the one pool
 _OF_SECURITY = (
     "api_keys", "open_health", "tls_cert", "tls_key", "client_ca", "tls_terminated_upstream"
 )  # fmt: skip
-_LISTS = {"cors_origins": "cors_origin", "weights_roots": "weights_root"}  # of security -> their flags
+_LISTS = {"cors_origins": "cors_origin", "weights_roots": "weights_root"}  # entry of `security` -> its flag
 _OF_LISTEN = ("host", "http_port", "grpc_port", "dashboard_port")
 _OF_SERVICE = ("drain_s", "stall_s", "tool_parser", "reasoning_parser", "unknown_fields", "spare")
 _OF_PREFIXES = {"prefix_cache": "store", "prefix_memory": "memory", "prefix_secret": "secret"}
@@ -39,7 +39,7 @@ _FLAG = re.compile(r"--([a-z][a-z-]*)")
 
 
 def fleet_of(options: ServeOptions) -> FleetSpec:
-    """That of its fleet file, or one pool. Raises ConfigurationError naming the flag."""
+    """Return the fleet of the options' fleet file, or else of one pool. Raises ConfigurationError naming the flag."""
     if options.fleet is not None:
         return options.fleet.spec
     engine = options.engine
@@ -60,7 +60,7 @@ def fleet_of(options: ServeOptions) -> FleetSpec:
                 "engine": {name: _of_engine(engine, name) for name in EngineSpec.model_fields},
             }
         ],
-        "queue": {"max_wait_s": 0, "hold_s": 30},  # a service of one pool refuses at once what it has no room for
+        "queue": {"max_wait_s": 0, "hold_s": 30},  # with one pool, requests are refused at once when it is full
         "prefix_cache": {
             "reuse": engine.reuse_prefixes,
             **{field: getattr(options, name) for name, field in _OF_PREFIXES.items()},
@@ -86,16 +86,17 @@ def fleet_of(options: ServeOptions) -> FleetSpec:
 
 
 def _of_engine(engine: EngineConfig, name: str) -> Any:
-    """As a fleet file has it."""
+    """Return an engine setting as a fleet file has it."""
     value = getattr(engine, ENGINE_NAMES.get(name, name))
     return (list(value) or None) if isinstance(value, tuple) else value
 
 
 def with_fleet(options: ServeOptions, file: FleetFile, given: Mapping[str, Any]) -> ServeOptions:
-    """The options of a service that a fleet file says, and flags where that is silent.
+    """Return the options that a fleet file sets, with flags for what the file leaves open.
 
-    given  what was said by flags, by the names that ServeOptions has, and reader_timeout_s
-    Raises ConfigurationError naming the flag that contradicts, or that a file has for each pool.
+    Raises ConfigurationError naming a flag that contradicts the file, or that the file sets for each pool.
+
+    given  values of the flags, by their names in `ServeOptions`, and reader_timeout_s
     """
     spec = file.spec
     for name, value in given.items():
@@ -117,7 +118,7 @@ def with_fleet(options: ServeOptions, file: FleetFile, given: Mapping[str, Any])
 
 
 def in_file(error: ConfigurationError, file: FleetFile | None) -> ConfigurationError:
-    """What is wrong with a flag, where it is a fleet file that has said so: by its line, and by the file's names."""
+    """Return an error about a flag as one about a line of the fleet file, if the file has set the value."""
     begins = _FLAG.match(error.message)
     names = ((error.param or "").lstrip("-").replace("-", "_"), _named(begins[1]) if begins else "")
     at = next((_PLACES[name] for name in names if file is not None and file.says(*_PLACES.get(name, ("",)))), None)
@@ -128,7 +129,7 @@ def in_file(error: ConfigurationError, file: FleetFile | None) -> ConfigurationE
 
 
 def _named(flag: str) -> str:
-    """As ServeOptions has it."""
+    """Return the name of a flag in `ServeOptions`."""
     name = flag.replace("-", "_")
     return next((many for many, one in _LISTS.items() if one == name), name)
 
@@ -146,7 +147,7 @@ def _overlaid(spec: FleetSpec, file: FleetFile, name: str, value: Any) -> FleetS
     if file.says(*at) and found != value:
         line, column = file.lines.values[at]
         if name == "prefix_cache":
-            value, found = shown(value), shown(found)  # which may hold passwords
+            value, found = shown(value), shown(found)  # shortened, since they may contain passwords
         message = f"{flag} {value} contradicts {file.lines.path}:{line}:{column}: {dotted(at)} is {found}"
         raise ConfigurationError(message, param=name, code="bad_fleet")
     if len(at) == 1:

@@ -1,4 +1,4 @@
-"""YAML with the place of every value: what is wrong is told by its line."""
+"""YAML reader that keeps the position of every value, so that errors can name the line."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..failures import ConfigurationError
 __all__ = ["At", "Lines", "read_yaml"]
 
 MAX_BYTES = 2**20
-MAX_VALUES = 20_000  # an alias may stand for many others
-MAX_DIGITS = 1000  # Python reads no integers of many thousands
+MAX_VALUES = 20_000  # bounds what aliases expand to
+MAX_DIGITS = 1000  # Python refuses to parse integers of several thousand digits
 INTEGER = "tag:yaml.org,2002:int"
 
 At = tuple[str | int, ...]  # keys and indices, from the outermost: ("pools", 0, "name")
@@ -24,9 +24,10 @@ At = tuple[str | int, ...]  # keys and indices, from the outermost: ("pools", 0,
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Where the values of a file are.
+    """Positions of the values of a file.
 
-    values  line and column of each value, both from 1; keys: of the key that it is under
+    values  line and column of each value, both counted from 1
+    keys    line and column of each value's key
     """
 
     path: Path
@@ -34,7 +35,10 @@ class Lines:
     keys: dict[At, tuple[int, int]] = field(default_factory=dict)
 
     def error(self, at: At, message: str, *, key: bool = False) -> ConfigurationError:
-        """`FILE:LINE:COLUMN: NAME: message`; of a value that is not there: where its like would be."""
+        """Return an error `FILE:LINE:COLUMN: NAME: message`.
+
+        A missing value is placed at the entry that should contain it.
+        """
         at = self._named(at)
         line, column = self.keys[at] if key and at in self.keys else self.order(at)
         name = dotted(at)
@@ -42,14 +46,14 @@ class Lines:
         return ConfigurationError(f"{self.path}:{line}:{column}: {told}", param=name or None, code="bad_fleet")
 
     def order(self, at: At) -> tuple[int, int]:
-        """Line and column, to be sorted by."""
+        """Return the line and column of a value, which sort by position in the file."""
         at = self._named(at)
         while at and at not in self.values:
             at = at[:-1]
         return self.values.get(at, (1, 1))
 
     def _named(self, at: At) -> At:
-        """A key is text here, whatever it is to YAML."""
+        """Return a path with its keys as text, whatever type YAML gives them."""
         names: At = ()
         for part in at:
             names = (*names, part if (*names, part) in self.values else str(part))
@@ -57,7 +61,7 @@ class Lines:
 
 
 def dotted(at: At) -> str:
-    """pools[0].replicas.max"""
+    """Return a path in the form `pools[0].replicas.max`."""
     name = ""
     for part in at:
         name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
@@ -65,7 +69,7 @@ def dotted(at: At) -> str:
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
-    """A file that holds one mapping. Raises ConfigurationError: no such file, not YAML, a key twice."""
+    """Read a file that contains one mapping. Raises ConfigurationError: no such file, not YAML, a duplicate key."""
     text, lines = _text(path), Lines(path)
     loader = yaml.SafeLoader(text)
     try:
@@ -99,7 +103,7 @@ class _Twice(Exception):
 
 
 def _walk(node: Any, at: At = (), key: Any = None, around: tuple[Any, ...] = ()) -> Iterator[tuple[At, Any, Any]]:
-    """All values, with their keys' nodes. Raises YAMLError where one is within itself."""
+    """Yield the path, the node and the key's node of every value. Raises YAMLError where a value contains itself."""
     if node is None:
         return
     if any(node is each for each in around):
@@ -123,7 +127,7 @@ def _walk(node: Any, at: At = (), key: Any = None, around: tuple[Any, ...] = ())
 
 
 def _merged(node: Any, at: At, given: set[str], around: tuple[Any, ...]) -> Iterator[tuple[At, Any, Any]]:
-    """Of `<<: *other`: what the mapping does not say itself."""
+    """Yield what a merge key (`<<: *other`) adds to a mapping: the entries that the mapping does not have itself."""
     nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
     for each in nodes:
         if isinstance(each, yaml.MappingNode):

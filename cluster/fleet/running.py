@@ -1,4 +1,4 @@
-"""Services of this user that run on this machine: each leaves a note in its own folder, which goes with it."""
+"""Registry of this user's services that run on this machine: each has a note in its own folder, deleted with it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NOTE = "service.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """One service.
+    """A running service.
 
-    address      of its Ray cluster, as ray.init takes it
-    environment  what Ray and Serve were started with, and whoever joins them needs as well
-    note         the file that says all this
+    address      address of its Ray cluster, as ray.init accepts it
+    environment  variables that Ray and Serve were started with, which processes that join need as well
+    note         path of the file with these values
     """
 
     pid: int
@@ -45,13 +45,17 @@ class Running:
 
 
 def note_running(folder: Path, **said: Any) -> None:
-    """`folder`: the service's own, which nobody else may read; `said`: the fields of Running, but for the note."""
+    """Write the note of a service.
+
+    folder  the service's own folder, which nobody else may read
+    said    the fields of `Running` except `note`
+    """
     running = Running(**said, note=folder / _NOTE)
     write_whole(running.note, json.dumps({**asdict(running), "note": str(running.note)}))
 
 
 def find_running(http_port: int, grpc_port: int) -> Running | None:
-    """The one that listens there, if it is this user's."""
+    """Return this user's service that listens on one of these ports; None if there is none."""
     for running in _notes():
         if {running.http_port, running.grpc_port} & {http_port, grpc_port} and running.lives:
             return running
@@ -61,6 +65,6 @@ def find_running(http_port: int, grpc_port: int) -> Running | None:
 def _notes() -> Iterator[Running]:
     for parent in {Path(tempfile.gettempdir()), Path("/tmp")}:
         for note in parent.glob(f"motley-*/{_NOTE}"):
-            with suppress(OSError, ValueError, TypeError):  # it goes this moment, or is another release's
+            with suppress(OSError, ValueError, TypeError):  # the note is just being deleted, or is another release's
                 if note.parent.stat().st_uid == os.geteuid() and note.stat().st_uid == os.geteuid():
                     yield Running(**{**json.loads(note.read_text()), "note": note})

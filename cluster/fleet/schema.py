@@ -1,4 +1,4 @@
-"""The JSON schema of fleet files, for editors: `make schema` writes it."""
+"""JSON schema of fleet files, for editors: `make schema` writes it."""
 
 from __future__ import annotations
 

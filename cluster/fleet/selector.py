@@ -1,4 +1,4 @@
-"""From what a pool asks for to what Ray places by: resources, and labels of nodes."""
+"""Conversion of what a pool asks for to what Ray places by: resources, and labels of nodes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .spec import BundleSpec, PoolSpec
 
 __all__ = ["ACCELERATOR", "COMPUTE_CAPABILITY", "node_labels", "placement_options"]
 
-ACCELERATOR = "ray.io/accelerator-type"  # Ray sets it: T4, A10, H100
-COMPUTE_CAPABILITY = "motley/compute-capability"  # whoever starts the node sets it: 7.5
+ACCELERATOR = "ray.io/accelerator-type"  # set by Ray, such as T4, A10 or H100
+COMPUTE_CAPABILITY = "motley/compute-capability"  # set where the node is started, such as 7.5
 
-DRIVER_S = 20.0  # a driver that has to wake its GPUs takes seconds
+DRIVER_S = 20.0  # timeout of nvidia-smi, which takes seconds if it has to wake the GPUs
 
 
 def placement_options(pool: PoolSpec) -> dict[str, Any]:
-    """Of each replica of the pool, as options of its deployment.
+    """Return the placement of each replica of the pool, as options of its deployment.
 
-    A GPU is Ray's to give, unless the pool names it by its number: then nobody else is to use it.
+    Ray assigns GPUs, unless the pool names one by its number: then nobody else should use it.
     """
     selector: dict[str, str] = {}
     if pool.accelerator is not None:
@@ -42,7 +42,10 @@ def placement_options(pool: PoolSpec) -> dict[str, Any]:
 
 
 def _of_bundles(pool: PoolSpec, bundles: Sequence[BundleSpec], selector: dict[str, str]) -> dict[str, Any]:
-    """The replica's actor is in the first, and takes all of it. selector: of a node's GPU, for those that have one."""
+    """Return the options for a replica with bundles, whose actor takes the whole first bundle.
+
+    selector  labels of the nodes of those bundles that have a GPU
+    """
     first = bundles[0]
     selectors = [
         {**_all_tight(pool.labels), **(selector if gpu else {}), **_all_tight(bundle.labels)}
@@ -65,12 +68,12 @@ def _of_bundles(pool: PoolSpec, bundles: Sequence[BundleSpec], selector: dict[st
 
 
 def one_of(values: list[str]) -> str:
-    """In Ray's syntax, which compares nothing by size."""
+    """Return a label selector for one of the values in Ray's syntax, which has no comparison by size."""
     return values[0] if len(values) == 1 else f"in({','.join(values)})"
 
 
 def _tight(value: str) -> str:
-    """Ray takes a blank after a comma for a part of the value that follows, which no label has."""
+    """Return a selector without blanks after commas: Ray takes these for part of the following value."""
     return value.replace(", ", ",")
 
 
@@ -79,13 +82,13 @@ def _all_tight(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def node_labels() -> dict[str, str]:
-    """For a node on this machine: its GPUs' compute capability, where they have one and the same."""
+    """Return the labels for a node on this machine: the compute capability of its GPUs, if all have the same."""
     found = set(_capabilities_here())
     return {COMPUTE_CAPABILITY: found.pop()} if len(found) == 1 else {}
 
 
 def _capabilities_here() -> list[str]:
-    """By the driver's own tool; none without it."""
+    """Return the compute capabilities of this machine's GPUs from nvidia-smi; none without it."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []

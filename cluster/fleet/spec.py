@@ -1,4 +1,4 @@
-"""What a fleet is: the model, pools of like replicas, and objectives. As fleet files have it, and JSON."""
+"""Types of a fleet file: the model, pools of equal replicas, objectives and settings, also stored as JSON."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ __all__ = [
 ]
 
 MAX_REPLICAS = 10_000
-MAX_OBJECTIVE_S = 3600.0  # more is none
-MAX_QUANTITY = 1e9  # of weights, prices, resources: their sums and products stay finite
-LEAST = 0.0001  # the least of a resource that Ray tells from none; one can divide by it
+MAX_OBJECTIVE_S = 3600.0  # a longer objective would not be one
+MAX_QUANTITY = 1e9  # maximum of weights, prices and resources, so that sums and products stay finite
+LEAST = 0.0001  # smallest amount of a resource that Ray distinguishes from none; safe to divide by
 NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 _DEVICE = r"(cpu|cuda(:\d{1,2})?)"
 DEVICE = f"^{_DEVICE}(,{_DEVICE})*$"
@@ -58,18 +58,18 @@ CAPABILITY = f"^{PATTERN}$"
 LABEL_NAME = r"^[A-Za-z0-9]([A-Za-z0-9_./-]{0,250}[A-Za-z0-9])?$"
 _VALUE = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 LABEL_VALUE = rf"^!?({_VALUE}|in\({_VALUE}(, ?{_VALUE})*\))$"
-PATTERNS = {  # in words
+PATTERNS = {  # what each pattern accepts, in words
     NAME: "lower-case letters, digits and hyphens, at most 40",
     DEVICE: "cpu, cuda, or cuda:N; or one for each stage, such as cuda,cpu",
     CAPABILITY: "one such as 7.5 or >=8.0",
     LABEL_NAME: "the name of a label",
     LABEL_VALUE: "a label's value such as T4, in(T4, L4) or !T4",
 }
-RESERVED = ("ingress",)  # a deployment of the same application
+RESERVED = ("ingress",)  # another deployment of the same application has this name
 
 
 def refused(message: str, *at: str | int) -> PydanticCustomError:
-    """What a validator raises: `at` leads from its own model to the value at fault."""
+    """Return the error that a validator raises; `at` is the path from its own model to the value at fault."""
     return PydanticCustomError("fleet", "{message}", {"message": message, "at": at})
 
 
@@ -87,14 +87,14 @@ def _bytes(value: Any) -> Any:
 
 
 def _path(value: Any, info: ValidationInfo) -> Any:
-    """Relative to the file's folder, which is the context."""
+    """Return a path relative to the folder of the fleet file, which the validation context names."""
     if not isinstance(value, str) or not value:
         return value
     return Path((info.context or {}).get("folder", "."), Path(value).expanduser())
 
 
 def _capability(value: Any) -> Any:
-    """7.5 is a number to YAML, and 8.0 another."""
+    """Return a compute capability as text, since YAML reads 7.5 as a number."""
     return f"{value:.1f}" if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -114,7 +114,7 @@ Positive = Annotated[float, Field(ge=LEAST, le=MAX_QUANTITY, allow_inf_nan=False
 NotNegative = Annotated[float, Field(ge=0, le=MAX_QUANTITY, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Parallel = Annotated[int, Field(ge=1, le=MAX_PARALLEL)]
-Objective = Annotated[float, Field(ge=0.001, le=1000 * MAX_OBJECTIVE_S, allow_inf_nan=False)]  # in milliseconds
+Objective = Annotated[float, Field(ge=0.001, le=1000 * MAX_OBJECTIVE_S, allow_inf_nan=False)]  # milliseconds
 LabelName = Annotated[str, Field(pattern=LABEL_NAME)]
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE)]
 Capability = Annotated[
@@ -126,20 +126,23 @@ Capability = Annotated[
 
 
 class Spec(BaseModel):
-    """Nothing is guessed: a number is no text, and what is not known is refused."""
+    """Base of all types of a fleet file. It guesses nothing: a number is not text, and unknown entries are refused."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class ReplicaRange(Spec):
-    """How many: `replicas: 2` is two, always."""
+    """Number of replicas: a plain number such as `replicas: 2` means always two.
+
+    Entries min, max and start allow scaling.
+    """
 
     min: int = Field(1, ge=0, le=MAX_REPLICAS)
-    """At least so many, whatever the load; 0: none while nobody asks."""
+    """Minimum number of replicas, whatever the load; 0: none while there are no requests."""
     max: int = Field(1, ge=1, le=MAX_REPLICAS)
-    """At most."""
+    """Maximum number of replicas."""
     start: int = Field(1, ge=0, le=MAX_REPLICAS)
-    """To begin with; by default `min`, and at least 1."""
+    """Number of replicas at the start; by default `min`, but at least 1."""
 
     @model_validator(mode="before")
     @classmethod
@@ -171,80 +174,87 @@ class ReplicaRange(Spec):
 
 
 class HiddenSpec(Spec):
-    """How far a simulated GPU is off what its profile says: what no router knows."""
+    """How far a simulated GPU deviates from its profile, to imitate hardware that routers know imprecisely."""
 
     share: float = Field(0.3, ge=0, lt=1)
-    """Up to this share, bandwidth and arithmetic apart."""
+    """Largest deviation as a share: bandwidth and arithmetic each deviate by up to this much."""
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    """The same every time, and for each replica; by default every replica is off by chance."""
+    """Seed of the deviation, which makes it the same at each start and for each replica; by default every replica
+    deviates at random."""
 
 
 class AttainedSpec(Spec):
-    """Shares of the roofline that a simulated GPU's kernels reach."""
+    """Shares of the roofline that the kernels of a simulated GPU reach."""
 
     bandwidth: float = Field(0.65, ge=LEAST, le=2)
-    """Of the memory's."""
+    """Share of the memory bandwidth that kernels reach."""
     arithmetic: float = Field(0.5, ge=LEAST, le=2)
-    """Of what multiplies at most."""
+    """Share of the peak arithmetic rate that matrix multiplications reach."""
     step_s: float = Field(0.0005, gt=0, le=10)
-    """Seconds that a step costs beside them."""
+    """Seconds that each step costs in addition to its kernels."""
     measured: str = Field("", max_length=1024)
-    """The file that they are fitted to, where they are."""
+    """File that the shares are fitted to, if they are."""
 
 
 class QuantizationSpec(Spec):
-    """Of one pool, where it differs from the model's own."""
+    """Quantization of one pool, where it differs from the model's own."""
 
     model: Text | None = None
     """The same model in another quantization: a folder or a Hugging Face id."""
     cpu_weights: Literal["int4", "int8", "both", "dense"] | None = None
-    """Which copies of int4 weights a CPU keeps."""
+    """Which copies of int4 weights a CPU keeps in memory."""
 
 
 class EngineSpec(Spec):
-    """Limits and settings of a pool's engines, as `motley serve` has them; what is not said is its default."""
+    """Limits and settings of a pool's engines, as `motley serve` has them.
+
+    Entries that are left out have its defaults.
+    """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
-    """Of activations."""
+    """Data type of activations."""
     numerics: Literal["exact", "fast"] | None = None
-    """exact: a batch never changes a token; fast: within stated bounds."""
+    """exact: batching never changes a token; fast: results may differ within stated bounds."""
     kv_dtype: Literal["int8"] | None = None
-    """Of KV on a GPU: half the memory, rounded."""
+    """Data type of KV on a GPU: int8 takes half the memory, and rounds."""
     graphs: bool | None = None
-    """On a GPU, decode as CUDA graphs."""
+    """Run decode steps as CUDA graphs on a GPU."""
     max_model_len: Count | None = None
-    """Tokens of prompt and output together."""
+    """Maximum number of tokens of a prompt and its output together."""
     max_batch_tokens: Count | None = None
-    """Tokens computed per step."""
+    """Maximum number of tokens that are computed in one step."""
     max_running: Count | None = None
-    """Sequences per step."""
+    """Maximum number of sequences that run at the same time."""
     max_waiting: Count | None = None
-    """Requests that may wait; more are refused."""
+    """Maximum number of waiting requests; further ones are refused."""
     max_waiting_tokens: Count | None = None
-    """Prompt tokens that may wait; more are refused."""
+    """Maximum number of prompt tokens of waiting requests; further requests are refused."""
     kv_memory: Size | None = None
     """Memory for KV, such as 2GiB."""
     swap_memory: Size | None = None
-    """Host memory for KV of preempted sequences, or 0."""
+    """Host memory for the KV of preempted sequences; 0: none."""
     prefix_buffer: Size | None = None
-    """Host memory for prefixes on their way to and from where they are shared."""
+    """Host memory that buffers prefixes on the way to and from the shared prefix cache."""
     speculate_ngram: int | None = Field(None, ge=0)
-    """Tokens tried in a step that followed the same tokens before; 0: none."""
+    """Maximum number of tokens to speculate in a step: those that followed the same tokens earlier; 0: none."""
     weights_cache: str | None = None
-    """Folder of weights as kernels hold them, for the next start, or off; by default the user's own cache."""
+    """Folder that keeps weights in the form that kernels need, for faster starts, or `off`; by default the user's cache
+    folder."""
     weights_memory: Size | None = None
-    """Memory of the device for weights; layers beyond come from disk, or a GPU's host. By default all stay there."""
+    """Device memory for weights. Layers beyond it are read in every step, from disk or from the host memory of a GPU.
+    By default all weights stay on the device."""
     weights_host_memory: Size | None = None
-    """Pinned memory of a GPU's host for such layers; the rest is read from disk. By default most of what is free."""
+    """Pinned host memory for layers that do not fit into a GPU's `weights_memory`; the rest is read from disk. By
+    default most of the free memory."""
     threads: int | None = Field(None, ge=1, le=MAX_THREADS)
-    """CPU threads; by default all cores."""
+    """Number of CPU threads; by default all cores."""
     watchdog_s: Positive | None = None
-    """A step longer than this makes a replica unhealthy."""
+    """Seconds that a step may take before the replica counts as unhealthy."""
     frozen_weights: list[Text] | None = None
-    """Names of tensors that no update of the weights may change, as patterns such as model.embed_tokens.*"""
+    """Tensors that no weight update may change, as name patterns such as model.embed_tokens.*"""
 
 
-ENGINE_NAMES = {  # in EngineConfig
+ENGINE_NAMES = {  # entries with another name in EngineConfig
     "kv_memory": "kv_memory_bytes",
     "swap_memory": "swap_memory_bytes",
     "prefix_buffer": "prefix_buffer_bytes",
@@ -254,26 +264,30 @@ ENGINE_NAMES = {  # in EngineConfig
 
 
 class ScalingSpec(Spec):
-    """Who decides how many replicas there are, within each pool's `replicas`. Settings have defaults of the policy."""
+    """Policy that decides how many replicas there are, within each pool's `replicas`.
+
+    Settings have the policy's defaults.
+    """
 
     policy: Literal["fixed", "queue", "slo"] = "fixed"
-    """fixed: only whoever asks for it; queue: by what waits; slo: by what the objectives need."""
+    """fixed: only operators change the number of replicas; queue: by the load that waits and runs; slo: by what the
+    objectives need."""
     running: Positive | None = None
-    """queue: sequences wanted on each replica, running or waiting."""
+    """For policy queue: wanted number of sequences on each replica, running or waiting."""
     queued_tokens: Positive | None = None
-    """queue: tokens of waiting prompts wanted on each replica."""
+    """For policy queue: wanted number of waiting prompt tokens on each replica."""
     tolerance: NotNegative | None = None
-    """queue: a load so close to that changes nothing; 0.2 is 20%."""
+    """For policy queue: a load that deviates by no more than this share changes nothing; 0.2 is 20%."""
     headroom: NotNegative | None = None
-    """slo: so much more than what is expected is provided for; 0.2 is 20%."""
+    """For policy slo: share of capacity to provide beyond the expected load; 0.2 is 20%."""
     settle_s: Seconds | None = None
-    """queue, slo: fewer replicas must have sufficed for so long before one goes."""
+    """For policies queue and slo: seconds for which fewer replicas must have been enough before one is removed."""
     cooldown_s: Seconds | None = None
-    """slo: between two changes to fewer."""
+    """For policy slo: seconds between two reductions of the number of replicas."""
     catch_up_s: Positive | None = None
-    """slo: in which prompts that wait too long are to be worked off."""
+    """For policy slo: seconds within which prompts that wait too long are to be worked off."""
     idle_s: Seconds | None = None
-    """queue, slo: without any request for so long, pools go down to their minimum, 0 too."""
+    """For policies queue and slo: seconds without any request after which pools shrink to their minimum, even to 0."""
 
     SETTINGS: ClassVar[dict[str, frozenset[str]]] = {
         "fixed": frozenset(),
@@ -283,7 +297,7 @@ class ScalingSpec(Spec):
 
     @property
     def settings(self) -> dict[str, float]:
-        """Those that are said."""
+        """Settings that the fleet file gives, by name."""
         return {name: value for name, value in self if name != "policy" and value is not None}
 
     @model_validator(mode="after")
@@ -296,95 +310,97 @@ class ScalingSpec(Spec):
 
 
 class BundleSpec(Spec):
-    """What one process of a replica books."""
+    """Resources that one process of a replica reserves."""
 
     cpus: Positive = 1.0
-    """Of Ray's logical CPUs; it computes with as many threads, unless `threads` of the engine says how many."""
+    """Number of Ray's logical CPUs; the process computes with as many threads unless the engine's `threads` says
+    otherwise."""
     resources: dict[Text, Positive] = Field(default_factory=dict)
-    """Of Ray's own."""
+    """Custom Ray resources that the process reserves, by name."""
     labels: dict[LabelName, LabelValue] = Field(default_factory=dict)
-    """A node with these labels, and the pool's."""
+    """Labels that the node of the process must have, in addition to the pool's."""
 
 
 class PoolSpec(Spec):
-    """Like replicas: where they run, and with which limits."""
+    """Pool of equal replicas: where they run, and with which limits."""
 
     name: Name
-    """Of the pool, in metrics and commands."""
+    """Name of the pool in metrics and commands."""
     replicas: ReplicaRange = Field(default_factory=lambda: ReplicaRange.model_validate({}))
     device: str | None = Field(None, pattern=DEVICE)
-    """cpu; cuda: one GPU for each process of a replica, given by Ray; cuda:1: that one of its machine, and of a divided
-    replica those after it; cuda,cpu: of stages that are unlike, one for each. By default cuda where an accelerator or a
-    compute capability is asked for, else cpu."""
+    """cpu; cuda: one GPU, assigned by Ray, for each process of a replica; cuda:1: GPU number 1 of the machine and, for
+    a replica of several processes, the ones after it; cuda,cpu: one device for each pipeline stage. By default cuda if
+    an accelerator or a compute capability is requested, else cpu."""
     accelerator: LabelValue | None = None
-    """Nodes whose label ray.io/accelerator-type is this: T4, A10, in(A10, A10G)."""
+    """Only use nodes whose label ray.io/accelerator-type matches: T4, A10, in(A10, A10G)."""
     compute_capability: Capability | None = None
-    """Nodes whose label motley/compute-capability is this, or at least this: 7.5, ">=8.0"."""
+    """Only use nodes whose label motley/compute-capability matches: 7.5 for exactly this, ">=8.0" for at least this."""
     labels: dict[LabelName, LabelValue] = Field(default_factory=dict)
-    """Nodes with these labels."""
+    """Only use nodes with these labels."""
     resources: dict[Text, Positive] = Field(default_factory=dict)
-    """Of Ray's own, for each replica."""
+    """Custom Ray resources that each replica reserves, by name."""
     cpus: NotNegative | None = None
-    """Of Ray's logical CPUs, for each replica; by default 1 for each of its processes."""
+    """Number of Ray's logical CPUs that each replica reserves; by default 1 for each of its processes."""
     simulate: Text | None = None
-    """A GPU's name: compute nothing, and take the time that the roofline says it would."""
+    """Name of a GPU to simulate: replicas compute nothing, and take the time that the roofline model predicts for
+    it."""
     simulate_model: Text | None = None
-    """Whose time: qwen2.5-7b, llama-3-8b, ...; by default the model's own."""
+    """Model whose times a simulated GPU takes: qwen2.5-7b, llama-3-8b, ...; by default the model that is served."""
     measured: FilePath | None = None
-    """What that GPU has measured, which the simulated one takes: a JSON file of `motley bench gpu` (streams.json) or
-    `bench engine`, or of prefill_tokens_per_s, decode_s and context_s as a replica's profile has them."""
+    """JSON file with measurements of the real GPU that the simulated one imitates: of `motley bench gpu` (streams.json)
+    or `bench engine`, or prefill_tokens_per_s, decode_s and context_s as in a replica's profile."""
     attained: AttainedSpec | None = None
-    """What its kernels reach; by default fitted to `measured`, or assumed."""
+    """Shares of the roofline that a simulated GPU's kernels reach; by default fitted to `measured`, or assumed."""
     hidden: HiddenSpec = HiddenSpec.model_validate({})
-    """Of a simulated GPU."""
+    """How far a simulated GPU deviates from its profile."""
     tensor_parallel: Parallel = 1
-    """Processes that share each layer, each with a GPU of its own where the pool has GPUs."""
+    """Number of processes that share each layer; in a GPU pool each has a GPU of its own."""
     pipeline_parallel: Parallel = 1
-    """Stages that hold some of the layers each: each of as many processes as share its layers."""
+    """Number of pipeline stages, each of which holds some of the layers. Each stage has `tensor_parallel` processes."""
     pipeline_layers: list[Count] | None = None
-    """How many layers each stage has; by default, so that the slowest takes the least."""
+    """Number of layers of each stage; by default chosen so that the slowest stage takes the least time."""
     bundles: list[BundleSpec] | None = None
-    """Of each process of a divided replica, stage by stage and of each its ranks: a placement group of Ray's, where the
-    replica has the first and each other process is an actor in its own; on GPUs each has one. By default they are its
-    subprocesses, and it books for all."""
+    """Resources of each process of a divided replica, stage by stage and rank by rank, as a placement group of Ray: the
+    replica has the first bundle, and each other process is an actor in its own; in a GPU pool each has a GPU. By
+    default the processes are subprocesses of the replica, which reserves resources for all."""
     strategy: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] | None = None
-    """How Ray places the bundles: by default STRICT_PACK, on one node. By others they may be on several, and are joined
-    over TCP then, which is not encrypted, and share no prefixes."""
+    """How Ray places the bundles: by default STRICT_PACK, on one node. With the other strategies they may be on several
+    nodes; then they communicate over TCP, which is not encrypted, and share no prefixes."""
     quantization: QuantizationSpec = QuantizationSpec.model_validate({})
     engine: EngineSpec = EngineSpec.model_validate({})
     cost_per_hour: NotNegative = 0.0
-    """Of one replica, in any currency."""
+    """Price of one replica per hour, in any currency."""
     cold_start_s: Seconds = 60.0
-    """From a new target to a replica that serves."""
+    """Expected seconds from a new target until the new replica serves."""
 
     LIVE: ClassVar[frozenset[str]] = frozenset({"replicas", "cost_per_hour", "cold_start_s"})
-    """What no replica knows of: it changes without a restart."""
+    """Entries that replicas do not depend on, and so change without a restart."""
 
     @property
     def where(self) -> str:
-        """Its device, said or not."""
+        """Device of the pool, given or by default."""
         return self.device or ("cuda" if self.accelerator or self.compute_capability else "cpu")
 
     @property
     def processes(self) -> int:
-        """Of each replica."""
+        """Number of processes of each replica."""
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def gpus(self) -> list[bool]:
-        """Of each process of a replica, stage by stage, whether it has one."""
+        """Whether each process of a replica has a GPU, stage by stage."""
         stages = self.where.split(",")
         stages = stages if len(stages) > 1 else stages * self.pipeline_parallel
         return [stage != "cpu" for stage in stages for _ in range(self.tensor_parallel)]
 
     @property
     def spread(self) -> bool:
-        """Whether a replica may be on several nodes."""
+        """Whether a replica may extend over several nodes."""
         return self.strategy not in (None, "STRICT_PACK")
 
     @property
     def booked_cpus(self) -> float:
-        """Of Ray's, for each replica with all its processes."""
+        """Number of Ray's logical CPUs that each replica reserves with all its processes."""
         if self.bundles is not None:
             return sum(bundle.cpus for bundle in self.bundles)
         return float(self.processes) if self.cpus is None else self.cpus
@@ -396,7 +412,7 @@ class PoolSpec(Spec):
             (self.pipeline_parallel, "stages", "pipeline_parallel"),
         ):
             if number > 1 and self.simulate is not None:
-                raise refused(f"{number} is not accepted; of simulated GPUs {what} are not built: expected 1", name)
+                raise refused(f"{number} is not accepted; simulated GPUs have no {what}: expected 1", name)
         if self.pipeline_layers is not None and len(self.pipeline_layers) != self.pipeline_parallel:
             raise refused(
                 f"{self.pipeline_layers} is not accepted; expected a number for each of {self.pipeline_parallel} "
@@ -410,17 +426,17 @@ class PoolSpec(Spec):
         if self.name in RESERVED:
             raise refused(f"{self.name!r} is not accepted; it is the name of another part of the service", "name")
         if self.simulate is None and self.simulate_model is not None:
-            raise refused("of what `simulate` names a GPU for", "simulate_model")
+            raise refused("it needs `simulate`, which names a GPU", "simulate_model")
         for name in ("measured", "attained"):
             if self.simulate is None and getattr(self, name) is not None:
-                raise refused("of what `simulate` names a GPU for", name)
+                raise refused("it needs `simulate`, which names a GPU", name)
         if self.measured is not None and self.attained is not None:
-            raise refused("attained is fitted to `measured`: one or the other", "attained")
+            raise refused("it is fitted to `measured`: set one or the other", "attained")
         if self.simulate is None and self.hidden != HiddenSpec.model_validate({}):
-            raise refused("of what `simulate` names a GPU for", "hidden")
+            raise refused("it needs `simulate`, which names a GPU", "hidden")
         if self.simulate is not None and self.where != "cpu":
             at = next(each for each in ("device", "accelerator", "compute_capability") if getattr(self, each))
-            raise refused("a simulated GPU is computed on a CPU: one or the other", at)
+            raise refused("a simulated GPU is computed on a CPU: set one or the other", at)
         if not any(self.gpus) and (self.accelerator or self.compute_capability):
             raise refused("'cpu' is not accepted: the pool asks for a kind of GPU; expected cuda", "device")
         return self
@@ -428,19 +444,19 @@ class PoolSpec(Spec):
     def _check_bundles(self) -> None:
         if self.bundles is None:
             if self.strategy is not None:
-                raise refused("of `bundles`, and there are none", "strategy")
+                raise refused("it needs `bundles`, and there are none", "strategy")
             return
         if self.processes == 1:
-            message = "of the processes of a divided replica: expected `tensor_parallel` or `pipeline_parallel` above 1"
+            message = "they are for divided replicas: expected `tensor_parallel` or `pipeline_parallel` above 1"
             raise refused(message, "bundles")
         if len(self.bundles) != self.processes:
             message = f"{len(self.bundles)} are not accepted; expected one for each of {self.processes} processes"
             raise refused(message, "bundles")
         for name, given in (("cpus", self.cpus is not None), ("resources", bool(self.resources))):
             if given:
-                raise refused("of a replica without `bundles`, each of which has its own", name)
+                raise refused("it is not accepted beside `bundles`, each of which has its own", name)
         if ":" in self.where:
-            raise refused(f"{self.where!r} is not accepted with `bundles`; expected cuda, of which Ray gives", "device")
+            raise refused(f"{self.where!r} is not accepted with `bundles`; expected cuda, which Ray assigns", "device")
 
     @field_validator("compute_capability")
     @classmethod
@@ -454,58 +470,65 @@ class PoolSpec(Spec):
 
 
 class SloSpec(Spec):
-    """What a request is to keep."""
+    """Latency objectives that each request should meet."""
 
     ttft_ms: Objective
-    """To the first token, in milliseconds."""
+    """Time to first token, in milliseconds."""
     tpot_ms: Objective
-    """Per token after it, in milliseconds."""
+    """Time per token after the first one, in milliseconds."""
     shed: bool = False
-    """Refuse what is predicted to miss them, rather than serve it late."""
+    """Refuse requests that are predicted to miss the objectives, rather than serve them late."""
 
 
 class QueueSpec(Spec):
-    """How requests wait at the entrance, tenants in turns by their weights."""
+    """How requests wait in the ingress before a replica takes them. Tenants take turns by their weights."""
 
     max_wait_s: Seconds = 10.0
-    """While every replica is full; 0: they are refused at once."""
+    """Longest wait in seconds while every replica is full; 0: requests are refused at once."""
     hold_s: Seconds = 60.0
-    """While there is no replica at all."""
+    """Longest wait in seconds while there is no replica at all."""
     max_requests: Count = 1024
-    """That may wait; more are refused."""
+    """Maximum number of waiting requests; further ones are refused."""
     max_tokens: Count = 1 << 20
-    """Of their prompts."""
+    """Maximum number of prompt tokens of waiting requests; further requests are refused."""
 
 
 class TenantSpec(Spec):
+    """Settings of one tenant."""
+
     weight: Positive = 1.0
-    """Share beside the other tenants, where there is not enough for all."""
+    """Share of the service relative to other tenants, when there is not enough for all."""
     cache_group: Text | None = None
-    """Tenants of one group trust each other, and find each other's prefixes; by default nobody else's are found."""
+    """Tenants of the same group trust each other and reuse each other's prefixes; by default a tenant only reuses its
+    own."""
 
 
 class PrefixCacheSpec(Spec):
+    """Reuse and sharing of prompt prefixes, and where they are stored."""
+
     reuse: bool = True
-    """Find prompts' prefixes in the KV of earlier requests."""
+    """Reuse the KV of earlier requests for prompts that begin with the same tokens."""
     store: Text = EMBEDDED
-    """Where replicas share them. embedded: a redis-server of the service's own; redis://, rediss:// or unix://: one
-    that runs already; memory: each replica keeps its own in the host's memory; off."""
+    """Where replicas share prefixes. embedded: a redis-server of the service's own; redis://, rediss:// or unix://: one
+    that runs already; memory: not shared, each replica keeps its own in the host's memory; off."""
     memory: Size = 1 << 30
-    """Of the redis-server of its own, or of each replica."""
+    """Maximum memory of the service's own redis-server or, with `store: memory`, of each replica."""
     ttl_s: Positive = 3600.0
-    """How long Redis keeps one, give or take a tenth."""
+    """Seconds for which Redis keeps a prefix, give or take a tenth."""
     tenant_memory: Size | None = None
-    """That a tenant may write to Redis within ttl_s."""
+    """Most bytes that one tenant may write to Redis within `ttl_s` seconds."""
     secret: FilePath | None = None
-    """File with 32 bytes or more that services have in common to share prefixes; by default each is for itself."""
+    """File with a secret of 32 bytes or more that several services have in common to share prefixes; by default each
+    service only shares within itself."""
     wire: Literal["auto", "int8", "float16", "bfloat16"] = "auto"
-    """How the whole fleet's numbers of KV are stored, rounded where that is less than they are. auto: as they are; with
-    any_numerics bfloat16 where each pool is of a CPU or of compute capability 8.0 or above, float16 where one may be
-    below. KV in int8 is stored so."""
+    """Data type in which the whole fleet stores KV; values are rounded where it is smaller than theirs. auto: as
+    replicas have them; with any_numerics bfloat16 if each pool runs on a CPU or on GPUs of compute capability 8.0 or
+    above, float16 if one may be below. KV in int8 is always stored as int8."""
     after: Count = 2
-    """How often a prefix must be asked for before it is stored."""
+    """How often a prefix must be requested before it is stored."""
     any_numerics: bool = False
-    """Pools share what they compute whatever their numerics and GPUs: last digits may differ then, and so tokens."""
+    """Let pools share prefixes whatever their numerics and GPUs: last digits of results may then differ, and so
+    tokens."""
 
     @property
     def used(self) -> bool:
@@ -513,12 +536,12 @@ class PrefixCacheSpec(Spec):
 
     @property
     def shared(self) -> bool:
-        """Replicas read what others have computed."""
+        """Whether replicas read what others have computed."""
         return self.used and self.store != MEMORY
 
     @property
     def live(self) -> frozenset[str]:
-        """What changes without another replica: memory, unless it is each replica's."""
+        """Entries that change without a new replica: memory, unless it belongs to each replica."""
         return frozenset() if self.store == MEMORY else frozenset({"memory"})
 
     @field_validator("store")
@@ -539,81 +562,85 @@ class PrefixCacheSpec(Spec):
 
 
 class SecuritySpec(Spec):
-    """Who may call, and how."""
+    """Who may call the service, and how."""
 
     api_keys: FilePath | None = None
-    """File of API keys, made by `motley keys`; without, only this machine may call."""
+    """File of API keys, created by `motley keys`. Without it, only this machine may call."""
     open_health: bool = False
-    """Health is told without a key."""
+    """Answer health checks without a key."""
     cors_origins: list[Text] = Field(default_factory=list)
-    """Web pages from there may call."""
+    """Origins of web pages that may call the service from a browser."""
     tls_cert: FilePath | None = None
-    """PEM file: serve over TLS with this certificate."""
+    """PEM file with the certificate for serving over TLS."""
     tls_key: FilePath | None = None
-    """PEM file: its key."""
+    """PEM file with the private key of the certificate."""
     client_ca: FilePath | None = None
-    """PEM file: admit clients with a certificate of this authority only."""
+    """PEM file with a certificate authority: only clients with a certificate of it are admitted."""
     tls_terminated_upstream: bool = False
-    """What stands before this does TLS."""
+    """A proxy in front of the service terminates TLS."""
     weights_roots: list[FilePath] = Field(default_factory=list)
-    """Folders of the replicas' hosts from which admins may update the weights; with none, nobody may."""
+    """Folders on the replicas' hosts from which admins may update the weights; if empty, nobody may."""
 
 
 class ListenSpec(Spec):
-    """Where the service is reached."""
+    """Addresses at which the service is reached."""
 
     host: Text = "127.0.0.1"
-    """Off loopback with API keys and TLS only."""
+    """Address to listen on. Any other than loopback requires API keys and TLS."""
     http_port: Port = 8000
-    """OpenAI's HTTP."""
+    """Port of the OpenAI-compatible HTTP API."""
     grpc_port: Port = 9000
-    """gRPC."""
+    """Port of the gRPC APIs."""
     dashboard_port: Port | None = None
-    """Ray's dashboard; by default 8265 or another free one."""
+    """Port of Ray's dashboard; by default 8265 or another free one."""
 
 
 class ServiceSpec(Spec):
+    """Settings of the service as a whole: timeouts, ingresses and parsers."""
+
     drain_s: Seconds = 3.0
-    """How long streams may go on at the end, or on a replica that is taken away before they move."""
+    """Seconds for which streams may continue when the service stops, or on a removed replica before they move to
+    another."""
     stall_s: float = Field(5.0, ge=1, le=7 * 24 * 3600, allow_inf_nan=False)
-    """A replica that shows no sign of life for so long is given up."""
+    """Seconds without a sign of life after which a replica is given up."""
     ingresses: int = Field(1, ge=1, le=16)
-    """Processes that take requests in and place them."""
+    """Number of ingress processes, which accept requests and place them."""
     reader_timeout_s: Positive = 30.0
-    """A client that reads nothing for so long is left."""
+    """Seconds without reading after which a client's request is cancelled."""
     tool_parser: Text = "auto"
-    """How the model writes calls of tools."""
+    """Format in which the model writes tool calls."""
     reasoning_parser: Text = "auto"
-    """How it writes what it thinks before it answers."""
+    """Format in which the model writes its reasoning before the answer."""
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
-    """What becomes of a field of a request that nobody knows. ignore: each name is logged once; refuse: status 400.
-    Over motley.v1 it is always refused."""
+    """How to treat unknown fields in requests. ignore: each name is logged once; refuse: status 400. Requests of
+    motley.v1 with unknown fields are always refused."""
     spare: bool = True
-    """On each node with a replica another process waits, which has imported what the next one needs: it is there 2 s to
-    3 s sooner, for 0.3 GiB of the node's memory. Where less than 2 GiB of that are free, none does."""
+    """Keep a spare process waiting on each node with a replica, which has already imported what the next process needs.
+    That one starts 2 s to 3 s sooner, for 0.3 GiB of the node's memory. There is none while less than 2 GiB are
+    free."""
 
 
 class FleetSpec(Spec):
-    """One model, served by pools of unequal replicas behind one endpoint."""
+    """Fleet: one model, served by pools of unequal replicas behind one endpoint."""
 
     model: Text
-    """A folder (relative to this file), a Hugging Face id, or demo."""
+    """Model to serve: a folder (relative to this file), a Hugging Face id, or `demo`."""
     served_model_name: Text | None = None
-    """What clients call it; by default its folder's name."""
+    """Name by which clients call the model; by default the name of its folder."""
     pools: list[PoolSpec] = Field(min_length=1)
-    """Of like replicas each."""
+    """Pools, each of equal replicas."""
     slo: SloSpec | None = None
     queue: QueueSpec = QueueSpec.model_validate({})
     scaling: ScalingSpec = ScalingSpec.model_validate({})
     tenants: dict[Text, TenantSpec] = Field(default_factory=dict)
-    """By the names that the file of API keys has."""
+    """Settings of tenants, by their names in the file of API keys."""
     prefix_cache: PrefixCacheSpec = PrefixCacheSpec.model_validate({})
     security: SecuritySpec = SecuritySpec.model_validate({})
     listen: ListenSpec = ListenSpec.model_validate({})
     service: ServiceSpec = ServiceSpec.model_validate({})
 
     FIXED: ClassVar[frozenset[str]] = frozenset({"model", "served_model_name", "security", "listen", "service"})
-    """What does not change while it runs."""
+    """Entries that cannot change while the fleet runs."""
 
     @model_validator(mode="after")
     def _check(self) -> FleetSpec:
@@ -622,7 +649,7 @@ class FleetSpec(Spec):
             last = max(number for number, pool in enumerate(self.pools) if pool.name == double)
             raise refused(f"{double!r} is the name of another pool already", "pools", last, "name")
         if all(pool.replicas.start == 0 for pool in self.pools):
-            raise refused("0 is not accepted of every pool; expected one to start with", "pools", 0, "replicas")
+            raise refused("0 is not accepted for every pool; expected one to start with", "pools", 0, "replicas")
         wire = self.prefix_cache.wire
         for number, pool in enumerate(self.pools):
             if self.prefix_cache.used and _keeps_int8(pool) and wire in ("float16", "bfloat16"):
@@ -644,7 +671,7 @@ class FleetSpec(Spec):
 
 
 def engine_config(spec: FleetSpec, pool: PoolSpec) -> EngineConfig:
-    """Of that pool's engines. Raises InvalidRequest."""
+    """Return the configuration of a pool's engines. Raises InvalidRequest."""
     given = {ENGINE_NAMES.get(name, name): value for name, value in pool.engine if value is not None}
     return EngineConfig(
         device=pool.where,
@@ -664,7 +691,7 @@ def engine_config(spec: FleetSpec, pool: PoolSpec) -> EngineConfig:
 
 
 def settled_wire(spec: FleetSpec) -> tuple[PrefixWire | None, str]:
-    """How all of the fleet have KV in records, and why. None: each replica as it has KV itself."""
+    """Return the dtype in which all of the fleet store KV, and the reason. None: each replica in its own dtype."""
     cache = spec.prefix_cache
     if cache.wire != "auto":
         return cache.wire, "as configured"
@@ -674,7 +701,10 @@ def settled_wire(spec: FleetSpec) -> tuple[PrefixWire | None, str]:
 
 
 def wire_of(spec: FleetSpec, pool: PoolSpec) -> PrefixWire | None:
-    """As its engines are told. What is in int8 stays so: such pools share with each other, or by `wire: int8`."""
+    """Return the dtype in which a pool stores KV.
+
+    KV in int8 stays so: such pools share prefixes with each other, or with all under `wire: int8`.
+    """
     return None if spec.prefix_cache.wire == "auto" and _keeps_int8(pool) else settled_wire(spec)[0]
 
 
@@ -683,5 +713,5 @@ def _keeps_int8(pool: PoolSpec) -> bool:
 
 
 def model_of(spec: FleetSpec, pool: PoolSpec) -> str:
-    """The checkpoint that its replicas load."""
+    """Return the checkpoint that a pool's replicas load."""
     return pool.quantization.model or spec.model

@@ -1,4 +1,4 @@
-"""A fleet as its ingresses see it: what their routers know, for whoever scales, watches or asks."""
+"""Status of a fleet as its ingresses see it, for scaling, monitoring and queries."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ...replicas.protocol import ReplicaLoad, ReplicaProfile, WeightsTold
 __all__ = ["Demand", "FleetStatus", "Gathered", "PrefixStatus", "ReplicaStatus", "WeightStatus"]
 
 
-State = Literal["ready", "suspect", "draining"]  # in the order in which views of several give way
+State = Literal["ready", "suspect", "draining"]  # if ingresses disagree, the latest in this order counts
 _STATES = get_args(State)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One replica.
+    """Status of one replica.
 
-    replica_id  Serve's name for it
-    age_s       how old the load is
-    ttft_off    times to the first token, observed over predicted, as corrections have it; tpot_off: likewise per token
+    replica_id          Serve's name of it
+    age_s               age of the load in seconds
+    ttft_off, tpot_off  corrections of the time to first token and of the time per token: observed over predicted
     """
 
     pool: str
@@ -38,13 +38,14 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Counted since the ingress began: whoever wants rates subtracts.
+    """Counters since the ingress began; subtract two of them for rates.
 
-    requests       that came, refused ones too
-    refused        for want of room, or since no replica could meet the objectives
-    late           that were served and missed an objective
-    prompt_tokens  of those that came; output_tokens: of those that were served
-    held           right now: requests that wait for any replica to take them
+    requests       requests that came, including refused ones
+    refused        requests refused because the service was full or no replica could meet the objectives
+    late           requests that were served and missed an objective
+    prompt_tokens  prompt tokens of the requests that came
+    output_tokens  output tokens of the requests that were served
+    held           requests that wait now for any replica to take them
     """
 
     requests: int = 0
@@ -57,7 +58,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class FleetStatus:
-    """`ingress`: whose view it is; empty: several."""
+    """Status of all replicas.
+
+    ingress  ingress whose view it is; empty: the combined view of several
+    """
 
     replicas: tuple[ReplicaStatus, ...]
     demand: Demand
@@ -66,7 +70,10 @@ class FleetStatus:
 
 @dataclass(frozen=True, slots=True)
 class PrefixStatus:
-    """Of one replica that has just answered. stats: of what it shares prefixes through; None: it does not."""
+    """Prefix cache statistics of one replica that has just answered.
+
+    stats  statistics of the store through which it shares prefixes; None: it does not share
+    """
 
     pool: str
     replica_id: str
@@ -76,9 +83,10 @@ class PrefixStatus:
 
 @dataclass(frozen=True, slots=True)
 class WeightStatus:
-    """What became of one replica's weights. error: why they are what they were; None: they are of the new version.
+    """Result of a weight update on one replica.
 
-    told  of the version that it has; None: it has not answered
+    told   the version of the weights that it has; None: it has not answered
+    error  why it keeps its earlier weights; None: it has the new version
     """
 
     replica_id: str
@@ -87,13 +95,13 @@ class WeightStatus:
 
 
 class Gathered:
-    """What several ingresses know, as one. Remembers what those that have ended have counted: it came as well."""
+    """Combination of the views of several ingresses, which keeps the counts of ingresses that have ended."""
 
     def __init__(self) -> None:
         self._counted: dict[str, Demand] = {}  # by ingress
 
     def together(self, seen: Collection[FleetStatus]) -> FleetStatus | None:
-        """None where no ingress tells."""
+        """Return the combined status; None if no ingress answers."""
         if not seen:
             return None
         self._counted |= {status.ingress: status.demand for status in seen}
@@ -106,7 +114,7 @@ class Gathered:
 
 
 def _both(one: ReplicaStatus, other: ReplicaStatus) -> ReplicaStatus:
-    """The fresher load, and the worse of what is thought of it."""
+    """Combine two views of a replica: the fresher load, and the worse state."""
     fresher = min(one, other, key=lambda each: each.age_s)
     return replace(fresher, state=max(one.state, other.state, key=_STATES.index))
 

@@ -1,4 +1,4 @@
-"""What has been deployed, kept in the cluster itself, for whoever applies a change, and for every new ingress."""
+"""Record of what has been deployed, kept in the cluster for commands that change it and for every new ingress."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from .spec import FleetSpec
 
 __all__ = ["APPLICATION", "Deployed", "read_deployed", "write_deployed"]
 
-APPLICATION = "motley"  # Serve's name for all of it
+APPLICATION = "motley"  # name of the Serve application
 _KEY, _NAMESPACE = b"deployed", b"motley"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
-    """The fleet, and what else it took to deploy it.
+    """The deployed fleet, and what else its deployment needs.
 
-    own_key   SHA-256 of the key by which the one who deployed it looks at the doors; empty without keys
-    folder    where logs go; None: stderr
-    by_file   it was a fleet file; flags may have asked for what no fleet file can say
-    prefixes  what its replicas share prefixes by
+    own_key   SHA-256 of the key with which the deployer checks the ports; empty without keys
+    folder    folder of the logs; None: stderr
+    by_file   it was deployed from a fleet file; flags may have set what no fleet file can
+    prefixes  how its replicas share prefixes
     """
 
     fleet: FleetSpec
@@ -33,7 +33,7 @@ class Deployed:
 
 
 def write_deployed(deployed: Deployed) -> None:
-    """Into Ray's GCS, which the cluster's token guards."""
+    """Write the record into Ray's GCS, which the cluster's token protects."""
     from ray.experimental.internal_kv import _internal_kv_put
 
     prefixes = deployed.prefixes
@@ -48,7 +48,7 @@ def write_deployed(deployed: Deployed) -> None:
 
 
 def read_deployed() -> Deployed | None:
-    """None where nothing has been deployed."""
+    """Return the record, or None if nothing has been deployed."""
     from ray.experimental.internal_kv import _internal_kv_get
 
     found = _internal_kv_get(_KEY, namespace=_NAMESPACE)
