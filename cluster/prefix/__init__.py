@@ -1,1 +1,1 @@
-"""Prompt prefixes shared through Redis: any replica reads what any other computed, and Redis can never hurt."""
+"""Prefix cache shared through Redis: any replica reads KV that others computed; a failing Redis fails no request."""

@@ -1,4 +1,4 @@
-"""`motley bench prefix`: what a Redis on this machine gives and takes, and what replicas gain that share one."""
+"""Benchmark `motley bench prefix`: what a Redis on this machine costs, and what replicas gain that share one."""
 
 from __future__ import annotations
 
@@ -38,16 +38,18 @@ NUMERICS = Numerics()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """
-    parts                of PARTS
-    tokens, connections  of a value, in KV of Qwen2.5-7B in two bytes a number (56 KiB a token); that read at a time
-    moved, repeats       bytes of one sample; samples
-    shape                of the engines, a name in SHAPES: random weights
-    prefixes, asked      tokens of prefixes whose time to the first token is measured; how often each way
-    trace                of tenants
-    faults               of Redis, under load
-    numerics             of KV that other dtypes have computed and stored
-    fleet                that is simulated
+    """Settings of a run.
+
+    parts                parts to run, of PARTS
+    tokens, connections  sizes of values, in tokens of Qwen2.5-7B's KV at two bytes a number (56 KiB a token), and
+                         numbers of values that are read at the same time
+    moved, repeats       bytes of one sample, and number of samples
+    shape                model of the engines, a name in SHAPES, with random weights
+    prefixes, asked      lengths in tokens of prefixes whose time to first token is measured, and how often each way
+    trace                settings of the trace of tenants
+    faults               settings of the faults of Redis under load
+    numerics             settings of the exchange of KV between dtypes
+    fleet                settings of the simulated fleet
     """
 
     parts: Sequence[str] = PARTS
@@ -69,7 +71,7 @@ class Plan:
 
 
 def quick(parts: Sequence[str] = PARTS) -> Plan:
-    """Within a minute on two cores: one size of values, and engines of a smaller shape."""
+    """Return a plan that takes less than a minute on two cores: one size of values, and engines of a smaller model."""
     small = Trace(
         shape="quick", turns=2, tenants=6, prefix_tokens=256, requests=24, unique=4, control_turns=6, output_tokens=4
     )
@@ -82,7 +84,7 @@ def quick(parts: Sequence[str] = PARTS) -> Plan:
 
 
 def run(plan: Plan, say: Progress) -> dict[str, Any]:
-    """The object that `--json` prints. Raises MotleyError without a redis-server."""
+    """Run the benchmark and return the object that `--json` prints. Raises MotleyError without a redis-server."""
     binary, where = find_redis()
     if binary is None:
         raise MotleyError(where)
@@ -130,7 +132,7 @@ _MEASURED = {"values": _values, "ttft": _ttft, "trace": _trace}
 
 
 def _simulated(plan: Plan, rows: Sequence[dict[str, Any]]) -> Rows:
-    """At the rate of the values that replicas of that model would have, over one connection."""
+    """Simulate fleets at the rate that was measured for values of replicas of that model, over one connection."""
     size = with_tokens(Geometry("bfloat16", LAYERS, HEADS, HEAD_DIM, BLOCK_TOKENS))
     (rate,) = (
         each["value"]

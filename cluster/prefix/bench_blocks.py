@@ -1,4 +1,4 @@
-"""Part of `motley bench prefix`: the whole way of values, from Redis into the blocks of KV that an engine has."""
+"""Part of `motley bench prefix`: the whole way of values from Redis into the KV blocks of an engine."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .redis_store import RedisStore
 
 __all__ = ["BlocksReader"]
 
-_PATIENT_S = 1e3  # to compute a value: a read then has all the time that a read can have
+_PATIENT_S = 1e3  # assumed seconds to compute a value, which gives a read the longest possible deadline
 _IN_VAIN_S = 30.0
 _PAUSE_S = 0.01
 
 
 class BlocksReader:
-    """A replica's clerk, with KV of a CPU: reads, opens, verifies, and puts what comes into blocks of the host."""
+    """Reader as a replica has one, with KV on a CPU: reads, decrypts, verifies, and writes into blocks of the host."""
 
     def __init__(self, store: RedisStore, seal: Seal, keys: Sequence[bytes]) -> None:
         geometry = self._geometry = seal.geometry
@@ -40,7 +40,7 @@ class BlocksReader:
         self._keys, self._blocks = keys, [tuple(range(i * each, (i + 1) * each)) for i in range(len(keys))]
 
     def read(self, nbytes: int) -> float:
-        """At how many GB/s. Raises MotleyError when again and again nothing comes in time."""
+        """Read `nbytes` bytes and return the rate in GB/s. Raises MotleyError if repeatedly nothing comes in time."""
         moved = 0
         began = came = time.perf_counter()
         while moved < nbytes:
@@ -51,7 +51,7 @@ class BlocksReader:
             if fetch.count:
                 came = time.perf_counter()
                 continue
-            time.sleep(_PAUSE_S)  # the machine is busy, and the breaker open
+            time.sleep(_PAUSE_S)  # the machine is busy and the breaker has opened
             if time.perf_counter() - came > _IN_VAIN_S:
                 raise MotleyError(f"nothing comes from Redis within a read's deadline: {fetch.outcome}")
         return moved / (time.perf_counter() - began) / 1e9

@@ -1,4 +1,4 @@
-"""Part of `motley bench prefix`: the clients of Redis that Python programs use, each as fast as it comes."""
+"""Part of `motley bench prefix`: the Redis clients that Python programs use, each with its default settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLIENTS = (PLAIN, HIREDIS, GLIDE)
 
 
 def getters(path: Path) -> dict[str, Get]:
-    """Of those of CLIENTS that are installed: the value of a name, from the Redis at this socket."""
+    """Return for each installed client of CLIENTS a function that reads a value by name from Redis at this socket."""
     made = {PLAIN: _redis_py(path, hiredis=False)}
     if importlib.util.find_spec("hiredis"):
         made[HIREDIS] = _redis_py(path, hiredis=True)
@@ -26,7 +26,7 @@ def getters(path: Path) -> dict[str, Get]:
 
 def _redis_py(path: Path, *, hiredis: bool) -> Get:
     from redis import ConnectionPool, Redis, UnixDomainSocketConnection
-    from redis._parsers import _HiredisParser, _RESP2Parser  # it offers the choice of them
+    from redis._parsers import _HiredisParser, _RESP2Parser  # the two parsers between which redis-py lets one choose
 
     parser = _HiredisParser if hiredis else _RESP2Parser
     pool = ConnectionPool(connection_class=UnixDomainSocketConnection, path=str(path), parser_class=parser, protocol=2)

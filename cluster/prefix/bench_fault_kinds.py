@@ -1,4 +1,4 @@
-"""Part of `motley bench prefix`: what is done to a Redis while a replica uses it, and undone."""
+"""Part of `motley bench prefix`: faults of a Redis while a replica uses it, and how each ends."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ KILL_EACH_S = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """
-    begin, end  end: Redis is as it was, but for what it has lost
+    """A kind of fault.
+
+    begin, end  start and end the fault; after `end` Redis is as before, except for lost values
     lasts       False: Redis is back when `begin` returns
-    remote      it is of the way to Redis, through the proxy
+    remote      the fault affects the way to Redis, through the proxy
     """
 
     begin: Callable[[], None]
@@ -33,13 +34,13 @@ class Fault:
 
 
 def redis_in(folder: Path) -> RedisProcess:
-    """Not yet started. As the embedded one, with a user of its own, whose password can change."""
+    """Return a Redis that is not yet started, set up like the embedded one, with a user whose password can change."""
     user = ("--user", USER, "on", f">{PASSWORD}", "~*", "+@all")
     return RedisProcess(folder, "--maxmemory", ROOMY, "--maxmemory-policy", "allkeys-lru", *user)
 
 
 def fault_of(kind: str, redis: RedisProcess, proxy: SlowProxy) -> Fault:
-    """kind: of KINDS."""
+    """Return the fault of a kind in KINDS."""
     return KINDS[kind](redis, proxy)
 
 

@@ -1,8 +1,9 @@
-"""Part of `motley bench prefix`: a replica under load whose Redis fails in every way, beside one that has none.
+"""Part of `motley bench prefix`: a replica under load whose Redis fails in various ways, beside one without Redis.
 
-Both are asked the same at the same distances in turn, and the fault lasts all the while, so that a busy machine is one
-for both. Requests come by chance, half as many as could be computed: clients that wait for each other would fall into
-step, and whoever is in step waits less. The KV of neither has room for the prefixes: what is not in Redis is computed.
+Both get the same requests at the same intervals alternately, and the fault lasts for the whole time, so that a busy
+machine affects both equally. Requests arrive at random, half as many as could be computed: clients that wait for each
+other would synchronize, and then wait less. Neither replica's KV can hold the prefixes, so what is not in Redis is
+computed.
 """
 
 from __future__ import annotations
@@ -30,21 +31,23 @@ from .bench_replicas import FLUSH_S, Replicas, access_to
 
 __all__ = ["Faults", "faults"]
 
-ROOM = 3  # prompts that a replica's KV has room for; prefixes come by turns, so none is there any more
-BUSY = 0.5  # share of the time that computing all of it takes
-MIDST = 2  # answers of a round, after which something is done to Redis
+ROOM = 3  # prompts that fit into a replica's KV; prefixes take turns, so none is still there when it returns
+BUSY = 0.5  # share of the time that the replica needs to compute all requests
+MIDST = 2  # answers of a round after which the fault begins or ends
 WARM_ROUNDS = 20
-LATE_ROUNDS = 20  # more than were asked for, until an answer begins after the fault
+LATE_ROUNDS = 20  # maximum additional rounds until an answer begins after the fault
 POLL_S = 0.01
 RECOVERY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """
-    kinds     of KINDS
-    prefixes  that are asked for, one after the other, each with a question of its own
-    rounds    in which each prefix is asked for once, with Redis and without
+    """Settings of the measurement.
+
+    shape     model of the engines, a name in SHAPES
+    kinds     kinds of faults, of KINDS
+    prefixes  number of prefixes, requested one after the other, each with a new question
+    rounds    rounds in which each prefix is requested once with Redis and once without
     """
 
     shape: str
@@ -65,7 +68,7 @@ class Faults:
 
 
 def faults(plan: Faults, secret: bytes, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Raises MotleyError when nothing comes from Redis although it is well."""
+    """Measure all kinds of faults. Raises MotleyError if nothing comes from a healthy Redis."""
     replicas = Replicas(plan.shape)
     room = ROOM * plan.tokens
     rows: list[dict[str, Any]] = []
@@ -92,7 +95,13 @@ def faults(plan: Faults, secret: bytes, say: Callable[[str], None]) -> list[dict
 
 @dataclass(slots=True)
 class _Answer:
-    """began, first: when it was to be asked for, and its first token said; by `time.monotonic`."""
+    """Answer of one request.
+
+    began   when the request was due, by `time.monotonic`
+    first   when its first token came
+    said    its tokens
+    failed  it ended with an error
+    """
 
     began: float
     first: float = math.inf
@@ -106,11 +115,12 @@ class _Answer:
 
 @dataclass(slots=True)
 class _Found:
-    """
-    sharing, alone  answers of the same requests, but for those that were there before the fault
-    failed          requests, or answered with other tokens than without Redis
-    used_s          from Redis's return to the first value that came from it or was written
-    recovery_s      likewise to the first that came from it; None: none did
+    """Measurements of one kind of fault.
+
+    sharing, alone  answers of the same requests with Redis and without, except those that began before the fault
+    failed          requests that failed or were answered with other tokens than without Redis
+    used_s          seconds from the end of the fault until the first value was read or written
+    recovery_s      seconds from the end of the fault until the first value was read; None: none was
     """
 
     sharing: list[_Answer] = field(default_factory=list)
@@ -132,7 +142,7 @@ def _rows(plan: Faults, kind: str, found: _Found) -> Iterator[dict[str, Any]]:
     halves = [quantile(part, 0.95) for part in (theirs[: len(theirs) // 2], theirs[len(theirs) // 2 :]) if part]
     beside = {
         "at_the_median": round(quantile(ours, 0.5) - quantile(theirs, 0.5), 1),
-        "recompute_by_itself": round(max(halves) - min(halves), 1),  # what the machine's noise alone makes of a p95
+        "recompute_by_itself": round(max(halves) - min(halves), 1),  # the noise of a p95 on this machine
     }
     yield row("fault_ttft_p95_over_recompute", {**workload, **beside}, "ms", [p95 - without])
     workload["used_again_s"] = None if found.used_s is None else round(found.used_s, 2)
@@ -142,7 +152,7 @@ def _rows(plan: Faults, kind: str, found: _Found) -> Iterator[dict[str, Any]]:
 
 
 class _Asked:
-    """Requests, prefix by prefix, round by round; no question comes twice."""
+    """Endless requests, prefix by prefix and round by round; no question is repeated."""
 
     def __init__(self, plan: Faults, vocabulary: int) -> None:
         self.plan, self._vocabulary = plan, vocabulary
@@ -163,7 +173,7 @@ class _Asked:
 
 
 class _Trial:
-    """Of one kind of fault: it begins in the midst of a round, and so does it end."""
+    """Measurement of one kind of fault, which begins and ends in the middle of a round."""
 
     def __init__(self, fault: Fault, alone: BuiltEngine, sharing: BuiltEngine, asked: _Asked, gap_s: float) -> None:
         self._fault, self._alone, self._sharing, self._asked = fault, alone, sharing, asked
@@ -177,7 +187,7 @@ class _Trial:
         found = _Found()
         try:
             for number in range(self._asked.plan.rounds + LATE_ROUNDS):
-                if number < self._asked.plan.rounds or not found.sharing:  # else a busy machine was late with the fault
+                if number < self._asked.plan.rounds or not found.sharing:  # else the fault was late
                     self._round(found, number)
             self._recover(found)
         finally:
@@ -188,7 +198,7 @@ class _Trial:
         return found
 
     def _warm(self) -> None:
-        """Until prefixes come from Redis: most of a round's, as some may be late on a busy machine."""
+        """Send requests until most of a round's prefixes come from Redis; some may be late on a busy machine."""
         stats, plan = self._sharing.prefix_stats(), self._asked.plan
         assert stats is not None
         values = plan.prefixes * (plan.prefix_tokens // stats.value_tokens)
@@ -201,7 +211,7 @@ class _Trial:
         raise MotleyError(f"nothing comes from Redis although it is well: {self._sharing.prefix_stats()}")
 
     def _round(self, found: _Found, number: int) -> None:
-        """Alternately one first and the other."""
+        """Run one round on both replicas, starting with each of them alternately."""
         requests = self._asked.round()
         since = 0.0
         for with_redis in (False, True) if number % 2 else (True, False):
@@ -222,7 +232,10 @@ class _Trial:
             found.failed += ours.failed or ours.said != theirs.said
 
     def _recover(self, found: _Found) -> None:
-        """Without pauses: an empty Redis has nothing of a prefix before it was asked for once more."""
+        """End the fault under continuous load, and measure how long Redis takes to be useful again.
+
+        An empty Redis has nothing of a prefix before that has been requested again.
+        """
         act = self._act = _Act(self._fault.end if self._lasting else self._fault.begin)
         hits = stored = 0
 
@@ -254,7 +267,10 @@ class _Trial:
 
 
 class _Act:
-    """Something that is done to Redis beside the load, on a thread of its own. began, ended: inf until then."""
+    """Action on Redis beside the load, on a thread of its own.
+
+    began, ended  times by `time.monotonic`; infinite until then
+    """
 
     def __init__(self, action: Callable[[], None]) -> None:
         self.began = self.ended = math.inf
@@ -262,7 +278,7 @@ class _Act:
         self._thread = threading.Thread(target=self._run, name="bench-fault", daemon=True)
 
     def in_the_midst(self, ended: int) -> bool:
-        """Begin when so many requests have ended as shall have by then; it is no reason not to go on."""
+        """Begin the action once `MIDST` requests have ended; return True, so that the load continues."""
         if ended >= MIDST and self._thread.ident is None:
             self._thread.start()
         return True
@@ -279,7 +295,7 @@ class _Act:
 
 
 def _gap_s(alone: BuiltEngine, requests: Sequence[Request]) -> float:
-    """Between two requests, on average."""
+    """Measure and return the mean seconds between two requests that give the wanted load."""
     began = time.monotonic()
     _load(alone, iter(requests), 0.0)
     return (time.monotonic() - began) / len(requests) / BUSY
@@ -292,7 +308,7 @@ def _load(
     going: Callable[[int], bool] = lambda ended: True,
     seed: int = 0,
 ) -> list[_Answer]:
-    """Each when it is due, for as long as `going` says so of the number of those that have ended."""
+    """Send each request when it is due, as long as `going` allows for the number of ended ones; return the answers."""
     core, distances, under_way = built.core, random.Random(seed), 0
     answers: list[_Answer] = []
     due, coming = time.monotonic(), next(requests, None)

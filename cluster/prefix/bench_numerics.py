@@ -1,4 +1,4 @@
-"""Part of `motley bench prefix`: what becomes of a model's answers when its KV was computed in other numerics."""
+"""Part of `motley bench prefix`: how a model's answers change when its KV was computed in other numerics."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from ...replicas.tokenizer import Tokenizer
 
 __all__ = ["WAYS", "Numerics", "Told", "numerics", "told_of"]
 
-# KV computed in, records in, KV read in. fp32 stands for fp16, which CPUs do not compute in: KV that came through
-# float16 is the same in both. The first is the control.
+# The dtypes in which KV is computed, stored and read. fp32 stands for fp16, which CPUs do not compute in: KV that was
+# stored in float16 is the same in both. The first row is the control.
 WAYS = (
     ("bfloat16", "bfloat16", "bfloat16"),
     ("bfloat16", "float16", "bfloat16"),
@@ -42,7 +42,13 @@ WAYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """prefix, probed: tokens whose KV comes from a record, and that follow them; texts: so many, of held-out text."""
+    """Settings of the measurement.
+
+    ways    dtypes in which KV is computed, stored and read
+    prefix  tokens whose KV comes from a record
+    probed  tokens after the prefix whose logits are compared
+    texts   number of pieces of held-out text
+    """
 
     ways: Sequence[tuple[str, str, str]] = WAYS
     prefix: int = 512
@@ -52,11 +58,11 @@ class Numerics:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Beside what the reader says with KV of its own, of the tokens after the prefix.
+    """Difference between a reader's predictions with KV from a record and with its own KV, after the prefix.
 
-    nats    KL divergence of the next token's distribution, on average
+    nats    mean KL divergence of the next token's distribution
     logit   largest difference of a logit
-    others  share of tokens of which another one is the likeliest
+    others  share of positions at which another token is the likeliest
     """
 
     nats: float
@@ -107,7 +113,7 @@ def numerics(plan: Numerics, say: Callable[[str], None]) -> list[dict[str, Any]]
 
 
 def told_of(plan: Numerics, say: Callable[[str], None]) -> Iterator[tuple[tuple[str, str, str], list[Told]]]:
-    """Of each way what each text says."""
+    """Yield for each way of `plan.ways` the differences of each text."""
     whole = plan.prefix + plan.probed
     text = (demo_path() / "heldout.txt").read_text(encoding="utf-8")
     ids = Tokenizer.load(demo_path()).encode(text)

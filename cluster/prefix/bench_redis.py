@@ -1,6 +1,6 @@
-"""A redis-server that can be killed, stopped and started again, and a proxy before it that is slow as networks are.
+"""A redis-server that can be killed, stopped and restarted, and a proxy that makes its network slow.
 
-For `motley bench prefix`, and for the tests.
+Used by `motley bench prefix` and by the tests.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _START_S = 10.0
 
 
 class RedisProcess:
-    """On a Unix socket in `folder` and a port of loopback, in memory only. Started by `start`, over and over.
+    """A redis-server on a Unix socket in `folder` and a loopback port, in memory only; it may be restarted repeatedly.
 
-    settings  of redis-server, beside these
+    settings  further arguments of redis-server
     """
 
     def __init__(self, folder: Path, *settings: str) -> None:
@@ -42,7 +42,7 @@ class RedisProcess:
         return f"unix://{self.path}"
 
     def start(self) -> None:
-        """Returns once it answers. Raises ConfigurationError."""
+        """Start the server and return once it answers. Raises ConfigurationError."""
         binary, reason = find_redis()
         if binary is None:
             raise ConfigurationError(reason, code="bad_prefix_cache")
@@ -62,7 +62,7 @@ class RedisProcess:
         self.process.wait()
 
     def stop(self) -> None:
-        """It answers nothing, and keeps what it has and who is connected."""
+        """Stop the process with SIGSTOP: it answers nothing, and keeps its data and connections."""
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
@@ -77,7 +77,7 @@ class RedisProcess:
 
 
 def ask(path: Path, *words: str) -> bytes | None:
-    """One command, on a connection of its own, and the beginning of the reply; None if nobody answers."""
+    """Send one command on a connection of its own; return the beginning of the reply, or None if nobody answers."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(10)
         connection.connect(str(path))
@@ -87,7 +87,10 @@ def ask(path: Path, *words: str) -> bytes | None:
 
 
 class SlowProxy:
-    """TCP to a server on loopback. After `slow`, replies come `delay_s` late, or at `trickle` bytes a second."""
+    """TCP proxy to a server on loopback.
+
+    After `slow`, replies are `delay_s` late, or come at `trickle` bytes a second.
+    """
 
     def __init__(self, port: int) -> None:
         self._server = port

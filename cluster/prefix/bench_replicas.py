@@ -1,4 +1,4 @@
-"""Part of `motley bench prefix`: how soon a replica that begins says its first token, by where the prefix is."""
+"""Part of `motley bench prefix`: how soon a new replica produces its first token, depending on where the prefix is."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from .source import RedisSource
 
 __all__ = ["QUESTION", "Replicas", "first_tokens"]
 
-QUESTION = 16  # tokens after the prefix, which nobody has seen before
+QUESTION = 16  # tokens after the prefix, which are new in each request
 FLUSH_S = 60.0
 _QUEUE_BYTES = 1 << 30
 
 
 class Replicas:
-    """Engines of one model with random weights, which they share as they would share a file.
+    """Factory of engines for one model with random weights, which they share as they would share a file.
 
-    threads  of each engine; None: all cores
+    threads  threads of each engine; None: all cores
     """
 
     def __init__(self, shape: str, threads: int | None = None) -> None:
@@ -48,7 +48,7 @@ class Replicas:
         self._token_bytes = 2 * shape_of.num_layers * shape_of.num_kv_heads * shape_of.head_dim * itemsize
 
     def engine(self, kv_tokens: int, access: PrefixAccess | None = None, after: int = 2) -> BuiltEngine:
-        """Warm, with KV for so many tokens."""
+        """Return a warmed-up engine with KV for that many tokens."""
         blocks = -(-kv_tokens // BLOCK_TOKENS) + 1
         config = EngineConfig(
             threads=self.threads, kv_memory_bytes=blocks * BLOCK_TOKENS * self._token_bytes, prefix_after=after,
@@ -68,9 +68,10 @@ def first_tokens(
     replicas: Replicas, name: str, url: str, secret: bytes, lengths: Sequence[int], repeats: int,
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """One replica has stored each prefix; another one, whose KV has nothing of it, is asked for it by turns.
+    """Measure the time to first token for prefixes of several lengths, which one replica stored and another one reads.
 
-    What it takes to compute it again is measured with a third, which has no store.
+    The reader's KV has nothing of the prefix at first. A third replica, without a store, measures how long computing
+    the prefix again takes.
     """
     room = max(lengths) + QUESTION + 1
     alone = replicas.engine(room)
@@ -102,7 +103,7 @@ def first_tokens(
 def _samples(
     alone: BuiltEngine, writer: BuiltEngine, reader: BuiltEngine, vocabulary: int, length: int, repeats: int
 ) -> tuple[dict[str, list[float]], dict[str, int]]:
-    """Milliseconds by way, and the fewest tokens that were reused."""
+    """Return the milliseconds of each way to the first token, and the fewest tokens that were reused."""
     tokens = prompt(length + QUESTION, vocabulary, length)
     first_token(writer.core, tokens)
     writer.flush(FLUSH_S)
@@ -120,7 +121,7 @@ def _samples(
 
 
 def first_token(core: EngineCore, tokens: Sequence[int]) -> tuple[float, int]:
-    """Seconds until it is said, and how many tokens of the prompt were not computed for it."""
+    """Return the seconds until the first token, and how many tokens of the prompt were not computed for it."""
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, seed=0)
     began = time.perf_counter()
     core.add(0, Request("bench", tuple(tokens), params))
@@ -133,9 +134,10 @@ def first_token(core: EngineCore, tokens: Sequence[int]) -> tuple[float, int]:
 
 
 def break_even(medians: Sequence[tuple[int, float, float]], value_tokens: int) -> float | None:
-    """The prefix from which on Redis is faster, by straight lines through (tokens, recomputed, from Redis).
+    """Return the prefix length in tokens from which Redis is faster; None if it never is.
 
-    No less than a value has: what is shorter is not stored. None: it never is.
+    Straight lines are fitted through (tokens, recomputed, from Redis). The result is at least the length of a value,
+    since shorter prefixes are not stored.
     """
     lengths = [float(length) for length, _, _ in medians]
     if len(lengths) < 2:

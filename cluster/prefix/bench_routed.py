@@ -1,7 +1,7 @@
-"""Part of `motley bench prefix`: what a router gains that sees what is in Redis. Simulated, and labelled so.
+"""Part of `motley bench prefix`: what a router gains that sees what Redis holds. Simulated, and labelled so.
 
 The fleet, its traffic and its routers are those of `motley bench routing`, in virtual time. Replicas fetch what they do
-not have, whatever the router sees, at the rate that was measured on this machine: what differs is where requests go.
+not have, at the rate that was measured on this machine, whatever the router sees: only where requests go differs.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ __all__ = ["Fleet", "routed"]
 MODEL = "qwen2.5-7b"
 INGRESSES = 2
 SEEN, UNSEEN, NONE = "redis, seen by the router", "redis, not seen by the router", "no redis"
-_LENGTHS = Lengths("uniform", 512, 2048)  # of prefixes, in tokens
-_SHARE = 0.8  # of requests that have one
+_LENGTHS = Lengths("uniform", 512, 2048)  # lengths of prefixes, in tokens
+_SHARE = 0.8  # share of requests that have a prefix
 _SLO = Slo(ttft_s=3.0, tpot_s=0.1)
-_NEVER = 1e9  # seconds for a token
+_NEVER = 1e9  # seconds to fetch a token where nothing is fetched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Of one run: `seconds` of it counted, after `warm_up_s`. prefixes: a few of them popular (Zipf).
+    """Settings of a simulated run, of which `seconds` count after `warm_up_s`.
 
-    memory  of Redis, in bytes
+    prefixes  number of prefixes, a few of them popular (Zipf)
+    memory    memory of Redis in bytes
     """
 
     fleet: str = "equal"
@@ -50,7 +51,10 @@ class Fleet:
 
 
 def routed(plan: Fleet, bytes_per_s: float, token_bytes: int) -> Iterator[dict[str, Any]]:
-    """token_bytes: of KV in a value."""
+    """Simulate the routers and yield rows of results.
+
+    token_bytes  bytes of a token's KV in a value
+    """
     found = {
         side: [_run(plan, side, bytes_per_s, token_bytes, seed) for seed in range(plan.seeds)]
         for side in (SEEN, UNSEEN, NONE)

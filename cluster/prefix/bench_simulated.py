@@ -1,8 +1,10 @@
-"""Part of `motley bench prefix`: what Redis would save on GPUs that are not here. Simulated, and labelled so.
+"""Part of `motley bench prefix`: what Redis would save on GPUs that this machine does not have.
 
-Prefill takes what the roofline says and the shares of it that kernels are taken to reach; the rate at which prefixes
-come out of Redis into the host's memory is the one measured on this machine, in the same run. From there to the GPU
-nothing is counted: its bus is faster than that by far.
+Simulated and labelled so.
+
+Prefill takes the time of the roofline and the share of it that kernels are assumed to reach. The rate at which prefixes
+come from Redis into host memory is the one measured on this machine in the same run. The way from there to the GPU does
+not count, since its bus is much faster.
 """
 
 from __future__ import annotations
@@ -18,13 +20,17 @@ __all__ = ["GPUS", "simulated"]
 
 GPUS = ("P40", "T4", "A10", "H100")
 MODEL = "qwen2.5-7b"
-CHUNK = 512  # tokens of a step
+CHUNK = 512  # prompt tokens of a step
 
 
 def simulated(
     bytes_per_s: float, token_bytes: int, value_tokens: int, lengths: Sequence[int], question: int
 ) -> list[dict[str, Any]]:
-    """token_bytes: of KV in a value. question: tokens after the prefix."""
+    """Return rows with the time to first token with Redis and without, on each GPU of GPUS.
+
+    token_bytes  bytes of a token's KV in a value
+    question     tokens after the prefix
+    """
     rows = []
     for name in GPUS:
         device = SimulatedDevice(device_named(name), model_named(MODEL))
@@ -41,7 +47,7 @@ def simulated(
                 row("ttft_redis_hit", {**workload, "prefix_tokens": length}, "ms", [1e3 * fetched_s(length)],
                     peer="recompute", peer_samples=[1e3 * computed_s(length)], higher_is_better=False)
             )  # fmt: skip
-        tried = range(max(lengths), 0, -value_tokens)  # from there on it is faster always
+        tried = range(max(lengths), 0, -value_tokens)  # from longer to shorter, as long as Redis is faster
         pays = list(itertools.takewhile(lambda n: fetched_s(n) < computed_s(n), tried))
         if even := min(pays, default=0):
             rows.append(row("break_even_prefix", {**workload, "value_tokens": value_tokens}, "tokens", [float(even)]))
@@ -49,6 +55,6 @@ def simulated(
 
 
 def prefill_s(device: SimulatedDevice, known: int, new: int) -> float:
-    """Of `new` tokens after `known` ones, in chunks."""
+    """Return the seconds to compute `new` tokens after `known` ones, in chunks."""
     starts = range(known, known + new, CHUNK)
     return sum(device.step_s(0, 0, [(min(CHUNK, known + new - start), start)]) for start in starts)

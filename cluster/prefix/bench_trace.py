@@ -1,4 +1,4 @@
-"""Part of `motley bench prefix`: tenants with a prompt each, on replicas whose KV has no room for all of them."""
+"""Part of `motley bench prefix`: tenants with a prompt each, on replicas whose KV cannot hold all of these."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ from .bench_replicas import FLUSH_S, Replicas, access_to
 __all__ = ["Trace", "trace"]
 
 REPLICAS = 2
-AT_A_TIME = 2  # requests of each replica
-ROOM = 3  # prompts that a replica's KV has room for
+AT_A_TIME = 2  # concurrent requests of each replica
+ROOM = 3  # prompts that fit into a replica's KV
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """
-    turns, requests         with Redis and without; of one turn, by tenants drawn at random, the first most often (1/n)
-    control_turns, unique   likewise of requests that share nothing: more of them, and short, as what they show is small
+    """Settings of the trace.
+
+    turns          repetitions with Redis and without
+    requests       requests of one turn, from tenants drawn at random, tenant n with weight 1/n
+    control_turns  repetitions of requests that share nothing; more and shorter ones, since their differences are small
+    unique         requests of one such control turn
     """
 
     shape: str
@@ -44,13 +47,19 @@ class Trace:
 
     @property
     def tokens(self) -> int:
-        """Of one request."""
+        """Tokens of one request."""
         return self.prefix_tokens + self.question_tokens + self.output_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """tokens_per_s: prompts and answers; ttft_s: of each request, from when its replica took it."""
+    """Measurements of one turn.
+
+    tokens_per_s  tokens of prompts and answers per second
+    ttft_s        time to first token of each request, from when its replica took it
+    said          tokens of each answer
+    reused        prompt tokens that were not computed
+    """
 
     tokens_per_s: float
     ttft_s: list[float]
@@ -59,10 +68,10 @@ class _Turn:
 
 
 def trace(plan: Trace, url: str, secret: bytes, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """The same requests with Redis and without, by turns.
+    """Run the same requests alternately with Redis and without, and return rows of results.
 
-    First prefixes are new to Redis too. Then replicas have been replaced: their own KV is empty, and Redis has them.
-    Then no two requests have the same beginning. Raises MotleyError when answers differ.
+    First the prefixes are new to Redis too. Then replicas have been replaced: their own KV is empty, while Redis has
+    the prefixes. Finally no two requests have a common prefix. Raises MotleyError if answers differ.
     """
     replicas = Replicas(plan.shape, max(1, usable_cores() // REPLICAS))
     room, vocabulary = ROOM * plan.tokens, replicas.shape.vocab_size
@@ -82,7 +91,7 @@ def trace(plan: Trace, url: str, secret: bytes, say: Callable[[str], None]) -> l
 
 
 class _Sides:
-    """What is measured, by metric: a pair for each turn, with Redis and without."""
+    """Measurements by metric: for each turn a pair, with Redis and without."""
 
     def __init__(
         self, plan: Trace, sharing: Sequence[BuiltEngine], without: Sequence[BuiltEngine], say: Callable[[str], None]
@@ -134,7 +143,10 @@ class _Sides:
 
 
 def _shared(plan: Trace, turn: int, vocabulary: int, first: int) -> list[Request]:
-    """first: question of those that are asked."""
+    """Return requests of tenants with their shared prefixes.
+
+    first  number of the first question
+    """
     rng = random.Random(turn)
     weights = [1 / (n + 1) for n in range(plan.tenants)]
     drawn = rng.choices(range(plan.tenants), weights, k=plan.requests)
@@ -159,7 +171,7 @@ def _request(plan: Trace, tenant: str, tokens: Sequence[int]) -> Request:
 
 
 def _run(engines: Sequence[BuiltEngine], requests: Sequence[Request], tokens: int) -> _Turn:
-    """Each engine on a thread of its own, as replicas are apart; their own KV is empty at first."""
+    """Run each engine on a thread of its own, as separate replicas would; their own KV is empty at first."""
     said: list[list[int]] = [[] for _ in requests]
     cached, first = [0] * len(requests), [0.0] * len(requests)
     failures: list[BaseException] = []
@@ -167,7 +179,7 @@ def _run(engines: Sequence[BuiltEngine], requests: Sequence[Request], tokens: in
     def serve(at: int) -> None:
         try:
             _serve(engines[at], list(range(at, len(requests), len(engines))), requests, said, cached, first)
-        except BaseException as error:  # noqa: BLE001  it is raised again, where somebody hears it
+        except BaseException as error:  # noqa: BLE001  raised again in the main thread
             failures.append(error)
 
     for built in engines:
@@ -190,7 +202,7 @@ def _serve(
     built: BuiltEngine, mine: list[int], requests: Sequence[Request], said: list[list[int]], cached: list[int],
     first: list[float],
 ) -> None:  # fmt: skip
-    """first: seconds to the first token of each."""
+    """Run this engine's requests (`mine`), and record their tokens and the seconds to the first token in `first`."""
     core, under_way, began = built.core, 0, dict.fromkeys(mine, 0.0)
     while mine or under_way:
         while mine and under_way < AT_A_TIME:

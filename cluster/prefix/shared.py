@@ -1,4 +1,4 @@
-"""From what a fleet says of its prefix cache to what each replica is given. Settled once, when it is deployed."""
+"""Conversion of a fleet's prefix cache settings to what each replica is given, done once when the fleet is deployed."""
 
 from __future__ import annotations
 
@@ -23,19 +23,26 @@ __all__ = ["Shared", "access_of", "limit_own", "own_redis", "read_secret", "sett
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """own: URL of the redis-server of the service's own; empty where there is none. secret: of the fleet."""
+    """How the replicas of a fleet share prefixes.
+
+    own     URL of the service's own redis-server; empty if there is none
+    secret  secret of the fleet
+    """
 
     own: str = ""
     secret: bytes = field(repr=False)
 
     @property
     def salt(self) -> bytes:
-        """Of tenants' prefixes: the same for all who share the secret, now and after a restart."""
+        """Salt of tenants' prefixes, the same for all who have the secret, now and after a restart."""
         return hmac.digest(self.secret, b"motley tenants' prefixes: salt, v1", "sha256")[:16]
 
 
 def own_redis(spec: FleetSpec, folder: Path, *, null: bool = False) -> OwnRedis | None:
-    """Started, in `folder`, where one is wanted. None that can be started is a line, and no reason not to serve."""
+    """Start the service's own redis-server in `folder`, if one is wanted, and return it.
+
+    If none can be started, a line is printed and the service runs without.
+    """
     cache = spec.prefix_cache
     simulated = all(pool.simulate is not None for pool in spec.pools)
     if cache.store != EMBEDDED or not cache.reuse or null or simulated:
@@ -54,7 +61,7 @@ def own_redis(spec: FleetSpec, folder: Path, *, null: bool = False) -> OwnRedis 
 
 
 def limit_own(spec: FleetSpec, shared: Shared) -> None:
-    """Give the redis-server of its own, which runs, the memory of the fleet's. A line where that cannot be done."""
+    """Give the service's own running redis-server the fleet's memory limit; print a line if that fails."""
     if spec.prefix_cache.store != EMBEDDED or not shared.own:
         return
     try:
@@ -67,22 +74,26 @@ def limit_own(spec: FleetSpec, shared: Shared) -> None:
 
 
 def settle(spec: FleetSpec, own: str = "", secret: bytes | None = None) -> Shared:
-    """The secret: that of the file it names, else the one there is, else a new one. Raises ConfigurationError."""
+    """Return how the fleet shares prefixes.
+
+    The secret is that of the file in the settings, else the existing one, else a new one. Raises ConfigurationError.
+    """
     path = spec.prefix_cache.secret
     return Shared(own=own, secret=read_secret(path) if path is not None else secret or os.urandom(SECRET_BYTES))
 
 
 def tell_unreached(spec: FleetSpec, shared: Shared) -> None:
-    """A line where a redis-server of its own is wanted, and there is none: it comes with a service that begins with it.
+    """Print a line if the fleet wants a redis-server of its own and the running service has none.
 
-    On a cluster that others have started there is nobody to keep it, nor a socket that all nodes can reach.
+    Such a server only starts with the service. On a Ray cluster that others started nobody would supervise it, and not
+    all nodes could reach its socket.
     """
     if spec.prefix_cache.store == EMBEDDED and spec.prefix_cache.reuse and not shared.own:
         _tell("off: what runs has no redis-server of its own; name one that its nodes reach by prefix_cache.store")
 
 
 def tell_wire(spec: FleetSpec, shared: Shared) -> None:
-    """A line of the dtype that pools of unlike numerics share KV in, where that was chosen for them, and why."""
+    """Print the dtype in which pools of different numerics share KV, and why, if it was chosen automatically."""
     cache = spec.prefix_cache
     wire, why = settled_wire(spec)
     if wire is not None and cache.wire == "auto" and access_of(cache, shared) is not None:
@@ -90,7 +101,10 @@ def tell_wire(spec: FleetSpec, shared: Shared) -> None:
 
 
 def access_of(cache: PrefixCacheSpec, shared: Shared | None) -> Callable[[], PrefixAccess] | None:
-    """Makes a replica's access, in its process. None: it has none, or one to its own memory, by its settings."""
+    """Return a function that creates a replica's access to the store, in the replica's process.
+
+    None: the settings give it no access, or one to its own memory only.
+    """
     if shared is None or not cache.reuse or cache.store in (MEMORY, OFF):
         return None
     url = shared.own if cache.store == EMBEDDED else cache.store
@@ -101,7 +115,7 @@ def access_of(cache: PrefixCacheSpec, shared: Shared | None) -> Callable[[], Pre
 
 
 def read_secret(path: Path) -> bytes:
-    """Raises ConfigurationError."""
+    """Read a fleet's secret from a file. Raises ConfigurationError."""
     try:
         text = path.read_bytes().strip()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Where a fleet's prefixes are, and what its replicas must know to share them."""
+"""Location of a fleet's shared prefixes, and what its replicas must know to use them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..failures import ConfigurationError
 
 __all__ = ["EMBEDDED", "MEMORY", "OFF", "RedisSource", "check_store", "check_url", "shown"]
 
-EMBEDDED, MEMORY, OFF = "embedded", "memory", "off"  # what is no URL
+EMBEDDED, MEMORY, OFF = "embedded", "memory", "off"  # values of `store` that are not URLs
 
 SCHEMES = ("redis", "rediss", "unix")
 TTL_S = 3600.0
@@ -19,17 +19,17 @@ CONNECTIONS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisSource:
-    """Of one fleet; it travels to every replica.
+    """Settings of a fleet's prefix store, which are sent to every replica.
 
     url           redis://, rediss:// or unix://, with user and password if there are any
-    secret        of the fleet: whoever shares it shares prefixes
-    ttl_s         how long a value is kept, give or take a tenth
-    tenant_bytes  that a tenant may write within `ttl_s`; None: as much as it likes
-    queue_bytes   that wait to be written by one replica, at most; more is dropped
-    connections   of one replica, at most
+    secret        secret of the fleet: whoever has it shares prefixes
+    ttl_s         seconds for which a value is kept, give or take a tenth
+    tenant_bytes  bytes that a tenant may write within `ttl_s`; None: no limit
+    queue_bytes   maximum bytes that wait to be written by one replica; more is dropped
+    connections   maximum number of connections of one replica
     """
 
-    url: str = field(repr=False)  # it may hold a password
+    url: str = field(repr=False)  # may contain a password
     secret: bytes = field(repr=False)
     ttl_s: float = TTL_S
     tenant_bytes: int | None = None
@@ -38,18 +38,18 @@ class RedisSource:
 
     @property
     def epoch_ms(self) -> int:
-        """How long an epoch is kept since something was last written in it: longer than all values of it."""
+        """Milliseconds for which an epoch is kept after the last write in it: longer than all of its values."""
         return round(2000 * self.ttl_s)
 
 
 def check_store(store: str) -> None:
-    """Raises ConfigurationError for what is neither a word nor a URL."""
+    """Raise ConfigurationError for a value of `store` that is neither a known word nor a valid URL."""
     if store not in (EMBEDDED, MEMORY, OFF):
         check_url(store)
 
 
 def check_url(url: str) -> dict[str, Any]:
-    """What redis-py makes of it. Raises ConfigurationError, which does not tell the password."""
+    """Return redis-py's settings for a URL. Raises ConfigurationError, which does not show the password."""
     from redis import connection as of_redis
 
     parse_url: Any = of_redis.parse_url  # untyped
@@ -66,7 +66,7 @@ def check_url(url: str) -> dict[str, Any]:
         kind = settings.get("connection_class", of_redis.Connection)
         kind(**{name: value for name, value in settings.items() if name != "connection_class"})  # does not connect yet
     except (TypeError, ValueError) as error:
-        reason = "it cannot be understood" if "@" in url else error  # which may quote a password
+        reason = "it cannot be understood" if "@" in url else error  # the error may quote a password
         raise ConfigurationError(
             f"{shown(url)!r} is not accepted; {reason}", param="prefix_cache", code="bad_prefix_cache"
         ) from None
@@ -74,7 +74,7 @@ def check_url(url: str) -> dict[str, Any]:
 
 
 def shown(url: str) -> str:
-    """The URL for people: without user and password, whatever they consist of, and without its query."""
+    """Return a URL for display, without user, password and query."""
     scheme, found, rest = url.partition("://")
     if not found:
         return scheme

@@ -1,12 +1,13 @@
-"""How an owner's values are forgotten at once, by every replica, however many there are.
+"""Stamps and epochs, by which every replica forgets all of an owner's values at once.
 
-Before each value in Redis stands a stamp: whose it is, and the epochs in which it was made, the owner's and that of
-all. A reader asks for the epochs of now in the same breath, and believes no value of another one. To forget is to set a
-new epoch, in one command. Epochs are random, never counted: where Redis has lost one, every value of it is forgotten,
-and none comes back. What nobody can read any more goes by its TTL, or as the least recently used.
+Each value in Redis is preceded by a stamp: its owner, and the epochs in which it was written, the owner's and the one
+of all. A reader asks for the current epochs in the same step, and ignores values of other epochs. Forgetting means to
+set a new epoch, in one command. Epochs are random and never counted: if Redis loses one, all values of it are
+forgotten, and none returns. Values that nobody can read any more expire by their TTL, or are evicted as the least
+recently used.
 
-A stamp holds for one key, and only who has the fleet's secret can make it: no fault of a memory, and nobody in Redis,
-turns a value into one of another owner, key or epoch.
+A stamp is valid for one key, and only who has the fleet's secret can make it. So neither a memory fault nor anyone with
+access to Redis can turn a value into one of another owner, key or epoch.
 """
 
 from __future__ import annotations
@@ -23,14 +24,19 @@ __all__ = ["STAMP_BYTES", "Epochs", "Names", "Stamp"]
 
 _MAGIC = b"motley prefix v2"
 _PART = 16
-STAMP_BYTES = 5 * _PART  # magic, owner, epochs of all and of the owner, and a check of them and of the value's key
-FOREIGN, ALTERED = "foreign", "stamp"  # what is wrong with one: it is none of ours; it was changed, or moved
-_REMEMBERED = 4096  # owners
+STAMP_BYTES = 5 * _PART  # magic, owner, epochs of all and of the owner, and a MAC over these and the value's key
+FOREIGN, ALTERED = "foreign", "stamp"  # faults of a stamp: not one of ours; changed or moved to another key
+_REMEMBERED = 4096  # maximum number of owners whose epochs are remembered
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """owner: its tag. every, own: the epochs of all and of the owner."""
+    """Stamp of a value.
+
+    owner  tag of its owner
+    every  epoch of all when it was written
+    own    epoch of the owner when it was written
+    """
 
     owner: bytes
     every: bytes
@@ -42,7 +48,10 @@ def new_epoch() -> bytes:
 
 
 class Names:
-    """Names of Redis keys: `motley:FLEET:...`, FLEET from the secret. Nothing tells a tenant's name or a prompt."""
+    """Names of Redis keys: `motley:FLEET:...`, where FLEET is derived from the secret.
+
+    No name reveals the name of a tenant or a prompt.
+    """
 
     def __init__(self, secret: bytes) -> None:
         self._secret = hmac.digest(secret, b"motley prefix store: names, v1", "sha256")
@@ -50,30 +59,30 @@ class Names:
         self.every = self.space + b"epoch"
 
     def owner(self, owner: str) -> bytes:
-        """Its tag."""
+        """Return the tag of an owner."""
         return self._tag(b"owner " + owner.encode("utf-8", "surrogatepass"))
 
     def value(self, key: bytes) -> bytes:
         return self.space + b"kv:" + key.hex().encode()
 
     def claim(self, key: bytes) -> bytes:
-        """There while a replica makes and writes that value."""
+        """Return the name of a value's claim, which exists while a replica computes and writes the value."""
         return self.space + b"claim:" + key.hex().encode()
 
     def epoch(self, tag: bytes) -> bytes:
         return self.space + b"epoch:" + tag.hex().encode()
 
     def spent(self, tag: bytes) -> bytes:
-        """Bytes that it has written lately."""
+        """Return the name of the counter of bytes that an owner has written recently."""
         return self.space + b"spent:" + tag.hex().encode()
 
     def stamped(self, key: bytes, stamp: Stamp) -> bytes:
-        """What stands before the value at that key."""
+        """Return the encoded stamp that precedes the value at that key."""
         said = stamp.owner + stamp.every + stamp.own
         return _MAGIC + said + self._tag(b"stamp " + said + key)
 
     def stamp_of(self, key: bytes, data: Buffer) -> Stamp | str:
-        """Of the value at that key; or in a word what is wrong with it."""
+        """Decode the stamp of the value at that key; return `FOREIGN` or `ALTERED` if it is invalid."""
         data = bytes(data)
         if len(data) != STAMP_BYTES or not data.startswith(_MAGIC):
             return FOREIGN
@@ -85,7 +94,7 @@ class Names:
 
 
 class Epochs:
-    """What one replica knows of epochs, and what it has yet to tell Redis. Safe from any thread."""
+    """Epochs that one replica knows, and forgetting that it has yet to tell Redis. Safe from any thread."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, Stamp] = OrderedDict()  # by tag
@@ -96,7 +105,7 @@ class Epochs:
         return self._known.get(tag)
 
     def learn(self, stamp: Stamp) -> None:
-        """Those of now. Not while they are being forgotten: they are the old ones until Redis knows."""
+        """Record the current epochs of an owner, unless they are being forgotten: until Redis knows, they are old."""
         with self._lock:
             if self.forgets(stamp.owner):
                 return
@@ -106,7 +115,7 @@ class Epochs:
                 self._known.popitem(last=False)
 
     def forget(self, tag: bytes | None) -> None:
-        """Until Redis knows of it nothing of that owner's is read or written here."""
+        """Forget an owner's values, or all (None): until Redis knows, this replica neither reads nor writes any."""
         with self._lock:
             self._forgetting[tag] = None
             if tag is None:
@@ -118,7 +127,7 @@ class Epochs:
             return list(self._forgetting)
 
     def forgotten(self, tag: bytes | None) -> None:
-        """Redis has the new epoch."""
+        """Record that Redis has the new epoch."""
         with self._lock:
             self._forgetting.pop(tag, None)
 

@@ -1,4 +1,4 @@
-"""What a store counts. Safe from any thread."""
+"""Counters of a prefix store. Safe from any thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Tally:
             self._read_s += seconds
 
     def missed(self, asked: int) -> None:
-        """Nobody was asked."""
+        """Count misses of a read for which Redis was not asked."""
         with self._lock:
             self._numbers["misses"] += asked
 

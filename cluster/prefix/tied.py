@@ -1,4 +1,4 @@
-"""Becomes another program that ends with its parent, however that ends. Imports the standard library only.
+"""Launcher that replaces itself by another program, which ends with its parent. Imports the standard library only.
 
 Arguments: the parent's process id, the program's path, its arguments.
 """

@@ -1,8 +1,8 @@
-"""A connection to Redis past its handshake: commands out, replies in, each under a deadline that counts for all of it.
+"""Redis connection after its handshake: sends commands and receives replies, each within one deadline.
 
-redis-py's own timeouts count for one call of `recv`, so that a trickle of bytes never ends; and its parsers hand out
-copies. Here the rest of the time is set before every call, and a value goes from the socket into the buffer that its
-reader gets. `motley bench prefix` measures it beside redis-py with either parser and beside valkey-glide.
+redis-py's own timeouts apply to a single call of `recv`, so that a trickle of bytes never times out, and its parsers
+return copies. Here the remaining time is set before every call, and a value goes from the socket directly into the
+reader's buffer. `motley bench prefix` compares it with redis-py under either parser and with valkey-glide.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ...replicas.prefix.store import Buffer
 
 __all__ = ["END_BYTES", "ProtocolError", "Refused", "Reply", "Wire", "command"]
 
-END_BYTES = 2  # after a string
-_LINE_BYTES = 512  # of a status, an error, a number or a length; and as much is read of what follows
+END_BYTES = 2  # bytes that end a string
+_LINE_BYTES = 512  # maximum of a status, an error, a number or a length; also the size of one read
 _BUFFER_BYTES = 4 * _LINE_BYTES
 
 
 class ProtocolError(Exception):
-    """What came is no reply to what was asked."""
+    """Error for data that is not a valid reply to the command."""
 
 
 class Refused(str):
-    """An error that Redis answered with: its first word, such as OOM or NOPERM."""
+    """Error reply of Redis, reduced to its first word, such as OOM or NOPERM."""
 
     __slots__ = ()
 
@@ -40,29 +40,32 @@ def command(*words: bytes | int) -> bytes:
 
 
 class Wire:
-    """Of one thread at a time. After any exception it is out of step, and of use to nobody.
+    """Connection for one thread at a time. After any exception it is out of step with the server and must be closed.
 
-    Raises TimeoutError at a deadline (`time.monotonic`), OSError when the connection ends, ProtocolError.
+    Raises TimeoutError at a deadline (of `time.monotonic`), OSError when the connection ends, and ProtocolError.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = bytearray(_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
-        self._start = self._end = 0  # [start, end) has come and was not read
+        self._start = self._end = 0  # buffer[start:end) was received and not read yet
 
     @property
     def idle(self) -> bool:
-        """Nothing has come that was not asked for, such as the end of the connection."""
+        """Whether nothing was received that was not requested, such as the end of the connection."""
         return self._start == self._end and not _readable(self._sock)
 
     def send(self, parts: Iterable[Buffer], deadline: float) -> None:
         for part in parts:
             self._sock.settimeout(_left(deadline))
-            self._sock.sendall(part)  # its timeout is for all of it
+            self._sock.sendall(part)  # the timeout covers the whole part
 
     def reply(self, deadline: float, most: int = _LINE_BYTES) -> Reply:
-        """The next one. most: bytes of it, which nobody but a liar exceeds."""
+        """Return the next reply.
+
+        most  maximum bytes of a string; a longer one is a protocol error
+        """
         line = self._line(deadline)
         kind, rest = line[:1], line[1:]
         if kind == b"$":
@@ -77,7 +80,7 @@ class Wire:
         raise ProtocolError(f"a reply that begins with {kind!r}")
 
     def replies(self, deadline: float) -> list[Reply]:
-        """Of a command that answers with several."""
+        """Return the reply of a command that answers with a list."""
         line = self._line(deadline)
         if line[:1] == b"-":
             return [Refused(line[1:].split(b" ", 1)[0].decode("ascii", "replace"))]
@@ -86,9 +89,9 @@ class Wire:
         return [self.reply(deadline) for _ in range(count)]
 
     def value(self, most: int, deadline: float, place: memoryview | None = None) -> memoryview | Refused:
-        """A string of at most that many bytes; Redis has an empty one for what is not there.
+        """Receive a string of at most `most` bytes; Redis returns an empty one for a missing value.
 
-        place  where it is put, of so many bytes and END_BYTES; None: in memory of its own
+        place  buffer of at least `most` + END_BYTES bytes for it; None: new memory
         """
         line = self._line(deadline)
         if line[:1] == b"-":

@@ -1,4 +1,4 @@
-"""Values on their way to Redis: a queue with a bound, and one thread that empties it."""
+"""Writer of values to Redis: a bounded queue, and one thread that empties it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ from .wire import Refused, Reply, Wire, command
 
 __all__ = ["Writer"]
 
-WRITE_S = 1.0  # for one value
-_AGAIN_S = 0.2  # between attempts to have something forgotten
+WRITE_S = 1.0  # timeout of writing one value
+_AGAIN_S = 0.2  # pause between attempts to tell Redis what is forgotten
 _JITTER = 0.1
-_SPENT_S = 1.0  # so long an owner over its quota is refused without asking
+_SPENT_S = 1.0  # time for which an owner over its quota is refused without asking Redis
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """stamp: the epochs that were known when it was put; what was forgotten since is not written as if it was new."""
+    """A queued value.
+
+    stamp  the owner's epochs when it was put; if they have changed since, the value is dropped instead of written as
+           new
+    """
 
     key: bytes
     parts: tuple[Buffer, ...]
@@ -38,7 +42,10 @@ class _Item:
 
 
 class Writer:
-    """Whoever puts never waits: what does not fit in the queue, or comes while the breaker is open, is dropped."""
+    """Writer that never makes its callers wait.
+
+    Values that do not fit in the queue, or come while the breaker is open, are dropped.
+    """
 
     def __init__(
         self, source: RedisSource, names: Names, epochs: Epochs, connections: Connections, breaker: CircuitBreaker,
@@ -49,7 +56,7 @@ class Writer:
         self._queue: OrderedDict[bytes, _Item] = OrderedDict()
         self._nbytes = 0
         self._writing = False
-        self._over: dict[bytes, float] = {}  # tags over their quota, until when they are taken to be
+        self._over: dict[bytes, float] = {}  # tags of owners over their quota -> end of their refusal
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="prefix-writer", daemon=True)
@@ -74,7 +81,7 @@ class Writer:
         return False
 
     def forget(self, tag: bytes | None) -> None:
-        """What waits is dropped, and Redis is told as soon as it listens."""
+        """Drop an owner's queued values, or all (None), and tell Redis to forget as soon as it answers."""
         with self._changed:
             gone = [key for key, item in self._queue.items() if tag in (None, item.tag)]
             for key in gone:
@@ -147,7 +154,7 @@ class Writer:
                 if reason is not None:
                     wire.send([given_back(self._names, item.key)], began + WRITE_S)
                     wire.reply(began + WRITE_S)
-        except Exception as error:  # noqa: BLE001  whatever it was: a value less
+        except Exception as error:  # noqa: BLE001  any failure only loses the value
             self._breaker.failed()
             self._tally.error(reason_of(error))
             reason = "failed"
@@ -159,7 +166,7 @@ class Writer:
             self._tally.drop(reason)
 
     def _write(self, wire: Wire, item: _Item, deadline: float) -> str | None:
-        """None, or why it was not written."""
+        """Write a value; return None, or why it was not written."""
         names, tag = self._names, item.tag
         spent, keep_ms = names.spent(tag), self._source.epoch_ms
         wire.send([*made(names, tag, keep_ms), command(b"MGET", names.every, names.epoch(tag), spent)], deadline)
@@ -168,7 +175,7 @@ class Writer:
             return "refused"
         every, own, bytes_spent = replies[2:]
         if not isinstance(every, bytes) or not isinstance(own, bytes):
-            return "forgotten"  # in this very moment
+            return "forgotten"  # the epochs were just deleted
         now = Stamp(tag, every, own)
         self._epochs.learn(now)
         if item.stamp not in (None, now) or self._epochs.forgets(tag):
@@ -194,14 +201,14 @@ class Writer:
         return "refused" if self._refused([wire.reply(deadline) for _ in range(1 + len(after))]) else None
 
     def _refused(self, replies: Sequence[Reply]) -> bool:
-        """Redis said no to one of them; which is counted."""
+        """Return whether Redis refused one of the commands, and count the refusal."""
         refusals = [reply for reply in replies if isinstance(reply, Refused)]
         if refusals:
             self._tally.error(refusals[0].lower())
         return bool(refusals)
 
     def _tell(self) -> bool:
-        """Redis of what is forgotten; whether that is done."""
+        """Tell Redis what is forgotten; return whether it knows everything."""
         if not self._breaker.admit():
             return False
         done, deadline = True, time.monotonic() + WRITE_S
@@ -216,7 +223,7 @@ class Writer:
                         done = False
                         break
                     self._epochs.forgotten(tag)
-        except Exception as error:  # noqa: BLE001  it is tried again
+        except Exception as error:  # noqa: BLE001  any failure is retried
             self._breaker.failed()
             self._tally.error(reason_of(error))
             return False
