@@ -9,6 +9,7 @@ import shlex
 import unicodedata
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,23 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert [path for path in paths if not any((place / path).exists() for place in places)] == []
 
 
+@pytest.mark.parametrize("page", [page for page in BY_HAND if page not in OLD_NAMES], ids=named)
+def test_modules_that_are_named_exist(page: Path) -> None:
+    """`motley.v1` and what is in it are names of the wire."""
+    found = {name for code in codes(page) for name in re.findall(r"\bmotley(?:\.[a-z_]\w*)+", code)}
+    assert [name for name in sorted(found) if not name.startswith("motley.v1") and find_spec(name) is None] == []
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("contribute/add-*.md")), ids=named)
+def test_classes_and_tables_that_are_named_are_in_the_files_that_are(page: Path) -> None:
+    places = [ROOT / code for code in codes(page) if FILE.match(code)]
+    files = {file for place in places for file in ([place] if place.is_file() else place.glob("*.py"))}
+    words = re.compile(r"\b(?:[A-Z][a-z]+(?:[A-Z][a-z]+)+|[A-Z]{4,})\b")
+    names = {name for code in codes(page) for name in words.findall(code)} - {"README"}
+    text = "\n".join(file.read_text(encoding="utf-8") for file in sorted(files))
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", text)] == []
+
+
 # What follows from the code.
 
 
@@ -289,4 +307,4 @@ def test_each_command_and_option_is_in_the_reference() -> None:
     everywhere = {"--help", "--version", "--install-completion", "--show-completion"}
     names = {name for name in options_of(root_command()) - everywhere if name.startswith("--")}
     assert len(names) > 100
-    assert [name for name in sorted(names) if f"`{name}`" not in text] == []
+    assert [name for name in sorted(names) if not re.search(f"`{name}[` ]", text)] == []

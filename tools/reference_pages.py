@@ -85,7 +85,7 @@ def _option(option: Any) -> str:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     if option.is_flag:
         return names
-    return f"{names} {_code(option.metavar)}" if option.metavar else names
+    return f"{names[:-1]} {option.metavar}`" if option.metavar else names
 
 
 def _said(parameter: Any) -> tuple[str, str]:
