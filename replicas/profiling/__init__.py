@@ -1,1 +1,3 @@
-"""`motley profile`: where a step's time goes, module by module, and which module is off."""
+"""Profiler behind `motley profile`: shows where a step's time goes, module by module, and which modules are too
+slow.
+"""

@@ -1,4 +1,4 @@
-"""Why a module may be slow: each cause is one line of the table, decided from facts, with its remedy."""
+"""Causes why a module may be slow: each is one line of the table, decided from facts, and has its remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["CAUSES", "Cause", "cause_of"]
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """holds: whether these facts have it. Of several that hold the first in the table is told."""
+    """A cause of slowness. holds: whether facts show it. If several hold, the first in the table is reported."""
 
     name: str
     holds: Callable[[Facts], bool]
@@ -20,7 +20,9 @@ class Cause:
 
 
 def cause_of(facts: Facts, typical: Facts | None = None) -> Cause | None:
-    """typical: of siblings that are not slow; what holds of them as well explains nothing."""
+    """Return the first cause that these facts show. typical: facts of a sibling that is not slow; a cause that holds
+    for it as well explains nothing and is skipped.
+    """
     for cause in CAUSES:
         if cause.holds(facts) and not (typical and cause.holds(typical)):
             return cause
@@ -28,7 +30,7 @@ def cause_of(facts: Facts, typical: Facts | None = None) -> Cause | None:
 
 
 def _half_sums(facts: Facts) -> bool:
-    """On lanes where fp16 is slower than fp32, and there are no tensor cores to do it."""
+    """Return whether sums are in fp16 on a chip where that is slower than fp32, and that has no tensor cores for it."""
     chip = facts.capability
     return bool(chip and not chip.tensor_fma and chip.fp16_fma < chip.fp32_fma and facts.kernel.endswith("fp16"))
 
@@ -38,7 +40,9 @@ def _int4pack_in_fp32(facts: Facts) -> bool:
 
 
 def _refused_by_onednn(facts: Facts) -> bool:
-    """On this CPU, or for what rounding to int8 would do to these weights."""
+    """Return whether oneDNN's int8 product was refused, on this CPU or because rounding these weights to int8 loses too
+    much.
+    """
     refused = facts.chosen.partition("(before it:")[2]
     return facts.kernel == "torch-dense" and not facts.native and "int8" in refused
 
@@ -48,7 +52,7 @@ def _rounds_too_much(facts: Facts) -> bool:
 
 
 def _written_out(facts: Facts) -> bool:
-    """16 bits or 32, of weights that are quantized in the checkpoint."""
+    """Return whether weights that are quantized in the checkpoint are held in 16 or 32 bits."""
     dense = facts.kernel.endswith("-dense") or facts.kernel.startswith("torch.matmul")
     return dense and 0 < facts.stored_bits < 12 <= facts.held_bits
 

@@ -1,4 +1,6 @@
-"""What a device can do at most, each figure with its source: measured in this run on a CPU, from the table on a GPU."""
+"""Ceiling of a device: the most that it can do, each figure with its source: measured in this run on a CPU, from the
+table on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,15 @@ Source = Literal["measured", "table"]
 
 _CPU = torch.device("cpu")
 _LEAST_BYTES, _MOST_BYTES = 2**20, 2**29
-_SIDE = 1024  # of the square matrices that are multiplied
-_BUDGET_S = 0.25  # for each figure and number of threads
+_SIDE = 1024  # rows and columns of the matrices that are multiplied
+_BUDGET_S = 0.25  # seconds for each figure and number of threads
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """value: bytes/s or operations/s. source: "measured" in this run, or "table". how: in words."""
+    """A figure of a device. value: bytes/s or operations/s. source: "measured" in this run, or "table". how: in
+    words.
+    """
 
     value: float
     source: Source
@@ -42,7 +46,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """The least time for some work, and what bounds it: "bandwidth", or the arithmetic."""
+    """Least time for some work, and what bounds it: "bandwidth", or the arithmetic."""
 
     seconds: float
     bound_by: str
@@ -52,8 +56,8 @@ class Least:
 class Ceiling:
     """A device's roofline: operations over their rate or bytes over bandwidth, whichever takes longer.
 
-    bandwidth  of memory that is as large as what a decode step reads
-    rates      by arithmetic, such as "bf16" or "int8"
+    bandwidth  bandwidth of as much memory as a decode step reads
+    rates      rates by arithmetic, such as "bf16" or "int8"
     """
 
     name: str
@@ -62,11 +66,13 @@ class Ceiling:
 
     @property
     def source(self) -> Source:
-        """Of all its figures."""
+        """Source of all figures: "measured" or "table"."""
         return self.bandwidth.source
 
     def least(self, work: Work, arithmetic: str) -> Least:
-        """`arithmetic` that is not among the rates, or of integers, has that of the fastest that is."""
+        """Return the least time for some work. The rate is that of `arithmetic`; if that has none, or is of integers
+        and measured, it is the fastest rate.
+        """
         rate = self.rates.get(arithmetic)
         if rate is None or (arithmetic == "int8" and self.source == "measured"):
             arithmetic, rate = max(self.rates.items(), key=lambda item: item[1].value)
@@ -75,7 +81,9 @@ class Ceiling:
 
 
 def of_cpu(num_bytes: int, threads: int) -> Ceiling:
-    """num_bytes: that a decode step reads, since what fits a cache is read faster than memory gives."""
+    """Measure the ceiling of this CPU. num_bytes: bytes that a decode step reads, since data that fits a cache is read
+    faster than memory allows.
+    """
     size = min(max(num_bytes, _LEAST_BYTES), _MOST_BYTES)
     counts = sorted({1, threads})
     memory = _memory(size, counts)
@@ -86,7 +94,7 @@ def of_cpu(num_bytes: int, threads: int) -> Ceiling:
         for name, dtype in {"fp32": torch.float32, "bf16": torch.bfloat16}.items()
     }
     c, onednn = (_best(partial(_int8, build), counts) for build in (build_int8, TorchInt8Linear))
-    if best := max(c, onednn):  # else integer kernels are held against floats
+    if best := max(c, onednn):  # else integer kernels are compared with rates of floats
         whose = "the C kernel's" if c > onednn else "oneDNN's"
         rates["int8"] = Figure(best, "measured", f"{whose} int8 product, {_SIDE} a side, x rounded in it")
     return Ceiling("this CPU", Figure(memory.bandwidth, "measured", said), rates)
@@ -99,7 +107,9 @@ def of_gpu(rig: DeviceContext) -> Ceiling:
 
 
 def _best(figure: Callable[[], float], threads: list[int]) -> float:
-    """With one thread or with all: on a busy machine the others may only be waited for."""
+    """Return the best figure with one thread or with all: on a busy machine more threads may only wait for each
+    other.
+    """
     found = []
     for count in threads:
         with _threads(count):
@@ -118,7 +128,7 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def _memory(size: int, threads: list[int]) -> MemoryBandwidth:
-    """With as many threads as it is fastest with."""
+    """Return the memory bandwidth with the number of threads that gives the most."""
     found = []
     for count in threads:
         with _threads(count):
@@ -132,7 +142,7 @@ def _matmul(dtype: torch.dtype) -> float:
 
 
 def _int8(build: Callable[[Weight, CpuLinearSettings], Linear]) -> float:
-    """0 where there is no such product."""
+    """Return the rate of an int8 product; 0 if this CPU has none."""
     setting = CpuLinearSettings(torch.bfloat16, torch.bfloat16, "exact", "int8", load_native_kernels()[0])
     weight = DenseWeight(torch.randn(_SIDE, _SIDE, generator=torch.Generator().manual_seed(0)))
     try:

@@ -1,4 +1,4 @@
-"""The one clock of a profile: the host's for a CPU, events on the stream for a GPU."""
+"""Clock of a profile: the host's for a CPU, events on the stream for a GPU."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 
 __all__ = ["Clock", "HostClock", "StreamClock", "clock_of"]
 
-Mark = Any  # a moment, as one clock knows it
+Mark = Any  # a moment in the form of one clock
 
-# Of a hold, at first: a quarter of a millisecond or more, several times what the host takes to launch one module.
+# Cycles of a hold, at first and at most: a quarter of a millisecond or more, several times what a launch takes.
 _CYCLES, _MOST_CYCLES = 2**19, 2**26
 
 
 class Clock(Protocol):
     def mark(self) -> Mark:
-        """This moment, in the order of the device's work."""
+        """Mark this moment, in the order of the device's work."""
         ...
 
     def seconds(self, began: Mark, ended: Mark) -> float:
-        """Between two marks that have `settle`d."""
+        """Return the seconds between two marks. `settle` must have been called after both."""
         ...
 
     def settle(self) -> None:
@@ -30,16 +30,16 @@ class Clock(Protocol):
         ...
 
     def leave_out_since(self, mark: Mark) -> None:
-        """What the profiler itself has done since then is no part of the step."""
+        """Exclude the time since the mark, which the profiler itself has spent, from the step."""
         ...
 
     def hold(self, times: int = 1) -> None:
-        """Keep the device from beginning what comes next until it has been given it. The wait is in no time."""
+        """Keep the device from beginning further work until all of it is queued. The wait counts in no time."""
         ...
 
 
 class HostClock:
-    """Marks are seconds on a time line in which the profiler's own work takes none."""
+    """Clock of the host. Marks are seconds on a time line from which the profiler's own work is left out."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now, self._left_out = now, 0.0
@@ -61,25 +61,25 @@ class HostClock:
 
 
 class _Moment(NamedTuple):
-    """holds: those before it."""
+    """A mark on a stream. holds: the number of holds before it."""
 
     event: Any
     holds: int
 
 
 class StreamClock:
-    """Marks are events of CUDA's current stream. What the host does meanwhile shows only where the stream waits.
+    """Clock of CUDA's current stream; marks are events. What the host does meanwhile shows only where the stream waits.
 
-    A kernel of few microseconds is done long before the host has launched the next: between two marks would be the
-    time of launching it. So the stream is held, by a kernel that counts cycles, until what is timed is in the queue.
-    A hold that was too short is seen by the next one, which finds the stream idle: from then on they are twice as long.
+    A kernel of a few microseconds is done long before the host has launched the next, so the time between two marks
+    would be that of launching. So the stream is held, by a kernel that counts cycles, until the timed work is in the
+    queue. If a hold was too short, the next one finds the stream idle, and from then on holds are twice as long.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._holds: list[tuple[Any, Any]] = []  # events before and after each
+        self._holds: list[tuple[Any, Any]] = []  # events before and after each hold
         self._cycles = _CYCLES
-        self._last: Any = None  # event, since the host last waited
+        self._last: Any = None  # the latest event since the host last waited
 
     def mark(self) -> _Moment:
         return _Moment(self._event(), len(self._holds))

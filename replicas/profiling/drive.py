@@ -1,4 +1,6 @@
-"""A real prefill and a real decode batch through the engine that serves, with instruments and without, in turn."""
+"""Driver of a profile: runs a real prefill and a real decode batch through the engine, with and without instruments in
+turn.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,17 @@ from .stored import Stored
 
 __all__ = ["Asked", "Driver", "Measured"]
 
-_WARM = 2  # decode steps before those that count
-_TURN = 4  # decode steps with instruments or without, before it is the other's turn
+_WARM = 2  # decode steps that are run before the measured ones
+_TURN = 4  # decode steps in a row with instruments, and then without
 _USUAL_TOKENS = 512
-_PLANNING = 8  # holds while the host plans a step and prepares its tensors
+_PLANNING = 8  # length, in single holds, of the hold while the host plans a step and prepares its tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """prompt_tokens, context_tokens: None takes 512, or what there is room for. steps, repeats: of those measured."""
+    """Workload of a profile. prompt_tokens, context_tokens: None takes 512, or as many as fit. steps, repeats: how many
+    are measured.
+    """
 
     prompt_tokens: int | None = None
     batch: int = 1
@@ -39,9 +43,12 @@ class Asked:
 
 @dataclass(slots=True)
 class Measured:
-    """One phase. workload: in numbers; tokens: computed by one sample; plain_s: the same without instruments.
+    """Measurements of one phase.
 
-    parts, seen  those with a time of their own, and what each was last called with in this phase
+    workload     size of the workload, in numbers
+    tokens       tokens that one sample computes
+    plain_s      seconds of the same work without instruments
+    parts, seen  parts with a time of their own, and what each was last called with in this phase
     """
 
     name: str
@@ -54,7 +61,9 @@ class Measured:
 
 
 class Driver:
-    """Drives an idle engine step by step. Raises InvalidRequest for what it has no room for, and what a step raises."""
+    """Driver of an idle engine, step by step. Raises InvalidRequest for a workload that does not fit, and the errors of
+    steps.
+    """
 
     def __init__(self, built: BuiltEngine, stored: Mapping[str, Stored], clock: Clock, asked: Asked) -> None:
         self._built, self._core, self._stored, self._asked = built, built.core, stored, asked
@@ -71,9 +80,9 @@ class Driver:
         self._check()
 
     def prefill(self) -> Measured:
-        """One prompt alone, in as many steps as the token budget makes of it, up to its first output."""
+        """Measure one prompt alone, in as many steps as the token budget makes of it, up to its first output token."""
         measured = Measured("prefill", {"prompt_tokens": self.prompt_tokens}, self.prompt_tokens)
-        self._prefill(measured, plain=True)  # compiles, and grows what grows
+        self._prefill(measured, plain=True)  # compiles kernels, and lets tables grow
         measured.plain_s.clear()
         for _ in range(self._asked.repeats):
             self._prefill(measured, plain=True)
@@ -82,7 +91,7 @@ class Driver:
         return measured
 
     def decode(self) -> Measured:
-        """A batch, each sequence of which gets a token in every step."""
+        """Measure a batch, each sequence of which gets a token in every step."""
         keys = [self._add(self.context_tokens, None) for _ in range(self._asked.batch)]
         waiting = set(keys)
         while waiting:
@@ -103,11 +112,13 @@ class Driver:
 
     @property
     def _turns(self) -> list[int]:
-        """Steps of each."""
+        """Numbers of steps that are run in turn, with and without instruments."""
         return [min(_TURN, self._asked.steps - begun) for begun in range(0, self._asked.steps, _TURN)]
 
     def _made(self, context: int) -> int:
-        """Tokens that a sequence is given at most: by steps in which others still have their prompts, and by ours."""
+        """Return the most tokens that a sequence is given: in steps in which others still have their prompts, and in
+        those measured.
+        """
         free = self._core.scheduler.max_batch_tokens - self._asked.batch + 1
         return -(-self._asked.batch * context // free) + 2 + _WARM + 2 * self._asked.steps
 
@@ -139,7 +150,9 @@ class Driver:
         return instruments
 
     def _sample(self, *, whole: bool = False, held: bool = False) -> Sample:
-        """One step; `whole`: all until nothing is left to do. held: what is timed is what a device that has it does."""
+        """Run and measure one step; `whole`: all steps until the engine is idle. held: hold an asynchronous device, so
+        that only its own time is measured.
+        """
         clock = self._recorder.clock
         clock.settle()
         if held:
@@ -156,7 +169,7 @@ class Driver:
         return sample
 
     def _as_served(self, count: int) -> list[float]:
-        """Seconds of steps one after the other: a device that computes by itself is not waited for between them."""
+        """Return the seconds of consecutive steps; an asynchronous device is not waited for between them."""
         clock = self._recorder.clock
         clock.settle()
         marks = [clock.mark()]
@@ -167,7 +180,7 @@ class Driver:
         return [clock.seconds(began, ended) for began, ended in itertools.pairwise(marks)]
 
     def _step(self) -> set[int]:
-        """The requests that have got something."""
+        """Run one step and return the keys of the requests that got output."""
         emissions = self._core.step()
         for emission in emissions:
             if emission.error is not None:

@@ -1,4 +1,6 @@
-"""What is known of a part beside its time: who computes it, in what, from what. Causes are decided by these alone."""
+"""Facts about a part beside its time: which kernel computes it, in what arithmetic, from what weights. Causes are
+decided by these alone.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Facts", "facts_of"]
 
-# Operators of the GPU's tables, by the last of a part's name.
+# Operators of the GPU's tables, by the last word of a part's name.
 _OPERATORS: Mapping[str, tuple[str, ...]] = {
     "norm": ("add_rms_norm",),
     "input_norm": ("rms_norm", "add_rms_norm"),
@@ -33,15 +35,15 @@ _OPERATORS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """One part's.
+    """Facts about one part.
 
-    kernel       by its name in the op table; of what is no linear layer: "c", "torch" or "triton"
-    chosen       what the operators said of their choices for it, and of this device
+    kernel       name in the op table; for a part that is no linear layer: "c", "torch" or "triton"
+    chosen       what the operators said about their choices for it on this device
     configs      how the kernel's configs were found, on a GPU: "measured", "static", "default"; empty elsewhere
-    activations  dtype of what comes in
-    arithmetic   what products are formed in: "fp32", "bf16", "tensor-bf16"; "int8" of any integer kernel
-    stored_bits  that a weight takes in the checkpoint, scales and the like counted; 0: there are none
-    held_bits    that it takes on the device, all copies counted
+    activations  dtype of its input
+    arithmetic   arithmetic of its products: "fp32", "bf16", "tensor-bf16"; "int8" for any integer kernel
+    stored_bits  bits that a weight takes in the checkpoint, scales and the like counted; 0: there are none
+    held_bits    bits that a weight takes on the device, all copies counted
     native       whether this CPU's operators have the C kernels
     """
 
@@ -58,7 +60,7 @@ class Facts:
 
 
 def facts_of(part: Part, seen: Seen, ops: Any) -> Facts:
-    """`ops`: the operators it computes with, and by which it was `seen`."""
+    """Return the facts about a part. `ops`: the operators that it computes with, and with which it was `seen`."""
     activations = str(seen.dtype).removeprefix("torch.")
     common: dict[str, Any] = {"kind": part.kind, "activations": activations}
     if part.stored is not None:
@@ -67,7 +69,7 @@ def facts_of(part: Part, seen: Seen, ops: Any) -> Facts:
         return _on_gpu(part, seen, ops, common)
     native = ops.arithmetic.startswith("cpu-c-")
     kernel = _linears(part) or ("c" if native and part.kind != "lookup" else "torch")
-    if part.kind == "attention" and "attention" in ops.choices:  # told of only where it is not the C kernel
+    if part.kind == "attention" and "attention" in ops.choices:  # this choice is only there if it is not the C kernel
         kernel = "torch"
     exact = {"float32": "fp32", "bfloat16": "bf16"}.get(activations, "")
     whole = any(kind in kernel for kind in ("int4", "int8"))
@@ -93,7 +95,7 @@ def _on_gpu(part: Part, seen: Seen, ops: GpuOps, common: dict[str, Any]) -> Fact
 
 
 def _unit(part: Part, kernel: str, rig: DeviceContext) -> Arithmetic:
-    """What the policy would have it done in at best: a linear layer by the fastest of its units."""
+    """Return the best arithmetic that the policy allows for the part: for a linear layer the fastest of its units."""
     policy = rig.policy
     if part.kind == "attention":
         return policy.attention_unit.arithmetic
@@ -108,7 +110,7 @@ def _unit(part: Part, kernel: str, rig: DeviceContext) -> Arithmetic:
 
 
 def _linears(part: Part) -> str:
-    """Of a joined layer its parts' kernels, each once; "" of what is no linear layer."""
+    """Return the names of a joined layer's kernels, each once; "" for a part that is no linear layer."""
     if part.linear is None:
         return ""
     return " + ".join(dict.fromkeys(linear.kernel for linear in _each(part)))
@@ -119,7 +121,9 @@ def _each(part: Part) -> list[Any]:
 
 
 def _chosen(part: Part, kernel: str, choices: Mapping[str, str]) -> str:
-    """What was said of this kernel for layers or for the head; of what is no linear layer, of all kernels here."""
+    """Return what was said about this kernel for layers or for the head; for a part that is no linear layer, about all
+    kernels here.
+    """
     if part.kind != "linear":
         key = "attention" if part.kind == "attention" and "attention" in choices else "cpu kernels"
         return choices.get(key, "")
@@ -132,7 +136,9 @@ def _chosen(part: Part, kernel: str, choices: Mapping[str, str]) -> str:
 
 
 def _configs(part: Part, seen: Seen, ops: GpuOps) -> Iterator[str]:
-    """An int4 layer says what it was given; the other operators' are found by name."""
+    """Yield the sources of the configs that were used. An int4 layer reports its own; other operators' are found by
+    name.
+    """
     if part.linear is not None:
         for linear in _each(part):
             if hasattr(linear, "looked_up"):

@@ -1,6 +1,7 @@
-"""Which modules are off: far slower than their siblings in other layers, or far from the roofline for a known cause.
+"""Findings of a profile: modules far slower than their siblings in other layers, or far from the roofline for a known
+cause.
 
-Judged by each one's fastest step: what else a machine does makes any module slow now and then, and none fast.
+Each module is judged by its fastest step: other work on the machine makes any module slow now and then, and none fast.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from .tree import Node
 
 __all__ = ["Finding", "findings"]
 
-# Times the time of a sibling: more can be noise for what has the same facts, and cannot where they differ.
+# Ratio to a sibling's time above which a module is reported; lower with a cause, since then it is not just noise.
 _APART, _APART_WITH_CAUSE = 2.0, 1.25
-_EXCESS, _EXCESS_WITH_CAUSE = 0.03, 0.01  # of the step
-_FAR = 1.5  # times the least time by the roofline
-_WIDE = 2.0  # times the bytes that the checkpoint's own weights would be
-_LEAST_SHARE = 0.05  # of the step
+_EXCESS, _EXCESS_WITH_CAUSE = 0.03, 0.01  # least excess, as a share of the step
+_FAR = 1.5  # ratio to the least time by the roofline above which a module is reported
+_WIDE = 2.0  # ratio of bytes moved to those that the checkpoint's own weights need, above which a module is reported
+_LEAST_SHARE = 0.05  # least share of the step of a reported finding that is not against siblings
 _UNKNOWN = Cause(
     "none that is known: kernel, dtypes and configs are its siblings'",
     lambda _: True,
@@ -39,12 +40,15 @@ _TOO_MUCH: Mapping[Against, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """modules: their names in a layer, or in the model; layers: which, such as "3" or "0–23"; "" of what is in none.
+    """A group of modules that are too slow for the same reason.
 
-    paths   of all those modules
-    factor  times the time of siblings for as many operations, or the least time by the roofline, or the bytes needed
-    share   of the step, that they take
-    chosen  what the operators said of their choice
+    modules  their names within a layer, or within the model
+    layers   numbers of their layers, such as "3" or "0–23"; "" for modules in no layer
+    paths    paths of all those modules
+    factor   ratio to the time of siblings for as many operations, or to the least time by the roofline, or to the bytes
+             needed
+    share    share of the step that they take
+    chosen   what the operators said about their choice
     """
 
     modules: tuple[str, ...]
@@ -68,7 +72,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class _Off:
-    """One module of one layer, before those alike are told together. took, usual: seconds, or bytes."""
+    """One module of one layer that is too slow, before similar ones are grouped. took, usual: seconds, or bytes."""
 
     node: Node
     facts: Facts
@@ -79,13 +83,15 @@ class _Off:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Told together: the same module of several layers; against the roofline all modules with the same cause."""
+        """Key by which modules are grouped: the same module of several layers; against the roofline, all modules with
+        the same cause.
+        """
         which = _role(self.node) if self.against == "siblings" else _layer(self.node) is None
         return self.against, which, self.cause.name, self.facts.kernel
 
 
 def findings(step: Node) -> list[Finding]:
-    """Of a tree whose layers are not folded; what takes most comes first."""
+    """Return the findings of a tree whose layers are not folded, those with the largest share first."""
     roles: dict[str, list[Node]] = {}
     for node in step.walk():
         if node.facts:
@@ -100,14 +106,16 @@ def findings(step: Node) -> list[Finding]:
 
 
 def _off(nodes: Sequence[Node], step: Node) -> Iterator[_Off]:
-    """nodes: the same module of all layers."""
+    """Yield what is too slow among `nodes`, which are the same module of all layers."""
     apart = list(_apart(nodes, _fastest(step)))
     explained = [off.node for off in apart if off.cause is not _UNKNOWN]
     return itertools.chain(apart, _far(node for node in nodes if all(node is not each for each in explained)))
 
 
 def _apart(nodes: Sequence[Node], step_s: float) -> Iterator[_Off]:
-    """Beside the median sibling, by operation: windows make attention shorter in some layers."""
+    """Yield nodes that are slower than the median sibling, per operation, since windows make attention shorter in some
+    layers.
+    """
     if len(nodes) < 2:
         return
     typical = sorted(nodes, key=_pace)[(len(nodes) - 1) // 2]
@@ -121,9 +129,10 @@ def _apart(nodes: Sequence[Node], step_s: float) -> Iterator[_Off]:
 
 
 def _far(nodes: Iterable[Node]) -> Iterator[_Off]:
-    """Only with a cause: how far is far enough differs from kernel to kernel, and the tree shows it anyway.
+    """Yield nodes that are far from the roofline for a known cause. Without a cause nothing is reported: how far is too
+    far differs between kernels, and the tree shows it anyway.
 
-    Bytes are arithmetic, so they tell even where a busy machine's roofline is low.
+    Bytes are arithmetic, so they count even where a busy machine's measured roofline is low.
     """
     for node in nodes:
         assert node.facts is not None

@@ -1,4 +1,4 @@
-"""Layers that are alike as one, so that a tree can be read."""
+"""Folding of layers that are alike into one, so that a tree can be read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LAYERS = "layers."
 
 
 def folded(step: Node) -> Node:
-    """The same tree; layers with the same kernels, dtypes and shapes stand as one, with their spread."""
+    """Return the same tree; layers with the same kernels, dtypes and shapes are one node, with their spread."""
     return replace(step, children=[_with_layers_folded(child) for child in step.children])
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Of 0, 1, 2, 5: "0–2, 5"."""
+    """Return numbers as ranges: "0–2, 5" for 0, 1, 2, 5."""
     runs = itertools.groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
     ends = ([number for _, number in run] for _, run in runs)
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in ends)
@@ -44,7 +44,9 @@ def _layers(group: Sequence[Node]) -> Node:
 
 
 def _signature(layer: Node) -> object:
-    """Kernels and all, and how large products are; the first norm of the first layer has nothing to add."""
+    """Return what must be equal for layers to be folded: kernels and other facts, and the size of products. Norms' work
+    does not count, as the first norm of the first layer has nothing to add.
+    """
     inner = (node for child in layer.children for node in child.walk())
     return tuple(
         (node.name, node.facts, node.facts.kind in ("linear", "attention") and node.work)

@@ -1,4 +1,6 @@
-"""A clock around every module of a decoder, put in for a profile and taken out after it: serving knows none of it."""
+"""Instruments of a profile: a clock around every module of a decoder, put in for the profile and removed after it, so
+that serving has none.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ Kind = Literal["linear", "attention", "norm", "rotary", "activation", "lookup"]
 class Part:
     """A module that is timed by itself.
 
-    linear  what computes it, and its weights as they are stored; None where it is no linear layer
-    window  of attention that slides
+    linear  the linear layer; None for other modules
+    stored  its weights as the checkpoint stores them; None for other modules
+    window  window of attention that slides
     """
 
     name: str
@@ -42,10 +45,10 @@ class Part:
 
 
 class Instruments(ExitStack):
-    """While entered, `recorder` is told of every step that `built` runs. `parts`: those with times of their own."""
+    """Context in which `recorder` gets every step that `built` runs. `parts`: parts with times of their own."""
 
     def __init__(self, built: BuiltEngine, recorder: Recorder, stored: Mapping[str, Stored]) -> None:
-        """stored: weights in the checkpoint, by part."""
+        """Prepare the instruments. stored: weights in the checkpoint, by part."""
         super().__init__()
         assert isinstance(built.runner.model, Decoder)
         self.parts: dict[str, Part] = {}
@@ -86,7 +89,7 @@ class Instruments(ExitStack):
     def _norms(
         self, owner: Any, prefix: str, weights: Mapping[str, torch.Tensor | None], **others: Callable[..., Any]
     ) -> None:
-        """An owner's operators: its norms are told apart by their weights."""
+        """Replace an owner's operators; its norms are distinguished by their weights."""
         ops = owner.ops
         plain: dict[int, Callable[..., Any]] = {}
         added: dict[int, Callable[..., Any]] = {}
@@ -118,7 +121,9 @@ class Instruments(ExitStack):
         return lambda function: self._recorder.around(part, function, count)
 
     def _run(self) -> None:
-        """A step of tensors: "prepare", the "model", "sample". Of a graph nothing inside could be told."""
+        """Time a step's tensor work: "prepare", the "model", "sample". Graphs are off, since nothing inside a graph can
+        be timed.
+        """
         runner, decoder, recorder = self._built.runner, self._decoder, self._recorder
         name = "launch" if isinstance(runner, Pipelined) else "run"
         run, forward, mark = getattr(runner, name), decoder.forward, recorder.clock.mark
@@ -151,7 +156,7 @@ class Instruments(ExitStack):
 
 
 class _Scoped:
-    """A device's operators as one module calls them: some with a clock, the others as they are."""
+    """A device's operators for one module: some are timed, the others as they are."""
 
     def __init__(self, ops: Any, timed: Mapping[str, Callable[..., Any]]) -> None:
         self._ops = ops
@@ -162,7 +167,7 @@ class _Scoped:
 
 
 class _Table:
-    """The embedding, whose rows are looked up by index."""
+    """The embedding, with timed lookups of its rows by index."""
 
     def __init__(self, table: torch.Tensor | Rows, timed: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self._table = table

@@ -1,4 +1,4 @@
-"""A profile as one page of HTML that needs nothing else: a bar for each module."""
+"""HTML page of a profile that needs no other file, with a bar for each module."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _phase(phase: Phase) -> str:
 
 
 def _row(node: Node, depth: int, step_s: float, off: frozenset[str]) -> str:
-    """off: paths of modules that are named as such."""
+    """Return a row of the table. off: paths of modules that findings name."""
     share, facts, reached = node.seconds / step_s, node.facts, node.reached
     kind = facts.kind if facts else "group" if node.children else "outside"
     cells = (
@@ -94,7 +94,7 @@ def _row(node: Node, depth: int, step_s: float, off: frozenset[str]) -> str:
 
 
 def _paths(node: Node) -> list[str]:
-    """Of all layers that it stands for."""
+    """Return the paths of a node in all layers that it stands for."""
     if node.spread is None:
         return [node.path]
     role = node.path.split(".", 2)[2]
@@ -102,14 +102,14 @@ def _paths(node: Node) -> list[str]:
 
 
 def _bar(kind: str, share: float, reached: float | None) -> str:
-    """As long as its share of the step; of that, in full colour, what the roofline needs."""
+    """Return a bar as long as the node's share of the step; the part that the roofline needs is in full colour."""
     width = 100 * max(0.0, min(1.0, share))
     needed = 100 * min(1.0, reached or 0.0)
     return f"<i class={kind} style='width:{width:.2f}%'><i style='width:{needed:.1f}%'></i></i>"
 
 
 def _layers(spread: Spread) -> str:
-    """A column for each layer, as high as its time beside the slowest."""
+    """Return a column for each layer, whose height is its time relative to the slowest."""
     most = spread.most_s or 1.0
     columns = "".join(
         f"<i style='height:{100 * seconds / most:.0f}%' title='layer {layer}: {1e3 * seconds:.3f} ms'></i>"

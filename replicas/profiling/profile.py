@@ -1,4 +1,4 @@
-"""From a model's folder to its profile: load, drive, and hold against what the device can do."""
+"""Profile of a model from its folder: load it, run it, and compare it with what the device can do."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ from .work import Work
 
 __all__ = ["Asked", "Loaded", "Phase", "Profile", "load", "profile_built"]
 
-Progress = Callable[[str], None]  # what is being done
+Progress = Callable[[str], None]  # called with a description of the present work
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """name: "prefill" or "decode". step: the tree, with every layer. plain_s: seconds of the same without instruments.
+    """Profile of one phase, "prefill" or "decode" by `name`.
 
-    tokens  that a step computes (a decode batch), or all steps of a prompt
+    step     the tree, with every layer
+    plain_s  seconds of the same work without instruments
+    tokens   tokens that a step computes (a decode batch), or all steps of a prompt
     """
 
     name: str
@@ -46,7 +48,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """about: the model and how it was run, in words."""
+    """Profile of a model. about: the model and how it was run, in words."""
 
     about: Mapping[str, str]
     choices: Mapping[str, str]
@@ -56,7 +58,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An engine that is idle, and the checkpoint that it was loaded from."""
+    """An idle engine, and the checkpoint that it was loaded from."""
 
     built: BuiltEngine
     checkpoint: Checkpoint
@@ -72,12 +74,12 @@ def load(
     ops: Ops | None = None,
     accelerator: Accelerator | None = None,
 ) -> Loaded:
-    """As a replica loads it. ops, accelerator: see `build_engine`.
+    """Load a model as a replica does. ops, accelerator: see `build_engine`.
 
     Raises CheckpointError, InvalidRequest.
     """
     running = max(config.max_running, asked.batch)
-    # Room in every step for prompts beside decodes, or a batch would not come together.
+    # Every step needs tokens for prompts beside decodes, or the batch would never be complete.
     budget = max(config.max_batch_tokens, 2 * running)
     config = replace(config, reuse_prefixes=False, max_running=running, max_batch_tokens=budget)
     built = build_engine(folder, config, progress=progress, ops=ops, accelerator=accelerator)
@@ -87,9 +89,9 @@ def load(
 def profile_built(
     loaded: Loaded, asked: Asked, progress: Progress = lambda _: None, ceiling: Ceiling | None = None
 ) -> Profile:
-    """ceiling: None measures that of this CPU, or looks up that of the GPU.
+    """Profile a loaded model. ceiling: None measures that of this CPU, or looks up that of the GPU.
 
-    Raises InvalidRequest for what there is no room for.
+    Raises InvalidRequest for a workload that does not fit.
     """
     built = loaded.built
     assert isinstance(built.runner.model, Decoder)

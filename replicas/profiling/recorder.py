@@ -1,4 +1,4 @@
-"""Times and work of parts, as they are called."""
+"""Recorder of the time and work of parts, as they are called."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Span(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The first argument of a part's last call."""
+    """Dtype and rows of the first argument of a part's last call."""
 
     dtype: torch.dtype
     rows: int
@@ -30,7 +30,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One prefill, or one decode step: what its parts took, by name."""
+    """Measurement of one prefill or one decode step: seconds and work of its parts, by name."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     work: dict[str, Work] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Recorder:
         self._spans: list[_Span] = []
 
     def around(self, part: str, function: Callable[..., Any], count: Count) -> Callable[..., Any]:
-        """`function`, with its time and work written down; its counting is no part of any time."""
+        """Return `function` wrapped so that its time and work are recorded; counting the work is part of no time."""
         clock, spans, seen = self.clock, self._spans, self._seen
 
         def timed(*args: Any) -> Any:
@@ -59,11 +59,11 @@ class Recorder:
         return timed
 
     def add(self, part: str, began: Mark, ended: Mark) -> None:
-        """What has parts of its own, or is no module."""
+        """Record the time of a part that has parts of its own, or is no module."""
         self._spans.append(_Span(part, began, ended, NO_WORK))
 
     def take(self) -> Sample:
-        """The sums of what was written down, which is then forgotten."""
+        """Return the sums of all records, and forget them."""
         self.clock.settle()
         sample = Sample()
         for part, began, ended, work in self._spans:
@@ -73,7 +73,7 @@ class Recorder:
         return sample
 
     def forget_seen(self) -> dict[str, Seen]:
-        """Part -> what it was last called with, until now."""
+        """Return each part's last call, and forget them."""
         seen = dict(self._seen)
         self._seen.clear()
         return seen

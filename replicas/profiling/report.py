@@ -1,4 +1,4 @@
-"""A profile as rows of the one form in which measurements are reported, and as text."""
+"""Report of a profile: rows of the one form in which measurements are reported, and text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PACKAGES = ("motley", "torch", "triton")
 
 
 def as_dict(profile: Profile) -> dict[str, Any]:
-    """One JSON object, with rows as every benchmark has them."""
+    """Return the profile as one JSON object, with rows as every benchmark has them."""
     ceiling = profile.ceiling
     figures = {"bandwidth": ceiling.bandwidth, **ceiling.rates}
     return {
@@ -65,14 +65,16 @@ def _rows(phase: Phase, profile: Profile) -> Iterator[dict[str, Any]]:
 
 
 def _walk(node: Node, depth: int = 0, prefix: str = "") -> Iterator[tuple[Node, int, str]]:
-    """With the names of those above it."""
+    """Yield (node, depth, path) of all nodes; the path has the names of all nodes above."""
     yield node, depth, prefix + node.name
     for child in node.children:
         yield from _walk(child, depth + 1, f"{prefix}{node.name} > ")
 
 
 def headline(phase: Phase) -> str:
-    """Such as "decode of 8 at context 512: 21.3 ms (p20 20.9, p80 22.0), 375 tokens/s; 20.8 ms without instruments"."""
+    """Return a line such as "decode of 8 at context 512: 21.3 ms (p20 20.9, p80 22.0); 375 tokens/s, 20.8 ms without
+    instruments".
+    """
     load = phase.workload
     what = (
         f"of {load['prompt_tokens']} tokens"
@@ -91,12 +93,12 @@ def _ms(seconds: float) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits, or all of a large one."""
+    """Return three digits, or all of a large number."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def amount(value: float) -> str:
-    """Three digits and a prefix: "7.36 M"."""
+    """Return three digits and a prefix: "7.36 M"."""
     for limit, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= limit:
             return f"{value / limit:.3g} {prefix}"
@@ -119,7 +121,7 @@ def text(profile: Profile) -> str:
 
 
 def busy() -> list[str]:
-    """That this machine does other things as well, if so."""
+    """Return a line that warns if this machine is busy with other work; else nothing."""
     now = machine()
     if now["load_average_1min"] <= now["cores"] + 0.5:
         return []
@@ -169,7 +171,7 @@ def _line(node: Node, mark: str, step_s: float) -> tuple[str, ...]:
 
 
 def _drawn(node: Node, mark: str = "", below: str = "") -> Iterator[tuple[Node, str]]:
-    """With the lines of a tree before each name."""
+    """Yield (node, lines of the tree that are drawn before its name)."""
     yield node, mark
     for child in node.children:
         last = child is node.children[-1]

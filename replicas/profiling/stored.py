@@ -1,4 +1,4 @@
-"""How a checkpoint stores the weights of each part: what a kernel that takes them so must read."""
+"""Weights of each part as a checkpoint stores them: what a kernel that uses them in this form must read."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["Stored", "stored_weights"]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """nbytes in the files, scales and the like counted; weights: how many there are."""
+    """Stored weights of a part. nbytes: in the files, scales and the like counted; weights: how many there are."""
 
     nbytes: int
     weights: int
 
     @property
     def bits(self) -> float:
-        """Of one weight."""
+        """Bits of one weight."""
         return 8 * self.nbytes / self.weights
 
 
 def stored_weights(checkpoint: Checkpoint) -> Mapping[str, Stored]:
-    """By part, of every linear layer."""
+    """Return the stored weights of every linear layer, by part."""
     config, format = checkpoint.config, checkpoint.format
     found: dict[str, Stored] = {}
     for index in range(config.num_layers):

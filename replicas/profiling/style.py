@@ -1,4 +1,4 @@
-"""How the page of a profile looks, by day and by night."""
+"""Style of a profile's page, in light and dark colours."""
 
 from __future__ import annotations
 

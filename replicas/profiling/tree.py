@@ -1,4 +1,4 @@
-"""Samples as a tree of modules. Children sum to their parent, in time, bytes and operations."""
+"""Tree of modules from samples. Children sum to their parent, in time, bytes and operations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Node", "Spread", "sum_up", "tree"]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of layers that stand as one: their numbers, and seconds of each."""
+    """Spread of layers that are folded into one: their numbers, and seconds of each."""
 
     layers: tuple[int, ...]
     each_s: tuple[float, ...]
@@ -33,13 +33,13 @@ class Spread:
 
 @dataclass(slots=True)
 class Node:
-    """name: within the parent; path: from the root.
+    """A node of the tree. name: within the parent; path: from the root.
 
     samples  seconds, by step
     seconds  mean over the faster half of the steps
-    least    of the modules in it, one after the other; None where none is a module
-    facts    of a module that is timed by itself
-    spread   of what stands for several layers
+    least    least time of the modules in it, one after the other; None where none is a module
+    facts    facts about a module that is timed by itself
+    spread   spread of the layers that the node stands for
     """
 
     name: str
@@ -54,7 +54,7 @@ class Node:
 
     @property
     def reached(self) -> float | None:
-        """The share of the roofline."""
+        """Share of the roofline that the node reaches; None if unknown."""
         return self.least.seconds / self.seconds if self.least and self.seconds > 0 else None
 
     def walk(self) -> Iterator[Node]:
@@ -64,12 +64,14 @@ class Node:
 
 
 def tree(samples: Sequence[Sample], facts: Mapping[str, Facts], least: Callable[[Work, Facts], Least]) -> Node:
-    """The step. facts: of each module with a time of its own. least: what a device needs for such work."""
+    """Return the tree of a step. facts: of each module with a time of its own. least: returns what a device needs for
+    some work.
+    """
     return _Tree(samples, _faster_half(samples), facts, least).step()
 
 
 def sum_up(node: Node) -> None:
-    """Work, and the least time for it: of modules that run one after the other."""
+    """Set a node's work and least time to the sums over its children, which run one after the other."""
     node.work = reduce(Work.__add__, (child.work for child in node.children), NO_WORK)
     least = [child.least for child in node.children if child.least]
     if least:
@@ -78,7 +80,9 @@ def sum_up(node: Node) -> None:
 
 
 def _faster_half(samples: Sequence[Sample]) -> list[Sample]:
-    """Whole steps, so that parts still sum; the slower ones are those in which the machine did something else."""
+    """Return the faster half of the samples. Whole steps are chosen, so that parts still sum; in the slower ones the
+    machine also did other work.
+    """
     middle = statistics.median(sample.seconds["step"] for sample in samples)
     return [sample for sample in samples if sample.seconds["step"] <= middle]
 
@@ -101,7 +105,7 @@ class _Tree:
         return whole
 
     def _modules(self) -> list[Node]:
-        """Grouped by the words of their paths, in the order of the facts."""
+        """Return nodes grouped by the words of their paths, in the order of the facts."""
         root = Node("", "")
         for path in self.facts:
             words = path.split(".")
@@ -141,14 +145,14 @@ def _child(owner: Node, word: str) -> Node:
 
 
 def _rest(name: str, whole: Node) -> Node:
-    """What is left of it beside its children."""
+    """Return a node for the part of `whole` that none of its children covers."""
     inner = zip(*(child.samples for child in whole.children), strict=True)
     samples = [total - sum(parts) for total, parts in zip(whole.samples, inner, strict=True)]
     return Node(name, name, samples, whole.seconds - sum(child.seconds for child in whole.children))
 
 
 def _add_up(node: Node) -> None:
-    """A group's time and work are those of its children."""
+    """Set a group's time and work to the sums over its children, recursively."""
     if not node.children:
         return
     for child in node.children:

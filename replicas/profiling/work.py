@@ -1,4 +1,4 @@
-"""Bytes and operations of one call, by its tensors' sizes: arithmetic, not a measurement.
+"""Work of one call, bytes and operations, from its tensors' sizes: arithmetic, not a measurement.
 
 Every tensor counts as moved once, a multiply-add as two operations. Norms, rotary and activations count as
 `kernels/pointwise` counts them.
@@ -20,7 +20,9 @@ __all__ = ["NO_WORK", "Count", "Work", "linear"]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """moved: bytes read and written. needed: of these what a kernel must that takes weights as they are stored."""
+    """Bytes and operations. moved: bytes read and written. needed: bytes that a kernel must move if it uses weights as
+    they are stored.
+    """
 
     moved: int = 0
     operations: int = 0
@@ -31,11 +33,13 @@ class Work:
 
 
 NO_WORK = Work()
-Count = Callable[[Sequence[Any], Any], Work]  # of a call's arguments and its result
+Count = Callable[[Sequence[Any], Any], Work]  # counts work from a call's arguments and its result
 
 
 def linear(held: int, stored: int) -> Count:
-    """y [M, N] of x [M, K]; weights of `held` bytes on the device, and of `stored` in the checkpoint."""
+    """Return a counter for y [M, N] of x [M, K], with weights of `held` bytes on the device and `stored` in the
+    checkpoint.
+    """
 
     def count(args: Sequence[Any], y: torch.Tensor) -> Work:
         x: torch.Tensor = args[0]
@@ -60,18 +64,22 @@ def silu_mul(args: Sequence[Any], y: torch.Tensor) -> Work:
 
 
 def rotary_write(args: Sequence[Any], y: torch.Tensor) -> Work:
-    """q, k, v, cos, sin: q comes back rotated, k rotated and v as it is go to the cache."""
+    """Count the work for q, k, v, cos, sin: q is returned rotated, k is written rotated and v unchanged to the
+    cache.
+    """
     q, k, v, cos, sin = args[:5]
     return _plain(2 * (q.nbytes + k.nbytes + v.nbytes) + cos.nbytes + sin.nbytes, 3 * (q.numel() + k.numel()))
 
 
 def attention(kv_heads: int) -> Count:
-    """q [T, H, D] over each sequence's keys and values, which are read once for all its new tokens."""
+    """Return a counter for q [T, H, D] over each sequence's keys and values, which are read once for all its new
+    tokens.
+    """
 
     def count(args: Sequence[Any], y: torch.Tensor) -> Work:
         q, cache, batch, window = args[0], args[1], args[2], args[4]
         heads, dim = q.shape[1:]
-        scale = 4 if cache.element_size() == 1 else 0  # a vector of int8 has one in fp32
+        scale = 4 if cache.element_size() == 1 else 0  # a vector of int8 has an fp32 scale
         vector = kv_heads * (dim * cache.element_size() + scale)
         pairs, rows = 0, 0
         for seen, new in zip(batch.context_lens, _new(batch), strict=True):
@@ -83,7 +91,7 @@ def attention(kv_heads: int) -> Count:
 
 
 def gather(args: Sequence[Any], y: Any) -> Work:
-    """Rows of a table, read and written: one tensor of them, or several."""
+    """Count the work of reading and writing rows of a table: one tensor of them, or several."""
     parts = y if isinstance(y, tuple) else (y,)
     return _plain(2 * sum(part.nbytes for part in parts), 0)
 
@@ -97,7 +105,8 @@ def _new(batch: StepBatch) -> list[int]:
 
 
 def _pairs(seen: int, new: int, window: int | None) -> int:
-    """Of a query and a key: the query at position p meets p + 1 keys, or as many as the window holds.
+    """Return the number of pairs of a query and a key: the query at position p meets p + 1 keys, or as many as the
+    window holds.
 
     position   seen - new .. seen - 1
     keys       seen - new + 1 .. seen, at most `window`
