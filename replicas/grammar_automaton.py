@@ -1,8 +1,8 @@
-"""The texts that several patterns want or do not want and that have a length within bounds, as one automaton.
+"""Automaton of the texts that match some patterns, do not match others, and have a length within bounds.
 
-A grammar's rules cannot say "and" or "not"; states can. Built where a pattern has lookaheads or a length beside it, or
-names that are taken already. Runs in a grammar's own process, whose limits end what takes too long, or elsewhere with
-an Effort that does.
+A grammar's rules cannot express "and" or "not"; states can. An automaton is built where a pattern has lookaheads or a
+length beside it, or where names are already taken. It is built in a grammar's own process, whose limits end what takes
+too long, or elsewhere with an Effort that ends it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from .grammar_characters import EVERY, Chars, Ranges, both, ranges, without
 from .grammar_pattern import Choice, Node, Repeat
 from .grammar_pattern import Sequence as InOrder
 
-MAX_PARTS = 20_000  # of the patterns, repetitions written out
+MAX_PARTS = 20_000  # most parts of a pattern, with repetitions written out
 MAX_STATES = 3_000
 
 
 class TooManyStates(Exception):
-    """It has more than may be built."""
+    """Error for an automaton with more states than may be built."""
 
 
 class Effort:
-    """What may be done in all, in steps of a few microseconds. spent: so far."""
+    """Limit on the work of building automata, in steps of a few microseconds. spent: steps so far."""
 
     def __init__(self, most: int | None = None) -> None:
         self._most = most
@@ -37,7 +37,9 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """ends: the text may end here. Each of `moves`: these characters lead to the state of that number."""
+    """State of an automaton. ends: whether the text may end here. moves: each leads with these characters to the state
+    of that number.
+    """
 
     ends: bool
     moves: tuple[tuple[Ranges, int], ...]
@@ -46,7 +48,7 @@ class State:
 def automaton(
     wanted: Sequence[Node], unwanted: Sequence[Node], least: int, most: int | None, effort: Effort | None = None
 ) -> list[State]:
-    """States that lead to an end, the first being where texts begin; none where there is no such text.
+    """Return the states that lead to an end, the first being where texts begin; an empty list if there is no such text.
 
     Raises TooManyStates.
     """
@@ -61,13 +63,15 @@ def automaton(
     return _trimmed(*_explore(readers, len(wanted), kinds, least, most, effort))
 
 
-At = tuple[tuple[frozenset[int], ...], int]  # where each reader is, and how many characters were read
+At = tuple[tuple[frozenset[int], ...], int]  # the place of each reader, and the number of characters read
 
 
 def _explore(
     readers: list[_Reader], num_wanted: int, kinds: list[Ranges], least: int, most: int | None, effort: Effort
 ) -> tuple[list[bool], list[list[tuple[int, int]]], list[Ranges]]:
-    """Of each state that can be reached: whether texts end there, and its moves as (kind, state)."""
+    """Return for each state that can be reached whether texts end there, and its moves as (kind, state); and the
+    kinds.
+    """
     start: At = (tuple(reader.start for reader in readers), 0)
     numbers, queue = {start: 0}, [start]
     ends: list[bool] = []
@@ -95,7 +99,7 @@ def _explore(
 
 
 def _trimmed(ends: list[bool], moves: list[list[tuple[int, int]]], kinds: list[Ranges]) -> list[State]:
-    """Without the states from which no text ends."""
+    """Return the states without those from which no text can end."""
     back: list[list[int]] = [[] for _ in ends]
     for state, leads in enumerate(moves):
         for _, to in leads:
@@ -122,7 +126,7 @@ def _grouped(
 
 
 def _kinds(sets: Iterable[Ranges]) -> list[Ranges]:
-    """All characters, divided so that each set holds a part wholly or not at all."""
+    """Return all characters, divided so that each set holds each part wholly or not at all."""
     parts = [EVERY]
     for given in set(sets):
         split = [piece for part in parts for piece in (both(part, given), without(part, given))]
@@ -131,7 +135,7 @@ def _kinds(sets: Iterable[Ranges]) -> list[Ranges]:
 
 
 class _Reader:
-    """One pattern's own automaton, not yet determined. sets: the characters of its moves."""
+    """Nondeterministic automaton of one pattern. sets: the characters of its moves."""
 
     def __init__(self, node: Node, effort: Effort, *, sure: bool) -> None:
         self._sure = sure
@@ -143,7 +147,7 @@ class _Reader:
         self._end = self._build(node, first)
         self.start = self._closure([first])
         self._steps: dict[tuple[frozenset[int], int], frozenset[int]] = {}
-        self._by_kind: list[list[set[int]]] = []  # of each part: what each kind leads to
+        self._by_kind: list[list[set[int]]] = []  # for each part and kind of character, the parts that it leads to
 
     @property
     def sets(self) -> Iterable[Ranges]:
@@ -190,7 +194,7 @@ class _Reader:
         return self._found[node]
 
     def _build(self, node: Node, start: int) -> int:
-        """The part that the node leads to from `start`."""
+        """Add the parts of a node behind the part `start`; return the part that the node leads to."""
         match node:
             case Chars():
                 end = self._new()

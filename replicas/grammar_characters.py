@@ -1,8 +1,8 @@
-r"""Sets of characters, as ranges of code points; and what \d, \w, \s and . mean to those who check a text later.
+r"""Sets of characters as ranges of code points; and what \d, \w, \s and . mean to the programs that check a text later.
 
 ECMAScript, which JSON Schema names, and Python disagree on classes: `\d` is ten digits to one and hundreds to the
-other. A class is therefore a pair: those characters that are surely in it, whoever reads the pattern, and those that
-may be. Only the first are let through, and what is negated is surely outside when it may not be inside.
+other. A class is therefore a pair: characters that are surely in it, whoever reads the pattern, and characters that
+may be. Only the first are let through, and a negated class surely holds only what may not be in the class itself.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-Ranges = tuple[tuple[int, int], ...]  # [first, last] each, in order, none beside another
+Ranges = tuple[tuple[int, int], ...]  # (first, last) of each range, in order, with gaps between them
 
 SURROGATES = (0xD800, 0xDFFF)
 LAST = sys.maxunicode
 
 
 def ranges(pairs: Iterable[tuple[int, int]]) -> Ranges:
-    """Sorts and joins. A pair whose last lies before its first holds nothing."""
+    """Sort and join pairs to ranges. A pair whose last lies before its first holds nothing."""
     joined: list[tuple[int, int]] = []
     for first, last in sorted(pair for pair in pairs if pair[0] <= pair[1]):
         if joined and first <= joined[-1][1] + 1:
@@ -31,12 +31,12 @@ def ranges(pairs: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def single(text: str) -> Ranges:
-    """The characters of a text."""
+    """Return the characters of a text as ranges."""
     return ranges((ord(char), ord(char)) for char in text)
 
 
 def without(kept: Ranges, dropped: Ranges) -> Ranges:
-    """Those of the first that are not in the second; both are walked once."""
+    """Return the characters of the first that are not in the second; both are walked once."""
     left: list[tuple[int, int]] = []
     at = 0
     for first, last in kept:
@@ -71,7 +71,9 @@ _SPACES_OF_ONE = ((0x1C, 0x1F), (0x85, 0x85), (0xFEFF, 0xFEFF))  # Python's, Pyt
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """Characters of a class. sure: in it whoever reads the pattern; maybe: at least these, in it for some."""
+    """Characters of a class. sure: in the class for every reader of the pattern; maybe: in the class for some
+    reader.
+    """
 
     sure: Ranges
     maybe: Ranges
@@ -82,7 +84,7 @@ class Class:
 
 @cache
 def named(letter: str) -> Class:
-    """The class that a letter stands for behind a backslash, or a dot by itself."""
+    """Return the class that a letter stands for behind a backslash, or that a dot stands for."""
     match letter:
         case "d":
             return Class(_DIGITS, _matched(r"\d+"))
@@ -96,26 +98,26 @@ def named(letter: str) -> Class:
 
 
 def _matched(pattern: str) -> Ranges:
-    """What Python's own expressions take: they know Unicode's classes. Takes some 50 ms."""
+    """Return the characters that a Python expression matches, which knows Unicode's classes. Takes some 50 ms."""
     text = "".join(map(chr, range(LAST + 1)))
     return tuple((found.start(), found.end() - 1) for found in re.finditer(pattern, text))
 
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character of these ranges and classes by their letters; or, negated, one of none of them."""
+    """One character out of these ranges and classes (by their letters); or, negated, one out of none of them."""
 
     parts: tuple[Ranges | str, ...]
     negated: bool = False
 
     @property
     def sure(self) -> Ranges:
-        """Those that every reader of the pattern takes. Worked out when it is asked for, as that may take a while."""
+        """Characters that every reader of the pattern accepts. Computed on each access, which may take a while."""
         return self._class().sure
 
     @property
     def maybe(self) -> Ranges:
-        """Those that some reader of the pattern takes, and all others."""
+        """Characters that at least one reader of the pattern accepts."""
         return self._class().maybe
 
     def _class(self) -> Class:

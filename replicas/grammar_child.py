@@ -1,7 +1,7 @@
-"""One grammar in a process of its own: compiles it, then says which tokens may follow.
+"""Process of one grammar: compiles it, then says which tokens may follow.
 
 A hostile grammar can occupy the library for hours, in matching no less than in compiling, or crash it. Here it
-harms only those who use it: timers and limits of the operating system end the process, whatever it is at.
+harms only the requests that use it: timers and limits of the operating system end the process, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from .grammar_spec import OBJECT_SCHEMA, GrammarKind
 from .grammar_text import regex_grammar
 from .grammar_wire import From, To, frame, receive, to_ids
 
-MATCH_CPU_S = 1.0  # for one token, or a resumed sequence's replay
-# By the wall's clock: a process runs with low priority, and on a busy machine waits seconds for a core.
+MATCH_CPU_S = 1.0  # most CPU seconds for one token, or for a resumed sequence's replay
+# Elapsed time is longer: the process has low priority, and on a busy machine waits seconds for a core.
 MATCH_WALL_S = 30.0
-COMPILE_WALL = 15  # as many times as it may have of a processor
+COMPILE_WALL = 15  # most elapsed seconds of compiling, for each CPU second that is allowed
 MAX_WHITESPACE = 40  # characters in a row between JSON's parts: a model may indent, not idle
-MEMORY_BYTES = 512 * 2**20  # beyond what the process has before it compiles
-MAX_EAGER_STATES = 32  # of an automaton, whose masks are made when the grammar is compiled
-_COUNTED = re.compile(r"^\S+_l\d+ ::= \[(?!\^)", re.MULTILINE)  # a class there that is counted, state by state
+MEMORY_BYTES = 512 * 2**20  # most memory beyond what the process has before it compiles
+MAX_EAGER_STATES = 32  # most states of automata whose masks are all made when the grammar is compiled
+_COUNTED = re.compile(r"^\S+_l\d+ ::= \[(?!\^)", re.MULTILINE)  # a class that is counted state by state
 _STATE = re.compile(r"^\S+_s\d+ ::=", re.MULTILINE)  # a rule of grammar_text.py
 _BOUNDED = re.compile(r'"(minLength|maxLength|pattern|format)"\s*:')  # in a structural tag's schemas
-# First bytes of UTF-8 -> the second bytes that make no character: written too long, half of a surrogate pair, or beyond
-# the last one. The library lets them follow.
+# First bytes of UTF-8 -> second bytes that make no character: overlong forms, surrogates, or code points beyond
+# the last one. The library lets these bytes follow.
 _NO_TEXT = {
     b"\xe0": (b"\x80", b"\x9f"),
     b"\xed": (b"\xa0", b"\xbf"),
     b"\xf0": (b"\x80", b"\x8f"),
     b"\xf4": (b"\x90", b"\xbf"),
 }
-# Before the library's own words: when, where, and which line of its code found it
+# Prefix of the library's messages: the time, and the place in its code
 _WHERE = re.compile(r"^(\[[\d:]+\] )?(\S+:\d+: )?(Check failed: \(.*?\) is false: )?")
 
 
@@ -53,9 +53,9 @@ _WHERE = re.compile(r"^(\[[\d:]+\] )?(\S+:\d+: )?(Check failed: \(.*?\) is false
 class Vocabulary:
     """A model's tokens.
 
-    plain   xgrammar.TokenizerInfo of all
-    json    without those that hold control characters other than a line's end: where a string's length is bounded
-            the library lets them pass, which is no JSON
+    plain   xgrammar.TokenizerInfo of all tokens
+    json    the same without tokens that hold control characters other than a line's end: where a string's length is
+            bounded the library lets those pass, which is no JSON
     """
 
     tokens: list[bytes]
@@ -70,7 +70,7 @@ class Vocabulary:
 
     @cached_property
     def no_text(self) -> dict[bytes, Any]:
-        """A token's last byte -> the tokens that must not follow, as a mask; few bytes are concerned."""
+        """Mask of the tokens that must not follow, by a token's last byte; few bytes are concerned."""
         starts = enumerate(token[:1] for token in self.tokens)
         found: dict[bytes, list[int]] = {lead: [] for lead in _NO_TEXT}
         for token_id, start in starts:
@@ -80,18 +80,18 @@ class Vocabulary:
         return {lead: self.pack(token_ids) for lead, token_ids in found.items()}
 
     def pack(self, token_ids: Iterable[int]) -> Any:
-        """These ids as a mask, uint8 [4 * mask_words]."""
+        """Return these ids as a mask, uint8 [4 * mask_words]."""
         bits = np.zeros(self.mask_words * 32, dtype=bool)
         bits[list(token_ids)] = True
         return np.packbits(bits, bitorder="little")
 
 
 class Refused(Exception):
-    """The grammar cannot be used; the client hears why."""
+    """Error for a grammar that cannot be used; its text is shown to the client."""
 
 
 def serve(connection: socket.socket, vocabulary: Vocabulary) -> None:
-    """Until the engine closes the connection, or a limit ends the process."""
+    """Compile and match a grammar until the engine closes the connection, or a limit ends the process."""
     _limit_memory()
     first = receive(connection)
     if first is None:
@@ -116,7 +116,7 @@ def serve(connection: socket.socket, vocabulary: Vocabulary) -> None:
 
 
 class Matching:
-    """The sequences of one compiled grammar."""
+    """Matchers of the sequences that use one compiled grammar."""
 
     def __init__(self, compiled: Any, vocabulary: Vocabulary) -> None:
         self._compiled = compiled
@@ -127,7 +127,7 @@ class Matching:
         self._no_text = vocabulary.no_text
 
     def check(self) -> None:
-        """Raise Refused unless some text follows the grammar, as far as its first token tells."""
+        """Raise Refused unless some text follows the grammar, as far as its first token shows."""
         answer, _ = self.take(0, [], new=True)
         self.close(0)
         if answer == From.DEAD_END:
@@ -158,7 +158,7 @@ def _compile(vocabulary: Vocabulary, kind: str, source: str) -> Any:
     info = vocabulary.json if kind.startswith("json") or _BOUNDED.search(source) else vocabulary.plain
     with tempfile.TemporaryFile() as warnings:
         kept = os.dup(2)
-        os.dup2(warnings.fileno(), 2)  # what the library leaves out it says there, and nowhere else
+        os.dup2(warnings.fileno(), 2)  # the library reports only on stderr what it leaves out
         try:
             rules = _rules(GrammarKind(kind), source)
             compiled = _compiler(info, rules).compile_grammar(rules)
@@ -177,7 +177,7 @@ def _compile(vocabulary: Vocabulary, kind: str, source: str) -> Any:
 
 
 def _rules(kind: GrammarKind, source: str) -> str:
-    """The grammar in the library's notation."""
+    """Return the grammar in the library's notation."""
     match kind:
         case GrammarKind.JSON_OBJECT:
             return of_schema(OBJECT_SCHEMA, MAX_WHITESPACE)
@@ -192,13 +192,15 @@ def _rules(kind: GrammarKind, source: str) -> str:
 
 
 def _compiler(info: Any, rules: str) -> Any:
-    """What a state of many lets follow is worked out when a text first gets there: all of it would take too long."""
+    """Return a compiler. For many states or counted classes it computes a state's mask only when a text reaches the
+    state, since all masks would take too long.
+    """
     late = len(_STATE.findall(rules)) > MAX_EAGER_STATES or _COUNTED.search(rules) is not None
     return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False, enable_dynamic_compilation=late)
 
 
 def _reason(said: str) -> str:
-    """The library's first line, without the place in its own code."""
+    """Return the first line of the library's message, without the place in its own code."""
     return _WHERE.sub("", said.strip().partition("\n")[0])[:300] or "it cannot be compiled"
 
 
@@ -213,7 +215,7 @@ def _limit_memory() -> None:
 
 
 class _Timer:
-    """Both signals end the process by default, even inside the library."""
+    """Context with two timers, whose signals end the process by default, even inside the library."""
 
     def __init__(self, cpu_s: float, wall_s: float) -> None:
         self._cpu_s, self._wall_s = cpu_s, wall_s

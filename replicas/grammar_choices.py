@@ -1,8 +1,8 @@
-"""A choice of schemas with keywords beside it, as a choice of schemas each of which says those keywords too.
+"""Distribution of keywords over a choice of schemas, so that each schema of the choice has the keywords beside it too.
 
 `{"properties": P, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}` is
 `{"anyOf": [{"properties": P, "required": ["a"]}, {"properties": P, "required": ["b"]}]}`.
-The grammar library knows the second alone.
+The grammar library only knows the second form.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["CHOICES", "distributed"]
 def distributed(
     node: dict[str, Any], resolved: Callable[[Any], tuple[dict[str, Any], list[str]] | None], *, may_nest: bool = True
 ) -> tuple[dict[str, Any], list[str]]:
-    """The schema, and the keywords of its choice that were lost.
+    """Return the schema with the keywords distributed, and the keywords of its choice that were lost.
 
-    resolved  one schema of the choice without references and allOf, and what it lost; None where there is none
-    may_nest  whether the schema may be a choice again; else it is what stands beside the choice
+    resolved  returns a schema of the choice without references and allOf, and what it lost; None if that is impossible
+    may_nest  whether the schema may be a choice again; else the choice is dropped and the keywords beside it stay
 
-    The schema is as it was where nothing stands beside its choice, or a schema of it can't be resolved.
+    The schema is unchanged if nothing stands beside its choice, or if a schema of the choice cannot be resolved.
     """
     choice = next((keyword for keyword in CHOICES if isinstance(node.get(keyword), list) and node[keyword]), None)
     beside = {keyword: value for keyword, value in node.items() if keyword in KEYWORDS and keyword != choice}

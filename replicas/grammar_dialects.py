@@ -1,7 +1,8 @@
-"""Schemas as OpenAPI, Google's clients and Python's tools write them, in the words of JSON Schema.
+"""Dialects of JSON Schema, as OpenAPI, Google's clients and Python's tools write it, and their translation to JSON
+Schema.
 
-Taken where a schema is not `strict`. Names of types: OpenAPI's in capitals (google.genai.types.Type), and Python's as
-the functions of the Berkeley Function-Calling Leaderboard have them.
+They are accepted where a schema is not `strict`. Type names may be OpenAPI's in capitals (google.genai.types.Type), and
+Python's as the functions of the Berkeley Function-Calling Leaderboard have them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["is_nullable", "or_null", "with_json_types"]
 
 
 def with_json_types(node: dict[str, Any]) -> dict[str, Any]:
-    """The schema with its own types by JSON Schema's names; a name that no dialect has stays."""
+    """Return the schema with its own types under JSON Schema's names; a name of no known dialect stays."""
     given = node.get("type")
     if isinstance(given, str):
         return {**node, "type": _json_type(given)}
@@ -41,12 +42,12 @@ def _json_type(name: Any) -> Any:
 
 
 def is_nullable(node: dict[str, Any]) -> bool:
-    """Whether OpenAPI's `nullable` lets in null beside the schema's type."""
+    """Return whether OpenAPI's `nullable` allows null beside the schema's type."""
     return node.get("nullable") is True and "type" in node
 
 
 def or_null(node: dict[str, Any]) -> dict[str, Any]:
-    """The schema or null, with its definitions where references find them."""
+    """Return a schema for the given one or null, with its definitions at the top, where references find them."""
     definitions: dict[str, Any] = {
         keyword: node.pop(keyword) for keyword in ("$defs", "definitions") if keyword in node
     }

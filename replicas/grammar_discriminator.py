@@ -1,7 +1,7 @@
-"""Properties by which OpenAPI's `discriminator` tells the members of a union apart: they are always written.
+"""Properties by which OpenAPI's `discriminator` distinguishes the members of a union: they are always written.
 
-pydantic reads no member without its tag, though its schema does not require a tag that has a default. To require more
-is to write fewer texts, each of which the schema takes; and `oneOf` is then told apart by the tags.
+pydantic reads no member without its tag, though its schema does not require a tag that has a default. Requiring more
+means writing fewer texts, each of which the schema accepts; and `oneOf` is then distinguished by the tags.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 from .grammar_keywords import Refused, shown
 from .grammar_references import Place, References
 
-MAX_STEPS = 20_000  # members of unions that are looked at, for all discriminators of one document together
+MAX_STEPS = 20_000  # most members of unions that are looked at, for all discriminators of one document together
 _INNER = ("oneOf", "anyOf", "allOf")
 
 
 def written_tags(schemas: Mapping[Place, Any], references: References) -> dict[Place, tuple[str, ...]]:
-    """Returns the tags that each schema of an object is written with, by its place, whatever union refers to it.
+    """Return the tags that each schema of an object is written with, by its place, whatever union refers to it.
 
     Members of unions within a union have its tag too. A member that does not describe the property, or that cannot be
     written with it, is left as it is. Raises Refused if there are too many members to look at.
@@ -55,7 +55,7 @@ def _members(node: dict[str, Any], place: Place) -> list[Place]:
 
 
 def _can_have(node: dict[str, Any], name: str, others: Mapping[str, None]) -> bool:
-    """Whether the property is described, has a value, and finds room beside those that are required."""
+    """Return whether the property is described, can have a value, and fits beside the required ones."""
     if node.get("properties", {}).get(name, False) is False:
         return False
     names = {*node.get("required", ()), *others, name}

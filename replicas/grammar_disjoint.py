@@ -1,7 +1,8 @@
-"""Whether the schemas of a `oneOf` exclude one another, by what they require: a small proof, sound and not complete.
+"""Proof that the schemas of a `oneOf` exclude one another, from what they require: a small proof, sound and not
+complete.
 
-What one schema lets a model write must be valid by none of the others. The first is stricter than the schema says (no
-properties beside those named), the second is as JSON Schema has it, so they are not read alike.
+A text that one schema lets a model write must be valid by none of the others. The writing schema is stricter than it
+says (no properties beside those named), while validity is as JSON Schema defines it, so the two are read differently.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from .grammar_keywords import IMPLIED, OF_TYPE, TYPES, Refused, is_type, shown, 
 from .grammar_references import Place, References
 from .grammar_sets import identity
 
-MAX_STEPS = 20_000  # of one document's proofs together
-_VALUES_A_STEP = 32  # as many are put where they belong in the time of a step
+MAX_STEPS = 20_000  # most steps of one document's proofs together
+_VALUES_A_STEP = 32  # values that are sorted in the time of one step
 _UNIONS = ("anyOf", "oneOf")
 _SIZED = ((str, "Length"), (list, "Items"), (dict, "Properties"))
-# Where one may end and another begin, and whether that is without the number itself.
+# Keyword of an end, keyword of a beginning, and whether that excludes the number itself.
 _ENDS = (
     ("maximum", "minimum", False),
     ("maximum", "exclusiveMinimum", True),
@@ -32,22 +33,24 @@ _OF_FEW: Mapping[str, tuple[bool | None, ...]] = {"boolean": (False, True), "nul
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A schema that is no reference and no union, of the option `owner` of a `oneOf`."""
+    """A schema that is no reference and no union, and belongs to the option `owner` of a `oneOf`."""
 
     owner: int
     place: Place
-    reads: frozenset[str]  # types of its valid values, integers being numbers
-    writes: frozenset[str]  # of those that are written
-    values: frozenset[str] | None  # all it has, if it names them
+    reads: frozenset[str]  # types of the values that are valid, integers being numbers
+    writes: frozenset[str]  # types of the values that are written
+    values: frozenset[str] | None  # all of its values, if it names them
 
 
 class Disjoint:
-    """Proves of one document's schemas. Places stand for schemas."""
+    """Prover for the schemas of one document. Schemas are identified by their places."""
 
     def __init__(
         self, schemas: Mapping[Place, Any], references: References, tags: Mapping[Place, Sequence[str]] | None = None
     ) -> None:
-        """tags: properties that are written always, though the schema there need not require them."""
+        """Prepare proofs. tags: properties that are always written, though the schema at that place need not require
+        them.
+        """
         self._schemas = schemas
         self._references = references
         self._written_tags = tags or {}
@@ -58,9 +61,9 @@ class Disjoint:
         self._steps = 0
 
     def check(self, place: Place) -> None:
-        """Raises Refused unless the schemas of the `oneOf` there exclude one another.
+        """Raise Refused unless the schemas of the `oneOf` at that place exclude one another.
 
-        What constants and tags tell apart is sorted by them, and only what is left is compared two by two.
+        Schemas that differ by constants or tags are sorted by them, and only the others are compared pair by pair.
         """
         node = self._schemas[place]
         hint = node.get("discriminator")
@@ -111,7 +114,7 @@ class Disjoint:
         return _Member(owner, place, frozenset(map(_kind, reads)), frozenset(map(_kind, writes)), None)
 
     def _end(self, place: Place) -> Place:
-        """Where references end, and schemas that are nothing but another one."""
+        """Return the place where references end, and schemas that consist of nothing but another schema."""
         if place not in self._ends:
             end, seen = self._references.end(place), set[Place]()
             while isinstance(node := self._schemas[end], dict) and "allOf" in node and end not in seen:
@@ -121,7 +124,7 @@ class Disjoint:
         return self._ends[place]
 
     def _values(self, place: Place) -> frozenset[str] | None:
-        """Those that the schema there names itself, as texts."""
+        """Return the values that the schema at that place names itself, as texts; None if it names none."""
         if place not in self._named:
             node = self._schemas[place]
             values = _values(node) if isinstance(node, dict) else None
@@ -129,7 +132,7 @@ class Disjoint:
         return self._named[place]
 
     def _tag(self, place: Place) -> frozenset[str] | None:
-        """All values of the schema there, if it or those it leads to name them."""
+        """Return all values of the schema at that place, if it or the schemas it leads to name them."""
         place = self._end(place)
         if place not in self._tags:
             found = [member.values for member in self._members(place)]
@@ -138,7 +141,7 @@ class Disjoint:
         return self._tags[place]
 
     def _doubtful(self, members: list[_Member], hint: Any) -> Iterator[tuple[_Member, _Member]]:
-        """Of what is written and what is read those that neither types, constants nor tags tell apart at once."""
+        """Yield pairs (written, read) of members that types, constants and tags do not distinguish at once."""
         constants = [member for member in members if member.values is not None]
         others = [member for member in members if member.values is None]
         for same in self._by_value((member, member.values or frozenset()) for member in constants):
@@ -155,7 +158,9 @@ class Disjoint:
                 yield from _pairs(write, left)
 
     def _objects(self, members: list[_Member], hint: Any, used: frozenset[str]) -> Iterator[tuple[_Member, _Member]]:
-        """Sorted by a property that they require and whose values they name, and what is alike there by another."""
+        """Yield doubtful pairs of objects: sorted by a required property whose values are named, and those alike by
+        another one.
+        """
         tagged: dict[str, list[tuple[_Member, frozenset[str]]]] = {}
         for member in members:
             for name, values in self._tags_of(member):
@@ -182,7 +187,7 @@ class Disjoint:
                     yield name, values
 
     def _by_value(self, found: Iterable[tuple[_Member, frozenset[str]]]) -> list[list[_Member]]:
-        """Those of different owners that have a value in common, by that value."""
+        """Return groups of members of different owners that have a value in common."""
         groups: dict[str, list[_Member]] = {}
         for member, values in found:
             self._count(1 + len(values) // _VALUES_A_STEP)
@@ -192,7 +197,7 @@ class Disjoint:
         return list({tuple((each.owner, each.place) for each in group): group for group in several}.values())
 
     def _excludes(self, written: Place, read: Place) -> bool:
-        """Whether nothing that follows the schema at `written`, as it is kept to, is valid by the one at `read`."""
+        """Return whether no text that is written by the schema at `written` is valid by the schema at `read`."""
         pair = (written, read)
         if pair not in self._known:
             self._count()
@@ -256,11 +261,13 @@ class Disjoint:
         )
 
     def _written_names(self, place: Place) -> dict[str, None]:
-        """Returns the properties that every text of the object there has, in order."""
+        """Return the properties that every text of the object at that place has, in order."""
         return dict.fromkeys([*self._schemas[place].get("required", ()), *self._written_tags.get(place, ())])
 
     def _items_exclude(self, written: Place, read: Place) -> bool:
-        """Whether an item that either asks for can be none of both. Behind those in `prefixItems` all are alike."""
+        """Return whether an item that either schema requires cannot be valid by both. Items behind `prefixItems` are
+        all alike.
+        """
         one, other = self._schemas[written], self._schemas[read]
         count = max(node.get("minItems", 0) for node in (one, other))
         differ = 1 + max(len(node.get("prefixItems", ())) for node in (one, other))
@@ -271,7 +278,7 @@ class Disjoint:
         return False
 
     def _is_invalid(self, value: Any, place: Place) -> bool:
-        """Whether the value is surely not one of the schema there."""
+        """Return whether the value is surely not valid by the schema at that place."""
         self._count()
         place = self._references.end(place)
         node = self._schemas[place]
@@ -310,12 +317,12 @@ def _values(node: dict[str, Any]) -> list[Any] | None:
 
 
 def _text(value: Any) -> str:
-    """As identity, and sooner for a string."""
+    """Return the value as text like `identity`, but faster for a string."""
     return f'"{value}' if isinstance(value, str) else identity(value)
 
 
 def _pairs(writers: list[_Member], readers: list[_Member]) -> Iterator[tuple[_Member, _Member]]:
-    """Those of different owners."""
+    """Yield the pairs of a writer and a reader that have different owners."""
     by_owner: tuple[dict[int, list[_Member]], ...] = ({}, {})
     for found, group in zip(by_owner, (writers, readers), strict=True):
         for member in group:
@@ -327,7 +334,7 @@ def _pairs(writers: list[_Member], readers: list[_Member]) -> Iterator[tuple[_Me
 
 
 def _item(place: Place, node: dict[str, Any], index: int) -> Place | None:
-    """The schema of that item of a list; None where nothing is said of it."""
+    """Return the place of the schema of a list's item; None if the schema says nothing about it."""
     if index < len(node.get("prefixItems", ())):
         return (*place, "prefixItems", str(index))
     return (*place, "items") if "items" in node else None
@@ -338,7 +345,7 @@ def _kind(name: str) -> str:
 
 
 def _is_beyond(value: Any, node: dict[str, Any]) -> bool:
-    """Whether a number is outside the bounds, or a string, list or object shorter or longer than it may be."""
+    """Return whether a number is outside its bounds, or a string, list or object is too short or too long."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         known = isinstance(value, int) or math.isfinite(value)
         return known and _numbers_apart({"minimum": value, "maximum": value}, node, whole=False)
@@ -347,7 +354,9 @@ def _is_beyond(value: Any, node: dict[str, Any]) -> bool:
 
 
 def _types(node: dict[str, Any], *, implied: bool = False) -> list[str]:
-    """Of the values that are valid; `implied`: of those that are written, which keywords hold to their type."""
+    """Return the types of valid values; `implied`: the types of written values, which keywords restrict to their own
+    type.
+    """
     given = node.get("type")
     if given is None:
         found = [name for name in IMPLIED if implied and not node.keys().isdisjoint(OF_TYPE[name])]
@@ -360,12 +369,12 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def _apart(one: dict[str, Any], other: dict[str, Any], least: str, most: str) -> bool:
-    """Whether the bounds of one end before the other's begin."""
+    """Return whether one schema's bounds end before the other's begin."""
     return any(most in low and least in high and low[most] < high[least] for low, high in ((one, other), (other, one)))
 
 
 def _numbers_apart(one: dict[str, Any], other: dict[str, Any], *, whole: bool) -> bool:
-    """Whether no number, or no whole one, lies within the bounds of both."""
+    """Return whether no number, or no whole number, lies within the bounds of both."""
     if whole:
         (least, most), (low, high) = within(one, 0), within(other, 0)
         return _before(most, low) or _before(high, least)

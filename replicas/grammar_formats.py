@@ -1,8 +1,8 @@
-"""What JSON Schema's `format` holds a text or a number to, and which formats say nothing that can be held."""
+"""Patterns and bounds for JSON Schema's `format`, and the formats that say nothing a grammar could enforce."""
 
 from __future__ import annotations
 
-# The library's own for these let through what is none: the 31st of April, 066 in an address.
+# The library's own patterns for these formats accept wrong values: the 31st of April, 066 in an address.
 _MONTHS = r"((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
 _DATE = rf"[12][0-9]{{3}}-{_MONTHS}"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
@@ -29,7 +29,7 @@ PATTERNS = {
     "int64": r"0|-?[1-9][0-9]{0,17}",
     **{f"uuid{version}": _uuid(str(version)) for version in (1, 3, 4, 5, 6, 7, 8)},
 }
-# For the library's own where it has no rule: as names, and with lengths beside them. Of URIs those of the web.
+# Patterns for the library's own formats where it has no rule: in names, and beside lengths. URIs are those of the web.
 WRITTEN = {
     "uuid": _uuid("[1-8]"),
     "uri": rf"https?://{_LABEL}(\.{_LABEL}){{1,3}}(:[1-9][0-9]{{0,3}})?(/[A-Za-z0-9._~-]{{0,64}}){{0,12}}"
@@ -37,7 +37,7 @@ WRITTEN = {
     "hostname": rf"{_LABEL}(\.{_LABEL}){{0,3}}",
 }
 LIBRARY = frozenset(("hostname", "ipv6", "uri", "uri-reference", "uuid"))
-LEAST_LENGTH = {"hostname": 1, "ipv6": 2, "uri": 2, "uri-reference": 0, "uuid": 36}  # of the library's own
+LEAST_LENGTH = {"hostname": 1, "ipv6": 2, "uri": 2, "uri-reference": 0, "uuid": 36}  # shortest text of each format
 FORMATS = frozenset((*PATTERNS, *LIBRARY))
 
 _OPEN_LABEL = "[a-z0-9]+(-[a-z0-9]+)*"
@@ -56,12 +56,12 @@ COUNTED: dict[str, tuple[str, int]] = {
     ),
 }
 
-# These say how a value is meant, and hold it to nothing that a grammar knows.
+# Formats that describe a value's meaning, and restrict it in no way that a grammar knows.
 ANNOTATIONS = frozenset((
     "base64url", "binary", "byte", "decimal", "directory-path", "double", "file-path", "float", "html", "markdown",
     "multi-line", "password", "path", "phone", "json-string", "textarea",
 ))  # fmt: skip
-# format -> the least and the largest integer. Of 64 bits: those of 18 digits, which are told in few rules.
+# format -> least and largest integer. For 64 bits: those with 18 digits, which take few rules.
 INTEGERS: dict[str, tuple[int, int]] = {
     "int8": (-(2**7), 2**7 - 1), "int16": (-(2**15), 2**15 - 1), "int32": (-(2**31), 2**31 - 1),
     "int64": (1 - 10**18, 10**18 - 1), "uint8": (0, 2**8 - 1), "uint16": (0, 2**16 - 1), "uint32": (0, 2**32 - 1),

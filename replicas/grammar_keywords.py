@@ -1,6 +1,6 @@
-"""The keywords of JSON Schema that can be kept to, and whether one schema's own make sense together.
+"""Keywords of JSON Schema that are supported, and whether the keywords of one schema make sense together.
 
-Looks at one schema at a time; grammar_schema.py looks at those within it.
+Looks at one schema at a time; grammar_schema.py looks at the schemas within it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from .grammar_formats import FORMATS, INTEGERS
 from .grammar_references import Place
 from .grammar_text import TextRule
 
-MAX_COUNT = 10_000  # of items, properties or characters that a bound may ask for
-MAX_SHOWN = 60  # characters of each name in a place that is told
-MAX_STEP = 1024  # of multipleOf, as the library counts
+MAX_COUNT = 10_000  # most items, properties or characters that a bound may ask for
+MAX_SHOWN = 60  # most characters of each name in a place that an error shows
+MAX_STEP = 1024  # largest multipleOf, as the library counts
 
 TYPES: Mapping[str, Any] = {
     "string": str,
@@ -37,7 +37,7 @@ ANNOTATIONS = frozenset((
 BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
 SINGLE = ("items", "additionalProperties", "propertyNames")
-# Keywords that say which values are meant as a whole: nothing else may narrow the same values.
+# Keywords that say by themselves which values are meant: no other keyword may narrow the same values.
 WHOLE = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
 _NUMBER = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "format")
 OF_TYPE: Mapping[str, tuple[str, ...]] = {
@@ -56,13 +56,15 @@ KEYWORDS = frozenset(("type", *WHOLE, *(keyword for group in OF_TYPE.values() fo
 NEUTRAL: Mapping[str, Any] = {"nullable": False, "uniqueItems": False}  # a value with which a keyword says nothing
 IMPLIED = ("object", "array")  # types that their keywords alone imply
 BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
-_DECIMALS = 6  # of a number within bounds, as the library writes it
+_DECIMALS = 6  # most decimals of a number within bounds, as the library writes it
 _COUNTED = ("Length", "Items", "Properties")
 _CALLED: dict[type[Any], str] = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
 
 
 class Refused(Exception):
-    """Why, without the field's name. drops: keywords of that schema without which it might do."""
+    """Error that says why a schema is refused, without the field's name. drops: keywords of that schema without which
+    it might be accepted.
+    """
 
     def __init__(self, why: str, code: str = "invalid_grammar", *, drops: Iterable[str] = ()) -> None:
         super().__init__(why)
@@ -75,7 +77,7 @@ def shown(place: Place) -> str:
 
 
 def inner_schemas(node: dict[str, Any], place: Place) -> Iterator[tuple[Place, Any]]:
-    """The schemas that one holds, and where in it."""
+    """Yield the schemas that a schema holds, with their places in it."""
     path = shown(place)
     for keyword in BY_NAME:
         for name, inner in typed(node, keyword, dict, {}, path).items():
@@ -89,7 +91,7 @@ def inner_schemas(node: dict[str, Any], place: Place) -> Iterator[tuple[Place, A
 
 
 def _of_names(node: Any) -> Any:
-    """Names are strings, whether their schema says so or not."""
+    """Return the schema of property names as one of strings, whether it says so or not."""
     return {"type": "string", **node} if isinstance(node, dict) and node.keys().isdisjoint(WHOLE) else node
 
 
@@ -98,7 +100,7 @@ def says_nothing(node: dict[str, Any], keyword: str) -> bool:
 
 
 def check_node(node: dict[str, Any], path: str) -> None:
-    """Raises Refused naming the place and the keyword."""
+    """Raise Refused, naming the place and the keyword, if the schema's own keywords cannot be kept to."""
     for keyword in node:
         known = keyword in KEYWORDS or keyword in ANNOTATIONS or keyword.startswith("x-")
         if not known and not says_nothing(node, keyword):
@@ -179,7 +181,9 @@ def _check_strings(node: dict[str, Any], names: list[str], path: str) -> None:
 
 
 def _check_integers(value: Any, path: str, whole: str) -> None:
-    """The library reads what is beyond 64 bits as a double, and would write another number."""
+    """Raise Refused for an integer beyond 64 bits that is no double: the library reads it as a double, and would write
+    another number.
+    """
     values = [value]
     while values:
         value = values.pop()
@@ -217,7 +221,9 @@ def _check_numbers(node: dict[str, Any], names: list[str], path: str) -> None:
 
 
 def within(node: dict[str, Any], decimals: int) -> tuple[int | None, int | None]:
-    """The least and the largest number of so many decimals within the bounds, in steps of the last decimal."""
+    """Return the least and the largest number with that many decimals within the bounds, in units of the last
+    decimal.
+    """
     steps = {key: Fraction(str(node[key])) * 10**decimals for key in BOUNDS if key in node}
     least = [math.ceil(steps[key]) for key in ("minimum",) if key in steps]
     least += [math.floor(steps[key]) + 1 for key in ("exclusiveMinimum",) if key in steps]
@@ -278,7 +284,9 @@ def _check_patterns(node: dict[str, Any], patterns: dict[str, Any], path: str) -
 
 
 def _check_least(node: dict[str, Any], path: str, least: str, named: Sized, others: str) -> None:
-    """As many as are asked for must be let in: beside those named there are none unless the schema says so."""
+    """Raise Refused if a minimum count is higher than what the schema describes: it has no further members unless it
+    says so.
+    """
     more = node.get(others, others == "additionalProperties" and "propertyNames" in node) is not False
     more = more or bool(others == "additionalProperties" and node.get("patternProperties"))
     more = more or (others == "items" and "items" not in node and not named)
@@ -294,7 +302,7 @@ def type_names(node: dict[str, Any], path: str) -> list[str]:
     known = isinstance(names, list) and all(isinstance(name, str) and name in TYPES for name in names)
     if not known or ("type" in node and not names):
         raise Refused(f"{path}/type: {str(given)[:60]!r} is not among {', '.join(TYPES)}", drops=["type"])
-    return list(dict.fromkeys(names))  # all values are held to each of them
+    return list(dict.fromkeys(names))  # each name once
 
 
 def is_type(value: Any, name: str) -> bool:

@@ -1,8 +1,9 @@
-"""A schema of which what can be kept is kept: for tools and formats that are not `strict`.
+"""Loosening of a schema, so that everything in it that can be kept to is kept: for tools and formats that are not
+`strict`.
 
-Only the keyword that cannot be kept goes, at its place; a property that is required stays so, whatever is known of it.
-That a pattern with its lengths is too much shows only when its automaton is made: so it is made here already, with an
-effort that is bounded. Where that does not suffice, the lengths go.
+Only the keyword that cannot be kept is dropped, at its place; a required property stays required, whatever is known
+about it. That a pattern with its lengths is too much shows only when its automaton is made, so it is made here already,
+with bounded effort. Where the effort does not suffice, the lengths are dropped.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from .grammar_schema import MAX_DEPTH, MAX_NODES, words
 from .grammar_text import Fault, TextRule, fault_of
 from .grammar_words import text_rule
 
-MAX_MERGED = 8  # references and schemas of allOf within one another
-MAX_COPIED = 16_384  # values that are copied for the schemas of allOf
-MAX_CHOSEN = 256  # schemas of choices that have keywords beside them
-MAX_NESTED = 4  # of them within one another
-MAX_REPAIRS = 64  # of what shows only when all schemas are seen together
+MAX_MERGED = 8  # most references and schemas of allOf within one another
+MAX_COPIED = 16_384  # most values that are copied for the schemas of allOf
+MAX_CHOSEN = 256  # most schemas of choices that have keywords beside them
+MAX_NESTED = 4  # most such choices within one another
+MAX_REPAIRS = 64  # most repairs of faults that show only when all schemas are seen together
 
-MAX_EFFORT = 240_000  # for the automata of one document: about a second
+MAX_EFFORT = 240_000  # most effort for the automata of one document: about a second
 
-# What goes of a string's keywords, the first that helps.
+# Keywords of a string that are dropped for a fault, in this order; the first that helps is taken.
 _TEXTS = {
     Fault.LARGE: [("maxLength",), ("minLength",), ("minLength", "maxLength")],
     Fault.EMPTY: [("minLength",), ("maxLength",), ("minLength", "maxLength")],
@@ -42,7 +43,7 @@ __all__ = ["loosened"]
 
 
 def loosened(schema: dict[str, Any]) -> tuple[Any, list[str]]:
-    """The schema in the grammar library's words, and what was left out to get there, each with its place."""
+    """Return the schema in the grammar library's words, and what was dropped to get there, each with its place."""
     loose = _Loose(schema)
     try:
         root = loose.schema(copy.deepcopy(schema), (), 0)
@@ -53,7 +54,9 @@ def loosened(schema: dict[str, Any]) -> tuple[Any, list[str]]:
 
 
 def _repaired(root: Any, loose: _Loose) -> Any:
-    """The words of the whole, without what shows only there. None: too much would have to go."""
+    """Return the words of the whole document, without keywords that fail only there. None: too many would have to be
+    dropped.
+    """
     for _ in range(MAX_REPAIRS):
         try:
             return words(root)
@@ -65,7 +68,7 @@ def _repaired(root: Any, loose: _Loose) -> Any:
 
 
 class _Loose:
-    """Walks one document. dropped: what was left out so far."""
+    """Walk over one document. dropped: what was dropped so far."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -86,7 +89,7 @@ class _Loose:
         if isinstance(node, bool):
             if node or not place or place[-1] in SINGLE or place[-2] == "properties":
                 return node
-            self.note(place, "the schema")  # that nothing may stand there
+            self.note(place, "the schema")  # it says that no value is allowed there
             return True
         node = with_json_types(node)
         may_be_null = is_nullable(node)
@@ -100,7 +103,9 @@ class _Loose:
         return or_null(node) if may_be_null else node
 
     def _plain(self, part: Any, depth: int) -> tuple[dict[str, Any], list[str]] | None:
-        """The schema, or what it refers to in the same document, without `$ref` and `allOf`; and what it lost."""
+        """Return the schema, or the one it refers to in the same document, without `$ref` and `allOf`; and what it
+        lost. None: that is impossible.
+        """
         while isinstance(part, dict) and isinstance(target := part.get("$ref"), str) and depth < MAX_MERGED:
             if not part.keys().isdisjoint(KEYWORDS - {"$ref"}):
                 return None
@@ -116,12 +121,14 @@ class _Loose:
         return (part, lost) if part.keys().isdisjoint({"$ref", "allOf"}) else None
 
     def _of_choice(self, part: Any) -> tuple[dict[str, Any], list[str]] | None:
-        """As `_plain`, while there are few such schemas."""
+        """Return the plain schema as `_plain` does, up to MAX_CHOSEN times; then None."""
         self._chosen += 1
         return self._plain(part, 0) if self._chosen <= MAX_CHOSEN else None
 
     def _may_copy(self, schema: Any) -> bool:
-        """Whether there is time to copy it: what is merged refers to the same schemas again and again."""
+        """Return whether the schema may be copied: merged schemas refer to the same schemas again and again, so copies
+        are limited.
+        """
         left = [schema]
         while left and self._copied < MAX_COPIED:
             value = left.pop()
@@ -130,8 +137,8 @@ class _Loose:
         return not left
 
     def _merged(self, node: dict[str, Any], depth: int = 0) -> tuple[dict[str, Any], list[str]]:
-        """Returns the schema with its reference, if keywords stand beside it, and several schemas of `allOf` made one
-        with it, where they are plain; and the keywords that were lost with it.
+        """Return the schema merged with its reference, if keywords stand beside that, and with several plain schemas of
+        `allOf`; and the keywords that were lost.
         """
         parts = node.get("allOf")
         both, lost = self._with_referred({key: value for key, value in node.items() if key != "allOf"}, parts, depth)
@@ -147,13 +154,14 @@ class _Loose:
                 continue
             both, more = merged(both, plain[0])
             lost += [*plain[1], *(f"allOf/{index}/{keyword}" for keyword in more)]
-        if len(choices) == 1 and both.keys().isdisjoint(KEYWORDS):  # the others say nothing
+        if len(choices) == 1 and both.keys().isdisjoint(KEYWORDS):  # all other parts say nothing
             return {**both, "allOf": choices}, []
         return both, lost
 
     def _with_referred(self, node: dict[str, Any], parts: Any, depth: int) -> tuple[dict[str, Any], list[str]]:
-        """Returns what a reference refers to, made one with the keywords beside it or `parts`, where it is plain; and
-        the keywords that were lost with it."""
+        """Return the schema merged with what its reference refers to, if that is plain and keywords or `parts` stand
+        beside it; and the keywords that were lost.
+        """
         reference = {"$ref": node.get("$ref")}
         beside = (node.keys() & KEYWORDS) - {"$ref", *_DEFINITIONS}
         if not isinstance(reference["$ref"], str) or not (beside or parts):
@@ -165,7 +173,7 @@ class _Loose:
         return both, [*plain[1], *(f"$ref/{keyword}" for keyword in more)]
 
     def _own(self, node: dict[str, Any], place: Place) -> dict[str, Any]:
-        """Without the keywords that cannot be kept, whatever the schemas within are."""
+        """Return the schema without its own keywords that cannot be kept to, whatever the schemas within it are."""
         for keyword in sorted(_DEFINITIONS & node.keys()):
             if not isinstance(node[keyword], dict):
                 del node[keyword]
@@ -188,7 +196,9 @@ class _Loose:
         return {}
 
     def _with_texts(self, node: dict[str, Any], place: Place) -> dict[str, Any]:
-        """Without what its automata cannot say: those of its own text, and of the names of its properties."""
+        """Return the schema without what its automata cannot express: for its own text, and for the names of its
+        properties.
+        """
         fault = self._fault(node)
         if fault is not None:
             ways = [way for way in _TEXTS[fault] + _FORMS if node.keys() >= {*way}]
@@ -219,7 +229,9 @@ class _Loose:
         return None if rule is None else self._fault_of(rule)
 
     def _fault_of(self, rule: TextRule) -> Fault | None:
-        """As if a large one's effort were too much, where there is none left."""
+        """Return what is wrong with a rule. Once the document's effort is spent, every rule that needs an automaton
+        counts as too large.
+        """
         if self._effort > MAX_EFFORT and not rule.is_counted():
             return Fault.LARGE
         fault, effort = fault_of(rule)
@@ -242,12 +254,12 @@ class _Loose:
 
 
 def _choices_around(place: Place) -> int:
-    """How many choices, each one of the next, the schema at this place is of."""
+    """Return how many choices, each directly within the next, are around the schema at this place."""
     return next((count for count, keyword in enumerate(place[-2::-2]) if keyword not in CHOICES), len(place) // 2)
 
 
 def _repair(root: Any, refused: Refused) -> bool:
-    """Leaves out what was refused, if it is found there."""
+    """Drop what was refused, if it is found; return whether it was."""
     node = root
     for part in refused.place:
         node = node[int(part)] if isinstance(node, list) else node.get(part) if isinstance(node, dict) else None
@@ -263,8 +275,9 @@ def _repair(root: Any, refused: Refused) -> bool:
 
 
 def _name_required(node: dict[str, Any]) -> list[str]:
-    """What is required and not described is a property all the same: of any value, or as all others are. Returns the
-    keywords that this leaves out."""
+    """Make properties that are required and not described into described ones, of any value or as all others are.
+    Returns the keywords that this drops.
+    """
     required, properties = node.get("required"), node.get("properties", {})
     if not isinstance(required, list) or not isinstance(properties, dict):
         return []
@@ -279,7 +292,7 @@ def _name_required(node: dict[str, Any]) -> list[str]:
 
 
 def _opened(node: dict[str, Any]) -> dict[str, Any]:
-    """An object of which nothing is said holds anything."""
+    """Return an object schema that says nothing about its properties as one that allows any."""
     given = node.get("type")
     types = given if isinstance(given, list) else [given]
     known = all(isinstance(name, str) and name in TYPES for name in types)
@@ -289,14 +302,16 @@ def _opened(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outline(schema: dict[str, Any]) -> tuple[Any, list[str]]:
-    """As `loosened`: of an object the names of its properties, and nothing of what may be anything else."""
+    """Return, like `loosened`, an object with the names of its properties alone, or any value if the schema is not
+    surely of an object.
+    """
     if not _says_object(schema):
         return words({}), ["#: the schema"]
     return words(_names_alone(schema)), ["#: all but the names of its properties"]
 
 
 def _says_object(schema: dict[str, Any]) -> bool:
-    """Whether an object is all that it lets in, as far as its own keywords tell."""
+    """Return whether the schema allows only objects, as far as its own keywords show."""
     if schema.get("nullable") is True:
         return False
     if "type" in schema:

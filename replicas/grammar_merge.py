@@ -1,6 +1,7 @@
-"""Two schemas as one that says what both say: the tighter of two bounds, what both enumerate, both of two items.
+"""Merge of two schemas into one that says what both say: the tighter of two bounds, the common enumerated values, both
+of two items.
 
-Of keywords that no single one can stand for (two patterns, two formats) the first stays, and the other is told.
+For keywords that one keyword cannot stand for (two patterns, two formats) the first stays, and the other is reported.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _IGNORED = ("title", "description", "default", "examples", "$comment", "$schema"
 
 
 def merged(one: dict[str, Any], other: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A schema that holds what both hold, and the keywords of `other` that it does not hold."""
+    """Return a schema that holds what both hold, and the keywords of `other` that it does not hold."""
     both = dict(one)
     lost: list[str] = []
     for keyword, value in other.items():
@@ -42,12 +43,12 @@ def merged(one: dict[str, Any], other: Mapping[str, Any]) -> tuple[dict[str, Any
             lost += concerned
             both = {keyword: value for keyword, value in both.items() if keyword in one or keyword not in concerned}
     if "const" in both and "enum" not in lost:
-        both.pop("enum", None)  # it is among them
+        both.pop("enum", None)  # the constant is one of its values
     return both, [keyword for keyword in lost if keyword in other]
 
 
 class _Lost(Exception):
-    """No one keyword says both."""
+    """Error for two keywords that no single keyword can stand for."""
 
 
 def _both(keyword: str, one: Any, other: Any) -> Any:
@@ -79,7 +80,7 @@ def _both(keyword: str, one: Any, other: Any) -> Any:
 
 
 def _types(one: Any, other: Any) -> Any:
-    """The names that both allow; an integer is a number."""
+    """Return the type names that both allow; an integer is a number."""
     ours, theirs = ([given] if isinstance(given, str) else list(given) for given in (one, other))
     allowed = [name for name in ours if name in theirs or (name == "integer" and "number" in theirs)]
     allowed += [name for name in theirs if name == "integer" and "number" in ours and name not in ours]
@@ -88,7 +89,7 @@ def _types(one: Any, other: Any) -> Any:
 
 
 def _values(both: Mapping[str, Any], _one: Mapping[str, Any], _other: Mapping[str, Any]) -> dict[str, Any]:
-    """A constant has to be among the values of an enum beside it."""
+    """Raise _Lost if a constant is not among the values of the enum beside it."""
     if "const" in both and "enum" in both and identity(both["const"]) not in map(identity, both["enum"]):
         raise _Lost
     return {}
@@ -128,13 +129,13 @@ def _objects(both: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str
 
 
 def _property(schema: Mapping[str, Any], name: str) -> Any:
-    """What a schema says of a property: of one that it does not list what it says of all others."""
+    """Return what a schema says about a property; for one that it does not list, what it says about all others."""
     listed = schema.get("properties", {})
     return listed[name] if name in listed else schema.get("additionalProperties", True)
 
 
 def _all(schemas: list[Any]) -> Any:
-    """One schema for all of these."""
+    """Return one schema for all of these."""
     if False in [schema for schema in schemas if isinstance(schema, bool)]:
         return False
     left: list[Any] = []

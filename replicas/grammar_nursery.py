@@ -1,4 +1,4 @@
-"""The process from which grammars' processes are forked: it has paid for the imports and the vocabulary.
+"""Process from which grammars' processes are forked, so that imports and the vocabulary are loaded only once.
 
 Run as `python -m motley.replicas.grammar_nursery FD`. It has one thread and touches no device, so that forking it
 is safe; it ends when its engine does.
@@ -40,7 +40,7 @@ def main(descriptor: int) -> None:
         control.sendall(frame(From.REFUSED, payload=str(error).encode()))
         return
     vocabulary = _vocabulary(received[2])
-    assert vocabulary.no_text  # worked out here, once for all children
+    assert vocabulary.no_text  # computed here, once for all children
     control.sendall(frame(From.READY))
     while True:
         data, descriptors, *_ = socket.recv_fds(control, 1, 1)

@@ -1,8 +1,8 @@
-r"""Regular expressions, as JSON Schema's `pattern` and requests' `regex` have them: read into trees.
+r"""Regular expressions, as JSON Schema's `pattern` and requests' `regex` have them, read into trees.
 
-What ECMAScript and Python both know is taken, if they agree on what it means; what either lacks or reads otherwise is
-refused by name. Classes are in grammar_characters.py. Assertions stand at the beginning and at the end of a pattern,
-where `^`, `$` and lookaheads are most of the time; elsewhere they are refused.
+Syntax that ECMAScript and Python both know is accepted if they agree on its meaning; what either lacks or reads
+otherwise is refused by name. Classes are in grammar_characters.py. Assertions are accepted at the beginning and at the
+end of a pattern, where `^`, `$` and lookaheads usually stand; elsewhere they are refused.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from .grammar_characters import ANY, LAST, SURROGATES, Chars, Ranges, single
 
 __all__ = ["Choice", "End", "Node", "Pattern", "Repeat", "Sequence", "Start", "bounds", "parse_pattern"]
 
-MAX_DEPTH = 64  # groups within groups
+MAX_DEPTH = 64  # most groups within one another
 MAX_REPEATS = 10_000
-MAX_SHOWN = 20  # characters of a piece in a message
+MAX_SHOWN = 20  # most characters of a piece in a message
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One after another; of none: the empty text."""
+    """Nodes one after another; without any: the empty text."""
 
     parts: tuple[Node, ...] = ()
 
@@ -33,7 +33,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """least to most times; without end where most is None."""
+    """Repetition of a node, `least` to `most` times; without end if most is None."""
 
     node: Node
     least: int
@@ -42,12 +42,12 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """`^`"""
+    """Anchor `^`, the beginning of the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """`$`"""
+    """Anchor `$`, the end of the text."""
 
 
 Node = Chars | Sequence | Choice | Repeat | Start | End
@@ -57,10 +57,10 @@ ANY_TEXT = Repeat(ANY, 0, None)
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """What the whole of a text must be. Holds neither Start nor End.
+    """Parsed pattern that the whole of a text must match. Holds neither Start nor End.
 
-    wanted      what the whole text must be as well, by lookaheads
-    unwanted    what it must not be
+    wanted      nodes that the whole text must match as well, from lookaheads
+    unwanted    nodes that the whole text must not match
     """
 
     node: Node
@@ -69,10 +69,10 @@ class Pattern:
 
 
 def parse_pattern(text: str, *, whole: bool) -> Pattern:
-    """Raises ValueError saying what is not supported.
+    """Parse a pattern. Raises ValueError saying what is not supported.
 
-    whole   the pattern covers the whole text, anchors or not. Otherwise one with an anchor anywhere is open wherever
-            it has none, as JSON Schema says, and one without any covers the whole text
+    whole   whether the pattern covers the whole text, with anchors or not. Otherwise a pattern with an anchor anywhere
+            is open wherever it has none, as JSON Schema says, and one without any covers the whole text
     """
     reader = _Reader(text)
     ahead = reader.lookaheads()
@@ -98,7 +98,7 @@ _SIMPLE = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
 class _Reader:
-    """Reads from `at` on."""
+    """Reader of a pattern, from its present position on."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -110,7 +110,7 @@ class _Reader:
             raise ValueError("there is a closing parenthesis without an opening one")
 
     def lookaheads(self) -> list[tuple[Node, bool]]:
-        """Those behind the first ^, and whether they are wanted."""
+        """Return the lookaheads behind the first ^, and for each whether it is wanted."""
         found: list[tuple[Node, bool]] = []
         self.anchored = self._text.startswith("^")
         self._at = int(self.anchored)
@@ -148,7 +148,7 @@ class _Reader:
         least, most = counts
         if isinstance(node, Start | End):
             raise ValueError("an anchor cannot be repeated")
-        if self._peek() == "?":  # how much it takes first; not which texts
+        if self._peek() == "?":  # laziness does not change which texts match
             self._at += 1
         if self._peek() == "+":
             raise ValueError("a possessive repetition is not supported")
@@ -212,7 +212,7 @@ class _Reader:
         self._at += 1
 
     def _escape(self, *, within: bool) -> Ranges | str:
-        """Behind a backslash: a class by its letter, or one character."""
+        """Read what stands behind a backslash: a class, returned by its letter, or one character."""
         char = self._peek()
         if char == "":
             raise ValueError("it ends with a backslash")
@@ -254,7 +254,7 @@ class _Reader:
         return self._escape(within=True) if char == "\\" else _one(char)
 
     def _range(self, first: Ranges | str) -> Ranges | str:
-        """The member itself, or all from it to the one behind a dash. Beside a class a dash is a dash."""
+        """Return the member itself, or the range from it to the one behind a dash. Beside a class a dash is a dash."""
         behind = self._text[self._at + 1 : self._at + 3]
         is_class = behind[:1] == "\\" and behind[1:] in tuple(_CLASSES)
         if isinstance(first, str) or self._peek() != "-" or behind[:1] in ("", "]") or is_class:
@@ -311,7 +311,7 @@ def _has_anchor(node: Node) -> bool:
 
 
 def _anchored(found: Node, filler: Node, *anchors: type[Start] | type[End]) -> Node:
-    """The same without anchors, of both kinds unless told: where one is missing, `filler` stands."""
+    """Return the node without anchors, of both kinds by default; `filler` stands where one is missing."""
     for anchor in anchors or (Start, End):
         found = _at_edge(found, filler, anchor)
     if _has_anchor(found):
@@ -333,7 +333,7 @@ def _at_edge(node: Node, filler: Node, anchor: type[Start] | type[End]) -> Node:
 
 
 def bounds(node: Node) -> tuple[int, int | None]:
-    """The fewest and the most characters that a text of it may have; None: any number."""
+    """Return the fewest and the most characters that a text of the node may have; None: any number."""
     match node:
         case Chars():
             return 1, 1

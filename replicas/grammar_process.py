@@ -1,6 +1,7 @@
-"""The engine's end of a grammar's process: tokens go out as they are chosen, masks come back while it computes.
+"""Engine's side of a grammar's process: tokens are sent as they are chosen, and masks come back while the device
+computes.
 
-No call here waits unless it says so. All but `GrammarProcess.compile` belongs to the engine's thread.
+No call here waits unless it says so. All but `GrammarProcess.compile` belong to the engine's thread.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from .errors import InvalidRequest
 from .grammar_spec import GrammarSpec
 from .grammar_wire import HEADER, From, To, frame, ids, receive
 
-COMPILE_WALL_S = 40.0  # after the process's own limits
-GRACE_S = 0.002  # what a step waits for masks once some of its rows can do without
-ALONE = 10  # as many times, when none can
+COMPILE_WALL_S = 40.0  # elapsed seconds, more than the process's own limits allow
+GRACE_S = 0.002  # seconds that a step waits for masks if some of its rows need none
+ALONE = 10  # waits this many times as long if all of its rows need one
 TOO_MUCH = "working it out takes more time or memory than one request may use"
 
 
@@ -32,7 +33,7 @@ class MatchState(enum.Enum):
 
 
 class Matcher:
-    """One sequence's place in its grammar.
+    """State of one sequence in its grammar.
 
     mask   when READY: a bit for each token id, least significant first, ceil(vocabulary / 32) * 4 bytes
     """
@@ -52,7 +53,7 @@ class Matcher:
         return self.state is MatchState.PENDING
 
     def accept(self, token_id: int) -> None:
-        """The sequence has taken this token; what may follow it will arrive."""
+        """Send a token that the sequence has taken; the mask of what may follow will arrive later."""
         if self.state is MatchState.LOST:
             return
         self.state, self.mask = MatchState.PENDING, b""
@@ -63,7 +64,7 @@ class Matcher:
 
 
 class GrammarProcess:
-    """A compiled grammar, in a process that ends when nobody holds this object any more."""
+    """A compiled grammar, in a process that ends when this object is freed."""
 
     def __init__(self, connection: socket.socket, spec: GrammarSpec) -> None:
         self.spec = spec
@@ -75,7 +76,7 @@ class GrammarProcess:
         self._incoming = bytearray()
 
     def compile(self, cpu_s: float) -> bool:
-        """Wait until the grammar is compiled, in so many seconds of a processor; False: the process has ended before.
+        """Wait until the grammar is compiled, in at most `cpu_s` CPU seconds; return False if the process ended before.
 
         Raises InvalidRequest. Call it once, from any one thread.
         """
@@ -107,7 +108,7 @@ class GrammarProcess:
         return not poll.poll(0)
 
     def open(self, token_ids: Sequence[int]) -> Matcher:
-        """Begin a sequence, behind the tokens it has already."""
+        """Begin a sequence that has these tokens already."""
         number = next(self._numbers)
         matcher = self._matchers[number] = Matcher(self, number)
         self.send(frame(To.OPEN, number, ids(token_ids)))
@@ -126,7 +127,7 @@ class GrammarProcess:
         return self._connection.fileno()
 
     def exchange(self) -> None:
-        """Write and read what the socket takes and has."""
+        """Write and read as much as the socket takes and has."""
         self._write()
         self._read()
 
@@ -181,9 +182,9 @@ _STATES = {From.MASK: MatchState.READY, From.DONE: MatchState.DONE, From.DEAD_EN
 
 
 def await_masks(matchers: Sequence[Matcher], *, unconstrained: bool) -> None:
-    """Wait a little for masks that are due now; a step that has other rows (`unconstrained`) waits least.
+    """Wait a short time for masks that are due now; a step that has other rows (`unconstrained`) waits least.
 
-    Those still pending are left for a later step: one grammar's slowness is not its neighbours'.
+    Masks that are still pending are left for a later step, so that a slow grammar does not delay other requests.
     """
     for _ in range(ALONE if matchers else 0):
         collect(matchers, GRACE_S)
@@ -192,7 +193,7 @@ def await_masks(matchers: Sequence[Matcher], *, unconstrained: bool) -> None:
 
 
 def collect(matchers: Sequence[Matcher], wait_s: float, *, first: bool = False) -> None:
-    """Take in what has arrived for these; wait up to `wait_s` while any is pending (`first`: while all are)."""
+    """Read what has arrived for these matchers; wait up to `wait_s` while any is pending (`first`: while all are)."""
     enough = any if first else all
     until = time.monotonic() + wait_s
     while processes := {matcher.process for matcher in matchers if matcher.pending}:

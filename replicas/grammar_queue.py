@@ -1,8 +1,9 @@
-"""Who waits for a compiler of grammars: tenants take turns, so that what one asks for holds up no other for long.
+"""Queue of grammars that wait to be compiled: tenants take turns, so that no tenant's grammars delay the others' for
+long.
 
-Most grammars take a moment, and some as long as they may. Nobody knows before: each is tried for a moment first, and
-what is not done by then stands in a second line, of which one is compiled at a time. Whatever else compiles is for
-those who come new.
+Most grammars take a moment, and some as long as they may, which is not known before. Each is tried for a moment first;
+one that is not done by then joins a second queue, of which one grammar is compiled at a time. All other compilers are
+for grammars that have not been tried.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from .tenant_line import TenantLine
 MAX_QUEUED = 64
 MAX_OF_TENANT = 16
 FIRST_CPU_S = 0.3
-LAST_CPU_S = 2.0  # from the beginning again: a process that is kept half done would keep its memory
+LAST_CPU_S = 2.0  # for a start from the beginning, since a process that is kept half done would keep its memory
 
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """last  it has been tried: this is its second and last time"""
+    """A grammar that waits. last: it has been tried once, and its second time is its last."""
 
     tenant: str
     spec: GrammarSpec
@@ -36,7 +37,7 @@ class Waiting:
 
 
 class GrammarQueue:
-    """First come, first served within a tenant; among tenants each has one of its own tried in turn.
+    """Queue that is first come, first served within a tenant, and tries one grammar of each tenant in turn.
 
     Not thread-safe.
     """
@@ -44,13 +45,13 @@ class GrammarQueue:
     def __init__(self) -> None:
         self._new: TenantLine[Waiting] = TenantLine()
         self._tried: TenantLine[Waiting] = TenantLine()
-        self._long = False  # one of those tried is compiled right now
+        self._long = False  # whether a grammar of the second queue is being compiled
 
     def __len__(self) -> int:
         return len(self._new) + len(self._tried)
 
     def put(self, tenant: str, spec: GrammarSpec) -> Future[GrammarProcess]:
-        """Raises Overloaded when too many wait, of this tenant or of all."""
+        """Add a grammar. Raises Overloaded when too many wait, of this tenant or of all."""
         own = self._new.of(tenant) + self._tried.of(tenant)
         if own >= MAX_OF_TENANT or len(self) >= MAX_QUEUED:
             count = f"{own} grammars of yours" if own >= MAX_OF_TENANT else f"{MAX_QUEUED} grammars"
@@ -60,18 +61,22 @@ class GrammarQueue:
         return waiting.future
 
     def take(self) -> Waiting | None:
-        """The next one, to be told of by `tried`. None: nobody waits, or only for the one that takes long."""
+        """Return the next grammar, to be reported by `tried`. None: none waits, or only ones that must wait for a long
+        one to end.
+        """
         waiting = None if self._long else self._tried.take()
         self._long = self._long or waiting is not None
         return waiting or self._new.take()
 
     def tried(self, waiting: Waiting, *, again: bool) -> None:
-        """It has had its time. `again`: in vain, so it stands in line for the longer one."""
+        """Record that a grammar has had its time. `again`: it was not compiled, so it joins the queue for the longer
+        time.
+        """
         self._long = self._long and not waiting.last
         if again:
             waiting.last = True
             self._tried.put(waiting.tenant, waiting)
 
     def clear(self) -> list[Waiting]:
-        """All that wait, who do so no more."""
+        """Remove and return all that wait."""
         return [*iter(self._new.take, None), *iter(self._tried.take, None)]

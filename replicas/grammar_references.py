@@ -1,4 +1,4 @@
-"""Where the references of a JSON Schema lead: always to a schema of the same document, one that is checked."""
+"""References of a JSON Schema: each leads to a schema of the same document, which is checked."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-Place = tuple[str, ...]  # a JSON pointer's parts: names, and numbers within lists
+Place = tuple[str, ...]  # parts of a JSON pointer: names, and indices in lists
 
-MAX_STEPS = 32_768  # parts of all different references together
+MAX_STEPS = 32_768  # most parts of all different references together
 MAX_SHOWN = 60
 _FRAGMENT = re.compile(r"#(/[^/]*)*")
 
 
 class BadReference(Exception):
-    """Why, without the place of the reference."""
+    """Error that says why a reference is bad, without its place."""
 
 
 class TooManySteps(BadReference):
-    """To follow all of them takes too long."""
+    """Error for references that take too long to follow."""
 
 
 class References:
-    """Those of one document. Each target is read once, and of chains that share links every link is followed once."""
+    """References of one document. Each target is read once, and chains that share links are followed once."""
 
     def __init__(self, schemas: Mapping[Place, Any]) -> None:
-        """schemas: every schema of the document by its place, () being the whole."""
+        """Prepare the references. schemas: every schema of the document by its place, () being the whole."""
         self._schemas = schemas
         self._places: dict[str, Place] = {}
         self._ends: set[Place] = set()  # schemas that are known to lead to one that is no reference
         self._steps = 0
 
     def place(self, target: Any) -> Place:
-        """Where `target` points to. Raises BadReference unless a schema stands there."""
+        """Return the place that `target` points to. Raises BadReference unless a schema stands there."""
         if not isinstance(target, str) or not _FRAGMENT.fullmatch(target):
             raise BadReference(f"{str(target)[:MAX_SHOWN]!r} is not supported; expected '#' or '#/…'")
         if target not in self._places:
@@ -41,7 +41,7 @@ class References:
         return self._places[target]
 
     def check(self, target: Any) -> None:
-        """Raises BadReference unless `target`, if it is a reference itself, leads on to a schema that is none."""
+        """Raise BadReference unless `target` leads, perhaps by further references, to a schema that is no reference."""
         place, seen = self.place(target), set[Place]()
         while place not in self._ends:
             if place in seen:
@@ -54,13 +54,13 @@ class References:
         self._ends |= seen
 
     def end(self, place: Place) -> Place:
-        """Where the references that begin at `place` end; all of them have been checked."""
+        """Return the place where the references that begin at `place` end; all of them have been checked."""
         while isinstance(node := self._schemas[place], dict) and "$ref" in node:
             place = self.place(node["$ref"])
         return place
 
     def follow(self, place: Place) -> Any:
-        """The schema there, or the one that it leads to."""
+        """Return the schema at that place, or the one that it leads to."""
         return self._schemas[self.end(place)]
 
     def _read(self, target: str) -> Place:

@@ -1,7 +1,8 @@
-"""The grammar library's own rules for a schema (xgrammar 0.2.9), with ours where it lets in what the schema does not.
+"""The grammar library's rules for a schema (xgrammar 0.2.9), with Motley's own where it allows what the schema does
+not.
 
-A schema's patterns are handed through it as names of ours, and are rules of ours in what it makes of the schema. An
-escape within a string may be any there, half of a surrogate pair too, which is no text.
+A schema's patterns are passed through the library as encoded names, and become Motley's rules in the library's result.
+The library lets an escape within a string be any, also half of a surrogate pair, which is no text.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _ESCAPE_RULE = (
 )
 
 
-# The library writes \xe9 before an a for "éa", and reads one character of what it wrote.
+# The library writes \xe9 before an a for "éa", and then reads both as one character.
 _BYTE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|.)")
 
 
-# What may follow the schema of `check_library`, and what may not: each needs a rule of ours in the library's.
+# Texts that follow the schema of `check_library`, and texts that do not: each needs one of Motley's rules.
 _FOLLOWS = ('{"a":"xx"}', '{"a" : "xx", "b":"\\ud83d\\ude00\\n","c":1}', '{"a":"xx","b":"é"}')
 _FAILS = (
     '{"a":"xxx"}', '{"a":"x"}', '{"a":"xx","b":"\\ud800"}', '{"a":"xx","b":"\\udc00\\ud83d"}', '{"a":"xx","a":1}',
@@ -44,14 +45,16 @@ _FAILS = (
 
 
 class UnknownRules(RuntimeError):
-    """The library's rules are not those that are known of it."""
+    """Error for an xgrammar whose rules are not in the known form."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"xgrammar {version('xgrammar')} says its rules in a form that is not known: {what[:200]}")
 
 
 def with_exact_texts(grammar: Any) -> str:
-    """The rules of an xgrammar.Grammar, as text. Raises ValueError where no text follows a pattern."""
+    """Return the rules of an xgrammar.Grammar as text, with exact rules for texts. Raises ValueError where no text
+    follows a pattern.
+    """
     rules: list[str] = []
     within: dict[str, str] = {}
     printed = _NEXT.split(str(grammar).rstrip("\n"))
@@ -73,7 +76,7 @@ def with_exact_texts(grammar: Any) -> str:
 
 
 def _check_rules(rules: list[str]) -> None:
-    """Raises UnknownRules unless each is a rule, and those that are replaced are rules of their own."""
+    """Raise UnknownRules unless each line is a rule, and those that are replaced are rules of their own."""
     named = {rule.partition(" ")[0] for rule in rules}
     if len(named) != len(rules):
         raise UnknownRules("two rules of one name")
@@ -88,9 +91,11 @@ def _check_rules(rules: list[str]) -> None:
 
 
 def check_library() -> None:
-    """Raises UnknownRules unless a schema that needs rules of ours holds what it should, with this xgrammar.
+    """Raise UnknownRules unless this xgrammar allows what it should for a schema that needs Motley's rules, and nothing
+    else.
 
-    Takes some 10 ms. A version that says its rules in other words is told here, before any client's schema is read.
+    Takes some 10 ms. A version that writes its rules in another form is refused here, before any client's schema is
+    read.
     """
     text = {"type": "string"}
     schema = {
@@ -117,10 +122,10 @@ def _follows(compiled: Any, text: str) -> bool:
 
 
 def _is_sequence(body: str) -> bool:
-    """Whether it may stand in the place of its rule's name: it has no alternatives but in brackets.
+    """Return whether a rule's body may stand in place of its name: it has no alternatives outside brackets.
 
-    There the library knows what follows, a quote. Of a rule that counts characters it would otherwise work out for each
-    count and token of the vocabulary whether the text may end within the token, which takes seconds.
+    There the library knows that a quote follows. For a rule that counts characters it would otherwise compute for each
+    count and each token of the vocabulary whether the text may end within the token, which takes seconds.
     """
     body = _LITERAL.sub("", body)
     while (left := _BRACKETS.sub("", body)) != body:
@@ -137,7 +142,7 @@ def of_schema(schema: str, max_whitespace: int) -> str:
 
 
 def of_tag(tag: dict[str, Any]) -> str:
-    """A structural tag; its expressions become grammars of ours first."""
+    """Return the rules of a structural tag; its expressions are replaced by Motley's grammars first."""
     return with_exact_texts(xgrammar.Grammar.from_structural_tag(_without_regexes(tag)))
 
 

@@ -1,12 +1,12 @@
-"""Which JSON Schemas can be kept to. The grammar library drops what it cannot express; here it is refused by name.
+"""Check of JSON Schemas: the grammar library drops what it cannot express; here that is refused by name.
 
 The vocabulary is that of draft 2020-12. What is accepted is kept to exactly or more strictly: properties come in
 the schema's order, an object has no properties beside those named unless `additionalProperties` says so, a
 `pattern` without anchors covers the whole string, and a keyword that implies a type makes it so. References lead to
 schemas of the same document, and a schema is found only where draft 2020-12 has one.
 
-One thing is not kept to, as the library cannot: where `additionalProperties` lets in other names, one of them may come
-twice, which counts twice.
+One thing is not kept to, as the library cannot: where `additionalProperties` allows other names, one of them may come
+twice, which counts as two.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .grammar_words import Words
 
 MAX_DEPTH = 32
 MAX_NODES = 4096
-MAX_PATTERNS = 65_536  # characters of all patterns together
+MAX_PATTERNS = 65_536  # most characters of all patterns together
 
 
 def check_schema(schema: Any, field: str) -> Any:
-    """The schema as the grammar library is to have it: patterns and formats in the words that it takes for the same.
+    """Return the schema in the grammar library's words, with patterns and formats in the form that it passes through.
 
     Raises InvalidRequest naming `field`, the place in the schema and the keyword that cannot be kept to.
     """
@@ -38,7 +38,7 @@ def check_schema(schema: Any, field: str) -> Any:
 
 
 def words(schema: Any) -> Any:
-    """As check_schema. Raises Refused with the place of the schema that cannot be kept to."""
+    """Return the schema as check_schema does. Raises Refused with the place of the schema that cannot be kept to."""
     schemas: dict[Place, Any] = {}
     patterns = 0
     for node, place, depth in _nodes(schema, (), 0):
@@ -56,7 +56,7 @@ def words(schema: Any) -> Any:
 
 
 class _At:
-    """Notes where what is refused stands."""
+    """Context that adds the place of the schema to a refusal."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -83,7 +83,7 @@ def _checked_references(schemas: Mapping[Place, Any]) -> References:
 
 
 def _nodes(node: Any, place: Place, depth: int) -> Iterator[tuple[Any, Place, int]]:
-    """Every schema, outer ones first: a caller may stop before it gets too deep."""
+    """Yield every schema, outer ones first, so that a caller may stop before it gets too deep."""
     if not isinstance(node, dict | bool):
         raise Refused(f"{shown(place)}: a schema is an object or a boolean, not {type(node).__name__}")
     yield node, place, depth

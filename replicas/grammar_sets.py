@@ -1,4 +1,4 @@
-"""Values of schemas that have few, and lists of them in which none comes twice."""
+"""Values of schemas that allow only a few, and lists of such values without repetition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_LISTS = 1024
 
 
 def finite_values(place: Place, schemas: Mapping[Place, Any], references: References) -> list[Any] | None:
-    """Of a schema that names its values, perhaps by reference; None for any other."""
+    """Return the values of a schema that names them, perhaps by reference; None for any other schema."""
     node = references.follow(place)
     if not isinstance(node, dict):
         return None
@@ -26,7 +26,9 @@ def finite_values(place: Place, schemas: Mapping[Place, Any], references: Refere
 
 
 def unique_lists(values: list[Any], least: int, most: int | None) -> list[list[Any]] | None:
-    """Lists of `least` to `most` of these, none twice: in any order, or in that given. None: there are too many."""
+    """Return the lists of `least` to `most` of these values without repetition: in any order, or if those are too many,
+    in the given order. None: there are too many.
+    """
     sizes = range(least, len(values) + 1 if most is None else min(most, len(values)) + 1)
     for count, lists in ((math.perm, itertools.permutations), (math.comb, itertools.combinations)):
         if all(so_far <= MAX_LISTS for so_far in itertools.accumulate(count(len(values), size) for size in sizes)):
@@ -35,7 +37,7 @@ def unique_lists(values: list[Any], least: int, most: int | None) -> list[list[A
 
 
 def identity(value: Any) -> str:
-    """The same text for values that JSON Schema takes for equal: 1 and 1.0, and objects whatever their order."""
+    """Return the same text for values that JSON Schema takes for equal: 1 and 1.0, and objects whatever their order."""
     return json.dumps(_whole_numbers(value), sort_keys=True)
 
 

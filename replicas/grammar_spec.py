@@ -1,4 +1,4 @@
-"""What a text must look like, as a client says it: checked for size and sense, not yet compiled."""
+"""Specification of a grammar, as a client gives it: checked for size and sense, not yet compiled."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .grammar_tag import check_tag
 from .json_text import parse
 
 MAX_SOURCE_BYTES = 64 * 2**10
-# Once formats are patterns and all parts are in one; of twelve hundred times, as 64 KiB may ask for, a process makes
-# a grammar within its limits.
+# For a source whose formats are written out as patterns and whose parts are joined. A process can compile even 1,200
+# written-out formats, as many as 64 KiB may ask for, within its limits.
 MAX_WRITTEN_BYTES = 320 * 2**10
 MAX_CHOICES = 1024
 OBJECT_SCHEMA = '{"type": "object", "additionalProperties": true}'
 
 
 class GrammarKind(enum.StrEnum):
-    """How `source` is to be read."""
+    """Kind of a grammar: how `source` is read."""
 
     JSON_OBJECT = "json_object"  # any JSON object; no source
     JSON_SCHEMA = "json_schema"  # JSON Schema, as JSON text
@@ -35,14 +35,14 @@ class GrammarKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """A grammar that the whole output of a choice follows. Compares and hashes by what it says, not by `field`.
+    """A grammar that the whole output of a choice follows. Specs compare and hash by their content, not by `field`.
 
     source   the schema, expression or grammar; at most 64 KiB of UTF-8. A schema, alone or in a structural tag, is kept
              without spaces and in the words of the grammar library, up to 320 KiB
-    field    what the client calls it: errors name it
-    checked  it is in the library's words already, as no client writes it
-    dropped  of a schema all is kept that can be; what is left out, each with its place, is added here. None: a schema
-             of which anything cannot be kept to is refused
+    field    the client's name for it, which errors give
+    checked  whether the source is in the library's words already, which no client writes
+    dropped  a list: everything in a schema that can be kept to is kept, and what is dropped is added to the list, with
+             its place. None: a schema is refused if anything in it cannot be kept to
 
     Raises InvalidRequest naming `field`, code `invalid_grammar` or `grammar_too_complex`.
     """
@@ -75,12 +75,14 @@ class GrammarSpec:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool | str, *, field: str = "grammar") -> GrammarSpec:
-        """A JSON Schema, as an object or as its text."""
+        """Return the spec of a JSON Schema, given as an object or as its text."""
         return cls(GrammarKind.JSON_SCHEMA, schema if isinstance(schema, str) else _dump(schema, field), field)
 
     @classmethod
     def loose_json_schema(cls, schema: Mapping[str, Any], *, field: str = "grammar") -> tuple[GrammarSpec, list[str]]:
-        """A JSON Schema without the keywords that cannot be kept to, and what was left out, each with its place."""
+        """Return the spec of a JSON Schema without the keywords that cannot be kept to, and what was dropped, with its
+        places.
+        """
         dropped: list[str] = []
         return cls(GrammarKind.JSON_SCHEMA, _dump(schema, field), field, dropped=dropped), dropped
 
@@ -98,12 +100,12 @@ class GrammarSpec:
 
     @classmethod
     def of_parts(cls, tag: Mapping[str, Any], *, field: str = "grammar") -> GrammarSpec:
-        """A structural tag of schemas and grammars, each of which has been accepted by itself."""
+        """Return the spec of a structural tag of schemas and grammars, each of which has been accepted by itself."""
         return cls(GrammarKind.STRUCTURAL_TAG, _dump(tag, field, MAX_WRITTEN_BYTES), field, checked=True)
 
     @classmethod
     def choice(cls, texts: Sequence[str], *, field: str = "grammar") -> GrammarSpec:
-        """Exactly one of these texts."""
+        """Return the spec of a choice of exactly one of these texts."""
         strings = isinstance(texts, list | tuple) and all(isinstance(text, str) and text for text in texts)
         if not strings or not 1 <= len(texts) <= MAX_CHOICES:
             raise InvalidRequest(
@@ -114,7 +116,7 @@ class GrammarSpec:
         return cls(GrammarKind.EBNF, "root ::= " + " | ".join(map(_quoted, dict.fromkeys(texts))), field)
 
     def named(self, field: str) -> GrammarSpec:
-        """The same under another name."""
+        """Return the same spec under another field name."""
         same = copy.copy(self)  # it is not checked again: in the library's words it is longer
         object.__setattr__(same, "field", field)
         return same
@@ -126,7 +128,7 @@ class GrammarSpec:
         return InvalidRequest(f"{self.field}: {why}", param=self.field, code="grammar_too_complex")
 
     def _words(self, dropped: list[str] | None) -> Any:
-        """The schema in the library's words."""
+        """Return the schema in the library's words."""
         schema = _parse(self)
         if dropped is None:
             return check_schema(schema, self.field)
@@ -163,7 +165,9 @@ def _refuse_constant(name: str) -> None:
 
 
 def _dump(value: Any, field: str, most: int = MAX_SOURCE_BYTES) -> str:
-    """JSON text in the order given: it is the order of the properties in the output. Cut off beyond `most`."""
+    """Return JSON text in the given order, which is the order of the properties in the output. Cut off beyond
+    `most`.
+    """
     encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     parts: list[str] = []
     size = 0
@@ -171,7 +175,7 @@ def _dump(value: Any, field: str, most: int = MAX_SOURCE_BYTES) -> str:
         for part in encoder.iterencode(value):
             parts.append(part)
             size += len(part)
-            if size > most:  # it is refused, and what its parts share may make it endless
+            if size > most:  # too large and refused later; shared parts could make the text endless
                 break
         return "".join(parts)
     except RecursionError:
@@ -181,6 +185,8 @@ def _dump(value: Any, field: str, most: int = MAX_SOURCE_BYTES) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A literal of the grammar's notation. Every character that could mean something there is escaped."""
+    """Return the text as a literal of the grammar's notation. Every character that could mean something there is
+    escaped.
+    """
     plain = "".join(char if char.isalnum() and char.isascii() else f"\\U{ord(char):08x}" for char in text)
     return f'"{plain}"'

@@ -1,7 +1,7 @@
-"""Structural tags: the grammar library's (xgrammar 0.2.9) descriptions of text with constrained parts.
+"""Check of structural tags: the grammar library's (xgrammar 0.2.9) descriptions of text with constrained parts.
 
 The library ignores fields that it does not know and some that it cannot read; here they are refused by name. Schemas
-within are checked and reworded as those that stand alone.
+within a tag are checked and reworded like those that stand alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OPTIONAL = frozenset((
 
 
 class _Refused(Exception):
-    """Why, without the field's name."""
+    """Error that says why a tag is refused, without the field's name."""
 
     def __init__(self, why: str, code: str | None = "invalid_grammar") -> None:
         super().__init__(why)
@@ -31,10 +31,11 @@ class _Refused(Exception):
 
 
 def check_tag(tag: Any, field: str) -> Any:
-    """The structural tag with its schemas in the library's words. Raises InvalidRequest naming `field` and the place.
+    """Return the structural tag with its schemas in the library's words. Raises InvalidRequest naming `field` and the
+    place.
 
-    tag   what is read of its JSON: an object with `format` and perhaps `type`; or with `structures` and `triggers`, as
-          the library had them before
+    tag   the parsed JSON: an object with `format` and perhaps `type`; or with `structures` and `triggers`, the
+          library's older form
     """
     try:
         older = isinstance(tag, dict) and "structures" in tag
@@ -67,7 +68,9 @@ def _format(value: Any, at: str, depth: int) -> Any:
 
 
 def _triggered(given: dict[str, Any]) -> Any:
-    """Free text up to a trigger, then the structure that begins with it."""
+    """Return the newer form of a tag with triggers: free text up to a trigger, then the structure that begins with
+    it.
+    """
     structures = given["structures"]
     if not isinstance(structures, list) or not structures:
         raise _Refused("#/structures: expected a list of objects with begin, schema and end")
@@ -98,7 +101,7 @@ def _members(value: Any, known: tuple[str, ...], at: str) -> dict[str, Any]:
     return value
 
 
-Check = Callable[[Any, str, int], Any]  # of a value, its place and its depth: what the library is to have
+Check = Callable[[Any, str, int], Any]  # (value, its place, its depth) -> the value that the library gets
 
 
 def _inner(value: Any, at: str, depth: int) -> Any:
@@ -113,7 +116,7 @@ def _schema(value: Any, at: str, depth: int) -> Any:
 
 
 def _tag(value: Any, at: str, depth: int) -> Any:
-    """In a list of tags each is one, whether it says so or not."""
+    """Check a tag in a list of tags, which need not say that it is one."""
     if isinstance(value, dict) and value.get("type", "tag") != "tag":
         raise _Refused(f"{at}/type: expected 'tag'")
     return _inner({"type": "tag", **value} if isinstance(value, dict) else value, at, depth)
@@ -147,7 +150,7 @@ def _pair_of(first: Check) -> Check:
 
 
 def _or_token(otherwise: Check) -> Check:
-    """A token as a format of its own, or what else there may be."""
+    """Return a check for a token as a format of its own, or for what the other check accepts."""
 
     def check(value: Any, at: str, depth: int) -> Any:
         if not isinstance(value, dict):
@@ -182,7 +185,7 @@ _FIELDS: dict[str, dict[str, Check]] = {
     "const_string": {"value": _TEXT},
     "json_schema": {
         "json_schema": _schema,
-        # In another style, in any order or without some texts a schema is not kept to as it says.
+        # With another style, any order or excluded texts a schema would not be kept to as it says.
         "style": _is(lambda value: value == "json", "'json', no other is supported"),
         "any_order": _is(lambda value: value is False, "false: properties come in the schema's order"),
         "excludes": _is(lambda value: value == [], "an empty list: the schema alone says what there may be"),

@@ -1,7 +1,8 @@
-"""What a text may be, as rules of the grammar library's notation: exactly what its pattern, lengths and names say.
+r"""Rules of the grammar library's notation for a text: exactly what its pattern, lengths and names allow.
 
-The library's own reading of patterns within schemas lets in what they do not (xgrammar 0.2.9: any number of digits
-for `^v(\\d{1,3}|\\d)$`), so it gets rules in their place. In JSON a character that must be escaped is, each in one way.
+The library's own reading of patterns within schemas accepts what they do not (xgrammar 0.2.9: any number of digits
+for `^v(\\d{1,3}|\\d)$`), so it gets rules in their place. In JSON each character that must be escaped is escaped in one
+way.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ _ESCAPED = ranges([(0, 0x1F), *single('"\\')])
 _LAST = 0x10FFFF
 _ALL: Ranges = ranges([(0, _LAST)])
 _EMPTY = '""'
-MAX_EFFORT = 60_000  # for a look at one rule outside of a grammar's own process
-MAX_FAULTS = 512  # remembered
-SHORT = 12  # characters: of these formats there are texts as short
-MAX_ESCAPED = 8  # characters that are counted, and may be such as JSON escapes
+MAX_EFFORT = 60_000  # most effort for checking one rule outside of a grammar's own process
+MAX_FAULTS = 512  # faults that are remembered
+SHORT = 12  # characters: each format in COUNTED has texts this short
+MAX_ESCAPED = 8  # most repetitions of a class that may hold characters which JSON escapes
 
 
 @dataclass(frozen=True, slots=True)
 class TextRule:
-    """One string of a schema.
+    """Rule for one string of a schema.
 
-    pattern      as JSON Schema has it
-    least, most  characters
+    pattern      as in JSON Schema
+    least, most  number of characters
     form         a format that has a pattern
-    other_than   what it must not be
+    other_than   texts that it must not be
     """
 
     pattern: str | None = None
@@ -48,7 +49,7 @@ class TextRule:
     other_than: tuple[str, ...] = ()
 
     def encoded(self) -> str:
-        """As a pattern of letters, digits, dashes and underscores, which the library hands through."""
+        """Return the rule as a pattern of letters, digits, dashes and underscores, which the library passes through."""
         said = json.dumps([self.pattern, self.least, self.most, self.form, *self.other_than], ensure_ascii=False)
         return base64.urlsafe_b64encode(said.encode(errors="surrogatepass")).decode().rstrip("=")
 
@@ -58,20 +59,20 @@ class TextRule:
         return cls(pattern, least, most, form, tuple(names))
 
     def is_counted(self) -> bool:
-        """Whether it needs no automaton."""
+        """Return whether the rule needs no automaton."""
         pattern = self.read()
         node = _of_length(pattern.node, self.least, self.most)
         return node is not None and not (pattern.wanted or pattern.unwanted or self.other_than)
 
     def read(self) -> Pattern:
-        """Raises ValueError saying what is not supported."""
+        """Return the rule's pattern. Raises ValueError saying what is not supported."""
         if self.form is not None:
             return parse_pattern(PATTERNS.get(self.form) or WRITTEN[self.form], whole=True)
         return Pattern(Repeat(ANY, 0, None)) if self.pattern is None else parse_pattern(self.pattern, whole=False)
 
 
 def json_text_rules(rule: TextRule, name: str) -> list[str]:
-    """The rule of this name, and those it needs: what stands between the quotes.
+    """Return the grammar rule of this name, and those it needs: for what stands between the quotes.
 
     Raises ValueError where no text follows it, TooManyStates.
     """
@@ -83,7 +84,7 @@ def json_text_rules(rule: TextRule, name: str) -> list[str]:
 
 
 class Fault(enum.Enum):
-    """Why a rule cannot be written."""
+    """Reason why a rule cannot be written."""
 
     LARGE = "its automaton has too many states, or takes too long to make"
     EMPTY = "no text follows it"
@@ -91,14 +92,14 @@ class Fault(enum.Enum):
 
 @lru_cache(MAX_FAULTS)
 def fault_of(rule: TextRule) -> tuple[Fault | None, int]:
-    """What is wrong with its automaton, if it needs one, and the effort it took to find out."""
+    """Return what is wrong with the rule's automaton, if it needs one, and the effort that finding out took."""
     effort = Effort(MAX_EFFORT)
     pattern, least, most = _read(rule)
     node = _of_length(pattern.node, least, most)
     if node is not None and not (pattern.wanted or pattern.unwanted or rule.other_than):
         return None, 1
     if rule.form in COUNTED and most is not None and least <= most and SHORT <= most <= COUNTED[rule.form][1]:
-        return None, 1  # there is one of each such length
+        return None, 1  # the format has a text of each such length
     try:
         found = automaton(*_parts(pattern, node, least, most, rule.other_than), effort)
     except TooManyStates:
@@ -107,7 +108,9 @@ def fault_of(rule: TextRule) -> tuple[Fault | None, int]:
 
 
 def _read(rule: TextRule) -> tuple[Pattern, int, int | None]:
-    """With the lengths; of a format that counts alone cannot keep to these, one of fewer states, which is stricter."""
+    """Return the rule's pattern and lengths. A format whose lengths cannot be counted gets a pattern with fewer states,
+    which is stricter.
+    """
     pattern = rule.read()
     if rule.form not in COUNTED:
         return pattern, rule.least, rule.most
@@ -122,14 +125,16 @@ Automaton = tuple[tuple[Node, ...], tuple[Node, ...], int, int | None]
 
 
 def _parts(pattern: Pattern, node: Node | None, least: int, most: int | None, names: tuple[str, ...]) -> Automaton:
-    """What an automaton is made of. node: the pattern's, with the lengths if counts say them."""
+    """Return what an automaton is made of. node: the pattern's node with the lengths, if they can be counted; else
+    None.
+    """
     others = [Choice(tuple(_literal(text) for text in names))] if names else []
     within = (least, most) if node is None else (0, None)
     return (node or pattern.node, *pattern.wanted), (*pattern.unwanted, *others), *within
 
 
 def _shown(rule: TextRule) -> str:
-    """For a client, who has to find it in the schema and to mend it."""
+    """Describe the fault to a client, who has to find the rule in the schema and mend it."""
     if rule.other_than:
         return "the names of an object's properties beside additionalProperties need too many states; list fewer"
     what = f"format {rule.form!r}" if rule.form else f"pattern {(rule.pattern or '')[:80]!r}"
@@ -141,12 +146,12 @@ def _shown(rule: TextRule) -> str:
 
 
 def regex_grammar(pattern: str) -> str:
-    """A grammar of the texts that match as a whole. Raises as above."""
+    """Return a grammar of the texts that match the pattern as a whole. Raises ValueError, TooManyStates."""
     return "\n".join(_Rules("root", in_json=False).of(parse_pattern(pattern, whole=True), 0, None, ()))
 
 
 class _Rules:
-    """Writes rules; each is called `name` or begins so."""
+    """Writer of rules; each rule is called `name`, or its name begins so."""
 
     def __init__(self, name: str, *, in_json: bool) -> None:
         self._name = name
@@ -192,7 +197,7 @@ class _Rules:
     def _repeat(self, node: Repeat) -> str:
         inner: Node | None = node.node
         least = node.least
-        if bounds(node.node)[0] == 0:  # an empty text again and again would be read in ways without end
+        if bounds(node.node)[0] == 0:  # a repeated empty text could be read in endlessly many ways
             inner, least = _not_empty(node.node), 0
         if inner is None or node.most == 0:
             return _EMPTY
@@ -207,10 +212,11 @@ class _Rules:
         return self._in_json and isinstance(inner, Chars) and max(node.least, node.most or 0) > MAX_ESCAPED
 
     def _long(self, inner: Node) -> str:
-        """A rule of one character that is counted far, without those that JSON escapes if there are others.
+        """Return a rule for one character that is counted many times, without characters that JSON escapes if there are
+        others.
 
-        Of alternatives the library would follow each count by itself, for half a second of a processor at each token of
-        a large vocabulary; and a class that is counted without a rule of its own takes it seconds to compile.
+        With alternatives the library would follow each count by itself, for half a CPU second at each token of a large
+        vocabulary; and a counted class without a rule of its own takes seconds to compile.
         """
         assert isinstance(inner, Chars)
         plain = without(inner.sure, _ESCAPED)
@@ -222,7 +228,7 @@ class _Rules:
         return self._long_sets[plain]
 
     def _set(self, given: Ranges) -> str:
-        """One character of these, as it stands in the text."""
+        """Return an expression for one of these characters, as it stands in the text."""
         if not given:
             raise ValueError("a set of its pattern holds no character that every reader takes")
         if not self._in_json or not both(given, _ESCAPED):
@@ -234,7 +240,9 @@ class _Rules:
 
 
 def _class(given: Ranges) -> str:
-    """Of what it leaves out where that is less: so the library counts it at once, and otherwise in seconds."""
+    """Return a class of these characters, written as a negated class up to the last code point: that the library counts
+    at once, and others in seconds.
+    """
     if given[-1][1] == _LAST:
         return "[^" + _class(without(_ALL, given))[1:] if given != _ALL else f"[{_char(0)}-{_char(_LAST)}]"
     return "[" + "".join(_char(first) + (f"-{_char(last)}" if last > first else "") for first, last in given) + "]"
@@ -261,7 +269,7 @@ def _literal(text: str) -> Node:
 
 
 def _not_empty(node: Node) -> Node | None:
-    """The texts of it that are not empty; None: there are none."""
+    """Return the node's texts that are not empty; None: there are none."""
     match node:
         case Chars():
             return node
@@ -279,7 +287,9 @@ def _not_empty(node: Node) -> Node | None:
 
 
 def _not_empty_in_order(parts: tuple[Node, ...]) -> Node | None:
-    """The first part that is not empty may be any, up to one that cannot be."""
+    """Return the texts of a sequence that are not empty. Any part may be the first that is not empty, up to one that
+    never is.
+    """
     options: list[Node] = []
     for index, part in enumerate(parts):
         if (found := _not_empty(part)) is not None:
@@ -290,7 +300,7 @@ def _not_empty_in_order(parts: tuple[Node, ...]) -> Node | None:
 
 
 def _of_length(node: Node, least: int, most: int | None) -> Node | None:
-    """The texts of that length; None where counts alone cannot say it."""
+    """Return the node's texts with a length within the bounds; None if counting alone cannot express that."""
     low, high = bounds(node)
     if low >= least and (most is None or (high is not None and high <= most)):
         return node

@@ -1,4 +1,4 @@
-"""The frames between an engine and the processes that match grammars: plain bytes over a Unix socket."""
+"""Frames between an engine and the processes that match grammars: plain bytes over a Unix socket."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-HEADER = struct.Struct("<BII")  # what, sequence, bytes that follow
+HEADER = struct.Struct("<BII")  # kind, sequence, bytes that follow
 
 
 class To(enum.IntEnum):
-    """From the engine."""
+    """Kinds of frames from the engine to a process."""
 
     VOCABULARY = 1  # to the nursery: sizes, ids that end a sequence, the bytes of every token
-    COMPILE = 2  # JSON: kind, source and `cpu_s`, the time it may take
-    OPEN = 3  # a sequence, with the tokens it has already
+    COMPILE = 2  # JSON: kind, source and `cpu_s`, the CPU seconds it may take
+    OPEN = 3  # begin a sequence, with the tokens it has already
     ACCEPT = 4  # a sequence's next token
     CLOSE = 5
 
 
 class From(enum.IntEnum):
-    """To the engine. OPEN and ACCEPT are answered by one of the last three."""
+    """Kinds of frames from a process to the engine. OPEN and ACCEPT are answered by one of the last three."""
 
     READY = 1  # the vocabulary is in, or the grammar is compiled
-    REFUSED = 2  # why, as text
+    REFUSED = 2  # the grammar is refused: the reason as text
     MASK = 3  # a bit for each token id, least significant first
     DONE = 4  # nothing can follow
     DEAD_END = 5  # a token does not follow the grammar, or none can and it is not complete
@@ -38,7 +38,7 @@ def frame(what: int, sequence: int = 0, payload: bytes = b"") -> bytes:
 
 
 def receive(source: socket.socket) -> tuple[int, int, bytes] | None:
-    """The next frame of a blocking socket: what, sequence, payload. None at its end."""
+    """Return the next frame of a blocking socket as (kind, sequence, payload); None at its end."""
     header = _exactly(source, HEADER.size)
     if header is None:
         return None
@@ -69,7 +69,7 @@ def to_ids(payload: bytes) -> list[int]:
 
 
 def vocabulary(tokens: Sequence[bytes], vocab_size: int, stop_ids: Sequence[int]) -> bytes:
-    """`tokens`: the bytes of each id, empty for those that are not text."""
+    """Return the vocabulary's payload. `tokens`: the bytes of each id, empty for those that are not text."""
     head = {"vocab_size": vocab_size, "stop_ids": list(stop_ids), "lengths": [len(token) for token in tokens]}
     return json.dumps(head).encode() + b"\n" + b"".join(tokens)
 

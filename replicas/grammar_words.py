@@ -1,8 +1,9 @@
-"""A checked schema as the grammar library (xgrammar 0.2.9) is to have it.
+"""Rewording of a checked schema for the grammar library (xgrammar 0.2.9).
 
-Nothing is handed on that was not looked at: of each schema the keywords alone, and references lead to definitions
-under names of our own, as the library reads of a pointer neither numbers nor escapes nor empty names. What a string
-may be goes through the library as a name (grammar_text.py), and `oneOf` as `anyOf` once it is known to be the same.
+Nothing unchecked is passed on: only the known keywords of each schema, and references lead to definitions under
+Motley's own names, as the library reads neither numbers nor escapes nor empty names in a pointer. The rule of a string
+goes through the library as a name (grammar_text.py), and `oneOf` as `anyOf` once its schemas are known to exclude one
+another.
 """
 
 from __future__ import annotations
@@ -33,26 +34,26 @@ from .grammar_references import Place, References
 from .grammar_sets import MAX_LISTS, finite_values, unique_lists
 from .grammar_text import TextRule
 
-_MARK = "x-which"  # means nothing to the library, but that a schema with another number is another schema
+_MARK = "x-which"  # a number by which the library distinguishes schemas that it would take for the same
 MAX_MULTIPLES = 1024
 _LENGTHS = ("minLength", "maxLength")
 
 
 class Words:
-    """One document's schemas by their places, each of which grammar_keywords.check_node has accepted."""
+    """Schemas of one document by their places, each of which grammar_keywords.check_node has accepted."""
 
     def __init__(self, schemas: Mapping[Place, Any], references: References) -> None:
         self._schemas = schemas
         self._references = references
         self._tags = written_tags(schemas, references)
         self._disjoint = Disjoint(schemas, references, self._tags)
-        self._said: dict[Place, Any] = {}  # each schema is said once, and may stand at its place and as a definition
-        self._names: dict[Place, str] = {}  # of definitions
+        self._said: dict[Place, Any] = {}  # reworded schemas, each made once though it may be a definition as well
+        self._names: dict[Place, str] = {}  # names of definitions
         self._named: list[Place] = []
         self._marks = 0
 
     def document(self) -> Any:
-        """Raises Refused where what schemas say together cannot be kept to."""
+        """Return the whole document. Raises Refused if what schemas say together cannot be kept to."""
         root = self._schema(())
         definitions = {self._names[place]: self._schema(place) for place in self._named}  # each may name more
         return {**root, "$defs": definitions} if definitions else root
@@ -107,7 +108,7 @@ class Words:
         return f"#/$defs/{self._names[place]}"
 
     def _unique(self, own: dict[str, Any], place: Place) -> dict[str, Any]:
-        """The lists of a finite set, each item once: all of them, in any order while there are few."""
+        """Return the lists of distinct items of a finite set as an enum: in any order while there are few."""
         if own.get("maxItems", 2) <= 1:
             return own
         lists = None
@@ -126,7 +127,7 @@ class Words:
         return {"enum": lists}
 
     def _reword_names(self, own: dict[str, Any], place: Place) -> None:
-        """Which names other properties have: none that is among those of the schema, escaped or not."""
+        """Set the rule for the names of other properties: none of the schema's own names, escaped or not."""
         patterns = own.pop("patternProperties", {})
         if patterns:
             [(pattern, own["additionalProperties"])] = patterns.items()
@@ -140,7 +141,7 @@ class Words:
             _check_different(own, shown(place))
 
     def _hold_names(self, own: dict[str, Any], place: Place) -> None:
-        others = own.setdefault("additionalProperties", True)  # who says how names look lets in properties
+        others = own.setdefault("additionalProperties", True)  # a schema of names implies that there may be properties
         node = self._references.follow(place)
         values = finite_values(place, self._schemas, self._references)
         if others is False or node is True:
@@ -161,7 +162,7 @@ class Words:
 
 
 def _leave_out_forbidden(own: dict[str, Any], path: str) -> None:
-    """A property that has no value is not there."""
+    """Remove properties that allow no value. Raises Refused if one of them is required."""
     forbidden = [name for name, inner in own.get("properties", {}).items() if inner is False]
     for name in forbidden:
         if name in own.get("required", ()):
@@ -172,7 +173,9 @@ def _leave_out_forbidden(own: dict[str, Any], path: str) -> None:
 
 
 def _reword_items(own: dict[str, Any]) -> None:
-    """The library refuses items beyond a list's length; and of a length alone it makes a list of none."""
+    """Adapt lists to the library, which refuses items beyond a list's length, and reads a length alone as a list of
+    nothing.
+    """
     if "prefixItems" in own:
         own["prefixItems"] = own["prefixItems"][: own.get("maxItems")]
         if not own["prefixItems"]:
@@ -182,7 +185,9 @@ def _reword_items(own: dict[str, Any]) -> None:
 
 
 def _check_different(own: dict[str, Any], path: str) -> None:
-    """Of names that the schema does not list one may come twice, and then counts twice: one of them is sure."""
+    """Raise Refused if too many unlisted properties are required: such a name may come twice and then counts as two, so
+    that only one of them is sure.
+    """
     sure = len(set(own.get("required", ()))) + 1
     if own.get("minProperties", 0) > sure:
         raise Refused(
@@ -193,7 +198,7 @@ def _check_different(own: dict[str, Any], path: str) -> None:
 
 
 def text_rule(own: dict[str, Any], path: str, *, as_name: bool = False) -> TextRule | None:
-    """What the keywords of strings say together; None: nothing, or it is the library's own format."""
+    """Return what the keywords of a string say together; None: nothing, or it is a format of the library."""
     least, most = own.get("minLength", 0), own.get("maxLength")
     form = own.get("format")
     if form in LIBRARY:
@@ -220,7 +225,7 @@ def _reword_text(own: dict[str, Any], path: str) -> None:
 
 
 def _reword_integer(own: dict[str, Any], path: str) -> None:
-    """Bounds that are whole numbers, as the library takes no others here; a format is bounds as well."""
+    """Replace an integer's bounds and format by bounds that are whole numbers, as the library takes no others here."""
     names = own.get("type", ())
     names = [names] if isinstance(names, str) else names
     limits = INTEGERS.get(own.get("format", ""))
@@ -242,7 +247,7 @@ def _reword_integer(own: dict[str, Any], path: str) -> None:
 
 
 def _reword_multiples(own: dict[str, Any], least: int | None, most: int | None, path: str) -> None:
-    """The library leaves out the one or the other; few values are named instead."""
+    """Name the multiples within two bounds instead, as the library ignores either the bounds or the step."""
     step = own["multipleOf"]
     if least is None or most is None or (most - least) // step >= MAX_MULTIPLES:
         why = f"{path}: 'multipleOf' beside bounds is supported for at most {MAX_MULTIPLES} values, between two bounds"
@@ -255,7 +260,7 @@ def _reword_multiples(own: dict[str, Any], least: int | None, most: int | None, 
 
 
 def _few_integers(node: Any) -> list[int] | None:
-    """Between two bounds, while there may be few enough lists of them."""
+    """Return the integers between two bounds, while there may be few enough lists of them; else None."""
     if not isinstance(node, dict) or node.get("type") != "integer" or "format" in node:
         return None
     least, most = within(node, 0)
@@ -265,10 +270,10 @@ def _few_integers(node: Any) -> list[int] | None:
 
 
 def _may_be_mistaken(node: dict[str, Any]) -> bool:
-    """Whether the library may take the schema for another one, and make one rule of both.
+    """Return whether the library may take the schema for another one, and make one rule of both.
 
-    It tells schemas apart by their text without annotations, their names sorted and not escaped. So it leaves out
-    properties that are called as annotations are too, and those within a constant, and loses the properties' order.
+    It distinguishes schemas by their text without annotations, with names sorted and not escaped. So it ignores
+    properties whose names are annotations too, and those within a constant, and loses the properties' order.
     """
     names = list(node.get("properties", ()))
     if names != sorted(names) or any(map(_is_lost, names)):

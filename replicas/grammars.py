@@ -1,4 +1,4 @@
-"""Grammars of one engine: compiled in processes of their own, kept while they are used, refused when too much."""
+"""Grammars of one engine: compiled in processes of their own, kept while they are used, and refused if too complex."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-MAX_KEPT = 16  # compiled grammars that nobody uses right now are kept as well, up to this many in all
-MAX_COMPILING = 2  # at a time; grammar_queue.py keeps one of them for what is quick
-MAX_REFUSED = 256  # remembered, so that asking again costs nothing
+MAX_KEPT = 16  # most compiled grammars that are kept, unused ones included
+MAX_COMPILING = 2  # grammars compiled at a time; grammar_queue.py keeps one of these for quick ones
+MAX_REFUSED = 256  # refused grammars that are remembered, so that a repeated request costs nothing
 REFUSED_S = 60.0
-START_S = 120.0  # importing the library, on a busy machine
+START_S = 120.0  # most seconds for importing the library, on a busy machine
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary. Starts nothing before the first is asked for.
+    """Compiler of grammars for one vocabulary. Starts nothing before the first grammar is asked for.
 
     vocab_size   of the model: masks have a bit for each of its ids
     stop_ids     ids that end a sequence; they may follow when the text is complete
@@ -52,9 +52,11 @@ class Grammars:
         self._refused: OrderedDict[GrammarSpec, tuple[float, InvalidRequest]] = OrderedDict()
 
     def prepare(self, spec: GrammarSpec, tenant: str = "") -> Future[GrammarProcess]:
-        """Compile, or find compiled. All who ask for one grammar at a time share the future: do not cancel it.
+        """Compile a grammar, or find it compiled. Concurrent callers with one grammar share the future: do not cancel
+        it.
 
-        It raises InvalidRequest naming the spec's field. Raises Overloaded when too many wait. Tenants take turns.
+        The future raises InvalidRequest naming the spec's field. Raises Overloaded when too many wait. Tenants take
+        turns.
         """
         with self._lock:
             if (known := self._known(spec)) is not None:
@@ -67,7 +69,7 @@ class Grammars:
         return future
 
     def refuse(self, spec: GrammarSpec, error: InvalidRequest) -> None:
-        """A grammar has proved too much while it was used: for a while it is not tried again."""
+        """Refuse a grammar for REFUSED_S seconds, as it has proved too complex while it was used."""
         with self._lock:
             self._kept.pop(spec, None)
             self._refused[spec] = (time.monotonic() + REFUSED_S, error)
@@ -114,11 +116,11 @@ class Grammars:
                     self._kept.popitem(last=False)
 
     def _compile_next(self) -> None:
-        """For whoever's turn it is."""
+        """Compile the grammar whose turn it is."""
         with self._lock:
             waiting = self._queue.take()
         if waiting is None:
-            return  # it was closed, or the rest waits for a long one to end
+            return  # the queue was closed, or the others wait for a long one to end
         again = False
         try:
             again = not self._try(waiting)
@@ -126,10 +128,10 @@ class Grammars:
             self._tried(waiting, again)
 
     def _try(self, waiting: Waiting) -> bool:
-        """False: its time was too short, and it has another."""
+        """Try to compile a grammar; return False if its time was too short and it gets another."""
         try:
             process = self._compile(waiting.spec, waiting.cpu_s)
-        except Exception as error:  # noqa: BLE001  # it is for those who asked
+        except Exception as error:  # noqa: BLE001  # raised by the future
             waiting.future.set_exception(error)
             return True
         if process is not None:
@@ -141,13 +143,13 @@ class Grammars:
     def _tried(self, waiting: Waiting, again: bool) -> None:
         with self._lock:
             self._queue.tried(waiting, again=again and not self._closed)
-            if len(self._queue):  # one that could not begin beside this may now
+            if len(self._queue):  # another that had to wait for this one may begin now
                 self._threads.submit(self._compile_next)
         if again and self._closed:
             waiting.future.cancel()
 
     def _compile(self, spec: GrammarSpec, cpu_s: float) -> GrammarProcess | None:
-        """None: that takes more than `cpu_s`, or more memory than it may."""
+        """Compile a grammar; return None if that takes more than `cpu_s`, or more memory than it may."""
         began = time.perf_counter()
         process = GrammarProcess(self._running_nursery(spec).child(), spec)
         done = process.compile(cpu_s)
@@ -175,11 +177,13 @@ class Grammars:
 
 
 class Unsupported(InvalidRequest):
-    """Not the client's fault, and not remembered against its grammar."""
+    """Error for a replica without the xgrammar package: not the client's fault, and not remembered against its
+    grammar.
+    """
 
 
 class _Nursery:
-    """The process that grammars' processes are forked from. Started with what it needs of the environment."""
+    """Process that grammars' processes are forked from, started with the part of the environment that it needs."""
 
     def __init__(self, tokens: bytes) -> None:
         began = time.perf_counter()
@@ -208,7 +212,7 @@ class _Nursery:
         return self._process.poll() is None
 
     def child(self) -> socket.socket:
-        """A new process, at the other end of this socket."""
+        """Return a socket whose other end is a new process."""
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._control, [b"+"], [theirs.fileno()])
@@ -223,11 +227,11 @@ class _Nursery:
             self._process.wait()
 
 
-# Threads would not survive the forks, and a device is none of its business.
+# Threads would not survive the forks, and the process needs no device.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def _renamed(error: MotleyError, spec: GrammarSpec) -> InvalidRequest:
-    """The same refusal, by the name that this client uses."""
+    """Return the same refusal, under the field name that this client uses."""
     message = error.message.partition(": ")[2]
     return InvalidRequest(f"{spec.field}: {message}", param=spec.field, code=error.code)

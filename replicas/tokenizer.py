@@ -1,4 +1,4 @@
-"""Text to token ids and back, from a checkpoint's own tokenizer files."""
+"""Tokenizer: text to token ids and back, from a checkpoint's own tokenizer files."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ __all__ = ["FILE", "Tokenizer"]
 
 log = logging.getLogger(__name__)
 
-SHOWN = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # marks in an answer, even where called special
+SHOWN = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # marks shown in a response, even if special tokens
 LONG_CHARS = 4096  # a longer text takes more than about 1 ms
-# Seconds of a processor that a chat's template may take before it goes on aside. Real ones take 0.15 ms a message and
+# CPU seconds that a chat's template may take before another process renders it. Real ones take 0.15 ms a message and
 # 1.1 ms a tool, on a slow machine a few times as much.
 QUICK_S = 0.1
 QUICK_MESSAGE_S = 0.001
 QUICK_TOOL_S = 0.005
 MAX_QUICK_S = 0.5
-WARY_S = 10.0  # so long after one that took longer each has WARY_BASE_S and half as much for its messages and tools
+WARY_S = 10.0  # for so long after a slow template, each has WARY_BASE_S and half the time per message and tool
 WARY_BASE_S = 0.01
 PROBE_CHARS = 8  # characters per allowed token that are tokenized before the rest of a long text is
-PROBE_LEAST = 1024  # characters, where a normalizer may make many of one
+PROBE_LEAST = 1024  # least characters of a window, where a normalizer may make many characters of one
 PROBE_EDGES = 2  # tokens that a cut may add to a part of a text
 PROBE_SLACK = 1.25  # how much a text's beginning may shrink once its rest is known: far more than it can
 
@@ -62,15 +62,15 @@ PROBE_SLACK = 1.25  # how much a text's beginning may shrink once its rest is kn
 class Tokenizer:
     """A checkpoint's tokenizer. Made by `load`; safe to use from several threads.
 
-    Where nothing is known to bound the time or memory of its file, texts are read in a process of their own; a chat
-    whose template takes long goes there as well, and so does a text whose white space makes its expressions take long.
+    If nothing is known to bound the time or memory of its file, texts are read in a process of their own; so are a chat
+    whose template takes long, and a text whose white space makes the tokenizer's expressions take long.
 
     vocab_size         one more than the highest id
     special_ids        ids whose text is control, not content
-    skipped_ids        those of them that decoding skips: all but the ids of SHOWN
+    skipped_ids        special ids that decoding skips: all but the ids of SHOWN
     named_tokens       bos_token, eos_token and so on, as text; those that are set
     chat_template      None if the model has none
-    tool_template      the one for chats with tools: of those that have a name "tool_use", else the same
+    tool_template      template for chats with tools: the one named "tool_use", if there is one, else the same
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class Tokenizer:
         growth: float = 1.0,
     ) -> None:
         named = {**implied_tokens(backend, config), **config.named}
-        backend.no_truncation()  # a file may ask for either; the first loses text, the second invents it
+        backend.no_truncation()  # a file may ask for truncation, which loses text, or padding, which invents it
         backend.no_padding()
         if getattr(backend.model, "dropout", None):
-            backend.model.dropout = None  # for training: it makes other ids of a text each time
+            backend.model.dropout = None  # only for training: it would give a text other ids each time
         backend = add_missing(backend, config)
         self._backend = backend
         added = backend.get_added_tokens_decoder()
@@ -123,7 +123,7 @@ class Tokenizer:
     def load(cls, folder: Path | str, *, aside: bool = True) -> Tokenizer:
         """Read a checkpoint folder. Raises CheckpointError naming the file.
 
-        aside: whether there may be another process. Without one everything is done here, whatever it takes.
+        aside: whether another process may be used. Without one everything is done here, however long it takes.
         """
         folder = Path(folder)
         config = TokenizerConfig.read(folder)
@@ -138,34 +138,36 @@ class Tokenizer:
         return cls(backend, config, aside=beside, doubtful=doubt is not None, minds_long_runs=runs, growth=growth)
 
     def prepare(self) -> None:
-        """Make now what would else be made for the first text that needs it."""
+        """Make now what would otherwise be made for the first text that needs it."""
         if self._starts is not None:
             assert self._plain
 
     @staticmethod
     def is_in(folder: Path) -> bool:
-        """Whether a checkpoint folder holds a tokenizer at all; some hold weights only."""
+        """Return whether a checkpoint folder holds a tokenizer at all; some hold weights only."""
         here = any(is_there(folder, name) for name in (FILE, *OLDER_FILES))
         return here or explain_tokenizer(folder) is not None
 
     @cached_property
     def longest_token_chars(self) -> int:
-        """No token stands for more characters than this."""
+        """Most characters that a single token stands for."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     @property
     def works_aside(self) -> bool:
-        """Whether each text is read in a process of its own: `encode` and `chat` then wait for that."""
+        """Whether each text is read in a process of its own, which `encode` and `chat` then wait for."""
         return self._always_aside
 
     @property
     def eos_token_id(self) -> int | None:
-        """The id of its own end of sequence; None if it names none."""
+        """Id of the tokenizer's own end of sequence; None if it names none."""
         text = self.named_tokens.get("eos_token")
         return None if text is None else self.token_id(text)
 
     def turn_end(self) -> str | None:
-        """The special token that the chat template writes right behind an assistant's turn; None if there is none."""
+        """Return the special token that the chat template writes right behind an assistant's turn; None if there is
+        none.
+        """
         behind = "" if self.chat_template is None else self.chat_template.text_behind_answer().lstrip()
         return max((text for text in self._special if behind.startswith(text)), key=len, default=None)
 
@@ -174,11 +176,11 @@ class Tokenizer:
         return self.chat_template is not None
 
     def template_for(self, tools: Sequence[Tool]) -> ChatTemplate | None:
-        """The one that a chat with these tools, or none, is rendered with."""
+        """Return the template for a chat with these tools, or without any."""
         return self.tool_template if tools else self.chat_template
 
     def token_id(self, text: str) -> int | None:
-        """The id of a token given by its exact text, such as a special token."""
+        """Return the id of a token given by its exact text, such as a special token."""
         found: int | None = self._backend.token_to_id(text)
         return found
 
@@ -191,9 +193,10 @@ class Tokenizer:
         max_tokens: int | None = None,
         param: str = "prompt",
     ) -> list[int]:
-        """Token ids of a text, in which the text of a special token is that token, unless `parse_special` is false.
+        """Return the token ids of a text, in which the text of a special token is that token unless `parse_special` is
+        false.
 
-        `max_tokens` refuses a text that is certainly longer, soon and without tokenizing all of it; a text
+        `max_tokens` refuses a text that is certainly longer, early and without tokenizing all of it; a text
         slightly longer may pass. Raises InvalidRequest naming `param`.
         """
         arguments: dict[str, Any] = {"parse_special": parse_special, "max_tokens": max_tokens, "param": param}
@@ -209,7 +212,7 @@ class Tokenizer:
         param: str = "prompt",
         tenant: str = "",
     ) -> list[int] | Future[list[int]]:
-        """The same as `encode`; what is read aside comes later, and in `tenant`'s turn."""
+        """Encode like `encode`, but return a future for a text that another process reads, in `tenant`'s turn."""
         if not is_text(text):
             raise InvalidRequest(f"{param} holds half of a surrogate pair, which is not text", param=param)
         if self._aside is not None and self._goes_aside(text):
@@ -231,9 +234,9 @@ class Tokenizer:
         continue_final_message: bool = False,
         max_tokens: int | None = None,
     ) -> list[int]:
-        """Token ids of a conversation in the model's own format, with `tools` as `check_tools` gives them.
+        """Return the token ids of a conversation in the model's own format, with `tools` as `check_tools` returns them.
 
-        `continue_final_message`: they end with the last message's text, for the model to go on with it. Text of a
+        `continue_final_message`: the ids end with the last message's text, for the model to continue it. Text of a
         special token inside a message stays text. Raises InvalidRequest naming `messages`, with code
         "chat_template_missing" if the model has no template.
         """
@@ -252,7 +255,7 @@ class Tokenizer:
         max_tokens: int | None = None,
         tenant: str = "",
     ) -> list[int] | Future[list[int]]:
-        """The same as `chat`; what is read aside comes later, and in `tenant`'s turn."""
+        """Encode a chat like `chat`, but return a future for one that another process reads, in `tenant`'s turn."""
         template = self.template_for(tools)
         if template is None:
             raise InvalidRequest(
@@ -275,41 +278,42 @@ class Tokenizer:
         return self._encode_pieces(pieces, max_tokens, "messages")
 
     def spellings(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The token ids that stand for each text: at the beginning, inside another text, and behind a space."""
+        """Return the token ids that stand for each text: at the beginning, inside another text, and behind a space."""
         found: dict[tuple[int, ...], None] = {}
         for text in texts:
             if self._goes_aside(text):
                 raise _too_much("bad_words")
             for written in (text, f" {text}"):
                 found[tuple(self._encode(written, False, param="bad_words"))] = None
-                if self._special:  # behind one; where there are none, nothing tells how it is written inside a text
+                if self._special:  # without a special token to put before it, its form inside a text is unknown
                     found[tuple(self._encode_open(written, True, None, "bad_words"))] = None
         found.pop((), None)
         return tuple(found)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of these ids; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of these ids; bytes that are not UTF-8 become U+FFFD."""
         stream = self.detokenizer(skip_special_tokens=skip_special_tokens)
         return stream.push(token_ids) + stream.flush()
 
     def detokenizer(self, *, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
-        """A decoder for tokens that arrive one by one, behind `prompt_ids`."""
+        """Return a decoder for tokens that arrive one by one, behind `prompt_ids`."""
         return Detokenizer(self._pieces, prompt_ids=prompt_ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes this id adds to a text; they need not be whole characters."""
+        """Return the exact bytes that this id adds to a text; they need not be whole characters."""
         return self._pieces.piece(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """The same as text, incomplete characters as U+FFFD."""
+        """Return the text of this id's bytes, with incomplete characters as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def _render_soon(
         self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], given: Mapping[str, Any]
     ) -> list[str] | None:
-        """The pieces of a chat; None if its template takes longer than others should wait for.
+        """Return the pieces of a chat; None if its template takes longer than other requests should wait for.
 
-        One at a time: the interpreter runs no two at once, and each more that tries delays all other threads.
+        One chat is rendered at a time, since the interpreter runs one thread at once, and each further one would delay
+        all others.
         """
         if self._aside is None:
             return template.render(messages, **given)
@@ -337,7 +341,7 @@ class Tokenizer:
             if len(text) < LONG_CHARS:
                 encoding = backend.encode(text, add_special_tokens=add_special_tokens)
             else:
-                # Of the library's calls only those for batches let other threads run meanwhile.
+                # Only the library's calls for batches let other threads run meanwhile.
                 (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except BaseException as error:
             raise refusal(error, param) from error
@@ -349,14 +353,17 @@ class Tokenizer:
 
     @property
     def _plain(self) -> PlainTokenizer:
-        """Made when the first text comes that needs it: it takes as much memory as the tokenizer itself."""
+        """Tokenizer without special tokens, made for the first text that needs it: it takes as much memory as the
+        tokenizer itself.
+        """
         with self._making:
             if self._made is None:
                 self._made = plain_tokenizer(self._backend, self._special)
             return self._made
 
     def _encode_pieces(self, pieces: Sequence[str], max_tokens: int | None, param: str) -> list[int]:
-        """Ids of a text that is divided wherever it holds the text of a special token that is none.
+        """Return the ids of a text that is divided wherever it holds the text of a special token that is not meant as
+        one.
 
         piece    ...text </s><s> text <|  /s> text, text <|  s> text </s>
                  |-open-|-marks-|------------- open -----------|-marks-|
@@ -376,7 +383,9 @@ class Tokenizer:
         return ids + self._encode_open("".join(waiting), bool(ids), max_tokens, param)
 
     def _marks(self, piece: str, max_tokens: int | None, param: str) -> _Marks | None:
-        """From the first special token of a piece to its last one; what the client wrote holds none."""
+        """Return the part from a piece's first special token to its last one; what the client wrote holds none. None:
+        no token.
+        """
         if not self._holds_special(piece):
             return None
         if max_tokens is not None:
@@ -396,7 +405,9 @@ class Tokenizer:
         return _Marks(encoding.offsets[first][0], encoding.offsets[last][1], encoding.ids[first : last + 1])
 
     def _encode_open(self, text: str, inside: bool, max_tokens: int | None, param: str) -> list[int]:
-        """Ids of text in which nothing is special, `inside` a longer one: behind a special token."""
+        """Return the ids of text in which nothing is special. `inside`: it stands behind a special token of a longer
+        text.
+        """
         if not text:
             return []
         plain = self._plain
@@ -409,9 +420,11 @@ class Tokenizer:
     def _refuse_too_long(
         self, text: str, max_tokens: int, param: str, backend: tokenizers.Tokenizer | None = None
     ) -> None:
-        """Window by window, so that no more of a text is tokenized than it takes to know."""
+        """Raise InvalidRequest for a text that is too long, tokenizing it window by window, and only as far as
+        needed.
+        """
         width = PROBE_CHARS * max_tokens
-        if self._growth > 1:  # or what is one window to look at becomes gigabytes of tokens
+        if self._growth > 1:  # else one window of text could become gigabytes of tokens
             width = min(width, max(PROBE_LEAST, int(width / self._growth)))
         if len(text) <= width:
             return
@@ -433,7 +446,7 @@ class _Marks(NamedTuple):
 
 
 def _too_long(param: str, what: str, max_tokens: int) -> InvalidRequest:
-    """In OpenAI's words, by which libraries tell it."""
+    """Return the error for a text that is too long, in OpenAI's words, by which client libraries recognise it."""
     message = f"{param}: {what}. This model's maximum context length is {max_tokens} tokens"
     return InvalidRequest(message, param=param, code="context_length_exceeded")
 
@@ -449,7 +462,7 @@ def _too_much_template() -> InvalidRequest:
 
 
 def _quick_s(messages: int, tools: int, *, wary: bool) -> float:
-    """Seconds of a processor that the template of such a chat may take where it is."""
+    """Return the CPU seconds that the template of such a chat may take in this process."""
     quick_s = QUICK_MESSAGE_S * messages + QUICK_TOOL_S * tools
     return min(WARY_BASE_S + quick_s / 2 if wary else QUICK_S + quick_s, MAX_QUICK_S)
 

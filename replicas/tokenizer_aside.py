@@ -1,7 +1,7 @@
-"""A tokenizer in a process of its own, which can be ended: for files and templates that nothing is known to bound.
+"""Tokenizer in a process of its own, which can be ended: for files and templates whose time and memory are not bounded.
 
 Each text has a process, forked from one that has loaded the tokenizer, with limits of the operating system on its
-time and memory. Its priority is low: those whose texts are read in the ordinary way go first.
+time and memory. The process has low priority, so that texts that are read in the ordinary way go first.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .tenant_line import TenantLine
 
 __all__ = ["TokenizerAside"]
 
-MAX_RUNNING = 2  # texts at a time
+MAX_RUNNING = 2  # texts that are read at a time
 MAX_WAITING = 256
-TENANT_SHARE = 0.5  # of these, for one tenant
-START_S = 120.0  # imports and the tokenizer, on a busy machine
-WALL_S = 60.0  # after the process's own limits
-# Threads would not survive the forks, and a device is none of its business.
+TENANT_SHARE = 0.5  # share of MAX_WAITING for one tenant
+START_S = 120.0  # most seconds for imports and loading the tokenizer, on a busy machine
+WALL_S = 60.0  # elapsed seconds, more than the process's own limits allow
+# Threads would not survive the forks, and the process needs no device.
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -43,11 +43,12 @@ class _Text:
 
 
 class TokenizerAside:
-    """The tokenizer of a checkpoint's folder. Starts nothing before it is first needed; safe to use from threads.
+    """Tokenizer of a checkpoint's folder, in other processes. Starts nothing before it is needed; safe to use from
+    threads.
 
-    component: of the file, that is in doubt; named where loading it takes more than it may.
+    component: the doubtful component of the file, which the error names if loading exceeds its limits.
 
-    Tenants take turns; whoever waits holds no thread, and one who has left is passed over.
+    Tenants take turns; a waiting text holds no thread, and one whose caller has left is skipped.
     """
 
     def __init__(self, folder: Path, component: str = "") -> None:
@@ -60,15 +61,18 @@ class TokenizerAside:
         self._threads = ThreadPoolExecutor(MAX_RUNNING, "motley-aside")
 
     def start(self) -> None:
-        """Load it, and let it read a short text. Raises CheckpointError if it cannot within its limits."""
+        """Load the tokenizer in another process, and let it read a short text. Raises CheckpointError if that exceeds
+        its limits.
+        """
         self._running()
 
     def begin(
         self, method: str, arguments: dict[str, Any], *, tenant: str, param: str, too_much: InvalidRequest
     ) -> Future[list[int]]:
-        """What Tokenizer's `encode` or `chat` returns, or raises; `too_much` if that takes more than it may.
+        """Return a future of what Tokenizer's `encode` or `chat` returns or raises; `too_much` is raised if it exceeds
+        its limits.
 
-        Raises Overloaded naming `param` when too many wait, of this tenant or of all.
+        Raises Overloaded naming `param` when too many texts wait, of this tenant or of all.
         """
         text = _Text(json.dumps({"method": method, "arguments": arguments}, default=_object).encode(), too_much)
         with self._line_lock:
@@ -85,7 +89,7 @@ class TokenizerAside:
             raise Overloaded(message, param=param, code="queue_full")
 
     def _read_next(self) -> None:
-        """Read one that waits: for each that stands in line this is called once."""
+        """Read one waiting text; this is called once for each text in the queue."""
         with self._line_lock:
             text = self._line.take()
         if text is None or not text.ids.set_running_or_notify_cancel():
@@ -109,7 +113,7 @@ class TokenizerAside:
 
 
 class _Nursery:
-    """The process that those of the texts are forked from; it ends when its socket does."""
+    """Process that the texts' processes are forked from; it ends when its socket does."""
 
     def __init__(self, folder: Path, component: str) -> None:
         self._control, theirs = socket.socketpair()
@@ -135,7 +139,7 @@ class _Nursery:
         return self._process.poll() is None
 
     def ask(self, request: bytes) -> dict[str, Any] | None:
-        """The answer of a new process; None if a limit has ended it. Raises Unavailable."""
+        """Return the answer of a new process; None if a limit has ended it. Raises Unavailable."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -161,7 +165,7 @@ class _Nursery:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """Messages may be mappings of any kind."""
+    """Return a mapping as a dict, since messages may be mappings of any kind."""
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} is nothing that a message may hold")

@@ -1,4 +1,6 @@
-"""A folder's tokenizer.json as the library's object: read, checked, completed by the files beside it."""
+"""Backend of a tokenizer: a folder's tokenizer.json as the library's object, checked and completed by the files beside
+it.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +31,19 @@ __all__ = [
 
 FILE = "tokenizer.json"
 OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
-LIBRARY_SUFFIXES = (".json", ".txt", ".model", ".jinja")  # what transformers reads of a tokenizer
+LIBRARY_SUFFIXES = (".json", ".txt", ".model", ".jinja")  # files of a tokenizer that transformers reads
 MAX_FILE_BYTES = 512 * 2**20
 PROBE = "A probe: 1 é 中 😀"
-MAX_SAID = 300  # characters of the library's own words
+MAX_SAID = 300  # most characters of the library's own message that are shown
 COMPONENTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens", "model")
 
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # flags of an added token
 
 State = dict[str, Any]
 
 
 def read_state(folder: Path) -> tuple[str, State]:
-    """tokenizer.json as text and as what it says. Raises CheckpointError naming the file and the component."""
+    """Return tokenizer.json as text and as parsed JSON. Raises CheckpointError naming the file and the component."""
     text = read_text(folder, FILE, MAX_FILE_BYTES) if is_there(folder, FILE) else _convert(folder)
     try:
         state = json.loads(text)
@@ -59,22 +61,22 @@ def read_state(folder: Path) -> tuple[str, State]:
 
 
 def without_steps(state: State) -> tuple[str, State]:
-    """The same vocabulary, with which ids become text and nothing is done to a text."""
+    """Return the same vocabulary without steps on texts, so that it can only turn ids into text."""
     only = {**state, "normalizer": None, "pre_tokenizer": None, "post_processor": None}
     return json.dumps(only), only
 
 
 def load_backend(text: str, state: State) -> tokenizers.Tokenizer:
-    """Raises CheckpointError naming the component that the library refuses."""
+    """Return the library's tokenizer. Raises CheckpointError naming the component that the library refuses."""
     try:
         return tokenizers.Tokenizer.from_str(text)
-    except BaseException as error:  # let go of below, where it is not the library's
+    except BaseException as error:  # raised again below if it is not the library's
         _let_go(error)
         raise CheckpointError(f"not a tokenizer: {_said(error)}", file=FILE, tensor=_at_fault(state)) from error
 
 
 def _at_fault(state: State) -> str:
-    """The component without which the rest can be read."""
+    """Return the component without which the rest can be read; "" if there is none."""
     empty: State = {"added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
     for component in COMPONENTS:
         if component in state and _loads(json.dumps({**state, component: empty.get(component)})):
@@ -92,9 +94,10 @@ def _loads(text: str) -> bool:
 
 
 def refusal(error: BaseException, param: str) -> InvalidRequest:
-    """What a client hears of the library's error, which is of no kind of its own; its panics are no exceptions at all.
+    """Return the client's error for an error of the library, which has no type of its own; its panics are not even
+    Exceptions.
 
-    Raises the error itself where it is not the library's.
+    Raises the error itself if it is not the library's.
     """
     _let_go(error)
     message = f"{param}: the model's tokenizer cannot read it: {_said(error)}"
@@ -102,7 +105,9 @@ def refusal(error: BaseException, param: str) -> InvalidRequest:
 
 
 def _let_go(error: BaseException) -> None:
-    """A panic in the library derives from nothing narrower than BaseException; others of that kind are not its."""
+    """Raise the error again unless it may be the library's: its panics derive only from BaseException, like some
+    others.
+    """
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error
 
@@ -112,7 +117,9 @@ def _said(error: BaseException) -> str:
 
 
 def probe(backend: tokenizers.Tokenizer, vocab_size: int) -> None:
-    """Some faults of a file show only when it is used: better now than in the first request."""
+    """Tokenize a short text, since some faults of a file show only in use, and that is better than in the first
+    request. Raises CheckpointError.
+    """
     try:
         ids = backend.encode(PROBE, add_special_tokens=True).ids
     except BaseException as error:
@@ -124,7 +131,7 @@ def probe(backend: tokenizers.Tokenizer, vocab_size: int) -> None:
 
 
 def _at_fault_in_use(backend: tokenizers.Tokenizer) -> str:
-    """The component without which a short text can be tokenized, or else the model."""
+    """Return the component without which a short text can be tokenized, or else the model."""
     state = json.loads(backend.to_str())
     for component in ("post_processor", "pre_tokenizer", "normalizer"):
         if state.get(component) is not None and _encodes(json.dumps({**state, component: None})):
@@ -142,13 +149,15 @@ def _encodes(text: str) -> bool:
 
 
 def _convert(folder: Path) -> str:
-    """Older checkpoints have only a sentencepiece model or vocabulary files; transformers converts them to this one."""
+    """Convert a sentencepiece model or vocabulary files, which older checkpoints have instead, to tokenizer.json by
+    means of transformers.
+    """
     if (error := explain_tokenizer(folder)) is not None:
         raise error
     if not any(is_there(folder, name) for name in OLDER_FILES):
         raise CheckpointError("missing; the folder holds no other tokenizer either", file=FILE)
     for name in sorted(entry.name for entry in folder.iterdir() if entry.suffix in LIBRARY_SUFFIXES):
-        with open_file(folder, name):  # the library opens what it likes, without looking
+        with open_file(folder, name):  # checks the file, which the library opens unchecked
             pass
     import transformers
 
@@ -163,16 +172,16 @@ def _convert(folder: Path) -> str:
 
 
 def implied_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> dict[str, str]:
-    """Names of tokens that the files beside tokenizer.json leave out, as far as the vocabulary has such tokens."""
+    """Return names of tokens that the files beside tokenizer.json leave out, if the vocabulary has such tokens."""
     padding = backend.padding
     implied = {**config.implied, **({"pad_token": str(padding["pad_token"])} if padding else {})}
     return {name: text for name, text in implied.items() if backend.token_to_id(text) is not None}
 
 
 def add_missing(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> tokenizers.Tokenizer:
-    """The tokenizer with tokens that only the files beside it know, and what they say otherwise of those that it has.
+    """Return the tokenizer with tokens that only the files beside it know, and with their flags for tokens that it has.
 
-    Raises CheckpointError for an id that is another token's. The given one may be changed.
+    Raises CheckpointError for an id that is another token's. The given tokenizer may be changed.
     """
     known = backend.get_added_tokens_decoder()
     otherwise: dict[str, dict[str, bool]] = {}
@@ -180,7 +189,7 @@ def add_missing(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> token
         chosen = {flag: bool(entry[flag]) for flag in _FLAGS if flag in entry}
         token = tokenizers.AddedToken(entry["content"], **chosen)
         if token_id in known and known[token_id].content == token.content:
-            if config.added_file == CONFIG:  # of the older file tokenizer.json says more
+            if config.added_file == CONFIG:  # tokenizer.json says more than the older file
                 otherwise[token.content] = {flag: getattr(token, flag) for flag in _FLAGS}
             continue
         backend.add_tokens([token])
@@ -201,9 +210,9 @@ def add_missing(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> token
 
 
 def _with_flags(backend: tokenizers.Tokenizer, flags: Mapping[str, Mapping[str, bool]]) -> tokenizers.Tokenizer:
-    """The same with other flags of added tokens that it has, by their text.
+    """Return the tokenizer with other flags for some of its added tokens, by their text.
 
-    Before release 0.23 the library leaves a token as it is that is added once more.
+    Before release 0.23 the library ignores a token that is added once more.
     """
     known = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     if all(getattr(known[text], flag) == value for text, each in flags.items() for flag, value in each.items()):
@@ -215,7 +224,9 @@ def _with_flags(backend: tokenizers.Tokenizer, flags: Mapping[str, Mapping[str, 
 
 
 def _makes_other_text(normalizer: Any) -> bool:
-    """Whether a normalizer could make a special token's text of another one, such as `<s>` of full-width letters."""
+    """Return whether a normalizer could turn other text into a special token's, such as full-width letters into
+    `<s>`.
+    """
     if normalizer is None:
         return False
     return not all(map(_spaces_only, steps(json.loads(normalizer.__getstate__()))))
@@ -229,6 +240,8 @@ def _spaces_only(normalizer: dict[str, Any]) -> bool:
 
 
 def _found_as_written(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A special token counts where it is written, never in what a normalizer makes of a client's text."""
+    """Return the tokenizer with special tokens found only as written, never in what a normalizer makes of a client's
+    text.
+    """
     special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
     return _with_flags(backend, {text: {"normalized": False} for text in special})

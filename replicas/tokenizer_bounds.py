@@ -1,6 +1,7 @@
-"""Whether a tokenizer's own file keeps the time and memory that a text takes within bounds.
+"""Check whether a tokenizer's own file bounds the time and memory that a text takes.
 
-Most do, and are used where they are. One that is not known to is no error: it runs where it can be stopped.
+Most files do, and are used in this process. One that is not known to is no error: it is used in a process that can be
+stopped.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from .regex_bounds import Bound, bound_of
 
 __all__ = ["doubt_about", "growth", "growth_of", "minds_long_runs", "steps"]
 
-MAX_GROWTH = 64  # characters that a normalizer may make of one
+MAX_GROWTH = 64  # most characters that a normalizer may make of one
 MAX_STEPS = 32
-MAX_ADDED = 1024  # characters or tokens that are put before or behind a text
-MAX_WORD = 1000  # characters of a word that WordPiece may look at again and again
-MAX_PIECE = 512  # characters of a piece that Unigram may look for at each place of a text; real ones have up to 100
-_UNICODE = 18  # U+FDFA is so many characters in compatibility forms; forms applied again make no more
+MAX_ADDED = 1024  # most characters or tokens that may be put before or behind a text
+MAX_WORD = 1000  # most characters of a word that WordPiece may look at again and again
+MAX_PIECE = 512  # most characters of a piece that Unigram looks for at each place of a text; real ones have up to 100
+_UNICODE = 18  # characters of U+FDFA in compatibility forms, the most of any; forms applied again make no more
 _FORMS = {"NFC": 3, "NFD": 4, "NFKC": _UNICODE, "NFKD": _UNICODE, "BertNormalizer": 9, "Lowercase": 3, "ByteLevel": 4}
 _LISTS = ("normalizers", "pretokenizers", "decoders", "processors")
 _SAME = ("Strip", "StripAccents", "Nmt")
@@ -31,7 +32,7 @@ Step = dict[str, Any]
 
 
 def steps(component: Any) -> Iterable[Step]:
-    """The parts of a normalizer, pre-tokenizer, decoder or post-processor, in order."""
+    """Yield the parts of a normalizer, pre-tokenizer, decoder or post-processor, in order."""
     if not isinstance(component, dict):
         return
     parts = next((component[name] for name in _LISTS if isinstance(component.get(name), list)), None)
@@ -43,7 +44,7 @@ def steps(component: Any) -> Iterable[Step]:
 
 
 def growth(step: Step) -> float:
-    """At most so many characters a `Replace` makes of one. Raises KeyError where it says something unknown."""
+    """Return the most characters that a `Replace` makes of one. Raises KeyError if it says something unknown."""
     content, pattern = step["content"], step["pattern"]
     text = pattern.get("String")
     if text:
@@ -52,7 +53,7 @@ def growth(step: Step) -> float:
 
 
 def doubt_about(state: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The component of a tokenizer.json that nothing is known to bound, and why; None: there is none."""
+    """Return the component of a tokenizer.json that is not known to be bounded, and why; None if there is none."""
     checks: dict[str, Callable[[Any], str | None]] = {
         "normalizer": _normalizer,
         "pre_tokenizer": partial(_pre_tokenizer, short_runs=_keeps_runs(state.get("normalizer"))),
@@ -70,19 +71,21 @@ def doubt_about(state: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def minds_long_runs(state: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer.json that is in no doubt is so only for texts without long runs of white space."""
+    """Return whether a tokenizer.json without doubtful components is bounded only for texts without long runs of white
+    space.
+    """
     regexes = [step["pattern"].get("Regex") for step in steps(state.get("pre_tokenizer")) if step["type"] == "Split"]
     return any(regex is not None and bound_of(regex) is Bound.SHORT_RUNS for regex in regexes)
 
 
 def _keeps_runs(normalizer: Any) -> bool:
-    """Whether no run of white space is longer behind it than in the text: nothing between two is taken out."""
+    """Return whether the normalizer makes no run of white space longer, as it takes nothing out between two."""
     return all(step.get("type") == "NFC" for step in steps(normalizer))
 
 
 def growth_of(state: Mapping[str, Any]) -> float:
-    """At most so many characters the normalizer of a tokenizer.json in no doubt makes of one, but for what it puts
-    before a text.
+    """Return the most characters that the normalizer of a tokenizer.json without doubtful components makes of one, not
+    counting what it puts before a text.
     """
     unicode_growth, factor = 1, 1.0
     for step in steps(state.get("normalizer")):
@@ -129,7 +132,9 @@ def _pre_tokenizer(component: Any, *, short_runs: bool) -> str | None:
 
 
 def _pattern(pattern: Mapping[str, Any], *, short_runs: bool = False) -> str | None:
-    """short_runs: a text with long ones does not come here"""
+    """Return the doubt about a pattern, if there is one. short_runs: texts with long runs of white space are read
+    elsewhere.
+    """
     regex = pattern.get("Regex")
     if regex is None or (bound := bound_of(regex)) is Bound.LINEAR or (short_runs and bound is Bound.SHORT_RUNS):
         return None
@@ -158,7 +163,8 @@ def _post_processor(component: Any) -> str | None:
 
 
 def _longest(charsmap: str) -> int:
-    """Characters of the longest text that sentencepiece's table of characters puts in a character's place.
+    """Return the length in characters of the longest text that sentencepiece's character table puts in a character's
+    place.
 
     The table: size of a trie in bytes (uint32, little-endian), the trie, texts with a zero byte behind each.
     """

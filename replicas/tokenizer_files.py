@@ -1,4 +1,4 @@
-"""What a checkpoint folder says about its tokenizer: special tokens and chat templates.
+"""Special tokens and chat templates of a tokenizer, from the files of a checkpoint folder.
 
 Several files may say the same thing. The one that counts is the one that transformers takes;
 docs/reference/checkpoints.md has the table.
@@ -19,15 +19,15 @@ from .json_file import read_json
 __all__ = ["CONFIG", "DEFAULT", "TOOL_USE", "TokenizerConfig", "read_text"]
 
 CONFIG = "tokenizer_config.json"
-SPECIAL_MAP = "special_tokens_map.json"  # read where CONFIG has no `added_tokens_decoder`, and then wins over it
-ADDED = "added_tokens.json"  # likewise
+SPECIAL_MAP = "special_tokens_map.json"  # read if CONFIG has no `added_tokens_decoder`, and then wins over it
+ADDED = "added_tokens.json"  # read if CONFIG has no `added_tokens_decoder`
 PROCESSOR_TEMPLATE = "chat_template.json"
 MODEL_CONFIG = "config.json"
 DEFAULT, TOOL_USE = "default", "tool_use"
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 MAX_CONFIG_BYTES = 64 * 2**20
-# What these classes of transformers call their tokens where no file does.
+# Names of tokens that these classes of transformers use if no file gives any.
 _END = "<|endoftext|>"
 _CLASS_TOKENS: Mapping[str, Mapping[str, str]] = {
     "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
@@ -41,10 +41,10 @@ class TokenizerConfig:
     """The JSON files and chat templates beside tokenizer.json, checked.
 
     named      bos_token and so on, also a model's own such as image_token, as text; those that are set
-    implied    the same of tokens that no file names, by the tokenizer's class: they count if the vocabulary has them
+    implied    tokens that no file names, by the tokenizer's class: they count if the vocabulary has them
     special    every text that is a special token
     added      id -> the token's entry in `added_tokens_decoder` or added_tokens.json
-    added_file where `added` was found
+    added_file name of the file that has `added`
     templates  name -> (source, file); DEFAULT is used, and TOOL_USE where a chat has tools
     """
 
@@ -57,7 +57,7 @@ class TokenizerConfig:
 
     @classmethod
     def read(cls, folder: Path) -> TokenizerConfig:
-        """Raises CheckpointError naming the file and key."""
+        """Read the files of a folder. Raises CheckpointError naming the file and key."""
         config = _read(folder, CONFIG)
         if config.get("auto_map"):
             raise CheckpointError("wants its own code run, which is never done", file=CONFIG, tensor="auto_map")
@@ -79,14 +79,14 @@ class TokenizerConfig:
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
-    """The object in a file; an empty one where the folder has no such file."""
+    """Return the object in a file; an empty one if the folder has no such file."""
     found = read_json(folder, name, MAX_CONFIG_BYTES) if is_there(folder, name) else {}
     _check_text(found, name)
     return found
 
 
 def _class_tokens(folder: Path, config: Mapping[str, Any]) -> Mapping[str, str]:
-    """Names of tokens by the class that transformers chooses: of Qwen2 models its own, whatever a file says."""
+    """Return names of tokens by the class that transformers chooses: for Qwen2 models its own, whatever a file says."""
     model = _read(folder, MODEL_CONFIG)
     kind, stated = model.get("model_type"), config.get("tokenizer_class") or model.get("tokenizer_class")
     if kind == "qwen2" or (kind == "qwen3" and not stated):
@@ -95,7 +95,7 @@ def _class_tokens(folder: Path, config: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def read_text(folder: Path, name: str, limit: int) -> str:
-    """A UTF-8 file of at most `limit` bytes. Raises CheckpointError."""
+    """Return the text of a UTF-8 file of at most `limit` bytes. Raises CheckpointError."""
     try:
         return read_file(folder, name, limit).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -103,7 +103,7 @@ def read_text(folder: Path, name: str, limit: int) -> str:
 
 
 def _check_text(config: Mapping[str, Any], file: str) -> None:
-    """JSON can write half of a surrogate pair, which no library downstream takes."""
+    """Raise CheckpointError for half of a surrogate pair, which JSON can hold and no library downstream takes."""
     for key, value in config.items():
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -112,7 +112,7 @@ def _check_text(config: Mapping[str, Any], file: str) -> None:
 
 
 def _token(value: Any, key: str, file: str) -> str | None:
-    """A token is written as its text, or as an object with `content`."""
+    """Return a token's text; it is written as its text, or as an object with `content`."""
     if isinstance(value, dict):
         value = value.get("content")
     if value is not None and not isinstance(value, str):
@@ -121,7 +121,7 @@ def _token(value: Any, key: str, file: str) -> str | None:
 
 
 def _named(config: Mapping[str, Any], file: str) -> dict[str, str | None]:
-    """Tokens that have a name, None where the file says that there is none."""
+    """Return tokens that have a name, None where the file says that there is none."""
     named = {key: _token(config[key], key, file) for key in NAMED_TOKENS if key in config}
     own = {key: value for key, value in config.items() if key.endswith("_token") and isinstance(value, str | dict)}
     extra = config.get("extra_special_tokens")
@@ -141,7 +141,7 @@ def _extra_of(value: Any, key: str, file: str) -> list[str]:
 
 
 def _older_added(ids: Mapping[str, Any], special: tuple[str, ...]) -> dict[Any, Any]:
-    """Entries as `added_tokens_decoder` has them, of added_tokens.json: text -> id."""
+    """Return the entries of added_tokens.json (text -> id) in the form of `added_tokens_decoder`."""
     return {
         token_id: {"content": text, "special": text in special, "normalized": text not in special}
         for text, token_id in ids.items()
@@ -161,7 +161,7 @@ def _added(entries: Any, file: str) -> dict[int, Mapping[str, Any]]:
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Those of files of their own, else those of the config, else the one that a processor's file has."""
+    """Return the templates of files of their own, else those of the config, else those of a processor's file."""
     files = _template_files(folder)
     if DEFAULT in files:
         return files
@@ -172,7 +172,7 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, tuple[str, 
 
 
 def _config_templates(value: Any, file: str) -> dict[str, tuple[str, str]]:
-    """One template, or a list of objects with `name` and `template`."""
+    """Return the templates of a config: one template, or a list of objects with `name` and `template`."""
     if value is None:
         return {}
     entries = value if isinstance(value, list) else [{"name": DEFAULT, "template": value}]
@@ -186,7 +186,7 @@ def _config_templates(value: Any, file: str) -> dict[str, tuple[str, str]]:
 
 
 def _template_files(folder: Path) -> dict[str, tuple[str, str]]:
-    """`chat_template.jinja` and `additional_chat_templates/NAME.jinja`."""
+    """Return the templates of `chat_template.jinja` and `additional_chat_templates/NAME.jinja`."""
     more = contained(folder.resolve(), "additional_chat_templates")
     files = {path.stem: f"{more.name}/{path.name}" for path in sorted(more.glob("*.jinja"))}
     if is_there(folder, "chat_template.jinja"):

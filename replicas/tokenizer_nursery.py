@@ -1,4 +1,4 @@
-"""The process from which those are forked that read a text each: it has paid for the imports and the tokenizer.
+"""Process from which the processes that read a text each are forked, so that imports and the tokenizer are loaded once.
 
 Run as `python -m motley.replicas.tokenizer_nursery FD FOLDER`. It has one thread and touches no device, so that
 forking it is safe; it ends when the process that has started it does.
@@ -21,13 +21,13 @@ from .errors import CheckpointError, MotleyError
 from .grammar_wire import frame, receive
 from .tokenizer import FILE, Tokenizer
 
-NICENESS = 10  # texts that are read in the ordinary way go first
+NICENESS = 10  # low priority, so that texts that are read in the ordinary way go first
 LOAD_CPU_S = 12.0
-LOAD_BYTES = 2**30  # and so many more for each byte of the file: one of 30 MB takes 400 MB
+LOAD_BYTES = 2**30  # memory for loading, and LOAD_TIMES bytes more for each byte of the file (30 MB take 400 MB)
 LOAD_TIMES = 32
 TEXT_CPU_S = {"encode": 1.0, "chat": 4.0}  # a template's own limit is below its
-TEXT_WALL_S = 45.0  # on a busy machine a process of low priority waits seconds for a core
-TEXT_BYTES = 384 * 2**20  # beyond what the process has before it reads the text
+TEXT_WALL_S = 45.0  # elapsed seconds; on a busy machine a process of low priority waits seconds for a core
+TEXT_BYTES = 384 * 2**20  # memory beyond what the process has before it reads the text
 
 
 def main(descriptor: int, folder: str) -> None:
@@ -72,7 +72,7 @@ def _load(folder: Path) -> tuple[dict[str, Any], Tokenizer | None]:
 
 def _child(connection: socket.socket, tokenizer: Tokenizer) -> NoReturn:
     try:
-        with contextlib.suppress(OSError):  # nobody waits any more
+        with contextlib.suppress(OSError):  # the other side has closed the connection
             received = receive(connection)
             if received is not None:
                 _limit_memory(TEXT_BYTES)
@@ -103,7 +103,7 @@ def _said(error: MotleyError) -> dict[str, Any]:
 
 
 def _limit_memory(more: int) -> None:
-    """Allow so many bytes beyond what the process has now."""
+    """Allow the process `more` bytes beyond what it has now."""
     try:
         with open("/proc/self/statm") as statm:
             now = int(statm.read().split()[0]) * resource.getpagesize()

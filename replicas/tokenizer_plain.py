@@ -1,4 +1,4 @@
-"""The same tokenizer without special tokens: whatever stands in a text is text to it."""
+"""Tokenizer without special tokens: everything in a text is text to it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ import tokenizers
 
 __all__ = ["PlainTokenizer", "plain_tokenizer"]
 
-_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # how a model with byte fallback writes a byte: text needs these
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # token for a byte in a model with byte fallback, which text needs
 
 
 class PlainTokenizer(NamedTuple):
-    """anchor: a token that no text can hold; text behind it is encoded as behind any special token."""
+    """Tokenizer without special tokens. anchor: a token that no text can hold; text behind it is encoded as behind any
+    special token.
+    """
 
     backend: tokenizers.Tokenizer
     anchor: str
 
 
 def plain_tokenizer(backend: tokenizers.Tokenizer, special: Iterable[str]) -> PlainTokenizer:
-    """A copy in which special tokens keep their ids and have names that nobody can write.
+    """Return a copy in which special tokens keep their ids and have names that no client can write.
 
     Neither the search for added tokens nor the model itself can then make a special token of a text: a unigram
     model, say, has them among its pieces. Ids of texts that hold no special token's text are the same.
