@@ -256,7 +256,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             raise TemplateLimit("operator ** is not allowed in a chat template")
         if operator == "%" and isinstance(left, str):
             return self._meter.charge(percent(left, right))
-        if operator == "-":  # of two views of mappings it makes a set
+        if operator == "-":  # the difference of two views of mappings is a set
             self.comparable(left)
             self.comparable(right)
         elif operator == "+":
@@ -328,7 +328,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 for value in args:
                     text_size(value)
             elif name in NUMERIC and not all(isinstance(value, int | float) for value in args):
-                raise TypeError(f"{name}: expected numbers")  # of a text it would be a format
+                raise TypeError(f"{name}: expected numbers")  # with a text, % would format it
             return function(*args)
 
         bounded.__dict__.update(getattr(function, "__dict__", {}))

@@ -92,7 +92,7 @@ class ChatTemplate:
         tools: Sequence[Tool],
         continue_final_message: bool,
     ) -> list[str]:
-        mark = f"\ufdd0{secrets.randbits(64)}\ufdd1"  # nobody can write it into a message beforehand
+        mark = f"\ufdd0{secrets.randbits(64)}\ufdd1"  # random, so that no client can put it into a message
         for name, value in arguments.items():
             self._check_argument(name, value)
         if tools and not self.takes_tools:
@@ -226,7 +226,7 @@ class ChatTemplate:
         except (TemplateLimit, RecursionError) as error:
             raise CheckpointError(f"stopped on a short chat: {error}", file=file, tensor="chat_template") from error
         except TEMPLATE_FAULTS:
-            return  # it may want a system message, or two turns: that is for the requests to find out
+            return  # the template may need a system message or two turns; requests without them get the error
 
     def _break(self, value: Any, mark: str) -> Any:
         """Return the same value with a mark inside the text of every special token."""

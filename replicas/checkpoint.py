@@ -89,7 +89,7 @@ def _tensors(folder: Path) -> Tensors:
     """
     if is_there(folder, SINGLE):
         if is_there(folder, INDEX):
-            log.warning("%s counts, as in transformers; %s beside it, with its files, does not", SINGLE, INDEX)
+            log.warning("%s is loaded, as in transformers; %s beside it, with its files, is ignored", SINGLE, INDEX)
         return _by_name([contained(folder, SINGLE)])
     if is_there(folder, INDEX):
         weight_map = _weight_map(folder)

@@ -101,7 +101,7 @@ def check_pairs(config: Fields) -> None:
     for first, second in SAID:
         one, other = (value_at(config.raw, path) for path in (first, second))
         if _differ(one, other):
-            log.warning("%s: %s, %s, counts; %s, %s, does not", config.file, first, shown(one), second, shown(other))
+            log.warning("%s: %s, %s, is used; %s, %s, is ignored", config.file, first, shown(one), second, shown(other))
 
 
 def check_defaults(config: Fields, model: ModelConfig) -> None:

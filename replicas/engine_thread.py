@@ -237,7 +237,7 @@ class EngineThread:
                 self.step_began = None
                 self._hand_over(emissions)
         except BaseException as error:  # every stream must be ended with the error
-            log.exception("the engine thread died")
+            log.exception("The engine thread died")
             self.died, self.step_began = error, None
             self._hand_over([])
             raise

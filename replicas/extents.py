@@ -116,7 +116,7 @@ class MappedFiles:
             for each in self._maps:
                 if (memory := each()) is not None:
                     detach_file(memory)
-            self._check()  # of what was copied too
+            self._check()  # once more, since detaching has copied bytes from the files
         finally:
             self.drop()
 

@@ -311,10 +311,10 @@ def parts_of(decoder: Decoder, asked: Asked) -> Parts:
     itemsize = ops.dtype.itemsize
     on_gpu = ops.device.type != "cpu"
     kv_block = sum(layer.nbytes for layer in kv)
-    leads = decoder.stage.is_first and (decoder.ranks is None or decoder.ranks.rank == 0)  # and chooses tokens
+    leads = decoder.stage.is_first and (decoder.ranks is None or decoder.ranks.rank == 0)  # this process samples
     launches_graphs = decoder.tier is None and decoder.stage.is_first and decoder.stage.is_last
     if not (leads or decoder.stage.is_last):
-        config = replace(config, vocab_size=0)  # it never has logits
+        config = replace(config, vocab_size=0)  # this process never has logits
     return Parts(
         weights=decoder.held.weights,
         metadata=decoder.held.metadata,
@@ -352,10 +352,10 @@ def _beside(decoder: Decoder, asked: Asked) -> int:
         split_bytes(config, asked.rows)
         + (4 in widths)
         * largest
-        * TORCH_DTYPES[policy.compute].itemsize  # of many tokens: int4 written out, then cuBLAS
+        * TORCH_DTYPES[policy.compute].itemsize  # for many tokens int4 is written out for cuBLAS
         + (8 in widths and len(policy.int8_units) > 1) * largest * 2  # int8 in fp16, where that beats dp4a
         + (8 in widths) * asked.tokens * inner  # activations in int8
-        + (8 * itemsize < max(widths)) * asked.tokens * inner * 4  # and in fp32, where layers compute in it
+        + (8 * itemsize < max(widths)) * asked.tokens * inner * 4  # activations in fp32, if layers compute in that
     )
 
 
@@ -436,7 +436,7 @@ def _elsewhere(place: Place, asked: Asked, budget: KvBudget) -> str:
     if place.device is None:
         size = "SIZE" if asked.weights_memory_bytes is None else "a smaller SIZE"
         return f"with --weights-memory {size} what is beyond it would be read from disk in every step"
-    # As many devices as would hold what is missing, if it could be parted evenly.
+    # The number of devices that would hold the missing bytes too, if the model could be divided evenly.
     count = -(-(place.total + budget.missing) // place.total) if budget.missing else 2
     return (
         f"divided among {count} or more such devices it could fit: --pipeline-parallel {count} (or --tensor-parallel) "

@@ -26,7 +26,8 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known about a checkpoint before the processes that hold parts of it read anything.
+    """Digests and other facts about a checkpoint that are known before the processes that hold parts of it read
+    anything.
 
     signature    signature of its files
     contents     digest of each tensor, if the files have not changed since they were found; only one process gets them

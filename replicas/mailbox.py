@@ -73,7 +73,7 @@ class Mailbox:
             if message is not None:
                 yield message
             if self.pending:
-                continue  # there was more, or came while that one was read
+                continue  # further messages waited, or came while this one was read
             if self._error is not None:
                 raise self._error
             if self.done:

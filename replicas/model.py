@@ -318,7 +318,7 @@ def _load_part(
         kept = cache.find(f"{kind}\n{known.fingerprint}")
     if kept is not None:
         decoder = _restored(checkpoint, ops, kept, ranks, stage)
-        log.info("weights: this process's part as it was repacked before")
+        log.info("weights: this process's part was read as it was repacked before")
     else:
         noting = Noting(repacking) if repacking is not None and _notes(checkpoint, ops, cache, kind) else None
         weights = _part(checkpoint, ops.device, progress, ranks, stage, _staging(copier), own.values())

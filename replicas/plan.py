@@ -130,6 +130,6 @@ class ItemResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One result per item of the plan, in its order."""
+    """Result of a step: one per item of the plan, in its order."""
 
     items: tuple[ItemResult, ...]

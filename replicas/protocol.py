@@ -191,7 +191,7 @@ def sum_of(loads: Iterable[ReplicaLoad]) -> ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a replica knows about one prompt in the prefix store that it shares with others.
+    """State of one prompt in the prefix store that replicas share, as far as a replica knows it.
 
     tokens   leading prompt tokens that the store had when this replica last read or wrote them
     absent   position of the first token that the store did not have when this request asked; None: no such end was

@@ -81,7 +81,7 @@ class Pinned(Rooms):
         return PINNED_BYTES
 
     def _make(self, nbytes: int) -> memoryview:
-        size = max(_LEAST_PINNED, 1 << (nbytes - 1).bit_length())  # as torch rounds what it pins
+        size = max(_LEAST_PINNED, 1 << (nbytes - 1).bit_length())  # torch rounds pinned sizes up to powers of two
         if self._nbytes + size > PINNED_BYTES:
             return allocate_bytes(nbytes)
         try:

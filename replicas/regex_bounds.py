@@ -33,7 +33,7 @@ MAX_RUN_STEPS = 1_000_000  # the square of a run of 1,000, or of several togethe
 
 
 class Bound(Enum):
-    """What the time of matching a regular expression is proportional to."""
+    """Quantity that the time of matching a regular expression is proportional to."""
 
     LINEAR = "the text"
     SHORT_RUNS = "the text, if it has no long runs of white space"
@@ -172,8 +172,8 @@ class _Parser:
         width, ways = self._atom(depth)
         text = self._pattern[start : self.at]
         low, high = self._quantifier()
-        if (low, high) != (1, 1) and self._pattern.startswith("+", self.at):  # what it has taken it keeps
-            if self._pattern[self.at - 1] == "}":  # there it repeats the repetition
+        if (low, high) != (1, 1) and self._pattern.startswith("+", self.at):  # possessive: it gives nothing back
+            if self._pattern[self.at - 1] == "}":  # behind a count, + repeats the repetition
                 if width != 1 or ways != 1 or low < 1 or high is None:
                     raise _Unclear
                 high = None
@@ -232,7 +232,7 @@ class _Parser:
                 depth += 1
                 if self._pattern.startswith("^", self.at + 1):
                     self.at += 1
-                if self._pattern.startswith("]", self.at + 1):  # there it is a character
+                if self._pattern.startswith("]", self.at + 1):  # a ] at the beginning is a character
                     self.at += 1
             elif char == "]":
                 depth -= 1
@@ -252,7 +252,7 @@ class _Parser:
         counts: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
         if char in counts and char:
             self.at += 1
-            if self._pattern.startswith(("?", "*"), self.at):  # it takes as little as it can, or repeats a repetition
+            if self._pattern.startswith(("?", "*"), self.at):  # lazy, or a repetition of a repetition
                 raise _Unclear
             return counts[char]
         if char != "{":

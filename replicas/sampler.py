@@ -147,7 +147,7 @@ def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
     """Return the positions, ascending, of the most likely tokens up to the one that reaches top_p of the remaining
     probability.
     """
-    target = max(top_p * float(probs.double().sum()), _SMALLEST)  # of a tiny top_p the product is 0
+    target = max(top_p * float(probs.double().sum()), _SMALLEST)  # with a tiny top_p the product is 0
     values, at = probs.topk(min(_TOP_P_CANDIDATES, probs.numel()))
     reached = values.double().cumsum(0)
     if reached[-1] < target and len(values) < probs.numel():

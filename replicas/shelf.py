@@ -51,7 +51,7 @@ class Noting:
 
     @property
     def complete(self) -> bool:
-        """Whether all that was made can be kept."""
+        """Whether all linears that were made can be kept in the weights cache."""
         return all(part is not None for parts in self.packed.values() for part in parts)
 
     def linears(self, name: str, make: Callable[[], list[Linear]], role: Role = "layer") -> list[Linear]:
@@ -61,7 +61,7 @@ class Noting:
 
     def tensor(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         made = make()
-        self.tensors[name] = made.cpu()  # as it is, where that is the device
+        self.tensors[name] = made.cpu()  # not copied if the device is the CPU
         return made
 
 

@@ -94,7 +94,7 @@ class Trunk:
                 async with asyncio.timeout(IDLE_S):
                     return await self._wake.wait()
             except TimeoutError:
-                if self._ready:  # it came at that very moment
+                if self._ready:  # a message came at the moment of the timeout
                     return True
                 if not self._lines:
                     return False

@@ -58,7 +58,7 @@ def open_cache(setting: str | None) -> WeightsCache | None:
     try:
         return WeightsCache(private_folder(cache_folder(setting)))
     except (OSError, RuntimeError) as error:
-        log.warning("weights cache: not used: %s", error)
+        log.warning("weights cache: it is not used: %s", error)
         return None
 
 
@@ -108,7 +108,7 @@ class WeightsCache:
     def hint(self, checkpoint: Path, key: str, device: str = "cpu") -> None:
         """Record that the next start from that folder, on such a device, is likely to use this entry."""
         path, name = hint_path(self.folder, checkpoint, device), _entry(self.folder, key).name
-        with _forgiven("a hint is not kept"):
+        with _forgiven("the hint for the next start is not kept"):
             if path.is_file() and path.read_text() == name:
                 return
             with written_whole(path) as file:
@@ -136,7 +136,7 @@ class WeightsCache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            log.warning("weights cache: %s: %s", path.name, error.strerror)
+            log.warning("weights cache: %s cannot be opened: %s", path.name, error.strerror)
             return None
         try:
             if not is_private(os.fstat(descriptor)):
@@ -214,14 +214,14 @@ class WeightsCache:
         while not self._awaited.wait(_LOOK_S) and main.is_alive() and time.monotonic() < until:
             pass
         with suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # of this thread, on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # applies to this thread alone, on Linux
         self._write(key, kept)
 
     def _write(self, key: str, kept: Kept) -> None:
         with _forgiven("repacked weights are not kept"):
             nbytes = num_bytes(kept)
             if not self.fill(key, nbytes, lambda file: write_kept(file, key, kept)):
-                log.warning("weights cache: repacked weights are not kept: no room for %d MiB", nbytes >> 20)
+                log.warning("weights cache: repacked weights are not kept: there is no space for %d MiB", nbytes >> 20)
         self.give_up()
 
     def _make_room(self, folder: Path, nbytes: int, most: int) -> bool:

@@ -438,7 +438,7 @@ def test_a_cpu_has_room_by_what_is_free_and_no_times(tmp_path: Path) -> None:
     assert found.fits
     assert (found.ttft_s, found.tpot_s, found.parts.graphs, found.parts.context) == (None, None, 0, 0)
     assert found.kv_tokens == (place.free - found.parts.loaded) // 4 // found.parts.kv_block * 16
-    assert "headers do not tell" in found.choices["values"]
+    assert "headers cannot show" in found.choices["values"]
     small = fit(checkpoint, replace(place, free=found.parts.loaded - 1), ASKED)
     assert small.advice.startswith("0.0 GiB are missing")
 

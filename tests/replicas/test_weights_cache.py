@@ -314,7 +314,7 @@ def test_a_disk_that_would_be_full_keeps_nothing(
     monkeypatch.setattr(weights_cache, "FREE_SHARE", 1.0)
     _start(checkpoint, tmp_path)
     assert _entries(tmp_path) == []
-    assert "no room" in caplog.text
+    assert "no space for" in caplog.text
 
 
 @pytest.mark.parametrize(("what", "value"), [("MOST_BYTES", 1), ("FREE_SHARE", 1.0)])

@@ -176,4 +176,4 @@ def test_processes_keep_and_find_their_parts(tmp_path: Path, caplog: pytest.LogC
         assert len(entries(cache)) == 2
     assert said[0] == said[1]
     assert len(fingerprints) == 1
-    assert "part as it was repacked before" in caplog.text
+    assert "part was read as it was repacked before" in caplog.text
