@@ -20,7 +20,7 @@ Answered = tuple[int, StreamMessage | MotleyError]  # index of the request in th
 
 
 class Bundles:
-    """The bundles of requests that one replica is computing. Lives on the event loop."""
+    """Bundles of requests that one replica is computing, each sent in one call. Lives on the event loop."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, int], asyncio.Task[StreamMessage]] = {}

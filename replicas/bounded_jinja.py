@@ -175,7 +175,7 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
 
 
 class _Format:
-    """Bounded `format` method of a string."""
+    """Replacement for a string's `format` method whose result is bounded in size."""
 
     def __init__(self, environment: _Environment, text: str) -> None:
         self._environment, self._text = environment, text
@@ -225,7 +225,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     @contextmanager
     def metered(self, meter: Meter) -> Iterator[None]:
-        """Measure by `meter` everything that this thread renders in this context."""
+        """Let `meter` measure and limit all template rendering by this thread within the `with` block."""
         self._rendering.meter = meter
         try:
             yield
@@ -283,7 +283,9 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return "".join(texts)
 
     def sliced(self, value: Any) -> Any:
-        """Charge for a slice and return it. A slice is no longer than its source, but there may be many of them."""
+        """Count a slice that a template made against the limit, and return it. A slice is no longer than its source,
+        but there may be many of them.
+        """
         return self._meter.charge(value, KEPT_ITEM_CHARS)
 
     def comparable(self, value: Any) -> Any:

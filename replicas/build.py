@@ -405,7 +405,7 @@ def operators(config: EngineConfig, stored: torch.dtype) -> tuple[Ops, str]:
 
 
 def outline_operators(config: EngineConfig, stored: torch.dtype, ops: Ops) -> Ops:
-    """Return operators of the same device that compute nothing, for an outline of the model. What they choose is not
+    """Return separate operators of the same device for an outline of the model, so that what they choose is not
     recorded in the choices of `ops`.
     """
     return ops.for_meta_device() if isinstance(ops, MetaOpsProvider) else operators(config, stored)[0]

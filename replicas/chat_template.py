@@ -120,7 +120,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_tools(self) -> bool:
-        """Whether descriptions of tools become part of the prompt."""
+        """Whether the chat template makes descriptions of tools part of the prompt."""
         return self._shows([{"role": "user", "content": "Hello"}], [_PROBE_TOOL])
 
     @cached_property
@@ -229,7 +229,9 @@ class ChatTemplate:
             return  # the template may need a system message or two turns; requests without them get the error
 
     def _break(self, value: Any, mark: str) -> Any:
-        """Return the same value with a mark inside the text of every special token."""
+        """Return the same value with a mark inside the text of every special token, so that a client's text never
+        becomes one.
+        """
         if self._literal is None:
             return value
         if isinstance(value, str):

@@ -36,7 +36,8 @@ Tensors = dict[str, tuple[Path, TensorInfo]]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder whose config and headers hold together: nothing is missing, left over or of the wrong shape.
+    """A checkpoint folder whose config and headers hold together: no tensor is missing, left over or of the wrong
+    shape.
 
     tensors  name -> (file, header entry)
     """

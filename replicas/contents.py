@@ -42,7 +42,7 @@ Mapped = Callable[[int, int], memoryview]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes [begin, end) of the data of a file."""
+    """Bytes [begin, end) of the data of a weight file, which are digested together."""
 
     name: str
     path: Path
@@ -154,7 +154,7 @@ def in_order(by_process: Sequence[Sequence[bytes]], owners: Iterable[int]) -> It
     left = [iter(each) for each in by_process]
     for owner in owners:
         yield next(left[owner])
-    assert all(next(each, None) is None for each in left), "a process has found what is not its own"
+    assert all(next(each, None) is None for each in left), "a process has digested pieces of another process"
 
 
 def of_tensor(pieces: Iterable[bytes]) -> bytes:

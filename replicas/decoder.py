@@ -105,7 +105,7 @@ class Decoder:
         if (copy := f"{HEAD}.weight") in weights:
             weights.take(copy, *self._tokens)  # was checked to equal the embedding
         table = self.embedding if self.stage.is_first else weights.take_finite(EMBEDDING, self.ops.dtype, *self._tokens)
-        assert isinstance(table, torch.Tensor), "what is on disk has its head there too"
+        assert isinstance(table, torch.Tensor), "an embedding on disk has its head on disk too"
         return self.ops.linear(DenseWeight(table), role="head")
 
     @property
@@ -131,7 +131,7 @@ class Decoder:
         return self.held.nbytes
 
     def forget(self) -> None:
-        """Release what serves steps, since nothing is computed with this decoder any more."""
+        """Stop the reading of weights from disk or host, since nothing is computed with this decoder any more."""
         if self.tier is not None:
             self.tier.stop()
 
@@ -182,7 +182,7 @@ class Decoder:
         return x, residual
 
     def rope(self, batch: StepBatch) -> Rope:
-        """Return cosines and sines at the positions of the step."""
+        """Return the cosines and sines of rotary embeddings at the positions of the step."""
         return self.rotary.at(batch.positions, max(batch.context_lens))
 
     def embedded(self, ids: torch.Tensor) -> torch.Tensor:

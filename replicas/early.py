@@ -93,7 +93,7 @@ def ask(paths: Iterable[Path]) -> threading.Thread:
 
 
 def end_early() -> None:
-    """Drop what was begun early and not used, since the model is loaded or will not be."""
+    """Drop the early reads that were not used, since the model is loaded, or will not be."""
     prefault.stop_prefault()
     kept_early.end()
 

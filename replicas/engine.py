@@ -29,7 +29,7 @@ _STORE_S = 0.005  # a step with nothing to compute waits this long for a prefix 
 
 
 class EngineCore:
-    """Takes requests and gives emissions, one step at a time. Not thread-safe: one thread owns it.
+    """Engine core, which takes requests and returns emissions, one step at a time. Not thread-safe: one thread owns it.
 
     A request is identified by the caller's own integer key, never by a client's request id.
     """

@@ -1,4 +1,4 @@
-"""Settings of one engine. Frozen: derived values are returned by the code that derives them."""
+"""Configuration of one engine. Frozen: derived values are returned by the code that derives them."""
 
 from __future__ import annotations
 

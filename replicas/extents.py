@@ -36,7 +36,7 @@ Run = tuple[Piece, ...]  # neighbouring pieces
 class Extent:
     """Neighbouring tensors of one file that are read with the first of them that is wanted.
 
-    left    names of the tensors that nobody has taken yet
+    left    names of the tensors that have not been taken yet
     read    their bytes, while some are left
     map     map of the file that belongs to this extent until its bytes were read, and then to the last tensor over it
     """
@@ -55,7 +55,7 @@ class MappedFiles:
     """Maps of extents, whose pages are read run by run, ahead of their use. Safe from several threads."""
 
     def __init__(self, extents: Iterable[Extent]) -> None:
-        """Create the maps. `extents`: in the order, more or less, in which they will be wanted."""
+        """Create the maps of some extents, given more or less in the order in which they will be wanted."""
         self._of = {run: extent for extent in extents for run in extent.runs}
         self._files: dict[Path, tuple[FileIO, int, tuple[int, int]]] = {}
         self._maps: list[weakref.ref[MappedMemory]] = []
@@ -121,7 +121,7 @@ class MappedFiles:
             self.drop()
 
     def drop(self) -> None:
-        """Stop reading, whatever is in use."""
+        """Stop reading and close the files, even if extents are in use."""
         self._ahead.close()
         for file, _, _ in self._files.values():
             file.close()

@@ -121,7 +121,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A device that the model could be placed on.
+    """A device on which the model could run, and its memory.
 
     ops     makes new operators for each model; their `choices` then say what was chosen, and why
     total   bytes of memory

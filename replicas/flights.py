@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A step that was launched.
+    """A step that was launched, until its result is taken.
 
     allocations  allocations of its items' sequences at the time of the launch
     outcome      waits for the result, and returns it or, as text, the reason why there is none
@@ -37,7 +37,7 @@ class Flight:
 
 
 class Flights:
-    """Launches steps and takes their results in order. A pipelined runner has several steps in flight.
+    """Launcher of steps, which takes their results in order. A pipelined runner has several steps in flight.
 
     ahead         steps whose results have not been awaited, in the order of their launch
     failed_steps  number of steps in a row, up to now, that gave no result

@@ -36,7 +36,7 @@ def single(text: str) -> Ranges:
 
 
 def without(kept: Ranges, dropped: Ranges) -> Ranges:
-    """Return the characters of the first that are not in the second; both are walked once."""
+    """Return the characters of the first set that are not in the second; both are walked once."""
     left: list[tuple[int, int]] = []
     at = 0
     for first, last in kept:

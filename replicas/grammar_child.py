@@ -51,7 +51,7 @@ _WHERE = re.compile(r"^(\[[\d:]+\] )?(\S+:\d+: )?(Check failed: \(.*?\) is false
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A model's tokens.
+    """A model's tokens, as the grammar library needs them.
 
     plain   xgrammar.TokenizerInfo of all tokens
     json    the same without tokens that hold control characters other than a line's end: where a string's length is
@@ -70,7 +70,9 @@ class Vocabulary:
 
     @cached_property
     def no_text(self) -> dict[bytes, Any]:
-        """Mask of the tokens that must not follow, by a token's last byte; few bytes are concerned."""
+        """Mask of the tokens that must not follow because they would make invalid UTF-8, by the last token's last byte;
+        few bytes are concerned.
+        """
         starts = enumerate(token[:1] for token in self.tokens)
         found: dict[bytes, list[int]] = {lead: [] for lead in _NO_TEXT}
         for token_id, start in starts:
@@ -80,7 +82,7 @@ class Vocabulary:
         return {lead: self.pack(token_ids) for lead, token_ids in found.items()}
 
     def pack(self, token_ids: Iterable[int]) -> Any:
-        """Return these ids as a mask, uint8 [4 * mask_words]."""
+        """Return a mask of these token ids, uint8 [4 * mask_words]."""
         bits = np.zeros(self.mask_words * 32, dtype=bool)
         bits[list(token_ids)] = True
         return np.packbits(bits, bitorder="little")

@@ -68,7 +68,7 @@ def _repaired(root: Any, loose: _Loose) -> Any:
 
 
 class _Loose:
-    """Walk over one document. dropped: what was dropped so far."""
+    """Walk over one schema document that drops what cannot be kept to. dropped: what was dropped so far."""
 
     def __init__(self, root: Any) -> None:
         self._root = root

@@ -80,7 +80,7 @@ def _both(keyword: str, one: Any, other: Any) -> Any:
 
 
 def _types(one: Any, other: Any) -> Any:
-    """Return the type names that both allow; an integer is a number."""
+    """Return the names in `type` that both schemas allow; an integer is a number."""
     ours, theirs = ([given] if isinstance(given, str) else list(given) for given in (one, other))
     allowed = [name for name in ours if name in theirs or (name == "integer" and "number" in theirs)]
     allowed += [name for name in theirs if name == "integer" and "number" in ours and name not in ours]
@@ -135,7 +135,7 @@ def _property(schema: Mapping[str, Any], name: str) -> Any:
 
 
 def _all(schemas: list[Any]) -> Any:
-    """Return one schema for all of these."""
+    """Return one schema that holds all of these: the only one that says something, or an `allOf` of several."""
     if False in [schema for schema in schemas if isinstance(schema, bool)]:
         return False
     left: list[Any] = []

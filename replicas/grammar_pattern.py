@@ -21,7 +21,7 @@ MAX_SHOWN = 20  # most characters of a piece in a message
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Nodes one after another; without any: the empty text."""
+    """Nodes of a pattern one after another; without any: the empty text."""
 
     parts: tuple[Node, ...] = ()
 

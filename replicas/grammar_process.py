@@ -100,7 +100,7 @@ class GrammarProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is still there; reads nothing."""
+        """Whether the grammar's process is still there; reads nothing from it."""
         if self.lost:
             return False
         poll = select.poll()
@@ -127,7 +127,7 @@ class GrammarProcess:
         return self._connection.fileno()
 
     def exchange(self) -> None:
-        """Write and read as much as the socket takes and has."""
+        """Write to and read from the grammar's process as much as its socket takes and has, without waiting."""
         self._write()
         self._read()
 
@@ -193,7 +193,9 @@ def await_masks(matchers: Sequence[Matcher], *, unconstrained: bool) -> None:
 
 
 def collect(matchers: Sequence[Matcher], wait_s: float, *, first: bool = False) -> None:
-    """Read what has arrived for these matchers; wait up to `wait_s` while any is pending (`first`: while all are)."""
+    """Read the masks that have arrived for these matchers; wait up to `wait_s` while any is pending (`first`: while all
+    are).
+    """
     enough = any if first else all
     until = time.monotonic() + wait_s
     while processes := {matcher.process for matcher in matchers if matcher.pending}:

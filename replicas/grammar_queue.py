@@ -78,5 +78,5 @@ class GrammarQueue:
             self._tried.put(waiting.tenant, waiting)
 
     def clear(self) -> list[Waiting]:
-        """Remove and return all that wait."""
+        """Remove and return all grammars that wait."""
         return [*iter(self._new.take, None), *iter(self._tried.take, None)]

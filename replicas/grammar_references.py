@@ -23,7 +23,7 @@ class TooManySteps(BadReference):
 
 
 class References:
-    """References of one document. Each target is read once, and chains that share links are followed once."""
+    """References of one schema document. Each target is read once, and chains that share links are followed once."""
 
     def __init__(self, schemas: Mapping[Place, Any]) -> None:
         """Prepare the references. schemas: every schema of the document by its place, () being the whole."""

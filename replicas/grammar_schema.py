@@ -38,7 +38,9 @@ def check_schema(schema: Any, field: str) -> Any:
 
 
 def words(schema: Any) -> Any:
-    """Return the schema as check_schema does. Raises Refused with the place of the schema that cannot be kept to."""
+    """Return the schema in the grammar library's words. Raises Refused with the place of the schema that cannot be kept
+    to.
+    """
     schemas: dict[Place, Any] = {}
     patterns = 0
     for node, place, depth in _nodes(schema, (), 0):

@@ -116,7 +116,7 @@ class GrammarSpec:
         return cls(GrammarKind.EBNF, "root ::= " + " | ".join(map(_quoted, dict.fromkeys(texts))), field)
 
     def named(self, field: str) -> GrammarSpec:
-        """Return the same spec under another field name."""
+        """Return the same grammar spec under another field name."""
         same = copy.copy(self)  # it is not checked again: in the library's words it is longer
         object.__setattr__(same, "field", field)
         return same
@@ -128,7 +128,7 @@ class GrammarSpec:
         return InvalidRequest(f"{self.field}: {why}", param=self.field, code="grammar_too_complex")
 
     def _words(self, dropped: list[str] | None) -> Any:
-        """Return the schema in the library's words."""
+        """Return the schema in the grammar library's words."""
         schema = _parse(self)
         if dropped is None:
             return check_schema(schema, self.field)

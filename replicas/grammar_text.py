@@ -34,7 +34,7 @@ MAX_ESCAPED = 8  # most repetitions of a class that may hold characters which JS
 
 @dataclass(frozen=True, slots=True)
 class TextRule:
-    """Rule for one string of a schema.
+    """Rule for one string of a schema: what its pattern, length, format and excluded texts say together.
 
     pattern      as in JSON Schema
     least, most  number of characters
@@ -84,7 +84,7 @@ def json_text_rules(rule: TextRule, name: str) -> list[str]:
 
 
 class Fault(enum.Enum):
-    """Reason why a rule cannot be written."""
+    """Reason why the grammar rule of a text cannot be written."""
 
     LARGE = "its automaton has too many states, or takes too long to make"
     EMPTY = "no text follows it"

@@ -116,7 +116,7 @@ class Grammars:
                     self._kept.popitem(last=False)
 
     def _compile_next(self) -> None:
-        """Compile the grammar whose turn it is."""
+        """Compile the waiting grammar whose turn it is."""
         with self._lock:
             waiting = self._queue.take()
         if waiting is None:
@@ -212,7 +212,7 @@ class _Nursery:
         return self._process.poll() is None
 
     def child(self) -> socket.socket:
-        """Return a socket whose other end is a new process."""
+        """Start a new process, and return a socket that is connected to it."""
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._control, [b"+"], [theirs.fileno()])
@@ -232,6 +232,6 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 def _renamed(error: MotleyError, spec: GrammarSpec) -> InvalidRequest:
-    """Return the same refusal, under the field name that this client uses."""
+    """Return the same error for a refused grammar, under the field name that this client uses."""
     message = error.message.partition(": ")[2]
     return InvalidRequest(f"{spec.field}: {message}", param=spec.field, code=error.code)

@@ -11,7 +11,7 @@ __all__ = ["Histogram", "Spread"]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """State of a histogram at one moment.
+    """State of a histogram at one moment: the number of values in each bucket.
 
     bounds  ascending; a bucket counts values up to its bound, and the last bucket, without a bound, all larger ones
     counts  one more than bounds

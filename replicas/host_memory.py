@@ -56,7 +56,7 @@ def _of_group(free: int, cgroup: Path) -> int:
     try:
         most, used = (cgroup / "memory.max").read_text().strip(), int((cgroup / "memory.current").read_text())
         stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        cached = int(stat.get("inactive_file", 0))  # is given back when it is wanted
+        cached = int(stat.get("inactive_file", 0))  # the page cache gives these bytes back when they are wanted
         return free if most == "max" else max(0, min(free, int(most) - used + cached))
     except (OSError, ValueError):  # no such group, or of version 1
         return free

@@ -24,7 +24,7 @@ class HostPool:
         return len(self._free)
 
     def open(self, num_tokens: int) -> HostCopy | None:
-        """Return a copy with blocks for `num_tokens` tokens; None if too few blocks are free."""
+        """Allocate blocks for `num_tokens` tokens of KV; None if too few blocks are free."""
         count = blocks_for(num_tokens)
         if count > len(self._free):
             return None
@@ -38,7 +38,7 @@ class HostPool:
         self._free.extend(blocks)
 
     def check_idle(self) -> None:
-        """Assert that every block is free, once."""
+        """Assert that every block of the host's pool is free, and listed once."""
         every = list(range(self._first, self._first + self.total))
         assert sorted(self._free) == every, f"{self.total - len(self._free)} blocks still on the host"
 

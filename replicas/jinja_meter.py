@@ -44,7 +44,7 @@ class TemplateTime(TemplateLimit):
 
 
 class Meter:
-    """Time and characters of one rendering.
+    """Meter of one template rendering: its time, and the characters that it makes.
 
     Time is CPU time of this thread, in seconds: a template never waits, and a busy machine is not its fault.
     """
@@ -98,7 +98,7 @@ def check_compared(text: str, other: str) -> None:
 
 
 def at_most(values: Iterable[Any]) -> list[Any]:
-    """Return all items as a list. Raises TemplateLimit if there are too many."""
+    """Return all items of an iterable as a list. Raises TemplateLimit if there are more than MAX_ITEMS."""
     if isinstance(values, str | list | tuple | dict):
         check_items(len(values))
     found = list(itertools.islice(values, MAX_ITEMS + 1))

@@ -58,7 +58,7 @@ def ended_already(sequence: Sequence, text: TextStream | None) -> Delta | None:
 
 
 def keep_prompt_logprobs(sequence: Sequence, start: int, found: tuple[TokenLogprob, ...]) -> None:
-    """Append the log-probabilities that are new: a preempted sequence computes some of its prompt twice."""
+    """Append the prompt's log-probabilities that are new: a preempted sequence computes some of its prompt twice."""
     known = len(sequence.prompt_logprobs) - (start + 1)
     sequence.prompt_logprobs.extend(found[max(known, 0) :])
 

@@ -62,7 +62,7 @@ class Fields:
         return self.error_at(key, self.raw.get(key), accepted)
 
     def error_at(self, path: str, value: Any, accepted: str) -> CheckpointError:
-        """Return the error for a value that lies deeper, at a dotted path."""
+        """Return the error for a refused value at a dotted path within the object."""
         problem = "is missing" if value is None else f"{shown(value)} is not accepted"
         return CheckpointError(f"{problem}; expected {accepted}", file=self.file, tensor=self.prefix + path)
 

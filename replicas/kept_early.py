@@ -81,7 +81,7 @@ _now: KeptEarly | None = None
 
 
 def begin(path: Path) -> None:
-    """Begin to digest a file that this start is likely to use."""
+    """Begin to map and digest a file of repacked weights that this start is likely to use."""
     global _now
     end()
     with suppress(OSError, ValueError):
@@ -89,7 +89,7 @@ def begin(path: Path) -> None:
 
 
 def taken(descriptor: int) -> KeptEarly | None:
-    """Return the early digest if it is of that file, and stop it."""
+    """Stop the early digest and return it, if it is of the descriptor's file; None otherwise."""
     early = _now
     if early is None:
         return None
@@ -98,7 +98,7 @@ def taken(descriptor: int) -> KeptEarly | None:
 
 
 def end() -> None:
-    """Drop the early digest, since it will not be used any more."""
+    """Drop the early digest of a file, since it will not be used any more."""
     global _now
     early, _now = _now, None
     if early is not None:

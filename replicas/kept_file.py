@@ -79,8 +79,12 @@ class KeptWriter:
     """
 
     def __init__(self, file: BinaryIO, room: int) -> None:
-        """Begin at the data. file: empty, and open for reading too. room: bytes for the header, whole pages. Raises
-        OSError.
+        """Prepare to write the data behind the space for the header.
+
+        file  empty, and open for reading too
+        room  bytes for the header, whole pages
+
+        Raises OSError.
         """
         assert room % _PAGE == 0, "the data begin with a page"
         self._file, self._room = file, room
@@ -238,7 +242,7 @@ def _enter(entries: dict[str, Any], name: str, tensor: torch.Tensor, begin: int)
 
 
 def _metadata(key: str, tree: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, str]:
-    """Return the metadata, with zeros in place of the digests, which are computed later."""
+    """Return the file's metadata, with zeros in place of the digests, which are computed later."""
     said = {"key": key, "tree": json.dumps(tree), "choices": json.dumps(dict(choices))}
     return said | dict.fromkeys(("contents", "sum"), "0" * _DIGEST_CHARS)
 
@@ -270,7 +274,7 @@ def _flat(kept: Kept) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def branch(name: str, parts: Sequence[PackedLayer]) -> list[dict[str, Any]]:
-    """Return a layer's entry in the tree."""
+    """Return a packed layer's entry in the tree of the file's metadata."""
     return [
         {
             "kernel": part.kernel,

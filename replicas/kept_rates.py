@@ -46,7 +46,7 @@ class KeptRates:
     """Rates of one engine, kept in a folder that only this user can write to."""
 
     def __init__(self, folder: Path, key: str) -> None:
-        """Name the file of these rates. `key`: text of everything that rates depend on."""
+        """Choose the file in which these rates are kept. `key`: text of everything that rates depend on."""
         self._path = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
     def of(self, core: EngineCore) -> tuple[Rates, str]:

@@ -70,7 +70,7 @@ def in_a_row(contents: Mapping[str, bytes]) -> bytes:
 
 
 def in_turn(checkpoint: Checkpoint, row: bytes) -> Mapping[str, bytes]:
-    """Return the digests by tensor name, from one row of bytes. Raises ValueError if the row is of other tensors."""
+    """Return the tensors' digests by name, from one row of bytes. Raises ValueError if the row is of other tensors."""
     parts = (row[at : at + _DIGEST_BYTES] for at in range(0, len(row), _DIGEST_BYTES))
     return dict(zip(names_of(checkpoint), parts, strict=True))
 

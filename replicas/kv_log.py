@@ -10,7 +10,9 @@ OwnedEvent = tuple[str, KvEvent]  # an event, after the tenant who owns the pref
 
 
 class KvLog:
-    """Collects events as they happen; `take` hands them over. Not thread-safe."""
+    """Log of changes of the prefix index. Events are collected as they happen, and `take` returns them. Not
+    thread-safe.
+    """
 
     def __init__(self) -> None:
         self._events: list[OwnedEvent] = []

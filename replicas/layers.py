@@ -27,7 +27,7 @@ _NONE = [-1]  # stands in the cache for a layer without an order of inputs
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Source that a layer loads itself from.
+    """Source from which the parts of a decoder layer load themselves.
 
     ranks    ranks that the model is divided among; None: it is whole
     shelf    what an earlier start has repacked, or records what is repacked now
@@ -85,7 +85,9 @@ class Source:
         return self.part(names, made)
 
     def _is_embedding(self, head: Linear) -> bool:
-        """Return whether the head is the embedding itself, and could be kept in the cache otherwise."""
+        """Return whether the head is the embedding itself, and could otherwise be kept in the cache. A head that cannot
+        be kept is recorded as such instead.
+        """
         shared = frozenset({EMBEDDING}) in self.made and head.held.given > 0
         return shared and isinstance(self.ops, PackedLayerOps) and self.ops.keeps(head)
 

@@ -39,7 +39,7 @@ class Mailbox:
         self._reader: asyncio.Future[None] | None = None  # set while the reader waits for a message
 
     def put(self, message: StreamMessage, now: float, *, done: bool, error: MotleyError | None = None) -> None:
-        """Add a message of the engine. `now`: in monotonic seconds."""
+        """Add a message that the engine sent for the request. `now`: in monotonic seconds."""
         self.started = True
         self.pending.put(message)
         self.done, self._error = done, error

@@ -40,7 +40,9 @@ def check_manifests(folder: Path, files: Iterable[Path]) -> None:
 
 
 def _read(folder: Path, name: str) -> list[tuple[str, str]]:
-    """Return (file, digest) of each line."""
+    """Return (file, SHA-256 in hex) for each line of a checksum file. Raises CheckpointError for a line of another
+    form.
+    """
     text = read_file(folder, name, MAX_BYTES).decode(errors="replace")
     found = []
     for number, line in enumerate(text.splitlines(), 1):

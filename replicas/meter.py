@@ -13,7 +13,9 @@ _GRAIN_S = 0.1  # tokens made within this many seconds are remembered as one ent
 
 
 class Meter:
-    """Counts prompt tokens of requests that have begun, and output tokens as they are made. `clock`: in seconds."""
+    """Counter of the prompt tokens of requests that have begun, and of output tokens as they are made. `clock`: in
+    seconds.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -35,7 +37,7 @@ class Meter:
             self._recent.append((now, tokens))
 
     def measured(self, load: ReplicaLoad) -> ReplicaLoad:
-        """Return the load, completed with what was counted so far."""
+        """Return the load, completed with the counted tokens and the rate of output tokens."""
         since = self._clock() - RATE_WINDOW_S
         while self._recent and self._recent[0][0] < since:
             self._num_recent -= self._recent.popleft()[1]

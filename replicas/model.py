@@ -415,7 +415,9 @@ def updated_model(
 def _loaded(
     decoder: Decoder, checkpoint: Checkpoint, contents: Mapping[str, bytes], digests: Sequence[bytes] = ()
 ) -> LoadedModel:
-    """Return the loaded model. contents: empty in a process that does not compute the fingerprint."""
+    """Return the loaded model with its fingerprint. contents: empty in a process that does not compute the
+    fingerprint.
+    """
     return LoadedModel(
         decoder=decoder,
         config=checkpoint.config,

@@ -71,7 +71,7 @@ class RequestOutput:
 
 
 class Engine:
-    """A model, ready to generate.
+    """Engine with a model that is ready to generate, for use as a library.
 
     path      a folder with safetensors, or a Hugging Face id
     device    "cpu" or "cuda[:i]"
@@ -137,7 +137,7 @@ class Engine:
 
     @property
     def choices(self) -> dict[str, str]:
-        """The automatic decisions, each with its reason."""
+        """Automatic decisions of the engine, each with its reason."""
         return dict(self._built.choices)
 
     def sampling(self, **given: Any) -> SamplingParams:

@@ -250,7 +250,7 @@ def _adapter(folder: Path) -> str:
 
 
 def _names(folder: Path) -> list[str]:
-    """Return the names in a folder. Raises CheckpointError."""
+    """Return the names of the entries in a checkpoint's folder. Raises CheckpointError."""
     try:
         return sorted(os.listdir(folder))
     except OSError as error:

@@ -15,7 +15,9 @@ _MESSAGE, _DELTA, _TOKEN, _LOGPROB, _ALTERNATIVE, _VALUE = 128, 190, 28, 168, 11
 
 
 class Pile:
-    """Messages in order. `num_bytes`: about what they take in memory; log-probabilities outweigh tokens tenfold."""
+    """Queue of messages for one reader. `num_bytes`: about what they take in memory; log-probabilities outweigh tokens
+    tenfold.
+    """
 
     def __init__(self) -> None:
         self.num_bytes = 0

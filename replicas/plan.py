@@ -18,7 +18,7 @@ UNKNOWN = -1  # stands for a token that the step before this one samples; the ru
 
 
 class SampleSpec(NamedTuple):
-    """How to choose the token after a sequence's last one; the sampler keeps no state of its own.
+    """Specification of how to choose the token after a sequence's last one; the sampler keeps no state of its own.
 
     position       index of the token in the output, from 0; with seed and choice it fixes the random number
     suppressed     ids that must not be chosen (such as the end of sequence before min_tokens)

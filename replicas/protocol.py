@@ -58,7 +58,7 @@ class FinishReason(enum.StrEnum):
 
 
 class Pooling(enum.StrEnum):
-    """How a prompt's hidden states become one embedding vector; nothing is generated then."""
+    """Kind of pooling: how a prompt's hidden states become one embedding vector; nothing is generated then."""
 
     LAST = "last"  # the hidden state of the last token
     MEAN = "mean"  # the mean of all tokens' hidden states
@@ -78,7 +78,7 @@ PromptLogprob = TokenLogprob | None
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One validated request.
+    """One validated request for a replica's engine.
 
     prompt_ids    token ids of the prompt, at least one
     output_ids    per choice, the output so far, where a request is resumed; empty, or one tuple for each of

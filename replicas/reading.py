@@ -116,13 +116,13 @@ class Reader:
             self._files.close()
 
     def stop(self) -> None:
-        """Stop reading, whether or not everything was read."""
+        """Stop reading tensors, whether or not everything was read."""
         self._forget()
         if self._files is not None:
             self._files.drop()
 
     def _forget(self) -> None:
-        """Drop tensors that were not taken, and memory that is free."""
+        """Drop tensors that were read and not taken, and memory that is free."""
         self._rooms.close()
         for extent in self._extents.values():
             extent.map = extent.read = None

@@ -42,7 +42,7 @@ class Rooms:
         return view
 
     def close(self) -> None:
-        """Free memory that is not in use."""
+        """Free the pool's memory that no tensor uses, and keep none that is given back later."""
         with self._lock:
             self._closed = True
             self._free = []

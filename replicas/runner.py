@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    """Runs a plan. It knows nothing of requests, queues or text."""
+    """Runner of step plans. It knows nothing of requests, queues or text."""
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
@@ -156,7 +156,7 @@ class ModelRunner:
 
     @property
     def model(self) -> Model:
-        """The model with the newest weights."""
+        """The model that has the newest weights."""
         return self.models[max(self.models)]
 
     def adopt(self, version: int, model: Model | InParts) -> None:

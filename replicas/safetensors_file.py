@@ -69,7 +69,7 @@ def parse_header(file: BinaryIO, size: int, name: str) -> tuple[dict[str, Tensor
 
 
 def header_bytes(prefix: bytes, size: int, file: str) -> int:
-    """Return the header's length. Raises CheckpointError unless it lies within the file."""
+    """Return the length of a safetensors header. Raises CheckpointError unless it lies within the file."""
     if len(prefix) < PREFIX_BYTES:
         raise CheckpointError(f"truncated: {size} bytes hold no header", file=file)
     if prefix == _GIT_LFS[:PREFIX_BYTES]:

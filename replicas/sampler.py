@@ -55,7 +55,9 @@ def _sample_row(logits: torch.Tensor, spec: SampleSpec) -> ItemResult:
 
 
 def _argmax(logits: torch.Tensor) -> int:
-    """Return the first of the largest. On a CPU torch's own argmax takes ten times as long as these two passes."""
+    """Return the index of the first of the largest logits. On a CPU torch's own argmax takes ten times as long as these
+    two passes.
+    """
     if logits.device.type != "cpu":
         return int(logits.argmax())
     return int((logits == logits.amax()).numpy().argmax())

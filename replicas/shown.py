@@ -39,7 +39,7 @@ def shown(value: Any) -> str:
 
 
 def first_double(names: Iterable[Name]) -> Name | None:
-    """Return the first item that occurred before; None if all are different."""
+    """Return the first name that occurs a second time; None if all are different."""
     seen: set[Name] = set()
     for name in names:
         if name in seen:

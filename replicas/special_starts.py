@@ -20,10 +20,10 @@ WIDE = 16  # most alternatives that are tried one after another at such a place
 
 
 def special_starts(literal: Iterable[str]) -> re.Pattern[str] | None:
-    """Return a pattern that matches the first character of any of these strings, wherever one stands, also inside
-    another.
+    """Return a pattern that matches the first character of any of these special tokens' texts, wherever one stands,
+    also inside another.
 
-    None if no string has two characters or more. Raises CheckpointError if the strings branch too often.
+    None if no text has two characters or more. Raises CheckpointError if the texts branch too often.
     """
     texts: list[str] = []
     for text in sorted({text for text in literal if len(text) > 1}):

@@ -10,7 +10,7 @@ __all__ = ["TextStream"]
 
 
 class TextStream:
-    """Turns the output ids of one choice into text that is safe to send.
+    """Stream that turns the output ids of one choice into text that is safe to send.
 
     Text that could still become part of a stop string is held back, and no more than that: the longest
     suffix that begins one. The first stop string to be completed ends the text; of several completed by the

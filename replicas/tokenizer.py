@@ -462,7 +462,10 @@ def _too_much_template() -> InvalidRequest:
 
 
 def _quick_s(messages: int, tools: int, *, wary: bool) -> float:
-    """Return the CPU seconds that the template of such a chat may take in this process."""
+    """Return the CPU seconds that a chat's template may take in this process, for that many messages and tools.
+
+    wary  whether a template was slow lately, so that each has less time
+    """
     quick_s = QUICK_MESSAGE_S * messages + QUICK_TOOL_S * tools
     return min(WARY_BASE_S + quick_s / 2 if wary else QUICK_S + quick_s, MAX_QUICK_S)
 

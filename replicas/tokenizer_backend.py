@@ -87,7 +87,7 @@ def _at_fault(state: State) -> str:
 def _loads(text: str) -> bool:
     try:
         tokenizers.Tokenizer.from_str(text)
-    except BaseException as error:  # noqa: BLE001  # likewise
+    except BaseException as error:  # noqa: BLE001  # raised again if it is not the library's
         _let_go(error)
         return False
     return True
@@ -142,7 +142,7 @@ def _at_fault_in_use(backend: tokenizers.Tokenizer) -> str:
 def _encodes(text: str) -> bool:
     try:
         tokenizers.Tokenizer.from_str(text).encode(PROBE)
-    except BaseException as error:  # noqa: BLE001  # likewise
+    except BaseException as error:  # noqa: BLE001  # raised again if it is not the library's
         _let_go(error)
         return False
     return True

@@ -44,7 +44,9 @@ def steps(component: Any) -> Iterable[Step]:
 
 
 def growth(step: Step) -> float:
-    """Return the most characters that a `Replace` makes of one. Raises KeyError if it says something unknown."""
+    """Return the most characters that a `Replace` step makes of one character. Raises KeyError if it says something
+    unknown.
+    """
     content, pattern = step["content"], step["pattern"]
     text = pattern.get("String")
     if text:

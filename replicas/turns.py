@@ -26,7 +26,7 @@ class Turns:
 
     @property
     def keys(self) -> list[int]:
-        """Keys of the open requests."""
+        """Keys of the requests that are open."""
         return list(self._kept)
 
     def open(self, key: int, request: Request, grammar: GrammarProcess | None = None) -> None:
@@ -46,10 +46,10 @@ class Turns:
             yield emissions
 
     def close(self, keys: list[int]) -> None:
-        """Cancel requests that are not done, and drop output that was not read."""
+        """Cancel the requests with these keys that are not done, and drop output that was not read."""
         for key in keys:
             self._kept.pop(key, None)
-            if self._stepping:  # an iterator that nobody holds can be collected, and so closed, at any time
+            if self._stepping:  # an iterator without references can be collected, and so closed, at any time
                 self._left.append(key)
             else:
                 self._core.cancel(key)

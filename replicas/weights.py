@@ -62,7 +62,7 @@ class Weights:
         return name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the whole tensor."""
+        """Return the shape of the whole tensor of that name."""
         return self._tensors[name][1].shape
 
     def take(self, name: str, *part: slice) -> torch.Tensor:

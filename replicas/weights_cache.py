@@ -66,7 +66,7 @@ class WeightsCache:
     """Cache of repacked weights in a folder that only this user can write to."""
 
     def __init__(self, folder: Path, *, least_bytes: int = LEAST_BYTES) -> None:
-        """Use a folder. least_bytes: smaller models are not kept."""
+        """Use a folder as the cache of repacked weights. least_bytes: smaller models are not kept."""
         self.folder, self.least_bytes = folder, least_bytes
         self._writer: threading.Thread | None = None
         self._awaited = threading.Event()
@@ -102,7 +102,7 @@ class WeightsCache:
             file.write(json.dumps(said))
 
     def has(self, kind: str) -> bool:
-        """Return whether there is an entry of that kind, of whatever contents."""
+        """Return whether the cache has an entry of repacked weights of that kind, of whatever contents."""
         return any((self.folder / "weights").glob(f"{_short(kind)}-*.safetensors"))
 
     def hint(self, checkpoint: Path, key: str, device: str = "cpu") -> None:
@@ -169,7 +169,7 @@ class WeightsCache:
         return self._claim is not None
 
     def give_up(self) -> None:
-        """Give up the claim, if there is one."""
+        """Give up the claim to write an entry, if this process has one."""
         if self._claim is not None:
             os.close(self._claim)
             self._claim = None

@@ -34,7 +34,9 @@ class Clock(Protocol):
         ...
 
     def hold(self, times: int = 1) -> None:
-        """Keep the device from beginning further work until all of it is queued. The wait counts in no time."""
+        """Keep the device from beginning the work that follows until all of it is queued. The wait counts in no
+        measured time.
+        """
         ...
 
 

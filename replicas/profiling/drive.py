@@ -43,7 +43,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Measured:
-    """Measurements of one phase.
+    """Measurements of one phase, prefill or decode.
 
     workload     size of the workload, in numbers
     tokens       tokens that one sample computes

@@ -35,7 +35,7 @@ _OPERATORS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts about one part.
+    """Facts about one timed part of a step, from which the cause of its slowness is decided.
 
     kernel       name in the op table; for a part that is no linear layer: "c", "torch" or "triton"
     chosen       what the operators said about their choices for it on this device

@@ -63,7 +63,7 @@ class Recorder:
         self._spans.append(_Span(part, began, ended, NO_WORK))
 
     def take(self) -> Sample:
-        """Return the sums of all records, and forget them."""
+        """Return the sums of all recorded times and work, and forget the records."""
         self.clock.settle()
         sample = Sample()
         for part, began, ended, work in self._spans:
@@ -73,7 +73,7 @@ class Recorder:
         return sample
 
     def forget_seen(self) -> dict[str, Seen]:
-        """Return each part's last call, and forget them."""
+        """Return the dtype and rows of each part's last call, and forget them."""
         seen = dict(self._seen)
         self._seen.clear()
         return seen

@@ -93,12 +93,12 @@ def _ms(seconds: float) -> str:
 
 
 def _number(value: float) -> str:
-    """Return three digits, or all of a large number."""
+    """Return a number as text with three digits, or with all digits of a large one."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def amount(value: float) -> str:
-    """Return three digits and a prefix: "7.36 M"."""
+    """Return an amount as text with three digits and a prefix: "7.36 M"."""
     for limit, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= limit:
             return f"{value / limit:.3g} {prefix}"

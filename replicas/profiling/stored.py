@@ -21,7 +21,7 @@ class Stored:
 
     @property
     def bits(self) -> float:
-        """Bits of one weight."""
+        """Bits that one weight takes in the checkpoint."""
         return 8 * self.nbytes / self.weights
 
 
