@@ -36,7 +36,7 @@ def read_config(config: Fields) -> ModelConfig:
 
 
 def architecture_of(family: str) -> str:
-    """Return the architecture that checkpoints of this family name."""
+    """Return the name of the architecture in checkpoints of this family, such as "LlamaForCausalLM"."""
     return _BY_MODEL_TYPE[family]
 
 

@@ -75,7 +75,7 @@ def _window(config: Fields, default: int) -> int | None:
 
 
 def _types(config: Fields, count: int) -> tuple[str, ...]:
-    """Return a name for each layer; none where the file has no such list."""
+    """Return the type of attention of each layer from `layer_types`; empty where the config has no such list."""
     if "layer_types" not in config:
         return ()
     found = config.raw["layer_types"]

@@ -64,7 +64,7 @@ class Copier(Protocol):
         ...
 
     def follow(self, mark: Mark) -> None:
-        """Let what is submitted from now on run after that mark of a copy."""
+        """Let the work that is submitted from now on run after that mark of a copy."""
         ...
 
 
@@ -72,7 +72,7 @@ class Accelerator(Copier, Protocol):
     """Protocol of a device. Submitted work must not wait for the device, as `.item()` does."""
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Run work after all that was submitted before."""
+        """Run work on the device after all that was submitted before."""
         ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:

@@ -38,14 +38,14 @@ class Alternatives:
         self._packed.there["logprob"][:count].copy_((values - chosen + logprobs[:, None]).clamp(max=0).view(-1))
 
     def fetch(self) -> Told:
-        """Submit the copy to the host; it is there after the next mark."""
+        """Submit the copy of the likeliest tokens to the host; it is there after the next mark."""
         turn = self._packed.turn()
         self._packed.fetch(turn)
         return Told(turn, self._each)
 
 
 class Told:
-    """Likeliest tokens of a step on the host."""
+    """Likeliest tokens of a step, with their log-probabilities, on the host."""
 
     def __init__(self, turn: Turn, each: int) -> None:
         self._ids, self._logprobs, self._each = turn.here["id"], turn.here["logprob"], each

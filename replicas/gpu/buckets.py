@@ -35,5 +35,5 @@ def context_sizes(longest: int) -> tuple[int, ...]:
 
 
 def bucket(sizes: tuple[int, ...], number: int) -> int:
-    """Return the smallest size that is at least `number`."""
+    """Return the smallest of these ascending sizes that is at least `number`."""
     return sizes[bisect_left(sizes, number)]

@@ -88,7 +88,7 @@ class Chooser:
         self._alternatives = Alternatives(accelerator, most, state.vocab_size)
 
     def takes(self, spec: SampleSpec) -> bool:
-        """Return whether the device can sample in this way."""
+        """Return whether the device can sample with these parameters, rather than the host."""
         return spec.plain and (self.penalties or not spec.params.penalised)
 
     def choose(

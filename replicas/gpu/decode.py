@@ -70,7 +70,7 @@ _Flags = tuple[bool, bool, bool]
 
 
 class Key(NamedTuple):
-    """Properties of a graph.
+    """Properties of a CUDA graph of a decode step, by which it is looked up.
 
     batch      rows, each of one token, some of them padding
     context    most tokens of a sequence
@@ -89,7 +89,7 @@ class Key(NamedTuple):
 
     @property
     def covers(self) -> tuple[Key, ...]:
-        """Keys of graphs that serve as well, with launches that have nothing to do."""
+        """Keys of graphs that can run the same step, with launches that then have nothing to do."""
         if self.filtered is None:
             return ()
         flags = self.filtered, self.penalised, self.biased
@@ -98,15 +98,15 @@ class Key(NamedTuple):
 
 @functools.cache
 def _wider(flags: _Flags) -> tuple[_Flags, ...]:
-    """Return all flags that include these and others, the fewest first."""
+    """Return all combinations of a graph's flags that include these and set others, those with the fewest first."""
     every = itertools.product((False, True), (False, True), (False, True))
     wider = [each for each in every if each != flags and all(a <= b for a, b in zip(flags, each, strict=True))]
     return tuple(sorted(wider, key=sum))
 
 
 class DecodeGraphs:
-    """Graphs that were captured at warm-up or when first needed. At most MAX_GRAPHS are kept: the least recently
-    launched one is replaced.
+    """CUDA graphs of decode steps, captured at warm-up or when first needed. At most MAX_GRAPHS are kept: the least
+    recently launched one is replaced.
 
     All graphs of a batch size read and write the same memory, for all versions of the weights.
 
@@ -139,7 +139,7 @@ class DecodeGraphs:
         return self._capture_s + (0.0 if began is None else time.monotonic() - began)
 
     def longest_s(self) -> float:
-        """Return the seconds of the longest finished capture. Safe from any thread."""
+        """Return the seconds that the longest finished capture of a graph took. Safe from any thread."""
         return self._longest_s
 
     def warm_up(self, keys: Sequence[Key], within_s: float) -> tuple[int, int]:
@@ -210,7 +210,7 @@ class DecodeGraphs:
         self._refused.clear()
 
     def close(self) -> None:
-        """Free all graphs, none of which may be running."""
+        """Free all CUDA graphs, none of which may be running."""
         self._replays.clear()
 
     def static(self, batch: int) -> Static:
@@ -278,7 +278,7 @@ class DecodeGraphs:
 
 
 class Static:
-    """Memory of the graphs of one batch size.
+    """Inputs and outputs on the device that all CUDA graphs of one batch size share.
 
     logits  fp32 [batch, vocabulary], where nothing is sampled
     """

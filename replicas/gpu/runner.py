@@ -84,11 +84,11 @@ class GpuRunner:
         return max(self.models)
 
     def adopt(self, version: int, model: Model | InParts) -> None:
-        """Add weights of a version, as `Updating` says; they must be loaded."""
+        """Add a model with new weights, by version, for steps to come (`Updating`); its weights must be loaded."""
         self.models[version] = model
 
     def forget(self, version: int) -> None:
-        """Drop weights of a version, as `Updating` says."""
+        """Drop a version of the weights and its graphs, once no step is computed with it any more (`Updating`)."""
         self._accelerator.mark().wait()  # a step that has failed may still be running
         if self.graphs is not None:
             self.graphs.forget(version)
@@ -100,7 +100,7 @@ class GpuRunner:
         return self.launch(plan)()
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Begin a step, as `Pipelined` says."""
+        """Begin a step, and return a function that waits for its result (`Pipelined`)."""
         if self.swapper is not None:
             self.swapper.order(plan)
         if self.graphs is not None:
@@ -113,7 +113,7 @@ class GpuRunner:
         return self._launch_eager(plan)
 
     def swap(self, plan: StepPlan) -> None:
-        """Copy KV blocks between the device and the host, as `Swapping` says."""
+        """Copy a plan's KV blocks between the device and the host, beside the steps (`Swapping`)."""
         assert self.swapper is not None, "there is a host pool"
         self.swapper.swap(plan)
 
@@ -132,16 +132,16 @@ class GpuRunner:
         return Key(batch, context, any(map(filters, specs)), penalised, biased, plan.weights)
 
     def capture_s(self) -> float:
-        """Return the seconds that captures of graphs have taken, as `Capturing` says."""
+        """Return the seconds that captures of CUDA graphs have taken so far (`Capturing`)."""
         return 0.0 if self.graphs is None else self.graphs.capture_s()
 
     def longest_s(self) -> float:
-        """Return the seconds of the longest capture, as `Capturing` says."""
+        """Return the seconds that the longest capture of a CUDA graph took (`Capturing`)."""
         return 0.0 if self.graphs is None else self.graphs.longest_s()
 
     def close(self) -> None:
-        """Free the graphs, as `Capturing` says. They go before the process group that made their exchanges, whose own
-        end waits for them.
+        """Free the CUDA graphs (`Capturing`). They go before the process group that made their exchanges, whose own end
+        waits for them.
         """
         if self.graphs is not None:
             with suppress(EngineLost, RuntimeError):  # this failure may be the reason why the engine is closed
@@ -149,7 +149,7 @@ class GpuRunner:
             self.graphs.close()
 
     def warm_up(self, within_s: float, *, penalised: bool = False) -> str:
-        """Capture the likeliest graphs of decode steps with the newest weights, as `Warming` says, as many as are kept.
+        """Capture the likeliest CUDA graphs of decode steps with the newest weights, as many as are kept (`Warming`).
 
         Few sequences and short contexts are the likeliest. A graph with filters also serves rows without. A quarter of
         the graphs, or what is left, is for steps whose tokens are sampled apart from the graph. Returns a sentence for

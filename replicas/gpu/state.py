@@ -48,7 +48,7 @@ class DeviceState:
         self._accelerator = accelerator
 
     def take(self, items: Sequence[PlanItem]) -> list[int]:
-        """Return the rows of these items' sequences."""
+        """Return the rows of the device's state that these items' sequences have."""
         return self.rows.take(item.sequence_id for item in items)
 
     def bring_tables(self, items: Sequence[PlanItem], rows: Sequence[int]) -> None:
@@ -65,7 +65,7 @@ class DeviceState:
                 self._accelerator.submit(partial(self._write_table, row, values))
 
     def have_tables(self, items: Sequence[PlanItem], rows: Sequence[int]) -> None:
-        """Record that the step which writes the last blocks was submitted."""
+        """Record that the step which writes these items' last blocks to their tables was submitted."""
         for item, row in zip(items, rows, strict=True):
             self.rows.written[row] = item.blocks
 

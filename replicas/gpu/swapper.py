@@ -62,8 +62,8 @@ class Swapper:
         self._pending: list[tuple[frozenset[int], Mark]] = []  # blocks of the device, in the order of the copies
 
     def swap(self, plan: StepPlan) -> None:
-        """Submit a plan's copies, as `Swapping` says, and return before they are made; `order` makes steps wait for
-        them.
+        """Submit a plan's copies of KV blocks and return before they are made (`Swapping`); `order` makes steps wait
+        for them.
         """
         for chunk in _chunks(plan.swap_out):
             self._submit(partial(self._moves.out, chunk), chunk, None)
@@ -83,11 +83,11 @@ class Swapper:
             del self._pending[: last + 1]
 
     def mark(self) -> Mark:
-        """Return a mark of the end of all copies so far."""
+        """Return a mark of the end of all copies of KV blocks so far."""
         return self._pending[-1][1] if self._pending else self._copier.copy(_nothing)
 
     def forget(self) -> None:
-        """Forget the copies so far, which must all have ended."""
+        """Forget the copies of KV blocks so far, which must all have ended."""
         self._pending = []
 
     def slabs(self) -> Iterator[list[torch.Tensor]]:

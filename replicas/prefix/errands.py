@@ -106,11 +106,11 @@ class Courier(Protocol):
     def send(self, errand: Errand) -> None: ...
 
     def take(self) -> list[Errand]:
-        """Return the operations that have ended since the last call."""
+        """Return the operations on the store that have ended since the last call."""
         ...
 
     def wait(self, seconds: float) -> None:
-        """Wait until an operation has ended, for at most so many seconds."""
+        """Wait until an operation on the store has ended, for at most so many seconds."""
         ...
 
     def close(self) -> None: ...

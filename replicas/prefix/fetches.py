@@ -198,7 +198,7 @@ class Fetches:
         self._flying = {key: flying for key, flying in self._flying.items() if flying.coming()}
 
     def leave(self, sequence: Sequence) -> None:
-        """Stop waiting for a sequence's KV."""
+        """Stop waiting for a sequence's KV from the store, because it has ended, is held, or gets other weights."""
         if sequence.state is not State.WAITING_KV:
             return
         sequence.state = State.WAITING

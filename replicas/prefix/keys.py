@@ -67,7 +67,7 @@ class StoreKeys:
         self._identity = identity
 
     def renew(self, identity: bytes) -> None:
-        """Set another identity, for keys from now on."""
+        """Set another identity of the KV, which all keys from now on depend on."""
         self._identity = identity
 
     @property

@@ -20,7 +20,7 @@ class Known:
         self._seen: OrderedDict[bytes, float] = OrderedDict()
 
     def there(self, keys: Sequence[bytes]) -> None:
-        """Record that these values were read or written just now."""
+        """Record that the store's values at these keys were read or written just now."""
         now = self._clock()
         for key in reversed(keys):  # so that the end of a prefix is dropped first
             self._seen[key] = now

@@ -38,7 +38,7 @@ class Link:
 
 
 def no_link() -> Link:
-    """Return a link for an engine that shares nothing."""
+    """Return a link for an engine that shares no prefixes: its pool is empty, and it must not be sent anything."""
     return Link(_Nobody(), StoreKeys(b"", b""), LentPool(), _Nowhere, value_blocks=1, value_bytes=1)
 
 

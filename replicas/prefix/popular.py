@@ -46,9 +46,10 @@ class Popular:
         self._seen: dict[tuple[str, bytes], PopularPrefix] = {}
 
     def saw(self, tenant: str, key: bytes, found_tokens: int) -> None:
-        """Count one more request.
+        """Count one more request of a tenant for a prefix.
 
-        key  store key of its first value
+        key           store key of its first value
+        found_tokens  tokens of its prompt that were in the replica's own KV
         """
         name = tenant, key
         one = self._seen.get(name)
@@ -66,7 +67,7 @@ class Popular:
             self._seen[tenant, key] = _more(one, fetched_tokens=tokens, longest=found_tokens + tokens)
 
     def forget(self, tenant: str | None) -> None:
-        """Drop the counts of a tenant; None for those of all tenants."""
+        """Drop the counts of a tenant's prefixes; None for those of all tenants."""
         for name in [name for name in self._seen if tenant in (None, name[0])]:
             del self._seen[name]
 

@@ -50,16 +50,16 @@ class Prefixes:
 
     @property
     def waits(self) -> bool:
-        """Whether a sequence waits for the store, or something waits to be stored."""
+        """Whether a sequence waits for KV from the store, or KV waits to be stored."""
         return bool(self._fetches) or self.pending
 
     @property
     def pending(self) -> bool:
-        """Whether something is to be stored or is being stored, with or without requests."""
+        """Whether KV of prefixes is to be stored or is being stored, with or without requests."""
         return self._saves.pending
 
     def wait(self, seconds: float) -> None:
-        """Wait until an operation has ended, for at most so many seconds."""
+        """Wait until an operation on the store has ended, for at most so many seconds."""
         self._link.courier.wait(seconds)
 
     def begin(self, waiting: Iterable[Sequence], pool: BlockPool) -> None:
@@ -94,11 +94,11 @@ class Prefixes:
             self.pool.left = []
 
     def not_copied(self) -> None:
-        """Record that the plan's copies were not made."""
+        """Record that the plan's copies to the host were not made, so that the values are not stored."""
         self._saves.not_copied()
 
     def leave(self, sequence: Sequence) -> None:
-        """Stop waiting for a sequence's KV, because the sequence is preempted or has ended."""
+        """Stop waiting for a sequence's KV from the store, because it has ended, is held, or gets other weights."""
         self._fetches.leave(sequence)
 
     def forget(self, owner: str | None) -> None:

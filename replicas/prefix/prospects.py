@@ -66,7 +66,7 @@ class Prospects:
         return self._refused % _TRY_AGAIN == 0
 
     def learn(self, nbytes: int, seconds: float) -> None:
-        """Update the speed by a fetch of `nbytes` bytes that took `seconds`."""
+        """Update the estimated speed of fetches by one of `nbytes` bytes that took `seconds`."""
         self._s_per_byte += _NEWEST * (seconds / nbytes - self._s_per_byte)
 
 

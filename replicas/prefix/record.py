@@ -72,7 +72,7 @@ class Geometry:
 
     @property
     def number_bytes(self) -> int:
-        """Bytes of a head's payload without scales."""
+        """Bytes of the numbers in the payload of one KV head, without scales."""
         return 2 * self.layers * self.tokens * self.head_dim * DTYPES[self.dtype]
 
     @property

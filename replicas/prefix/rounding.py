@@ -46,12 +46,12 @@ class Trial:
 
     @property
     def known(self) -> int:
-        """Number of tokens of the prefix."""
+        """Number of tokens of the prefix, whose KV comes from a record."""
         return len(self.lent) * BLOCK_TOKENS
 
     @torch.inference_mode()
     def compute(self, tokens: Sequence[int]) -> None:
-        """Compute the KV of the prefix."""
+        """Compute the KV of the prefix on the device."""
         blocks = tuple(self.allocation.blocks[: len(self.lent)])
         self.runner.logits(StepPlan((PlanItem(sequence_id=-1, start=0, token_ids=tuple(tokens), blocks=blocks),)))
 

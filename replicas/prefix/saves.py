@@ -59,7 +59,7 @@ class Saves:
 
     @property
     def pending(self) -> bool:
-        """Whether something is to be stored or is being stored."""
+        """Whether KV of prefixes is to be stored or is being stored."""
         return bool(self._asked or self._wishes or self._out)
 
     def offer(self, sequence: Sequence, values: tuple[Value, ...]) -> None:
@@ -135,7 +135,7 @@ class Saves:
             self._leaving.append((save, tuple(zip(blocks, kept, strict=True))))
 
     def copies(self) -> tuple[Pair, ...]:
-        """Return the copies from device to host that the plan is to make."""
+        """Return the copies from device to host, of blocks to be stored, that the plan is to make."""
         return tuple(pair for _, pairs in self._leaving for pair in pairs)
 
     def copied(self, mark: Mark) -> None:

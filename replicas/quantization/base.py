@@ -91,12 +91,12 @@ class Format(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the format for users."""
+        """Name of the format that users see, as in "gptq-int4-g128"."""
         ...
 
     @property
     def quantizes_head(self) -> bool:
-        """Whether the vocabulary projection is in this format too."""
+        """Whether the vocabulary projection is quantized in this format as well."""
         ...
 
     def tensors(self, linear: LinearSpec) -> dict[str, TensorSpec]:

@@ -43,7 +43,7 @@ class GPTQSettings:
 
     @property
     def max_code(self) -> int:
-        """Largest code, 15 or 255."""
+        """Largest code of a quantized weight, 15 or 255."""
         return (1 << self.bits) - 1
 
     @property
@@ -105,12 +105,12 @@ class Grid:
     max_code: int
 
     def encode(self, values: Tensor) -> Tensor:
-        """Return the nearest codes as fp32 [N, C] for fp32 [N, C]."""
+        """Return the codes of the nearest grid points, fp32 [N, C], for values fp32 [N, C]."""
         codes = torch.round(values / self.scale[:, None]) + self.zero[:, None]
         return codes.clamp_(0, self.max_code)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Return fp32 [N, C] values of fp32 [N, C] codes."""
+        """Return the values, fp32 [N, C], of codes fp32 [N, C] on the grid."""
         return (codes - self.zero[:, None]) * self.scale[:, None]
 
 
@@ -159,13 +159,13 @@ class Hessian:
         self.total = torch.zeros(self.columns, self.columns)
 
     def add(self, inputs: Tensor) -> None:
-        """Add activations [..., K] to the mean."""
+        """Add the activations [..., K] of a batch to the mean of x xᵀ."""
         flat = inputs.detach().reshape(-1, self.columns).float()
         self.total += flat.T @ flat
         self.rows += len(flat)
 
     def mean(self) -> Tensor:
-        """Return the mean, fp32 [K, K]; raises ValueError before any input was seen."""
+        """Return the mean of x xᵀ, fp32 [K, K]; raises ValueError before any input was seen."""
         if not self.rows:
             raise ValueError("no calibration input reached this layer")
         return self.total / self.rows

@@ -63,8 +63,8 @@ class GPTQ:
     def read(cls, config: Fields, names: Collection[str] = ()) -> GPTQ:
         """Return the format from the `quantization_config` of config.json, or from AutoGPTQ's quantize_config.json.
 
-        names  names of the checkpoint's tensors, which show the layers that are not quantized where only some are
-               listed to be
+        names  names of the checkpoint's tensors, which show the unquantized layers where the config lists only
+               quantized ones
 
         Raises CheckpointError naming a key that asks for what is not supported or not understood.
         """
@@ -148,7 +148,9 @@ class GPTQ:
         return unpack(weights.take(name, slice(None), linear.outputs()).t(), self.bits)[:, order[linear.inputs()]]
 
     def _zeros(self, packed: torch.Tensor) -> torch.Tensor:
-        """Return the true zero points, uint8 [G, N]."""
+        """Return the true zero points, uint8 [G, N], of packed ones, undoing what was subtracted before they were
+        stored.
+        """
         if packed.is_meta:  # an outline's tensors have shapes only
             return unpack(packed, self.bits)
         if self.zeros_borrow and self.zero_offset:

@@ -121,7 +121,7 @@ class Agreement:
             self._all.append(_Process(where, each["files"], contents))
 
     def divide(self, layers: Sequence[int]) -> None:
-        """Record how many layers each stage has."""
+        """Record how many layers each pipeline stage of the model has."""
         self._layers = tuple(layers)
 
     def readers(self, number: int) -> Readers | None:
@@ -161,7 +161,7 @@ class Agreement:
         return new
 
     def _leads(self) -> list[int]:
-        """Return the number of the first process of each host."""
+        """Return, for each host, the number of its first process."""
         return sorted({each.files: number for number, each in reversed([*enumerate(self._all)])}.values())
 
     def _readers(self, number: int) -> Readers:

@@ -47,7 +47,7 @@ class CollectiveExchange:
         self._aborted = False
 
     def join(self, group: Collectives) -> None:
-        """Set the process group; to be called before the first exchange."""
+        """Set the torch process group that exchanges go through; to be called before the first exchange."""
         self._group = group
         if self._aborted:
             group.abort()

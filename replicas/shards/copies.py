@@ -25,13 +25,13 @@ class Copies:
         self._changed = threading.Condition()
 
     def made(self, process: int, number: int) -> None:
-        """Record that a process has made all copies up to `number`."""
+        """Record that a process has made all copies of KV up to `number`."""
         with self._changed:
             self._made[process] = number
             self._changed.notify_all()
 
     def lose(self) -> None:
-        """Record that a process has ended, so that all waits raise."""
+        """Record that a process has ended, so that all waits for copies raise."""
         with self._changed:
             self._lost = True
             self._changed.notify_all()

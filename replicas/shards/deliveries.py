@@ -99,7 +99,7 @@ class Updates:
 
 
 class _Taking:
-    """Process that receives a file.
+    """Process on another host that receives a file of new weights.
 
     path  where it has the file in the end
     """

@@ -34,7 +34,7 @@ class OnDevice:
         tensors: dict[str, torch.Tensor],
         stream: Stream | None = None,
     ) -> calls.Found:
-        """Make a call as `calls.make` does, and return when it is done."""
+        """Make a call of the decoder on the GPU as `calls.make` does on a CPU, and return when it is done."""
         found: list[calls.Found] = []
         there = self._accelerator.moved
 

@@ -89,12 +89,12 @@ class GpuStagedRunner:
         return self.models[max(self.models)]
 
     def adopt(self, version: int, model: Model | InParts) -> None:
-        """Add weights of a version, as `Updating` says."""
+        """Add a model with new weights, by version, for steps to come (`Updating`)."""
         assert isinstance(model, GpuLine), "every version is of stages"
         self.models[version] = model
 
     def forget(self, version: int) -> None:
-        """Drop weights of a version, as `Updating` says."""
+        """Drop a version of the weights, once no step is computed with it any more (`Updating`)."""
         self._accelerator.mark().wait()  # a step that has failed may still be running
         self.models.pop(version).forget()
 
@@ -102,7 +102,9 @@ class GpuStagedRunner:
         return self.launch(plan)()
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Begin a step, as `Pipelined` says. The first stage has computed it when this returns."""
+        """Begin a step, and return a function that waits for its result (`Pipelined`). The first stage has computed the
+        step when this returns.
+        """
         if self.swapper is not None:
             self.swapper.order(plan)
         batch, line = prepare(plan, _stays), self.models[plan.weights]
@@ -110,7 +112,7 @@ class GpuStagedRunner:
         return lambda: self._result(plan, batch, line, answer())
 
     def swap(self, plan: StepPlan) -> None:
-        """Copy KV blocks between the device and the host, as `Swapping` says."""
+        """Copy a plan's KV blocks between the devices and the host, beside the steps (`Swapping`)."""
         assert self.swapper is not None, "there is a host pool"
         self.swapper.swap(plan)
 

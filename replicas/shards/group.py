@@ -328,7 +328,7 @@ class Group:
         self._answers()
 
     def tell(self, fields: dict[str, Any]) -> None:
-        """Send a message to every other process. Raises what `check` raises."""
+        """Send a message to every other process of the model. Raises what `check` raises."""
         self.check()
         for follower in self._followers:
             follower.pipe.send(fields)
@@ -414,7 +414,7 @@ class Group:
             self._waiting -= 1
 
     def lose(self) -> None:
-        """Kill all other processes: no step can end any more."""
+        """Kill all other processes of the model: no step can end any more."""
         for follower in self._followers:
             follower.kill()
         self._give_up()
@@ -463,7 +463,7 @@ class Group:
         return refused or fault
 
     def _fault(self) -> EngineLost:
-        """Return the error that says why no more messages come."""
+        """Return the error that says why no more messages come from a model's processes."""
         if self._lost is not None:
             return self._lost
         return EngineLost("a process of the model has ended" if self._first is None else self._first.epitaph())
@@ -482,7 +482,7 @@ class Group:
         self.lose()
 
     def _ended(self, member: Member) -> None:
-        """Record that a process has ended. May be called from any thread."""
+        """Record that a process of the model has ended. May be called from any thread."""
         self._first = self._first or member
         self._gone.set()
         self._give_up()
@@ -504,7 +504,7 @@ class Group:
 
 
 def _opened(given: ExitStack, descriptor: int | None) -> int | None:
-    """Return a descriptor that is closed at the end of `given`."""
+    """Register a file descriptor to be closed at the end of the ExitStack `given`, and return it."""
     if descriptor is not None:
         given.callback(os.close, descriptor)
     return descriptor

@@ -93,7 +93,7 @@ class SharedHost:
         self._taken = 0
 
     def staging(self, size: int) -> torch.Tensor:
-        """Return the next `size` bytes of the memory, as a `Swapper` asks for them."""
+        """Return the next `size` bytes of the shared memory, as a `Swapper` asks for memory of the host."""
         first, self._taken = self._taken, self._taken + size
         assert self._taken <= len(self.memory)
         return self.memory[first : self._taken]

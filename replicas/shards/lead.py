@@ -96,7 +96,7 @@ class Line:
         return self._answers.to(call)
 
     def _through(self, method: str, batch: StepBatch, kv: list[torch.Tensor]) -> Stream:
-        """Compute the first stage's part and return what it hands on to the second."""
+        """Compute the first pipeline stage's part of a step, and return what it hands on to the second."""
         return self._decoder.through(batch, kv)
 
 
@@ -111,7 +111,7 @@ class Answers:
         self._found: dict[int, torch.Tensor] = {}  # by the number of the call
 
     def to(self, call: Callable[[], None]) -> Callable[[], torch.Tensor]:
-        """Make a call and return a function that waits for its result."""
+        """Make a call of all pipeline stages, and return a function that waits for the last stage's result."""
         began = time.monotonic()
         try:
             call()

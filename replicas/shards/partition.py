@@ -131,12 +131,12 @@ def _least(layers: int, parts: Sequence[_Parts], room: Sequence[float]) -> tuple
 
 
 def _room(seat: Seat, memory: Mapping[str, float]) -> float:
-    """Bytes that a stage may hold if no other stage uses the same memories."""
+    """Bytes that a pipeline stage may hold if no other stage uses the same memories."""
     return min(memory[name] / part for name, part in seat.draws.items())
 
 
 def _fits(parts: Sequence[_Parts], sizes: Sequence[int], memory: Mapping[str, float]) -> bool:
-    """Return whether all stages together fit the memories that they share."""
+    """Return whether all pipeline stages together fit the memories that they share."""
     taken = dict.fromkeys(memory, 0.0)
     for each, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
         for name, part in each.draws.items():

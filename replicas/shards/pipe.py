@@ -73,7 +73,7 @@ class Pipe:
                 self._writes = None
 
     def close_reading(self) -> None:
-        """Close the reading end."""
+        """Close the reading end, from which nothing more is read."""
         assert self._reads is not None
         os.close(self._reads)
         self._reads = None
@@ -159,7 +159,7 @@ class Inbox:
         self._thread.join(END_S)
 
     def end(self) -> None:
-        """Close the pipe's reading end, once the other process has ended."""
+        """Close the reading end of the pipe, once the process that writes to it has ended."""
         self._thread.join(END_S)
         if not self._thread.is_alive():  # otherwise another process holds the writing end, and it is still read
             self._pipe.close_reading()

@@ -71,7 +71,7 @@ class Account:
 
     @property
     def usable(self) -> int:
-        """Bytes of memory for weights and KV."""
+        """Bytes of the device's memory that weights and KV may take."""
         return max(0, self.free - reserve_bytes(self.total)) if self.on_device else self.free
 
     def __str__(self) -> str:

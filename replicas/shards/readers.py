@@ -47,7 +47,7 @@ class Readers:
 
     @property
     def own(self) -> int:
-        """Index of this process in `processes`."""
+        """Index of this process among those that digest the same files."""
         return self.processes.index(self.number)
 
     @property

@@ -51,9 +51,10 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Ranks of one stage that hold equally much.
+    """Ranks of one pipeline stage that take equally much memory, in the memory plan of a divided model.
 
-    ranks    their numbers
+    place    device of the stage
+    ranks    numbers of these ranks
     decoder  the part of one of them, without values
     parts    its bytes by kind
     """
@@ -90,7 +91,7 @@ class Divided:
 
     @property
     def mixed(self) -> bool:
-        """Whether some stages are on GPUs and others on a CPU."""
+        """Whether some of the model's stages are on GPUs and others on a CPU."""
         return len({place.device is None for place in self.places}) > 1
 
 

@@ -31,7 +31,9 @@ class StagedRunner(ModelRunner):
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Begin a step, as `Pipelined` says. The first stage has computed it when this returns."""
+        """Begin a step, and return a function that waits for its result (`Pipelined`). The first stage has computed the
+        step when this returns.
+        """
         if self.swapper is not None:
             self.swapper.order(plan)
         batch = prepare(plan, self._move)

@@ -50,7 +50,7 @@ class Split:
         )
 
     def features(self, head_dim: int) -> Span:
-        """Return the range of features of the rank's query heads together."""
+        """Return the range of features of the rank's query heads together, in the output of q and the input of o."""
         return _times(self.heads, head_dim)
 
     def of_head(self, spec: LinearSpec) -> LinearSpec:

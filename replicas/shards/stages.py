@@ -34,7 +34,7 @@ class Stage:
         return self.index == self.count - 1
 
     def of_config(self, config: ModelConfig) -> ModelConfig:
-        """Return the model's config reduced to this stage's layers."""
+        """Return the model's config reduced to the layers of this pipeline stage."""
         first, last = self.layers
         return replace(config, num_layers=last - first, windows=config.windows[first:last])
 

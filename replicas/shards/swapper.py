@@ -41,7 +41,7 @@ class SharedSwapper(Swapper):
             raise EngineLost(f"the model is not whole any more: {fault}") from error
 
     def mark(self) -> Mark:
-        """Return a mark of the end of all copies so far, in every process."""
+        """Return a mark of the end of all copies of KV blocks so far, in every process of the model."""
         return _Both(super().mark(), Copied(self._group.copies, self._group.copies.asked))
 
 

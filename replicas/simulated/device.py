@@ -70,7 +70,7 @@ def device_named(name: str) -> DeviceSpec:
 
 
 def model_named(name: str) -> ModelShape:
-    """Return the model shape of that name. Raises InvalidRequest."""
+    """Return the shape of the model with that name. Raises InvalidRequest where no model has it."""
     for model in MODELS:
         if model.name == name:
             return model
@@ -174,7 +174,7 @@ class SimulatedDevice:
         return {}
 
     def _linears_s(self, tokens: int, rows: int) -> float:
-        """Seconds of everything in a step but attention."""
+        """Seconds of everything in a step but attention, at the attained shares."""
         found = self._memo.get((tokens, rows))
         if found is None:
             found = self._reckon_linears(tokens, rows)

@@ -31,7 +31,7 @@ _PRECISE = 1e-4  # relative precision of the fit
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Arguments of `SimulatedDevice.step_s`."""
+    """Workload of one measured step, as the arguments of `SimulatedDevice.step_s`."""
 
     decodes: int = 0
     context: float = 0.0
@@ -116,7 +116,9 @@ def _seconds(device: SimulatedDevice, step: Step) -> float:
 
 
 def read_seen(path: Path, gpu: str) -> Iterator[Seen]:
-    """Return the measurements in a file of the named GPU. Raises InvalidRequest."""
+    """Return a file's measurements of the named GPU. Raises InvalidRequest for a file without any, or of another
+    GPU.
+    """
     try:
         if path.stat().st_size > MAX_BYTES:
             raise _wrong(path, f"it is larger than {MAX_BYTES >> 20} MiB")

@@ -30,11 +30,11 @@ class Shelf:
         self._held: OrderedDict[bytes, None] = OrderedDict()
 
     def depth(self, hashes: Several[bytes]) -> int:
-        """Return how many of the leading blocks the store has."""
+        """Return how many of a prompt's leading blocks the store has."""
         return sum(1 for _ in takewhile(self._held.__contains__, hashes))
 
     def put(self, hashes: Several[bytes]) -> None:
-        """Store blocks, or mark them as recently used."""
+        """Store these KV blocks, or mark them as recently used."""
         for key in reversed(hashes):  # so that the end of a prefix is evicted first
             self._held[key] = None
             self._held.move_to_end(key)

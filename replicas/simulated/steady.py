@@ -39,12 +39,12 @@ class Steady:
 
     @property
     def context(self) -> int:
-        """Tokens of all sequences together."""
+        """Tokens of all steadily decoding sequences together."""
         return self._offsets + len(self) * self.steps
 
     @property
     def next_end(self) -> int:
-        """Steps until the first sequence ends."""
+        """Steps until the first of the steadily decoding sequences ends."""
         return self._ends[0][0] - self.steps
 
     def join(self, sequence: Sequence) -> None:
@@ -57,12 +57,12 @@ class Steady:
         heappush(self._ends, (sequence.limit - offset, *sequence.rank, sequence))
 
     def blocks_more(self, steps: int) -> int:
-        """Return the number of blocks that so many steps need."""
+        """Return the number of KV blocks that the steadily decoding sequences need for so many more steps."""
         rounds, left = divmod(steps, BLOCK_TOKENS)
         return rounds * len(self) + sum(len(self._by_phase[(self.steps + step) % BLOCK_TOKENS]) for step in range(left))
 
     def grow(self, steps: int) -> None:
-        """Allocate the blocks that so many steps need; there must be enough."""
+        """Allocate the KV blocks that the sequences need for so many more steps; there must be enough."""
         for first in range(min(steps, BLOCK_TOKENS)):
             last = steps - 1 - (steps - 1 - first) % BLOCK_TOKENS
             for sequence in self._by_phase[(self.steps + first) % BLOCK_TOKENS]:
@@ -90,7 +90,7 @@ class Steady:
         return ended
 
     def dissolve(self) -> Iterator[Sequence]:
-        """Remove and yield all sequences, in their present state."""
+        """Remove and yield all steadily decoding sequences, in their present state."""
         while self._ends:
             yield self._leave(*self._ends.pop())
 

@@ -103,7 +103,7 @@ class VirtualReplica:
         return self.scheduler.num_running + len(self.scheduler.waiting)
 
     def holds(self, job: Job) -> bool:
-        """Return whether a request's KV would fit if it were alone."""
+        """Return whether the request's KV would fit this replica if it were the only request."""
         return blocks_for(job.prompt_tokens + job.output_tokens) <= self.scheduler.pool.total
 
     def add(self, now: float, job: Job) -> None:
@@ -128,7 +128,7 @@ class VirtualReplica:
         self.scheduler.add(sequence)
 
     def _together(self) -> int:
-        """Return the number of steps that may be computed together."""
+        """Return the number of steps that may be computed together, because nothing changes in them."""
         return self.scheduler.together()
 
     @property

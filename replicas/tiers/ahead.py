@@ -60,7 +60,7 @@ class Ahead:
         return buffer
 
     def has(self, layer: int) -> bool:
-        """Return whether `take` would neither wait nor raise."""
+        """Return whether a layer has been read from disk, so that `take` would neither wait nor raise."""
         if not self._on_way or self._on_way[0].layer != layer:
             return False
         done = self._on_way[0].done
@@ -79,12 +79,12 @@ class Ahead:
         return buffer
 
     def close(self) -> None:
-        """End the reading thread, after the read in progress."""
+        """End the thread that reads layers from disk, after the read in progress."""
         self._reader.shutdown(cancel_futures=True)
         del self._read  # breaks a reference cycle, so that the buffers are freed at once
 
     def _settle(self) -> None:
-        """Wait for reads in progress, and free all buffers."""
+        """Wait for reads of layers in progress, and free all buffers."""
         wait([each.done for each in self._on_way])
         self._free += [each.buffer for each in self._on_way]
         self._on_way.clear()

@@ -122,7 +122,7 @@ class DeviceTier:
 
     @property
     def held(self) -> LayerMemory:
-        """Bytes of the device that the buffers take."""
+        """Bytes of the device that the two buffers for offloaded layers take."""
         return LayerMemory(sum(buffer.nbytes for buffer in self.buffers))
 
     def stop(self) -> None:
@@ -139,7 +139,7 @@ class DeviceTier:
         self.copier.trim()
 
     def close(self) -> None:
-        """Stop, and close the files, which no version of the weights uses any more."""
+        """Stop, and close the files of repacked weights, which no version of the weights uses any more."""
         self.stop()
         for place in self.places:
             place.file.close()
@@ -196,7 +196,7 @@ class FarLayer(Layer):
 
     @property
     def held(self) -> LayerMemory:
-        """Bytes that always stay on the device: those of the norms."""
+        """Bytes of an offloaded layer that always stay on the device: those of the norms."""
         return LayerMemory(super().held.nbytes - sum(linear.held.nbytes for linear in self.linears))
 
     def __call__(

@@ -90,7 +90,7 @@ class Rows:
     """Table [V, H] on disk, of which a step reads only the rows of its tokens."""
 
     def __init__(self, file: DirectFile, begin: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Open the table that begins at byte `begin` of the file."""
+        """Open the table [V, H] that begins at byte `begin` of the file."""
         self._file, self._begin, self._width, self._dtype = file, begin, shape[1], dtype
         self._row_bytes = self._width * dtype.itemsize
         self._memory = mmap.mmap(-1, in_pages(self._row_bytes))
@@ -98,11 +98,11 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that reading rows takes."""
+        """Bytes of memory that reading rows of the table takes."""
         return len(self._memory)
 
     def __getitem__(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of token ids [T] as [T, H]. Raises EngineFault."""
+        """Read the rows of token ids [T] from disk and return them as [T, H]. Raises EngineFault."""
         rows = ids.tolist()
         place_of = {row: place for place, row in enumerate(dict.fromkeys(rows))}
         found = torch.empty(len(place_of), self._width, dtype=self._dtype)

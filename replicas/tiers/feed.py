@@ -20,7 +20,7 @@ class Source(Protocol):
     """Protocol of memory that layers are copied from, which the device can read by itself."""
 
     def ready(self, layer: int) -> bool:
-        """Return whether `take` would neither wait nor raise."""
+        """Return whether the layer is in pinned memory already, so that `take` would neither wait nor raise."""
         ...
 
     def take(self, layer: int) -> tuple[Sequence[torch.Tensor], Callable[[Mark], None]]:
@@ -87,12 +87,12 @@ class Feed:
         return buffer
 
     def leave(self, buffer: int) -> None:
-        """Release a buffer: what was submitted until now is all that reads it."""
+        """Release a buffer for the next layer: what was submitted until now is all that reads the present one."""
         self._free.append((buffer, self._copier.mark()))
         self._send_ready()
 
     def stop(self) -> None:
-        """Wait for copies in flight, when nothing is computed any more."""
+        """Wait for copies of layers in flight, when nothing is computed with them any more."""
         for each in self._on_way:
             each.there.wait()
         self._drop()
@@ -165,7 +165,7 @@ class FromDisk:
         return [self._memory[buffer][begin:end]], partial(self._taken, buffer)
 
     def memory(self, nbytes: int) -> Sequence[torch.Tensor]:
-        """Return the first `nbytes` bytes of a buffer, whatever they hold."""
+        """Return the first `nbytes` bytes of a pinned buffer, whatever they hold, for measuring copies."""
         return [self._memory[0][:nbytes]]
 
     def close(self) -> None:

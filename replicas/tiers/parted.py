@@ -27,7 +27,9 @@ class Parted:
     def submit(
         self, batch: Callable[[], StepBatch], kv: list[torch.Tensor], end: Callable[[StepBatch, Model], None]
     ) -> None:
-        """Submit a step in parts, as `InParts` says."""
+        """Submit a step in parts (`InParts`): runs of layers that stay on the device, and each offloaded layer after
+        its copy.
+        """
         tier = self.decoder.tier
         assert isinstance(tier, DeviceTier)
         assert tier.feed is not None
@@ -50,7 +52,7 @@ class Parted:
         return Parted(decoder, self._accelerator)
 
     def forget(self) -> None:
-        """Release the weights; nothing is computed with them any more."""
+        """Release the weights of this version; nothing is computed with them any more."""
         self.decoder.forget()
 
 

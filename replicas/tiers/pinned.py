@@ -15,7 +15,7 @@ __all__ = ["Landing", "NotPinned", "Shelves", "aligned", "shelves_bytes"]
 
 
 class NotPinned(Exception):
-    """Error: the host does not pin that much memory."""
+    """Error that the host cannot pin as much memory as was asked for."""
 
 
 def aligned(copier: Copier, size: int) -> torch.Tensor:
@@ -88,7 +88,7 @@ class Landing:
         return there
 
     def land(self) -> None:
-        """Wait until all copies have ended."""
+        """Wait until all copies to the device have ended."""
         if self._last is not None:
             self._last.wait()
 

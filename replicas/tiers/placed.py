@@ -25,9 +25,9 @@ _APART = 512  # alignment of layers in a buffer of the device, in bytes: more th
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Offload plan of a GPU.
+    """Offload plan of a GPU: where each layer's weights are.
 
-    where  where the linears of each layer are
+    where  for each layer where its linears are: "device", "host" or "disk"
     """
 
     sizes: Sizes
@@ -41,7 +41,7 @@ class Placed:
         return cls(sizes, (place,) * len(sizes.layers))
 
     def on(self, place: Where) -> tuple[int, ...]:
-        """Return the numbers of the layers that are in that place."""
+        """Return the numbers of the layers whose weights are in that place: device, host or disk."""
         return tuple(index for index, there in enumerate(self.where) if there == place)
 
     @property
@@ -51,22 +51,22 @@ class Placed:
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of each of the two buffers on the device."""
+        """Bytes of each of the device's two buffers that offloaded layers are copied to."""
         return max((-(-self.sizes.layers[index] // _APART) * _APART for index in self.layers), default=0)
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of the device that the weights which stay and the buffers take."""
+        """Bytes of the device's memory for the weights that stay there and for the two buffers."""
         return self.sizes.nbytes - self.copied_bytes + 2 * self.buffer_bytes
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes that every step copies to the device."""
+        """Bytes of offloaded layers that every step copies to the device."""
         return self._bytes(self.layers)
 
     @property
     def read_bytes(self) -> int:
-        """Bytes that every step reads from disk."""
+        """Bytes of layers that every step reads from disk."""
         return self._bytes(self.on("disk"))
 
     @property
@@ -96,7 +96,7 @@ class Placed:
 
     @property
     def told(self) -> dict[str, object]:
-        """The plan as a dictionary for JSON."""
+        """The offload plan as a dictionary for JSON."""
         return {
             "layers": list(self.layers),
             "on_host": list(self.on("host")),

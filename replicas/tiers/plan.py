@@ -69,12 +69,12 @@ class Tiers:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Numbers of the layers on disk."""
+        """Numbers of the layers whose weights are on disk."""
         return tuple(index for index, there in enumerate(self.on_disk) if there)
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of each of the two buffers."""
+        """Bytes of each of the two buffers that layers are read from disk into."""
         return max((in_pages(self.sizes.layers[index]) for index in self.layers), default=0)
 
     @property
@@ -84,13 +84,13 @@ class Tiers:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory that the weights which stay and the buffers take."""
+        """Bytes of memory for the weights that stay there and for the two buffers."""
         kept = self.sizes.nbytes - self.read_bytes - self.embedding * self.sizes.embedding
         return kept + 2 * self.buffer_bytes
 
     @property
     def told(self) -> dict[str, object]:
-        """The plan as a dictionary for JSON."""
+        """The offload plan as a dictionary for JSON."""
         return {
             "layers": list(self.layers),
             "embedding": self.embedding,
@@ -194,7 +194,7 @@ def refused(why: str) -> InvalidRequest:
 
 
 def in_pages(nbytes: int) -> int:
-    """Bytes of a buffer for `nbytes` bytes that may begin and end within a page."""
+    """Bytes of a buffer of whole pages for `nbytes` bytes of a file, which may begin and end within a page."""
     return (-(-nbytes // PAGE) + 1) * PAGE
 
 

@@ -28,7 +28,7 @@ _LAUNCHED_S = 13 * 30e-6
 
 
 def tiers_of(decoder: Decoder, budgets: Budgets) -> Tiers | Placed:
-    """Return the offload plan of an outline of a model. Raises InvalidRequest."""
+    """Return the offload plan for an outline of a model within these budgets. Raises InvalidRequest."""
     sizes = sizes_of(decoder)
     return planned(sizes, budgets.device) if budgets.host is None else placed(sizes, budgets.device, budgets.host)
 

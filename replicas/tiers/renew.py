@@ -100,7 +100,7 @@ def _plan(tier: Tier, places: list[Place]) -> Tiers:
 
 
 def used(places: list[Place]) -> list[Place]:
-    """Return the files, newest first, that have anything that no newer one has."""
+    """Return, of files of repacked weights with the newest first, those with anything that no newer one has."""
     names = {name for each in places for name in (*each.index.tree, *_others(each))}
     newest = [next(each for each in places if each.has(name)) for name in names]
     return [each for each in places if each in newest]

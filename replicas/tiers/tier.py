@@ -40,7 +40,7 @@ class Place:
         self.file, self.index = DirectFile(descriptor), index
 
     def has(self, name: str) -> bool:
-        """Return whether the file has a linear or another tensor of that name."""
+        """Return whether the file of repacked weights has a linear or another tensor of that name."""
         return name in self.index.tree or PLAIN + name in self.index.tensors
 
 
@@ -86,7 +86,7 @@ class Tier:
 
     @property
     def held(self) -> LayerMemory:
-        """Bytes of memory that the buffers take."""
+        """Bytes of memory that the two buffers for layers on disk take."""
         return LayerMemory(sum(map(len, self.buffers)))
 
     def stop(self) -> None:
@@ -98,7 +98,7 @@ class Tier:
             self.ahead = None
 
     def close(self) -> None:
-        """Stop, and close the files, which no version of the weights uses any more."""
+        """Stop, and close the files of repacked weights, which no version of the weights uses any more."""
         self.stop()
         for place in self.places:
             place.file.close()
@@ -170,7 +170,7 @@ class DiskLayer(Layer):
 
     @property
     def held(self) -> LayerMemory:
-        """Bytes that always stay in memory: those of the norms."""
+        """Bytes of a layer on disk that always stay in memory: those of the norms."""
         return LayerMemory(super().held.nbytes - sum(linear.held.nbytes for linear in self.linears))
 
     def __call__(
@@ -191,7 +191,7 @@ def layer_of(name: str) -> int:
 
 
 def names_of(index: Index, name: str) -> list[str]:
-    """Return the names of a linear's tensors in the file."""
+    """Return the names of a linear's tensors in a file of repacked weights."""
     return [each for part in index.tree[name] for each in part["tensors"].values()]
 
 
@@ -210,7 +210,7 @@ def extent_in(places: Sequence[Place], layer: int) -> tuple[Place, int, int]:
 
 
 def sizes_in(index: Index, num_layers: int) -> Sizes:
-    """Return the sizes of the weights in a file."""
+    """Return the sizes of a model's weights in a file of repacked weights."""
     layers = [extent_of(index, layer) for layer in range(num_layers)]
     others = [name for linear in index.tree if layer_of(linear) < 0 for name in names_of(index, linear)]
     others += [name for name in index.tensors if name.startswith(PLAIN) and name != PLAIN + EMBEDDING]

@@ -173,7 +173,7 @@ class LiveWeights:
         log.info("weights of version %d: %d tensors are new", self.told().version, len(prepared.names))
 
     def drop(self, prepared: Prepared) -> None:
-        """Discard a prepared version that is not wanted after all."""
+        """Discard a prepared version of the weights that is not wanted after all."""
         assert prepared.loaded.checkpoint is not None
         for path in {prepared.loaded.checkpoint.tensors[name][0] for name in prepared.names}:
             self._remove(path)
@@ -212,6 +212,6 @@ class LiveWeights:
             raise Unavailable(f"there is no room for a copy of the file: {error}", code="no_room") from error
 
     def _remove(self, path: Path) -> None:
-        """Remove a file if it was copied here; never a file of the checkpoint."""
+        """Remove a file of new weights if it was copied here; never a file of the checkpoint."""
         if path.parent in self._folders:
             path.unlink(missing_ok=True)

@@ -97,7 +97,7 @@ def stage(file: WeightFile, checkpoint: Checkpoint, frozen: Sequence[str], into:
 
 
 def _check(file: WeightFile, found: dict[str, TensorInfo], checkpoint: Checkpoint, frozen: Sequence[str]) -> None:
-    """Raise an error for whatever headers show to be wrong."""
+    """Raise an error for whatever is wrong with a file of new weights, as far as headers show it."""
     of = file.path.name
     if not found:
         raise InvalidRequest(f"path: {of} holds no tensor", param="path")
@@ -173,7 +173,7 @@ def _created(path: Path) -> FileIO:
 
 
 def _write(copy: FileIO, data: bytes | memoryview) -> None:
-    """Write all of the data. Raises Unavailable where there is no disk space."""
+    """Write all of the data to the copy of a file. Raises Unavailable where there is no disk space."""
     left = memoryview(data)
     while left:
         try:
