@@ -124,7 +124,9 @@ class Cuda:
         with torch.cuda.device(self.device):
             error = cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
         if int(error):
-            log.warning("memory that processes share is not pinned, and copied more slowly: CUDA error %d", int(error))
+            log.warning(
+                "memory shared by processes could not be pinned and is copied more slowly: CUDA error %d", int(error)
+            )
             with suppress(RuntimeError):  # else the next launch, of whatever work, would raise this error
                 torch.zeros(1, device=self.device)
 

@@ -190,7 +190,7 @@ class DecodeGraphs:
             # Mostly out of memory, or a kernel that does not compile. The same steps run without a graph; if they fail
             # too, each request gets that error, so that this one need not be raised.
             reason = f"{type(error).__name__}: {error}"
-            log.warning("no graph for %s: such steps run as they come (%s)", key, reason, exc_info=True)
+            log.warning("no graph for %s: such steps run without one (%s)", key, reason, exc_info=True)
             self._refused.add(key)
             return False
         finally:

@@ -159,7 +159,7 @@ class GpuRunner:
         penalised  whether requests have penalties by default; then such graphs serve all
         """
         if self.graphs is None:
-            return "none: every step as it comes" + ", as its layers do" * isinstance(self.model, InParts)
+            return "none: steps run without them" + ", as its layers are offloaded" * isinstance(self.model, InParts)
         penalised = penalised and self._chooser.penalties
         if penalised:
             self._state.keep_history()
@@ -176,8 +176,7 @@ class GpuRunner:
         )
         return (
             f"{count} captured at warm-up in {taken_s:.1f} s, {each_s:.2f} s each, for up to {self._most} rows and "
-            f"{self._contexts[-1]} tokens; at most {MAX_GRAPHS} are kept, others are captured when they are first met"
-            + late
+            f"{self._contexts[-1]} tokens; at most {MAX_GRAPHS} are kept, others are captured when first needed" + late
         )
 
     def prepare(self, batch: int, first: int, last: int) -> int:

@@ -103,7 +103,7 @@ class Clerk(Generic[R]):
         try:
             self._do(errand, desk)
         except Exception:
-            log.exception("a prefix store's errand failed")
+            log.exception("an operation on the prefix store failed")
             if isinstance(errand, Fetch):
                 errand.outcome = BROKEN
         if isinstance(errand, Fetch):

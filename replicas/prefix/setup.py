@@ -97,7 +97,7 @@ def prefixes_of(
     any_class = "any numerics class: last digits may differ from those computed here"
     of = any_class if config.prefix_any_numerics else numerics_of(config, arithmetic)
     size = f"values of {geometry.tokens} tokens, {geometry.size / 2**20:.2f} MiB{rounded}"
-    return Prefixes(link), f"{size}; of {of}; {lent} blocks on the host for what comes and goes"
+    return Prefixes(link), f"{size}; of {of}; {lent} blocks on the host for values in transfer"
 
 
 def identity_of(config: EngineConfig, loaded: LoadedModel, ops: Ops, arithmetic: str) -> bytes:

@@ -152,10 +152,12 @@ class Patience:
             self._last[number] = now
             limit_s = START_S if other.starting else self._limit_s()
             if self._looks[number] * BEAT_S >= limit_s:
-                raise EngineLost(f"{other.name} has said nothing for {limit_s:g} s; the last was: {other.doing}")
+                raise EngineLost(
+                    f"{other.name} has sent no heartbeat for {limit_s:g} s; its last activity: {other.doing}"
+                )
             if other.still_s >= limit_s:
-                still = f"says that it lives, but has not computed for {other.still_s:g} s"
-                raise EngineLost(f"{other.name} {still}; the last was: {other.doing}")
+                still = f"sends heartbeats, but has not computed for {other.still_s:g} s"
+                raise EngineLost(f"{other.name} {still}; its last activity: {other.doing}")
 
 
 class Watch:

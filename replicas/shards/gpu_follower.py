@@ -104,5 +104,5 @@ class _Rank:
         try:
             return self._accelerator.capture(work)
         except Exception as error:
-            message = f"no graph could be captured, as the other ranks have it: {type(error).__name__}: {error}"
+            message = f"a rank could not capture a CUDA graph that all ranks need: {type(error).__name__}: {error}"
             raise RuntimeError(message) from error

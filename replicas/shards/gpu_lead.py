@@ -166,7 +166,7 @@ class Together(Guarded):
             with self._capturing.of({"capture": number, "drop": dropped}):
                 replay = self._accelerator.capture(work)
         except Exception as error:
-            raise _lost(group, error, "no graph could be captured, as the other ranks have it") from error
+            raise _lost(group, error, "a rank could not capture a CUDA graph that all ranks need") from error
         self.mark().wait()  # its first run ends when all ranks have run it; captures are rare enough to wait
 
         def launch() -> None:
@@ -195,6 +195,6 @@ class _Guarded:
         self._group.check()
 
 
-def _lost(group: Group, error: Exception, what: str = "the model is not whole any more") -> EngineLost:
+def _lost(group: Group, error: Exception, what: str = "the processes of the model cannot go on") -> EngineLost:
     fault = group.end(error)
     return fault if isinstance(fault, EngineLost) else EngineLost(f"{what}: {fault}")

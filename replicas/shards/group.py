@@ -439,7 +439,7 @@ class Group:
                 partial(join, meeting.store, meeting.name, 0, 0, self._size, device, host), self.check, BEAT_S
             )
         except (RuntimeError, OSError, ImportError) as error:
-            raise EngineLost(f"the ranks have not met: {self.end(RankLost(str(error)))}") from error
+            raise EngineLost(f"the ranks could not join a process group: {self.end(RankLost(str(error)))}") from error
 
     def _send(
         self, followers: Sequence[Member], method: str, argument: StepBatch | torch.Tensor, version: int = 0

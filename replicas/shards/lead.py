@@ -139,4 +139,4 @@ def _lost(began: float, error: Exception) -> EngineLost:
     """Return the error for a lost process, with the seconds since `began`, when this process began to wait for the
     others.
     """
-    return EngineLost(f"the model is not whole any more, found after {time.monotonic() - began:.1f} s: {error}")
+    return EngineLost(f"the processes of the model cannot go on, found after {time.monotonic() - began:.1f} s: {error}")

@@ -142,7 +142,7 @@ class NcclGroup:
         try:
             self._group.abort()
         except RuntimeError as error:
-            log.warning("NCCL could not be given up: %s", error)
+            log.warning("NCCL's process group could not be aborted: %s", error)
 
 
 def _own_address(other: str) -> str:

@@ -48,7 +48,7 @@ class Member:
         copied: Callable[[int], None],
     ) -> None:
         self.name: str = start["name"]
-        self.doing, self.still_s = "nothing yet: it was being started", 0.0
+        self.doing, self.still_s = "not started yet", 0.0
         self.why = ""
         self.refused: MotleyError | None = None
         self._copied, self._closing = copied, False
@@ -110,9 +110,9 @@ class Member:
 
     def epitaph(self) -> str:
         """Return a sentence on how the process ended and what it did last; to be called once it has closed its pipe."""
-        how = self._handle.wait(END_S) or "nothing that it says"
+        how = self._handle.wait(END_S) or "an unknown status"
         self.inbox.drain()
-        why = self.why or f"its log says why; the last that it said: {self.doing}"
+        why = self.why or f"its log says why; its last activity: {self.doing}"
         return f"{self.name} ended with {how}; {why}"
 
     def kill(self) -> None:
@@ -153,7 +153,7 @@ class Member:
     def _wait(self, ended: Callable[[], None]) -> None:
         how = self._handle.wait()
         if not self._closing:
-            log.error("%s ended with %s; the last that it said: %s", self.name, how, self.doing)
+            log.error("%s ended with %s; its last activity: %s", self.name, how, self.doing)
         ended()
 
 

@@ -80,20 +80,20 @@ class Pipe:
 
     def _write(self, left: memoryview) -> None:
         if self._writes is None:
-            raise EngineLost("a rank is not written to any more")
+            raise EngineLost("the pipe to a process of the model is closed")
         until = time.monotonic() + SEND_S
         while left:
             if not select.select([], [self._writes], [], max(0.0, min(LOOK_S, until - time.monotonic())))[1]:
                 if time.monotonic() < until:
                     continue
-                raise EngineLost(f"a rank has read nothing for {SEND_S:g} s")
+                raise EngineLost(f"a process of the model has read nothing for {SEND_S:g} s")
             try:
                 left = left[os.write(self._writes, left) :]
                 until = time.monotonic() + SEND_S
             except BlockingIOError:
                 continue
             except (BrokenPipeError, ConnectionResetError, TimeoutError) as error:
-                raise EngineLost("a rank has ended") from error
+                raise EngineLost("a process of the model has ended") from error
 
     def receive(self) -> Message:
         """Return the next message. Raises EOFError when the other end is closed."""

@@ -38,7 +38,7 @@ class SharedSwapper(Swapper):
                 self.forget()
         except Exception as error:
             fault = self._group.end(error)
-            raise EngineLost(f"the model is not whole any more: {fault}") from error
+            raise EngineLost(f"the processes of the model cannot go on: {fault}") from error
 
     def mark(self) -> Mark:
         """Return a mark of the end of all copies of KV blocks so far, in every process of the model."""

@@ -70,7 +70,7 @@ def placed_decoder(
         write_file(checkpoint, ops, ops, cache, key)
         opened = cache.open(key)
     if opened is None:
-        raise EngineFault(f"{PARAM}: the file of repacked weights is not what was written a moment ago")
+        raise EngineFault(f"{PARAM}: the file of repacked weights cannot be opened just after it was written")
     descriptor, index = opened
     try:
         plan = placed(sizes_in(index, checkpoint.config.num_layers), budget, host)

@@ -55,7 +55,7 @@ def tiered_decoder(
         write_file(checkpoint, ops, repacking, cache, key)
         opened = cache.open(key)
     if opened is None:
-        raise EngineFault(f"{PARAM}: the file of repacked weights is not what was written a moment ago")
+        raise EngineFault(f"{PARAM}: the file of repacked weights cannot be opened just after it was written")
     descriptor, index = opened
     try:
         plan = planned(sizes_in(index, checkpoint.config.num_layers), budget)

@@ -138,7 +138,7 @@ class LiveWeights:
         """
         checkpoint = self.loaded.checkpoint
         if checkpoint is None:
-            raise InvalidRequest("path: this model is of no checkpoint; roll the model", param="path")
+            raise InvalidRequest("path: a model without a checkpoint cannot be updated; roll the model", param="path")
         if expected is not None and expected != (now := self.told().version):
             message = f"expected_version: {expected} is not accepted; the weights are of version {now}"
             raise InvalidRequest(message, param="expected_version", code="version_mismatch")

@@ -99,8 +99,8 @@ def test_one_that_is_lost_ends_the_step(found: dict[str, dict[str, Any]]) -> Non
         "stages on two nodes, one is killed",
         "stages on two nodes, one is stopped",
     ):
-        assert "EngineLost: the model is not whole any more, found after " in found[name]["raised"], found[name]
-    assert "stage 1 has said nothing for 5 s" in found["stages on two nodes, one is stopped"]["raised"]
+        assert "EngineLost: the processes of the model cannot go on, found after " in found[name]["raised"], found[name]
+    assert "stage 1 has sent no heartbeat for 5 s" in found["stages on two nodes, one is stopped"]["raised"]
 
 
 def test_nothing_is_left_whatever_is_killed(found: dict[str, dict[str, Any]]) -> None:

@@ -508,7 +508,7 @@ def test_what_was_captured_at_warm_up_is_all_that_decode_needs(make: Make) -> No
     found = run(core, requests, apart=2)
     assert runner._accelerator.captures == captures
     assert found == run(make("eager")[0], requests, apart=2)
-    assert make("eager")[1].warm_up(60.0) == "none: every step as it comes"
+    assert make("eager")[1].warm_up(60.0) == "none: steps run without them"
 
 
 def test_a_warm_up_ends_in_time_and_keeps_the_likeliest_longest(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_one_that_hangs_before_it_has_loaded_is_lost(
 ) -> None:
     monkeypatch.setattr(group, "SILENCE_S", 3.0)
     last = way.get("tensor_parallel", 1) * way.get("pipeline_parallel", 1) - 1
-    with pytest.raises(EngineLost, match=rf"({name}) has said nothing for 3 s; the last was: "):
+    with pytest.raises(EngineLost, match=rf"({name}) has sent no heartbeat for 3 s; its last activity: "):
         built(build_checkpoint(tmp_path / "model"), launcher=Hurts(signal.SIGSTOP, last), **way)
 
 
@@ -93,7 +93,9 @@ def test_one_that_hangs_when_it_has_loaded_is_lost(
         allocate(self, *given)
 
     monkeypatch.setattr(Group, "allocate", stopped)
-    with pytest.raises(EngineLost, match=f"{name} has said nothing for 3 s; the last was: waits for the others"):
+    with pytest.raises(
+        EngineLost, match=f"{name} has sent no heartbeat for 3 s; its last activity: waits for the others"
+    ):
         built(build_checkpoint(tmp_path / "model"), **way)
 
 
@@ -120,7 +122,7 @@ def test_a_rank_of_another_node_that_hangs_in_a_step_is_lost_sooner_than_at_othe
         engine.core.add(1, Request("r", (7, 3, 200), params))
         engine.core.step()
         os.kill(followers()[0], signal.SIGSTOP)
-        with pytest.raises(EngineLost, match="rank 1 has said nothing for 2 s"):
+        with pytest.raises(EngineLost, match="rank 1 has sent no heartbeat for 2 s"):
             to_its_end(engine)
     finally:
         engine.close()
@@ -138,7 +140,7 @@ def test_one_that_hangs_while_new_weights_are_prepared_is_lost(tmp_path: Path) -
         lose_patience(engine.group)
         os.kill(followers()[0], signal.SIGSTOP)
         file = WeightFile(written(tmp_path / "new.safetensors", of_another(one, other, lambda name: "mlp" in name)))
-        with pytest.raises(EngineLost, match="rank 1 has said nothing for 3 s; the last was: serves"):
+        with pytest.raises(EngineLost, match="rank 1 has sent no heartbeat for 3 s; its last activity: serves"):
             engine.weights.prepare(file)
     finally:
         engine.close()
@@ -178,7 +180,9 @@ def test_only_silence_counts_however_long_it_takes() -> None:
         other.heard = float(moment)
         patience.look()
     other.heard = 102.0
-    with pytest.raises(EngineLost, match="rank 1 has said nothing for 3 s; the last was: loads weights, 3 of 9 MB"):
+    with pytest.raises(
+        EngineLost, match="rank 1 has sent no heartbeat for 3 s; its last activity: loads weights, 3 of 9 MB"
+    ):
         patience.look()
 
 

@@ -229,7 +229,7 @@ def test_a_rank_that_hangs_in_a_step_is_lost_sooner_than_at_other_times(
         for _ in range(10):
             made.core.step()
         os.kill(followers()[0], signal.SIGSTOP)
-        with pytest.raises(EngineLost, match="rank 1 has said nothing for 2 s"):
+        with pytest.raises(EngineLost, match="rank 1 has sent no heartbeat for 2 s"):
             to_its_end(made)
     finally:
         made.close()

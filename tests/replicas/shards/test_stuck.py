@@ -27,7 +27,7 @@ from motley.replicas.shards.pipe import Inbox, Pipe
 
 COMPILED = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 TOKENS = 8
-STANDS_STILL = "says that it lives, but has not computed for"
+STANDS_STILL = "sends heartbeats, but has not computed for"
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_one_that_hangs_in_a_step_is_lost_while_it_says_that_it_lives(
     try:
         run(engine)
         when.touch()
-        with pytest.raises(EngineLost, match=rf": {name} {STANDS_STILL} [34] s; the last was: serves"):
+        with pytest.raises(EngineLost, match=rf": {name} {STANDS_STILL} [34] s; its last activity: serves"):
             run(engine, 2)
     finally:
         engine.close()
@@ -167,5 +167,5 @@ def test_who_says_that_it_stands_still_is_lost_when_it_has_for_as_long_as_is_all
         other.heard, other.still_s = float(moment), float(moment)
         patience.look()
     limit_s = 5.0
-    with pytest.raises(EngineLost, match=f"stage 1 {STANDS_STILL} 28 s; the last was: serves"):
+    with pytest.raises(EngineLost, match=f"stage 1 {STANDS_STILL} 28 s; its last activity: serves"):
         patience.look()
