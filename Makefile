@@ -122,10 +122,11 @@ schema: $(VENV)/.dev  ## write deploy/fleet.schema.json anew
 
 written: graph reference schema  ## all that is written anew from the sources: before each commit
 
-# The builder tells of dead links and of pages that are not there, and fails.
+# The builder fails for dead links and pages that are not there; the last line for what would be loaded from elsewhere.
 docs: $(VENV)/.docs  ## build the site of docs/ into build/site
 	$(VENV)/docs/bin/python tools/site_pages.py
 	$(VENV)/docs/bin/zensical build --clean --strict --config-file mkdocs.yml
+	$(VENV)/docs/bin/python tools/site_pages.py --check
 
 protos: $(VENV)/.protos  ## generate the gRPC code anew
 	$(VENV)/protos/bin/python cluster/protos/generate.py

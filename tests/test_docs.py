@@ -22,6 +22,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from motley.cli.app import app
+from motley.cluster.fleet.spec import FleetSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -132,6 +133,12 @@ def test_links_of_the_site_stay_within_it(tmp_path: Path) -> None:
         targets = [token.attrGet("href") or token.attrGet("src") for token in inline(page)]
         local = [str(one).partition("#")[0] for one in targets if one and not re.match(r"https?:|mailto:", str(one))]
         assert all((page.parent / one).resolve().is_relative_to(site) for one in local), page.relative_to(site)
+
+
+def test_what_a_site_loads_from_elsewhere_is_found(tmp_path: Path) -> None:
+    page = '<a href="https://a.b/"><img src="here.svg"><script src="https://c.d/e.js"></script>'
+    (tmp_path / "page.html").write_text(page + '<link rel="stylesheet" href="//f.g/h.css"><link href="i.css">')
+    assert list(site_pages.loaded_from_elsewhere(tmp_path)) == ["page.html: https://c.d/e.js", "page.html: //f.g/h.css"]
 
 
 # How pages are written.
@@ -293,6 +300,13 @@ def test_classes_and_tables_that_are_named_are_in_the_files_that_are(page: Path)
     names = {name for code in codes(page) for name in words.findall(code)} - {"README"}
     text = "\n".join(file.read_text(encoding="utf-8") for file in sorted(files))
     assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", text)] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if fences(page, "yaml")], ids=named)
+def test_pieces_of_fleet_files_are_valid(page: Path) -> None:
+    for block in fences(page, "yaml"):
+        given = {"model": "demo", "pools": [{"name": "any"}], **yaml.safe_load(block)}
+        assert FleetSpec.model_validate(given).pools
 
 
 # What follows from the code.

@@ -9,13 +9,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 OUT = ROOT / "build" / "site-pages"
+SITE = ROOT / "build" / "site"
 ELSEWHERE = "files"
 LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(\))")
+LOADED = re.compile(r'<link\b[^>]*\bhref="((?:https?:)?//[^"]+)"|\bsrc="((?:https?:)?//[^"]+)"')
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -63,5 +67,16 @@ def _place(file: Path, out: Path) -> Path:
     return out / file.relative_to(DOCS) if file.is_relative_to(DOCS) else out / ELSEWHERE / file.relative_to(ROOT)
 
 
+def loaded_from_elsewhere(site: Path) -> Iterator[str]:
+    """Yield what a browser would ask other servers for when it shows a page."""
+    for page in sorted(site.rglob("*.html")):
+        for match in LOADED.finditer(page.read_text(encoding="utf-8")):
+            yield f"{page.relative_to(site)}: {match[1] or match[2]}"
+
+
 if __name__ == "__main__":
-    print(f"copied: {copy().relative_to(ROOT)}")
+    if sys.argv[1:] == ["--check"]:
+        if found := list(loaded_from_elsewhere(SITE)):
+            sys.exit("\n".join(["pages load from elsewhere:", *found]))
+    else:
+        print(f"copied: {copy().relative_to(ROOT)}")
