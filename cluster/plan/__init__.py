@@ -1,1 +1,1 @@
-"""Which GPUs to rent for a load: a trace, prices, and fleets in virtual time."""
+"""Planner of `motley plan`: which GPUs to rent for a load, from a trace, prices and simulated fleets."""

@@ -1,4 +1,4 @@
-"""What a plan came to: as one JSON object, and as a picture."""
+"""Report of a plan, as a JSON object and as an SVG chart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _WIDE, _HIGH, _LEFT, _TOP = 640, 300, 60, 50
 
 
 def report(asked: Asked, chosen: Tried | None, tried: Sequence[Tried], *, prices: str) -> dict[str, Any]:
-    """`prices`: whose they are."""
+    """Return the report as a JSON object.
+
+    prices  where the prices come from
+    """
     trace = asked.trace
     every, slo = trace.arrivals, asked.slo
     return {
@@ -50,7 +53,7 @@ def report(asked: Asked, chosen: Tried | None, tried: Sequence[Tried], *, prices
 
 
 def rates_of(found: Mapping[str, Any]) -> str:
-    """Of a report: whose rates the simulated GPUs have."""
+    """Return a note on a report's simulated GPUs: for which of them rates were measured, and for which assumed."""
     measured = [each["gpu"] for each in found["settings"]["gpus"] if each["attained"]["measured"]]
     if not measured:
         return "rates: assumed"
@@ -59,7 +62,7 @@ def rates_of(found: Mapping[str, Any]) -> str:
 
 
 def svg(found: Mapping[str, Any]) -> str:
-    """Every mix that was simulated: what it costs, and how many requests it served in time."""
+    """Return a chart of every simulated mix: its cost, and the share of requests that it served in time."""
     rows, wanted = found["rows"], found["settings"]["share"]
     dearest = max((row["cost_per_hour"] for row in rows), default=1.0) * 1.1 or 1.0
 

@@ -1,4 +1,4 @@
-"""The cheapest mix of GPUs that serves a trace within its objectives: a guess by arithmetic, then by simulation."""
+"""Search for the cheapest mix of GPUs that serves a trace within the objectives, by arithmetic and then simulation."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .trace import Trace
 
 __all__ = ["Asked", "Offer", "Tried", "guess", "said", "search"]
 
-MOST = 256  # replicas of a class
-# How much more, or less, than the trace's mean a fleet is reckoned for: of these the least that does is looked for.
+MOST = 256  # maximum number of replicas of a class
+# Multiples of the trace's mean load that a fleet is sized for; the smallest that is enough is searched for.
 _LADDER = tuple(0.25 * 1.12**step for step in range(32))
 
 Progress = Callable[[str], None]
@@ -29,7 +29,11 @@ Mix = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A GPU and what it costs per hour, in whatever currency. attained: what its kernels reach there."""
+    """A GPU that can be rented.
+
+    price     price per hour, in any currency
+    attained  shares of the roofline that kernels reach on it
+    """
 
     gpu: str
     price: float
@@ -38,7 +42,11 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """share: of the requests that are to be in time. tries: simulations at most."""
+    """Question to the planner.
+
+    share  share of requests that must be in time
+    tries  maximum number of simulations
+    """
 
     trace: Trace
     offers: Sequence[Offer]
@@ -51,7 +59,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One mix, simulated. Replicas are as their profiles say."""
+    """Result of simulating one mix, with replicas exactly as their profiles say.
+
+    share  share of requests that were in time
+    """
 
     mix: Mix
     cost: float
@@ -60,17 +71,20 @@ class Tried:
 
 
 def search(asked: Asked, progress: Progress = lambda _: None) -> tuple[Tried | None, list[Tried]]:
-    """The cheapest that was found to do, and all that were tried, by cost. None: nothing that was tried does."""
+    """Return the cheapest mix that was enough (None: none was), and all mixes that were simulated, by cost."""
     return _Search(asked, progress).run()
 
 
 def guess(asked: Asked, factor: float = 1.0) -> Mix:
-    """By arithmetic alone: the cheapest to carry `factor` times the trace's mean load."""
+    """Return the cheapest mix for `factor` times the trace's mean load, by arithmetic alone."""
     return _mix(asked, _shares(asked), factor, range(len(asked.offers)))
 
 
 def _shares(asked: Asked) -> list[float]:
-    """Of the trace's mean load, by one replica of each class. Raises InvalidRequest for a GPU that is none."""
+    """Return the share of the trace's mean load that one replica of each class serves.
+
+    Raises InvalidRequest for an unknown GPU.
+    """
     every, seconds = asked.trace.arrivals, asked.trace.seconds
     prompts, outputs = sum(each.prompt_tokens for each in every), sum(each.output_tokens for each in every)
     load = Load(asked.trace.rate, prompts / seconds, outputs / seconds)
@@ -103,14 +117,17 @@ class _Search:
         best = self._climb(range(len(self._shares)))
         while best is not None and (better := self._cheaper(best)) is not None:
             best = better
-        for alone, share in enumerate(self._shares):  # what a fleet of one class would cost
+        for alone, share in enumerate(self._shares):  # also try fleets of a single class
             if share and len(self._shares) > 1:
                 self._climb([alone])
         every = sorted(self._tried.values(), key=lambda tried: (tried.cost, tried.mix))
         return next((tried for tried in every if self._does(tried)), None), every
 
     def _climb(self, allowed: Sequence[int]) -> Tried | None:
-        """The first of ever larger mixes that does, by halves: a larger one is taken to do where a smaller one does."""
+        """Find by bisection the first of ever larger mixes that is enough.
+
+        A larger one is assumed to be if a smaller one is.
+        """
         mixes = list(dict.fromkeys(_mix(self._asked, self._shares, factor, allowed) for factor in _LADDER))
         mixes = [mix for mix in mixes if any(mix)]
         low, high, best = 0, len(mixes), None
@@ -126,7 +143,7 @@ class _Search:
         return best
 
     def _cheaper(self, best: Tried) -> Tried | None:
-        """Of the neighbours that cost less the cheapest that does."""
+        """Return the cheapest of the neighbouring mixes that costs less and is enough; None if there is none."""
         for mix in sorted(self._neighbours(best.mix), key=lambda mix: (self._cost(mix), mix)):
             tried = self._try(mix) if self._cost(mix) < best.cost else None
             if tried is not None and self._does(tried):
@@ -134,7 +151,7 @@ class _Search:
         return None
 
     def _neighbours(self, mix: Mix) -> set[Mix]:
-        """One replica less, or one or two of another class in its place."""
+        """Return the mixes with one replica less, or with one or two of another class in its place."""
         found = set()
         for gone, count in enumerate(mix):
             if not count:
@@ -144,7 +161,7 @@ class _Search:
             for new, share in enumerate(self._shares):
                 if share and new != gone:
                     found |= {tuple(each + more * (at == new) for at, each in enumerate(less)) for more in (1, 2)}
-        enough = 0.5  # of what is reckoned to be needed: with less there is no use in trying
+        enough = 0.5  # share of the estimated need below which a mix is not worth a simulation
         reckoned = sum(count * share for count, share in zip(mix, self._shares, strict=True))
         return {
             each for each in found
@@ -152,7 +169,7 @@ class _Search:
         }  # fmt: skip
 
     def _try(self, mix: Mix) -> Tried | None:
-        """None where no simulation is left."""
+        """Simulate a mix, or return the earlier result; None if no simulation is left."""
         if mix not in self._tried:
             if len(self._tried) >= self._asked.tries:
                 return None
@@ -176,7 +193,10 @@ def _simulated(asked: Asked, mix: Mix, cost: float) -> Tried:
 
 
 def _replicas(asked: Asked, mix: Sequence[int]) -> list[SimulatedReplica]:
-    """With what each kind attains, as measured where it was. The engine's limits are those of the table's GPU."""
+    """Return the replicas of a mix, at the rates that were measured where there are any.
+
+    The engines' limits are those of the GPU in the device table.
+    """
     found: list[SimulatedReplica] = []
     for offer, count in zip(asked.offers, mix, strict=True):
         for each in fleet(f"{count}*{offer.gpu}", asked.model, asked.seed, hidden=0.0) if count else ():

@@ -1,4 +1,4 @@
-"""Traces of requests as others publish them, read line by line; a line that is wrong is named."""
+"""Reader of published request traces, line by line; an error names the line."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ SYNTHETIC = {"synthetic": LOW_REUSE, "synthetic-reuse": HIGH_REUSE}
 _MAX_TOKENS = 1 << 20
 _MAX_LINES = 10_000_000
 _MIN_SPAN_S = 1e-6
-_MAX_TIME = 1e15  # in seconds or milliseconds: thousands of years
+_MAX_TIME = 1e15  # in seconds or milliseconds, which is thousands of years either way
 
 Fields = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in the order of their coming, the first at 0 s. empty: left out, since they had no answer."""
+    """Requests in the order of their arrival, the first at 0 s.
+
+    empty  number of requests that were left out since they had no answer
+    """
 
     format: str
     arrivals: tuple[Arrival, ...]
@@ -34,7 +37,7 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """With as long after the last as requests come apart on average."""
+        """Length of the trace, with one mean interval after the last request."""
         count = len(self.arrivals)
         return self.arrivals[-1].at_s * count / (count - 1)
 
@@ -44,7 +47,10 @@ class Trace:
 
 
 def read(path: Path) -> Trace:
-    """Mooncake's JSON lines, Azure's or BurstGPT's CSV, whichever it is. Raises InvalidRequest."""
+    """Read a trace: Mooncake's JSON lines, or the CSV of Azure or BurstGPT, which is detected.
+
+    Raises InvalidRequest.
+    """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = _numbered(file, str(path))
@@ -64,13 +70,13 @@ def read(path: Path) -> Trace:
 
 
 def synthetic(name: str, rate: float, requests: int, seed: int) -> Trace:
-    """A mix of chats, documents and writing that come at random; with `synthetic-reuse` most share beginnings."""
+    """Return random requests: a mix of chats, documents and writing; with `synthetic-reuse` most share prefixes."""
     some = list(arrivals(rate, 2 * requests / rate + 60 / rate, seed, reuse=SYNTHETIC[name]))[:requests]
     return paced(_collected(name, iter(some)), rate)
 
 
 def busiest(trace: Trace, requests: int) -> Trace:
-    """So many in a row, where they come fastest."""
+    """Return that many consecutive requests from where they arrive fastest."""
     every = trace.arrivals
     if requests >= len(every):
         return trace
@@ -80,7 +86,7 @@ def busiest(trace: Trace, requests: int) -> Trace:
 
 
 def paced(trace: Trace, rate: float) -> Trace:
-    """The same requests so much closer together, or further apart, that `rate` come per second."""
+    """Return the same requests with their intervals scaled so that `rate` arrive per second."""
     by = trace.rate / rate
     return replace(trace, arrivals=tuple(replace(each, at_s=each.at_s * by) for each in trace.arrivals))
 
@@ -110,7 +116,7 @@ def _numbered(file: Iterator[str], path: str) -> Iterator[tuple[int, str]]:
 def _header(first: str) -> list[str]:
     try:
         return next(csv.reader([first]), [])
-    except csv.Error:  # no table
+    except csv.Error:  # not a table
         return []
 
 
@@ -120,7 +126,11 @@ def _chain(number: int, first: str, rest: Iterator[tuple[int, str]]) -> Iterator
 
 
 def _mooncake(lines: Iterator[tuple[int, str]]) -> Iterator[Arrival | None]:
-    """Times in milliseconds; `hash_ids`: of pieces of 512 tokens, alike where all before them is alike."""
+    """Yield the requests of a Mooncake trace.
+
+    Times are in milliseconds. Each of `hash_ids` stands for a piece of 512 tokens, and is equal where all tokens up to
+    its end are equal.
+    """
     for number, line in lines:
         try:
             fields = json.loads(line)

@@ -1,4 +1,4 @@
-"""What comes between two questions to a policy, counted alike in a live fleet and in virtual time."""
+"""Counts of what arrives between two questions to a scaling policy, the same for a live fleet and a simulated one."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 
 __all__ = ["ASK_S", "Arrivals", "Rates"]
 
-ASK_S = 5.0  # between two questions
+ASK_S = 5.0  # interval of the questions to a policy
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Per second."""
+    """Arrivals per second."""
 
     requests: float = 0.0
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
-    cached_tokens: float = 0.0  # of the prompts', found in caches
+    cached_tokens: float = 0.0  # prompt tokens that were found in caches
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """What came within so many seconds. They add up: between two questions nothing is left out, or counted twice."""
+    """Arrivals within a number of seconds. Sums of them count everything between two questions exactly once."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -40,7 +40,7 @@ class Arrivals:
 
     @property
     def rates(self) -> Rates:
-        """0 where no time has passed."""
+        """Arrivals per second; 0 if no time has passed."""
         if self.seconds <= 0:
             return Rates()
         return Rates(

@@ -1,20 +1,22 @@
-"""How much of a demand one replica carries within the objectives: arithmetic on its profile, no simulation.
+"""Capacity of one replica: how much of a load it serves within the objectives.
 
-A replica that serves `running` sequences computes, of its time, a share `full` in steps that are filled up with a piece
-of a prompt and the rest in steps of decodes alone, as routing/predict.py has it:
+Arithmetic on its profile, no simulation.
+
+A replica that serves `running` sequences spends a share `full` of its time in steps that are filled up with a piece of
+a prompt, and the rest in steps of decodes alone, as routing/predict.py has it:
 
     full_s   = chunk / prefill rate + context_s * contexts       a step with a piece of a prompt
-    rate     = (chunk - running) / full_s                        prompts' tokens/s while steps are full
+    rate     = (chunk - running) / full_s                        prompt tokens/s while steps are full
     alone_s  = decode_s(running) + context_s * contexts          a step of decodes alone
     1 / TPOT = full / max(full_s, alone_s) + (1 - full) / alone_s
 
-TPOT holds while `full` stays low enough. TTFT holds while a prompt seldom waits too long for those before it: by
-Kingman's approximation of a queue with random arrivals and lengths of service that vary as much,
+TPOT is met while `full` stays low enough. TTFT is met while a prompt seldom waits too long for those before it: by
+Kingman's approximation of a queue with random arrivals and service times that vary as much,
 
     P(wait > t) = full * exp(-(1 - full) * t / s)                s: the time of a mean prompt
 
-which is to stay below MISSES for what the prompt's own time leaves of the objective. What is found in caches is not
-computed; it is part of the context all the same.
+which must stay below MISSES for the time that the prompt itself leaves of the objective. Cached tokens are not
+computed, but are part of the context all the same.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ from ..routing.predict import Slo, Speed
 
 __all__ = ["Load", "carried"]
 
-MISSES = 0.05  # share of the requests whose first token may be late, of those that a replica takes at its most
-MARGIN = 0.85  # of the time per token: the mean stays so far below, since requests differ
-_LEAST = 1e-9  # requests/s or tokens/s: none, where a division wants some
+MISSES = 0.05  # share of requests whose first token may be late on a replica at full load
+MARGIN = 0.85  # share of the objective that the mean time per token may reach, since requests differ
+_LEAST = 1e-9  # requests/s or tokens/s that stand for none in a division
 _HALVINGS = 24
 
 Floats = NDArray[np.float64]
@@ -39,7 +41,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What comes, per second. cached_tokens: of the prompts', those that need not be computed."""
+    """Arrivals per second.
+
+    cached_tokens  prompt tokens that need not be computed
+    """
 
     requests: float
     prompt_tokens: float
@@ -48,12 +53,12 @@ class Load:
 
     @property
     def prompt(self) -> float:
-        """Tokens of a mean one."""
+        """Tokens of a mean prompt."""
         return self.prompt_tokens / max(self.requests, _LEAST)
 
     @property
     def computed(self) -> float:
-        """Tokens of a mean prompt that are not in a cache; one at least."""
+        """Tokens of a mean prompt that are not cached; at least one."""
         return max(1.0, (self.prompt_tokens - self.cached_tokens) / max(self.requests, _LEAST))
 
     @property
@@ -65,7 +70,10 @@ class Load:
 
 
 def carried(speed: Speed, slo: Slo, load: Load) -> float:
-    """The share of the load, above 1 for more than all of it; 0: it cannot hold the objectives for such requests."""
+    """Return the share of the load that a replica serves within the objectives; above 1 for more than all of it.
+
+    0: it cannot meet the objectives for such requests.
+    """
     most = int(min(speed.max_running, speed.kv_tokens // max(load.prompt + load.output, 1.0)))
     if most < 1 or load.requests <= 0:
         return 0.0
@@ -76,7 +84,7 @@ def carried(speed: Speed, slo: Slo, load: Load) -> float:
     rate = np.maximum(speed.chunk - running, 0.0) / full_s
     slow_s = np.maximum(full_s, alone_s)
     most_full = np.minimum(_by_tpot(alone_s, slow_s, slo.tpot_s * MARGIN), _by_ttft(load.computed, rate, slo.ttft_s))
-    # More of its time for prompts is less for tokens: the best is where both go up with the load alike.
+    # More time for prompts leaves less for decodes: the best split is where both serve the same share of the load.
     gone = 1 / alone_s - 1 / slow_s
     per_prompt, per_output = load.computed * max(load.requests, _LEAST), max(load.output_tokens, _LEAST)
     level = running / alone_s / per_output / np.maximum(rate / per_prompt + running * gone / per_output, _LEAST)
@@ -86,7 +94,7 @@ def carried(speed: Speed, slo: Slo, load: Load) -> float:
 
 
 def _by_tpot(alone_s: Floats, slow_s: Floats, tpot_s: float) -> Floats:
-    """The most of its time that steps may be full; 0 where even decodes alone are too slow."""
+    """Return the largest share of full steps that meets TPOT; 0 where even decodes alone are too slow."""
     gone = 1 / alone_s - 1 / slow_s
     spare = 1 / alone_s - 1 / tpot_s
     some = np.divide(spare, gone, out=np.ones_like(gone), where=gone > 0)
@@ -95,7 +103,7 @@ def _by_tpot(alone_s: Floats, slow_s: Floats, tpot_s: float) -> Floats:
 
 
 def _by_ttft(prompt: float, rate: Floats, ttft_s: float) -> Floats:
-    """Likewise; 0 where a mean prompt alone takes longer."""
+    """Return the largest share of full steps that meets TTFT; 0 where a mean prompt alone takes longer."""
     service_s = prompt / np.maximum(rate, _LEAST)
     turns = np.maximum(ttft_s - service_s, 0.0) / np.maximum(service_s, _LEAST)
     low, high = np.zeros_like(rate), np.ones_like(rate)

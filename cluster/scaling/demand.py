@@ -1,4 +1,4 @@
-"""What will come, from what came."""
+"""Forecast of the load from past arrivals."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from .steady import Latest
 
 __all__ = ["Demand"]
 
-_ANSWER = 150.0  # tokens, until some have ended
-_LENGTHS_S = 120.0  # over which their mean is taken
-_SHORTER_S = 600.0  # over which answers are believed to have become shorter: those of refused requests do not show
+_ANSWER = 150.0  # assumed tokens of an answer until some have ended
+_LENGTHS_S = 120.0  # time over which the mean length of answers is taken
+_SHORTER_S = 600.0  # time over which a shorter mean is adopted, since answers of refused requests are not seen
 
 
 class Demand:
-    """Rates of requests and of prompts' tokens are forecast; answers are as many, each as long as answers are."""
+    """Forecast of a load: rates of requests and prompt tokens are extrapolated, answers have the recent mean length."""
 
     def __init__(self, *, ttft_s: float, catch_up_s: float, settle_s: float) -> None:
-        """Prompts that wait beyond what `ttft_s` allows are to be worked off in `catch_up_s`."""
+        """Create a forecast.
+
+        ttft_s      objective; prompt tokens that wait beyond it count as additional load
+        catch_up_s  seconds within which such prompts are to be worked off
+        settle_s    seconds over which the highest load is remembered
+        """
         self._ttft_s = ttft_s
         self._catch_up_s = catch_up_s
         self._requests = Forecast()
@@ -31,16 +36,19 @@ class Demand:
 
     @property
     def settled(self) -> bool:
-        """Whether the most of late is that of all of `settle_s`."""
+        """Whether `settle_s` seconds have been observed, so that the highest load is that of the whole time."""
         return all(each.settled for each in self._most)
 
     def begin_anew(self) -> None:
-        """Forgets the most of late, not what is forecast."""
+        """Forget the highest load of the recent past, but not the forecast."""
         for each in self._most:
             each.begin_anew()
 
     def saw(self, observed: Observed, horizon_s: float) -> tuple[Load, Load]:
-        """The most until `horizon_s` from now, and the most that this was of late."""
+        """Record an observation.
+
+        Return the highest load expected until `horizon_s`, and the highest recent value of it.
+        """
         now = observed.now
         self._requests.saw(now, observed.requests_per_s)
         self._prompts.saw(now, observed.prompt_tokens_per_s)
@@ -53,14 +61,14 @@ class Demand:
         return _load(*coming), _load(*most)
 
     def _computed(self, observed: Observed) -> float:
-        """Share of the prompts' tokens that caches have not held of late."""
+        """Return the share of prompt tokens that were not cached recently."""
         hits, prompts = self._caches
         hits.saw(observed.now, observed.cached_tokens_per_s)
         prompts.saw(observed.now, observed.prompt_tokens_per_s)
         return 1.0 - min(hits.recent / prompts.recent, 1.0) if prompts.recent > 0 else 1.0
 
     def _follow_answers(self, observed: Observed) -> None:
-        """Longer ones at once, shorter ones slowly."""
+        """Adopt longer answers at once, and shorter ones slowly."""
         since, self._last = observed.now - (observed.now if self._last is None else self._last), observed.now
         outputs, requests = self._lengths
         outputs.saw(observed.now, observed.output_tokens_per_s)

@@ -1,4 +1,4 @@
-"""The number of replicas that a person has set."""
+"""Scaling policy `fixed`: the number of replicas that an operator has set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ __all__ = ["Fixed"]
 
 class Fixed:
     def __init__(self, slo: Slo, *, replicas: Mapping[str, int] | None = None) -> None:
-        """`replicas`: by pool; of the others as many as their target is, within what the fleet file allows."""
+        """Create the policy.
+
+        replicas  number of replicas by pool; other pools keep their targets, within their bounds
+        """
         self.slo = slo
         self._replicas = dict(replicas or {})
 

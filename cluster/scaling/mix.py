@@ -1,4 +1,4 @@
-"""The cheapest number of replicas of each class that carry a load: an integer program."""
+"""Integer program for the cheapest numbers of replicas of each class that serve a load."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 __all__ = ["Class", "cheapest"]
 
-_COSTLIEST = 1e4  # what the costliest class costs in the program, whatever the currency
-_NEVER = 1e-9  # shares below are none
-# Of the costliest: among mixes that cost the same, that of the fewest and fastest replicas. HiGHS itself takes two
-# mixes for equal that differ by 1e-6 in all, which is far less.
+_COSTLIEST = 1e4  # cost of the costliest class in the program, whatever the currency
+_NEVER = 1e-9  # smaller shares count as none
+# Tie-break as a share of the highest cost: among mixes with the same cost, the fewest and fastest replicas win. HiGHS
+# itself treats mixes as equal that differ by 1e-6 in all, which is far less.
 _TIE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """share: of the load that one replica carries. Of those that carry nothing are no more than `minimum`."""
+    """A class of replicas.
+
+    share    share of the load that one replica serves; of a class that serves none, no more than `minimum` are used
+    minimum  smallest allowed number of replicas
+    maximum  largest allowed number of replicas
+    """
 
     cost: float
     share: float
@@ -29,14 +34,15 @@ class Class:
 
 
 def cheapest(classes: Sequence[Class], *, least: int = 0) -> tuple[int, ...]:
-    """Replicas of each class that carry the whole load together, `least` at least; all there may be if none can.
+    """Return the cheapest numbers of replicas of each class that serve the whole load, at least `least` in all.
 
-    Every replica is taken to get requests of every kind alike: classes that are good at one kind are not put to it.
+    Returns all allowed replicas if even these cannot. Every replica is assumed to get all kinds of requests alike, so
+    classes that are good at one kind are not given only that.
     """
     return _solved(tuple(classes), least)
 
 
-@lru_cache(maxsize=64)  # a demand at rest asks the same at every look
+@lru_cache(maxsize=64)  # a steady load asks the same each time
 def _solved(classes: tuple[Class, ...], least: int) -> tuple[int, ...]:
     useful = [each.share > _NEVER for each in classes]
     ends = [each.maximum if use else each.minimum for each, use in zip(classes, useful, strict=True)]

@@ -1,4 +1,4 @@
-"""Scaling policies by name: a new one is a file and a line here."""
+"""Registry of scaling policies: a new one is a file and a line here."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .state import Policy
 __all__ = ["POLICIES", "policy_named"]
 
 POLICIES: dict[str, Callable[..., Policy]] = {"fixed": Fixed, "queue": Queue, "slo": SloPolicy}
-_POSITIVE = {"running", "queued_tokens", "catch_up_s"}  # they are divided by
+_POSITIVE = {"running", "queued_tokens", "catch_up_s"}  # settings that are divisors
 
 
 def policy_named(name: str, slo: Slo, **settings: Any) -> Policy:
-    """Raises InvalidRequest for a policy, a setting or a value that is none."""
+    """Return a new policy. Raises InvalidRequest for an unknown policy or setting, or a wrong value."""
     if name not in POLICIES:
         raise InvalidRequest(f"policy: {name!r} is not known; expected one of {', '.join(POLICIES)}", param="policy")
     known = [

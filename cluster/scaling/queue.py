@@ -1,4 +1,4 @@
-"""So many replicas in each pool that what waits and runs on each of them stays near a target."""
+"""Scaling policy `queue`: as many replicas in each pool as keep the load on each near a target."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ __all__ = ["Queue"]
 
 
 class Queue:
-    """Each pool for itself, whatever its replicas are: it knows neither costs nor speeds.
+    """Policy that scales each pool by itself, without regard to costs and speeds.
 
-    running, queued_tokens  wanted per replica: sequences that run or wait, and tokens of prompts that wait
-    tolerance               a load so close to the target changes nothing
-    settle_s                fewer replicas are wanted for so long before one goes, also after somebody else has scaled
-    idle_s                  without any request until the last one goes, where the minimum is 0
+    running        wanted number of sequences per replica, running or waiting
+    queued_tokens  wanted number of waiting prompt tokens per replica
+    tolerance      a load that deviates from its target by no more than this share changes nothing
+    settle_s       seconds for which fewer replicas must have been enough before one is removed, also after someone else
+                   has scaled
+    idle_s         seconds without any request after which the last replica is removed, if the minimum is 0
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class Queue:
         return set_to(pool, pool.target, "within its bounds")
 
     def _of(self, pool: PoolState, idle: bool) -> tuple[int, str]:
-        """How many would bring it to the target, and what they are for."""
+        """Return how many replicas bring the pool to its target load, and the reason."""
         sequences = pool.running + pool.waiting
         wanted = max(sequences / self._running, pool.queued_tokens / self._queued_tokens)
         # Loads within the tolerance leave the pool as it is.

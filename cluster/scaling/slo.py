@@ -1,4 +1,4 @@
-"""The cheapest replicas that hold the objectives under what is coming."""
+"""Scaling policy `slo`: the cheapest replicas that meet the objectives under the expected load."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .steady import Idle, LeftTargets, ObservedTime, Overdue, bounded, first_up,
 
 __all__ = ["SloPolicy"]
 
-_WORTH = 0.1  # of the present cost: less is not saved by starting replicas of another class
+_WORTH = 0.1  # minimum saving, as a share of the present cost, for starting replicas of another class
 
 
 class SloPolicy:
-    """Demand is forecast for as long as the slowest class takes to start. More is added at once, less goes slowly.
+    """Policy that forecasts the load for as long as the slowest class takes to start.
 
-    A class whose speed nobody knows yet gets its first replica when the others do not suffice. Replicas that have not
-    come long after they should have are not counted on.
+    Replicas are added at once and removed slowly. A class whose speed is not yet known gets its first replica when the
+    others are not enough. Replicas that are long overdue are not counted on.
 
-    headroom    more than what is expected is provided for, by this share, whenever something changes
-    settle_s    fewer replicas have to suffice for the most that was expected within so long, all of it observed since
-                the policy was made and since somebody else has scaled
-    cooldown_s  between two changes to fewer, and before the first
-    catch_up_s  in which prompts that wait beyond what the objective allows are to be worked off
-    idle_s      without any request until everything goes, where minimums are 0
+    headroom    share of capacity that is provided beyond the expected load whenever something changes
+    settle_s    fewer replicas must have been enough for the highest load expected within this time, all of it observed
+                since the policy was created and since someone else has scaled
+    cooldown_s  seconds between two reductions, and before the first
+    catch_up_s  seconds within which prompts that wait beyond the objective are to be worked off
+    idle_s      seconds without any request until all replicas are removed, where minimums are 0
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SloPolicy:
         self._demand = Demand(ttft_s=slo.ttft_s, catch_up_s=catch_up_s, settle_s=settle_s)
         self._idle = Idle()
         self._overdue = Overdue()
-        self._lowered_at = 0.0  # in observed seconds, which begin with the first look
+        self._lowered_at = 0.0  # time of the last reduction, in observed seconds since the first observation
         self._time = ObservedTime()
         self._left = LeftTargets()
 
@@ -69,12 +69,12 @@ class SloPolicy:
         more = self._more(pools, shares, late, f"{_said(coming)} expected within {horizon_s:g} s")
         if more or coming.requests <= 0 or not self._demand.settled:
             return more
-        # By both, since shorter prompts of more requests may be the easier load.
+        # Both loads must be served, since more requests with shorter prompts may be the lighter load.
         least = [min(share, self._share(pool, most)) for pool, share in zip(pools, shares, strict=True)]
         return self._fewer(observed.now, pools, least, late, f"at most {_said(most)} for {self._settle_s:g} s")
 
     def _share(self, pool: PoolState, load: Load) -> float:
-        """Of the load, by one replica; of no load everything, also by one that nobody knows yet."""
+        """Return the share of the load that one replica serves; infinite if there is no load, even at unknown speed."""
         if load.requests <= 0:
             return math.inf
         return carried(pool.speed, self.slo, load) if pool.speed else 0.0
@@ -82,7 +82,10 @@ class SloPolicy:
     def _more(
         self, pools: Sequence[PoolState], shares: Sequence[float], late: frozenset[str], said: str
     ) -> tuple[Target, ...]:
-        """The cheapest to add, where what is there or comes does not suffice; else what minimums ask for."""
+        """Return the cheapest additions if the present and coming replicas are not enough.
+
+        Else what the bounds require.
+        """
         wanted = [bounded(pool, pool.target) for pool in pools]
         counted = [_counted(pool, late, count) for pool, count in zip(pools, wanted, strict=True)]
         have = sum(share * count for share, count in zip(shares, counted, strict=True) if count)
@@ -104,9 +107,9 @@ class SloPolicy:
     def _fewer(
         self, now: float, pools: Sequence[PoolState], shares: Sequence[float], late: frozenset[str], said: str
     ) -> tuple[Target, ...]:
-        """What costs less and suffices: first what it needs more of, and when that is ready, what it needs less of."""
+        """Return a cheaper mix that is enough: first its additional replicas, and once these are ready, its cuts."""
         if not any(shares):
-            return ()  # nothing is known to hold the objectives: what there is stays
+            return ()  # no class is known to meet the objectives, so nothing is removed
         have = [_counted(pool, late, pool.target) for pool in pools]
         classes = [
             Class(pool.cost_per_hour, share / self._spare, *_range(pool, late))
@@ -130,7 +133,7 @@ class SloPolicy:
 
 
 def _fit(pools: Sequence[PoolState], shares: Sequence[float]) -> Sequence[PoolState]:
-    """Those that are there or may hold the objectives, if any may."""
+    """Return the pools that have replicas or may meet the objectives; all pools if none may."""
     may = [share > 0 or pool.speed is None for pool, share in zip(pools, shares, strict=True)]
     return [pool for pool, good in zip(pools, may, strict=True) if good or pool.target or not any(may)]
 
@@ -140,7 +143,10 @@ def _counted(pool: PoolState, late: frozenset[str], count: int) -> int:
 
 
 def _range(pool: PoolState, late: frozenset[str]) -> tuple[int, int]:
-    """Of a class that is not known yet, what there is stays; of one that does not come, no more is hoped for."""
+    """Return the bounds of a pool for a cheaper mix.
+
+    A class of unknown speed keeps what it has; a class whose replicas do not come gets no more.
+    """
     if pool.speed is None:
         return pool.target, pool.target
     most = min(pool.maximum, pool.ready) if pool.name in late else pool.maximum

@@ -1,4 +1,4 @@
-"""What a scaling policy sees, and what it says. Pure: the same for a live fleet and for one in virtual time."""
+"""Input and output of scaling policies. Pure: the same for a live fleet and a simulated one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ __all__ = ["Observed", "Policy", "PoolState", "Target"]
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """One pool of like replicas.
+    """State of one pool of equal replicas.
 
-    target         how many are wanted now; ready: that serve; starting: that will
-    speed          of one replica, by its profile and what was observed; None: none has been ready yet
-    cost_per_hour  of one replica
-    cold_start_s   from a new target to a replica that serves
-    queued_tokens  of prompts, over all its replicas; running, waiting: sequences
+    target            wanted number of replicas
+    ready, starting   replicas that serve, and that will
+    speed             speed of one replica, by its profile and observations; None: none has been ready yet
+    cost_per_hour     cost of one replica
+    cold_start_s      seconds from a new target until a replica serves
+    queued_tokens     waiting prompt tokens on all of its replicas
+    running, waiting  running and waiting sequences on all of its replicas
     """
 
     name: str
@@ -37,10 +39,10 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The fleet at `now` (seconds, any clock), and what came since the last look, as rates.
+    """State of the fleet at `now` (in seconds of any clock), and the rates of arrivals since the last observation.
 
-    held                 requests that wait since no replica is there to take them
-    cached_tokens_per_s  of the prompts', found in caches
+    held                 requests that wait because there is no replica to take them
+    cached_tokens_per_s  prompt tokens that were found in caches
     """
 
     now: float
@@ -60,10 +62,10 @@ class Target:
 
 
 class Policy(Protocol):
-    """Has a memory of its own: it is asked every few seconds, in order."""
+    """Scaling policy. It has a memory of its own, so it is asked every few seconds, in order."""
 
     slo: Slo
 
     def decide(self, observed: Observed) -> tuple[Target, ...]:
-        """Only of pools whose target is to change."""
+        """Return new targets, only for the pools whose target is to change."""
         ...

@@ -1,8 +1,8 @@
-"""What keeps policies from going to and fro: the most that was wanted of late, and how long nothing has come.
+"""Damping of scaling policies: the highest recent demand, and how long nothing has arrived.
 
-How long something has been so is counted in seconds that were observed. A policy that is new, or made anew since the
-control plane was started again or was given another policy, has observed nothing yet; and what somebody else sets is
-left alone until it has been observed for as long.
+Durations are counted in seconds that were observed. A policy that is new, because the control plane was restarted or
+was given another policy, has observed nothing yet. A target that someone else sets is left alone until it has been
+observed for as long.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from .state import Observed, PoolState, Target
 
 __all__ = ["Idle", "Latest", "LeftTargets", "ObservedTime", "Overdue", "bounded", "first_up", "set_to"]
 
-MAX_STEP_S = 3 * ASK_S  # that one observation vouches for: of a longer gap nobody knows what was in it
-_OVERDUE = 3.0  # cold starts, and
-_OVERDUE_S = 60.0  # so much more
+MAX_STEP_S = 3 * ASK_S  # longest time that one observation stands for; what happened in longer gaps is unknown
+_OVERDUE = 3.0  # a replica is overdue after this many cold start times,
+_OVERDUE_S = 60.0  # plus this time
 
 
 class ObservedTime:
-    """Counts the seconds that were observed. A gap, or a clock that is set, counts as MAX_STEP_S at most."""
+    """Counter of observed seconds. A gap between observations, or a changed clock, counts as MAX_STEP_S at most."""
 
     def __init__(self) -> None:
         self._last: float | None = None
         self._observed_s = 0.0
 
     def saw(self, now: float) -> float:
-        """Returns the seconds since the first observation that were observed. `now`: by any clock."""
+        """Record an observation at `now` (of any clock), and return the observed seconds since the first one."""
         if self._last is not None:
             self._observed_s += min(max(now - self._last, 0.0), MAX_STEP_S)
         self._last = now
@@ -36,33 +36,33 @@ class ObservedTime:
 
 
 class LeftTargets:
-    """Remembers at what number of replicas a policy left each pool, and so tells what somebody else has set since."""
+    """Memory of the targets that a policy left, which shows what someone else has set since."""
 
     def __init__(self) -> None:
         self._left: dict[str, int] = {}
 
     def changed_by_others(self, pools: Sequence[PoolState]) -> frozenset[str]:
-        """Returns the names of the pools that an operator or new bounds have scaled, and of those that are new."""
+        """Return the names of the pools that an operator or new bounds have scaled, and of new pools."""
         return frozenset(pool.name for pool in pools if self._left.get(pool.name) != pool.target)
 
     def leave(self, pools: Sequence[PoolState], targets: Sequence[Target]) -> None:
-        """Takes down what the policy has just decided."""
+        """Record the targets after the policy's decision."""
         decided = {target.pool: target.replicas for target in targets}
         self._left = {pool.name: decided.get(pool.name, pool.target) for pool in pools}
 
 
 class Latest:
-    """The highest value within the last `seconds` (of 0: the last value), and whether so long has been observed."""
+    """Highest value within the last `seconds` (with 0: the last value), and whether that time has been observed."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._since: float | None = None
         self._now = 0.0
-        self._highest: deque[tuple[float, float]] = deque()  # falling: what a later one exceeds never counts again
+        self._highest: deque[tuple[float, float]] = deque()  # falling: an exceeded value never counts again
 
     @property
     def settled(self) -> bool:
-        """Whether the values span all of `seconds`; what was highest before is not known otherwise."""
+        """Whether the values span all of `seconds`; otherwise earlier, higher values may be unknown."""
         return self._since is not None and self._now - self._since >= self._seconds
 
     def begin_anew(self) -> None:
@@ -82,7 +82,7 @@ class Latest:
 
 
 class Idle:
-    """Since when nothing has come, waits or runs."""
+    """Measurement of how long no request has arrived, waited or run."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -91,7 +91,7 @@ class Idle:
         self._since = None
 
     def saw(self, observed: Observed) -> float:
-        """Seconds; 0 while there is something to do."""
+        """Return the seconds without requests; 0 while there are any."""
         pools = observed.pools
         busy = observed.held or observed.requests_per_s > 0 or any(pool.running or pool.waiting for pool in pools)
         if busy:
@@ -103,10 +103,10 @@ class Idle:
 
 
 class Overdue:
-    """Pools some of whose replicas should have been ready long ago: no GPU is free, perhaps."""
+    """Detector of pools with replicas that should have been ready long ago, perhaps because no GPU is free."""
 
     def __init__(self) -> None:
-        self._since: dict[str, tuple[float, int]] = {}  # name -> when it last got on, and how many were ready then
+        self._since: dict[str, tuple[float, int]] = {}  # pool -> time of its last progress, replicas ready then
 
     def saw(self, observed: Observed) -> frozenset[str]:
         late = set()
@@ -125,15 +125,15 @@ def bounded(pool: PoolState, replicas: int) -> int:
 
 
 def set_to(pool: PoolState, replicas: int, reason: str) -> tuple[Target, ...]:
-    """None where that is what it has."""
+    """Return the new target within the pool's bounds; nothing if the pool has it already."""
     replicas = bounded(pool, replicas)
     return () if replicas == pool.target else (Target(pool.name, replicas, reason),)
 
 
 def first_up(pools: Sequence[PoolState], late: Collection[str] = ()) -> PoolState | None:
-    """Of which pool to start the first replica for requests that wait: the soonest, then the cheapest.
+    """Return the pool whose first replica should start for waiting requests: the fastest to start, then the cheapest.
 
-    None: replicas are there, or on their way, or not to be had. Pools named in `late` do not count.
+    None: some replica exists or is coming, or none is allowed. Pools named in `late` do not count.
     """
     counted = [pool for pool in pools if pool.name not in late]
     if any(pool.ready or pool.starting or pool.target for pool in counted):

@@ -1,1 +1,1 @@
-"""Fleets in virtual time: traffic, routers and the optimum, on replicas that compute nothing."""
+"""Simulation of fleets in virtual time: traffic, routers and the optimum, on replicas that compute nothing."""

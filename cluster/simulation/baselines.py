@@ -1,4 +1,4 @@
-"""Routers that others use, each with what it is given in practice: its own requests in flight, or heard loads too."""
+"""Baseline routers that others use, each with the information it has in practice: its own requests or loads too."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .fleet import SimulatedReplica
 __all__ = ["BASELINES", "Baseline", "Cap"]
 
 Floats = NDArray[np.float64]
-TRIED = 128  # replicas that are drawn, or met on a ring, for one request
-_PROMPT, _OUTPUT = 500.0, 150.0  # tokens, before any has been seen
+TRIED = 128  # maximum replicas that are drawn, or visited on a ring, for one request
+_PROMPT, _OUTPUT = 500.0, 150.0  # assumed tokens before any requests have been seen
 
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """Requests in flight on a replica beyond which a router refuses: on each, or on average in proportion to speed."""
+    """Limit of requests in flight beyond which a router refuses: on each replica, or in proportion to speed."""
 
     most: int
     by_speed: bool = False
@@ -41,10 +41,10 @@ _BY_SPEED = tuple(Cap(most, by_speed=True) for most in (32, 64, 80, 96, 112))
 
 
 class Baseline:
-    """Knows what it has in flight itself, and of others' what it hears, 0.2 to 0.4 s late.
+    """Router that knows its own requests in flight, and those of others from reported loads that are 0.2 to 0.4 s old.
 
-    cap   tuned for each of them, as an operator would; None: it takes all
-    CAPS  among which it has its best
+    cap   limit of requests in flight, tuned for each router as an operator would; None: no limit
+    CAPS  limits among which the best is chosen
     """
 
     CAPS: ClassVar[tuple[Cap | None, ...]] = (None, *_ALIKE, *_BY_SPEED)
@@ -52,7 +52,7 @@ class Baseline:
     def __init__(self, fleet: Sequence[SimulatedReplica], seed: int, cap: Cap | None = None) -> None:
         self.size = len(fleet)
         self.rng = random.Random(f"baseline {seed}")
-        # Usual requests per second at a batch of 64, which is about how cards differ in service.
+        # Usual requests per second at a batch of 64, which is about how cards differ in operation.
         self.prefill_s = np.array([1 / each.known.prefill_tokens_per_s for each in fleet])
         self.decode_s = np.array([each.known.step_s(64, 64 * 500) / 64 for each in fleet])
         self.speeds = 1 / (_PROMPT * self.prefill_s + _OUTPUT * self.decode_s)
@@ -87,7 +87,7 @@ class Baseline:
         changes = self._changes[replica]
         while changes and changes[0][0] <= of:
             changes.popleft()
-        mine = self._flying[replica] - sum(change for _, change in changes)  # as it was then
+        mine = self._flying[replica] - sum(change for _, change in changes)  # own requests at the time of the load
         self._others[replica] = max(0, load.running + load.waiting - mine)
 
     def _change(self, now: float, replica: int, by: int) -> None:
@@ -109,7 +109,7 @@ class Random(Baseline):
 
 
 class LeastRequests(Baseline):
-    """Of those that have as few, any."""
+    """Router that chooses the replica with the fewest requests, at random among equals."""
 
     def __init__(self, fleet: Sequence[SimulatedReplica], seed: int, cap: Cap | None = None) -> None:
         super().__init__(fleet, seed, cap)
@@ -120,9 +120,11 @@ class LeastRequests(Baseline):
 
 
 class TwoChoices(Baseline):
-    """The less loaded of two that are drawn, as Ray Serve's default router does; then two others.
+    """Router that draws two replicas and chooses the less loaded, as Ray Serve's default does.
 
-    With one limit for all replicas, which is how Serve has it.
+    Then it draws two others.
+
+    It has one limit for all replicas, as Serve has.
     """
 
     CAPS = (None, *_ALIKE)
@@ -134,21 +136,21 @@ class TwoChoices(Baseline):
 
 
 class TwoChoicesBySpeed(TwoChoices):
-    """The same, each replica with a limit in proportion to its speed, which Serve does not have."""
+    """Router of two random choices where replicas have limits in proportion to their speeds, which Serve lacks."""
 
     CAPS = _BY_SPEED
 
 
 class PrefixAffinity(Baseline):
-    """Where the prompt's beginning points on a ring, or from there on to who is not loaded beyond the others.
+    """Router that hashes a prompt's prefix onto a ring, and moves on along the ring from overloaded replicas.
 
-    Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018), as routers for language models
-    have it. Shares of the ring, and of the load, go by speed.
+    This is consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018), as routers for language
+    models use it. Shares of the ring and bounds of the load are in proportion to speed.
     """
 
-    BEGINNING = 8  # blocks of a prompt that are looked at
-    BOUND = 1.25  # of what a replica would have of all that is in flight
-    POINTS = 64  # on the ring, of the mean replica
+    BEGINNING = 8  # blocks at the beginning of a prompt that are hashed
+    BOUND = 1.25  # bound of a replica's load, as a multiple of its fair share of all requests in flight
+    POINTS = 64  # points on the ring of a mean replica
 
     def __init__(self, fleet: Sequence[SimulatedReplica], seed: int, cap: Cap | None = None) -> None:
         super().__init__(fleet, seed, cap)
@@ -173,9 +175,10 @@ class PrefixAffinity(Baseline):
 
 
 class WeightedLeastWork(Baseline):
-    """Least tokens in flight for its speed: prompts, and answers of the length that answers have had so far.
+    """Router that chooses the replica with the least work in flight for its speed.
 
-    What others have there counts as so many requests of the usual kind.
+    Work is the tokens of prompts, and of answers with the mean length so far. Requests of other routers count as usual
+    ones.
     """
 
     def __init__(self, fleet: Sequence[SimulatedReplica], seed: int, cap: Cap | None = None) -> None:
@@ -203,7 +206,7 @@ class WeightedLeastWork(Baseline):
 
 
 def _least(key: Floats) -> Iterator[int]:
-    """All of them, the least first."""
+    """Yield all replicas, the one with the lowest key first."""
     return iter(key.argsort(kind="stable").tolist())
 
 

@@ -1,6 +1,6 @@
-"""`motley bench routing`: one trace through several routers, on fleets in virtual time, beside the optimum.
+"""Benchmark `motley bench routing`: one trace through several routers, on simulated fleets, beside the optimum.
 
-Everything here is simulated but the time that a decision takes, and every row says which it is.
+Everything is simulated except the time that a decision takes, and every row says which it is.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ Progress = Callable[[str], None]
 
 MOTLEY, WITHOUT, TOLD = "motley", "motley without prefixes", "motley, told the truth"
 REUSE: dict[str, Reuse] = {"low": LOW_REUSE, "high": HIGH_REUSE}
-SEEDS = (11, 12)  # of what is reported; TUNING: of what baselines are tuned on
-TUNING = 101
-TUNED_AT = (0.9, 1.1)  # of capacity: what does best in only one of them is a limit for fair weather, or for foul
+SEEDS = (11, 12)  # seeds of the reported runs
+TUNING = 101  # seed of the runs on which baselines are tuned
+TUNED_AT = (0.9, 1.1)  # loads for tuning, as shares of capacity: a limit must do well below and above it
 _EACH = "P40+T4+V100-PCIE-16GB+A10+L4+RTX 4090+A100-SXM4-80GB+H100 80GB HBM3"
-# Smaller fleets of the same classes, on which the limits of a large one are tuned: they are of each replica.
+# Smaller fleets of the same classes, on which the limits of large ones are tuned, since limits are per replica.
 _SMALLER = {"classes": _EACH, "thousand": _EACH}
 INGRESSES = 2
-AFTER_S = 15.0  # requests come for so long after those that are counted, which would have an ever emptier fleet else
+AFTER_S = 15.0  # time for which requests continue after the counted ones, so that the fleet does not empty
 _SLO = Slo(ttft_s=3.0, tpot_s=0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much of a fleet is simulated. A large one tells in less time what a small one does: it has more requests.
+    """Size of the simulations of a fleet. A large fleet needs less time than a small one, since it has more requests.
 
-    loads      of the fleet's capacity by the linear program, for that mix of requests
-    requests   of one run, if what is counted of it then lasts no less and no longer than `seconds`
-    warm_up_s  before that, not counted: until answers end as fast as they begin
+    loads      loads, as shares of the fleet's capacity by the linear program for that mix of requests
+    seeds      seeds of the runs
+    requests   requests of one run, if its counted part then lasts within the bounds `seconds`
+    warm_up_s  uncounted time before that, until answers end as fast as they begin
     """
 
     loads: Sequence[float] = (0.5, 0.7, 0.9, 1.0, 1.1)
@@ -56,8 +57,8 @@ class Size:
 
 
 SIZES = {
-    "equal": Size(seeds=(*SEEDS, 13, 14, 15, 16)),  # of few alike replicas one seed says little
-    # A fast card has three hundred sequences, and they take 40 s to come.
+    "equal": Size(seeds=(*SEEDS, 13, 14, 15, 16)),  # with a few equal replicas, one seed says little
+    # A fast card runs three hundred sequences, which take 40 s to arrive.
     "classes": Size(loads=(0.7, 0.9, 1.1), seeds=SEEDS[:1], seconds=(8.0, 8.0), warm_up_s=40.0),
     "thousand": Size(loads=(0.9,), seeds=SEEDS[:1], seconds=(4.0, 4.0), warm_up_s=40.0),
 }
@@ -65,7 +66,12 @@ SIZES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """loads, requests: other ones than the fleet's size has; size: another one for all fleets."""
+    """Settings of a run of the benchmark.
+
+    loads, requests  replace those of each fleet's size
+    size             replaces the size of all fleets
+    processes        number of processes; None: one per core
+    """
 
     fleets: Sequence[str] = ("equal", "mixed", "classes", "thousand")
     reuse: Sequence[str] = ("low", "high")
@@ -81,12 +87,12 @@ class Plan:
         return replace(size, loads=self.loads or size.loads, requests=self.requests or size.requests)
 
 
-Tuned = dict[tuple[str, str, Size], dict[str, Cap | None]]  # by fleet and reuse: the best limit of each baseline
+Tuned = dict[tuple[str, str, Size], dict[str, Cap | None]]  # by fleet, reuse and size: each baseline's best limit
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One router under one trace."""
+    """One simulation: a router with a trace."""
 
     router: str
     cap: Cap | None
@@ -100,22 +106,22 @@ class _Run:
     seed: int
 
     def traffic(self, after_s: float = 0.0) -> list[Arrival]:
-        """Until `seconds`, of which all but the warm-up counts, and for so long after it."""
+        """Return the requests until `seconds`, of which all but the warm-up counts, and for `after_s` seconds more."""
         return list(arrivals(self.rate, self.seconds + after_s, self.seed, reuse=REUSE[self.reuse]))
 
     def replicas(self) -> list[SimulatedReplica]:
-        """The same truth for all that are compared, and another for each seed."""
+        """Return the replicas, with the same hidden deviations for all compared routers, and others for each seed."""
         return fleet(self.fleet, model_named(self.model), self.seed)
 
 
 def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
-    """Raises InvalidRequest for a fleet or a model that is not known."""
+    """Run the benchmark and return its report. Raises InvalidRequest for an unknown fleet or model."""
     for name in plan.fleets:
-        fleet(name, model_named(plan.model), 0)  # before anything is begun
+        fleet(name, model_named(plan.model), 0)  # raises before anything is started
     before = machine()
     rows: list[dict[str, Any]] = []
     processes = plan.processes or usable_cores()
-    tuned: Tuned = {}  # fleets of the same classes have the same
+    tuned: Tuned = {}  # shared by fleets of the same classes
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         for name in plan.fleets:
             for reuse in plan.reuse:
@@ -135,7 +141,10 @@ def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
 
 
 def kept(report: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """The report, with another one's rows of what it has none of. Raises InvalidRequest if that was run otherwise."""
+    """Return the report with another report's rows added where it has none of that kind.
+
+    Raises InvalidRequest if the other was run with different settings or versions.
+    """
     for each in ("settings", "versions"):
         if other.get(each) != report[each]:
             raise InvalidRequest(f"{each}: {other.get(each)} in the file; expected {report[each]}", param=each)
@@ -178,7 +187,7 @@ def _compare(
 def _tuned(
     plan: Plan, base: _Run, pool: ProcessPoolExecutor, tuned: Tuned, progress: Progress
 ) -> dict[str, Cap | None]:
-    """For each baseline, with which limit of requests per replica it does best."""
+    """Return for each baseline the limit of requests per replica with which it does best."""
     smaller = _SMALLER.get(base.fleet)
     size = replace(plan.size_of(base.fleet), requests=600)
     if smaller:
@@ -214,7 +223,7 @@ def _capacity(one: _Run) -> float:
 
 
 def _bound(one: _Run) -> float:
-    """Of what comes in the time that is counted; never more than that."""
+    """Return the optimum for the requests of the counted time, which is never more than these."""
     traffic = one.traffic()
     counted = [each for each in traffic if each.at_s >= one.warm_up_s]
     known = frozenset(each.prefix[0] for each in traffic if each.at_s < one.warm_up_s)
@@ -223,7 +232,7 @@ def _bound(one: _Run) -> float:
 
 def _measure(one: _Run) -> Measured:
     replicas, traffic = one.replicas(), one.traffic(AFTER_S)
-    if one.router == TOLD:  # what each truly is, what it carries right now, and all requests through one ingress
+    if one.router == TOLD:  # knows true speeds and present loads, and all requests come through one ingress
         told = [replace(each, known=each.true) for each in replicas]
         outcome = simulate(replicas, traffic, [_router(one, told, 0)], one.seed, heard_s=0.0, until_s=one.seconds)
     else:
@@ -255,7 +264,7 @@ def _rows(
 
 
 def text(report: dict[str, Any]) -> str:
-    """A line for each fleet, reuse and load: the share of the bound that each router reached."""
+    """Return the report as text: for each fleet, reuse and load the share of the bound that each router reached."""
     cells: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
     lines = []
     for each in report["rows"]:

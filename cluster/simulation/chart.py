@@ -1,4 +1,4 @@
-"""The report of `motley bench routing` as a picture: how much of what is possible each router reaches at each load."""
+"""Chart of the report of `motley bench routing`: the share of the optimum that each router reaches at each load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Curves = dict[str, list[tuple[float, float]]]  # router -> (load, share of the b
 
 
 def svg(report: Mapping[str, Any]) -> str:
-    """A panel for each fleet and reuse. Everything in it is simulated, and its title says so."""
+    """Return the chart, with a panel for each fleet and reuse. Its title says that everything in it is simulated."""
     panels = _panels(report["rows"])
     routers = list(dict.fromkeys(router for curves in panels.values() for router in curves))
     colours = {router: _COLOURS[at % len(_COLOURS)] for at, router in enumerate(routers)}
@@ -72,7 +72,7 @@ def _panel(title: str, curves: Curves, colours: Mapping[str, str], x: float, y: 
     for load in loads:
         at = place(load, 0.0).split(",")[0]
         yield f'<text x="{at}" y="{y + _HIGH + 14}" text-anchor="middle">{load:.0%}</text>'
-    for router, curve in reversed(curves.items()):  # ours is drawn last, above the others
+    for router, curve in reversed(curves.items()):  # Motley's is drawn last, above the others
         points = " ".join(place(*point) for point in sorted(curve))
         width = 3 if router == "motley" else 1.5
         yield f'<polyline points="{points}" fill="none" stroke="{colours[router]}" stroke-width="{width}"/>'

@@ -1,4 +1,7 @@
-"""How long the live router takes to decide on a request: measured here, where all else of the bench is simulated."""
+"""Measurement of how long the live router takes for a decision, on this machine.
+
+The rest of the benchmark is simulated.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,12 @@ _DEADLINE_S = 60.0
 
 
 def decisions() -> Iterator[dict[str, Any]]:
-    """From a request to the order of its replicas, in microseconds of a core, whoever else is on the machine.
+    """Yield rows with the CPU time from a request to the order of its replicas, in microseconds.
 
-    All that an ingress asks of its directory for a request that has a deadline and objectives which it is shed for:
-    whether any replica can meet the deadline, whether one keeps the objectives, and which is best.
+    It covers all that an ingress asks of its directory for a request with a deadline, where missing the objectives
+    means refusal: whether any replica can meet the deadline, whether one meets the objectives, and which is best.
 
-    Every other prompt begins, for half of its length, as one that a replica has had: so far its hashes are computed.
+    Half of every other prompt is a prefix that a replica has had, so that its hashes are computed that far.
     """
     for replicas in REPLICAS:
         for tokens in PROMPTS:
@@ -56,14 +59,14 @@ async def _decide(replicas: int, tokens: int) -> list[float]:
         live.joined(profile)
         live.reported(profile.replica_id, ReplicaLoad(rng.randrange(32), 0, rng.randrange(1000), 9000, 10_000, steps=1))
     for member in live.members.values():
-        member.observed = PROVEN  # else no deadline is refused
+        member.observed = PROVEN  # else no request would be checked against its deadline
     known = [rng.randrange(32_000) for _ in range(tokens // 2)]
     _to(live, _request(rng, known, tokens))
-    await asyncio.sleep(0)  # it is remembered where it went
+    await asyncio.sleep(0)  # let the directory record where it went
     samples, alive = [], list[Request]()
     for turn in range(_TURNS):
         request = _request(rng, known if turn % 2 else [], tokens)
-        alive = [*alive[-1:], request]  # a request is somewhere yet while the next one is decided on
+        alive = [*alive[-1:], request]  # keep the previous request alive during the next decision, as in a service
         now = asyncio.get_running_loop().time()
         began = time.thread_time()
         soonest_s = live.soonest(request)
@@ -86,7 +89,7 @@ def _request(rng: random.Random, begins: list[int], tokens: int) -> Request:
 
 
 def _profiles(count: int) -> Iterator[ReplicaProfile]:
-    """Of the GPUs of the fleet of a thousand, in its proportions."""
+    """Yield profiles of the GPUs of the fleet `thousand`, in its proportions."""
     model = ModelInfo("", "", 32_000, 32_768, (), "", "")
     every = fleet("thousand", model_named("qwen2.5-7b"), 0)
     for number, replica in enumerate(every[:: len(every) // count][:count]):

@@ -1,4 +1,4 @@
-"""A fleet in virtual time whose replicas come and go as a scaling policy wants: they start cold, and leave drained."""
+"""Simulated fleet whose replicas come and go as a scaling policy wants: they start cold, and leave once drained."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .traffic import Arrival
 
 __all__ = ["Scaled", "SimulatedPool", "simulate_scaled"]
 
-RELEASE_S = 0.5  # between two tries for requests that are held
+RELEASE_S = 0.5  # interval of the attempts to place held requests
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPool:
-    """Up to `maximum` replicas on GPUs of one class; `initial` of them serve from the beginning."""
+    """Pool of up to `maximum` replicas on GPUs of one class, `initial` of which serve from the beginning."""
 
     gpu: str
     minimum: int
@@ -37,12 +37,17 @@ class SimulatedPool:
 
 @dataclass(slots=True)
 class Scaled:
-    """What came of it. cost: of all replicas, from the moment each was wanted until it had drained."""
+    """Result of a simulation with scaling.
+
+    cost       cost of all replicas, each from the moment it was wanted until it had drained
+    decisions  targets of the policy with their times
+    ready      number of ready replicas in each pool at each question to the policy, with the times
+    """
 
     outcome: Outcome
     cost: float = 0.0
     decisions: list[tuple[float, Target]] = field(default_factory=list)
-    ready: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)  # by pool, at each look
+    ready: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
 
 
 class _Place(Enum):
@@ -53,12 +58,15 @@ def simulate_scaled(
     pools: Sequence[SimulatedPool], model: ModelShape, traffic: Iterable[Arrival], policy: Policy, slo: Slo, seed: int,
     *, ingresses: int = 1,
 ) -> Scaled:  # fmt: skip
-    """Until the last request has ended. Those that come while no replica serves are held until one takes them."""
+    """Simulate until the last request has ended.
+
+    Requests that come while no replica serves are held until one takes them.
+    """
     return _Elastic(pools, model, traffic, policy, slo, seed, ingresses).scaled()
 
 
 class _Elastic(Simulation):
-    """Every replica that there may be has its number from the beginning; those that are not there are not usable."""
+    """Simulation with scaling: every possible replica has its number from the beginning; absent ones are unusable."""
 
     def __init__(
         self, pools: Sequence[SimulatedPool], model: ModelShape, traffic: Iterable[Arrival], policy: Policy, slo: Slo,
@@ -76,11 +84,11 @@ class _Elastic(Simulation):
         self._pool_of = [pool for pool in pools for _ in range(pool.maximum)]
         self._places = [_Place.FREE] * len(self._known)
         self._wanted_at = [0.0] * len(self._known)
-        self._turns = [0] * len(self._known)  # a start that was given up is not the one that comes
+        self._turns = [0] * len(self._known)  # numbers of starts, to tell an abandoned start from a later one
         self._targets = [pool.initial for pool in pools]
-        self._seen = [bool(pool.initial) for pool in pools]  # whether one has ever been ready: its speed is known
+        self._seen = [bool(pool.initial) for pool in pools]  # whether a replica was ever ready, so its speed is known
         self._held: deque[tuple[int, Job]] = deque()
-        self._came = Arrivals()  # since the last look
+        self._came = Arrivals()  # arrivals since the policy was last asked
         self._scaled = Scaled(self._outcome)
 
     def scaled(self) -> Scaled:
@@ -153,7 +161,7 @@ class _Elastic(Simulation):
     def _scale(self, now: float, at: int, target: int) -> None:
         self._targets[at] = target
         there = len(self._in(at, _Place.STARTING)) + len(self._in(at, _Place.READY))
-        for number in self._in(at, _Place.FREE)[: max(0, target - there)]:  # one that drains is not to be had again
+        for number in self._in(at, _Place.FREE)[: max(0, target - there)]:  # draining replicas cannot be reused
             self._begin_start(now, number)
         for _ in range(there - target):
             starting, ready = self._in(at, _Place.STARTING), self._in(at, _Place.READY)
@@ -188,7 +196,7 @@ class _Elastic(Simulation):
         self._release(now)
 
     def _release(self, now: float) -> None:
-        """In the order of their coming, as far as there is room; the others a little later."""
+        """Place held requests in the order of their arrival while there is capacity; try again later for the rest."""
         while self._held and _Place.READY in self._places:
             index, job = self._held[0]
             taken = self._outcome.replicas[index] = self._place(now, job)

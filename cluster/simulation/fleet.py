@@ -1,4 +1,4 @@
-"""Fleets of simulated replicas."""
+"""Definitions of simulated fleets."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ...replicas.simulated.device import SimulatedDevice, device_named, model_na
 
 __all__ = ["FLEETS", "SimulatedReplica", "fleet", "model_named"]
 
-CHUNK_S = 0.15  # of prefill in a step: what a decode beside it waits at most
-_CHUNKS = (64, 2048)  # tokens
-_RUNNING = 256  # sequences of a step at most: with fewer a fast card waits for them to end
+CHUNK_S = 0.15  # maximum seconds of prefill in a step, which decodes beside it have to wait
+_CHUNKS = (64, 2048)  # bounds of the tokens of a step
+_RUNNING = 256  # maximum sequences of a step; with fewer, a fast card would wait for sequences to end
 _MAX_REPLICAS = 100_000
 
 _EIGHT = ("P40", "T4", "V100-PCIE-16GB", "A10", "L4", "RTX 4090", "A100-SXM4-80GB", "H100 80GB HBM3")
@@ -29,7 +29,11 @@ FLEETS = {
 
 @dataclass(frozen=True, slots=True)
 class SimulatedReplica:
-    """known: as its profile has it; true: as it is, which nobody is told."""
+    """A replica to simulate.
+
+    known  device as the replica's profile states it
+    true   device as it really is, which no router knows
+    """
 
     name: str
     known: SimulatedDevice
@@ -39,7 +43,10 @@ class SimulatedReplica:
 
 
 def fleet(text: str, model: ModelShape, seed: int, *, hidden: float = 0.3) -> list[SimulatedReplica]:
-    """`4*A10`, `P40+T4+H100`, or a name of FLEETS; each off its profile by up to `hidden`. Raises InvalidRequest."""
+    """Return the replicas of a fleet such as `4*A10`, `P40+T4+H100`, or a name in FLEETS. Raises InvalidRequest.
+
+    hidden  largest share by which each deviates from its profile
+    """
     rng = random.Random(f"fleet {seed}")
     return [
         SimulatedReplica(f"{name} {number}", known, known.hidden(rng, hidden), *_limits(known))
@@ -57,12 +64,12 @@ def _named(text: str, model: ModelShape) -> Iterator[tuple[str, SimulatedDevice]
         if count < 1 or total > _MAX_REPLICAS:
             raise InvalidRequest(f"fleet: {total} replicas; expected 1 to {_MAX_REPLICAS}", param="fleet")
         known = SimulatedDevice(device_named(found[2]), model)
-        known.num_blocks  # noqa: B018  # whether it fits
+        known.num_blocks  # noqa: B018  # raises unless the model fits
         for _ in range(count):
             yield found[2], known
 
 
 def _limits(device: SimulatedDevice) -> tuple[int, int]:
-    """Tokens of a step and sequences of it: a slow card computes a prompt in smaller pieces."""
+    """Return the maximum tokens and sequences of a step; a slow card computes a prompt in smaller pieces."""
     tokens = min(max(int(device.prefill_tokens_per_s * CHUNK_S) // 16 * 16, _CHUNKS[0]), _CHUNKS[1])
     return tokens, min(tokens, _RUNNING)

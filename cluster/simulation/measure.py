@@ -1,4 +1,4 @@
-"""What came of a simulated run: goodput, tails, and who was turned away."""
+"""Measurements of a simulated run: goodput, tail latencies, and refused requests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ __all__ = ["Measured", "measured"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of the requests that came between two moments. Rates per second, times in seconds.
+    """Measurements of the requests that came between two moments. Rates are per second, times in seconds.
 
-    goodput   in time by every objective
-    late      begun too late; slow: then too slow; rejected: not taken
+    offered   requests that came
+    goodput   requests that met every objective
+    rejected  requests that no replica took
+    late      requests whose first token was late
+    slow      requests whose time per token was too long
     """
 
     offered: float
@@ -36,7 +39,10 @@ class Measured:
 
 
 def measured(outcome: Outcome, slo: Slo, since_s: float, until_s: float) -> Measured:
-    """Every request that came between them and was taken has ended: the simulation goes on until it has."""
+    """Measure the requests that came between two moments.
+
+    All that were taken must have ended by the end of the simulation.
+    """
     counted = [
         (job, taken is not None)
         for job, taken in zip(outcome.jobs, outcome.replicas, strict=True)
@@ -56,7 +62,7 @@ def measured(outcome: Outcome, slo: Slo, since_s: float, until_s: float) -> Meas
 
 
 def means(several: Iterable[Measured]) -> Measured:
-    """Of runs with several seeds, figure by figure."""
+    """Return the means of runs with several seeds, figure by figure."""
     runs = [list(asdict(each).values()) for each in several]
     return Measured(*(sum(column) / len(column) for column in zip(*runs, strict=True)))
 
@@ -67,7 +73,7 @@ def _ttft_s(job: Job) -> float:
 
 
 def _tpot_s(job: Job) -> float | None:
-    """None where there is no second token."""
+    """Return the seconds per token after the first; None if there is no second token."""
     assert job.first_s is not None
     assert job.done_s is not None
     return (job.done_s - job.first_s) / (job.output_tokens - 1) if job.output_tokens > 1 else None

@@ -1,4 +1,4 @@
-"""Motley's own router in a simulation: the directory that the ingress is to have, told of what an ingress sees."""
+"""Motley's own router in a simulation: the prediction model of the ingress, told what an ingress would see."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["MotleyRouter", "speed_of"]
 
 
 def speed_of(replica: SimulatedReplica) -> Speed:
-    """By its profile, not as it is."""
+    """Return a replica's speed according to its profile, not its true speed."""
     rates = reckoned(replica.known, replica.max_batch_tokens)
     return Speed(
         prefill_tokens_per_s=rates.prefill_tokens_per_s,
@@ -30,9 +30,10 @@ def speed_of(replica: SimulatedReplica) -> Speed:
 
 
 class MotleyRouter:
-    """
-    prefixes  whether it looks where a prompt's beginning is held
-    fetch_s   of a token, from a store that all replicas share: whether it looks there, too
+    """Motley's router for the simulation.
+
+    prefixes  whether it considers which replicas have a prompt's prefix cached
+    fetch_s   seconds per token from a store that all replicas share, which it then considers too; None: there is none
     """
 
     def __init__(
@@ -49,8 +50,8 @@ class MotleyRouter:
         self._stored = PrefixView([MOST_PIECES], MOST_PIECES)
         for number in range(len(fleet)) if fetch_s else ():
             self._directory.reads(number, 0, fetch_s or 0.0)
-        self._ranked: dict[int, Predicted] = {}  # of the job that is being placed, by replica
-        self._predicted: dict[int, Predicted] = {}  # by id of the job
+        self._ranked: dict[int, Predicted] = {}  # predictions for the job that is being placed, by replica
+        self._predicted: dict[int, Predicted] = {}  # predictions by id of the job
 
     def ranked(self, now: float, job: Job) -> list[int]:
         cached = self._prefixes.depths(job.hashes) if self._prefixes else {}
@@ -80,7 +81,7 @@ class MotleyRouter:
         self._directory.done(now, replica)
 
     def set_usable(self, replica: int, *, usable: bool) -> None:
-        """It drains, or is another that has begun with nothing in its cache."""
+        """Set whether a replica may be chosen; one that becomes usable is new and has an empty cache."""
         self._directory.set_usable(replica, usable=usable)
         if usable and self._prefixes is not None:
             self._prefixes.clear(replica)

@@ -1,9 +1,9 @@
-"""The most that a fleet could do, if everything were known: a linear program over what each replica truly is.
+"""Upper bound of what a fleet could do if everything were known: a linear program over the replicas' true speeds.
 
-Requests of each kind of length are shared out in fractions, and every replica mixes steps of a few compositions
-(prompts' tokens, decodes) so that in each second it computes what it was given. Nobody waits for anybody: no queue, no
-burst, no chunk that comes at a bad time. No router reaches it: it is a bound, to about
-0.3%, since requests count as the mean of their bucket and steps are of those compositions alone.
+Requests of each kind of length are distributed in fractions, and every replica mixes steps of a few compositions
+(prompt tokens, decodes) such that each second it computes what it was given. Nothing waits: there are no queues, no
+bursts and no badly timed chunks. No router reaches it. It is a bound to about 0.3%, since requests count as the mean of
+their bucket, and steps only have those compositions.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from .traffic import Arrival
 
 __all__ = ["Bucket", "buckets", "capacity", "optimum"]
 
-_EDGES = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # of prompts, in tokens
+_EDGES = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # bounds of prompts' buckets, in tokens
 _OUT_EDGES = (64, 96, 128, 192, 256, 384, 512)
 _BATCHES = (0, 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_CHUNKS = (0.0, 0.25, 0.5, 1.0)  # of the budget of a step
+_CHUNKS = (0.0, 0.25, 0.5, 1.0)  # prompt tokens as a share of the budget of a step
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Requests that are about as long. Means, in tokens; `rate` in requests/s. `new`: tokens that no cache holds.
+    """Requests of about the same length, with mean lengths in tokens.
 
-    least  new tokens of the shortest of them
+    rate    requests/s
+    new     prompt tokens that no cache has
+    cached  prompt tokens that caches have
+    least   new tokens of the shortest of them
     """
 
     rate: float
@@ -42,7 +45,7 @@ class Bucket:
 
 
 def buckets(traffic: Sequence[Arrival], seconds: float, known: Collection[int] = ()) -> list[Bucket]:
-    """Prefixes are taken to be found wherever they are wanted, but for the first request with each.
+    """Group requests by length. Prefixes count as cached everywhere, except for the first request with each.
 
     known  prefixes that came before
     """
@@ -63,22 +66,26 @@ def _bucket(group: Sequence[tuple[int, int, int]], seconds: float) -> Bucket:
 
 
 def optimum(fleet: Sequence[SimulatedReplica], kinds: Sequence[Bucket], slo: Slo) -> float:
-    """Requests/s that meet the objectives, at most."""
+    """Return the maximum requests/s that meet the objectives, of any kinds of requests."""
     return _solved(fleet, kinds, slo, in_proportion=False)
 
 
 def capacity(fleet: Sequence[SimulatedReplica], kinds: Sequence[Bucket], slo: Slo) -> float:
-    """Requests/s of that very mix, all of them in time, at most: every kind is served in its proportion."""
+    """Return the maximum requests/s of exactly this mix that all meet the objectives."""
     return _solved(fleet, kinds, slo, in_proportion=True) * sum(kind.rate for kind in kinds)
 
 
 def _solved(fleet: Sequence[SimulatedReplica], kinds: Sequence[Bucket], slo: Slo, *, in_proportion: bool) -> float:
-    """Requests/s; in proportion: how many times the rates of all kinds, which is one more variable, the last one."""
+    """Solve the linear program; return requests/s.
+
+    in_proportion  serve all kinds in the proportion of their rates, and return the multiple of these, which is one more
+                   variable, the last one
+    """
     rows: list[tuple[int, int, float]] = []  # constraint, variable, factor
     limits: list[float] = [0.0 if in_proportion else kind.rate for kind in kinds]
     gains: list[float] = []
     for replica in fleet:
-        base = len(limits)  # constraints of this replica: time, prompts' tokens, decodes, pace
+        base = len(limits)  # first of this replica's constraints: time, prompt tokens, decodes, time per token
         limits += [1.0, 0.0, 0.0, 0.0]
         for number, kind in enumerate(kinds):
             if not _in_time(replica, kind, slo):
@@ -89,7 +96,7 @@ def _solved(fleet: Sequence[SimulatedReplica], kinds: Sequence[Bucket], slo: Slo
             rows += [
                 (base + 1, variable, kind.new),
                 (base + 2, variable, kind.output - 1),
-            ]  # the first comes with the prompt
+            ]  # the first token comes with the prompt
         for tokens, decodes, seconds in _steps(replica):
             variable = len(gains)
             gains.append(0.0)
@@ -107,13 +114,13 @@ def _solved(fleet: Sequence[SimulatedReplica], kinds: Sequence[Bucket], slo: Slo
 
 
 def _in_time(replica: SimulatedReplica, kind: Bucket, slo: Slo) -> bool:
-    """Alone on the replica, the first token of the shortest of them would come in time."""
+    """Return whether the first token of the shortest of these requests comes in time, alone on the replica."""
     chunk = replica.max_batch_tokens
     return kind.least / chunk * replica.true.step_s(0, 0, [(chunk, 0)]) <= slo.ttft_s
 
 
 def _steps(replica: SimulatedReplica) -> Iterator[tuple[float, float, float]]:
-    """Compositions of a step, without attention: prompts' tokens, decodes, seconds."""
+    """Yield compositions of a step: prompt tokens, decodes, and seconds without prompts' attention."""
     for batch in _BATCHES:
         if batch > replica.max_running:
             continue
@@ -130,7 +137,7 @@ def _own_attention_s(replica: SimulatedReplica, tokens: int) -> float:
 
 
 def _attention_s(replica: SimulatedReplica, kind: Bucket) -> float:
-    """Of one request from its first chunk to its last token."""
+    """Return the seconds of attention of one request, from its first chunk to its last token."""
     device = replica.true
     context = kind.new + kind.cached + kind.output / 2
     return device.prefill_attention_s(int(kind.new), int(kind.cached)) + kind.output * device.decode_attention_s(

@@ -1,4 +1,7 @@
-"""A fleet in virtual time: requests come, routers send them, replicas take their time. The same for the same seeds."""
+"""Simulation of a fleet in virtual time: requests arrive, routers place them, replicas take their time.
+
+Deterministic.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ from .traffic import Arrival, block_hashes
 
 __all__ = ["PUBLISH_S", "Outcome", "Router", "Simulation", "simulate", "virtual"]
 
-PUBLISH_S = 0.2  # between two words of a replica's load,
-HEARD_S = 0.2  # and so much later it is heard: what routers see is 0.2 to 0.4 s old
+PUBLISH_S = 0.2  # interval at which replicas publish their loads
+HEARD_S = 0.2  # delay until routers hear of a load, so that what they know is 0.2 to 0.4 s old
 _SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True, seed=0)
 
 
@@ -29,11 +32,11 @@ Make = Callable[[SimulatedReplica], VirtualReplica]
 
 
 class Router(Protocol):
-    """One ingress. Replicas by number; times in seconds. `job.output_tokens` is not for its eyes.
+    """Router of one ingress. Replicas are numbers, times are in seconds. It must not look at `job.output_tokens`.
 
-    ranked     replicas in the order in which to try them; none: nobody can serve it in time
-    sent, first, done            what became of a job of its own
-    heard      a replica's load, as it was at `of`
+    ranked             replicas in the order in which to try them; none: nobody can serve the job in time
+    sent, first, done  called when a job of its own was placed, had its first token, and ended
+    heard              called with a replica's load as it was at `of`
     """
 
     def ranked(self, now: float, job: Job) -> Iterable[int]: ...
@@ -45,7 +48,14 @@ class Router(Protocol):
 
 @dataclass(slots=True)
 class Outcome:
-    """jobs: all, in the order of their coming; replica: of each, or None if nobody took it."""
+    """Result of a simulation.
+
+    jobs      all requests in the order of their arrival
+    replicas  the replica of each request; None: nobody took it
+    refusals  refusals by replicas that were full
+    ended_s   time of the last arrival or end of a step
+    busy_s    seconds that each replica computed
+    """
 
     jobs: list[Job] = field(default_factory=list)
     replicas: list[int | None] = field(default_factory=list)
@@ -56,7 +66,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Word:
-    """A replica's load, as it was at `of`."""
+    """A published load of a replica, as it was at the time `of`."""
 
     replica: int
     load: ReplicaLoad
@@ -76,10 +86,10 @@ def simulate(
     until_s: float = math.inf,
     make: Make | None = None,
 ) -> Outcome:
-    """Until the last request has ended. Each comes to one of the routers, at random.
+    """Simulate until the last request has ended. Each request comes to a random router.
 
-    until_s  until the last of those that came before has ended: what comes later is there to be in their way
-    make     replicas of another kind than `virtual` makes
+    until_s  end once all requests that came before this have ended; later ones only add load
+    make     makes replicas of another kind than `virtual` does
     """
     return Simulation(fleet, traffic, routers, seed, heard_s=heard_s, until_s=until_s, make=make).run()
 
@@ -109,7 +119,7 @@ class Simulation:
         self._traffic = iter(traffic)
         self._routers = routers
         self._router_of: dict[int, tuple[Router, int]] = {}  # by id of the job
-        self._awaited = 0  # of these, sent before `until_s`
+        self._awaited = 0  # number of these that were sent before `until_s`
         self._events: list[tuple[float, int, int, object]] = []
         self._order = itertools.count()
         self._outcome = Outcome()
@@ -148,7 +158,7 @@ class Simulation:
 
     @property
     def _live(self) -> bool:
-        """There is more to come than replicas' words of their load, and what nobody waits for."""
+        """Whether requests are still to come or awaited, beside published loads and requests that nobody waits for."""
         return self._more or self._awaited > 0
 
     def _publish(self, now: float, number: int) -> None:
@@ -186,7 +196,7 @@ class Simulation:
             if replica.idle:
                 self._begin(now, number)
             else:
-                self._push(replica.ends, _STEP, number)  # steps taken together may end earlier now
+                self._push(replica.ends, _STEP, number)  # steps that were merged may end earlier now
             return number
         return None
 
@@ -204,7 +214,7 @@ class Simulation:
     def _end_step(self, now: float, number: int) -> None:
         replica = self._replicas[number]
         if replica.idle or replica.ends != now:
-            return  # it ended earlier, or another has begun since
+            return  # the step ended earlier, or another one has begun since
         for job in replica.end(now):
             router, _ = self._router_of[id(job)]
             if job.first_s == now:
@@ -217,7 +227,7 @@ class Simulation:
         self._begin(now, number)
 
     def _ended(self, job: Job) -> None:
-        """For whoever counts."""
+        """Handle the end of a job; for subclasses that count."""
 
     def _job(self, arrival: Arrival) -> Job:
         prompt = self._prompts.setdefault(arrival.prompt_tokens, (0,) * arrival.prompt_tokens)

@@ -1,4 +1,4 @@
-"""Requests of a simulation: when they come, how long they are, and which beginnings they share."""
+"""Requests of a simulation: when they arrive, how long they are, and which prefixes they share."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ __all__ = ["HIGH_REUSE", "LOW_REUSE", "MIX", "Arrival", "Kind", "Reuse", "arriva
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """prefix: (its number, tokens) of the beginning that others have too; the rest of the prompt is its own.
+    """One request.
 
-    chain  instead of it, as traces have it: a number for each piece of CHAIN_TOKENS, alike where all up to it is alike
+    prefix  number and tokens of a prefix that other requests share; the rest of the prompt is its own
+    chain   in place of that, as traces have it: a number for each piece of CHAIN_TOKENS, equal where all tokens up to
+            its end are equal
     """
 
     number: int
@@ -32,7 +34,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of request: its share of all, and lengths in tokens."""
+    """Kind of request: its share of all requests, and lengths in tokens."""
 
     name: str
     share: float
@@ -42,7 +44,12 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Beginnings shared by a `share` of the requests: so many, a few of them popular (Zipf), so long."""
+    """Shared prefixes.
+
+    share     share of requests that have one
+    prefixes  number of prefixes, a few of them popular (Zipf)
+    tokens    lengths of the prefixes
+    """
 
     share: float
     prefixes: int
@@ -63,7 +70,7 @@ CHAIN_TOKENS = 512
 def arrivals(
     rate: float, seconds: float, seed: int, *, mix: Sequence[Kind] = MIX, reuse: Reuse = LOW_REUSE
 ) -> Iterator[Arrival]:
-    """A Poisson process of `rate` requests/s, the same for the same seed."""
+    """Yield requests of a Poisson process with `rate` requests/s, the same for the same seed."""
     rng = random.Random(seed)
     weights = list(accumulate(kind.share for kind in mix))
     lengths = [reuse.tokens.draw(random.Random(f"prefix {seed} {number}")) for number in range(reuse.prefixes)]
@@ -81,13 +88,16 @@ def arrivals(
 
 
 def thinned(traffic: Iterable[Arrival], share: Callable[[float], float], seed: int) -> Iterator[Arrival]:
-    """Of a Poisson process one whose rate varies: each stays with the probability `share` of its time."""
+    """Thin a Poisson process to one of varying rate: each request stays with the probability `share` of its time."""
     rng = random.Random(f"thinned {seed}")
     return (arrival for arrival in traffic if rng.random() < share(arrival.at_s))
 
 
 def block_hashes(arrival: Arrival) -> list[bytes]:
-    """Of the prompt's full blocks: those of the prefix alike for all who have it. Any bytes do that differ."""
+    """Return hashes of the prompt's full blocks, equal for all requests that share these.
+
+    Any distinct bytes will do.
+    """
     whole, common = arrival.prompt_tokens // BLOCK_TOKENS, arrival.prefix[1] // BLOCK_TOKENS
     if arrival.chain:
         each = CHAIN_TOKENS // BLOCK_TOKENS
