@@ -264,7 +264,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         elif operator == "*":
             repeated(left, right)
         result = self._meter.charge(super().call_binop(context, operator, left, right), KEPT_ITEM_CHARS)
-        if isinstance(result, tuple):  # which may become a key
+        if isinstance(result, tuple):  # a tuple may become a key, which is hashed
             text_size(result)
         return result
 

@@ -25,7 +25,7 @@ PATTERNS = {
     "email": r"[A-Za-z0-9_+-]{1,30}(\.[A-Za-z0-9_+-]{1,16}){0,2}@[A-Za-z0-9]{1,32}(-[A-Za-z0-9]{1,16})?"
     r"(\.[A-Za-z]{2,16}){1,3}",
     "duration": f"P({_DAYS}|{_HOURS}|[0-9]{{1,4}}W)",
-    "int32": r"0|-?[1-9][0-9]{0,8}",  # as text, where numbers of this many bits are written so
+    "int32": r"0|-?[1-9][0-9]{0,8}",  # a number of 32 bits that a schema wants as text
     "int64": r"0|-?[1-9][0-9]{0,17}",
     **{f"uuid{version}": _uuid(str(version)) for version in (1, 3, 4, 5, 6, 7, 8)},
 }
@@ -41,8 +41,8 @@ LEAST_LENGTH = {"hostname": 1, "ipv6": 2, "uri": 2, "uri-reference": 0, "uuid": 
 FORMATS = frozenset((*PATTERNS, *LIBRARY))
 
 _OPEN_LABEL = "[a-z0-9]+(-[a-z0-9]+)*"
-# With lengths beside them that counts alone do not say: few states that are counted once, and so at most so many
-# characters, of which none has a part longer than it may be. Longer ones are of the parts that counts say.
+# Formats beside lengths that counting cannot express: patterns of few states, and the most characters for which no
+# part of a text can be longer than the format allows. Longer texts follow the patterns above, whose parts are counted.
 COUNTED: dict[str, tuple[str, int]] = {
     "email": (
         r"^(?=[^@]{1,64}@)[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@[A-Za-z0-9]+(-[A-Za-z0-9]+)*(\.[A-Za-z]{2,})+$",

@@ -112,7 +112,7 @@ def _item(schema: Mapping[str, Any], index: int) -> Any:
 
 def _objects(both: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     mine, theirs = ({key: schema[key] for key in _OF_OBJECTS if key in schema} for schema in (one, other))
-    if "patternProperties" in mine or "patternProperties" in theirs:  # they hold what the other one calls by name
+    if "patternProperties" in mine or "patternProperties" in theirs:  # it may match names that the other lists
         if mine and theirs and mine != theirs:
             raise _Lost
         return mine or copy.deepcopy(theirs)

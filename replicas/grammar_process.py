@@ -25,7 +25,7 @@ TOO_MUCH = "working it out takes more time or memory than one request may use"
 
 
 class MatchState(enum.Enum):
-    PENDING = "pending"  # its process is at work
+    PENDING = "pending"  # the grammar's process is computing the mask
     READY = "ready"  # `mask` says which tokens may follow
     DONE = "done"  # the text is complete and nothing may follow
     DEAD_END = "dead end"  # the tokens so far do not follow the grammar, or none can follow them
@@ -167,7 +167,7 @@ class GrammarProcess:
     def _settle(self, what: From, number: int, mask: bytes) -> None:
         matcher = self._matchers.get(number)
         if matcher is None:
-            return  # its sequence has ended meanwhile
+            return  # the sequence has ended meanwhile
         matcher.state, matcher.mask = _STATES[what], mask
 
     def _lose(self) -> None:

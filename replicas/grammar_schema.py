@@ -33,7 +33,7 @@ def check_schema(schema: Any, field: str) -> Any:
         return words(schema)
     except Refused as refused:
         raise InvalidRequest(f"{field}: {refused.why}", param=field, code=refused.code) from None
-    except RecursionError:  # in showing a value
+    except RecursionError:  # an error message that shows a deeply nested value raises this
         raise InvalidRequest(f"{field}: nested too deeply", param=field, code="grammar_too_complex") from None
 
 

@@ -117,7 +117,7 @@ class GrammarSpec:
 
     def named(self, field: str) -> GrammarSpec:
         """Return the same grammar spec under another field name."""
-        same = copy.copy(self)  # it is not checked again: in the library's words it is longer
+        same = copy.copy(self)  # a copy is not checked again; in the library's words it may be longer than is accepted
         object.__setattr__(same, "field", field)
         return same
 

@@ -318,7 +318,7 @@ class Tokenizer:
         if self._aside is None:
             return template.render(messages, **given)
         with self._rendering:
-            count = len(messages) if isinstance(messages, Sequence) else 0  # what is no list is refused below
+            count = len(messages) if isinstance(messages, Sequence) else 0  # rendering refuses anything but a list
             template.quick_s = _quick_s(count, len(given["tools"]), wary=time.monotonic() < self._slow_until)
             try:
                 return template.render(messages, **given)
