@@ -1,1 +1,1 @@
-"""Who may call."""
+"""Authentication: who may call the service."""

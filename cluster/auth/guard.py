@@ -1,8 +1,8 @@
-"""Who may call. With API keys: whoever brings one. Without: this machine only (the keyless rule).
+"""Access control of all protocols. With API keys a call needs one; without, only this machine may call (keyless rule).
 
-Behind HAProxy every peer is 127.0.0.1, so the peer alone proves nothing: without keys the start refuses to
-bind off loopback (`check_bind`), and each call must neither have been forwarded nor name a foreign host. A
-direct port that listens on all interfaces serves loopback peers only.
+Behind HAProxy every peer is 127.0.0.1, so the peer alone proves nothing: without keys the start refuses to bind off
+loopback (`check_bind`), and each call must neither have been forwarded nor name a foreign host. A direct port that
+listens on all interfaces serves loopback peers only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..failures import ConfigurationError, Forbidden, Unauthenticated
 FORWARDED = ("forwarded", "via", "x-real-ip")
 FORWARDED_PREFIX = "x-forwarded-"
 
-Headers = Sequence[tuple[str, str]]  # names in any case; gRPC's metadata are the same
+Headers = Sequence[tuple[str, str]]  # names in upper or lower case; gRPC metadata have the same form
 
 
 class Keys(Protocol):
@@ -25,10 +25,10 @@ class Keys(Protocol):
 
 
 class Guard:
-    """Asked about every call of every protocol, before anything else is looked at. Denies by default.
+    """Access control that is asked about every call of every protocol before anything else. It denies by default.
 
-    keys          None: the keyless rule holds
-    open_health   health is told without a key, for load balancers that hold none
+    keys         the API keys; None: the keyless rule applies
+    open_health  health checks need no key, for load balancers that have none
     """
 
     def __init__(self, keys: Keys | None = None, *, open_health: bool = False) -> None:
@@ -36,9 +36,10 @@ class Guard:
         self._open_health = open_health
 
     def tenant(self, peer: str, headers: Headers, *, host: str | None = None, health: bool = False) -> str:
-        """The tenant who calls; empty without keys. Raises Unauthenticated or Forbidden.
+        """Return the calling tenant; empty without keys. Raises Unauthenticated or Forbidden.
 
-        `host`: the Host header, of a protocol that has one. `health`: the call tells health and no more.
+        host    the Host header, for protocols that have one
+        health  the call is a health check and nothing else
         """
         if self._keys is None:
             check_peer(peer, (name for name, _ in headers))
@@ -48,7 +49,7 @@ class Guard:
         given = credentials(headers)
         tenant = self._keys.tenant_of(given.pop()) if len(given) == 1 else None
         if tenant is None and not (health and self._open_health):
-            # The same words whatever was wrong: an answer that differs would tell.
+            # The same message whatever was wrong, since different ones would reveal which part was right.
             raise Unauthenticated(
                 "an API key is required: Authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key"
             )
@@ -56,7 +57,7 @@ class Guard:
 
 
 def credentials(headers: Headers) -> set[str]:
-    """Every different key that came with a call; more than one is as bad as none."""
+    """Return all different keys of a call; more than one is as bad as none."""
     found = set()
     for name, value in headers:
         match name.lower():
@@ -70,7 +71,7 @@ def credentials(headers: Headers) -> set[str]:
 
 @lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
-    """An address or name that only this machine can reach."""
+    """Return whether an address or name can only be reached from this machine."""
     name = host.strip("[]").rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -83,7 +84,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_bind(host: str, *, keys: bool = False, tls: bool = False, tls_upstream: bool = False) -> None:
-    """Raise ConfigurationError for a bind that would let strangers in, or let keys travel in the clear."""
+    """Raise ConfigurationError for an address that would admit strangers, or send keys unencrypted."""
     if not keys and (tls or tls_upstream):
         flag = "--tls-cert" if tls else "--tls-terminated-upstream"
         raise ConfigurationError(
@@ -119,7 +120,7 @@ def check_peer(peer: str, header_names: Iterable[str]) -> None:
 
 
 def check_host(header: str) -> None:
-    """Raise Forbidden unless the Host header names this machine (else a web page could rebind its name)."""
+    """Raise Forbidden unless the Host header names this machine, so that no web page can rebind its name to it."""
     host = header[: header.rindex("]") + 1] if header.startswith("[") and "]" in header else header.partition(":")[0]
     if not is_loopback(host):
         raise Forbidden(f"without API keys the Host must be this machine, not {host!r}", param="Host", code="host")

@@ -1,12 +1,12 @@
-"""The file of API keys: tenants and the hashes of their keys, as YAML or JSON.
+"""File of API keys: tenants and the hashes of their keys, as YAML or JSON.
 
     tenants:
       alice:
       - sha256: 64 hex digits
         expires: 2027-01-31T00:00:00Z    # optional
-        scope: admin                     # optional: of the control plane, and of nothing else
+        scope: admin                     # optional: for the control plane, and nothing else
 
-Whoever could write to it could let himself in, so nobody but its owner may.
+Only its owner may be able to write to it, since whoever can could admit himself.
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ from .keys import KeyRing, StoredKey, check_tenant, read_expiry, write_expiry
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 4 * 2**20
-ADMIN = "admin"  # the one scope there is
-RELOAD_S = 1.0  # a change is seen after this long at the latest
+ADMIN = "admin"  # the only scope
+RELOAD_S = 1.0  # a change of the file takes effect within this time
 _Stamp = tuple[int, int, int]
 
 
 class KeyFile:
-    """The keys of a file that may change while it is used. Raises ConfigurationError when it cannot be read first.
+    """Keys of a file that may change while it is used. Raises ConfigurationError if it cannot be read at first.
 
-    A file that later goes away or does not parse changes nothing but the log: the keys read last stay valid.
+    If the file later disappears or becomes invalid, that is only logged: the last keys stay valid.
+
+    path  the file
+    also  further keys that are valid besides
     """
 
     def __init__(self, path: Path, also: Iterable[StoredKey] = ()) -> None:
@@ -65,7 +68,7 @@ class KeyFile:
         stamp = _stamp(self._path)
         if stamp == self._stamp:
             return
-        self._stamp = stamp  # a bad file is told once
+        self._stamp = stamp  # so that a bad file is only logged once
         try:
             self._ring = self._read()
             log.info("API keys read again: %d", len(self._ring.keys) - len(self._also))
@@ -77,7 +80,7 @@ class KeyFile:
 
 
 def read_keys(path: Path) -> tuple[StoredKey, ...]:
-    """All keys of a file. Raises ConfigurationError naming the file and what is wrong with it."""
+    """Return all keys of a file. Raises ConfigurationError naming the file and what is wrong with it."""
     try:
         return tuple(_parse(_text(path)))
     except ConfigurationError as error:
@@ -86,12 +89,12 @@ def read_keys(path: Path) -> tuple[StoredKey, ...]:
 
 @contextmanager
 def edited(path: Path) -> Iterator[list[StoredKey]]:
-    """Its keys, as a list to be changed, and written back at the end unless it raises. A new file starts empty.
+    """Provide a file's keys as a list to be changed, which is written back at the end unless an error is raised.
 
-    One at a time: others wait.
+    A new file starts empty. Only one process edits at a time; others wait.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(path.parent, os.O_RDONLY)  # the folder: the file itself is replaced
+    lock = os.open(path.parent, os.O_RDONLY)  # lock the folder, since the file itself is replaced
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         keys = list(read_keys(path)) if path.exists() else []
@@ -102,7 +105,7 @@ def edited(path: Path) -> Iterator[list[StoredKey]]:
 
 
 def write_keys(path: Path, keys: Iterable[StoredKey]) -> None:
-    """Replace the file as a whole, readable by its owner alone; JSON if it is named so, else YAML."""
+    """Replace the whole file, readable by its owner alone; JSON if its name ends with .json, else YAML."""
     tenants: dict[str, list[dict[str, str]]] = {}
     for key in keys:
         tenants.setdefault(key.tenant, []).append(_entry(key))
@@ -123,7 +126,7 @@ def _entry(key: StoredKey) -> dict[str, str]:
 
 
 def _stamp(path: Path) -> _Stamp | None:
-    """Differs when the file does; None if there is none."""
+    """Return a value that differs when the file does; None if there is no file."""
     try:
         status = path.stat()
     except OSError:
@@ -163,7 +166,7 @@ def _parse(text: str) -> Iterable[StoredKey]:
 
 
 def _check_names(node: Any) -> None:
-    """Raise ConfigurationError for a name given twice: the first one's keys would silently be gone."""
+    """Raise ConfigurationError for a duplicate name, whose first keys would silently be lost."""
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for name, value in node.value:

@@ -1,4 +1,4 @@
-"""API keys: 256 random bits each, kept as SHA-256; every entry is compared, in constant time."""
+"""API keys: 256 random bits each, stored as SHA-256; a call is compared with every key, in constant time."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from datetime import UTC, datetime
 
 from ..failures import ConfigurationError
 
-PREFIX = "mk-"  # so that scanners for leaked secrets know one when they see it
-MAX_KEYS = 10_000  # all are compared on each call: 0.1 ms for a thousand
-MAX_KEY_CHARS = 512  # what a client may give; longer is no key
+PREFIX = "mk-"  # lets scanners for leaked secrets recognize keys
+MAX_KEYS = 10_000  # each call is compared with all keys, 0.1 ms for a thousand
+MAX_KEY_CHARS = 512  # longer values of clients are not accepted as keys
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-LAST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()  # what can be written again
-ID_CHARS = 12  # of a hash, to speak of a key without telling it
+LAST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()  # latest time that can be written
+ID_CHARS = 12  # characters of a hash that identify a key without revealing it
 
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """What is kept of one key: whose it is, its SHA-256 in hex, and when it ends (Unix seconds; None: never).
+    """Stored form of one key.
 
-    admin  it opens the control plane, and nothing else
+    tenant   tenant or admin who has it
+    sha256   SHA-256 of the key in hex
+    expires  end of its validity in Unix seconds; None: never
+    admin    it gives access to the control plane, and to nothing else
     """
 
     tenant: str
@@ -45,12 +48,15 @@ class StoredKey:
 
     @property
     def id(self) -> str:
-        """Names the key without telling it."""
+        """Identifier of the key, which does not reveal it."""
         return self.sha256[:ID_CHARS]
 
 
 def check_tenant(name: str) -> str:
-    """Raise ConfigurationError unless it is 1 to 64 of letters, digits, `.`, `_` and `-`, the first no sign."""
+    """Return a tenant's name.
+
+    Raises ConfigurationError unless it has 1 to 64 letters, digits, `.`, `_` and `-`, and a letter or digit first.
+    """
     if not _TENANT.fullmatch(name):
         raise ConfigurationError(
             f"tenant {name[:80]!r}: expected 1 to 64 letters, digits, dots, dashes or underscores, a letter or digit "
@@ -66,12 +72,12 @@ def new_key() -> str:
 
 
 def hash_key(key: str) -> str:
-    """SHA-256 in hex. A slow hash would add nothing: nobody guesses 256 random bits."""
+    """Return the SHA-256 of a key in hex. A slow hash would add nothing, since nobody guesses 256 random bits."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class KeyRing:
-    """All keys of a service. Raises ConfigurationError for one that two tenants would share."""
+    """All keys of a service. Raises ConfigurationError for a key that two tenants share."""
 
     def __init__(self, keys: Iterable[StoredKey]) -> None:
         self.keys = tuple(keys)
@@ -88,17 +94,17 @@ class KeyRing:
             seen[key.sha256] = key.tenant
 
     def tenant_of(self, key: str, now: float | None = None) -> str | None:
-        """Which tenant's key this is; None when nobody's, no longer, or an admin's."""
+        """Return the tenant whose key this is; None if it is unknown, expired or an admin's."""
         found = self._stored(key, now)
         return None if found is None or found.admin else found.tenant
 
     def admin_of(self, key: str, now: float | None = None) -> str | None:
-        """Likewise which admin's."""
+        """Return the admin whose key this is; None if it is unknown, expired or a tenant's."""
         found = self._stored(key, now)
         return found.tenant if found is not None and found.admin else None
 
     def _stored(self, key: str, now: float | None) -> StoredKey | None:
-        """Takes the same time whichever it is."""
+        """Return the valid stored key that matches, in the same time whichever it is; None if there is none."""
         digest = hash_key(key[:MAX_KEY_CHARS]) if len(key) <= MAX_KEY_CHARS else ""
         now = time.time() if now is None else now
         found: StoredKey | None = None
@@ -110,7 +116,10 @@ class KeyRing:
 
 
 def read_expiry(value: object, where: str) -> float | None:
-    """Unix seconds of an ISO 8601 date or time; without a zone UTC, a date alone from its beginning."""
+    """Return the Unix seconds of an ISO 8601 date or time.
+
+    Without a zone it is in UTC; a date alone means its beginning. Raises ConfigurationError.
+    """
     if value is None:
         return None
     try:

@@ -1,1 +1,1 @@
-"""What a model's text means: its reasoning, its answer and its calls of tools, found while it is written."""
+"""Parsers of a model's output: find its reasoning, its answer and its tool calls while it is generated."""

@@ -1,4 +1,4 @@
-"""What a character of broken arguments means, told by what stands behind it. None: more text must come to tell."""
+"""Decisions about characters of broken JSON arguments by the text behind them. None: more text is needed to decide."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 CLOSES = {"}": "{", "]": "["}
 SPACE = " \t\n\r"
 _SPACE = re.compile(r"[ \t\n\r]*")
-# Each matches the beginning of what it looks for as well; its last group is there once it is whole.
+# Each pattern also matches an incomplete beginning; its last group only matches once the whole is there.
 _KEY = re.compile(r"""(["'])[^"'\\\n{}\[\]:,<;]{0,64}(?:\1[ \t\n\r]*(:)?)?""")
 _WORD_KEY = re.compile(r"[\w$-]{1,64}[ \t\n\r]*(:)?")
 _ITEM = re.compile(r"""[^"'\[\]{},:;<]+([,\]}])?""")
@@ -15,7 +15,7 @@ _NEXT_CALL = re.compile(r";[ \t\n\r]*([{<])?")
 
 
 def ends_string(text: str, at: int, opened: list[str], mark: str, *, is_key: bool) -> bool | None:
-    """Whether the quote at `at` closes its string, or is one that the model has not escaped."""
+    """Return whether the quote at `at` closes its string, rather than being one that the model did not escape."""
     behind = _skip(text, at + 1)
     if behind == len(text):
         return None
@@ -24,17 +24,17 @@ def ends_string(text: str, at: int, opened: list[str], mark: str, *, is_key: boo
         return CLOSES[char] in opened
     if mark and char == mark[0]:
         return is_mark(text, behind, mark)
-    if is_key:  # behind space, a value whose colon was forgotten
+    if is_key:  # after white space, a value may follow whose colon was forgotten
         return char in ":," or (behind > at + 1 and char in '"{[-0123456789')
     if char == ",":
         return ends_value(text, behind, opened, mark)
-    if char == text[at] and opened[-1] == "{":  # a comma was forgotten, if this is a key
+    if char == text[at] and opened[-1] == "{":  # if this is a key, a comma was forgotten
         return _found(_KEY, text, behind)
     return False
 
 
 def ends_value(text: str, at: int, opened: list[str], mark: str) -> bool | None:
-    """Whether a key, or in a list a value, stands behind the comma at `at`."""
+    """Return whether the comma at `at` is followed by a key or, in a list, by a value."""
     behind = _skip(text, at + 1)
     if behind == len(text):
         return None
@@ -51,7 +51,10 @@ def ends_value(text: str, at: int, opened: list[str], mark: str) -> bool | None:
 
 
 def ends_word(text: str, at: int, opened: list[str], mark: str) -> bool | None:
-    """Whether the character at `at` ends a value without quotes; a comma or bracket is asked of one that is no JSON."""
+    """Return whether the character at `at` ends a value without quotes.
+
+    For a comma or bracket this is only asked of words that are not JSON.
+    """
     char = text[at]
     if char == ":":
         return False
@@ -74,7 +77,7 @@ def _key_follows(text: str, at: int) -> bool | None:
 
 
 def is_mark(text: str, at: int, mark: str) -> bool | None:
-    """Whether the mark stands at `at`; None where the text ends before it is whole."""
+    """Return whether the mark stands at `at`; None if the text ends within it."""
     there = text[at : at + len(mark)]
     return there == mark or (None if mark.startswith(there) else False)
 

@@ -1,4 +1,4 @@
-"""A model's text, taken apart: reasoning first, calls of tools in what follows."""
+"""Division of a model's output: reasoning first, then tool calls in the text that follows."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ToolParser = HermesParser | LlamaParser
 
 
 class AnswerParser:
-    """Both parsers in a row; without any, all is text."""
+    """Chain of a reasoning parser and a tool parser; without either, all is text."""
 
     def __init__(self, think: ThinkParser | None = None, tools: ToolParser | None = None) -> None:
         self._think, self._tools = think, tools
 
     @property
     def num_calls(self) -> int:
-        """Calls handed out to the end of their arguments, so far."""
+        """Number of calls emitted so far with complete arguments."""
         return self._tools.num_calls if self._tools is not None else 0
 
     def push(self, text: str) -> list[Event]:
@@ -44,11 +44,16 @@ class AnswerParser:
 
 @dataclass(slots=True)
 class Answer:
-    """A whole answer, or what one message of it brings."""
+    """A whole answer, or the part of it that one message brings.
+
+    text       text of the answer
+    reasoning  reasoning before it
+    calls      tool calls by index; the name is empty if it came in an earlier message
+    """
 
     text: str = ""
     reasoning: str = ""
-    calls: dict[int, Call] = field(default_factory=dict)  # by index; the name is empty where it was given before
+    calls: dict[int, Call] = field(default_factory=dict)
 
     def add(self, events: list[Event]) -> Answer:
         for event in events:
@@ -66,5 +71,5 @@ class Answer:
 
 
 def parse_whole(parser: AnswerParser, text: str) -> Answer:
-    """What the last of a text brings: all of it, where it is the first as well."""
+    """Return the answer from the last piece of a text, which is the whole answer if it is the first piece as well."""
     return Answer().add(parser.push(text)).add(parser.finish())

@@ -1,4 +1,4 @@
-"""One JSON object that may be the call of a tool, read while it is written."""
+"""Incremental reader of one JSON object that may be a tool call."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from .events import CallPiece, CallStart, Event
 from .mended import Mender, mended
 
 ARGUMENTS = ("arguments", "parameters")
-MAX_HEAD = 512  # characters within which the usual order of keys shows; names have 64 at most
-# The usual order: the name, then at once an object of arguments. Any other waits until the object is whole.
+MAX_HEAD = 512  # characters within which the usual order of keys must appear; names have at most 64
+# The usual order is the name, then at once an object of arguments. Any other order waits for the whole object.
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\\x00-\x1f]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*\{')
 _SPACE = re.compile(r"[ \t\n\r]*")
 _CLOSES = {"}": "{", "]": "["}
 
 
 class ObjectEnd:
-    """Finds the end of a JSON object: brackets outside strings. Whether it is JSON is for the parser to say.
+    """Finder of the end of a JSON object, by brackets outside strings. Whether it is JSON is for the parser to say.
 
-    A `<` or `;` outside strings breaks it: JSON has neither there, and what stands between calls begins with it.
+    A `<` or `;` outside strings breaks the object: JSON has neither there, and what separates calls begins with them.
 
-    within   brackets that were opened before
+    within  brackets that were opened before
+    broken  no continuation can make the object JSON
     """
 
     __slots__ = ("_escaped", "_open", "_quoted", "broken")
@@ -32,10 +33,13 @@ class ObjectEnd:
     def __init__(self, within: str = "") -> None:
         self._open = list(within)
         self._quoted = self._escaped = False
-        self.broken = False  # no continuation can make it JSON
+        self.broken = False
 
     def feed(self, text: str) -> int | None:
-        """Index behind the object's last character, if that is in `text`; or of the one that breaks it."""
+        """Return the index in `text` behind the object's last character, or of the one that breaks it.
+
+        None if neither is there.
+        """
         for index, char in enumerate(text):
             if self._step(char):
                 return index if self.broken else index + 1
@@ -63,24 +67,25 @@ class ObjectEnd:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call; `arguments` are a JSON object, or the beginning of one where the text ends within."""
+    """A tool call. `arguments` is a JSON object, or the beginning of one if the text ends within it."""
 
     name: str
     arguments: str
 
 
 class CallReader:
-    """Reads one object that begins with the next character, `{`.
+    """Reader of one object that begins with the next character, `{`.
 
-    In the usual order of keys a call is handed out while it is written, its arguments mended where they are no JSON.
-    In any other order it is handed out when it is whole.
+    If its keys are in the usual order, a call is emitted while it is generated, and its arguments are mended where they
+    are not JSON. With any other order it is emitted once it is complete.
 
-    names     tools that may be called
-    mark      what stands behind a call, if anything does
+    index    number of the call in the answer
+    names    tools that may be called
+    mark     what follows a call, if anything does
 
-    done      the object has ended, or cannot become JSON any more
-    started   its name was handed out, and its arguments as far as they go
-    open      started, and its arguments have not ended
+    done     the object has ended, or can no longer become JSON
+    started  its name was emitted, and its arguments as far as they have come
+    open     started, and its arguments have not ended
     """
 
     def __init__(self, index: int, names: Collection[str], mark: str = "") -> None:
@@ -93,7 +98,7 @@ class CallReader:
 
     @property
     def raw(self) -> str:
-        """All that was read, of one that is not started."""
+        """Text that was read of an object that is not started."""
         return "".join(self._parts)
 
     @property
@@ -101,7 +106,7 @@ class CallReader:
         return self._arguments is not None
 
     def push(self, text: str) -> tuple[list[Event], str]:
-        """Events, and what is left of `text` behind the object."""
+        """Read more text; return events, and the rest of `text` behind the object."""
         if self.started:
             return self._more(text)
         if (begun := self._begin(text)) is not None:
@@ -118,12 +123,15 @@ class CallReader:
         return [CallStart(self._index, call.name), CallPiece(self._index, call.arguments)], text[stop:]
 
     def finish(self) -> list[Event]:
-        """The rest of arguments within which the text ends."""
+        """Return the remaining events of arguments that the text ends within."""
         said = self._arguments.rest() if self._arguments is not None else ""
         return [CallPiece(self._index, said)] if said else []
 
     def _begin(self, text: str) -> tuple[list[Event], str] | None:
-        """Once the head is whole."""
+        """Start the call once the keys before its arguments are complete.
+
+        None if they are not, or not in the usual order.
+        """
         if len(self._head) > MAX_HEAD:
             return None
         self._head += text
@@ -136,7 +144,7 @@ class CallReader:
         return [CallStart(self._index, str(name)), *events], rest
 
     def _more(self, text: str) -> tuple[list[Event], str]:
-        """Arguments, then what is left of the object: its closing bracket, or other keys."""
+        """Read arguments, then what follows in the object: its closing bracket, or other keys."""
         events: list[Event] = []
         if self._arguments is not None:
             said, text = self._arguments.push(text)
@@ -150,9 +158,11 @@ class CallReader:
 
 
 def read_call(raw: str, names: Collection[str]) -> Call | None:
-    """The call that a whole object describes, or None. Its arguments as written where they are JSON, else mended.
+    """Return the call that a whole object describes, or None.
 
-    Arguments that are null, empty or not there are none; some models write the arguments' JSON as a string, and some
+    Arguments are kept as written if they are JSON, else mended.
+
+    Arguments that are null, empty or missing count as none. Some models write the arguments' JSON as a string, and some
     the call as OpenAI's API has it, `{"type": "function", "function": {"name": …, "arguments": …}}`.
     """
     try:
@@ -175,7 +185,7 @@ def read_call(raw: str, names: Collection[str]) -> Call | None:
 
 
 def _object(text: str) -> Any:
-    """Returns the value of a JSON text, or the text itself where it is no JSON."""
+    """Return the value of a JSON text, or the text itself if it is not JSON."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -183,8 +193,8 @@ def _object(text: str) -> Any:
 
 
 def _members(raw: str) -> list[tuple[str, Any, str]]:
-    """Key, value and the value's own text, of a JSON object. Raises ValueError."""
-    json.loads(raw, parse_constant=_refuse)  # then what follows need not check
+    """Return key, value and the value's own text for each member of a JSON object. Raises ValueError."""
+    json.loads(raw, parse_constant=_refuse)  # raises now, so that the code below need not check
     decoder, members = json.JSONDecoder(), []
     at = _skip(raw, raw.index("{") + 1)
     while raw[at] == '"':

@@ -1,4 +1,4 @@
-"""Calls as Hermes and Qwen write them: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
+"""Tool calls as Hermes and Qwen write them: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from .mended import FENCE
 from .tags import Format, Signature, json_schema, repeated, tag
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-BETWEEN = " \t\n\r,]}"  # calls of one list, and before the closing mark
-_FENCE_WORD = re.compile(FENCE + r"\w{0,16}")  # of a block of code, in which some models write their calls
+BETWEEN = " \t\n\r,]}"  # characters between the calls of a list, and before the closing mark
+_FENCE_WORD = re.compile(FENCE + r"\w{0,16}")  # opening of a code block, in which some models write their calls
 
 
 class HermesParser:
-    """Text and calls in any order. White space next to a call is dropped with its marks.
+    """Parser of text and calls in any order. White space next to a call is dropped with its marks.
 
-    Between two marks there may be several, one after another, in a list, in a block of code. What is no call of a known
-    tool stays text, marks included. One within whose arguments the text ends is handed out as far as it goes, and does
-    not count. The beginning of one behind another call is dropped, and so are brackets too many before a closing mark.
+    Between two marks there may be several calls: one after another, in a list, or in a code block. What is not a call
+    of a known tool stays text, marks included. If the text ends within a call's arguments, the call is emitted as far
+    as it goes and does not count. The incomplete beginning of a call behind another one is dropped, and so are surplus
+    brackets before a closing mark.
 
-    single      hand out the first call alone; others are dropped
-    required    the text is held to be calls: the beginning of one that is cut off is dropped even if it is the first
-    num_calls   handed out to the end of their arguments
+    names      tools that may be called
+    single     emit the first call alone, and drop others
+    required   the text is constrained to calls: an incomplete beginning is dropped even if it is the first
+    num_calls  number of calls that were emitted with complete arguments
     """
 
     def __init__(self, names: Collection[str], *, single: bool = False, required: bool = False) -> None:
         self.num_calls = 0
         self._names, self._single, self._required = names, single, required
-        self._started = 0  # calls handed out, whole or not
-        self._dropped = False  # the call that is being read is one too many
-        self._after_call = False  # nothing but white space has come since
-        self._buffer = ""  # not yet looked at, or too short to tell
-        self._opening = ""  # white space and mark before an object, given back if it is no call
-        self._mark = CLOSE  # what stands behind a call: of one in a block of code, the block's end
+        self._started = 0  # number of calls emitted, complete or not
+        self._dropped = False  # the call that is being read exceeds `single`
+        self._after_call = False  # only white space has come since a call
+        self._buffer = ""  # text that was not read yet, or is too short to decide
+        self._opening = ""  # white space and mark before an object, returned as text if it is not a call
+        self._mark = CLOSE  # what follows a call; in a code block, the end of the block
         self._reader: CallReader | None = None
         self._state: Callable[[], list[Event] | None] = self._in_text
 
@@ -56,13 +58,13 @@ class HermesParser:
             if self._started or self._required:
                 return []
         elif self._started and (self._state == self._after_object or (opening and reader is None)):
-            return []  # a mark, or the beginning of one
+            return []  # the rest is a mark, or the beginning of one
         elif self._required and OPEN.startswith((opening + rest).strip()):
             return []
         rest = opening + (reader.raw if reader is not None else "") + rest
         return [] if self._after_call and OPEN.startswith(rest.strip()) else texts(rest)
 
-    # Each state takes what it can from the buffer and returns its events, or None: it needs more text.
+    # Each state takes what it can from the buffer and returns its events, or None if it needs more text.
 
     def _in_text(self) -> list[Event] | None:
         at = self._buffer.find(OPEN)
@@ -82,7 +84,7 @@ class HermesParser:
         if space <= MAX_SPACE and self._buffer[space] == "`" and FENCE not in self._opening:
             return self._fence(space)
         if space <= MAX_SPACE and self._buffer[space] == "[" and not self._opening.endswith("["):
-            self._opening += self._take(space + 1)  # a list of calls
+            self._opening += self._take(space + 1)  # beginning of a list of calls
             return []
         if space > MAX_SPACE or self._buffer[space] != "{":
             return self._back_to_text(self._opening)
@@ -93,7 +95,7 @@ class HermesParser:
         return []
 
     def _fence(self, space: int) -> list[Event] | None:
-        """Take the opening of a block of code and the word for its language, or give all back where it is none."""
+        """Take the opening of a code block with its language; return everything as text if it is not one."""
         found = _FENCE_WORD.match(self._buffer, space)
         if found is None:
             return None if FENCE.startswith(self._buffer[space:]) else self._back_to_text(self._opening)
@@ -150,12 +152,12 @@ class HermesParser:
 
 
 def required(tools: Sequence[Signature], *, single: bool) -> Format:
-    """A text of one call or more and nothing else."""
+    """Return the format of a text that consists of one call or more and nothing else."""
     return repeated(_tags(tools), separator="\n", single=single)
 
 
 def optional(tools: Sequence[Signature]) -> Format:
-    """Any text, in which what begins like a call is one."""
+    """Return the format of any text in which whatever begins like a call is a call."""
     return {"type": "triggered_tags", "triggers": [OPEN], "tags": _tags(tools)}
 
 

@@ -1,4 +1,4 @@
-"""Calls as Llama 3 writes them: the answer is `{"name": …, "parameters": {…}}`, or several with `;` between."""
+"""Tool calls as Llama 3 writes them: the answer is `{"name": …, "parameters": {…}}`, or several separated by `;`."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ from .calls import CallReader
 from .events import MAX_SPACE, Event, texts
 from .tags import Format, Signature, json_schema, repeated, tag
 
-MARK = "<|python_tag|>"  # some models put it first
+MARK = "<|python_tag|>"  # mark that some models write first
 BETWEEN = " \t\n\r;,]}"
 
 
 class LlamaParser:
-    """Calls stand at the beginning or nowhere: from the first character that cannot be one, all is text.
+    """Parser of calls that begin the answer: from the first character that cannot be part of a call, all is text.
 
-    Several may stand in a list. What is no call of a known tool is text too. One within whose arguments the text ends
-    is handed out as far as it goes, and does not count. The beginning of one behind another call is dropped.
+    Several calls may stand in a list. What is not a call of a known tool is text too. If the text ends within a call's
+    arguments, the call is emitted as far as it goes and does not count. The incomplete beginning of a call behind
+    another one is dropped.
 
-    single      hand out the first call alone; others are dropped
-    required    the text is held to be calls: the beginning of one that is cut off is dropped even if it is the first
-    num_calls   handed out to the end of their arguments
+    names      tools that may be called
+    single     emit the first call alone, and drop others
+    required   the text is constrained to calls: an incomplete beginning is dropped even if it is the first
+    num_calls  number of calls that were emitted with complete arguments
     """
 
     def __init__(self, names: Collection[str], *, single: bool = False, required: bool = False) -> None:
         self.num_calls = 0
         self._names, self._single, self._required = names, single, required
         self._started = 0
-        self._dropped = False  # the call that is being read is one too many
+        self._dropped = False  # the call that is being read exceeds `single`
         self._buffer = ""
-        self._opening = ""  # what stood before an object, given back if it is no call
+        self._opening = ""  # text before an object, returned if it is not a call
         self._reader: CallReader | None = None
         self._state: Callable[[], list[Event] | None] = self._before_object
 
@@ -97,6 +99,6 @@ class LlamaParser:
 
 
 def required(tools: Sequence[Signature], *, single: bool) -> Format:
-    """A text of one call or more and nothing else."""
+    """Return the format of a text that consists of one call or more and nothing else."""
     tags = [tag(f'{{"name": "{tool.name}", "parameters": ', json_schema(tool.schema), "}") for tool in tools]
     return repeated(tags, separator="; ", single=single)

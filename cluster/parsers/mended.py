@@ -1,11 +1,10 @@
-"""Arguments as a model writes them, made valid JSON while they are written; what is valid comes through untouched.
+"""Repair of a model's call arguments to valid JSON while they are generated; valid arguments are left untouched.
 
 Models write line ends within strings, Python's None and True, NaN, commas before a closing bracket, keys and words
-without quotes, quotes within a string that are not escaped; and they forget brackets, quotes and values. Clients parse
-what they get, so each of these becomes the JSON that comes nearest. A value is not cut short: a word that is no JSON
-becomes a string, and a quote closes its string only if what stands behind it can stand behind a string. Where a quote
-that was meant as text has a comma and another quote behind it, or a closing bracket, it cannot be told from one that
-closes.
+without quotes, and unescaped quotes within strings; and they forget brackets, quotes and values. Clients parse what
+they get, so each of these becomes the nearest valid JSON. Values are not cut short: a word that is not JSON becomes a
+string, and a quote closes its string only if what follows it can follow a string. A quote that was meant as text but is
+followed by a comma and another quote, or by a closing bracket, cannot be told from one that closes.
 """
 
 from __future__ import annotations
@@ -16,39 +15,39 @@ from .ahead import CLOSES, SPACE, ends_string, ends_word, is_mark
 from .words import is_json, is_literal, literal
 
 _CLOSING = {"{": "}", "[": "]"}
-_ENDS = ",}]\n<;:"  # may end a value without quotes
+_ENDS = ",}]\n<;:"  # characters that may end a value without quotes
 _ESCAPES = '"\\/bfnrt'
 _HEX = "0123456789abcdefABCDEF"
-FENCE = "```"  # ends a block of code; as a mark, it ends the object outside strings as well
-_BREAKS = "<;"  # outside strings, JSON has neither: what stands between calls begins
+FENCE = "```"  # end of a code block; as a mark it also ends the object outside strings
+_BREAKS = "<;"  # end of the object if outside strings, where JSON has neither
 
 
 class Mender:
-    """Reads one object that begins with the next character, `{`.
+    """Reader that mends one object, which begins with the next character, `{`.
 
-    mark   what ends it within a string as well, once a line end stands in that string, or a quote that is
-           not escaped: JSON has neither there
+    mark  also ends the object within a string once that string contains a line end or an unescaped quote, since JSON
+          has neither there
 
-    done   the object has ended, its brackets closed if the model has not
+    done  the object has ended, and brackets that the model left open are closed
     """
 
     def __init__(self, mark: str = "") -> None:
         self.done = False
         self._mark = mark
         self._open: list[str] = []
-        self._expects = "value"  # or key, colon, next: a comma or a closing bracket
-        self._quote = ""  # of the string that is being read
-        self._escape = ""  # as far as it goes
-        self._is_broken = False  # the string: it holds what JSON has not
+        self._expects = "value"  # or "key", "colon", "next" (a comma or a closing bracket)
+        self._quote = ""  # quote that opened the string that is being read
+        self._escape = ""  # incomplete escape sequence
+        self._is_broken = False  # the string contains what JSON strings cannot
         self._ends = False  # the next character ends the string or the word that is being read
-        self._ahead = ""  # not yet looked at: what it means is told by what comes
-        self._held = ""  # may be the beginning of the mark
-        self._word = ""  # without quotes, with space behind it
-        self._comma = ""  # with space behind it: it is left out before a closing bracket
+        self._ahead = ""  # text whose meaning depends on what follows
+        self._held = ""  # possible beginning of the mark
+        self._word = ""  # word without quotes, with the space behind it
+        self._comma = ""  # comma with the space behind it, which is dropped before a closing bracket
         self._out: list[str] = []
 
     def push(self, text: str) -> tuple[str, str]:
-        """Returns the mended text that can be handed out, and what is left of `text` behind the object."""
+        """Read more text; return the mended text that can be emitted, and the rest of `text` behind the object."""
         text, self._ahead = self._ahead + text, ""
         for index, char in enumerate(text):
             ends = self._is_end(text, index)
@@ -68,12 +67,15 @@ class Mender:
         return self._handed_out(), ""
 
     def rest(self) -> str:
-        """Returns what was held back, as it was written, when no more text will come."""
+        """Return what was held back, as it was written, when no more text will come."""
         ahead = '"' + self._ahead[1:] if self._quote and self._ahead else self._ahead
         return self._comma + self._word + self._escape + self._held + ahead
 
     def _is_end(self, text: str, at: int) -> bool | None:
-        """Of the string or word that is being read; None if what comes will tell."""
+        """Return whether the character at `at` ends the string or word that is being read.
+
+        None if what follows decides.
+        """
         if self._quote:
             if text[at] != self._quote or self._escape == "\\":
                 return False
@@ -83,7 +85,10 @@ class Mender:
         return ends_word(text, at, self._open, self._mark) if self._may_end(text[at]) else False
 
     def _may_end(self, char: str) -> bool:
-        """A value without quotes is being read, and this may end it or be of it. One that is JSON holds no commas."""
+        """Return whether a value without quotes is being read and this character may end it or be part of it.
+
+        A value that is JSON contains no commas.
+        """
         if char not in _ENDS or not self._word or self._expects != "value":
             return False
         word = self._word.rstrip()
@@ -146,7 +151,7 @@ class Mender:
 
     def _outside(self, char: str) -> None:
         if self._word and char == '"' and self._word[-1] in SPACE and is_json(self._word):
-            self._finish_word()  # and a comma was forgotten
+            self._finish_word()  # a comma was forgotten
             self._begin(char)
         elif not self._ends and self._may_end(char):
             self._word += char
@@ -167,7 +172,7 @@ class Mender:
             self._begin(char)
 
     def _begin(self, char: str) -> None:
-        """A value or a key."""
+        """Begin a value or a key with this character."""
         if self._expects == "next":  # a comma was forgotten
             self._comma = self._comma or ","
             self._expects = "key" if self._open[-1] == "{" else "value"
@@ -212,7 +217,7 @@ class Mender:
             self._close(char)
 
     def _complete(self) -> None:
-        """A key without a value has null; a colon without one too."""
+        """Give null to a key without a value, or to a colon without one."""
         if self._expects == "colon":
             self._out.append(": null")
             self._expects = "next"
@@ -221,7 +226,7 @@ class Mender:
             self._expects = "next"
 
     def _close(self, char: str) -> None:
-        """This bracket, and those within that the model has not closed."""
+        """Close this bracket, and those within it that the model has not closed."""
         self._complete()
         self._out.append(self._comma[1:])
         self._comma = ""
@@ -235,7 +240,7 @@ class Mender:
         self.done = not self._open
 
     def _end(self) -> None:
-        """It is over: everything that is open is closed."""
+        """End the object: close everything that is open."""
         if self._quote:
             self._close_string()
             self._quote = "ended"
@@ -246,6 +251,6 @@ class Mender:
 
 
 def mended(text: str) -> str:
-    """An object, and what stands behind it as it is."""
+    """Return a mended object, and what follows it unchanged."""
     said, rest = Mender().push(text)
     return said + rest

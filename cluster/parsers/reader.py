@@ -1,4 +1,4 @@
-"""One choice's text, taken apart as it comes, for the answers of every protocol."""
+"""Reader of one choice's text as it comes, for the answers of every protocol."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .styles import Reading
 
 
 class AnswerReader:
-    """The same for whole answers and for streams, so that a text means the same in both."""
+    """Reader for whole answers and streams alike, so that a text means the same in both."""
 
     def __init__(self, reading: Reading, tokenizer: Tokenizer) -> None:
         self._parser = reading.parser()
@@ -21,15 +21,18 @@ class AnswerReader:
         self._tokenizer = tokenizer
 
     def read(self, text: str, token_ids: Sequence[int], *, last: bool) -> Answer:
-        """What the next text brings. `last`: there will be no more."""
-        if self._parser is None:  # most models, most chats: nothing to look for
+        """Return the answer's next part from the next text.
+
+        last  no more text will come
+        """
+        if self._parser is None:  # the usual case: nothing to look for
             return Answer(text=text)
         if self._counter is not None:
             self._counter.push([self._tokenizer.token_bytes(token_id) for token_id in token_ids])
         return parse_whole(self._parser, text) if last else Answer().add(self._parser.push(text))
 
     def skip(self, request: Request, token_ids: Sequence[int]) -> None:
-        """Take what the client of a resumed request has read already; the text is as the engine told it."""
+        """Read what the client of a resumed request has received already; the text is the one that the engine sent."""
         sampling = request.sampling
         text = TextStream(
             self._tokenizer,
@@ -43,7 +46,7 @@ class AnswerReader:
 
     @property
     def called(self) -> bool:
-        """Calls of tools were found, their arguments to the end."""
+        """Whether tool calls with complete arguments were found."""
         return self._parser is not None and self._parser.num_calls > 0
 
     @property

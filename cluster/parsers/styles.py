@@ -1,4 +1,4 @@
-"""How a model writes calls and reasoning, told from its chat template unless the operator says it."""
+"""Choice of the formats in which a model writes tool calls and reasoning, from its chat template or the operator."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from .tags import Format, Signature
 
 AUTO, NONE = "auto", "none"
 REASONING_PARSERS = ("qwen3",)
-PROMPT_TAIL = 16  # tokens in which `<think>` and line ends behind it find room
+PROMPT_TAIL = 16  # tokens at the end of a prompt, enough for `<think>` and line ends behind it
 
 
 @dataclass(frozen=True, slots=True)
 class ToolStyle:
-    """One way to write calls.
+    """A format of tool calls.
 
-    required   what a text of calls looks like
-    optional   what a text looks like in which there may be calls; None: it cannot be said
+    parser    parses it
+    required  returns the format of a text that consists of calls
+    optional  returns the format of a text that may contain calls; None: it cannot be described
     """
 
     parser: type[ToolParser]
@@ -38,7 +39,7 @@ TOOL_PARSERS: Mapping[str, ToolStyle] = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A parser's name, or none, and why."""
+    """A parser's name, or none, and the reason for the choice."""
 
     name: str
     reason: str
@@ -46,7 +47,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Styles:
-    """What the served model's answers are made of."""
+    """Formats of the served model's answers."""
 
     tools: Choice = Choice(NONE, "not chosen")
     reasoning: Choice = Choice(NONE, "not chosen")
@@ -57,9 +58,9 @@ class Styles:
 
 
 def choose(source: str | None, tools: str = AUTO, reasoning: str = AUTO, *, with_tools: str | None = None) -> Styles:
-    """For the chat template `source`, and `with_tools` where chats with tools have one of their own.
+    """Choose the parsers for the chat template `source`, and `with_tools` if chats with tools have one of their own.
 
-    Raises ConfigurationError for a name that is no parser's.
+    Raises ConfigurationError for an unknown parser name.
     """
     check_names(tools, reasoning)
     asked = "--tool-parser asks for it", "--reasoning-parser asks for it"
@@ -70,7 +71,7 @@ def choose(source: str | None, tools: str = AUTO, reasoning: str = AUTO, *, with
 
 
 def check_names(tools: str, reasoning: str) -> None:
-    """Raises ConfigurationError naming the flag."""
+    """Raise ConfigurationError, naming the flag, for an unknown parser name."""
     _check("--tool-parser", tools, TOOL_PARSERS)
     _check("--reasoning-parser", reasoning, REASONING_PARSERS)
 
@@ -97,13 +98,14 @@ def _check(flag: str, name: str, known: Sequence[str] | Mapping[str, object]) ->
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How one chat's answers are to be taken apart.
+    """How one chat's answers are to be parsed.
 
-    tools    class of the parser of calls, None where none are to be found
-    names    tools that may be called
-    single   one call at most
-    thinks   look for reasoning; `opened`: the prompt has begun it
-    required the text behind reasoning is held to be calls
+    tools     class of the tool call parser; None: there are no calls to find
+    names     tools that may be called
+    single    at most one call
+    thinks    look for reasoning
+    opened    the prompt has begun the reasoning
+    required  the text after the reasoning is constrained to calls
     """
 
     tools: type[ToolParser] | None = None
@@ -114,7 +116,7 @@ class Reading:
     required: bool = False
 
     def parser(self) -> AnswerParser | None:
-        """A new one for one choice; None where all is text."""
+        """Return a new parser for one choice; None if all is text."""
         if self.tools is None and not self.thinks:
             return None
         tools = None
@@ -130,7 +132,7 @@ Thinking = Literal["free", "opened", "closed"]
 
 
 def thinking(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> Thinking:
-    """Whether the prompt ends within reasoning, behind it, or leaves it to the model."""
+    """Return whether the prompt ends within reasoning ("opened"), after it ("closed") or leaves it open ("free")."""
     tail = tokenizer.decode(prompt_ids[-PROMPT_TAIL:], skip_special_tokens=False).rstrip()
     if tail.endswith(think.OPEN):
         return "opened"

@@ -1,4 +1,4 @@
-"""What a text must look like, in the words of xgrammar's structural tags: how parsers say what they can read."""
+"""Formats of texts as xgrammar's structural tags, in which parsers describe what they can read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Format = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A tool by its name, and the schema that its arguments are held to."""
+    """Name of a tool, and the schema that its arguments must follow."""
 
     name: str
     schema: Mapping[str, Any]
@@ -26,7 +26,7 @@ def tag(begin: str, content: Format, end: str) -> Format:
 
 
 def repeated(tags: Sequence[Format], *, separator: str, single: bool) -> Format:
-    """One of these or, unless `single`, several."""
+    """Return the format of one of these tags or, unless `single`, several."""
     return {
         "type": "tags_with_separator",
         "tags": list(tags),

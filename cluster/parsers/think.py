@@ -11,10 +11,12 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class ThinkParser:
-    """What stands before `</think>` is reasoning; the rest is text. Line ends next to the marks belong to them.
+    """Parser of reasoning: what stands before `</think>` is reasoning, the rest is text.
 
-    opened   the prompt ends with `<think>`: the model need not write it. Otherwise, an answer that does not
-             begin with it has no reasoning
+    Line ends next to the marks belong to them.
+
+    opened  the prompt ends with `<think>`, so the model need not write it; otherwise an answer that does not begin with
+            it has no reasoning
     """
 
     def __init__(self, *, opened: bool) -> None:
@@ -72,7 +74,7 @@ class ThinkParser:
 
 
 def before(answer: Format, *, opened: bool) -> Format:
-    """The same answer, with reasoning before it: where the prompt has opened it always, else if the model likes."""
+    """Return the format of an answer with reasoning before it, which is optional unless the prompt has begun it."""
     if opened:
         return sequence(tag("", ANY_TEXT, CLOSE), const("\n\n"), answer)
     return any_of(answer, sequence(tag(OPEN, ANY_TEXT, CLOSE), const("\n\n"), answer))
@@ -83,7 +85,7 @@ def _line_ends_from(text: str) -> int:
 
 
 class ThinkCounter:
-    """Counts the tokens of the reasoning, marks included, whatever tokens the marks are made of."""
+    """Counter of the tokens of the reasoning, marks included, however the marks are divided into tokens."""
 
     def __init__(self, *, opened: bool) -> None:
         self._count = 0
@@ -96,7 +98,7 @@ class ThinkCounter:
         return self._count if self._opened else 0
 
     def push(self, pieces: Sequence[bytes]) -> None:
-        """The bytes of each of the next tokens."""
+        """Count the next tokens, each given by its bytes."""
         for piece in pieces:
             if self._ended:
                 return

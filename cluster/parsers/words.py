@@ -1,4 +1,4 @@
-"""Words without quotes where JSON has a value: what JSON makes of them, or a string."""
+"""Conversion of words without quotes, where JSON needs a value, to JSON values or strings."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import re
 _WORDS = {"True": "true", "False": "false", "None": "null", "undefined": "null", "NaN": "null", "Infinity": "null",
           "-Infinity": "null"}  # fmt: skip
 
-# Numbers as other languages write them: +1, .5, 5. A number with leading zeros may be a postal code, and stays text.
+# Numbers as other languages write them: +1, .5, 5. (a number with leading zeros may be a postal code and stays text)
 _NUMBER = re.compile(r"[+]?(-?)((?:0|[1-9][0-9]*)?)(?:\.([0-9]*))?([eE][+-]?[0-9]+)?")
 
 
 def literal(word: str) -> str:
-    """The JSON of a word."""
+    """Return the JSON of a word."""
     if word in _WORDS:
         return _WORDS[word]
     if not is_json(word) and (number := _number(word)) is not None:
@@ -22,12 +22,12 @@ def literal(word: str) -> str:
 
 
 def is_literal(word: str) -> bool:
-    """Whether it is JSON, or a language's word for what JSON has."""
+    """Return whether a word is JSON, or another language's word for a JSON value."""
     return word in _WORDS or is_json(word) or _number(word) is not None
 
 
 def is_json(word: str) -> bool:
-    """Whether it is JSON as it stands."""
+    """Return whether a word is JSON as it stands."""
     try:
         json.loads(word, parse_constant=_refuse)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""A node with a replica keeps processes that wait for the next one: a replica that starts there again has imported all.
+"""Keeper of warm worker processes on a node with a replica: a replica that starts there finds everything imported.
 
-Ray's raylet starts a worker ahead of its use when it is asked (`PrestartWorkers`, which Ray has for its own), gives it
-to the next actor of the same environment, and ends it with the rest of the node.
+Ray's raylet starts a worker ahead of its use on request (`PrestartWorkers`, an internal call of Ray), gives it to the
+next actor with the same environment, and ends it with the rest of the node.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ __all__ = ["Keeper", "keep"]
 
 log = logging.getLogger(__name__)
 
-SETTLE_S = 10.0  # so long someone has to be missing: who has just been taken, has the cores to load with
-LOOK_S = 2.0  # between two looks
-FIRST_S, LONGEST_S = 5.0, 3600.0  # between two that are asked for, where they do not stay
-STEADY_S = 60.0  # who is there for so long has stayed
-TOLD = 8  # asked for so often in a row
-ROOM_BYTES = 2 << 30  # of the host's memory: a replica and its streams come first
+SETTLE_S = 10.0  # delay before a missing process is replaced, so that a new replica has the cores while it loads
+LOOK_S = 2.0  # interval of the checks
+FIRST_S, LONGEST_S = 5.0, 3600.0  # bounds of the pause between requests for processes, if these do not stay
+STEADY_S = 60.0  # a process that is there for this long counts as stable
+TOLD = 8  # unsuccessful requests in a row after which a warning is logged
+ROOM_BYTES = 2 << 30  # free host memory below which none is started, since replicas and their streams come first
 _ASK_S = 10.0
-_STAY_S = 10**6  # longer than a raylet lets anybody wait by itself
+_STAY_S = 10**6  # keep-alive of a waiting worker, much longer than a raylet's default
 
 
 def keep(count: int, after_s: float = 0.0) -> None:
-    """From now on, while this process lives, have so many wait on this node.
+    """Keep `count` processes waiting on this node while this process lives, starting after `after_s` seconds.
 
-    None where Ray was started without our settings, and where there is no /proc to tell who waits.
+    Does nothing where Ray was started without our settings, or where there is no /proc to see which processes wait.
     """
     if PRELOADED not in sys.modules or sys.platform != "linux":
         return
@@ -44,13 +44,19 @@ def keep(count: int, after_s: float = 0.0) -> None:
 
 @dataclass(slots=True)
 class Keeper:
-    """places: of this node. count: how many are to wait. ask: starts so many processes."""
+    """Keeper of a node's waiting processes.
+
+    places  records of the node's waiting processes
+    count   wanted number of waiting processes
+    ask     starts that many processes
+    room    returns the free host memory in bytes
+    """
 
     places: Places
     count: int
     ask: Callable[[int], None]
     room: Callable[[], int] = available_memory
-    _missing: float | None = None  # since when
+    _missing: float | None = None  # since when too few processes wait too few processes wait
     _full: float | None = None
 
     def run(self, after_s: float) -> None:
@@ -59,14 +65,17 @@ class Keeper:
             time.sleep(LOOK_S)
 
     def look(self, now: float) -> bool:
-        """Ask for those that are not there, with longer and longer waits where they do not stay. False: never again."""
+        """Request missing processes, with ever longer pauses if they do not stay.
+
+        Return False if that is impossible here.
+        """
         try:
             with self.places.alone():
                 self._look(now)
         except (ImportError, AttributeError, NotImplementedError) as error:
             log.warning("no process waits for the next replica of this node: this Ray has no way to: %s", error)
             return False
-        except Exception as error:  # noqa: BLE001  Ray's, gRPC's and the disk's pass, and none is a replica's
+        except Exception as error:  # noqa: BLE001  errors of Ray, gRPC and the disk pass; none may end the replica
             log.debug("a process that is to wait for the next replica was not asked for: %s", error)
         return True
 
@@ -95,9 +104,10 @@ class Keeper:
 
 
 def ask(count: int) -> None:
-    """Have the node's raylet start worker processes that nobody has yet. Raises NotImplementedError where it cannot.
+    """Make the node's raylet start worker processes that no job has yet. Raises NotImplementedError if it cannot.
 
-    They are of no job: those of one end with its driver, which of a fleet on somebody else's cluster has long ended.
+    They belong to no job, because those of a job end with its driver, and the driver of a fleet on someone else's
+    cluster has long ended.
     """
     import grpc
     import ray

@@ -1,7 +1,7 @@
-"""Which processes of a node wait for a replica, as files of Ray's session there: no process of it need ask another.
+"""Records of a node's processes that wait for a replica: files in Ray's session there, so that no process asks another.
 
-`wanted-*` is a place for one that is on its way. The first process that comes for one renames it to `spare-PID-BEGAN`,
-and has it. `asked` is as many bytes long as others were asked for in a row, none of whom has stayed for long.
+`wanted-*` is a place for a process that is about to come. The first process that claims it renames it to
+`spare-PID-BEGAN`. The size of `asked` in bytes is the number of requests in a row whose processes did not stay long.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from ..processes import is_stopped
 
 __all__ = ["Places"]
 
-STALE_S = 20.0  # who has not come by then does not come: it was killed before that, or never started
+STALE_S = 20.0  # a process that has not come by then was killed before, or never started
 _WANTED, _SPARE = "wanted-", "spare-"
-_WAITING = b"ray::IDLE"  # the title of a worker of Ray's that nobody has taken
-_STARTING = b"default_worker.py"  # before it has one
+_WAITING = b"ray::IDLE"  # title of a Ray worker that nobody has taken
+_STARTING = b"default_worker.py"  # in the command line of a worker that has no title yet
 
 
 class Places:
-    """Of one node."""
+    """Records of the waiting processes of one node."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @classmethod
     def of_node(cls, session: Path, node: str) -> Places:
-        """Nodes that are on one machine can have one folder for their session."""
+        """Return the records of a node, in a folder of its own: nodes on one machine can share a session folder."""
         return cls(session / "motley-spare" / node)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody else counts and asks meanwhile."""
-        import fcntl  # there is none on Windows, where the rest is imported too
+        """Hold the lock of the records, so that no other process counts or requests meanwhile."""
+        import fcntl  # does not exist on Windows, where this module is imported too
 
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self._folder / "lock").open("ab") as lock:
@@ -52,9 +52,9 @@ class Places:
         return added
 
     def take(self) -> bool:
-        """Whether there was one for this process."""
+        """Claim a place for this process; return whether there was one."""
         for wanted in self._those(_WANTED):
-            with suppress(FileNotFoundError):  # another process has it
+            with suppress(FileNotFoundError):  # another process has claimed it
                 if _age_s(wanted) < STALE_S:
                     pid = os.getpid()
                     wanted.rename(self._folder / f"{_SPARE}{pid}-{_began(pid)}")
@@ -62,10 +62,10 @@ class Places:
         return False
 
     def count(self) -> int:
-        """Processes that wait or are on their way. Files of others go."""
+        """Return the number of processes that wait or are about to come; delete the records of others."""
         expected = 0
         for wanted in self._those(_WANTED):
-            with suppress(FileNotFoundError):  # it has come
+            with suppress(FileNotFoundError):  # the process has come
                 if _age_s(wanted) < STALE_S:
                     expected += 1
                 else:
@@ -77,16 +77,16 @@ class Places:
                 if not is_stopped(int(pid)):
                     expected += 1
                     continue
-                os.kill(int(pid), signal.SIGKILL)  # the replica that got it would never begin
+                os.kill(int(pid), signal.SIGKILL)  # a replica in this stopped process would never begin
                 title = b""
             if title:
-                self.note_steady()  # it is taken, which is what it was for
+                self.note_steady()  # a replica has taken it, as intended
             spare.unlink(missing_ok=True)
         return expected
 
     @property
     def asked(self) -> tuple[int, float]:
-        """How often in a row, and how many seconds ago at last."""
+        """Number of requests in a row whose processes did not stay, and seconds since the last one."""
         with suppress(FileNotFoundError):
             found = (self._folder / "asked").stat()
             return found.st_size, time.time() - found.st_mtime
@@ -97,7 +97,7 @@ class Places:
             file.write(b".")
 
     def note_steady(self) -> None:
-        """Those who were asked for have stayed until they were taken, or for long."""
+        """Record that the requested processes stayed until they were taken, or for long."""
         (self._folder / "asked").unlink(missing_ok=True)
 
     def _those(self, beginning: str) -> list[Path]:
@@ -105,7 +105,7 @@ class Places:
 
 
 def _title(pid: int, began: str) -> bytes:
-    """Nothing where it is dead, or another process has its number now."""
+    """Return a process's command line; empty if it is dead, or its number belongs to another process now."""
     with suppress(OSError):
         title = Path(f"/proc/{pid}/cmdline").read_bytes()
         if _began(pid) == began:
@@ -114,7 +114,7 @@ def _title(pid: int, began: str) -> bytes:
 
 
 def _began(pid: int) -> str:
-    """When that process was started, by the clock of the kernel's. Raises OSError."""
+    """Return a process's start time in the kernel's clock ticks, as text. Raises OSError."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 

@@ -1,4 +1,4 @@
-"""Ray imports it in each worker process as that begins (settings.py): to be imported is all that it is for."""
+"""Module that Ray imports in each worker process as it starts (settings.py); it only serves to be imported."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A process that waits for a replica, with all imported by then that a replica imports before it loads anything.
+"""Warm worker process, which imports in advance all that a replica imports before it loads anything.
 
-That takes seconds, in which nobody waits for it. Nothing of it may touch a GPU: which one the process sees, Ray says
-when the replica comes.
+That takes seconds, during which nobody waits for it. It must not touch a GPU: Ray only decides which GPU the process
+sees when the replica comes.
 """
 
 from __future__ import annotations
@@ -28,27 +28,30 @@ _DRIVER = Path("/dev/nvidiactl")
 
 
 def begin() -> None:
-    """In any worker process of Ray's as it begins: nothing, unless one is wanted here to wait, and it is that one.
+    """Run in every Ray worker process as it starts: import everything if this process was requested to wait.
 
-    Raises nothing, which would end the process, whatever it was started for.
+    Raises nothing, since an error would end the process, whatever it was started for.
     """
     try:
         if _is_nobodys() and places().take():
             import_all()
-            settle()  # a tenth of the time from the kill of a replica to the next answer, where nobody waits for it
+            settle()  # saves a tenth of the time from a replica's death to the next answer
     except Exception:
         log.exception("a process that waits for a replica has not imported all that one needs")
 
 
 def _is_nobodys() -> bool:
-    """Those that Ray starts for an actor or a task are its job's from the beginning."""
+    """Return whether this worker has no job.
+
+    Workers that Ray starts for an actor or a task have one from the beginning.
+    """
     from ray._private.worker import global_worker
 
     return bool(global_worker.current_job_id.is_nil())
 
 
 def places() -> Places:
-    """Those of this worker process's node."""
+    """Return the records of this worker process's node."""
     import ray
     from ray._private.worker import _global_node
 
@@ -56,7 +59,10 @@ def places() -> Places:
 
 
 def import_all(*, gpus: bool | None = None) -> None:
-    """For a replica, and for another process of a divided one. gpus: on those too; None: where there is a driver."""
+    """Import all that a replica, or another process of a divided one, needs.
+
+    gpus  also import what GPUs need; None: if there is a driver
+    """
     with paused():
         for name in (*_MODULES, *(_OF_GPUS if (_DRIVER.exists() if gpus is None else gpus) else ())):
             import_module(name, __package__)
