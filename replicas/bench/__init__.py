@@ -1,1 +1,1 @@
-"""Measurements of one engine on this machine, side by side with the peers that are installed."""
+"""Benchmarks of one engine on this machine, side by side with the other engines (peers) that are installed."""

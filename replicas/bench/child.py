@@ -1,4 +1,4 @@
-"""A process of a measurement, spoken to in JSON lines."""
+"""Child process of a benchmark, with which its parent exchanges JSON objects, one per line."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from ..errors import EngineFault
 __all__ = ["WRITE_S", "Child", "ChildEnded", "ChildSilent", "answer"]
 
 SAID_CHARS = 500
-LOOK_S = 0.5  # so often it is looked whether the process lives
-WRITE_S = 20.0  # what is not taken by then is not read at all
+LOOK_S = 0.5  # seconds between two checks of whether the process still runs
+WRITE_S = 20.0  # a child that has not read a whole line by then is taken to read nothing any more
 
 
 class ChildEnded(EngineFault):
-    """The process is gone; the message has the end of what it said."""
+    """Error: the child process has ended. The message holds the end of what it wrote to stderr."""
 
 
 class ChildSilent(EngineFault):
-    """It did not answer in time, or did not take what it was told, and may never."""
+    """Error: the child process did not answer in time, or did not read what was written to it, and may never do so."""
 
 
 class Child:
-    """`python -m MODULE ARGUMENTS`. A context manager: leaving it ends the process and whatever that started.
+    """Process `python -m MODULE ARGUMENTS`, as a context manager: leaving it kills the process and all that it started.
 
-    environment  beyond this process's own
+    environment  environment variables in addition to this process's own
     """
 
     def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self._name = module.rpartition(".")[2]
-        # A file, since a pipe that nobody reads would block the child once full.
+        # stderr goes to a file, since a pipe that nobody reads would block the child once it is full.
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in __exit__
         self._unread = b""
         # Sessions share a busy machine's cores evenly on Linux: each side of a comparison has one of its own.
@@ -64,7 +64,10 @@ class Child:
         self._said.close()
 
     def write(self, line: object, limit_s: float = WRITE_S) -> None:
-        """Raises ChildSilent when it is not all taken within `limit_s` seconds: part of a line is no use to it."""
+        """Write an object to the child's stdin as one line of JSON.
+
+        Raises ChildSilent unless the child reads all of it within `limit_s` seconds: part of a line is of no use to it.
+        """
         assert self._process.stdin is not None
         pipe = self._process.stdin.fileno()
         left = memoryview(json.dumps(line).encode() + b"\n")
@@ -79,20 +82,23 @@ class Child:
             pass  # it has ended: reading its answer says how
 
     def read(self, limit_s: float | None = None) -> dict[str, Any]:
-        """Its next object. Raises ChildEnded, and ChildSilent when it takes longer than `limit_s` seconds."""
+        """Return the child's next JSON object.
+
+        Raises ChildEnded if the process has ended, and ChildSilent if the object takes longer than `limit_s` seconds.
+        """
         until = None if limit_s is None else time.monotonic() + limit_s
         while (line := self._line(until)) is not None:
-            if line.startswith(b"{"):  # libraries print what they like
+            if line.startswith(b"{"):  # other lines are what libraries print
                 fields: dict[str, Any] = json.loads(line)
                 return fields
         self._process.wait()
         raise ChildEnded(f"the process {self._name} of the measurement ended: {self.said() or 'without a word'}")
 
     def said(self, chars: int = SAID_CHARS) -> str:
-        """The end of what it has written to stderr."""
+        """Return the last `chars` characters that the child has written to stderr."""
         file = self._said.fileno()
         begin = max(0, os.fstat(file).st_size - 4 * chars)
-        end = os.pread(file, 4 * chars, begin)  # leaves the place where the child writes
+        end = os.pread(file, 4 * chars, begin)  # does not move the file position at which the child writes
         return " ".join(end.decode(errors="replace").split())[-chars:]
 
     def _line(self, until: float | None) -> bytes | None:
@@ -100,7 +106,7 @@ class Child:
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._unread:
             left = LOOK_S if until is None else min(LOOK_S, max(0.0, until - time.monotonic()))
-            over = self._process.poll() is not None  # what it started may hold the pipe open after it
+            over = self._process.poll() is not None  # its own children may keep the pipe open
             if select.select([pipe], [], [], 0.0 if over else left)[0]:
                 data = os.read(pipe, 1 << 20)
                 if not data:
@@ -115,6 +121,10 @@ class Child:
 
 
 def answer(fields: object) -> None:
-    """One object to the parent. Under PYTHONUNBUFFERED stdout may take only part of a long line, and says nothing."""
+    """Write one object to stdout, for the parent process, as a line of JSON.
+
+    The line goes through a file of its own: under PYTHONUNBUFFERED, `sys.stdout` may write only part of a long line
+    without an error.
+    """
     with open(sys.stdout.fileno(), "w", closefd=False) as whole:
         whole.write(json.dumps(fields) + "\n")

@@ -1,4 +1,4 @@
-"""Where a step's time goes: the decoder's operators with a clock around each."""
+"""Timing of a decoder's operators: how much of a step each of them takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _OPS = ("rms_norm", "add_rms_norm", "silu_mul", "rotary_write", "attention")
 
 
 class Clocked(ExitStack):
-    """While entered, `spent` gains each operator's seconds by name."""
+    """Context manager within which each operator of a decoder adds the seconds that it takes to `spent`, by its
+    name.
+    """
 
     def __init__(self, decoder: Decoder, spent: dict[str, float]) -> None:
         super().__init__()

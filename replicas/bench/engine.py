@@ -1,4 +1,6 @@
-"""`motley bench engine`: prefill and decode rates of the engine that serves, beside the peers installed here."""
+"""Benchmark `motley bench engine`: prefill and decode rates of the serving engine, beside the peers that are
+installed.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from .peers import PEERS, SideProcess, is_installed
 from .report import machine, row, versions
 from .shapes import SHAPES, write_gptq
 
-Progress = Callable[[str, int, int], None]  # what is being done, steps begun, steps in all
-Samples = dict[str, list[float]]  # by side
+Progress = Callable[[str, int, int], None]  # name of the current step, number of steps begun, total number of steps
+Samples = dict[str, list[float]]  # name of a side -> its samples
 
 _PACKAGES = ("motley", "torch", "transformers", "llama-cpp-python")
-_STEPS = 8  # of one side before it is another's turn
+_STEPS = 8  # decode steps of one side before the next side has its turn
 
 
 def run(
@@ -34,16 +36,16 @@ def run(
     speculate_ngram: int = 0,
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
-    """Measure and report.
+    """Run the benchmark and return its report.
 
-    shape           a name in SHAPES: a checkpoint of it with random weights is made once and kept
-    batches         sequences that decode together
-    prompt_tokens   of the prompt whose prefill is measured, `repeats` times
-    output_tokens   decoded by each sequence of a batch, after `context_tokens` in KV, on each side
-    threads         for each side; None takes the cores this process may use
-    quick           a smaller shape and less of everything: within a minute on two cores
-    speculate_ngram decode once more with up to so many drafts a step; how many are right is the text's doing, and
-                    that of random weights repeats itself more than most
+    shape            name in SHAPES; a checkpoint of this shape with random weights is made once and kept
+    batches          numbers of sequences that decode together
+    prompt_tokens    length of the prompt whose prefill is measured `repeats` times
+    output_tokens    tokens that each side decodes for each sequence of a batch, after `context_tokens` in KV
+    threads          threads of each side; None takes the cores that this process may use
+    quick            measure a smaller shape and less of everything: takes less than a minute on two cores
+    speculate_ngram  decode once more with at most so many n-gram drafts per step; how many are accepted depends on the
+                     text, and a model of random weights repeats itself more than most
 
     Raises ValueError for an unknown shape or peer, SideFailed if a side breaks.
     """
@@ -91,7 +93,7 @@ def run(
 
 
 class _Steps:
-    """Tells what begins, and how far along that is."""
+    """Counter of steps that reports the name of each step that begins, its number and the total."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress, self._total, self._begun = progress, total, 0
@@ -102,7 +104,7 @@ class _Steps:
 
 
 def _count(sides: int, batches: int, output_tokens: int, repeats: int, drafts: bool) -> int:
-    """How many steps `run` begins."""
+    """Return the number of steps that `run` begins."""
     return 2 + sides * (repeats + 1) + batches * (sides * (1 + _turns(output_tokens)) + 1 + drafts)
 
 
@@ -134,7 +136,10 @@ def _prefill(sides: dict[str, SideProcess], tokens: int, repeats: int, begin: Ca
 def _decode(
     sides: dict[str, SideProcess], batch: int, context: int, tokens: int, begin: Callable[[str], None]
 ) -> Samples:
-    """Seconds per step. The sides take turns every few steps, since what else the machine does changes."""
+    """Return the seconds of each decode step by side.
+
+    The sides take turns every few steps, since the load of the machine changes.
+    """
     samples: Samples = {name: [] for name in sides}
     for name, side in sides.items():
         begin(f"prompts at batch {batch}: {name}")
@@ -152,7 +157,9 @@ def _decode(
 def _rows(
     metric: str, workload: dict[str, Any], unit: str, seconds: Samples, work: int, absent: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Rates: `work` per time. One row for each peer, or one alone."""
+    """Return a row of rates, `work` / seconds, for each peer (also for those not installed), or one row if there is no
+    peer.
+    """
     rates = {name: [work / each for each in times] for name, times in seconds.items()}
     ours = rates.pop("motley")
     rows = [row(metric, workload, unit, ours, peer=name, peer_samples=theirs) for name, theirs in rates.items()]
@@ -161,7 +168,7 @@ def _rows(
 
 
 def _inside(motley: SideProcess, workload: dict[str, Any], engine: list[float]) -> list[dict[str, Any]]:
-    """What the engine adds to the bare model, and where the model's time goes."""
+    """Return rows that compare the engine's decode step with the bare model's, and show the share of each operator."""
     sizes = {"batch": workload["batch"], "context": workload["context_tokens"], "steps": max(_STEPS, len(engine) // 2)}
     bare = motley.ask("bare", **sizes)
     rows = [
@@ -177,7 +184,7 @@ def _inside(motley: SideProcess, workload: dict[str, Any], engine: list[float]) 
 
 
 def _drafted(motley: SideProcess, workload: dict[str, Any], tokens: int, drafts: int) -> list[dict[str, Any]]:
-    """The engine with n-gram drafts: what they give, and how many were right."""
+    """Return rows for decode with n-gram drafts: its rate, the share of drafts accepted, and tokens per step."""
     sizes = {"batch": workload["batch"], "context": workload["context_tokens"], "tokens": tokens, "drafts": drafts}
     found = motley.ask("drafted", **sizes)
     workload = {**workload, "drafts": drafts}
@@ -192,7 +199,7 @@ def _drafted(motley: SideProcess, workload: dict[str, Any], tokens: int, drafts:
 def _bytes_per_token(
     sides: dict[str, SideProcess], workload: dict[str, Any], absent: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Weights read for one token at batch 1: below it nobody gets, whatever the kernels."""
+    """Return rows of the bytes of weights that one token reads at batch 1: a bound on decode, whatever the kernels."""
     read = {name: [float(side.description["bytes_per_token"])] for name, side in sides.items()}
     ours = read.pop("motley")
     rows = [

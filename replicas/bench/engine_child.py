@@ -1,9 +1,9 @@
-"""One side of `motley bench engine --device cuda`, in a process that has the GPU to itself.
+"""Process of one side of `motley bench engine --device cuda`, which has the GPU to itself.
 
     python -m motley.replicas.bench.engine_child SIDE SHAPE DEVICE [DRAFTS]
 
-SIDE is motley or transformers, which has no drafts. With DEVICE "cpu" it rehearses: the same steps, and no figure that
-means anything.
+SIDE is motley or transformers; transformers takes no DRAFTS. With DEVICE "cpu" it rehearses: it takes the same steps,
+but its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIDES = {"motley": "side_worker", "transformers": "side_static"}
 
 
 class OnDevice:
-    """What sides on a device have in common."""
+    """Base class of the sides on a device."""
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)

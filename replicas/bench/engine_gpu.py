@@ -1,7 +1,7 @@
-"""`motley bench engine --device cuda`: the worker under concurrent streams, beside transformers, on one GPU.
+"""Benchmark `motley bench engine --device cuda`: the worker under concurrent streams, beside transformers, on one GPU.
 
-Sides have the GPU one after the other, each in a process of its own, since ours takes what memory is left for KV. A
-measurement that fails costs itself: what it said is kept, and the others go on.
+The sides use the GPU one after the other, each in a process of its own, since Motley's takes all free memory for KV. A
+measurement that fails affects no other: its error is recorded, and the others go on.
 """
 
 from __future__ import annotations
@@ -26,18 +26,21 @@ __all__ = ["BATCHES", "LENGTHS", "PEERS", "Cell", "Group", "Measuring", "run"]
 CHILD = "motley.replicas.bench.engine_child"
 PEERS = ("transformers",)
 BATCHES = (1, 8, 64, 256)
-LENGTHS = ((128, 128), (1000, 1000), (2048, 128))  # tokens of prompt and output
-MOST = 256  # streams
+LENGTHS = ((128, 128), (1000, 1000), (2048, 128))  # tokens of a prompt, tokens of its output
+MOST = 256  # maximum number of concurrent streams
 IDLE_PROMPT, IDLE_BATCHES = 128, (1, 64)
-_STEPS, _REPEATS = 32, 3  # of a peer's decode, and of its prefill
-_GRACE_S = 15.0  # for a task to notice that its time is over
+_STEPS, _REPEATS = 32, 3  # number of a peer's decode steps and of its prefills
+_GRACE_S = 15.0  # additional seconds in which a task may notice that its time is over
 
-Progress = Callable[[str, int, int], None]  # what is being done, steps begun, steps in all
+Progress = Callable[[str, int, int], None]  # name of the current step, number of steps begun, total number of steps
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Streams, all sent at once. batch 0: as many as there is room for, at most MOST."""
+    """Streams of equal lengths that are sent at once.
+
+    batch  number of streams; 0: as many as fit into KV, at most MOST
+    """
 
     batch: int
     prompt_tokens: int
@@ -46,11 +49,11 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What one process measures.
+    """Measurements that one process makes of one side.
 
-    idle    batches whose decode is traced
-    until   of the time, when it ends
-    drafts  with which streams run once more, up to so many a step; 0: they do not
+    idle    batch sizes whose decode is traced to find the GPU's idle time
+    until   share of the whole time at which the group ends
+    drafts  maximum number of drafts per step with which the streams run once more; 0: they do not
     """
 
     shape: str
@@ -62,11 +65,15 @@ class Group:
 
 
 class Measuring:
-    """found: what was measured, or why not (late: for want of time); cut: what time did not reach.
+    """Measurements of groups, with all that they have found so far.
 
-    sides  what each said of itself
-    left  seconds up to a share of the time
-    out   folder for traces
+    device  "cuda", or "cpu" for a rehearsal
+    out     folder for traces
+    left    returns the seconds that are left until a given share of the time
+    told    called with a line about what is being done
+    found   results, errors, and measurements that were skipped; `late` marks those skipped for lack of time
+    cut     measurements that time did not reach
+    sides   description that each side has given of itself, by "shape side"
     """
 
     def __init__(
@@ -87,15 +94,18 @@ class Measuring:
 
     @property
     def complete(self) -> bool:
-        """Nothing was left out, cut off or failed for which there was room."""
+        """Whether nothing failed, was skipped for lack of time or was cut off."""
         return not any(map(_is_cut, self.found)) and not self.cut and not self.failed
 
     def turn(self, left: Callable[[float], float]) -> None:
-        """More time, for what is asked for from now on. What was cut is forgotten: who asks knows it."""
+        """Give later measurements more time, and forget what was cut off before: the caller requests it again.
+
+        left  returns the seconds that are left until a given share of the time
+        """
         self._left, self.cut = left, []
 
     def group(self, group: Group) -> Group | None:
-        """What of it time did not reach."""
+        """Measure a group; return the part of it that time did not reach, or None."""
         left = _Until(self._left, group.until)
         if left() <= 0:
             self.cut.append(asdict(group))
@@ -125,7 +135,10 @@ class Measuring:
     def _tasks(
         self, group: Group, process: TaskProcess, left: Callable[[], float]
     ) -> Iterator[tuple[str, Callable[[], list[dict[str, Any]]], Group]]:
-        """What in words, how, and the group with nothing else. The first cell before traces: it counts most."""
+        """Yield each measurement of a group: its name, the function that makes it, and a group that holds nothing else.
+
+        The first cell comes before the traces, since it matters most.
+        """
         cells = [
             (_said(cell), partial(self._cell, group, cell, process, left), replace(group, cells=(cell,), idle=()))
             for cell in group.cells
@@ -157,7 +170,7 @@ def _is_cut(found: dict[str, Any]) -> bool:
 
 
 def _key(found: dict[str, Any]) -> tuple[Any, ...]:
-    """Of what was measured: the same of what is measured once more."""
+    """Return the key of a result; a repeated measurement has the same key."""
     names = ("shape", "side", "what", "batch", "prompt_tokens", "output_tokens", "variant")
     return tuple(found.get(name) for name in names)
 
@@ -196,9 +209,10 @@ def _ours(process: TaskProcess, cell: Cell, left: Callable[[], float], *, drafts
 def _theirs(
     process: TaskProcess, cell: Cell, left: Callable[[], float], *, compiling: bool
 ) -> Iterable[dict[str, Any]]:
-    """Prefill at batch 1, then decode as it comes and compiled, each for what time is left.
+    """Yield a peer's results: prefill at batch 1, then decode without and with torch.compile, as far as time allows.
 
-    A rehearsal does not compile: that takes longer than all else of it.
+    compiling  whether decode is also measured compiled; False in a rehearsal, where compiling would take longer than
+               all else
     """
     if cell.batch == 1:
         told = process.ask("prefill", left() + _GRACE_S, tokens=cell.prompt_tokens, repeats=_REPEATS)
@@ -230,7 +244,10 @@ def groups_of(
     peers: Sequence[str],
     drafts: int = 0,
 ) -> list[Group]:
-    """Every batch at every length, of each shape; peers after ours, which alone has drafts."""
+    """Return the groups that measure every batch at every length, for each shape and each side.
+
+    Motley comes before the peers, and it alone has `drafts`.
+    """
     cells = tuple(Cell(batch, *length) for length in lengths for batch in batches)
     return [
         Group(shape, side, cells, IDLE_BATCHES, drafts=drafts) if side == "motley" else Group(shape, side, cells)
@@ -251,11 +268,11 @@ def run(
     speculate_ngram: int = 0,
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
-    """Measure and report.
+    """Run the benchmark and return its report.
 
-    seconds          what is not begun by then is left out, and told
-    speculate_ngram  streams run once more with up to so many drafts a step; how many are right is the text's doing, and
-                     that of random weights repeats itself more than most
+    seconds          time limit: a measurement that has not begun by then is left out and listed as such
+    speculate_ngram  run the streams once more with at most so many n-gram drafts per step; how many are accepted
+                     depends on the text, and a model of random weights repeats itself more than most
 
     Raises ValueError for a shape, peer, batch or length that is not accepted, RuntimeError without a GPU.
     """
@@ -290,7 +307,9 @@ def run(
 
 
 def about_device(device: str) -> dict[str, Any]:
-    """Raises RuntimeError where there is no such GPU."""
+    """Return the name, the number of multiprocessors (SMs) and the memory in bytes of a GPU. Raises RuntimeError if
+    there is none.
+    """
     import torch
 
     if device == "cpu":

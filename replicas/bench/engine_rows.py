@@ -1,4 +1,4 @@
-"""What was measured of the engine on a GPU as rows of a report, and what it is meant to reach."""
+"""Results of the engine benchmark on a GPU as rows of a report, and the goals that they are judged by."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ Row = Mapping[str, Any]
 
 
 def rows_of(found: Sequence[Found], sides: Mapping[str, Mapping[str, Any]], *, real: bool) -> list[dict[str, Any]]:
-    """`found`, `sides`: of `Measuring`. What is not real is no measurement, and says so."""
+    """Return the rows of a report for Motley's results, each beside a peer's where there is one.
+
+    found, sides  attributes of `Measuring`
+    real          False for a rehearsal: its rows are marked as such, and are no measurement
+    """
     rows: list[dict[str, Any]] = []
     for each in found:
         if each["side"] != "motley" or "error" in each or "skipped" in each:
@@ -59,7 +63,9 @@ def _streams(ours: Found, found: Sequence[Found]) -> list[dict[str, Any]]:
 
 
 def _drafted(ours: Found) -> list[dict[str, Any]]:
-    """No peer beside it: the same streams without drafts have rows of their own."""
+    """Return the rows of streams with drafts. They have no peer; the same streams without drafts have rows of their
+    own.
+    """
     workload = {name: ours[name] for name in ("shape", "batch", "prompt_tokens", "output_tokens", "drafts")}
     if not ours["complete"]:
         workload["cut_off"] = True
@@ -74,7 +80,7 @@ def _drafted(ours: Found) -> list[dict[str, Any]]:
 
 
 def _peers(ours: Found, found: Sequence[Found]) -> list[tuple[str | None, list[float] | None]]:
-    """Rates of decode of the same shape, batch and lengths."""
+    """Return each peer variant's name and decode rates (tokens/s) at the shape, batch and lengths of `ours`."""
     rates: list[tuple[str | None, list[float] | None]] = [
         (
             f"transformers bf16, static cache, torch SDPA, {each['variant']}",
@@ -107,11 +113,13 @@ def _idle(each: Found) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """what   in words
-    of        the row's figure, or None where it is of something else
-    reached   whether that will do
-    best      of several figures the best counts, else the worst
-    instead   the figure that counts where there is none of those, and what to call it: it is said
+    """Goal of the engine benchmark.
+
+    what     the goal in words
+    of       returns a row's figure, or None if the goal is not about that row
+    reached  whether a figure reaches the goal
+    best     True: of several figures the best must reach the goal; False: all must
+    instead  substitute that counts if no row has a figure: how to get its figure, and its name, which is reported
     """
 
     what: str
@@ -157,10 +165,10 @@ GOALS = (
 
 
 def judge_goals(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """For each goal its figures, and whether it is met.
+    """Return for each goal its figures and whether it is met.
 
-    met     None where nothing was measured. What was cut off, or is a rehearsal, is no measurement.
-    beside  of what else the figures are, where those asked for are missing
+    met     None if nothing was measured; results that were cut off, and those of a rehearsal, do not count
+    beside  name of the substitute that the figures belong to, where the goal's own figures are missing
     """
     measured = [each for each in rows if each["source"] == "measured"]
     judged = []
@@ -179,7 +187,7 @@ def _values(of: Callable[[Row], float | None], rows: Iterable[Row]) -> list[floa
 
 
 def goal_line(judged: Mapping[str, Any]) -> str:
-    """For people."""
+    """Return a line of text about a judged goal, for people to read."""
     if judged["met"] is None:
         return f"not measured: {judged['goal']}"
     values = ", ".join(f"{value:.4g}" for value in judged["values"])

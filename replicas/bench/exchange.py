@@ -1,4 +1,6 @@
-"""`motley bench exchange`: what a sum over the ranks of one host takes, through shared memory and through gloo."""
+"""Benchmark `motley bench exchange`: time of a sum over the ranks of one host, through shared memory and
+through gloo.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,22 @@ __all__ = ["SIZES", "run"]
 Progress = Callable[[str], None]
 
 CHILD = "motley.replicas.bench.exchange_child"
-SIZES = (4 << 10, 32 << 10, 256 << 10, 4 << 20)  # bytes of fp32: a token of 1,024 features; eight; a prompt's
-_COUNT = 200  # sums of a turn, of small ones
+SIZES = (4 << 10, 32 << 10, 256 << 10, 4 << 20)  # bytes of fp32: 1, 8 and more tokens of 1,024 features
+_COUNT = 200  # number of sums in a turn, at small sizes
 
 
 def run(
     *, ranks: int = 2, sizes: Sequence[int] = SIZES, turns: int = 5, progress: Progress = lambda _: None
 ) -> dict[str, Any]:
-    """Processes of one thread each, sides in turn; a row for each size. Times are rank 0's, in microseconds.
+    """Measure the sums and return a report with a row for each size.
 
-    Raises ValueError for one rank, EngineFault where there is no C compiler, or with the last words of a rank.
+    Each rank is a process of one thread, and the two ways take turns. Times are those of rank 0, in microseconds.
+
+    Raises ValueError for fewer than two ranks, EngineFault if there is no C compiler or if a rank ends; then with the
+    end of what that rank has written to stderr.
     """
     if ranks < 2:
-        raise ValueError(f"ranks: {ranks}; expected 2 at least")
+        raise ValueError(f"ranks: {ranks} is not accepted; expected at least 2")
     if load_library()[0] is None:
         raise EngineFault(load_library()[1])
     before = machine()

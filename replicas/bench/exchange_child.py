@@ -1,7 +1,9 @@
-"""One rank of `motley bench exchange`: `python -m motley.replicas.bench.exchange_child MEMORY STORE RANK SIZE`.
+"""Process of one rank of `motley bench exchange`: `python -m motley.replicas.bench.exchange_child MEMORY STORE RANK
+SIZE`.
 
-MEMORY is a file of `open_memory`, STORE one that gloo's ranks meet in. Takes lines of {"bytes", "count"}, times so many
-sums of either side in turn, and answers with {"shared": [s], "gloo": [s]}.
+MEMORY is the path of the file that `open_shared_memory` opened, STORE the path of the file through which gloo's ranks
+find each other. The process reads lines of {"bytes", "count"}, times so many sums of that size in each way, and answers
+each line with {"shared": [seconds], "gloo": [seconds]}.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def main(memory: str, store: str, rank: int, size: int) -> None:
 
 
 def _timed(add: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, count: int) -> list[float]:
-    """Seconds of each, after a few that do not count."""
+    """Return the seconds of each of `count` sums, after five that are not counted."""
     times = []
     for number in range(count + 5):
         began = time.perf_counter()

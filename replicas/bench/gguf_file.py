@@ -1,4 +1,6 @@
-"""A model of a known shape in llama.cpp's own format, with random weights: Q4_0 layers, Q8_0 head."""
+"""Writer of a GGUF file, llama.cpp's own format, for a model of a known shape: Q4_0 layers, Q8_0 head, random
+weights.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _BLOCK = 32  # weights that share a scale, in both formats
 
 
 def write_gguf(shape: Shape, path: Path) -> None:
-    """Write the file; needs the `gguf` package."""
+    """Write the GGUF file of a shape to `path`. Needs the package `gguf`."""
     import gguf
 
     writer = gguf.GGUFWriter(str(path), "qwen2")
@@ -56,7 +58,9 @@ def write_gguf(shape: Shape, path: Path) -> None:
 
 
 def _blocks(rng: np.random.Generator, outputs: int, inputs: int, code_bytes: int) -> np.ndarray:
-    """uint8 [outputs, bytes]: for every 32 weights an fp16 scale and then their codes."""
+    """Return random quantized weights, uint8 [outputs, bytes]: for every 32 weights an fp16 scale and then
+    their codes.
+    """
     blocks = rng.integers(0, 256, (outputs, inputs // _BLOCK, 2 + code_bytes), dtype=np.uint8)
     largest = 127 if code_bytes == _BLOCK else 8
     blocks[:, :, :2] = np.frombuffer(np.float16(0.035 / largest).tobytes(), dtype=np.uint8)

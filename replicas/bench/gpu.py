@@ -1,23 +1,26 @@
-"""`motley bench gpu`: everything there is to do on a GPU, in one command, into one folder.
+"""Benchmark `motley bench gpu`: all checks, tuning and measurements on a GPU in one command, into one folder.
 
-It runs where torch, Triton, transformers, safetensors and numpy are, and nothing else of ours need be installed:
+It needs torch, Triton, transformers, safetensors and numpy; Motley itself need not be installed:
 
     python -m motley.replicas.bench.gpu --out DIR
 
-summary.json   each part: how long, whether all was right, what was left out, what it failed with
-checks.json    every operator against its reference
-engine.json    a small model's greedy texts on all of them, beside the CPU's in fp32, and graphs beside steps
-divided.json   what a small model says in tiers, stages and ranks, before and after an update of its weights
-tuning.json    what was searched; the tables themselves under tuned/
-kernels.json   `motley bench kernels` with these tables, and which of the targets are reached
-streams.json   `motley bench engine --device cuda`, the part of it that the goals are about; traces under traces/
+The folder then holds:
 
-everything.tar.gz    all of these, for whoever brings back one file
+summary.json       for each part: how long it took, whether all was right, what was left out, and its error if it failed
+checks.json        result of checking every operator against its reference
+engine.json        comparison of a small model's greedy texts, from all operators together, with the CPU's in fp32, and
+                   of CUDA graphs with plain steps
+divided.json       output of a small model in memory tiers, pipeline stages and ranks, before and after an update of its
+                   weights
+tuning.json        configs that were tried; the tables of chosen configs are in tuned/
+kernels.json       report of `motley bench kernels` with these tables, and which targets are reached
+streams.json       the part of `motley bench engine --device cuda` that the goals are about; its traces are in traces/
+everything.tar.gz  archive of all of these files
 
-Files are written while a part goes on, so that what was done is kept if time runs out, and a part that fails costs
-itself alone. Kernels run in a process of their own (gpu_child.py, engine_child.py) and are compiled ahead on all
-cores (gpu_ahead.py). Without a GPU, --rehearse goes through the same steps on small shapes in Triton's interpreter:
-what it writes says so, and measures nothing.
+Files are also written while a part runs, so that results are kept if time runs out, and a part that fails affects no
+other. Kernels run in a process of their own (gpu_child.py, engine_child.py) and are compiled ahead on all cores
+(gpu_ahead.py). Without a GPU, --rehearse takes the same steps with small shapes in Triton's interpreter: its results
+are marked as a rehearsal, and measure nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ __all__ = ["PARTS", "STAGES", "main", "run"]
 
 SECONDS = 480.0
 CHILD = "motley.replicas.bench.gpu_child"
-# In order. Weights in the time: seconds of the default, which what goals and targets are about must fit on an H200.
+# Stages in order. Each weight is its seconds of the default time, in which all that goals and targets are about must
+# fit on an H200.
 STAGES = (
     Stage("checks", 38.0, first=True),
     Stage("engine", 35.0),
@@ -61,9 +65,9 @@ STAGES = (
 )
 PARTS = tuple(dict.fromkeys(stage.part for stage in STAGES))
 _ENGINE_TOKENS, _REHEARSED_TOKENS = 32, 2
-_GROUP_S = 20.0  # a group is not begun again with less
+_GROUP_S = 20.0  # least seconds left with which a group is begun again
 
-# What the goals are about, and what else there is. until: of that turn's time.
+# GROUPS are what the goals are about. `until` is a share of that turn's time.
 GROUPS = (
     Group("qwen2.5-7b", "motley", (Cell(1, 128, 128), Cell(64, 128, 128)), idle=(1, 64), until=0.28),
     Group("qwen2.5-7b", "transformers", (Cell(1, 128, 128),), until=0.58),
@@ -79,12 +83,13 @@ REHEARSED = (
 def run(
     out: Path, seconds: float = SECONDS, rehearse: str = "", ops: Sequence[str] = (), parts: Sequence[str] = ()
 ) -> bool:
-    """Whether all that was checked is right. `rehearse`: the capability whose kernels are rehearsed, "6.1".
+    """Run the parts and write their files to `out`; return whether all that was checked is right.
 
-    ops    operators; all if empty
-    parts  of PARTS; all if empty, and with `ops` those about kernels one by one
+    rehearse  compute capability whose kernels are rehearsed without a GPU, such as "6.1"; empty: run on a GPU
+    ops       operators to use; all if empty
+    parts     parts to run, of PARTS; if empty, all, or with `ops` only those that handle kernels one by one
 
-    Raises RuntimeError without a GPU, unless it is a rehearsal; KeyError for an operator that is not known.
+    Raises RuntimeError without a GPU unless it is a rehearsal, KeyError for an unknown operator.
     """
     rig = rig_of(rehearse)
     from ...kernels.registry import OPERATIONS, find_operation
@@ -113,19 +118,23 @@ def run(
 
 
 def _engine(process: TaskProcess, rig: DeviceContext, part: Part) -> bool:
-    """All operators together: a small model's greedy texts, beside those of the CPU in fp32."""
+    """Compare a small model's greedy texts, from all operators together, with those of the CPU in fp32; return whether
+    they agree.
+    """
     tokens = _ENGINE_TOKENS if rig.real else _REHEARSED_TOKENS
     told = process.ask("engine", left := part.left(), left_s=left, max_tokens=tokens)
     answered = "result" in told
-    part.fields.pop("error", None)  # of a turn before
+    part.fields.pop("error", None)  # of an earlier turn
     part.fields |= {"complete": answered, "unreached": int(not answered), **told.pop("result", {}), **told}
     return bool(part.fields.get("right"))
 
 
 class _Streams:
-    """In processes that have the GPU to themselves. A peer's failure is no fault of ours.
+    """Part `streams`: measurements of the engine in processes that have the GPU to themselves.
 
-    pause  lets go of the GPU
+    A failure of a peer does not count as a failure of the part.
+
+    pause  ends this benchmark's other processes on the GPU
     """
 
     def __init__(self, rig: DeviceContext, out: Path, pause: Callable[[], None]) -> None:
@@ -137,7 +146,10 @@ class _Streams:
         )  # fmt: skip
 
     def turn(self, part: Part, first: bool) -> bool:
-        """What is cut is left for another turn, which has all of its time for each group."""
+        """Measure the groups that are left, as far as time allows; return whether none of Motley's own failed.
+
+        Groups that were cut off are left for another turn, in which each may use all of the turn's time.
+        """
         self._pause()
         measuring, later = self._measuring, list[Group]()
         measuring.turn(part.left)

@@ -1,9 +1,9 @@
-"""Compiles what `motley bench gpu` will launch, on all cores, while one process has the GPU.
+"""Process that compiles the kernels which `motley bench gpu` will launch, on all cores, while another uses the GPU.
 
     python -m motley.replicas.bench.gpu_ahead CC WORKERS
 
-Lists of jobs on stdin, one a line; an answer when a list is done. What is compiled here a launch finds in Triton's
-cache; what is not, it compiles itself.
+It reads lists of compile jobs from stdin, one list per line, and answers when a list is done. A launch finds the
+compiled kernels in Triton's cache, and compiles others itself.
 """
 
 from __future__ import annotations

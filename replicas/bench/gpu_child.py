@@ -1,8 +1,8 @@
-"""The process that `motley bench gpu` drives: one task a line, one answer a line.
+"""Process that `motley bench gpu` controls: it reads one task per line and writes one answer per line.
 
-    python -m motley.replicas.bench.gpu_child [CC]     with CC a stand-in of that capability, in Triton's interpreter
+    python -m motley.replicas.bench.gpu_child [CC]     CC: use a stand-in of that capability, in Triton's interpreter
 
-A kernel may hang, or leave the process's CUDA context unusable: then only this process is lost, and one task.
+A kernel may hang, or leave the process's CUDA context unusable: then only this process and one task are lost.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ __all__ = ["Tasks", "parse_capability", "rig_of"]
 
 
 def parse_capability(text: str) -> tuple[int, int]:
-    """Of "6.1"."""
+    """Return the major and minor number of a compute capability such as "6.1"."""
     major, _, minor = text.partition(".")
     return int(major), int(minor)
 
 
 def rig_of(capability: str) -> DeviceContext:
-    """The first GPU, or a stand-in of that capability. Raises RuntimeError where torch finds no GPU."""
+    """Return the context of the first GPU, or of a stand-in if a compute capability is given.
+
+    Raises RuntimeError if torch finds no GPU.
+    """
     if capability:
         os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
     import torch
@@ -46,20 +49,28 @@ def rig_of(capability: str) -> DeviceContext:
 
 
 class Tasks:
-    """Each method is a task; what it takes and gives is JSON. accelerator: of `gpu_engine.compare`."""
+    """Tasks of the process: each public method is one, and its arguments and result are JSON.
+
+    accelerator  passed on to `gpu_engine.compare`
+    """
 
     def __init__(self, rig: DeviceContext, accelerator: Callable[[], Accelerator | None] = lambda: None) -> None:
         self._rig = rig
         self._accelerator = accelerator
 
     def memory(self) -> dict[str, float]:
-        """What a `MemorySpeed` has measured. A stand-in runs the same kernels."""
+        """Return the measured memory bandwidths, as `MemoryBandwidth.measured` has them. A stand-in runs the same
+        kernels.
+        """
         from ...kernels.tuning.memory_bandwidth import measure_memory_bandwidth
 
         return dict(measure_memory_bandwidth(self._rig.device, None if self._rig.real else 2**16, triton=True).measured)
 
     def check(self, op: str, shape: str, config: Mapping[str, Any]) -> dict[str, Any]:
-        """error_of_allowed: the worst difference to the reference over what rounding explains."""
+        """Run an operator once and compare the result with its reference.
+
+        Returns "error_of_allowed": the largest difference, divided by the difference that rounding explains.
+        """
         from ...kernels.launch.kernel_operation import ProblemShape
         from ...kernels.launch.variant import Config
         from ...kernels.registry import find_operation
@@ -68,7 +79,11 @@ class Tasks:
         return {"error_of_allowed": problem.error(problem.run(Config.from_json(config)))}
 
     def tune(self, op: str, shape: str, most: int | None) -> dict[str, Any]:
-        """The best config and what is known of it, or none; the time of each; and those that did not count."""
+        """Search the best config of an operator at a shape, among at most `most` configs (None: all).
+
+        Returns "found", the best config and the facts known of it, or None; "tried", the time of each config; and
+        "excluded", the configs that did not count and why.
+        """
         from ...kernels.launch.kernel_operation import ProblemShape
         from ...kernels.launch.known_spills import offered_configs
         from ...kernels.registry import find_operation
@@ -88,13 +103,13 @@ class Tasks:
         return {"found": found, "tried": times, "excluded": excluded}
 
     def engine(self, max_tokens: int) -> dict[str, Any]:
-        """Greedy texts of a small model beside the CPU's in fp32."""
+        """Compare a small model's greedy texts on the GPU with those of the CPU in fp32."""
         from .gpu_engine import compare
 
         return compare(self._rig, max_tokens, self._accelerator)
 
     def measure(self, name: str, op: str, shape: str, bandwidth: float) -> list[dict[str, Any]]:
-        """Rows of the benchmark. Raises AssertionError when the result is wrong."""
+        """Return an operator's rows of the benchmark. Raises AssertionError if its result is wrong."""
         from ...kernels.launch.kernel_operation import ProblemShape
         from ...kernels.registry import find_operation
         from ...kernels.tuning.operation_bench import measure_operation
@@ -110,13 +125,13 @@ class Tasks:
         )
 
     def reread(self) -> None:
-        """Tables have changed."""
+        """Read the tables of tuned configs anew at the next launch, since they have changed."""
         from ...kernels.launch import config_tables
 
         config_tables.clear_table_cache()
 
     def usable(self) -> bool:
-        """Whether the device still answers: after some errors a process can launch nothing any more."""
+        """Return whether the device still works: after some errors a process can launch nothing any more."""
         import torch
 
         if self._rig.real:

@@ -1,7 +1,7 @@
-"""`motley bench gpu --part divided`: a model that is not whole in one process on one GPU, beside one that is.
+"""Part `divided` of `motley bench gpu`: a model divided among tiers, stages or ranks, beside an undivided one.
 
-Each way with each format of weights is a process of its own (gpu_divided_child.py), several at a time: what they say is
-looked at, not how fast. Ranks that share a GPU take turns on it.
+Each way of dividing runs with each weight format in a process of its own (gpu_divided_child.py), several at a time: the
+outputs are compared, not the speed. Ranks that share a GPU take turns on it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ __all__ = ["WAYS", "Divided", "Way"]
 CHILD = "motley.replicas.bench.gpu_divided_child"
 _REHEARSED = [("layers on disk", "bf16"), ("stages", "gptq-int4"), ("ranks", "gptq-int4")]
 _TOKENS, _REHEARSED_TOKENS = 24, 4
-_AT_A_TIME = 4  # of 16 cores, and of a GPU's memory a little
+_AT_A_TIME = 4  # concurrent processes, on 16 cores; each takes little of the GPU's memory
 _LIMIT_S = 120.0
-_TOLD_S = 10.0  # before that, one that hangs tells where
+_TOLD_S = 10.0  # so long before the limit a process that hangs writes its stack to stderr
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a model is held.
+    """Way to divide a model.
 
-    devices  "gpu" or "cpu" of each process
-    tiers    where layers are: "host", "disk", or "both", of which one stays on the device; None: all are there
-    alike    it says what one process says, to the bit: the same kernels on the same numbers
+    devices  "gpu" or "cpu" for each process
+    tiers    where layers are: "host", "disk", or "both", with one layer left on the device; None: all are on the device
+    alike    the output must equal that of one process to the bit: the same kernels work on the same numbers
     """
 
     devices: tuple[str, ...] = ("gpu",)
@@ -41,7 +41,7 @@ class Way:
 
     @property
     def copies(self) -> bool:
-        """Whether processes keep KV on the host together."""
+        """Whether several processes keep KV on the host together."""
         return len(self.devices) > 1 and "cpu" not in self.devices
 
     @property
@@ -64,14 +64,19 @@ _CELLS = [(way, format) for format in ("gptq-int4", "bf16") for way in WAYS]
 
 
 class Divided:
-    """Part after part of `_CELLS`. real: on a GPU."""
+    """Comparisons of all `_CELLS` (ways and weight formats), over as many turns as they take.
+
+    real  True on a GPU, False in a rehearsal
+    """
 
     def __init__(self, *, real: bool) -> None:
         self._real = real
         self._left: Sequence[tuple[str, str]] = _CELLS if real else _REHEARSED
 
     def turn(self, part: Part, first: bool) -> bool:
-        """What time does not reach is left for another turn."""
+        """Compare the cells that are left, as far as time allows; return whether all succeeded and none is left for
+        another turn.
+        """
         rows: list[dict[str, Any]] = part.fields.setdefault("rows", [])
         with tempfile.TemporaryDirectory(prefix="motley-bench-") as folder:
             with self._process(folder) as process:

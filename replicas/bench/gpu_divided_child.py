@@ -1,8 +1,8 @@
-"""A process of `motley bench gpu --part divided`: `python -m …gpu_divided_child FOLDER [cpu]`.
+"""Process of `motley bench gpu --part divided`: `python -m …gpu_divided_child FOLDER [cpu]`.
 
-One model three times: whole on the GPU, as `WAYS` have it, and whole on a CPU in fp32. Each before an update of its
-weights and after; and where several processes have KV, some that goes to the host and back.
-With cpu a rehearsal, of which every process is on a CPU.
+It runs one model three times: whole on the GPU, divided as one of `WAYS`, and whole on a CPU in fp32; each before and
+after an update of the weights. Where several processes hold KV, it also moves some KV to the host and back. With the
+argument cpu it is a rehearsal, in which every process is on a CPU.
 """
 
 from __future__ import annotations
@@ -45,23 +45,26 @@ from .tasks import serve
 __all__ = ["Tasks"]
 
 SHAPE = Shape(512, 1536, 4, 8, 4, 4096)
-NEW = ("embed_tokens", "layers.0.", "layers.3.")  # what an update changes: of every process a part
+NEW = ("embed_tokens", "layers.0.", "layers.3.")  # tensors that an update changes: some of every process
 PROMPT = list(range(3, 80))
 _KV_BYTES = 2**24
-_KV_APART = 0.1  # of ranks, which round otherwise; what has nothing to do with each other is 1.4 apart
-_HOST_BYTES = 2**33  # more than there is to hold
-# From here on NCCL can be told to let ranks share a GPU: what they say is right, how fast they are says nothing.
+_KV_APART = 0.1  # allowed relative difference of ranks' KV, which is rounded differently; unrelated KV is 1.4 apart
+_HOST_BYTES = 2**33  # more than the layers take
+# First version of NCCL that can let ranks share a GPU: their output is right, but their speed means nothing.
 SHARING_NCCL = (2, 30)
 
 
 class Tasks:
-    """Each method is a task; what it takes and gives is JSON. folder: of all processes, for checkpoints."""
+    """Tasks of the process: each public method is one, and its arguments and result are JSON.
+
+    folder  folder for checkpoints, shared by all processes
+    """
 
     def __init__(self, folder: Path, *, real: bool) -> None:
         self._folder, self._real = folder, real
 
     def write(self) -> None:
-        """Checkpoints, files of new weights for them, and the checkpoints that have them."""
+        """Write the checkpoints, files of new weights for them, and the checkpoints that have the new weights."""
         for format, write in FORMATS.items():
             base = self._folder / format
             write(SHAPE, base / "old")
@@ -75,9 +78,12 @@ class Tasks:
             save_file({**weights, **new}, base / "new" / "model.safetensors", metadata={"format": "pt"})
 
     def said(self, way: str, format: str, max_tokens: int, within_s: float) -> dict[str, Any]:
-        """What differs, and whether that is right; or "skipped", and why.
+        """Compare the outputs of a divided model with those of the whole one; return the differences and whether they
+        are right.
 
-        within_s  after so long stderr tells where it hangs
+        within_s  seconds after which a stack trace is written to stderr, to show where a hanging process is
+
+        Returns {"skipped": reason} if this machine cannot divide the model this way.
         """
         held = WAYS[way]
         if why := self._lacking(held):
@@ -118,7 +124,7 @@ class Tasks:
 
     @staticmethod
     def _beside_exact(engine: Engine, folder: Path, max_tokens: int) -> dict[str, Any]:
-        """It is right if it is as near to a CPU in fp32 as rounding lets it be."""
+        """Compare the engine with a CPU in fp32: it is right if it is as near to that as rounding allows."""
         exact = Engine(folder, dtype="float32", threads=1)
         rough = Engine(folder, dtype="bfloat16", threads=1)
         expected = answers(exact, max_tokens)
@@ -136,7 +142,9 @@ class Tasks:
         }
 
     def _copied(self, folder: Path, way: Way) -> dict[str, Any]:
-        """KV of a prompt that goes to the host, in parts, comes back elsewhere, and goes there again."""
+        """Compare the KV of a prompt after it went to the host in parts, came back into other blocks, and went to the
+        host again.
+        """
         kept = {"swap_memory_bytes": _KV_BYTES}
         with self._divided(folder, way, **kept) as engine, self._whole(folder, **kept) as whole:
             (first, second), (of_whole, _) = _there_and_back(engine), _there_and_back(whole)
@@ -159,7 +167,7 @@ class Tasks:
         return Engine(folder, device="cuda:0" if self._real else "cpu", kv_memory_bytes=_KV_BYTES, threads=2, **more)
 
     def _device(self, kind: str, number: int, way: Way) -> str:
-        """Ranks have a GPU each if there are so many."""
+        """Return the device of a process. Ranks have a GPU each if there are enough GPUs."""
         if kind == "cpu" or not self._real:
             return "cpu"
         enough = torch.cuda.device_count() >= len(way.devices)
@@ -189,7 +197,7 @@ class Tasks:
 
 
 class _OnDevices(Subprocesses):
-    """Devices as given, be it one for several processes."""
+    """Launcher of processes on the given devices; several processes may share one device."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self.devices = list(devices)
@@ -200,7 +208,11 @@ class _OnDevices(Subprocesses):
 
 @torch.inference_mode()
 def _there_and_back(engine: Engine) -> list[torch.Tensor]:
-    """KV of a prompt's whole blocks, as records have it, in fp32: as it was computed, and as it came back."""
+    """Return the KV of a prompt's whole blocks twice, in fp32 and in the layout of prefix records.
+
+    The first tensor is the KV as it was computed, the second as it is after it went to the host and came back into
+    other blocks.
+    """
     built, found = engine._built, []
     core, swapper = built.core, built.runner.swapper
     assert swapper is not None, "it was told to keep KV"
@@ -237,7 +249,9 @@ def _there_and_back(engine: Engine) -> list[torch.Tensor]:
 
 
 def _another(tensor: torch.Tensor, seed: torch.Generator) -> torch.Tensor:
-    """Other values of the same kind; what is constant there stays."""
+    """Return a tensor of other random values of the same kind; constant and one-dimensional tensors stay as
+    they are.
+    """
     if tensor.dtype == torch.int32 and not tensor.eq(tensor[0, 0]).all():
         return torch.randint(-(2**31), 2**31, tensor.shape, generator=seed).to(torch.int32)
     if tensor.dtype == torch.bfloat16 and tensor.ndim > 1:
@@ -246,7 +260,9 @@ def _another(tensor: torch.Tensor, seed: torch.Generator) -> torch.Tensor:
 
 
 def _nccl_version() -> tuple[int, int]:
-    """Of the library that this process has: torch tells with which one it was built."""
+    """Return the version of the NCCL library that this process has loaded; torch only tells the one it was
+    built with.
+    """
     found = ctypes.c_int()
     library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     if library.ncclGetVersion(ctypes.byref(found)):
@@ -265,7 +281,7 @@ def _answers_still() -> bool:
 def main(folder: Path, *, real: bool) -> None:
     if real and not torch.cuda.is_available():
         raise EngineFault("torch finds no GPU here")
-    # Of ranks that share a GPU; NCCL reads it when they join.
+    # Lets ranks share a GPU; NCCL reads this when they join.
     os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     answer({"ready": True})
     serve(Tasks(folder, real=real))

@@ -1,4 +1,6 @@
-"""The engine on the operators of a GPU, beside the engine of the CPU in fp32: the same greedy tokens?"""
+"""Comparison of the engine with a GPU's operators and the engine of the CPU in fp32: whether greedy tokens are the
+same.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,19 @@ from .shapes import SHAPES, Shape, write_gptq
 __all__ = ["NOISE", "Beside", "answers", "beside", "compare", "texts"]
 
 SHAPE = SHAPES["tiny"]
-REHEARSAL = Shape(128, 128, 1, 2, 1, 512)  # the least that the kernels take
+REHEARSAL = Shape(128, 128, 1, 2, 1, 512)  # the smallest sizes that the kernels accept
 PROMPTS = ([3, 141, 59, 26, 5], list(range(40, 60)), [7, 7, 9])  # three: the graph of their steps is padded
-# Of what the CPU's engine in bf16 differs by from fp32: fp16 rounds eight times finer.
+# Allowed difference, as a multiple of the difference between the CPU's bf16 and fp32; fp16 rounds eight times finer.
 NOISE = {"fp16": 0.5, "bf16": 2.0}
 
 
 @dataclass(slots=True)
 class Beside:
-    """Answers beside those in fp32, up to where a text parts from its own.
+    """Differences between an engine's outputs and those in fp32, up to the first token where two texts differ.
 
-    equal    tokens
-    apart    the largest difference of a log-probability
-    closest  where texts part, how far apart in fp32 the two tokens were: the largest of these
+    equal    number of equal tokens
+    apart    largest difference of a log-probability
+    closest  largest difference in fp32 between the log-probabilities of the two tokens at which texts first differ
     """
 
     equal: int = 0
@@ -51,17 +53,19 @@ class Beside:
 def compare(
     rig: DeviceContext, max_tokens: int, accelerator: Callable[[], Accelerator | None] = lambda: None
 ) -> dict[str, Any]:
-    """`right`: no text parts but where two tokens are as near in fp32 as the arithmetic's noise; that is bounded.
+    """Compare a small model's texts on the GPU's operators with those of the CPU in fp32.
 
-    Where decode runs as graphs, texts are also those of steps that run as they come, token for token.
+    `right` in the result means that texts differ only where two tokens are nearly equally likely in fp32, within
+    bounded rounding noise, and that texts from CUDA graphs equal those from plain steps, token for token.
 
-    accelerator  a stand-in for each engine; None: on a GPU its own, else there are no graphs
+    accelerator  returns a stand-in for each engine; if it returns None, the engine uses the GPU's own, and without a
+                 GPU there are no graphs
     """
     with tempfile.TemporaryDirectory(prefix="motley-bench-") as folder:
         write_gptq(SHAPE if rig.real else REHEARSAL, Path(folder))
         exact = answers(Engine(folder, dtype="float32", threads=1), max_tokens)
         rough = beside(answers(Engine(folder, dtype="bfloat16", threads=1), max_tokens), exact)
-        # Neither of the two that are compared may find what it has answered before: they would prefill other rows.
+        # No prefix reuse: an engine that found its earlier KV would prefill other rows than the other engine.
         ours_of = partial(Engine, folder, threads=1, reuse_prefixes=False)
         engine = ours_of(ops=GpuOps(rig), accelerator=accelerator())
         ours = beside(answers(engine, max_tokens), exact)
@@ -86,7 +90,9 @@ def compare(
 
 
 def texts(engine: Engine, max_tokens: int) -> list[list[int]]:
-    """Chosen on the device: greedy, and seeded with filters."""
+    """Return the token ids of all prompts, greedy and then seeded with top-k and top-p; they are sampled on the
+    device.
+    """
     greedy = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     seeded = SamplingParams(max_tokens=max_tokens, top_k=50, top_p=0.95, seed=1, ignore_eos=True)
     return [result.token_ids for params in (greedy, seeded) for result in engine.generate(PROMPTS, params)]

@@ -1,4 +1,4 @@
-"""What `motley bench gpu` does with kernels one by one: checks, tuning, measurements."""
+"""Parts of `motley bench gpu` that handle kernels one by one: checks, tuning and measurements."""
 
 from __future__ import annotations
 
@@ -31,23 +31,27 @@ from .tasks import START_S, TaskProcess
 
 __all__ = ["KernelParts"]
 
-# A rehearsal checks every operator, and goes through the rest with a few.
+# Operators that a rehearsal tunes and measures; it checks all of them.
 REHEARSED = ("w4a16_gemv", "attention_decode", "rms_norm")
 REHEARSED_CONFIGS, REHEARSED_JOBS = 2, 2
-# What tuning spends its time on, in parts; of the others each gets one.
+# Weight of an operator in the time for tuning; all others have 1.
 WEIGHTS = {"w4a16_gemm": 4.0, "w4a16_gemv": 3.0, "attention_decode": 3.0}
 
-FIRST_MODEL = "qwen2.5-7b"  # whose layers are tuned and measured before others
+FIRST_MODEL = "qwen2.5-7b"  # its layers are tuned and measured before those of other models
 
-AHEAD_S = 30.0  # with less time there is nothing to be had from compiling ahead
+AHEAD_S = 30.0  # with less time left, compiling ahead does not pay
 AHEAD = "motley.replicas.bench.gpu_ahead"
-COMPILED = 0.6  # of the time of the checks, so long they wait for the compiler
+COMPILED = 0.6  # share of the checks' time for which they wait for the compiler
 
 T = TypeVar("T")
 
 
 class KernelParts:
-    """compilers: ends those that compile ahead, when it is closed."""
+    """Checks, tuning and measurements of kernels; each public method but `pause` is a part of the benchmark.
+
+    process    process in which the kernels run
+    compilers  stack that ends the processes which compile ahead when it is closed
+    """
 
     def __init__(
         self,
@@ -73,7 +77,12 @@ class KernelParts:
         self._sent: set[bool] = set()
 
     def checks(self, part: Part, first: bool = False) -> bool:
-        """As an operator would be launched, and as its first config has it. first: of each operator one shape."""
+        """Check operators against their references, with the config that a launch would use and with the first config.
+
+        first  True: check one shape of each operator only
+
+        Returns whether all checked results are right and no check is left.
+        """
         if self._to_check is None:
             self._to_check = list(_turn_about(map(self._checked, self._operations)))
             part.fields |= {"refused": self._refused, "failed": [], "rows": []}
@@ -90,18 +99,21 @@ class KernelParts:
                 "check", left_s=part.left(), op=row["op"], shape=shape.key, config=row["config"]
             )  # fmt: skip
             rows.append(row | told.pop("result", {}) | told)
-            if not rows[-1].get("error_of_allowed", 2) <= 1:  # NaN is wrong as well
+            if not rows[-1].get("error_of_allowed", 2) <= 1:  # a NaN fails as well
                 failed.append(f"{operation.name} {shape.key}")
             part.save(now=False)
         part.fields |= {"checked": len(rows), "unreached": len(left), "complete": not left and _answered(rows)}
         return not failed and not left
 
     def tuning(self, part: Part, first: bool = False) -> bool:
-        """Every operator in turn, those that matter most more often; tables are written as they grow.
+        """Tune the operators in turn, the important ones more often; tables are written as they grow.
 
-        Shapes that the device has no room for are skipped, here and in `kernels`: no fault, and told.
+        Shapes that the device has no memory for are skipped and listed, here and in `kernels`; that is no failure.
+        Shapes that the targets are about come before all others.
 
-        What targets are about before all else; first: it alone.
+        first  True: tune only the shapes that the targets are about
+
+        Returns whether the memory bandwidth was measured and no task failed.
         """
         if first or part.left() > AHEAD_S:
             self._compile_tuned(part, first)
@@ -133,18 +145,23 @@ class KernelParts:
                 entries = self._entries.setdefault(operation, {})
                 entries[shape] = ConfigEntry(config, facts)
                 tuned.add(operation)
-                if self._rig.real:  # a stand-in's times mean nothing
+                if self._rig.real:  # times of a stand-in mean nothing
                     merge_into_table(operation, self._rig, entries, self._memory, self._out / "tuned")
             part.save(now=False)
         unreached = sum(map(len, left.values()))
         part.fields |= {"unreached": unreached, "complete": not unreached and _answered(rows)}
-        if self._rig.real and tuned and self._memory is not None:  # what follows is measured with them
+        if self._rig.real and tuned and self._memory is not None:  # later measurements use these tables
             self._keep(part, tuned, self._memory)
         self._end_compiler()
         return self._memory is not None and _answered(rows)
 
     def kernels(self, part: Part, first: bool = False) -> bool:
-        """As the tables have them now: first what targets are about, then of each operator in turn."""
+        """Measure the operators with the current tables: first what the targets are about, then each operator in turn.
+
+        first  True: measure only what the targets are about
+
+        Returns whether nothing failed and the memory bandwidth is known.
+        """
         cases = self._measured()
         if self._to_measure is None:
             self._to_measure = list(cases)
@@ -174,7 +191,10 @@ class KernelParts:
         return not failed and self._memory is not None
 
     def _keep(self, part: Part, tuned: Iterable[KernelOperation], memory: MemoryBandwidth) -> None:
-        """Where launches look; in an installation that cannot be written they look in the results from here on."""
+        """Write tables to where launches look for them.
+
+        If the installation cannot be written, launches look in the results folder from here on.
+        """
         try:
             for operation in tuned:
                 merge_into_table(operation, self._rig, self._entries[operation], memory, table_roots()[0])
@@ -184,20 +204,22 @@ class KernelParts:
                 f"{error}: they are in {tables} alone; launches look there with {TUNED_VARIABLE}={tables}"
             )
             print(f"  tables: {part.fields['tables']}", file=sys.stderr, flush=True)
-            os.environ[TUNED_VARIABLE] = str(tables)  # for the processes that follow: they are measured with these
+            os.environ[TUNED_VARIABLE] = str(tables)  # for later processes, which measure with these tables
             self._process.end()
             return
         if "error" in self._process.ask("reread", left_s=part.left()):
             self._process.end()
 
     def pause(self) -> None:
-        """Others need the GPU, and the host's cores, for themselves."""
+        """End the compilers, and on a GPU the kernels' process: another part needs the GPU and the cores for itself."""
         self._end_compiler()
         if self._rig.real:
             self._process.end()
 
     def _measure_memory(self, part: Part) -> dict[str, Any]:
-        """Once; where it fails, there is nothing to measure against. What it gave, or failed with, for the report."""
+        """Measure the memory bandwidth once, which all other figures are compared with; return it, or the error, for
+        the report.
+        """
         if self._memory is None:
             told = self._process.ask("memory", left_s=part.left())
             if "result" not in told:
@@ -206,7 +228,7 @@ class KernelParts:
         return self._memory.to_json()
 
     def _compile_checked(self, part: Part, checks: Sequence[tuple[KernelOperation, ProblemShape, Config]]) -> None:
-        """Waits for it; what is late, a launch compiles."""
+        """Compile the kernels of checks and wait for them; a launch compiles those that are not ready in time."""
         capability = self._rig.policy.capability.version
         jobs = [CompileJob(operation.name, capability, shape, config) for operation, shape, config in checks]
         if not (jobs := jobs if self._rig.real else jobs[:REHEARSED_JOBS]):
@@ -220,7 +242,10 @@ class KernelParts:
         part.fields["compiled_ahead"] = told
 
     def _compile_tuned(self, part: Part, first: bool) -> None:
-        """While something else is done: nobody waits for it. What it does not take is told, and launches compile."""
+        """Start compiling the kernels that tuning will try, in the background.
+
+        If the compiler does not accept the jobs, the report says so, and launches compile instead.
+        """
         if not self._rig.real or first in self._sent:
             return
         self._sent.add(first)
@@ -244,7 +269,7 @@ class KernelParts:
         self._ahead, self._occupied = None, False
 
     def _compiler(self) -> Child:
-        """One that reads: what is at a list goes on with it until there is another, and then is ended."""
+        """Return a compiler process that reads. One that is busy with a list is ended and replaced."""
         if self._occupied:
             self._end_compiler()
         if self._ahead is None:
@@ -267,13 +292,17 @@ class KernelParts:
                 yield operation, shape, config
 
     def _to_tune(self) -> dict[KernelOperation, list[ProblemShape]]:
-        """What is left of each operator, in that order."""
+        """Return the shapes left to tune of each operator, in order."""
         if self._shapes is None:
             self._shapes = {operation: self._tuned(operation) for operation in self._timed()}
         return self._shapes
 
     def _tuned(self, operation: KernelOperation) -> list[ProblemShape]:
-        """Those far from one another first, but what targets are about before that, and a single token before more."""
+        """Return an operator's shapes in the order in which they are tuned.
+
+        Shapes that the targets are about come first, with a single token before more tokens; the others follow, those
+        that differ most from one another first.
+        """
         if not self._rig.real:
             return list(operation.small(self._rig.policy)[:1])
         return sorted(
@@ -282,7 +311,9 @@ class KernelParts:
         )
 
     def _rank(self, operation: KernelOperation, shape: ProblemShape) -> int:
-        """Of `gpu_targets`. A rehearsal goes through all of them first."""
+        """Return the rank of a shape as `gpu_targets.rank` has it; 0 in a rehearsal, which goes through all of them
+        first.
+        """
         if not self._rig.real:
             return 0
         model = next(each for each in MODELS if each.name == FIRST_MODEL)
@@ -312,11 +343,11 @@ class KernelParts:
 
 
 def _answered(rows: Iterable[dict[str, Any]]) -> bool:
-    """Whatever the answer."""
+    """Return whether every task was answered, whatever the answer: no row has an error."""
     return not any("error" in row for row in rows)
 
 
 def _turn_about(groups: Iterable[Iterable[T]]) -> Iterator[T]:
-    """The first of each group, then the second of each, and so on."""
+    """Yield the first item of each group, then the second of each, and so on."""
     for round_ in itertools.zip_longest(*groups):
         yield from (each for each in round_ if each is not None)

@@ -1,4 +1,4 @@
-"""What the kernels are meant to reach on a GPU, and what of it a run has shown."""
+"""Targets for the kernels on a GPU, and how many of them the rows of a run reach."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ __all__ = ["TARGETS", "is_judged", "judge", "line", "rank"]
 
 Row = Mapping[str, Any]
 
-# Of int4 weights with their scales and zeros: gate and up as one, and down, from 7 billion parameters on.
+# Bytes of int4 weights with scales and zero points: reached by gate-and-up and by down from 7 billion parameters on.
 LARGE_BYTES = 30e6
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """what     in words
-    of       whether a row of the benchmark is concerned
-    value    of such a row; None where it has none, as without a peer
-    at_least what each of these rows must reach
+    """Target for some rows of the kernel benchmark.
+
+    what      the target in words
+    of        whether the target is about a row
+    value     figure of such a row; None if it has none, as a ratio without a peer
+    at_least  minimum that the figure of each of these rows must reach
     """
 
     what: str
@@ -66,14 +68,17 @@ TARGETS = (
 
 
 def is_judged(metric: str, workload: Mapping[str, Any]) -> bool:
-    """Whether a target is about such a case."""
+    """Return whether a target is about a case of the benchmark."""
     row = {"metric": metric, "workload": workload, "peer": "torch.matmul"}
     return any(target.of(row) for target in TARGETS)
 
 
 def rank(metric: str, workload: Mapping[str, Any], model: bool) -> int:
-    """What is measured first: 0, what is judged of that model, and large, of one token, or attention; 1, what else is
-    judged; 2, rest.
+    """Return the priority of a case: 0 comes first.
+
+    0  cases that a target is about, of a layer that the model has, and that are large, of one token, or attention
+    1  other cases that a target is about
+    2  all other cases
 
     model  whether the model that the goals are about has such a layer
     """
@@ -84,7 +89,9 @@ def rank(metric: str, workload: Mapping[str, Any], model: bool) -> int:
 
 
 def judge(rows: Sequence[Row], planned: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """For each target: how many cases, how many reach it, the least and whose. Not met unless all were measured.
+    """Return for each target the number of its cases, how many reach it, the lowest figure and its case.
+
+    A target is met only if all planned cases were measured and reach it.
 
     planned  metric and workload of every case there is
     """
@@ -115,7 +122,7 @@ def judge(rows: Sequence[Row], planned: Iterable[tuple[str, Mapping[str, Any]]])
 
 
 def line(judged: Mapping[str, Any]) -> str:
-    """For people."""
+    """Return a line of text about a judged target, for people to read."""
     if not judged["cases"]:
         return f"not measured: {judged['target']}, at least {judged['at_least']:g}"
     met = "met" if judged["met"] else "MISSED" if judged["least"] < judged["at_least"] else "met so far"

@@ -1,4 +1,4 @@
-"""How long a GPU has nothing to do between the steps of a decode: read from a profiler's trace."""
+"""Idle time of a GPU between the steps of a decode, read from a profiler's trace."""
 
 from __future__ import annotations
 
@@ -15,28 +15,32 @@ __all__ = ["figure", "idle_of", "on_device", "write_trimmed"]
 Event = Mapping[str, Any]
 
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_REHEARSED = ("cpu_op",)  # without a GPU there is nothing else to see
+_REHEARSED = ("cpu_op",)  # without a GPU the trace has nothing else
 _SHOWN_STEPS = 4
-_MOST_EVENTS = 5_000  # that are kept of a trace
+_MOST_EVENTS = 5_000  # maximum number of a trace's events that are kept
 _COLOURS = {"kernel": "#3b6ea5", "gpu_memcpy": "#d98e04", "gpu_memset": "#7a9e4b"}
 
 
 def on_device(trace: Mapping[str, Any], *, real: bool = True) -> list[Event]:
-    """What the device did, in order, of a trace as torch's profiler exports it; not `real`: what the CPU did."""
+    """Return the device's events, in order, of a trace as torch's profiler exports it.
+
+    real  False: return the CPU's events instead, for a rehearsal
+    """
     kinds = _DEVICE if real else _REHEARSED
     events = [each for each in trace["traceEvents"] if each.get("ph") == "X" and each.get("cat") in kinds]
     return sorted(events, key=lambda each: float(each["ts"]))
 
 
 def idle_of(events: Sequence[Event]) -> dict[str, Any]:
-    """Shares of the time from the first event's begin to the last one's end, in which the device did nothing.
+    """Return the shares of the time from the start of the first event to the end of the last in which the device was
+    idle.
 
-    between_steps  in gaps between different launches: the host was waited for. All that a graph does is one launch;
-                   a copy is one, and so is each kernel of a step that runs as it comes
-    within_graphs  in gaps between the kernels and copies of one graph
-    steps          graphs launched
+    between_steps  idle share in gaps between different launches, while the device waited for the host. All work of a
+                   CUDA graph is one launch; a copy is one, and so is each kernel of a step that runs without a graph
+    within_graphs  idle share in gaps between the kernels and copies of one graph
+    steps          number of graphs launched
 
-    Raises ValueError where the trace has nothing of a device.
+    Raises ValueError if the trace has no event of a device.
     """
     if not events:
         raise ValueError("the trace has no kernel: the profiler sees nothing of this device")
@@ -64,14 +68,14 @@ def idle_of(events: Sequence[Event]) -> dict[str, Any]:
 
 
 def write_trimmed(events: Sequence[Event], path: Path) -> None:
-    """A chrome trace of the device alone, gzipped: of so many events at most, those in the middle."""
+    """Write a gzipped Chrome trace of the device alone, with at most `_MOST_EVENTS` events from the middle."""
     first = max(0, (len(events) - _MOST_EVENTS) // 2)
     kept = events[first : first + _MOST_EVENTS]
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": [*kept]}).encode(), mtime=0))
 
 
 def figure(events: Sequence[Event], title: str) -> str:
-    """SVG: what the device did in some steps from the middle of the trace, along one line of time."""
+    """Return an SVG image of what the device did in a few steps from the middle of the trace, along one time axis."""
     shown = _some_steps(events)
     begin = float(shown[0]["ts"])
     end = max(float(each["ts"]) + float(each["dur"]) for each in shown)
@@ -97,7 +101,7 @@ def _of_one_graph(one: Event, other: Event) -> bool:
 
 
 def _graphs(events: Sequence[Event]) -> list[Any]:
-    """Launches of several kernels, in order."""
+    """Return the ids of launches that have several kernels, in order."""
     count = Counter(_launch(each) for each in events if each["cat"] == "kernel")
     return [launch for launch, kernels in count.items() if launch is not None and kernels > 1]
 

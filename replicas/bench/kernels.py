@@ -1,4 +1,4 @@
-"""`motley bench kernels`: every operator on every layer shape, as one report."""
+"""Benchmark `motley bench kernels`: every operator on every layer shape, as one report."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from .report import machine, row, versions
 __all__ = ["TOKENS", "gpu_cases", "rows_of", "run"]
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
-_CPU_CACHE = 64 * 2**20  # bytes: more than most CPUs' last level gives one core
-_MOST_CPU_COPIES = 512  # few rows are less than a cache even so, as they are in a step: what came before wrote them
-_ROWS = ("m", "t", "r")  # what an operator calls the tokens of a step, or the rows of logits
-# Numbers of rows that are an operator's, where not all are: of the logits of a step, and of those for many rows.
+_CPU_CACHE = 64 * 2**20  # bytes; more than one core's share of the last-level cache on most CPUs
+_MOST_CPU_COPIES = 512  # copies of few rows still fit in a cache, as they do in a step, which wrote them just before
+_ROWS = ("m", "t", "r")  # names of the size that counts a step's tokens or rows of logits
+# Numbers of rows for which an operator is launched, for those operators that are not launched for every number.
 _RANGES = {"sample": range(1, 257), "quantize_panels": range(9, 1 << 20), "w8a8_dequantize": range(256, 1 << 20)}
-_DECODED = 64  # tokens up to which they are of as many sequences, in attention; more are of one prompt
+_DECODED = 64  # attention: up to so many tokens belong to as many sequences; more belong to one prompt
 _CONTEXT, _MOST_KV = (
     2048,
     8,
-)  # tokens, and sequences up to which a CPU's have as many; more have a quarter, for their KV
-_LINEAR = {"linear": "int4", "linear_int8": "int8", "linear_dense": "dense"}  # operators of a CPU -> kinds of weights
-_BYTES = {"int4": 0.5, "int8": 1.0, "dense": 2.0}  # of a weight
+)  # tokens of context on a CPU, and sequences up to which each has it; more sequences have a quarter, to limit KV
+_LINEAR = {"linear": "int4", "linear_int8": "int8", "linear_dense": "dense"}  # a CPU's operators -> kinds of weights
+_BYTES = {"int4": 0.5, "int8": 1.0, "dense": 2.0}  # bytes of one weight
 
 Case = tuple[str, Callable[[], OperationMeasurement]]
 Progress = Callable[[str, int, int], None]
@@ -61,16 +61,18 @@ def run(
     progress: Progress = lambda what, begun, total: None,
     enough: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """`ops`: names of operators, all if empty. `enough` is asked before each measurement and ends the run.
+    """Measure the operators and return a report.
 
-    What is wrong, or fails, is among "failed" and costs itself alone; what the device's memory has no room for is
-    among "skipped", and is no fault.
+    Operators that fail or give wrong results are listed in "failed" and affect no others; those that the device has no
+    memory for are listed in "skipped", and that is no failure.
 
-    tokens  rows of activations; None: `TOKENS`. Of attention up to 64 the batches of decode, more the new tokens of a
-            prefill
-    enough  is also asked before each copy of the inputs
+    models  names of models whose layer shapes are measured
+    tokens  numbers of rows of activations; None: `TOKENS`. For attention, up to 64 are batch sizes of decode, and more
+            are the new tokens of a prefill
+    ops     names of operators; all if empty
+    enough  called before each measurement and each copy of the inputs; the run ends once it returns True
 
-    Raises ValueError for a model or an operator that is not known, or has nothing for these tokens.
+    Raises ValueError for an unknown model or operator, or an operator that has nothing to measure for these tokens.
     """
     known = {model.name: model for model in MODELS}
     if unknown := [name for name in models if name not in known]:
@@ -106,7 +108,7 @@ def run(
     about = {**machine(), "threads": torch.get_num_threads(), **memory.to_json()}
     if chosen.type == "cuda":
         about["gpu"] = torch.cuda.get_device_name(chosen)
-    left_out = [name for name, _ in cases[reached:]]  # the time was over
+    left_out = [name for name, _ in cases[reached:]]  # for lack of time
     found: dict[str, Any] = {"bench": "kernels", "machine": about, "versions": versions("torch", "triton")}
     found |= {"complete": not left_out and not failed, "left_out": left_out, "failed": failed, "skipped": skipped}
     return found | {"rows": rows}
@@ -118,7 +120,10 @@ def _on_cpu(
     ops: Collection[str],
     enough: Callable[[], bool] = lambda: False,
 ) -> list[Case]:
-    """Few rows of all models before more of any: a run that is cut has decode of all."""
+    """Return the cases for a CPU: few rows of all models before more rows of any.
+
+    So a run that is cut short has measured decode of all models.
+    """
     known = (*_LINEAR, "attention", "attention_prefill", *cpu_problems.POINTWISE)
     wanted = ops or known
     if unknown := [name for name in wanted if name not in known]:
@@ -156,7 +161,7 @@ def _on_cpu(
 
 
 def _contexts(batch: int) -> tuple[int, ...]:
-    """Of a decode on a CPU."""
+    """Return the context lengths of a decode on a CPU for a batch size."""
     short = _CONTEXT // 4
     return (_CONTEXT,) if batch < _MOST_KV else (_CONTEXT, short) if batch == _MOST_KV else (short,)
 
@@ -166,7 +171,9 @@ def _named(model: ModelShape, name: str, batch: int, context: int, new: int) -> 
 
 
 def _copies(num_bytes: int) -> int:
-    """Of inputs of that size, so many that each has left the cache before its turn comes again: twice that cache."""
+    """Return how many copies of inputs are used in turn, so that together they take twice the cache and each has left
+    it.
+    """
     return min(_MOST_CPU_COPIES, max(2, -(-2 * _CPU_CACHE // num_bytes)))
 
 
@@ -176,7 +183,10 @@ Made = tuple[ProblemShape, KernelProblem]
 def _on_this_cpu(
     name: str, make: Callable[[Ops, int], Made], num_bytes: int, enough: Callable[[], bool]
 ) -> OperationMeasurement:
-    """make: from operators and a seed a problem that moves so many bytes."""
+    """Measure an operator on this CPU.
+
+    make  makes a problem, which moves `num_bytes` bytes, from the operators and a seed
+    """
     ops = ops_for_device("cpu", torch.bfloat16)
     made = make_within_budget(lambda seed: make(ops, seed), _copies(num_bytes), enough)
     problems = [problem for _, problem in made]
@@ -237,12 +247,16 @@ def gpu_cases(
     *,
     all_batches: bool = False,
 ) -> list[tuple[str, KernelOperation, ProblemShape]]:
-    """int4 layers by the kernel that would be launched; the other operators at the sizes they are tuned for.
+    """Return name, operator and shape of each case for a GPU.
 
-    tokens       None: `TOKENS`, of every operator those that it is launched for; of attention what it is tuned for
-    all_batches  of attention, too, `TOKENS` as batches and new tokens
+    int4 layers are measured with the kernel that would be launched, the other operators at the sizes they are tuned
+    for.
 
-    Raises ValueError for an operator that is not known, and for one that has no shape of these models and tokens.
+    tokens       numbers of rows; None: those of `TOKENS` that an operator is launched for, and for attention its tuned
+                 sizes
+    all_batches  also measure attention with `TOKENS` as batch sizes and as new tokens
+
+    Raises ValueError for an unknown operator, or one that has no shape with these models and tokens.
     """
     if unknown := [name for name in ops if name not in {each.name for each in OPERATIONS} | {"w4a16"}]:
         raise ValueError(f"op {unknown[0]}: expected w4a16 or some of {', '.join(each.name for each in OPERATIONS)}")
@@ -271,9 +285,10 @@ def _asked_for(
     tokens: Sequence[int] | None,
     all_batches: bool,
 ) -> tuple[ProblemShape, ...]:
-    """Of the shapes it is tuned for those of these models; as many rows as are asked for, where rows are all it has.
+    """Return an operator's tuned shapes that belong to these models, with the requested numbers of rows if rows are its
+    size.
 
-    Those of no model, such as attention with heads of 80, go with all models together.
+    Shapes of no model, such as attention with heads of 80, are included if all models are.
     """
     everything = set(MODELS) <= set(models)
     of_models = [
@@ -293,7 +308,10 @@ def _asked_for(
 def _of_batches(
     operation: KernelOperation, of_models: Sequence[ProblemShape], tokens: Sequence[int], found: Sequence[ProblemShape]
 ) -> Iterator[ProblemShape]:
-    """Of attention with batches or new tokens that it is not tuned for: such as those with the same context have it."""
+    """Yield attention shapes for batch sizes or new tokens that are not tuned for.
+
+    They are like the tuned shapes of the same context.
+    """
     prefill = operation.name == "attention_prefill"
     size, known = "new" if prefill else "batch", {shape.get("new", shape["batch"]) for shape in found}
     numbers = [m for m in tokens if m not in known and (m > _DECODED) is prefill]
@@ -308,10 +326,12 @@ def _names(models: Sequence[ModelShape]) -> str:
 
 
 def rows_of(name: str, found: OperationMeasurement, bandwidth: float, *, real: bool = True) -> Iterator[dict[str, Any]]:
-    """A row for each peer, or one without; a wrong result has no time.
+    """Yield a row for each peer, or one row without a peer.
 
-    bandwidth  of a `MemorySpeed`
-    real       else it is no measurement
+    bandwidth  measured memory bandwidth, in bytes per second
+    real       False: mark the rows as a rehearsal, which is no measurement
+
+    Raises AssertionError if the result is wrong.
     """
     if not found.error <= 1:
         raise AssertionError(f"{found.op} {found.shape.key}: off by {found.error:.3g} times what rounding explains")

@@ -1,4 +1,4 @@
-"""`motley bench kv`: what KV in int8 costs in quality, and what it gives in memory and speed, beside the usual KV."""
+"""Benchmark `motley bench kv`: what int8 KV costs in quality, and gains in memory and speed, beside unquantized KV."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..protocol import BLOCK_TOKENS
 from .report import machine, row, versions
 from .side_motley import MotleySide
 
-Progress = Callable[[str, int, int], None]  # what is being done, steps begun, steps in all
+Progress = Callable[[str, int, int], None]  # name of the current step, number of steps begun, total number of steps
 
 __all__ = ["run"]
 
-DTYPES = ("float32", "bfloat16")  # of a CPU's activations; a GPU has one of its own
-WINDOW = 512  # tokens of the text that are read at once
-_KV_BYTES = 1 << 30  # of each side
-_STEPS = 8  # of one side before it is the other's turn
+DTYPES = ("float32", "bfloat16")  # dtypes of activations on a CPU; a GPU's policy chooses its own
+WINDOW = 512  # tokens of the text that are computed at once
+_KV_BYTES = 1 << 30  # KV memory of each side
+_STEPS = 8  # decode steps of one side before the other side has its turn
 
 
 def run(
@@ -42,14 +42,14 @@ def run(
     threads: int | None = None,
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
-    """Measure and report; both sides in one process, taking turns.
+    """Run the benchmark and return its report; both sides are in one process and take turns.
 
-    path      folder of a checkpoint with a tokenizer
-    text      that the model has not read; of it so many `tokens`, in windows of 512
-    dtypes    of activations; None: float32 and bfloat16 on a CPU, a GPU's own
-    batches, contexts   sequences that decode together, each with so many tokens in KV: every pair is measured
+    path               folder of a checkpoint with a tokenizer
+    text               text that the model was not trained on; its first `tokens` tokens are used, in windows of 512
+    dtypes             dtypes of activations; None: float32 and bfloat16 on a CPU, the GPU's own on a GPU
+    batches, contexts  numbers of sequences that decode together, and tokens of each in KV: every pair is measured
 
-    Raises ValueError for what does not fit the model, CheckpointError, InvalidRequest.
+    Raises ValueError for sizes that do not fit the model, CheckpointError, InvalidRequest.
     """
     wanted = list(dtypes or (DTYPES if device == "cpu" else ("auto",)))
     before = machine()
@@ -82,7 +82,7 @@ def run(
 
 
 class _Sides:
-    """One model twice: with KV in int8, and with KV as its activations are."""
+    """One model loaded twice: with KV in int8, and with KV in the dtype of its activations."""
 
     def __init__(self, path: Path, config: EngineConfig) -> None:
         self.int8, self.plain = MotleySide(path, replace(config, kv_dtype="int8")), MotleySide(path, config)
@@ -90,24 +90,26 @@ class _Sides:
         self.name, self.dtype, self.peer = info.name, info.dtype, f"KV in {info.dtype}"
 
     def check(self, batches: Sequence[int], contexts: Sequence[int], output_tokens: int) -> None:
-        """Raises ValueError for sequences that do not fit."""
+        """Raise ValueError unless sequences of these lengths and numbers fit both sides."""
         for built in (self.int8.built, self.plain.built):
             longest, room = built.core.limits.max_model_len, built.profile.kv_blocks_total
             each = max(contexts) + output_tokens + _STEPS + 2
             if each > longest:
-                raise ValueError(f"context: {max(contexts)} and {output_tokens} more; the model has {longest} tokens")
+                raise ValueError(
+                    f"context: {max(contexts)} and {output_tokens} more tokens exceed the model's {longest}"
+                )
             if max(batches) * -(-each // BLOCK_TOKENS) > room:
-                raise ValueError(f"batch: {max(batches)} sequences of {each} tokens; expected {room} blocks at most")
+                raise ValueError(f"batch: {max(batches)} sequences of {each} tokens do not fit into {room} KV blocks")
 
 
 def _quality(sides: _Sides, text: str, tokens: int) -> list[dict[str, Any]]:
-    """Of the same tokens, read by both: how far the distributions of the next token are from each other."""
+    """Return rows on how far the two sides' distributions of the next token are apart, over the same text."""
     tokenizer = sides.plain.built.tokenizer
     if tokenizer is None:
         raise ValueError("text: the model has no tokenizer")
     ids = tokenizer.encode(text)[: tokens + 1]
     if len(ids) < 2:
-        raise ValueError("text: there is nothing to predict in it")
+        raise ValueError("text: there is nothing to predict in it, since it has fewer than two tokens")
     window = min(WINDOW, sides.plain.built.core.limits.max_model_len - 1)
     divergence, same, losses = 0.0, 0, {"plain": 0.0, "int8": 0.0}
     for piece in _windows(ids, window):
@@ -128,13 +130,16 @@ def _quality(sides: _Sides, text: str, tokens: int) -> list[dict[str, Any]]:
 
 
 def _windows(ids: Sequence[int], length: int) -> Iterator[tuple[int, ...]]:
-    """Pieces of up to `length` + 1 that share one token: all but the first are predicted, once."""
+    """Yield pieces of up to `length` + 1 tokens of which each begins with the last token of the one before.
+
+    So every token but the first is predicted exactly once.
+    """
     for at in range(0, len(ids) - 1, length):
         yield tuple(ids[at : at + length + 1])
 
 
 def _logprobs(built: BuiltEngine, ids: tuple[int, ...]) -> torch.Tensor:
-    """fp64 [T, vocabulary]."""
+    """Return the log-probabilities of the next token, fp64 [T, vocabulary]."""
     return F.log_softmax(built.logits(ids).double(), dim=-1)
 
 

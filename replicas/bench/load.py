@@ -1,15 +1,19 @@
-"""`motley bench load`: from a process's start to its first token, and how fast a checkpoint is read.
+"""Benchmark `motley bench load`: time from the start of a process to its first token, and rate at which a checkpoint is
+read.
 
-Every sample is a process of its own. Cold: the files' pages are dropped from the page cache two seconds before, as far
-as `posix_fadvise` does (what a virtual machine's host has in its memory stays there); reads are measured at once after
-that too, into the very memory that was dropped, which the host has not taken back. Python's own files are always warm,
-and compiled as those of an installation are: Motley's own take a fifth of torch's import to compile. A first start
-finds an empty cache of repacked weights and of rates, as a user's does, and is ended before it fills that; one on a new
-machine finds no compiled kernels of the CPU either. Ready is what has run once and knows how fast it is, as a replica
-does before it takes requests. In a process that waited, the start of a replica finds all imported, as a service keeps
-one on each node. What reads as a start does has its memory as a start has it, taken while torch is imported; the plain
-reader has one small buffer. Contents are known, and not hashed again, of files that a start has read before and nobody
-has touched since: so a start reads them that finds nothing kept, as of another division.
+Every sample is a process of its own. "Cold" means that the files' pages were dropped from the page cache two seconds
+before, as far as `posix_fadvise` does that (what a virtual machine's host has in its memory stays there). Reads are
+also measured immediately after dropping, into the very memory that was freed, which the host has not yet taken back.
+Python's own files are always warm and compiled, as those of an installation are: compiling Motley's own takes a fifth
+of the time of torch's import.
+
+A first start finds empty caches of repacked weights and of measured rates, as a new user's does, and is ended before it
+fills them; a start on a new machine finds no compiled CPU kernels either. A process is ready when the engine has run
+once and knows how fast it is, as a replica does before it takes requests. In a process that waited, everything is
+imported before the start, as in the process that a service keeps waiting on each node. Motley's reader gets its memory
+as in a start, while torch is imported; the plain reader has one small buffer. The contents of files that an earlier
+start has read and that have not changed since are known and not hashed again: a start reads them this way if it finds
+nothing repacked, for example because the model is divided differently.
 """
 
 from __future__ import annotations
@@ -39,14 +43,14 @@ Progress = Callable[[str], None]
 
 CHILD = "motley.replicas.bench.load_child"
 _STATES = ("cold", "warm")
-_DROPPED = "just dropped"  # and read at once
+_DROPPED = "just dropped"  # the files are read immediately after their pages are dropped
 _STARTS = ("first start", "second start")
-_LIMIT_S = 600.0  # of a process
-# From when pages were dropped: until then the system hands out the same memory again, which a virtual machine's host
-# still has for it. Measured: one reader got 4.2 GB/s half a second after, and 1.6 a second after and later.
+_LIMIT_S = 600.0  # time limit of a process
+# Seconds to wait after pages were dropped. Sooner the system hands out the same memory again, which a virtual machine's
+# host still provides. Measured: one reader got 4.2 GB/s half a second after, and 1.6 GB/s a second after and later.
 _SETTLE_S = 2.0
 _READERS = {"raw": "one reader", "hashed": "ours", "read": "ours, contents known", "safetensors": "load_file"}
-# Of each reader in a turn: a disk's rate differs more from one second to the next than a start's time.
+# Reads by each reader in a turn: a disk's rate varies more from second to second than the time of a start.
 _READS = len(_READERS)
 _MOMENTS = ("imported", "loaded", "first token", "ready")
 _METRICS = {
@@ -57,7 +61,7 @@ _METRICS = {
 }
 _OF_WAITED = "readiness, as of a replica, in a process that waited"
 _NEW = "our start on a new machine, which compiles the CPU's kernels"
-_COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}  # of a checkout too, whatever this process was told
+_COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}  # lets a checkout keep byte code too
 
 Samples = dict[tuple[str, ...], list[float]]
 
@@ -72,11 +76,13 @@ def run(
     folder: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Checkpoints of random weights are written to `folder` (None: the system's for temporary files), and go again.
+    """Run the benchmark and return its report.
 
-    device: "cpu", or a GPU, "cuda[:i]", whose libraries and context are part of every start.
+    device  "cpu", or a GPU, "cuda[:i]", whose libraries and context are part of every start
+    folder  where checkpoints of random weights are written and deleted again; None: the system's temporary folder
 
-    Raises ValueError for a shape or a format that is not known, EngineFault with the last words of a process.
+    Raises ValueError for an unknown shape or format, EngineFault with the end of a process's stderr if the process
+    ends.
     """
     check(shape, formats)
     before = {**machine(), **({} if device == "cpu" else about_device(device))}
@@ -102,23 +108,26 @@ def run(
 
 
 class _Bench:
-    """Of one checkpoint, whose cache of repacked weights is `cache`."""
+    """Measurements of one checkpoint, whose cache of repacked weights is the folder `cache`."""
 
     def __init__(self, checkpoint: Path, cache: Path, threads: int, device: str, progress: Progress) -> None:
         self._checkpoint, self._cache, self._threads, self._progress = checkpoint, cache, threads, progress
         self._device = device
         self._samples: Samples = defaultdict(list)
         self._kept: set[Path] = set()
-        self._left = 0.0  # most of a file that was still in the page cache when it was to be cold
-        # What transformers reads GPTQ with is another package, which is not at hand.
+        self._left = 0.0  # largest share of a file that stayed in the page cache when it should be cold
+        # Only in bf16: to read GPTQ, transformers needs another package, which is not installed.
         self._peers = ["transformers"] if checkpoint.name == "bf16" and find_spec("transformers") else []
 
     def prepare(self) -> None:
-        """A start whose time does not count leaves byte code, the weights that it has repacked and its rates."""
+        """Start once without measuring, to fill the caches of byte code, repacked weights and measured rates.
+
+        Raises EngineFault if the start has cached no weights although they are large enough to be cached.
+        """
         self._answer("second start", "ready")
         self._kept = self._entries()
-        if not self._kept and self._size() >= LEAST_BYTES:  # else nobody keeps anything of it
-            raise EngineFault(f"a start has kept nothing in {self._cache}: is there room on its disk?")
+        if not self._kept and self._size() >= LEAST_BYTES:  # a smaller checkpoint is not cached
+            raise EngineFault(f"a start has cached no weights in {self._cache}; check that its disk has enough space")
 
     def _size(self) -> int:
         return sum(path.stat().st_size for path in self._checkpoint.glob("*.safetensors"))
@@ -127,7 +136,10 @@ class _Bench:
         return set(self._cache.rglob("*.safetensors"))
 
     def turn(self, said: str, number: int) -> None:
-        """Every side once cold and once warm. Who reads first changes: a disk may give more after a rest."""
+        """Measure every side once cold and once warm.
+
+        The reader that is first changes from turn to turn, since a disk may be faster after a pause.
+        """
         for state in (_DROPPED, *_STATES):
             for read in range(_READS * number, _READS * (number + 1)):
                 first = read % len(_READERS)
@@ -158,8 +170,8 @@ class _Bench:
                 self._samples[_OF_WAITED, side, state].append(self._answer(side, "waited", state=state)["ready"])
 
     def rows(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
-        if self._entries() != self._kept:  # else it would be a first start that counts as a second
-            raise EngineFault(f"a second start did not find what was kept: {self._cache} has other files than at first")
+        if self._entries() != self._kept:  # otherwise a first start would be counted as a second
+            raise EngineFault(f"a second start did not find the cached weights: files in {self._cache} have changed")
         size = self._size()
         kept = sum(path.stat().st_size for path in self._kept)
         found = []
@@ -223,7 +235,7 @@ class _Bench:
         return [loaded - imported for imported, loaded in both]
 
     def _make(self, state: str) -> None:
-        """The files in the page cache, or out of it."""
+        """Bring the files into the page cache (state warm), or drop them from it."""
         for path in [*self._checkpoint.glob("*.safetensors"), *self._cache.rglob("*.safetensors")]:
             if state != "warm":
                 self._left = max(self._left, drop(path))
@@ -237,9 +249,10 @@ class _Bench:
     def _answer(
         self, *asked: str, state: str | None = None, environment: Mapping[str, str] = _COMPILED
     ) -> dict[str, Any]:
-        """Seconds from the process's start, as this one sees it; of one that waited, since it was asked.
+        """Run a process and return its answer, with times in seconds from its start, or from the request to one that
+        waited.
 
-        state: what the page cache becomes before one that waits is asked
+        state  state that the page cache is brought to before a process that waits is told to go on
         """
         began = _now()
         with Child(
@@ -260,7 +273,7 @@ class _Bench:
 
 
 def drop(path: Path) -> float:
-    """Drop a file's pages from the page cache; the share of them that is still there."""
+    """Drop a file's pages from the page cache; return the share of them that is still there."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -270,5 +283,5 @@ def drop(path: Path) -> float:
 
 
 def _now() -> float:
-    """Seconds by a clock that all processes of this machine share."""
+    """Return the seconds of a clock that all processes of this machine share."""
     return time.monotonic()

@@ -1,6 +1,7 @@
-"""One start for `motley bench load`: `python -m …load_child CHECKPOINT CACHE THREADS DEVICE WHAT [HOW]`.
+"""Process of one start for `motley bench load`: `python -m …load_child CHECKPOINT CACHE THREADS DEVICE WHAT [HOW]`.
 
-Answers with one line: monotonic times of what it came to, and its peak memory; or bytes and seconds of reading.
+It answers with one line: the monotonic times of the moments that it reached, and its peak memory; or, if it only reads,
+bytes and seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def main(checkpoint: Path, cache: Path, threads: int, device: str, what: str, ho
 
 
 def _motley(checkpoint: Path, cache: Path, threads: int, device: str, what: str, *, as_replica: bool) -> dict[str, Any]:
-    """as_replica: it has run once and knows how fast it is before it is asked for anything."""
+    """Start Motley's engine, compute one token, and return the times.
+
+    as_replica  run the engine once and measure how fast it is before the first request, as a replica does
+    """
     from ..collector import paused
     from ..early import ask_early
     from ..engine_config import EngineConfig
@@ -67,20 +71,22 @@ def _motley(checkpoint: Path, cache: Path, threads: int, device: str, what: str,
     times["first token"] = time.monotonic()
     built.close()
     for thread in threading.enumerate():
-        if thread.name == WRITER and what == "second start":  # whoever asked ends this process with its answer
+        if thread.name == WRITER and what == "second start":  # the parent ends this process once it has the answer
             thread.join()
     return times
 
 
 def _wait() -> None:
-    """With all imported that a replica imports, until it is wanted."""
+    """Import all that a replica imports, then wait for the parent."""
     from .. import build, worker  # noqa: F401
 
     _told()
 
 
 def _told() -> None:
-    """Until whoever asked says so, who makes the page cache what it shall be."""
+    """Report that this process waits, and return once the parent, which prepares the page cache meanwhile, says to go
+    on.
+    """
     answer({"waits": True})
     sys.stdin.readline()
 
@@ -106,7 +112,7 @@ def _read(checkpoint: Path, reader: str, threads: int) -> dict[str, Any]:
     files = sorted(checkpoint.glob("*.safetensors"))
     size = sum(path.stat().st_size for path in files)
     if reader == "raw":
-        # Of whole pages: into memory that begins some bytes after one, AMD's cores copy at a fifth of the rate.
+        # A buffer aligned to pages: into memory that is not, AMD's cores copy at a fifth of the rate.
         buffer = mmap.mmap(-1, _BLOCK)
         _told()
         began = time.perf_counter()
@@ -128,12 +134,12 @@ def _read(checkpoint: Path, reader: str, threads: int) -> dict[str, Any]:
 
         _told()
         began = time.perf_counter()
-        ask(files)  # as in a start, which does so before it imports torch
+        ask(files)  # a start does this before it imports torch
         tensors = inspect_checkpoint(checkpoint).tensors
         order = sorted(tensors, key=lambda name: (tensors[name][0], tensors[name][1].begin))
         weights = Reader(tensors, order, digests=reader == "hashed", whole=True)
 
-        def touched(names: Sequence[str]) -> None:  # and left, as when they have been repacked
+        def touched(names: Sequence[str]) -> None:  # then released, as after repacking
             for name in names:
                 weights.whole(name, kept=name == EMBEDDING)
 

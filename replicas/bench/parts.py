@@ -1,4 +1,6 @@
-"""A measurement of several parts within one time: each has its share and its file, and none stops the others."""
+"""Benchmark of several parts within one time limit: each has its share and its file, and a failed part stops no
+other.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,17 @@ __all__ = ["ARCHIVE", "Part", "Parts", "Stage", "archived"]
 ARCHIVE = "everything.tar.gz"
 
 SAVE_S = 5.0
-_FINISH = 0.96  # of the time: what is begun by then may end
+_FINISH = 0.96  # share of the time by which parts should end; what has begun by then may finish
 _TRACE_CHARS = 4000
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A turn of a part. weight: in the time. first: only what comes first in that part."""
+    """One turn of a part.
+
+    weight  share of the time, relative to the other stages' weights
+    first   True: the turn does only the most important work of the part
+    """
 
     part: str
     weight: float
@@ -32,7 +38,11 @@ class Stage:
 
 
 class Part:
-    """fields: what is written into its file, now and then. left: seconds until the time of its turn is over."""
+    """Part of a benchmark that is running, and its file of results.
+
+    until   monotonic time at which its turn is over
+    fields  results, which are written to the file from time to time
+    """
 
     def __init__(self, path: Path, until: float, common: Mapping[str, Any]) -> None:
         self.fields: dict[str, Any] = {**common, "complete": False, "seconds": 0.0}
@@ -43,12 +53,12 @@ class Part:
         self.save()
 
     def turn(self, until: float) -> None:
-        """Another one, after a pause that is not counted."""
+        """Begin another turn, until the monotonic time `until`; the pause before it is not counted."""
         self._spent = self.fields["seconds"]
         self._began, self._until = time.monotonic(), until
 
     def left(self, share: float = 1.0) -> float:
-        """Seconds up to a share of what this turn had when it began."""
+        """Return the seconds until a share of the turn's time is over."""
         return self._began + share * (self._until - self._began) - time.monotonic()
 
     @property
@@ -62,18 +72,20 @@ class Part:
             self._path.write_text(json.dumps(self.fields, indent=1) + "\n")
 
 
-Work = Callable[[Part, bool], bool]  # the part, whether only what comes first -> whether all was right
+Work = Callable[[Part, bool], bool]  # (part, whether only its most important work) -> whether all was right
 
 
 class Parts:
-    """Runs stages one after the other. One that ends early leaves its rest to the next, and what one takes beyond its
-    time is taken from all that follow, each by its weight: no turn ends later than the whole may.
+    """Runner of stages, one after the other, within one time limit.
 
-    When all had their turn, what time is left is for parts that were cut ("unreached" among their fields): each in
-    turn, all of it. What a part left out for want of memory ("skipped") is told, and is no fault.
+    A stage that ends early leaves its time to the next. Time that a stage takes beyond its share is taken from all
+    later ones by weight, so that no turn ends later than the limit allows.
 
-    common   in each part's file
-    told     part -> how it went: what summary.json has
+    When all stages had their turn, the time that is left goes to parts that were cut off ("unreached" in their fields),
+    to each in turn all of it. What a part skipped for lack of memory ("skipped") is reported, and is no failure.
+
+    common  fields that each part's file begins with
+    told    results of each part by name, as summary.json has them
     """
 
     def __init__(self, out: Path, seconds: float, stages: Sequence[Stage], common: Mapping[str, Any]) -> None:
@@ -85,7 +97,10 @@ class Parts:
         self.told: dict[str, dict[str, Any]] = {}
 
     def run(self, works: Mapping[str, Work]) -> bool:
-        """Whether all was right; what one raises is kept in its file, and it has no further turn."""
+        """Run all stages; return whether all was right.
+
+        An exception of a part is recorded in its file, and the part has no further turn.
+        """
         reached, total, end = 0.0, sum(stage.weight for stage in self._stages), self._began + _FINISH * self._seconds
         for stage in self._stages:
             now, rest = time.monotonic(), total - reached
@@ -108,7 +123,7 @@ class Parts:
         print(f"{name}, {part.left():.0f} s", file=sys.stderr, flush=True)
         try:
             right = work(part, first)
-        except Exception as error:  # noqa: BLE001  whatever it is, the other parts are worth having
+        except Exception as error:  # noqa: BLE001  whatever is raised, the other parts should run
             right = False
             part.fields |= {"complete": False, "error": f"{type(error).__name__}: {error}"[:500]}
             part.fields |= {"traceback": traceback.format_exc()[-_TRACE_CHARS:]}
@@ -129,7 +144,7 @@ class Parts:
         archived(self._out)
 
     def lines(self) -> list[str]:
-        """For people: a line for each part."""
+        """Return a line of text about each part, for people to read."""
         lines = []
         for name, told in self.told.items():
             how = "right" if told["right"] else "FAILED"
@@ -141,7 +156,10 @@ class Parts:
 
 
 def archived(out: Path) -> Path:
-    """All that is in the folder, as one file in it. Never half of it: it takes the place of the one before."""
+    """Archive the folder's files as one file in the folder, and return its path.
+
+    The new archive replaces an older one at once, so that it is never incomplete.
+    """
     path, new = out / ARCHIVE, out / f"{ARCHIVE}.new"
     with tarfile.open(new, "w:gz") as archive:
         for each in sorted(out.iterdir()):

@@ -1,4 +1,4 @@
-"""Handles on the processes that hold the sides of a comparison."""
+"""Handles on the processes that run the sides of a comparison."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ PEERS = tuple(name for name in NEEDED_PACKAGES if name != "motley")
 
 
 class SideFailed(RuntimeError):
-    """A side ended or refused; the message has the end of what it said."""
+    """Error: a side of the comparison ended or refused to start. The message holds the end of its stderr."""
 
 
 def is_installed(name: str) -> bool:
-    """Whether a peer can be started here. Raises ValueError for an unknown one."""
+    """Return whether a peer's packages are installed. Raises ValueError for an unknown peer."""
     if name not in NEEDED_PACKAGES:
         raise ValueError(f"peer: {name!r} is not known; expected {' or '.join(PEERS)}")
     return all(find_spec(package) is not None for package in NEEDED_PACKAGES[name])
 
 
 class SideProcess:
-    """A side in its own process, started at once. A context manager: leaving it ends the process."""
+    """Process of one side, started at once, as a context manager: leaving it ends the process."""
 
     def __init__(self, name: str, folder: Path, threads: int) -> None:
         self.name = name
@@ -36,7 +36,7 @@ class SideProcess:
         return self
 
     def wait_until_loaded(self) -> None:
-        """Raises SideFailed."""
+        """Wait until the side has loaded its model, and store its description. Raises SideFailed."""
         self.description = self._answer()
 
     def __exit__(
@@ -45,7 +45,7 @@ class SideProcess:
         self._child.__exit__(kind, error, trace)
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """Call a method of the side. Raises SideFailed."""
+        """Call the method `do` of the side and return its result. Raises SideFailed."""
         self._child.write({"do": do, **arguments})
         return self._answer()
 

@@ -1,4 +1,6 @@
-"""Models of a known shape whose random int4 weights are made where they stay: no file, and no copy on the host."""
+"""Models of a known shape with random int4 weights, which are made on their device: no file, and no copy on the
+host.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,10 @@ from .shapes import GROUP_SIZE, SCALE
 
 __all__ = ["CONFIGS", "REHEARSAL", "config_of", "random_model"]
 
-_DEVIATION = 0.02  # of what is not quantized
+_DEVIATION = 0.02  # standard deviation of unquantized weights
 _ZEROS = 0x77777777  # eight symmetric zero points as GPTQ v1 stores them, one less
 
-# config.json of the models on Hugging Face, as far as it counts.
+# Those fields of the models' config.json on Hugging Face that matter here.
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2.5-7b": {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18_944,
@@ -47,7 +49,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }  # fmt: skip
-# The least that the kernels take: for a rehearsal on a CPU.
+# The smallest model that the kernels accept, for a rehearsal on a CPU.
 REHEARSAL: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 128, "intermediate_size": 128,
     "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 512,
@@ -56,7 +58,10 @@ REHEARSAL: dict[str, Any] = {
 
 
 def config_of(name: str) -> dict[str, Any]:
-    """As transformers and our own reader take it; "rehearsal" is known as well. Raises ValueError."""
+    """Return the config.json of a shape in CONFIGS, or of "rehearsal", for transformers and for Motley's own reader.
+
+    Raises ValueError for an unknown name.
+    """
     found = REHEARSAL if name == "rehearsal" else CONFIGS.get(name)
     if found is None:
         raise ValueError(f"shape: {name!r} is not known; expected {' or '.join(CONFIGS)}")
@@ -64,7 +69,10 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 def random_model(name: str, ops: Ops) -> LoadedModel:
-    """On the device of `ops`, always with the same values. Raises ValueError for a name that is not known."""
+    """Return a model of random weights on the device of `ops`; a shape's weights are always the same.
+
+    Raises ValueError for an unknown name.
+    """
     config = read_config(Fields(config_of(name), "config.json"))
     format = GPTQ(bits=4, group_size=GROUP_SIZE)
     weights = _RandomWeights(config, format, ops.device)
@@ -75,7 +83,7 @@ def random_model(name: str, ops: Ops) -> LoadedModel:
 
 
 class _RandomWeights(Weights):
-    """Each tensor is made when it is taken: never more than a layer is there twice."""
+    """Weights that are made when they are taken, so that at most one layer exists twice at a time."""
 
     def __init__(self, config: ModelConfig, format: GPTQ, device: torch.device) -> None:
         super().__init__(_infos(decoder_layout(config, format)), device)

@@ -1,4 +1,4 @@
-"""The one form in which measurements are reported: machine, versions, rows (see `row`)."""
+"""Common form of all benchmark reports: machine, versions, and rows (see `row`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOT_INSTALLED = "not installed"
 
 
 def machine() -> dict[str, Any]:
-    """CPU, cores that this process may use, memory, and how busy the machine is."""
+    """Return the CPU, the number of cores that this process may use, the memory, and how busy the machine is."""
     return {
         "cpu": cpu_name(),
         "cores": usable_cores(),
@@ -26,7 +26,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Installed versions of packages, and Python's."""
+    """Return the installed versions of packages, and Python's."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -46,7 +46,7 @@ def row(
     peer_samples: Sequence[float] | None = None,
     higher_is_better: bool = True,
 ) -> dict[str, Any]:
-    """One measured row: value is the median, ratio above 1 means Motley is better.
+    """Return one row of a report: `value` is the median of the samples; a `ratio` above 1 means that Motley is better.
 
     A peer without samples is one that is not installed.
     """
@@ -64,7 +64,7 @@ def row(
 
 
 def quantile(samples: Sequence[float], share: float) -> float:
-    """The sample below which `share` of the others lie, interpolated."""
+    """Return the quantile of the samples at `share`, from 0 to 1, interpolated."""
     ordered = sorted(samples)
     at = share * (len(ordered) - 1)
     low = int(at)
@@ -73,7 +73,7 @@ def quantile(samples: Sequence[float], share: float) -> float:
 
 
 def table(report: dict[str, Any]) -> str:
-    """The rows as aligned text."""
+    """Return a report's rows as a table of aligned text."""
     lines = [("metric", "workload", "motley", "p20 .. p80", "peer", "peer's", "ratio")]
     for each in report["rows"]:
         workload = " ".join(f"{key}={value}" for key, value in each["workload"].items())

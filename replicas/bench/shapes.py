@@ -1,4 +1,4 @@
-"""Checkpoints of a known shape with random weights: what a model computes does not matter for its speed."""
+"""Checkpoints of known shapes with random weights: the values do not matter for a model's speed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCALE = 0.0043  # uniform codes then have a standard deviation of about 0.02
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A Qwen2 model's sizes; the head is tied to the embedding."""
+    """Sizes of a Qwen2 model, whose head is tied to the embedding."""
 
     hidden_size: int
     intermediate_size: int
@@ -33,7 +33,7 @@ class Shape:
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """One layer's linears by name: (outputs, inputs)."""
+        """Linear layers of one decoder layer by name: (outputs, inputs)."""
         hidden, inner, kv = self.hidden_size, self.intermediate_size, self.num_key_value_heads * self.head_dim
         return {
             "self_attn.q_proj": (hidden, hidden),
@@ -47,7 +47,7 @@ class Shape:
 
     @property
     def layer_weights(self) -> int:
-        """Weights in the linears of all layers."""
+        """Number of weights in the linear layers of all decoder layers."""
         return self.num_hidden_layers * sum(outputs * inputs for outputs, inputs in self.linears.values())
 
     @property
@@ -65,7 +65,7 @@ BIASED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 def config_json(shape: Shape) -> dict[str, object]:
-    """config.json without its quantization section."""
+    """Return the fields of a shape's config.json, without its quantization section."""
     return {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -81,13 +81,13 @@ def config_json(shape: Shape) -> dict[str, object]:
 
 
 def write_gptq(shape: Shape, folder: Path, group_size: int = GROUP_SIZE) -> None:
-    """A GPTQ int4 checkpoint (symmetric, v1) with random codes, the same for the same shape."""
+    """Write a GPTQ int4 checkpoint (symmetric, v1) with random codes, which are always the same for a shape."""
     section = {"quant_method": "gptq", "bits": 4, "group_size": group_size, "sym": True, "desc_act": False}
     _write(shape, folder, partial(_gptq_linear, group_size), {"quantization_config": section})
 
 
 def write_dense(shape: Shape, folder: Path) -> None:
-    """Likewise in bf16."""
+    """Write an unquantized bf16 checkpoint with random weights, which are always the same for a shape."""
     _write(shape, folder, _dense_linear, {})
 
 
@@ -95,7 +95,7 @@ FORMATS = {"bf16": write_dense, "gptq-int4": write_gptq}
 
 
 def check(shape: str, formats: Sequence[str]) -> None:
-    """Raises ValueError for what is not known."""
+    """Raise ValueError for an unknown shape or format."""
     if shape not in SHAPES:
         raise ValueError(f"shape: {shape!r} is not known; expected one of {', '.join(SHAPES)}")
     if unknown := sorted({*formats} - {*FORMATS}):

@@ -1,4 +1,4 @@
-"""`motley bench shards`: decode of a model that is divided among processes of this host, beside one process."""
+"""Benchmark `motley bench shards`: decode of a model divided among processes of this host, beside one process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHILD = "motley.replicas.bench.shards_child"
 MODELS = ("demo", "qwen2-0.5b")
 ALONE = "one process"
 WAYS: Mapping[str, tuple[int, int]] = {ALONE: (1, 1), "TP 2": (2, 1), "PP 2": (1, 2)}  # ranks, stages
-_GROUP = 64  # of weights: in groups of 128 the 448 inputs of half of qwen2-0.5b's heads could not be divided
+_GROUP = 64  # group size of weights; the 448 inputs of half of qwen2-0.5b's heads are no multiple of 128
 
 
 def run(
@@ -39,15 +39,20 @@ def run(
     threads: int | None = None,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Each way with as many threads in all; a row for each way but one process, which is the peer. Ways take turns.
+    """Measure each way of dividing a model, and return a report with a row for each way, beside one process as its
+    peer.
 
-    models   demo, or a name in SHAPES: of it an int4 checkpoint with random weights is made once and kept
-    batches  sequences that decode together, after `context` tokens
+    The ways take turns, and each has as many threads in all.
+
+    models   demo, or a name in SHAPES, of which an int4 checkpoint with random weights is made once and kept
+    batches  numbers of sequences that decode together, after `context` tokens
     steps    tokens of each sequence in a turn
-    threads  of a way, in all; None takes the cores that this process may use
+    threads  total number of threads of a way; None takes the cores that this process may use
 
-    A sum's time beside: by itself, as `motley bench exchange` takes it, and within the steps of rank 0, which waits in
-    it for the other. Raises ValueError for an unknown model, EngineFault without a C compiler or when a process ends.
+    Further rows show the time of a sum over ranks: alone, as `motley bench exchange` measures it, and within the steps
+    of rank 0, which includes waiting for the other rank.
+
+    Raises ValueError for an unknown model, EngineFault without a C compiler or when a process ends.
     """
     for model in models:
         if model != "demo" and model not in SHAPES:
@@ -95,7 +100,7 @@ def _folder(model: str, progress: Progress) -> Path:
 
 
 def _decode(children: Mapping[str, Child], batch: int, context: int, steps: int, turns: int) -> dict[str, list[float]]:
-    """Tokens per second of each turn."""
+    """Return the tokens per second of each turn, by way."""
     samples: dict[str, list[float]] = {name: [] for name in children}
     for child in children.values():
         _ask(child, "open", batch=batch, context=context)
@@ -108,7 +113,7 @@ def _decode(children: Mapping[str, Child], batch: int, context: int, steps: int,
 
 
 def _sums(child: Child, workload: dict[str, Any], layers: int, steps: int, turns: int) -> list[dict[str, Any]]:
-    """Of rank 0: how much of a step it is in sums, its own and its waiting for the other."""
+    """Return rows of how much of a step rank 0 spends in sums over ranks, including its waiting for the other rank."""
     found = [_ask(child, "sums", steps=steps) for _ in range(turns)]
     assert all(each["sums"] == (2 * layers + 1) * each["steps"] for each in found), "two of each layer, and one more"
     shares = [each["sum_s"] / each["seconds"] for each in found]
@@ -120,7 +125,7 @@ def _sums(child: Child, workload: dict[str, Any], layers: int, steps: int, turns
 
 
 def _exchange(model: str, hidden: int, batch: int, turns: int, progress: Progress) -> dict[str, Any]:
-    """A sum of as many numbers as a step has hidden states, in fp32."""
+    """Return the row of a sum, in fp32, of as many numbers as a step has hidden states."""
     [found] = exchange.run(ranks=2, sizes=[4 * hidden * batch], turns=turns, progress=progress)["rows"]
     return {**found, "workload": {"model": model, "batch": batch, **found["workload"]}}
 

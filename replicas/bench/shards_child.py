@@ -1,6 +1,8 @@
-"""One way of `motley bench shards`: `python -m motley.replicas.bench.shards_child FOLDER THREADS RANKS STAGES`.
+"""Process of one way of `motley bench shards`: `python -m motley.replicas.bench.shards_child FOLDER THREADS RANKS
+STAGES`.
 
-An engine as it serves, with its other processes. Takes lines of {"do": "open", "decode", "sums" or "close", ...}.
+It runs an engine as a service does, with the engine's other processes, and reads lines of {"do": "open", "decode",
+"sums" or "close", ...}.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _KV_BYTES = 1 << 28
 
 
 class Way:
-    """One engine, whose open sequences go on without end."""
+    """One engine, and its open sequences, which continue without end."""
 
     def __init__(self, folder: str, config: EngineConfig) -> None:
         self._built = build_engine(folder, config)
@@ -48,14 +50,17 @@ class Way:
         return {"open": batch}
 
     def decode(self, steps: int) -> dict[str, Any]:
-        """So many tokens of each sequence, after one that does not count: a stage may have computed it already."""
+        """Decode `steps` tokens of each open sequence, after one that is not counted; return tokens and seconds.
+
+        A pipeline stage may have computed the first one already.
+        """
         self._lap(1)
         began = time.perf_counter()
         tokens = self._lap(steps)
         return {"tokens": tokens, "seconds": time.perf_counter() - began}
 
     def sums(self, steps: int) -> dict[str, Any]:
-        """Of ranks: how long this one is in them."""
+        """Decode and measure how long this process, rank 0, is in sums over ranks."""
         spent: list[float] = []
         add = ShmCollectives.sum
 
@@ -81,7 +86,7 @@ class Way:
         return {"open": 0}
 
     def _lap(self, steps: int) -> int:
-        """Until each open sequence has so many tokens more; how many all have got."""
+        """Step until each open sequence has `steps` more tokens; return the number of tokens that all got together."""
         got = dict.fromkeys(self._open, 0)
         while min(got.values()) < steps:
             for emission in self._core.step():

@@ -1,7 +1,7 @@
-"""One side of a comparison, in a process of its own: its threads, libraries and memory stay its own.
+"""Process of one side of a comparison, so that each side has its own threads, libraries and memory.
 
-Started as `python -m motley.replicas.bench.side NAME FOLDER THREADS`; reads one JSON command a line and answers
-each with one JSON line. While one side works the others block in a read.
+It is started as `python -m motley.replicas.bench.side NAME FOLDER THREADS`, reads one JSON command per line and answers
+each with one JSON line. While one side works, the others block in a read.
 """
 
 from __future__ import annotations
@@ -16,31 +16,34 @@ SIDES = {"motley": "side_motley", "transformers": "side_transformers", "llama.cp
 
 
 class Side(Protocol):
-    """What is measured. Times are seconds by the monotonic clock, greedy choice of the next token included."""
+    """Interface of one side of a comparison.
+
+    Times are seconds by the monotonic clock, and include the greedy choice of the next token.
+    """
 
     def describe(self) -> dict[str, Any]:
-        """version, weights (in words), bytes_per_token (weights read for one token at batch 1)."""
+        """Return version, weights (in words) and bytes_per_token (bytes of weights read for one token at batch 1)."""
         ...
 
     def prefill(self, tokens: int) -> float:
-        """One prompt of so many tokens, up to its first output."""
+        """Return the time from the start of one prompt of `tokens` tokens to its first output."""
         ...
 
     def open(self, batch: int, context: int) -> None:
-        """So many sequences, each with `context` tokens in KV, ready to decode."""
+        """Prepare `batch` sequences, each with `context` tokens in KV, for decode."""
         ...
 
     def decode(self, steps: int) -> list[float]:
-        """Every step gives each open sequence one token."""
+        """Return the time of each of `steps` steps; every step gives each open sequence one token."""
         ...
 
     def close(self) -> None:
-        """Drop what was opened."""
+        """Drop the open sequences."""
         ...
 
 
 def prompt(tokens: int, vocab_size: int, seed: int) -> list[int]:
-    """Token ids, different for different seeds from the first on."""
+    """Return token ids for a prompt; different seeds differ from the first token on."""
     return [(seed * 7919 + position * 104_729 + 17) % vocab_size for position in range(tokens)]
 
 

@@ -1,4 +1,4 @@
-"""llama.cpp through the C interface of llama-cpp-python: batched decode of several sequences."""
+"""Side of llama.cpp, through the C interface of llama-cpp-python: batched decode of several sequences."""
 
 from __future__ import annotations
 
@@ -78,10 +78,11 @@ class LlamaSide:
         self._clear()
 
     def _prepare(self, sequences: int, tokens: int) -> None:
-        """An empty context for so many sequences, each with room for so many tokens.
+        """Make an empty context for so many sequences, each of at most so many tokens.
 
-        Every sequence has a KV stream of its own: with one for all (`kv_unified`) a sequence's attention passes
-        over the others' tokens too, and a step at batch 32 took 607 ms in place of 496, at batch 8 216 for 199.
+        Every sequence has a KV stream of its own: with one for all (`kv_unified`) a sequence's attention also passes
+        over the others' tokens, and a step took 607 ms instead of 496 at batch 32, and 216 ms instead of 199 at batch
+        8.
         """
         if self._sizes == (sequences, tokens):
             self._clear()
@@ -106,14 +107,14 @@ class LlamaSide:
             self._api.llama_memory_clear(self._api.llama_get_memory(self._context), True)
 
     def _prompt(self, ids: list[int], sequence: int) -> int:
-        """Computes a prompt; its first output."""
+        """Compute a prompt and return its first output token."""
         rows = [(token, position, sequence, position == len(ids) - 1) for position, token in enumerate(ids)]
         for start in range(0, len(rows), _CHUNK):
             self._decode(rows[start : start + _CHUNK])
         return self._best(-1)
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
-        """Rows of (token, position, sequence, whether its logits are wanted)."""
+        """Compute rows of (token, position, sequence, whether its logits are wanted)."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for row, (token, position, sequence, wanted) in enumerate(rows):

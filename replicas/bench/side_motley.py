@@ -1,4 +1,4 @@
-"""Motley's side: the engine that serves, and beneath it the bare model."""
+"""Side of Motley: the engine that serves, and the bare model without it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MotleySide:
 
     def describe(self) -> dict[str, Any]:
         decoder = self._decoder
-        read = sum((layer.held for layer in decoder.layers), decoder.head.held).nbytes  # of the embedding: one row
+        read = sum((layer.held for layer in decoder.layers), decoder.head.held).nbytes  # the embedding is not counted
         choices = dict(self.built.choices)
         return {
             "version": "this tree",
@@ -66,7 +66,10 @@ class MotleySide:
         self._open = []
 
     def drafted(self, batch: int, context: int, tokens: int, drafts: int) -> dict[str, float]:
-        """Sequences of so many tokens each, decoded with drafts: seconds, tokens, turns (a sequence in a step)."""
+        """Decode `batch` sequences of `tokens` tokens each with n-gram drafts; return seconds, tokens and turns.
+
+        A turn is one sequence's part of a step. "drafted" and "accepted" count the drafts.
+        """
         scheduler = self._core.scheduler
         tried, right = scheduler.drafted_tokens, scheduler.accepted_tokens
         scheduler.max_drafts = drafts
@@ -89,13 +92,15 @@ class MotleySide:
         }  # fmt: skip
 
     def bare(self, batch: int, context: int, steps: int) -> list[float]:
-        """Decode steps of the model alone: no scheduler, no sampler but argmax, no text."""
+        """Return the seconds of decode steps of the model alone: without scheduler and text, and with argmax as the
+        sampler.
+        """
         kv, step = self._bare_kv(batch, context), self._bare_batch(batch, context)
         self._decoder.forward(step, kv)
         return [_timed(lambda: self._decoder.forward(step, kv).argmax(dim=-1).tolist()) for _ in range(steps)]
 
     def profile(self, batch: int, context: int, steps: int) -> dict[str, float]:
-        """Seconds of one bare decode step by operator, and in all ("step")."""
+        """Return the seconds of one bare decode step by operator, and of the whole step as "step"."""
         kv, step = self._bare_kv(batch, context), self._bare_batch(batch, context)
         self._decoder.forward(step, kv)
         spent: dict[str, float] = defaultdict(float)

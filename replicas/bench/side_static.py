@@ -1,4 +1,4 @@
-"""Hugging Face transformers in bf16 on a GPU: static cache, torch's SDPA, and decode compiled where it can be."""
+"""Side of Hugging Face transformers in bf16 on a GPU: static cache, torch's SDPA, and decode also compiled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Step = Callable[[torch.Tensor, Any], torch.Tensor]  # ids [B, n], cache -> the n
 
 
 class Static(OnDevice):
-    """Tasks. Weights are random and made on the device, as ours."""
+    """Tasks of the transformers side. Its weights are random and made on the device, as Motley's are."""
 
     def __init__(self, shape: str, device: str) -> None:
         import transformers
@@ -42,16 +42,19 @@ class Static(OnDevice):
 
     @torch.no_grad()
     def prefill(self, tokens: int, repeats: int) -> list[float]:
-        """Seconds of one prompt up to its first output, each time; the first, which warms up, is left out."""
+        """Return the seconds from a prompt to its first output, `repeats` times; a first run, which warms up, is left
+        out.
+        """
         return [self._timed(self._one_prompt, tokens, seed) for seed in range(repeats + 1)][1:]
 
     @torch.no_grad()  # as torch.compile wants it
     def decode(
         self, batch: int, context_tokens: int, output_tokens: int, steps: int, compiled: bool, within_s: float
     ) -> dict[str, Any]:
-        """Seconds of each step, from `context_tokens` in the cache on. What lies there is no text: it costs the same.
+        """Return the seconds of each decode step (step_s), with `context_tokens` or more tokens in the cache.
 
-        compile_s: of the steps before them, in which torch compiles.
+        The cache holds constants instead of a text's KV, which costs the same. compile_s is the time of the first three
+        steps, in which torch compiles.
         """
         cache = self._filled(batch, context_tokens, context_tokens + output_tokens)
         step = torch.compile(self._step, mode="reduce-overhead") if compiled else self._step
@@ -62,7 +65,7 @@ class Static(OnDevice):
                 torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             before = time.perf_counter()
             ids = step(ids, cache).clone()
-            ids.tolist()  # as `generate` looks at them
+            ids.tolist()  # `generate` reads them too
             seconds.append(time.perf_counter() - before)
             if number >= 3 and time.monotonic() - began > within_s:
                 break
@@ -78,14 +81,14 @@ class Static(OnDevice):
         self._step(ids, self._cache_class(config=self._config, max_cache_len=tokens + 1)).tolist()
 
     def _filled(self, batch: int, tokens: int, room: int) -> Any:
-        """A static cache that holds so many tokens."""
+        """Return a static cache of `room` tokens that holds `tokens` tokens."""
         cache = self._cache_class(config=self._config, max_cache_len=room)
         self._step(torch.ones((batch, 1), dtype=torch.int64, device=self.device), cache)  # allocates it
         for layer in cache.layers:
             layer.keys[:, :, :tokens].fill_(0.01)
             layer.values[:, :, :tokens].fill_(0.01)
             if isinstance(length := getattr(layer, "cumulative_length", None), torch.Tensor):
-                length.fill_(tokens)  # else it is counted from the keys
+                length.fill_(tokens)  # other layers derive the length from the keys
         return cache
 
     def _timed(self, work: Callable[..., None], *arguments: Any) -> float:

@@ -1,4 +1,4 @@
-"""Hugging Face transformers in bf16, called as `generate` calls it, without what `generate` does around that."""
+"""Side of Hugging Face transformers in bf16: the calls that `generate` makes, without its other work around them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Motley's side on a GPU: the worker that a replica is made of, around a model of random weights."""
+"""Side of Motley on a GPU: the worker of a replica, around a model of random weights."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ __all__ = ["Streams", "build"]
 
 MAX_RUNNING = 256
 MAX_BATCH_TOKENS = 2048
-_SECONDS = 600.0  # no watchdog while kernels compile
+_SECONDS = 600.0  # time limits that compiling kernels does not reach
 _WARM_STREAMS, _WARM_TOKENS = 8, 4
 _TRACED_STEPS, _TRACED_TOKENS = 32, 4096
 
 
 def settings(device: str, drafts: int = 0) -> EngineConfig:
-    """A replica's own, but for room for the batches that are asked for."""
+    """Return the settings of a replica, with limits that allow the batches of the benchmark."""
     return EngineConfig(
         device=device,
         speculate_ngram=drafts,
@@ -56,7 +56,7 @@ def settings(device: str, drafts: int = 0) -> EngineConfig:
 
 
 class RandomWorker(Worker):
-    """The real worker around a model that is made, not loaded."""
+    """Worker of a replica whose model is made with random weights instead of loaded."""
 
     def __init__(self, shape: str, config: EngineConfig, ops: Ops | None, accelerator: Accelerator | None) -> None:
         super().__init__(shape, config, name=shape)
@@ -73,9 +73,9 @@ class RandomWorker(Worker):
 
 
 class Streams(OnDevice):
-    """Tasks. One event loop for all of them: between tasks the engine has nothing to do.
+    """Tasks of Motley's side on a GPU. They share one event loop; between tasks the engine has nothing to do.
 
-    drafts  that a sequence may have in a step of `drafted`; all else goes without
+    drafts  maximum number of drafts per step in the task `drafted`; the other tasks use none
     """
 
     def __init__(
@@ -116,14 +116,14 @@ class Streams(OnDevice):
         }
 
     def most(self, prompt_tokens: int, output_tokens: int) -> int:
-        """Streams for which there is room; 0 where one is too long."""
+        """Return the number of streams of these lengths that fit into KV; 0 if one is too long for the model."""
         core, length = self._built.core, prompt_tokens + output_tokens
         if length > core.limits.max_model_len:
             return 0
         return min(core.scheduler.max_running, core.scheduler.pool.total // blocks_for(length))
 
     def warm(self, batch: int, prompt_tokens: int, output_tokens: int) -> dict[str, float]:
-        """Kernels compiled and graphs captured, of which a measurement is not to have the time."""
+        """Compile kernels and capture graphs, so that a later measurement does not include that time."""
         began = time.monotonic()
         few = min(batch, _WARM_STREAMS)
         self._drive(few, prompt_tokens, min(_WARM_TOKENS, output_tokens), _SECONDS)
@@ -133,14 +133,18 @@ class Streams(OnDevice):
         return {"seconds": time.monotonic() - began, "graphs": graphs}
 
     def run(self, batch: int, prompt_tokens: int, output_tokens: int, within_s: float) -> dict[str, Any]:
-        """`streams.summary`, and what a decode step takes at least by the roofline, in the middle of its outputs."""
+        """Measure streams: return `streams.summary` and the least time of a decode step by the roofline, at half of the
+        outputs.
+        """
         found = self._drive(batch, prompt_tokens, output_tokens, within_s)
         return found | {"roofline_step_s": self._least(batch, prompt_tokens + output_tokens // 2)}
 
     def drafted(self, batch: int, prompt_tokens: int, output_tokens: int, within_s: float) -> dict[str, Any]:
-        """`streams.summary` with drafts, of two runs the second; how many were tried and right, and tokens of a turn.
+        """Measure streams with n-gram drafts: `streams.summary` of the second of two runs, and how many drafts were
+        accepted.
 
-        A turn is a sequence in a step: it gives a token, and one more for each draft that is right.
+        Also returns the tokens per turn. A turn is one sequence's part of a step: it gives one token, and one more for
+        each accepted draft.
         """
         core = self._built.core
         core.scheduler.max_drafts = self._drafts
@@ -161,7 +165,7 @@ class Streams(OnDevice):
         }
 
     def idle(self, batch: int, prompt_tokens: int, folder: str) -> dict[str, Any]:
-        """Of a decode: `idle.idle_of`; the trace and a figure of it are left in the folder."""
+        """Trace a decode and return `idle.idle_of` of it; the trace and a figure of it are written to `folder`."""
         name = f"decode-batch-{batch}"
         with tempfile.TemporaryDirectory(prefix="motley-bench-") as room:
             whole = os.path.join(room, "trace.json")
@@ -184,7 +188,10 @@ class Streams(OnDevice):
         return None if rig is None else tpot_s(rig.about, self._decoder, context, batch)
 
     async def _trace(self, batch: int, prompt_tokens: int, path: str) -> None:
-        """The profiler sees steps in which all decode. It takes its time to begin: streams are as long as they can."""
+        """Trace steps in which all streams decode, and write the trace to `path`.
+
+        The profiler takes some time to begin, so the streams are as long as they can be.
+        """
         room = self._built.core.limits.max_model_len - prompt_tokens
         longest = self._built.core.scheduler.pool.total // batch * BLOCK_TOKENS - prompt_tokens
         output = max(1, min(room, longest, _TRACED_TOKENS))
@@ -209,7 +216,7 @@ class Streams(OnDevice):
 
 
 class _Steps:
-    """Tokens of each stream so far."""
+    """Counter of the tokens that each stream has got so far."""
 
     def __init__(self, batch: int) -> None:
         self._made = [0] * batch
@@ -230,7 +237,9 @@ class _Steps:
 
 
 class _Counted:
-    """A worker that tells of the tokens of each stream, in the order in which they were sent."""
+    """Wrapper of a worker that reports the tokens of each stream; streams are numbered in the order of their
+    requests.
+    """
 
     def __init__(self, worker: Worker, count: Callable[[int, int], None]) -> None:
         self._worker, self._count = worker, count
@@ -244,7 +253,7 @@ class _Counted:
 
 
 async def _unless_over(reached: Any, watched: asyncio.Future[Any]) -> None:
-    """Raises what ended the streams before that was reached."""
+    """Wait for `reached`. Raises what ended the streams if they end before it."""
     waiting = asyncio.ensure_future(reached)
     await asyncio.wait([waiting, watched], return_when=asyncio.FIRST_COMPLETED)
     if not waiting.done():
@@ -254,7 +263,7 @@ async def _unless_over(reached: Any, watched: asyncio.Future[Any]) -> None:
 
 
 def _profiler(device: torch.device) -> Any:
-    """Of the device's own work; in a rehearsal of what torch does on the engine's thread."""
+    """Return a profiler of the device's work; in a rehearsal, of torch's work on the engine's thread."""
     kinds = torch.profiler.ProfilerActivity
     if device.type == "cuda":
         return torch.profiler.profile(activities=[kinds.CUDA])

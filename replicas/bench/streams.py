@@ -1,4 +1,4 @@
-"""Concurrent streams through a worker, as a replica has them, and what comes of them: times, and rates."""
+"""Concurrent streams through a worker, as in a replica, and the times and rates that are computed from them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ __all__ = ["Generates", "Heard", "drive", "requests_of", "summary"]
 
 
 class Generates(Protocol):
-    """A worker, as far as it is driven here."""
+    """Interface of a worker, as far as it is used here."""
 
     def generate(self, request: Request) -> AsyncIterator[StreamMessage]: ...
 
 
 @dataclass(slots=True)
 class Heard:
-    """One stream. began: when it was sent; times: of each message that had tokens, and how many. Monotonic seconds."""
+    """Record of one stream, with times in monotonic seconds.
+
+    began  when the request was sent
+    times  time and number of tokens of each message that had tokens
+    """
 
     began: float
     times: list[tuple[float, int]] = field(default_factory=list)
@@ -38,7 +42,10 @@ class Heard:
 
 
 def requests_of(count: int, prompt_tokens: int, output_tokens: int, vocab_size: int, seed: int) -> list[Request]:
-    """Greedy, of just so many tokens, no two with the same beginning. seed: of the first, then one after the other."""
+    """Return greedy requests of exactly these lengths, no two of which begin alike.
+
+    seed  seed of the first prompt; each further prompt has the next one
+    """
     params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True, seed=0)
     return [
         Request(f"bench-{number}", tuple(prompt(prompt_tokens, vocab_size, number)), params)
@@ -49,7 +56,10 @@ def requests_of(count: int, prompt_tokens: int, output_tokens: int, vocab_size: 
 async def drive(
     worker: Generates, requests: Sequence[Request], limit_s: float, clock: Callable[[], float] = time.monotonic
 ) -> list[Heard]:
-    """All of them at once, to their ends or until `limit_s` is over. Raises what a stream raises."""
+    """Send all requests at once and record their streams until all end or `limit_s` seconds are over.
+
+    Raises what a stream raises.
+    """
     heard: list[Heard] = []
 
     async def listen(request: Request) -> None:
@@ -73,10 +83,14 @@ async def drive(
 
 
 def summary(heard: Sequence[Heard]) -> dict[str, Any]:
-    """output_tokens_per_s: of all together, prompts included in the time. ttft_s: from sending all at once.
+    """Return times and rates of recorded streams.
 
-    step_s: between messages of the first stream, while every stream decodes; decode_tokens_per_s: of all of them
-    meanwhile. None where there was no such time. complete: no stream was cut off.
+    output_tokens_per_s  output tokens of all streams per second, where the time includes the prompts
+    ttft_s               median time to first token, with all requests sent at once
+    step_s               times between messages of the first stream while every stream decodes; None if they never all
+                         did
+    decode_tokens_per_s  rate of all streams together in that time
+    complete             True if no stream was cut off
     """
     times = [when for stream in heard for when, _ in stream.times]
     complete = all(stream.ended for stream in heard)
@@ -94,7 +108,9 @@ def summary(heard: Sequence[Heard]) -> dict[str, Any]:
 
 
 def _decoding(heard: Sequence[Heard]) -> dict[str, Any]:
-    """While every stream decodes: (the last one's first token .. the first one's last token]."""
+    """Return the figures of the time in which every stream decodes: (last stream's first token .. first stream's last
+    token].
+    """
     nothing: dict[str, Any] = {"step_s": None, "decode_tokens_per_s": None}
     if not all(stream.times for stream in heard):
         return nothing

@@ -1,6 +1,6 @@
-"""A process that does tasks: one a line, one answer a line. Its two ends.
+"""Process that does tasks, one per line with one answer per line; both its own end and its parent's.
 
-A kernel may hang, or leave the process's CUDA context unusable: then only this process is lost, and one task.
+A kernel may hang, or leave the process's CUDA context unusable: then only this process and one task are lost.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from .child import Child, ChildEnded, ChildSilent, answer
 
 __all__ = ["LEAST_S", "START_S", "TASK_S", "TaskProcess", "Tasks", "serve"]
 
-TASK_S = 60.0  # what takes longer hangs
-START_S = 180.0  # of a process that imports torch and Triton on a busy machine
-LEAST_S = 10.0  # what is begun may take: a process ended for time costs more
+TASK_S = 60.0  # a task that takes longer is taken to hang
+START_S = 180.0  # time limit of a start, which imports torch and Triton, maybe on a busy machine
+LEAST_S = 10.0  # a task that has begun may take so long: ending its process would cost more
 _TRACE_CHARS = 3000
 _SAID_CHARS = 6000
 
 
 class Tasks(Protocol):
-    """Each public method is a task; what it takes and gives is JSON."""
+    """Tasks that a process does: each public method is one, and its arguments and result are JSON."""
 
     def usable(self) -> bool:
-        """Whether the device still answers: after some errors a process can launch nothing any more."""
+        """Return whether the device still works: after some errors a process can launch nothing any more."""
         ...
 
 
 def serve(tasks: Tasks) -> None:
-    """Until stdin ends, or the device is lost."""
+    """Do tasks from stdin until it ends or the device is unusable."""
     for line in sys.stdin:
         task = json.loads(line)
         method = getattr(tasks, task.pop("do"))
@@ -50,9 +50,11 @@ def serve(tasks: Tasks) -> None:
 
 
 class TaskProcess:
-    """`python -m MODULE ARGUMENTS`, started when it is first asked, and anew when it was lost. A context manager.
+    """Process `python -m MODULE ARGUMENTS` that does tasks, as a context manager.
 
-    about  what it said when it was ready
+    It is started at the first task, and again if it was lost.
+
+    about  what the process reported when it was ready
     """
 
     def __init__(self, module: str, *arguments: str, start_s: float = START_S) -> None:
@@ -69,25 +71,30 @@ class TaskProcess:
         self.end()
 
     def begin(self) -> None:
-        """It starts, and nobody waits for it."""
+        """Start the process without waiting for it."""
         if self._child is None:
             self._child = self._stack.enter_context(Child(self._module, *self._arguments))
             self._ready = False
 
     def start(self, limit_s: float = math.inf) -> None:
-        """Raises ChildEnded, and ChildSilent: it may be there later."""
+        """Start the process and wait until it is ready.
+
+        Raises ChildEnded, and ChildSilent if it takes too long; it may be ready later.
+        """
         self.begin()
         if self._child is not None and not self._ready:
             self.about = self._child.read(min(self._start_s, limit_s))
             self._ready = True
 
     def ask(self, do: str, limit_s: float | None = None, *, left_s: float | None = None, **task: Any) -> dict[str, Any]:
-        """{"result": ...} or {"error": ...}, whatever a kernel does. Raises ChildEnded when no process starts.
+        """Have the process do a task and return {"result": ...} or {"error": ...}, whatever a kernel does.
 
-        said  beside an error, if the process was lost: the end of what it has written to stderr
+        If the process was lost, "said" beside the error is the end of what it has written to stderr. Raises ChildEnded
+        when the process does not start.
 
-        limit_s  None: TASK_S
-        left_s   until the time is over of which this is a part: it ends by then, or after LEAST_S, its start included
+        limit_s  time limit of the task; None: TASK_S
+        left_s   seconds until the whole measurement's time is over: the task, and the process's start, end by then, but
+                 may always take LEAST_S
         """
         until = math.inf if left_s is None else time.monotonic() + max(LEAST_S, left_s)
         try:
@@ -110,6 +117,6 @@ class TaskProcess:
         return told
 
     def end(self) -> None:
-        """The next task has a new process, which reads tables anew."""
+        """End the process; the next task starts a new one, which reads the tables of configs anew."""
         self._stack.close()
         self._child = None

@@ -1,8 +1,9 @@
-"""`motley bench tiers`: a model with memory for a part of its weights, beside what was expected and the whole model.
+"""Benchmark `motley bench tiers`: a model with memory for only a part of its weights, beside the predicted speed and
+the whole model.
 
-On a GPU twice: with all other layers in the host's memory, pinned, and with none of them there.
+On a GPU it is measured twice: with all other layers in the host's pinned memory, and with none of them there.
 
-Every side is a process of its own. What it says must be what the whole model says, token for token.
+Every side is a process of its own, whose output must equal the whole model's, token for token.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Progress = Callable[[str], None]
 
 CHILD = "motley.replicas.bench.tiers_child"
 SHARE = 0.5
-_LIMIT_S = 900.0  # of a process
+_LIMIT_S = 900.0  # time limit of a process
 
 
 def run(
@@ -41,11 +42,13 @@ def run(
     folder: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Random weights are written to `folder` (None: the system's for temporary files), and go again. share: of weights.
+    """Run the benchmark and return its report.
 
-    device: "cpu", "cuda" or "cuda:0".
+    share   share of the weights' bytes that fit into memory
+    device  "cpu", "cuda" or "cuda:0"
+    folder  where checkpoints of random weights are written and deleted again; None: the system's temporary folder
 
-    Raises ValueError for a shape or a format that is not known, EngineFault with the last words of a process, or where
+    Raises ValueError for an unknown shape or format, EngineFault with the end of a process's stderr if it ends, or if
     tokens differ.
     """
     check(shape, formats)
@@ -71,9 +74,11 @@ def run(
 
 
 class _Bench:
-    """Of one checkpoint, `folder`/model. `folder`/small: one that shows what a process takes beside its weights.
+    """Measurements of one checkpoint, `folder`/model.
 
-    rest  where layers are that there is no room for
+    `folder`/small is a tiny checkpoint that shows how much memory a process takes besides weights.
+
+    rest  where layers are that do not fit: "host" or "disk"
     """
 
     def __init__(self, folder: Path, threads: int, tokens: int, device: str, rest: str, progress: Progress) -> None:
@@ -143,7 +148,7 @@ class _Bench:
 
 
 def _rate(side: dict[str, Any]) -> float:
-    """Tokens in a second, of all steps that count."""
+    """Return the mean rate of a side's counted steps, in tokens per second."""
     return 1 / statistics.fmean(side["steps"])
 
 

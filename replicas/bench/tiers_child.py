@@ -1,10 +1,12 @@
-"""One side of `motley bench tiers`: `python -m …tiers_child FOLDER THREADS BUDGET TOKENS WHAT DEVICE REST`.
+"""Process of one side of `motley bench tiers`: `python -m …tiers_child FOLDER THREADS BUDGET TOKENS WHAT DEVICE REST`.
 
-    serve  load it, with so much memory for weights (0: all), and decode
-    fit    tell how fast that would be, as `motley fit` does
+WHAT is one of:
 
-REST: where layers that a GPU has no room for are, "host" or "disk"; those of a CPU are on disk.
-Answers with one line.
+    serve  load the model with BUDGET bytes of memory for weights (0: all of them), and decode
+    fit    predict how fast that would be, as `motley fit` does
+
+REST is where layers are that a GPU has no memory for, "host" or "disk"; those of a CPU are on disk. The process answers
+with one line.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 PROMPT = tuple(range(100, 116))
 _KV_BYTES = 2**24
-_SKIPPED = 2  # steps before those that count
+_SKIPPED = 2  # first steps, which are not counted
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ class Side:
 
     @cached_property
     def _host_bytes(self) -> int | None:
-        """Two buffers, if all goes by way of them."""
+        """Memory on the host for weights, in bytes: two buffers, if all layers are on disk and pass through them; else
+        None.
+        """
         if not self.budget or self.device == "cpu" or self.rest == "host":
             return None
         import torch
@@ -81,7 +85,7 @@ def _serve(side: Side) -> dict[str, Any]:
 
     on_gpu = side.device != "cpu"
     small = replace(side.config, weights_cache="off", weights_memory_bytes=None, weights_host_memory_bytes=None)
-    build_engine(side.folder / "small", small).close()  # code and libraries, which are no weights
+    build_engine(side.folder / "small", small).close()  # loads code and libraries, which are not counted as weights
     before = _peak_of_gpu(reset=True) if on_gpu else _status("VmRSS")
     built = build_engine(side.folder / "model", side.config)
     if on_gpu:
@@ -123,7 +127,7 @@ def _serve(side: Side) -> dict[str, Any]:
 
 
 def _read(files: Sequence[DirectFile]) -> tuple[int, float]:
-    """Bytes of them until now, and the seconds that these took."""
+    """Return the number of bytes read from these files so far, and the seconds that took."""
     return sum(file.bytes_read for file in files), sum(file.seconds for file in files)
 
 
@@ -146,7 +150,7 @@ def _fit(side: Side) -> dict[str, Any]:
 
 
 def _peak_of_gpu(*, reset: bool = False) -> int:
-    """Bytes that torch has had on it; with `reset` what it has now, from where the peak is counted."""
+    """Return torch's peak memory on the GPU in bytes; `reset` makes the memory in use now the new peak first."""
     import torch
 
     if reset:
@@ -156,7 +160,7 @@ def _peak_of_gpu(*, reset: bool = False) -> int:
 
 
 def _status(name: str) -> int:
-    """Bytes, of this process."""
+    """Return a size of this process from /proc/self/status, in bytes."""
     found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) * 1024
