@@ -1,1 +1,1 @@
-"""What stands before the ingress: HAProxy, TLS, ports."""
+"""Edge in front of the ingress: HAProxy, TLS, ports."""

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1, with a bound for heads: at the front HAProxy sees to that, and nobody would at a direct port."""
+"""uvicorn's HTTP/1.1 with a bound on heads. At the front HAProxy bounds them; at a direct port nothing else would."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from .edge import BUFFER_BYTES, HEAD_S
 
 
 class BoundedHttp(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # httptools' or h11's
-    """Closes a connection whose next head is not whole HEAD_S after it began, or is larger than HAProxy would read.
+    """HTTP/1.1 protocol that closes a connection whose next head is not complete HEAD_S after it began, or is larger
+    than HAProxy would read.
 
-    A connection's first head begins when it is made.
+    A connection's first head begins when the connection is made.
     """
 
     def connection_made(self, transport: Any) -> None:
@@ -50,5 +51,5 @@ class BoundedHttp(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # httpto
 
 
 def bound_heads() -> None:
-    """Have uvicorn use it wherever it is not told what to use, as Serve does."""
+    """Make uvicorn use BoundedHttp wherever it is not told which protocol to use, as Serve does not tell it."""
     uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{BoundedHttp.__name__}"

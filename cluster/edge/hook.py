@@ -1,16 +1,15 @@
-"""What Serve opens by itself, in the processes of the ingress and of its fallback proxy, closed.
+"""Hook that closes what Serve opens by itself, in the processes of the ingress and of its fallback proxy.
 
-It answers paths below /-/ and the RPCs of RayServeAPIService before any guard of ours, and has no setting for that.
-Here they are refused. HAProxy, which must know who is healthy, asks by a path that only it was told (`Edge.check`).
+Serve answers paths below /-/ and the RPCs of RayServeAPIService before any guard of Motley's, and has no setting for
+that. Here they are refused. HAProxy, which must know who is healthy, asks by a secret path (`Edge.check`).
 
-Serve also binds gRPC ports on all interfaces: those that HAProxy reaches on loopback, which elsewhere would be doors
-beside the edge, without its TLS and without its client certificates; and one of each replica for the others of this
-machine.
+Serve also binds gRPC ports on all interfaces: those that HAProxy reaches on loopback, which from elsewhere would bypass
+the edge's TLS and its client certificates; and one of each replica for the other replicas of this machine.
 
 Its servers bound neither a head (`BoundedHttp`, `GRPC_OPTIONS`) nor the body that comes after an early answer
 (`EarlyAnswer`).
 
-And its own proxy forgets with which status a stream ended in which there was no message. What it hands on says so.
+And its own proxy loses the status of a stream that ended without a message; `ForwardedContext` marks its calls.
 """
 
 from __future__ import annotations
@@ -24,12 +23,14 @@ from .edge import GRPC_HEALTH, HTTP_HEALTH, LOOPBACK, OWN_PATHS, SERVES_OWN, bod
 
 HOOK = f"{__name__}.close"
 INSTALL = f"{__package__}.manager.install"
-SPREAD = "MOTLEY_SPREAD"  # "1" in a cluster that others have started
-CHECK = "MOTLEY_HEALTH_CHECK"  # holds `Edge.check`; not set without HAProxy, when nobody asks
+SPREAD = "MOTLEY_SPREAD"  # environment variable: "1" in a cluster that was started by others
+CHECK = "MOTLEY_HEALTH_CHECK"  # environment variable with `Edge.check`; not set without HAProxy
 
 
 def close() -> list[Any]:
-    """Serve calls it in its proxy and the ingress before they bind; the HTTP middlewares, outermost last."""
+    """Return the HTTP middlewares, outermost last, and patch Serve. Serve calls it in its proxy and the ingress before
+    they bind ports.
+    """
     from ray.serve._private import default_impl, grpc_util, proxy_request_response
     from starlette.middleware import Middleware
 
@@ -50,9 +51,10 @@ def close() -> list[Any]:
 
 
 def keep_inside() -> None:
-    """The port by which other replicas call this one is for this machine. To be called in each replica's process.
+    """Bind the port by which other replicas call this one to loopback. Call it in each replica's process.
 
-    In a cluster that others have started they call one another by their nodes' addresses; a firewall keeps others out.
+    In a cluster that was started by others, replicas call one another by their nodes' addresses, so the port stays
+    open; a firewall must protect it.
     """
     if os.environ.get(SPREAD) == "1":
         return
@@ -66,16 +68,16 @@ def keep_inside() -> None:
 
 
 def started_inside(make_worker: Callable[[], Any]) -> Any:
-    """What `make_worker` makes, in a replica's process, before Serve opens a port there.
+    """Return what `make_worker` returns, in a replica's process, before Serve opens a port there.
 
-    It is here, and not where deployments are made, as the process imports whatever module it is in before it starts.
+    It stands in this module, since the process imports the function's module before it starts.
     """
     keep_inside()
     return make_worker()
 
 
 class Refuse:
-    """ASGI middleware: 404 below /-/; `check` alone is passed on, as the health check that Serve knows."""
+    """ASGI middleware that answers 404 below /-/; only `check` is passed on, as the health check that Serve knows."""
 
     def __init__(self, app: Any, check: str | None) -> None:
         self._app = app
@@ -97,7 +99,7 @@ class Refuse:
 
 
 def _add_check(check: str | None, _: Any, server: Any) -> None:
-    """In place of the whole RayServeAPIService: what answers its Healthz, as the method `check`."""
+    """Register only the handler of Healthz, as the method `check`, in place of the whole RayServeAPIService."""
     if check is None:
         return
     import grpc
@@ -107,7 +109,7 @@ def _add_check(check: str | None, _: Any, server: Any) -> None:
     answer = server.service_handler_factory(service_method=GRPC_HEALTH, streaming_type=gRPCStreamingType.UNARY_UNARY)
     service, method = check.strip("/").split("/")
     handlers: dict[str, Any] = {method: grpc.unary_unary_rpc_method_handler(answer)}
-    # Not by Serve's own `add_generic_rpc_handlers`, for which a method's name also says what answers.
+    # Serve's own `add_generic_rpc_handlers` would choose the handler by the method's name.
     add = super(gRPCGenericServer, server).add_generic_rpc_handlers
     add((grpc.method_handlers_generic_handler(service, handlers),))
 

@@ -1,4 +1,4 @@
-"""How `motley serve` itself calls the service that it started: as any client, with a key of its own."""
+"""Client by which `motley serve` calls the service that it started, with an API key of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EVERYWHERE = {"0.0.0.0": LOOPBACK, "::": "::1"}
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """`key`: empty without API keys."""
+    """Address and API key of the service. `key` is empty if the service has no API keys."""
 
     host: str
     http_port: int
@@ -30,7 +30,7 @@ class Inside:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Of gRPC calls."""
+        """Metadata of gRPC calls."""
         return (("authorization", f"Bearer {self.key}"),) if self.key else ()
 
     def request(self, path: str, body: bytes | None = None) -> urllib.request.Request:

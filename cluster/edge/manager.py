@@ -1,9 +1,9 @@
-"""Ray Serve's manager of HAProxy, made to keep the door open and streams whole. Imports Serve.
+"""Ray Serve's manager of HAProxy, changed so that the service stays reachable and streams are kept. Imports Serve.
 
-Serve's own forgets a HAProxy that has died until a health check has missed it thrice, half a minute later; takes its
-HAProxy along when it dies itself; and starts HAProxy anew for a configuration that is the old one. Here a HAProxy that
-has ended or hangs is started again at once, with the routes of before; one whose manager died serves on, until the
-next manager has the routes and takes its sockets over; and nothing is started for nothing.
+Serve's own notices a dead HAProxy only after three failed health checks, half a minute later; ends its HAProxy when it
+dies itself; and restarts HAProxy for a configuration that has not changed. Here a HAProxy that has ended or hangs is
+restarted at once, with the routes it had; one whose manager died serves on, until the next manager has the routes and
+takes its sockets over; and there are no needless restarts.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from ..processes import is_stopped
 from .haproxy_start import began
 from .workers import workers_of
 
-LOOK_S = 0.5  # between two looks at HAProxy
-ANSWER_S = 2.0  # that it has to answer in
-STOPPED_LOOKS = 2  # in a row that find it stopped by a signal: it hangs
-SILENT_LOOKS = 24  # in a row without an answer, about a minute: it hangs; fewer may be for a busy machine's sake
-START_LOOKS = 5  # likewise of a HAProxy that a manager finds when it starts
-ROUTES_S = 20.0  # that a new manager waits for routes while the HAProxy of the one before serves
-AGAIN_S = 0.5  # before HAProxy is started again if it did not start
+LOOK_S = 0.5  # seconds between two checks of HAProxy
+ANSWER_S = 2.0  # seconds in which it must answer
+STOPPED_LOOKS = 2  # consecutive checks that find it stopped by a signal, after which it counts as hung
+SILENT_LOOKS = 24  # consecutive unanswered checks, about a minute, after which it counts as hung
+START_LOOKS = 5  # checks of a HAProxy that a manager finds when it starts
+ROUTES_S = 20.0  # seconds that a new manager waits for routes while the previous HAProxy serves
+AGAIN_S = 0.5  # seconds before the next try to start HAProxy
 
 log = logging.getLogger(SERVE_LOGGER_NAME)
 
 
 class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
-    """HAProxy as one manager runs it, and what is left of the manager before."""
+    """HAProxy as one manager runs it, including a process that the previous manager left."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._routed = asyncio.Event()  # there is an ingress to route to
+        self._routed = asyncio.Event()  # set when there is an ingress to route to
         self._text = self._running_text = ""
         self._ending = False
 
@@ -51,9 +51,9 @@ class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
             self._routed.set()
 
     async def start(self) -> None:
-        """Start HAProxy; where one of another manager serves, take its place without closing the door or a stream."""
+        """Start HAProxy; if one of another manager serves, replace it without closing its ports or a stream."""
         before = workers_of(Path(self.config_file_path))
-        listening = max(before, key=began, default=0)  # it has the ports; others have streams from before a reload
+        listening = max(before, key=began, default=0)  # the newest has the ports; older ones finish their streams
         hangs = bool(before) and await self._hangs(listening)
         if hangs:
             _kill(listening)
@@ -100,13 +100,15 @@ class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
         return process
 
     async def answers(self) -> bool:
-        """Whether a HAProxy says something at the administrator's socket, in time."""
+        """Return whether HAProxy answers at the admin socket in time."""
         with suppress(TimeoutError, RuntimeError):
             return bool(await asyncio.wait_for(self._send_socket_command("show info"), ANSWER_S))
         return False
 
     async def _hangs(self, pid: int) -> bool:
-        """Whether it does not answer: once, where a signal has stopped it; on a busy machine one may only be late."""
+        """Return whether HAProxy does not answer: to one question if a signal has stopped it, else to several, as it
+        may only be late.
+        """
         for _ in range(START_LOOKS):
             if not await self._is_silent():
                 return False
@@ -115,29 +117,29 @@ class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
         return True
 
     async def _answers_at_last(self) -> bool:
-        """Whether one of several questions is answered."""
+        """Return whether HAProxy answers one of several questions."""
         for _ in range(START_LOOKS):
             if await self.answers():
                 return True
         return False
 
     async def _is_silent(self) -> bool:
-        """Whether someone has the administrator's socket, and does not answer."""
+        """Return whether some process has the admin socket, and does not answer."""
         try:
             await asyncio.wait_for(self._send_socket_command("show info"), ANSWER_S)
         except TimeoutError:
             return True
-        except RuntimeError:  # nobody has
+        except RuntimeError:  # no process has the socket
             return False
         return False
 
     async def until_lost(self) -> None:
-        """Return when the HAProxy that listens has ended; one that hangs is ended here."""
+        """Return when the HAProxy that listens has ended; kill one that hangs."""
         process, stopped, silent = self._proc, 0, 0
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), LOOK_S)
-            if process is not self._proc:  # a reload
+            if process is not self._proc:  # HAProxy was reloaded
                 process, stopped, silent = self._proc, 0, 0
             if process is None or process.returncode is not None:
                 return
@@ -148,7 +150,7 @@ class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
                 _kill(process.pid)
 
     async def revive(self) -> None:
-        """Start HAProxy as it was, if it is not to end and none runs."""
+        """Restart HAProxy as it was, unless the service stops or HAProxy runs."""
         if self._ending or self._is_running():
             return
         began_at = time.monotonic()
@@ -158,7 +160,7 @@ class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
 
 
 class HAProxyManager(haproxy.HAProxyManager.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc]
-    """Serve's, with a HAProxy that is watched over. The name is Serve's too, by which its process is called."""
+    """Serve's manager, with a HAProxy that is watched. It has Serve's name, by which its process is known."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         haproxy.HAProxyApi = SteadyHAProxy
@@ -166,13 +168,13 @@ class HAProxyManager(haproxy.HAProxyManager.__ray_metadata__.modified_class.__ra
         self._watching = self.event_loop.create_task(self._watch())
 
     async def check_health(self) -> bool:
-        """Whether HAProxy is watched over. Serve is not to see to HAProxy itself: it would end all streams."""
+        """Return whether HAProxy is watched. Serve must not check HAProxy itself: it would end all streams."""
         return not self._watching.done()
 
     async def _watch(self) -> None:
         try:
             await asyncio.shield(self._haproxy_start_task)
-        except Exception:  # noqa: BLE001  Serve hears of it by `ready`, and starts another manager
+        except Exception:  # noqa: BLE001  Serve learns of it by `ready`, and starts another manager
             return
         while not self._haproxy._ending:
             await self._haproxy.until_lost()
@@ -185,7 +187,7 @@ class HAProxyManager(haproxy.HAProxyManager.__ray_metadata__.modified_class.__ra
 
 
 def install() -> None:
-    """Have Serve's controller start this manager in place of its own. It calls it in its process as it begins."""
+    """Make Serve's controller start this manager in place of its own. The controller's process calls it first."""
     import ray
 
     controller.HAProxyManager = ray.remote(num_cpus=0)(HAProxyManager)

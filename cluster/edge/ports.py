@@ -1,4 +1,4 @@
-"""Ports: whether one is free, and one that is."""
+"""Checks of whether a port is free, and a choice of free ports."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ SETTLED = (20_000, 30_000)
 
 
 def settled_block(size: int) -> int:
-    """The first of `size` ports in a row, all free on every interface, for somebody who will bind them later.
+    """Return the first of `size` consecutive ports that are free on every interface, for a process that binds them
+    later.
 
-    Below the range from which the system takes ports for outgoing connections: there, one that is free now
-    may be in use seconds later. By chance, so that two services that start at once take different ones.
+    They are below the range from which the system takes ports for outgoing connections: a free port of that range may
+    be in use seconds later. The choice is random, so that two services that start at once take different ports.
     """
     while True:
         first = random.randrange(SETTLED[0], SETTLED[1], size)
@@ -23,7 +24,7 @@ def settled_block(size: int) -> int:
 
 
 def listens(host: str, port: int) -> bool:
-    """Whether somebody takes connections there."""
+    """Return whether a process accepts connections at this address."""
     try:
         socket.create_connection((host, port), timeout=1.0).close()
     except OSError:
@@ -40,7 +41,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def bracketed(host: str) -> str:
-    """As it is written before a port."""
+    """Return a host as it is written before a port: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
@@ -48,7 +49,7 @@ def check_port(host: str, port: int, flag: str) -> None:
     """Raise ConfigurationError naming the flag if the port cannot be listened on."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        # As a server does: a port in TIME_WAIT is free.
+        # Servers set it too: a port in TIME_WAIT counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

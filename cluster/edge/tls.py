@@ -1,4 +1,4 @@
-"""The certificate of the edge, checked before anything is started."""
+"""Certificate of the edge, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MINIMUM = "TLSv1.2"
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files of the edge. `client_ca`: clients need a certificate that it signed."""
+    """PEM files of the edge. `client_ca`: clients need a certificate that it signed; None: they need none."""
 
     cert: Path
     key: Path
     client_ca: Path | None = None
 
     def bind(self, folder: Path) -> str:
-        """What HAProxy's `bind` says of it. Files are linked into `folder`, where HAProxy looks for the key."""
+        """Return the TLS words of HAProxy's `bind`. Links the files into `folder`, where HAProxy looks for the key."""
         cert = folder / "edge.pem"
         _link(cert, self.cert)
         _link(folder / "edge.pem.key", self.key)
@@ -35,7 +35,9 @@ class Tls:
 
 
 def choose_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> Tls | None:
-    """None without a certificate. Raises ConfigurationError naming the flag and what is wrong with its file."""
+    """Return the TLS files; None without a certificate. Raises ConfigurationError naming the flag and what is wrong
+    with its file.
+    """
     if cert is None and key is None:
         if client_ca is not None:
             raise _bad("--client-ca", "give --tls-cert and --tls-key too")

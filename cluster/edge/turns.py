@@ -1,7 +1,7 @@
-"""Turns: of many clients that send at once, few are read in each turn of the event loop.
+"""Turns of the event loop: if many clients send at once, bodies of few of them are read in each turn.
 
-A loop that finds something to read from each of them reads it all before anything else is done. That is some 150 KB
-of each: of 1,000 clients a fifth of a second of a processor, for which streams wait, and the checks of health.
+An event loop that can read from all of them reads it all before anything else runs. That is some 150 KB from each:
+for 1,000 clients a fifth of a second of a processor, in which streams and health checks wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ AT_ONCE = 8  # parts of bodies, of up to 256 KiB each: one or two milliseconds
 
 
 class Turns:
-    """Lets `at_once` of those who wait go on in each turn of the event loop that it is used in, first come first."""
+    """Limiter that lets `at_once` waiters go on in each turn of its event loop, first come first."""
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._at_once = at_once
@@ -24,7 +24,7 @@ class Turns:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Return at once where there is room in this turn, and nobody waits."""
+        """Wait for a place in a turn; return at once if this turn has one left and nobody waits."""
         if self._left > 0 and not self._waiting:
             self._take()
             return
@@ -36,12 +36,12 @@ class Turns:
         self._left -= 1
         if not self._begins_anew:
             self._begins_anew = True
-            asyncio.get_running_loop().call_soon(self._begin)  # which is in the next turn
+            asyncio.get_running_loop().call_soon(self._begin)  # runs in the next turn
 
     def _begin(self) -> None:
         self._begins_anew, self._left = False, self._at_once
         while self._waiting and self._left > 0:
             place = self._waiting.popleft()
-            if not place.done():  # it has given up
+            if not place.done():  # else it was cancelled
                 self._take()
                 place.set_result(None)

@@ -1,6 +1,6 @@
-"""HAProxy's processes of this machine, by their configuration.
+"""HAProxy's processes on this machine, found by their configuration file.
 
-A reload leaves a worker that goes on with its streams, however long they are, and takes nothing new.
+A reload leaves a worker that finishes its streams, however long they are, and accepts nothing new.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["workers_of"]
 
 
 def workers_of(config: Path) -> list[int]:
-    """The processes that were started with this configuration file, in no order. None where there is no /proc."""
+    """Return the processes that were started with this configuration file, in no order; none if there is no /proc."""
     asked = ["-f", str(config)]
     found = []
     for commands in Path("/proc").glob("[0-9]*/cmdline"):

@@ -1,6 +1,6 @@
-"""What the objects of a body may have, and a body without what asks for nothing.
+"""Fields that the objects of a JSON body may have, and which of their values ask for nothing.
 
-Made of the very schemas that describe the interface, and of the table of foreign fields.
+Shapes are made from the schemas that describe the interface, and from the table of other servers' fields.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["Shape", "opened", "settle", "shape_of"]
 
 @dataclass(slots=True)
 class Shape:
-    """An object, or a list of them.
+    """Shape of an object in a body, or of a list of objects.
 
-    path     where it stands, without indices
-    known    fields that Motley has: whoever reads the body checks their values
-    foreign  what becomes of others' fields
-    empty    those of the known fields of which an empty value is none, with such values
-    inner    shapes of those fields that are objects or lists of objects
-    items    of a list: the shape of its items
+    path     where it stands in the body, without indices
+    known    fields that Motley has: their reader checks their values
+    foreign  fields of other servers, and what becomes of each
+    empty    known fields whose empty value counts as absent, with these values
+    inner    shapes of the fields that are objects or lists of objects
+    items    for a list: the shape of its items
     """
 
     path: str = ""
@@ -41,7 +41,9 @@ class Shape:
 
 
 def shape_of(schema: Schema, route: str, path: str = "") -> Shape | None:
-    """None: whatever stands there is nobody's business but its reader's, as in a JSON schema."""
+    """Return the shape of what a schema describes; None if only its reader checks what stands there, such as a JSON
+    schema.
+    """
     alternatives = list(_alternatives(schema))
     properties: dict[str, list[Schema]] = {}
     required: set[str] = set()
@@ -67,7 +69,9 @@ def shape_of(schema: Schema, route: str, path: str = "") -> Shape | None:
 
 
 def settle(body: dict[str, Any], shape: Shape, unknown: UnknownFields) -> dict[str, Any]:
-    """The same body, with the fields alone that Motley has. Changes it. Raises InvalidRequest naming the field."""
+    """Remove or rename every field of a body that Motley does not have. Changes and returns `body`. Raises
+    InvalidRequest naming the field.
+    """
     _settle(body, shape, unknown, "")
     return body
 
@@ -94,7 +98,7 @@ def _is_one_of(value: Any, empty: tuple[Any, ...]) -> bool:
 
 
 def _spread(fields: dict[str, Any], name: str, shape: Shape, at: str) -> None:
-    """What an object within has, as if it stood beside that."""
+    """Move the fields of the object in field `name` into the object that holds it."""
     inner = fields.pop(name)
     if says_nothing(inner):
         return
@@ -122,16 +126,16 @@ def _settle_foreign(fields: dict[str, Any], name: str, shape: Shape, unknown: Un
 
 
 def _rename(fields: dict[str, Any], foreign: Foreign, value: Any, shape: Shape, at: str) -> None:
-    """The value under the name that Motley knows, which may be of an object within."""
+    """Store the value under the name that Motley has for it, which may be in an inner object (`outer.inner`)."""
     outer, _, inner = foreign.why.partition(".")
     if outer not in shape.known:
-        return  # such as tokens of an answer that is a vector
+        return  # this route has no such field, as embeddings have no tokens of an answer
     if inner and fields.get(outer) is None:
         fields[outer] = {}
     if inner:
         fields = fields[outer]
     if not isinstance(fields, dict):
-        return  # whoever reads it refuses it by name
+        return  # not an object: the field's reader refuses it by name
     name = inner or outer
     value = [value] if foreign.is_item else value
     if value in foreign.unbounded:
@@ -143,14 +147,15 @@ def _rename(fields: dict[str, Any], foreign: Foreign, value: Any, shape: Shape, 
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """1 and 1.0 are one value of JSON, 1 and true are two."""
+    """Return whether two JSON values are equal: 1 and 1.0 are, 1 and true are not."""
     return one == other and isinstance(one, bool) is isinstance(other, bool)
 
 
 def opened(schema: Schema, route: str, *, foreign: bool = True) -> Schema:
-    """The schema as the interface's description has it: with foreign fields, and open to unknown ones.
+    """Return the schema as the interface's description shows it: with foreign fields, and open to unknown ones.
 
-    Without `foreign`: as it is where unknown ones are refused, and of the body itself with Motley's own fields alone.
+    Without `foreign`: the schema that holds where unknown fields are refused; the body itself has Motley's own fields
+    alone.
     """
     return _opened(schema, shape_of(schema, route), route, foreign)
 
@@ -183,7 +188,7 @@ def _opened(schema: Schema, shape: Shape | None, route: str, foreign: bool) -> S
 
 
 def _or_empty(schema: Schema, empty: tuple[Any, ...]) -> Schema:
-    """With those of the empty values that it does not take anyway."""
+    """Return the schema extended by the empty values that it does not allow itself."""
     more = [value for value in empty if not takes(schema, value)]
     if not more:
         return schema
@@ -215,12 +220,12 @@ def _described(foreign: Foreign, own: Mapping[str, Schema]) -> Schema:
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
-    """1 and 1.0 are one value of JSON."""
+    """Return the values without duplicates; 1 and 1.0 are one value of JSON."""
     return list({json.dumps(int(one) if isinstance(one, float) else one): one for one in values}.values())
 
 
 def _foreign(route: str, path: str) -> dict[str, Foreign]:
-    """Those of an object, but for the ones that are honoured under their own name."""
+    """Return the foreign fields of the object at `path` by name, without the ones that work under their own name."""
     return {
         one.name: one for one in FOREIGN if one.at == path and route in one.routes and one.effect is not Effect.WORKS
     }

@@ -1,6 +1,6 @@
-"""Grammars that hold a chat to what it promised: calls that are required, arguments that follow their schema.
+"""Grammars that hold a chat to what was promised: required tool calls, and arguments that follow their schema.
 
-Where the model thinks before it answers, what it thinks is left free.
+A grammar leaves the model's reasoning before the answer free.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .chat_tools import ToolUse
 
 
 def enforce(admitted: Admitted, tools: ToolUse, style: str, thinks: Thinking | None) -> Admitted:
-    """The same request with the grammar that it needs. `thinks` is None for a model that does not.
+    """Return the same request with the grammar that it needs. `thinks` is None for a model that does not reason.
 
-    Raises InvalidRequest naming the field that asks for what a grammar cannot hold.
+    Raises InvalidRequest naming the field that asks for what a grammar cannot enforce.
     """
     asked = admitted.request.sampling.grammar
     may_think = thinks in ("free", "opened")
@@ -29,7 +29,7 @@ def enforce(admitted: Admitted, tools: ToolUse, style: str, thinks: Thinking | N
     else:
         wanted = None if asked is None or not may_think else _format(asked)
     if wanted is None:
-        return admitted  # as asked
+        return admitted  # the request needs no other grammar
     if may_think and wanted["type"] != "triggered_tags":
         wanted = think.before(wanted, opened=thinks == "opened")
     field = asked.field if asked is not None else "tool_choice" if tools.required else "tools"
@@ -39,7 +39,7 @@ def enforce(admitted: Admitted, tools: ToolUse, style: str, thinks: Thinking | N
 
 
 def _with_calls(asked: GrammarSpec | None, tools: ToolUse, style: str) -> Format | None:
-    """What the answer must look like; None: calls are the model's own affair."""
+    """Return the format that the answer must have; None if the model may write calls or text as it likes."""
     writes = TOOL_PARSERS[style]
     if asked is not None:
         if tools.required:
@@ -55,7 +55,7 @@ def _with_calls(asked: GrammarSpec | None, tools: ToolUse, style: str) -> Format
 
 
 def _format(asked: GrammarSpec) -> Format:
-    """A grammar as a part of a larger one."""
+    """Return a grammar in the form in which it can be a part of a larger one."""
     match asked.kind:
         case GrammarKind.JSON_OBJECT:
             return json_schema(json.loads(OBJECT_SCHEMA))

@@ -1,4 +1,4 @@
-"""Names of speakers, where the model's template has no place for them: other servers leave them out in silence."""
+"""Names of speakers that the model's chat template cannot show: they are dropped, as other servers do."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _NAME = "messages[].name"
 
 
 def placed_names(messages: Any, template: ChatTemplate | None, unknown: UnknownFields) -> Any:
-    """The messages without names that the template would not show, each of which is met as an unknown field.
+    """Return the messages without the names that the template would not show; each counts as an unknown field.
 
     Some clients name every speaker. Where unknown fields are refused the names stay, and the template refuses them.
-    What is no list of messages is left to whoever checks them.
+    A value that is no list of messages is returned as it is, since a later check refuses it.
     """
     if template is None or template.takes_names or unknown.refuses or not isinstance(messages, list):
         return messages
@@ -22,7 +22,9 @@ def placed_names(messages: Any, template: ChatTemplate | None, unknown: UnknownF
 
 
 def _without_name(message: Any, unknown: UnknownFields, at: str) -> Any:
-    """Of a tool the name says which one it is, and templates may read it or not."""
+    """Return the message without its name. A tool's name stays: it says which tool answered, and templates may read it
+    or not.
+    """
     if not isinstance(message, dict) or message.get("role") == "tool" or not isinstance(message.get("name"), str):
         return message
     unknown.meet(_NAME, message["name"], at)

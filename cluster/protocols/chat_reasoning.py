@@ -1,4 +1,4 @@
-"""What a chat says to the model's template, and of what the model thinks, in the words of several servers."""
+"""Fields of a chat that concern reasoning and the template's arguments, in the words of several servers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from .openai_schemas import EFFORTS, THINKING_TYPES, THOUGHT_LEVELS
 
 _ARGUMENTS = "chat_template_kwargs"
 _OFF = "none"
-_SWITCH = {_OFF: False, "medium": True}  # a template that can only think or not knows no other degrees
-_SWITCHES = ("enable_thinking", "thinking")  # what templates call that
-TemplateFor = Callable[[Sequence[Tool]], ChatTemplate | None]  # the model's, for chats with these tools
+_SWITCH = {_OFF: False, "medium": True}  # degrees for a template that can only switch reasoning
+_SWITCHES = ("enable_thinking", "thinking")  # templates' names for the switch
+TemplateFor = Callable[[Sequence[Tool]], ChatTemplate | None]  # returns the model's template for chats with these tools
 
 
 def template_arguments(body: dict[str, Any], template: ChatTemplate | None, unknown: UnknownFields) -> dict[str, Any]:
-    """Raises InvalidRequest naming the field; the template checks its arguments itself."""
+    """Return the arguments for the chat template. Raises InvalidRequest naming the field; the template checks its
+    arguments itself.
+    """
     return with_effort(read_arguments(body, template, unknown), body, template, _ARGUMENTS)
 
 
 def read_arguments(body: dict[str, Any], template: ChatTemplate | None, unknown: UnknownFields) -> dict[str, Any]:
-    """Those of `chat_template_kwargs` that the template reads, and those that it must refuse; null is none.
+    """Return the arguments of `chat_template_kwargs` that the template reads or must refuse; null counts as absent.
 
-    Elsewhere the others have no effect, so they are met as unknown fields are.
+    Other arguments have no effect on other servers, so they count as unknown fields.
     """
     given = take(body, _ARGUMENTS, dict, {})
     if template is None:
@@ -46,7 +48,9 @@ def read_arguments(body: dict[str, Any], template: ChatTemplate | None, unknown:
 
 
 def _as_read(name: str, template: ChatTemplate) -> str:
-    """Whether to think has two names: a template that reads one of them is given what came under the other."""
+    """Return the name under which the template reads an argument: there are two names for whether to think, and it may
+    have either.
+    """
     if name in _SWITCHES and not template.has_argument(name):
         return next((other for other in _SWITCHES if template.has_argument(other)), name)
     return name
@@ -55,7 +59,9 @@ def _as_read(name: str, template: ChatTemplate) -> str:
 def with_effort(
     arguments: Mapping[str, Any], body: dict[str, Any], template: ChatTemplate | None, field: str
 ) -> dict[str, Any]:
-    """`arguments`, which the client calls `field`, and how much the body says that the model is to think."""
+    """Return `arguments` with the reasoning effort that the body asks for. `field`: the client's name of `arguments`,
+    for errors.
+    """
     said = _said(body)
     if said is None:
         return dict(arguments)
@@ -70,7 +76,7 @@ def with_effort(
 
 
 def shows_reasoning(body: dict[str, Any]) -> bool:
-    """Whether what the model thinks is part of the answer."""
+    """Return whether the model's reasoning is part of the answer."""
     shown = take(body, "include_reasoning", bool, True)
     hidden = take(take(body, "reasoning", dict, {}), "exclude", bool, False, path="reasoning.")
     if hidden and body.get("include_reasoning"):
@@ -79,7 +85,9 @@ def shows_reasoning(body: dict[str, Any]) -> bool:
 
 
 def tells_reasoning_apart(body: dict[str, Any]) -> bool:
-    """Whether it stands apart from the answer's text, not within it as the model wrote it."""
+    """Return whether reasoning is returned in a field of its own, not within the answer's text as the model
+    wrote it.
+    """
     apart = take(body, "separate_reasoning", bool, True)
     form = take(body, "reasoning_format", str, "auto")
     if form not in ("auto", "deepseek", "none"):
@@ -90,7 +98,9 @@ def tells_reasoning_apart(body: dict[str, Any]) -> bool:
 
 
 def _said(body: dict[str, Any]) -> tuple[str, str | bool] | None:
-    """The field that says it best, and its value: a degree, or only whether to think."""
+    """Return the field that states the reasoning effort best, and its value: a degree, or only whether to think. None
+    if there is no such field.
+    """
     best: tuple[str, str | bool] | None = None
     for at, effort in _all_said(body):
         if best is None:
@@ -118,7 +128,7 @@ def _all_said(body: dict[str, Any]) -> Iterator[tuple[str, str | bool]]:
 
 
 def _switched(name: str, value: Any) -> Iterator[tuple[str, str | bool]]:
-    """Ollama's word, which may be a degree; or an object that names its kind, as Anthropic and DeepSeek have it."""
+    """Read `think` (Ollama; may be a degree) or `thinking` (Anthropic and DeepSeek; an object that names its kind)."""
     if isinstance(value, bool):
         yield name, value
     elif name == "think":
@@ -138,7 +148,9 @@ def _thinks(effort: str | bool) -> bool:
 
 
 def _argument(at: str, effort: str | bool, template: ChatTemplate | None) -> tuple[str, bool | str] | None:
-    """What the template calls it, and its value; None: it is so in any case."""
+    """Return the template's own name for the reasoning effort, and its value; None if the template does so in any
+    case.
+    """
     switch = next((name for name in _SWITCHES if template is not None and template.has_argument(name)), None)
     if template is not None and template.has_argument("reasoning_effort"):
         if not isinstance(effort, bool):

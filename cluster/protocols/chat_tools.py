@@ -1,4 +1,4 @@
-"""`tools`, `tool_choice` and `parallel_tool_calls` of a chat."""
+"""Reader of a chat's `tools`, `tool_choice` and `parallel_tool_calls`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _ANY_OBJECT = json.loads(OBJECT_SCHEMA)
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What the model is told of tools, and what it may do with them.
+    """Tools that the model is shown, and what it may do with them.
 
-    tools     shown to the model; none where it may call none
-    allowed   those that it may call
-    required  it must call one
-    strict    arguments must follow their schema
-    single    one call at most
+    tools     tools shown to the model; none if it may not call any
+    allowed   tools that it may call
+    required  whether it must call a tool
+    strict    whether arguments must follow their schema
+    single    whether it may make one call at most
     """
 
     tools: tuple[Tool, ...] = ()
@@ -44,7 +44,7 @@ class ToolUse:
 
 
 def tool_use(body: dict[str, Any]) -> ToolUse:
-    """Raises InvalidRequest naming the field."""
+    """Read the tools and how they may be used from a chat's body. Raises InvalidRequest naming the field."""
     choice = body.get("tool_choice")
     parallel = take(body, "parallel_tool_calls", bool, True)
     if body.get("tools") is None:
@@ -63,13 +63,13 @@ def tool_use(body: dict[str, Any]) -> ToolUse:
 
 
 def _refuse_alone(body: dict[str, Any], choice: Any) -> None:
-    """Without tools there is nothing to choose."""
+    """Raise InvalidRequest if `tool_choice` asks for a call although there are no tools."""
     if choice not in (None, "auto", "none"):
         raise wrong_type("tool_choice", choice, "no value, auto or none where there are no tools")
 
 
 def _choice(choice: Any, known: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The mode, and the names that may be called."""
+    """Return the mode, and the names of the tools that may be called."""
     if choice is None:
         return "auto", known
     if isinstance(choice, str) and choice in MODES:
@@ -117,7 +117,9 @@ def _name(choice: dict[str, Any], path: str, known: Sequence[str]) -> str:
 
 
 def _signature(tool: Tool, given: dict[str, Any], at: str) -> Signature:
-    """With `strict` arguments are held to their schema, or it is refused; without it, to what of it can be kept."""
+    """Return a tool's signature. With `strict`, its schema is enforced or refused; without, as much of it as can be
+    enforced.
+    """
     schema, name, field = tool["function"]["parameters"], tool["function"]["name"], f"{at}.function.parameters"
     if not schema:
         return Signature(name, _ANY_OBJECT)
@@ -137,7 +139,7 @@ def _is_untyped(schema: dict[str, Any]) -> bool:
 
 
 def _is_object(words: Any, root: Any) -> bool:
-    """Whether all values of a schema in the library's words are objects."""
+    """Return whether all values of a schema, as the grammar library writes it, are objects."""
     seen = set()
     while isinstance(words, dict) and "$ref" in words and words["$ref"] not in seen:
         seen.add(words["$ref"])

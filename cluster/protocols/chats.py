@@ -1,4 +1,4 @@
-"""What chats of every protocol have in common: tools are checked, promises held to, answers taken apart."""
+"""Chats of every protocol: check tools, enforce their schemas, and split answers into text, reasoning and calls."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from .chat_tools import ToolUse
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A chat that is let in, and how its answers are to be read."""
+    """An admitted chat, and how its answers are to be read."""
 
     admitted: Admitted
     reading: Reading
 
 
 class Chats:
-    """The chats of one served model."""
+    """Admission of the chats of one served model."""
 
     def __init__(self, door: Door, styles: Styles) -> None:
         self._door = door
         self._styles = styles
 
     def template_for(self, tools: Sequence[Tool]) -> ChatTemplate | None:
-        """The model's, which decides what some fields can do."""
+        """Return the model's chat template for these tools; it decides what some fields can do."""
         return self._door.tokenizer.template_for(tools)
 
     async def admit(self, ask: Ask, tools: ToolUse, caller: Caller, *, told_apart: bool = True) -> Chat:
-        """Raises InvalidRequest naming the field. Not `told_apart`: what the model thinks stays in the text."""
+        """Admit a chat. Raises InvalidRequest naming the field. If not `told_apart`, reasoning stays in the text."""
         if tools.tools and self._styles.tools.name not in TOOL_PARSERS:
             raise unsupported_field("tools", f"{self._styles.tools.reason}; --tool-parser of motley serve names one")
         admitted = await self._door.admit(ask, caller)
@@ -46,7 +46,7 @@ class Chats:
         return Chat(enforce(admitted, tools, self._styles.tools.name, thinks), reading)
 
     def reader(self, chat: Chat) -> AnswerReader:
-        """A new one, for one choice."""
+        """Return a new reader of answers, for one choice."""
         return AnswerReader(chat.reading, self._door.tokenizer)
 
     def _reading(self, tools: ToolUse, thinks: Thinking | None) -> Reading:

@@ -1,4 +1,4 @@
-"""What a text must look like, by the names that vLLM gave the ways to say it and others took over."""
+"""Constraints on the text of an answer, by vLLM's names, which other servers took over."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ CONSTRAINTS = ("json_object", "json_schema", "regex", "grammar", "structural_tag
 
 
 def constraint(name: str, value: Any, field: str) -> GrammarSpec | None:
-    """None when `json_object` is false, which asks for free text. Raises InvalidRequest naming `field`."""
+    """Return the grammar of a constraint; None when `json_object` is false, which asks for free text. Raises
+    InvalidRequest naming `field`.
+    """
     wanted, words = _TYPES.get(name, (str, "a text"))
     if not isinstance(value, wanted):
         raise InvalidRequest(f"{field}: expected {words}", param=field, code="invalid_value")

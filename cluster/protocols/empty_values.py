@@ -1,7 +1,8 @@
-"""Which empty values of OpenAI's and Motley's own fields are as good as leaving the field out.
+"""Table of the empty values of OpenAI's and Motley's own fields that count as leaving the field out.
 
-The rule: the empty value of the field's own kind, unless the field must be there. So "" where a text is expected, []
-for a list, {} for an object; and each of them of a field that is refused. The two tables below are all that differs.
+The rule: an empty value of the field's own kind counts as absent, unless the field is required. So "" where a text is
+expected, [] for a list, {} for an object; and each of them for a field that is refused. The two tables below hold all
+exceptions.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ MEANS_SOMETHING: Mapping[str, tuple[Any, ...]] = {
 
 
 def empty_is_none(path: str, schemas: Iterable[Schema]) -> tuple[Any, ...]:
-    """The values which are none at that path, whose field has one of the schemas; without any: it must be there."""
+    """Return the empty values that count as absent for the field at `path`. schemas: alternatives for its value; none
+    if it is required.
+    """
     kinds = _kinds({"anyOf": list(schemas)})
     refused = kinds == {"null"}
     wanted = [value for value in EMPTY if refused or _KIND[type(value)] in kinds or value in ALSO_NONE.get(path, ())]
@@ -59,7 +62,7 @@ def _kinds(schema: Schema) -> set[str]:
 
 
 def takes(schema: Schema, value: Any) -> bool:
-    """Whether the schema itself allows the empty value."""
+    """Return whether the schema itself allows the empty value."""
     if "anyOf" in schema:
         return any(takes(one, value) for one in schema["anyOf"])
     if "enum" in schema or "const" in schema:

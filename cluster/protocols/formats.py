@@ -1,4 +1,4 @@
-"""OpenAI's `response_format` and vLLM's `structured_outputs` -> GrammarSpec."""
+"""Reader of OpenAI's `response_format` and vLLM's `structured_outputs`: converts them to GrammarSpec."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def format_of(body: dict[str, Any]) -> GrammarSpec | None:
-    """OpenAI's `response_format`, vLLM's `structured_outputs`, or a field that says one constraint; None: free text.
+    """Return the grammar that a body asks for, in `response_format`, `structured_outputs` or a field for one
+    constraint; None for free text.
 
     Raises InvalidRequest naming the field.
     """
@@ -47,7 +48,7 @@ def format_of(body: dict[str, Any]) -> GrammarSpec | None:
 
 
 def _tgi_grammar(wanted: dict[str, Any]) -> GrammarSpec | None:
-    """TGI's `{"type": …, "value": …}`."""
+    """Read TGI's grammar, `{"type": …, "value": …}`."""
     refuse_others(wanted, ("type", "value"), path="grammar.")
     kind = wanted.get("type")
     if not isinstance(kind, str) or kind not in _TGI_KINDS:
@@ -60,7 +61,7 @@ def _tgi_grammar(wanted: dict[str, Any]) -> GrammarSpec | None:
 
 
 def _named_schema(given: dict[str, Any], path: str) -> GrammarSpec:
-    """TGI's `{"name": …, "schema": …}`, which knows no other schema than one that is kept to."""
+    """Read TGI's `{"name": …, "schema": …}`. TGI has no schema that is not enforced."""
     refuse_others(given, ("name", "schema"), path=path)
     _check_name(given, path)
     if given.get("schema") is None:
@@ -94,7 +95,9 @@ def _text(wanted: dict[str, Any]) -> None:
 
 
 def _json_object(wanted: dict[str, Any]) -> GrammarSpec:
-    """Any object; with `schema`, as llama.cpp and others have it, or TGI's `value`, one that follows that."""
+    """Read a format of type json_object: any object, or one that follows `schema` (llama.cpp and others) or `value`
+    (TGI).
+    """
     refuse_others(wanted, ("type", *_SCHEMAS), path="response_format.")
     name = _one_name(wanted, _SCHEMAS)
     schema = wanted.get(name)
@@ -106,7 +109,9 @@ def _json_object(wanted: dict[str, Any]) -> GrammarSpec:
 
 
 def _one_name(wanted: dict[str, Any], names: tuple[str, ...]) -> str:
-    """The name under which a value is given; the first where there is none. Raises InvalidRequest for two."""
+    """Return the name under which a value is given; the first name if there is none. Raises InvalidRequest if there
+    are two.
+    """
     given = [name for name in names if not says_nothing(wanted.get(name))]
     if len(given) > 1:
         raise wrong_type(f"response_format.{given[1]}", wanted[given[1]], f"no value beside {given[0]}")
@@ -114,8 +119,9 @@ def _one_name(wanted: dict[str, Any], names: tuple[str, ...]) -> str:
 
 
 def _json_schema(wanted: dict[str, Any]) -> GrammarSpec:
-    """With `strict` the schema is kept to, or refused; without it, what of it can be kept is. llama.cpp and others have
-    it in `schema`."""
+    """Read a format of type json_schema. With `strict`, the schema is enforced or refused; without, as much of it as
+    can be enforced. llama.cpp and others have the schema in `schema`.
+    """
     value = wanted.get("value")
     if wanted.get("json_schema") is None and isinstance(value, dict) and isinstance(value.get("schema"), dict):
         refuse_others(wanted, ("type", "value"), path="response_format.")
@@ -140,7 +146,7 @@ def _json_schema(wanted: dict[str, Any]) -> GrammarSpec:
 
 
 def _regex(wanted: dict[str, Any]) -> GrammarSpec:
-    """In `regex`; TGI has it in `value`, Together in `pattern`."""
+    """Read a regular expression from `regex`; TGI has it in `value`, Together in `pattern`."""
     refuse_others(wanted, ("type", *_PATTERNS), path="response_format.")
     name = _one_name(wanted, _PATTERNS)
     return GrammarSpec.regex(take(wanted, name, str, "", path="response_format."), field=f"response_format.{name}")
@@ -153,7 +159,7 @@ def _ebnf(wanted: dict[str, Any]) -> GrammarSpec:
 
 
 def _structural_tag(wanted: dict[str, Any]) -> GrammarSpec:
-    """In `format`; older versions of vLLM and SGLang have it in `structures` and `triggers`."""
+    """Read a structural tag from `format`; older versions of vLLM and SGLang have it in `structures` and `triggers`."""
     older = wanted.get("structures") is not None
     refuse_others(wanted, ("type", "structures", "triggers") if older else ("type", "format"), path="response_format.")
     if not older and wanted.get("format") is None:
@@ -174,7 +180,7 @@ _RESPONSE_FORMATS: dict[str, Callable[[dict[str, Any]], GrammarSpec | None]] = {
 
 
 def _structured_outputs(given: dict[str, Any]) -> GrammarSpec | None:
-    """vLLM's words: exactly one of json, json_object, regex, choice, grammar and structural_tag."""
+    """Read vLLM's `structured_outputs`: exactly one of json, json_object, regex, choice, grammar and structural_tag."""
     path = "structured_outputs."
     refuse_others(given, STRUCTURED_FIELDS, STRUCTURED_UNSUPPORTED, path=path)
     names = [name for name in STRUCTURED_FIELDS if given.get(name) is not None]

@@ -1,4 +1,4 @@
-"""grpc.health.v1: whether requests are served or held, in the words that load balancers and Kubernetes know."""
+"""Protocol grpc.health.v1: whether requests are served or held, as load balancers and Kubernetes ask for it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ..web import servicers
 
 SERVICES = ("", *(service.full_name for service in servicers.SERVICES))  # the empty name is the whole server
 WATCH_PERIOD_S = 1.0
-MAX_WATCHES = 16  # at a time from one address, and
-MAX_OF_TENANT = 256  # of one tenant, or without keys of all together
-_ALL = "*"  # no address
+MAX_WATCHES = 16  # watches at a time from one address
+MAX_OF_TENANT = 256  # watches at a time of one tenant; without API keys, of all callers together
+_ALL = "*"  # all addresses of a tenant
 _SERVING = pb.HealthCheckResponse.ServingStatus.SERVING
 _NOT_SERVING = pb.HealthCheckResponse.ServingStatus.NOT_SERVING
 _UNKNOWN = pb.HealthCheckResponse.ServingStatus.SERVICE_UNKNOWN
 
 
 class Life(Protocol):
-    """What is asked for health: the router, or another that can say."""
+    """Source of the service's health: the router, or another object that can report it."""
 
     @property
     def draining(self) -> bool: ...
@@ -36,22 +36,24 @@ class Life(Protocol):
     def stopping(self) -> Happening: ...
 
     async def load(self) -> object:
-        """Raises MotleyError when it is not well."""
+        """Return the load. Raises MotleyError when the service is not healthy."""
         ...
 
 
 class HealthProtocol:
-    """A service is as healthy as the pool: a live process whose engine does not step is not. One without replicas is
-    while it holds requests for the first that comes: a balancer that took it out would keep it from ever waking.
+    """Health of each service, which is that of the whole pool of replicas.
 
-    However many ask, a replica is asked once at a time, and no more often than each WATCH_PERIOD_S for all
-    watchers together. Whoever watches is no load: the drain does not wait for them, they wait for it.
+    A live process whose engine does not step is not healthy. A pool without replicas is healthy while it holds requests
+    for the first replica that joins: a load balancer that took it out would keep it from ever waking.
+
+    However many clients ask, there is one query to the replicas at a time, and no more than one every WATCH_PERIOD_S
+    for all watchers together. A watch does not count as load: the drain does not wait for watches, and ends them.
     """
 
     def __init__(self, router: Life, services: Sequence[str] = SERVICES) -> None:
         self._router = router
         self._services = services
-        self._watches: Counter[tuple[str, str]] = Counter()  # by tenant and address; by tenant alone
+        self._watches: Counter[tuple[str, str]] = Counter()  # number by (tenant, address) and by (tenant, _ALL)
         self._poll: asyncio.Task[bool] | None = None
         self._polled = -math.inf  # monotonic: when the last answer came
         self._well = False
@@ -68,7 +70,7 @@ class HealthProtocol:
     async def watch(
         self, request: pb.HealthCheckRequest, caller: Caller
     ) -> AsyncGenerator[pb.HealthCheckResponse, None]:
-        """The status now, and again whenever it changes; of an unknown service too, which may yet appear.
+        """Yield the status now and whenever it changes; for an unknown service too, which may yet appear.
 
         Ends with NOT_SERVING as soon as the service drains. Raises Overloaded beyond MAX_WATCHES and MAX_OF_TENANT.
         """
@@ -80,7 +82,7 @@ class HealthProtocol:
         try:
             last = None
             while True:
-                draining = self._router.draining  # before the answer: what comes last says NOT_SERVING
+                draining = self._router.draining  # read before the answer, so that the last response says NOT_SERVING
                 known = request.service in self._services
                 response = _response(await self._shared()) if known else pb.HealthCheckResponse(status=_UNKNOWN)
                 if response != last:
@@ -91,16 +93,18 @@ class HealthProtocol:
                 await first_of(self._router.stopping, timeout_s=WATCH_PERIOD_S)
         finally:
             self._watches.subtract(places.keys())
-            self._watches = +self._watches  # addresses come and go
+            self._watches = +self._watches  # drop addresses that watch no more
 
     async def _shared(self) -> bool:
-        """An answer that may be WATCH_PERIOD_S old."""
+        """Return whether the pool is healthy, from an answer that may be WATCH_PERIOD_S old."""
         if not self._router.draining and time.monotonic() - self._polled < WATCH_PERIOD_S:
             return self._well
         return await self._fresh()
 
     async def _fresh(self) -> bool:
-        """An answer of now, to all who ask while it is on its way. No when the service drains, whoever is asked."""
+        """Return whether the pool is healthy now; all who ask meanwhile share the query. False when the service
+        drains.
+        """
         if self._poll is None:
             self._poll = asyncio.create_task(self._ask())
         poll = self._poll

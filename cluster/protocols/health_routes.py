@@ -1,4 +1,4 @@
-"""Health over HTTP: for load balancers that do not speak gRPC."""
+"""Health over HTTP, for load balancers that do not speak gRPC."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class HealthRoutes:
         self._router = router
 
     def routes(self) -> tuple[Route, ...]:
-        paths = ("/health", "/ping")  # the second is SageMaker's, and vLLM's
+        paths = ("/health", "/ping")  # /ping is the path of SageMaker, and of vLLM
         return tuple(Route("GET", path, self.health, health=True, any_query=True) for path in paths)
 
     async def health(self) -> Response:

@@ -1,4 +1,4 @@
-"""grpc.health.v1.Health as methods of the ingress."""
+"""Methods of grpc.health.v1.Health on the ingress."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from .health import HealthProtocol
 
 
 class HealthRpcs:
-    """grpc.health.v1, as published in grpcio-health-checking: whether a replica's engine steps, or requests are held.
+    """Methods of grpc.health.v1, as published in grpcio-health-checking: whether a replica's engine steps, or requests
+    are held.
 
-    Every service here is as healthy as the pool, and so is the whole server, whose name is empty.
+    Every service here is as healthy as the pool of replicas, and so is the whole server, whose name is empty.
     """
 
     health: HealthProtocol
@@ -22,20 +23,20 @@ class HealthRpcs:
     @unary(pb.HealthCheckResponse)
     @tells_health
     async def Check(self, request: pb.HealthCheckRequest, caller: Caller) -> pb.HealthCheckResponse:
-        """The status now: SERVING or NOT_SERVING. A service that is not here: NOT_FOUND."""
+        """Return the status now: SERVING or NOT_SERVING. A service that is not here gives NOT_FOUND."""
         return await self.health.check(request)
 
     @stream
     @tells_health
     def Watch(self, request: pb.HealthCheckRequest, caller: Caller) -> AsyncGenerator[pb.HealthCheckResponse, None]:
-        """The status now, and again whenever it changes, looked at every WATCH_PERIOD_S s; SERVICE_UNKNOWN where
-        there is no such service. Ends with NOT_SERVING when the service drains. RESOURCE_EXHAUSTED beyond MAX_WATCHES
-        watches at a time from one address, and beyond MAX_OF_TENANT of one tenant, or without API keys of all callers.
+        """Stream the status now and whenever it changes, checked every WATCH_PERIOD_S s; SERVICE_UNKNOWN if there is no
+        such service. Ends with NOT_SERVING when the service drains. RESOURCE_EXHAUSTED beyond MAX_WATCHES watches at a
+        time from one address, and beyond MAX_OF_TENANT of one tenant, or without API keys of all callers.
         """
         return self.health.watch(request, caller)
 
     @unary(pb.HealthListResponse)
     @tells_health
     async def List(self, request: pb.HealthListRequest, caller: Caller) -> pb.HealthListResponse:
-        """The status of every service, and under the empty name of the whole server."""
+        """Return the status of every service, and under the empty name that of the whole server."""
         return await self.health.list()

@@ -1,4 +1,4 @@
-"""KServe's inference protocol, on a door and a router, whichever wire it comes by."""
+"""KServe's inference protocol, built on a `Door` and a router, for gRPC and HTTP alike."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .kserve_statistics import InferStatistics
 from .wire_names import in_wire_names
 
 FINAL = "triton_final_response"
-_NOT_FINAL = {FINAL: False}  # of every response of a stream but the last
+_NOT_FINAL = {FINAL: False}  # parameters of every response of a stream but the last
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedModel:
-    """state: "READY" or "UNAVAILABLE". reason: why the latter."""
+    """A model in the repository index. state: "READY" or "UNAVAILABLE". reason: why it is unavailable."""
 
     name: str
     version: str
@@ -40,7 +40,7 @@ class IndexedModel:
 
 
 class KServeProtocol:
-    """Errors leave as MotleyError; only those of `infer_stream` are responses."""
+    """KServe's calls. They raise MotleyError; only `infer_stream` returns errors as responses."""
 
     def __init__(self, door: Door, router: Router, unknown: UnknownFields | None = None) -> None:
         self.door = door
@@ -65,7 +65,7 @@ class KServeProtocol:
         return await self._whole(admitted, wanted_outputs(request.outputs, admitted.request.sampling))
 
     async def infer_stream(self, request: InferRequest, caller: Caller) -> AsyncGenerator[InferResponse, None]:
-        """The responses to one of a stream's requests, the last of them marked. Never raises MotleyError."""
+        """Yield the responses to one request of a stream, the last of them marked. Never raises MotleyError."""
         empty = request.parameters.get(EMPTY_FINAL) is True
         try:
             async with aclosing(self.parts(request, caller)) as parts:
@@ -76,7 +76,9 @@ class KServeProtocol:
             yield failed(request.id, error)
 
     async def parts(self, request: InferRequest, caller: Caller) -> AsyncGenerator[InferResponse, None]:
-        """Of one answer, the last of them not yet marked; all in one, unless the request wants a stream."""
+        """Yield the parts of one answer, of which the last is not yet marked; one part, unless the request asks for a
+        stream.
+        """
         with self.statistics.counted():
             infer = await self.door.read(infer_ask, request, self.unknown, grammar_bytes=grammar_bytes(request))
             with in_wire_names(infer.names):
@@ -94,7 +96,7 @@ class KServeProtocol:
 
     @property
     def stopping(self) -> Happening:
-        """The drain of the service has begun."""
+        """Event that is set when the drain of the service begins."""
         return self._router.stopping
 
     async def check_ready(self) -> None:
@@ -102,7 +104,7 @@ class KServeProtocol:
         await self._router.load()
 
     async def why_not_ready(self) -> str:
-        """Empty when it is ready."""
+        """Return why the service is not ready; empty if it is ready."""
         try:
             await self.check_ready()
         except MotleyError as error:
@@ -110,7 +112,7 @@ class KServeProtocol:
         return ""
 
     async def index(self, *, ready: bool) -> list[IndexedModel]:
-        """What there is, or of that what is ready."""
+        """Return the models, or with `ready` only those that are ready."""
         reason = await self.why_not_ready()
         if ready and reason:
             return []
@@ -124,7 +126,7 @@ class KServeProtocol:
         return True
 
     def check_model(self, name: str, version: str) -> None:
-        """Raise NotFound unless it is served here."""
+        """Raise NotFound unless this model and version are served here."""
         with in_wire_names({"model": "name", "model_version": "version"}):
             self.door.check_model(name)
             check_version(version)
@@ -143,7 +145,9 @@ class KServeProtocol:
 
 
 def failed(request_id: str, error: MotleyError) -> InferResponse:
-    """As a response of a stream. Clients see the message alone, so it says whose it is; parameters say the rest."""
+    """Return an error as a response of a stream. Clients may see the message alone, so it has the request's id;
+    parameters have the code.
+    """
     access_log.current().refused(error)
     prefix = f"[request id: {request_id[:MAX_CLIENT_ID]}] " if request_id else ""
     told = {"code": error.code, "retry_after": retry_after_s(error)}
@@ -154,7 +158,7 @@ def failed(request_id: str, error: MotleyError) -> InferResponse:
 async def _parts(
     admitted: Admitted, wanted: tuple[str, ...], messages: AsyncIterable[StreamMessage]
 ) -> AsyncGenerator[InferResponse, None]:
-    """One response for each message that has something new; the last has the usage, and all the weights."""
+    """Yield a response for each message that has something new; the last has the usage and all versions of weights."""
     request = admitted.request
     num_tokens = cached_tokens = num_ended = num_told = 0
     weights: list[WeightsTold] = []
@@ -165,7 +169,7 @@ async def _parts(
         cached_tokens = cached_tokens if message.cached_tokens is None else message.cached_tokens
         prompt = prompt or message.prompt_logprobs
         if not message.deltas or any(map(is_cut_off, message.deltas)):
-            continue  # of one that is cut off the last response is the error
+            continue  # a choice that is cut off ends with an error response instead
         num_tokens += sum(len(delta.token_ids) for delta in message.deltas)
         num_ended += sum(delta.finish_reason is not None for delta in message.deltas)
         last = num_ended == request.sampling.n
@@ -181,7 +185,9 @@ async def _parts(
 
 
 def _ending(response: InferResponse, *, empty: bool) -> tuple[InferResponse, ...]:
-    """The last response, marked as Triton does; if `empty`, another one without outputs is the last."""
+    """Return the last response, marked as Triton marks it; if `empty`, a further response without outputs is the
+    last.
+    """
     if not empty:
         return (replace(response, parameters={**response.parameters, FINAL: True}),)
     return (

@@ -1,4 +1,4 @@
-"""KServe's inference request, whichever way it came, as an `Ask`."""
+"""Conversion of KServe's inference request, from gRPC or HTTP, to an `Ask`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .kserve_foreign import is_item, ours
 from .kserve_tensors import BOOL, BYTES, INT32, INT64, Tensor, bad_tensor, shown_shape
 from .openai_fields import check_json_values
 
-VERSION = "1"  # of every model
-PRIORITY_LEVELS = 100  # Triton's order: 1 is first
+VERSION = "1"  # the version of every model
+PRIORITY_LEVELS = 100  # levels are Triton's: 1 runs first
 DEFAULT_PRIORITY = 50
 EMPTY_FINAL = "triton_enable_empty_final_response"
 
@@ -33,7 +33,7 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
 }
 SAMPLING = frozenset(field.name for field in fields(SamplingParams)) - {"grammar"}
 KNOWN = SAMPLING | set(CONSTRAINTS)
-# Parameters have no kind for these, so they come as JSON.
+# A parameter cannot hold a list or an object, so clients send these as JSON text.
 _LIST = ((list,), "a JSON list")
 _JSON: Mapping[str, tuple[tuple[type, ...], str]] = {
     "stop_token_ids": _LIST,
@@ -46,10 +46,10 @@ _JSON: Mapping[str, tuple[tuple[type, ...], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """As read from the wire. `parameters`: bool, int, float or str by name.
+    """An inference request as read from the wire. `parameters`: bool, int, float or str by name.
 
-    raw            answer in raw contents
-    binary_output  over HTTP, answer in binary data, but for outputs that `binary` has another word for
+    raw            whether the response has raw contents
+    binary_output  over HTTP: whether outputs are binary data, except those for which `binary` says otherwise
     """
 
     model: str = ""
@@ -68,7 +68,9 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class InferAsk:
-    """`names`: our field -> the client's, for errors. `empty_final`: the stream ends with an empty response."""
+    """A parsed request. `names`: Motley's field -> the client's, for errors. `empty_final`: the stream ends with an
+    empty response.
+    """
 
     ask: Ask
     names: Mapping[str, str]
@@ -77,7 +79,9 @@ class InferAsk:
 
 
 def infer_ask(request: InferRequest, unknown: UnknownFields | None = None) -> InferAsk:
-    """Raises InvalidRequest naming the input or parameter, NotFound for a version that is not served."""
+    """Parse an inference request. Raises InvalidRequest naming the input or parameter, NotFound for a version that is
+    not served.
+    """
     check_version(request.version)
     inputs = _inputs(request.inputs)
     parameters = dict(request.parameters)
@@ -100,7 +104,7 @@ def infer_ask(request: InferRequest, unknown: UnknownFields | None = None) -> In
 
 
 def grammar_bytes(request: InferRequest) -> int:
-    """About how many say what the text must look like."""
+    """Return about how many bytes the request's grammar has."""
     given = [request.parameters.get(name) for name in CONSTRAINTS]
     return sum(len(value) for value in given if isinstance(value, str))
 
@@ -131,7 +135,7 @@ def _inputs(given: Sequence[Tensor]) -> dict[str, Tensor]:
 
 
 def _prompt(inputs: Mapping[str, Tensor]) -> tuple[str, str | Sequence[int]]:
-    """What the client calls it, and the prompt."""
+    """Return the client's name of the prompt's input, and the prompt."""
     if ("text_input" in inputs) == ("input_ids" in inputs):
         raise InvalidRequest(
             "text_input: give either text_input or input_ids", param="text_input", code="missing_field"
@@ -161,7 +165,7 @@ def _text(name: str, element: bytes) -> str:
 def _sampling(
     parameters: Mapping[str, Any], inputs: Mapping[str, Tensor], unknown: UnknownFields
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """By SamplingParams' names, and what the client calls them."""
+    """Return the sampling parameters by SamplingParams' names, and the client's name for each."""
     given: dict[str, Any] = {}
     names = {name: f"parameters.{name}" for name in SAMPLING}
     for theirs, value in parameters.items():
@@ -223,7 +227,7 @@ def _flag(parameters: dict[str, Any], name: str) -> bool:
 
 
 def _priority(level: Any) -> int:
-    """Triton's level as our priority, of which the higher runs first."""
+    """Convert Triton's priority level to Motley's priority, of which the higher runs first."""
     if type(level) is not int or not 0 <= level <= PRIORITY_LEVELS:
         raise _bad_parameter("priority", level, f"an integer from 0 to {PRIORITY_LEVELS}")
     return DEFAULT_PRIORITY - (level or DEFAULT_PRIORITY)

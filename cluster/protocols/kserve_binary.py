@@ -1,6 +1,6 @@
-"""Triton's binary tensor data over HTTP: JSON, and behind it the bytes of the tensors that it says are there.
+"""Triton's binary tensor data over HTTP: a body is JSON, followed by the bytes of the tensors that the JSON names.
 
-A header tells how long the JSON is. Tensors lie behind it in the order in which the JSON names them.
+A header tells the length of the JSON. Tensors follow it in the order in which the JSON names them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _MAX_DIGITS = 19
 
 
 def parted(body: bytes, length: str | None) -> tuple[bytes, bytes]:
-    """The JSON of a body, and what follows it. length: as the header has it. Raises InvalidRequest naming that."""
+    """Split a body into its JSON and the bytes after it. length: the header's value. Raises InvalidRequest naming the
+    header.
+    """
     if length is None:
         return body, b""
     if not (length.isascii() and length.isdigit() and len(length) <= _MAX_DIGITS and int(length) <= len(body)):
@@ -34,7 +36,7 @@ def parted(body: bytes, length: str | None) -> tuple[bytes, bytes]:
 
 
 def written(response: InferResponse, request: InferRequest) -> tuple[bytes, int | None]:
-    """The body, and how long its JSON is; None: it is JSON alone."""
+    """Return the body of a response, and the length of its JSON in bytes; None if it is JSON alone."""
     raw = {tensor.name: to_raw(tensor) for tensor in response.outputs if request.wants_binary(tensor.name)}
     head = dump(kserve_json.infer_response(response, {name: len(data) for name, data in raw.items()}))
     if not raw:

@@ -1,6 +1,6 @@
-"""What becomes of parameters of KServe's requests that other servers have, or that nobody knows.
+"""Parameters of KServe's requests that are other servers' or unknown, and what becomes of each.
 
-The table of OpenAI's routes says it, as of a completion; Triton's own that are not here stand below.
+The table of OpenAI's routes decides as it does for a completion; parameters of Triton's own stand below.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ __all__ = ["is_item", "ours"]
 
 _FOREIGN = {one.name: one for one in FOREIGN if not one.at and "completion" in one.routes}
 _COMPLETIONS = by_name(COMPLETION)
-_SEQUENCES = frozenset(("sequence_id", "sequence_start", "sequence_end"))  # of models with a state, in Triton
-_FOR_THE_LOG = frozenset(("metadata", "prompt_cache_key", "safety_identifier"))  # no part of any answer
+_SEQUENCES = frozenset(("sequence_id", "sequence_start", "sequence_end"))  # parameters for Triton's stateful models
+_FOR_THE_LOG = frozenset(("metadata", "prompt_cache_key", "safety_identifier"))  # fields that change no answer
 _CONSTRAINTS = {"json": "json_schema"} | {name: name for name in CONSTRAINTS}
 
 
 def ours(name: str, value: Any, path: str, known: Collection[str], unknown: UnknownFields) -> str | None:
-    """What the parameter `name` is called here: one of `known`; None: it asks for nothing, or is ignored.
+    """Return Motley's name of the parameter `name`, one of `known`; None if it asks for nothing or is ignored.
 
-    `path` is the client's, for errors. Raises InvalidRequest for one that would change the answer and cannot be had.
+    `path` is the client's name for errors. Raises InvalidRequest for one that would change the answer but is not
+    supported.
     """
     if name in known:
         return name
@@ -58,7 +59,7 @@ def ours(name: str, value: Any, path: str, known: Collection[str], unknown: Unkn
 
 
 def is_item(name: str) -> bool:
-    """Whether the parameter is one item of the list that it is another name of."""
+    """Return whether the parameter is another name of a list, but holds one item of it."""
     return name in _FOREIGN and _FOREIGN[name].is_item
 
 

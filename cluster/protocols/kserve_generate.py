@@ -1,7 +1,7 @@
-"""Triton's generate extension: a prompt and parameters as plain JSON, and the answer's outputs as fields of an object.
+"""Triton's generate extension: a prompt and parameters in plain JSON; the answer's outputs are fields of an object.
 
-Names are those of `infer`'s parameters, within `parameters` or beside the prompt, and those that Triton's backends
-for vLLM and TensorRT-LLM give the same things.
+Names are those of `infer`'s parameters, within `parameters` or beside the prompt, and the names that Triton's backends
+for vLLM and TensorRT-LLM have for the same parameters.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .wire_names import in_wire_names
 __all__ = ["NEUTRAL", "NO_WORDS", "PARAMETERS", "RENAMED", "event", "infer_request"]
 
 STOP_WORDS = "stop_words"
-NO_WORDS: tuple[Any, ...] = ("", [], [""])  # what a backend's client sends for none
-# What backends call them -> our name.
+NO_WORDS: tuple[Any, ...] = ("", [], [""])  # what clients of Triton's backends send for no words
+# Names of Triton's backends -> Motley's name.
 RENAMED: Mapping[str, str] = {STOP_WORDS: "stop", "random_seed": "seed", "min_length": "min_tokens"}
-# Those with no effect here, but for one value -> whether that is given, and what is expected.
+# Parameters that are supported with neutral values only: name -> these values, and what to do instead.
 _NOT_HERE = "the answer has none"
 NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "bad_words": (NO_WORDS, "leave it out, or give no words"),
@@ -44,11 +44,11 @@ NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "return_generation_logits": ((False,), _NOT_HERE),
 }
 END_ID = "end_id"  # a token that ends the answer
-PADDING = "pad_id"  # of whoever batches: it changes no answer
+PADDING = "pad_id"  # the padding token of a batch, which changes no answer
 _OF_REQUEST = frozenset({"id", "text_input", "parameters"})
 _TRITONS = frozenset({"priority", "timeout", EMPTY_FINAL})
 PARAMETERS = frozenset({*SAMPLING, *CONSTRAINTS, *RENAMED, *NEUTRAL, *_TRITONS, PADDING, END_ID, "stream"})
-_JSON_TEXT = frozenset({"logit_bias", "choice", "json_schema", "structural_tag"})  # `infer` takes these as text
+_JSON_TEXT = frozenset({"logit_bias", "choice", "json_schema", "structural_tag"})  # `infer` takes these as JSON text
 
 
 def infer_request(
@@ -60,7 +60,9 @@ def infer_request(
     events: bool,
     unknown: UnknownFields | None = None,
 ) -> tuple[InferRequest, Mapping[str, str]]:
-    """And what errors call its parts -> what the client does. events: the answer is a stream of them.
+    """Parse a body; return the request, and a mapping from names in errors to the client's names.
+
+    events  whether the answer is a stream of events
 
     Raises InvalidRequest naming the field; TooLarge above `most`.
     """
@@ -80,7 +82,9 @@ def infer_request(
 
 
 def event(response: InferResponse) -> Object:
-    """One answer, or a part of one: text of a single choice is a string, whatever else is a list."""
+    """Return an answer or a part of one as a JSON object: the text of a single choice is a string, other outputs are
+    lists.
+    """
     told = {name: value for name, value in response.parameters.items() if name != FINAL}
     outputs = {tensor.name: _plain(kserve_json.output_data(tensor), tensor.datatype) for tensor in response.outputs}
     named = {"id": response.id} if response.id else {}
@@ -92,7 +96,7 @@ def _plain(data: list[Any], datatype: str) -> Any:
 
 
 def _named(fields: Object, inner: Object, unknown: UnknownFields) -> tuple[dict[str, Any], dict[str, str]]:
-    """Parameters by our names, but for those that change nothing; and what the client calls each."""
+    """Return the parameters by Motley's names, without those that change nothing; and the client's name for each."""
     given: dict[str, Any] = {}
     names: dict[str, str] = {}
     outer = {name: value for name, value in fields.items() if name not in _OF_REQUEST}
@@ -111,7 +115,9 @@ def _named(fields: Object, inner: Object, unknown: UnknownFields) -> tuple[dict[
 
 
 def _changes_nothing(path: str, name: str, value: Any) -> bool:
-    """Raises InvalidRequest for one that would, and cannot be had."""
+    """Return whether the value asks for nothing. Raises InvalidRequest for one that would change the answer but is not
+    supported.
+    """
     if name == PADDING and value is not None and type(value) not in (int, str):
         raise wrong_type(path, value, "a token id")
     if value is None or name == PADDING or (name == STOP_WORDS and value in NO_WORDS):
@@ -135,7 +141,9 @@ def _streaming(stream: Any, *, events: bool) -> bool:
 
 
 def _stops(given: dict[str, Any]) -> Iterator[Tensor]:
-    """Strings and ids that end the answer, out of `given`: as inputs, which have room for several."""
+    """Take the strings and token ids that end the answer out of `given`, and yield them as inputs, which can hold
+    several.
+    """
     words = given.pop("stop", None)
     words = [words] if isinstance(words, str) else words
     if words is not None:
@@ -144,7 +152,7 @@ def _stops(given: dict[str, Any]) -> Iterator[Tensor]:
     if ids is not None and end is not None:
         raise InvalidRequest("end_id: give either it or stop_token_ids", param="end_id", code="invalid_value")
     if isinstance(ids, str):
-        given["stop_token_ids"] = ids  # a JSON list, as `infer` has it
+        given["stop_token_ids"] = ids  # a JSON list as text, as `infer` takes it
     elif ids is not None:
         yield _ids("stop_token_ids", ids)
     elif end is not None:

@@ -1,4 +1,4 @@
-"""KServe's JSON bodies <-> our requests, responses and what is told of the model."""
+"""Conversion of KServe's JSON bodies to requests, and of responses and model metadata to JSON."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from .openai_fields import missing, parse_object, refuse_others, take, wrong_typ
 
 _KINDS = {BYTES: (str, "strings"), BOOL: (bool, "true or false"), INT32: (int, "integers"), INT64: (int, "integers")}
 _RANGES = {INT32: 2**31, INT64: 2**63}
-_CLASSES = "classification"  # how many of a distribution's largest: of outputs that are one
+_CLASSES = "classification"  # Triton's parameter for the most likely classes of an output
 
 
 @dataclass(slots=True)
 class Behind:
-    """Binary data that follow the JSON, as tensors take them one after the other."""
+    """Binary data that follow a body's JSON. Tensors take their bytes from them one after the other."""
 
     data: bytes
     at: int = 0
@@ -66,7 +66,7 @@ class Behind:
 
 
 def infer_request(body: bytes, model: str, version: str, most: Most | None = None, behind: bytes = b"") -> InferRequest:
-    """Raises InvalidRequest naming the tensor, parameter or field; TooLarge above `most`.
+    """Parse a body. Raises InvalidRequest naming the tensor, parameter or field; TooLarge above `most`.
 
     behind  binary data of the tensors that have them
     """
@@ -96,7 +96,7 @@ def infer_request(body: bytes, model: str, version: str, most: Most | None = Non
 
 
 def infer_response(response: InferResponse, sizes: Mapping[str, int] | None = None) -> Object:
-    """sizes: bytes of the outputs that follow the JSON."""
+    """Return a response as a JSON object. sizes: bytes of each output that follows the JSON, by name."""
     sizes = sizes or {}
     return {
         "model_name": response.model,
@@ -108,7 +108,7 @@ def infer_response(response: InferResponse, sizes: Mapping[str, int] | None = No
 
 
 def _check_named(fields: Object, model: str, version: str) -> None:
-    """Some clients say in the body what the path says too."""
+    """Raise InvalidRequest if the body names another model or version than the path: some clients send both."""
     for name, expected in (("model_name", model), ("model_version", version or VERSION)):
         given = take(fields, name, str, "")
         if given and given != expected:
@@ -124,12 +124,12 @@ def metadata(info: ModelInfo) -> Object:
 
 
 def config(info: ModelInfo) -> Object:
-    """In Triton's words, as ModelConfig has it over gRPC."""
+    """Return the model's configuration in Triton's words, as ModelConfig has it over gRPC."""
     return _plain(kserve_wire.config(info))
 
 
 def statistics(info: ModelInfo, counted: InferStatistics) -> Object:
-    """In Triton's words. What requests waited is not told apart from what they computed."""
+    """Return the model's statistics in Triton's words. A request's time in the queue counts as computing."""
     none = {"count": 0, "ns": 0}
     succeeded = asdict(counted.succeeded)
     model = {
@@ -154,7 +154,7 @@ def statistics(info: ModelInfo, counted: InferStatistics) -> Object:
 
 
 def _plain(message: Message) -> Object:
-    """Integers of 64 bits as numbers, which are strings in protobuf's JSON."""
+    """Convert a protobuf message to JSON with 64-bit integers as numbers, which protobuf's JSON writes as strings."""
     described: Object = MessageToDict(message, preserving_proto_field_name=True)
     for tensor in (*described.get("inputs", ()), *described.get("outputs", ())):
         tensor["shape"] = [int(size) for size in tensor["shape"]]
@@ -166,7 +166,9 @@ def _plain(message: Message) -> Object:
 
 
 def _parameters(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As they came: of those that this protocol does not know, a value of any kind may be ignored."""
+    """Return the parameters unchanged. Only known ones have their kind checked, since others may be ignored whatever
+    they are.
+    """
     for name, value in given.items():
         if name in KNOWN and not isinstance(value, bool | int | float | str):
             raise wrong_type(f"parameters.{name[:80]}", value, "a number, a string, true or false")
@@ -193,7 +195,7 @@ def _input(tensor: Object, behind: Behind) -> Tensor:
 
 
 def _given(tensor: Object, name: str, datatype: str, path: str, behind: Behind) -> Elements:
-    """From the JSON, or from behind it."""
+    """Return a tensor's elements, from the JSON or from the binary data after it."""
     parameters = take(tensor, "parameters", dict, {}, path=path)
     _refuse_parameters(parameters, (BINARY_SIZE,), f"{path}parameters.")
     size = parameters.get(BINARY_SIZE)
@@ -216,7 +218,7 @@ def _refuse_parameters(parameters: Object, known: Sequence[str], path: str) -> N
 
 
 def _flat(data: Sequence[Any]) -> Sequence[Any]:
-    """Rows may come as lists of their own."""
+    """Return elements without nesting: rows may come as lists of their own."""
     if data and set(map(type, data)) == {list}:
         return [element for row in data for element in row]
     return data
@@ -245,7 +247,7 @@ def _utf8(name: str, text: str) -> bytes:
 
 
 def _wanted(output: Object) -> tuple[str, bool | None]:
-    """Its name, and whether it is wanted in binary; None: as the whole request says."""
+    """Return an output's name, and whether it is to be binary; None if the whole request decides."""
     name = take(output, "name", str, "", path="outputs.")
     path = f"outputs.{name[:80]}."
     refuse_others(output, ("name", "parameters"), path=path)
@@ -260,7 +262,7 @@ def _wanted(output: Object) -> tuple[str, bool | None]:
 
 
 def _output(tensor: Tensor, size: int | None) -> Object:
-    """size: in binary, behind the JSON."""
+    """Return an output as a JSON object. size: its bytes if it is binary data after the JSON."""
     about: Object = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
     if size is not None:
         return about | {"parameters": {BINARY_SIZE: size}}

@@ -1,4 +1,4 @@
-"""Triton's endpoints that this service does not have: refused by name, with what to use instead."""
+"""Triton's endpoints that this service refuses by name, with what to use instead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ REFUSED: Mapping[str, str] = {
 
 
 def refused_kserve_routes() -> list[Route]:
-    """To be looked at before those of models, whose names would swallow the first."""
+    """Return the routes of refused endpoints. They must come before the routes of models, whose names would match
+    them.
+    """
     return [
         Route(method, path, _refusal(message), any_query=True)
         for path, message in REFUSED.items()

@@ -1,4 +1,4 @@
-"""Choices as KServe's output tensors."""
+"""Conversion of an answer's choices to KServe's output tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .kserve_tensors import BYTES, FP32, INT32, Tensor
 Choices = Sequence[Delta | GatheredChoice]
 Logprobs = Sequence[TokenLogprob]
 
-# Name -> datatype and dimensions, -1 for those that vary.
+# Output -> datatype and dimensions, -1 for a dimension that varies.
 OUTPUTS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "text_output": (BYTES, (-1,)),
     "finish_reason": (BYTES, (-1,)),
@@ -45,7 +45,9 @@ _WITH_LOGPROBS = ("output_ids", "output_lengths")
 
 @dataclass(frozen=True, slots=True)
 class InferResponse:
-    """`error`: instead of outputs; of a stream's requests only. `last`: nothing follows it."""
+    """A response, or a part of one. `error`: in place of outputs, only for a stream's requests. `last`: nothing
+    follows it.
+    """
 
     id: str
     model: str = ""
@@ -56,7 +58,7 @@ class InferResponse:
 
 
 def wanted_outputs(names: Sequence[str], sampling: SamplingParams) -> tuple[str, ...]:
-    """The outputs asked for, or those that belong to the request. Raises InvalidRequest naming one."""
+    """Return the outputs that are asked for, or the request's default ones. Raises InvalidRequest naming one."""
     for name in names:
         if name not in OUTPUTS:
             raise unknown_field(f"outputs.{name[:80]}")
@@ -89,7 +91,7 @@ def _possible(name: str, sampling: SamplingParams) -> bool:
 def outputs(
     wanted: Sequence[str], choices: Choices, sampling: SamplingParams, prompt: Sequence[PromptLogprob] | None
 ) -> list[Tensor]:
-    """Those of `wanted` that this part of the answer has; the prompt's are only in one of them."""
+    """Return those of `wanted` that this part of the answer has; the prompt's are in only one of the parts."""
     return [_BUILD[name](choices, sampling) for name in wanted if name in _BUILD] + [
         _BUILD_PROMPT[name](prompt, sampling) for name in wanted if name in _BUILD_PROMPT and prompt is not None
     ]
@@ -105,7 +107,9 @@ def usage(request: Request, completion_tokens: int, cached_tokens: int) -> dict[
 
 
 def made_with(weights: Sequence[WeightsTold]) -> dict[str, str]:
-    """As a parameter: of each its version and, where there is one, the digest; in their order."""
+    """Return the parameter `weights`: version and, if there is one, digest of each version of weights used, in
+    order.
+    """
     if not weights:
         return {}
     return {"weights": ",".join(f"{told.version}:{told.contents}".rstrip(":") for told in weights)}

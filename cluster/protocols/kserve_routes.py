@@ -1,4 +1,4 @@
-"""KServe's inference protocol over HTTP, with what Triton has beside it."""
+"""Routes of KServe's inference protocol over HTTP, and of Triton's extensions."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _EXTENSIONS = (*EXTENSIONS, "generate", "statistics")
 
 
 class KServeRoutes:
-    """A model's name may hold slashes."""
+    """Routes of one KServeProtocol. A model's name may hold slashes."""
 
     def __init__(self, protocol: KServeProtocol) -> None:
         self._protocol = protocol
 
     def routes(self) -> tuple[Route, ...]:
         model, versioned = "/v2/models/{name:path}", "/v2/models/{name:path}/versions/{number}"
-        return (  # the longer path first: a name would swallow its end
+        return (  # the longer path first: a model's name would match its end
             Route("GET", "/v2", self.server),
             Route("GET", "/v2/health/live", self.live, health=True, any_query=True),
             Route("GET", "/v2/health/ready", self.ready, health=True, any_query=True),
@@ -112,7 +112,7 @@ class KServeRoutes:
     async def generate_stream(self, request: Request) -> Response:
         infer, names = await self._generate(request, events=True)
         events = _events(self._protocol.parts(infer, caller_of(request)))
-        with in_wire_names(names):  # a refusal must come before the response begins: wait for the first part
+        with in_wire_names(names):  # an error must come before the response begins: wait for the first part
             first = await anext(events)
         return EventStream(Streaming(first, events), done=b"", error=_error)
 
@@ -134,5 +134,5 @@ def _error(error: MotleyError) -> Object:
 
 
 def _model(request: Request) -> tuple[str, str]:
-    """Name and version; the latter may be absent."""
+    """Return name and version from the path; the version may be empty."""
     return request.path_params["name"], request.path_params.get("number", "")

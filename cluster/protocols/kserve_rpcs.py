@@ -1,4 +1,4 @@
-"""inference.GRPCInferenceService as methods of the ingress."""
+"""Methods of inference.GRPCInferenceService on the ingress."""
 
 from __future__ import annotations
 

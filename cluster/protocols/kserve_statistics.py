@@ -1,4 +1,4 @@
-"""What Triton's statistics tell, of the requests of KServe's protocol that this ingress has served."""
+"""Counters for Triton's statistics, of the KServe requests that this ingress has served."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Durations", "InferStatistics"]
 
 @dataclass(slots=True)
 class Durations:
-    """How many there were, and nanoseconds of all of them together."""
+    """Number of requests, and the nanoseconds that all of them took together."""
 
     count: int = 0
     ns: int = 0
@@ -23,9 +23,9 @@ class Durations:
 
 
 class InferStatistics:
-    """`succeeded`, `failed`: from a request's coming to its end. A client that leaves has let it fail.
+    """Statistics of requests: `succeeded` and `failed` measure from arrival to end. A cancelled request has failed.
 
-    last_ms  milliseconds since 1970 at which the last one began; 0: there was none
+    last_ms  milliseconds since 1970 at which the last request began; 0 if there was none
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class InferStatistics:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """One request."""
+        """Count one request and its duration."""
         began, self.last_ms = self._clock(), round(self._wall_clock() * 1000)
         ended = self.failed
         try:

@@ -1,4 +1,4 @@
-"""One ModelStreamInfer call: its requests are answered side by side, as they come."""
+"""Handler of one ModelStreamInfer call: answers its requests concurrently, as they arrive."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from . import kserve_wire as wire
 from .kserve import KServeProtocol, failed
 
 log = logging.getLogger(__name__)
-MAX_AT_ONCE = 128  # requests of one call; more wait unread
-IDLE_CHECK_S = 1.0  # how often a call whose client sends nothing looks whether all is answered, once the service stops
+MAX_AT_ONCE = 128  # requests of one call that run at a time; further ones wait unread
+IDLE_CHECK_S = 1.0  # while the service stops: how often an idle call checks whether all is answered
 
 Requests = AsyncIterable[pb.ModelInferRequest]
 Responses = AsyncGenerator[pb.ModelStreamInferResponse, None]
 
 
 class StreamInfer:
-    """`responses` ends when the client has no more requests and all are answered.
+    """A ModelStreamInfer call. `responses` ends when the client has sent its last request and all are answered.
 
-    What is wrong with a request, or with the service at it, is a response. Raises what taking one raises, as
-    InvalidRequest for bytes that do not parse, and Unavailable when the service stops and nothing is left to answer.
+    An error of one request, or of the service while it runs, is a response. What fails while the next request is
+    received is raised: InvalidRequest for bytes that do not parse, and Unavailable when the service stops and all is
+    answered.
     """
 
     def __init__(self, protocol: KServeProtocol, caller: Caller) -> None:
@@ -45,14 +46,14 @@ class StreamInfer:
                 yield response
 
     async def _answers(self, requests: Requests) -> AsyncGenerator[Responses, None]:
-        """For each request its responses, not yet begun."""
+        """Yield for each request the stream of its responses, not yet started."""
         async with aclosing(self._until_stopping(requests)) as received:
             async for request in received:
                 self._open += 1
                 yield self._answer(request)
 
     async def _until_stopping(self, requests: Requests) -> AsyncGenerator[pb.ModelInferRequest, None]:
-        """The requests; a call that has none must not keep a service from stopping."""
+        """Yield the requests until the service stops: an idle call must not keep it from stopping."""
         reading = asyncio.create_task(next_of(requests))
         try:
             while True:
@@ -77,14 +78,14 @@ class StreamInfer:
                     yield wire.stream_response(response, raw=infer.raw)
         except MotleyError as error:
             yield wire.stream_response(failed(request.id, error), raw=True)
-        except Exception:  # a bug, met by one request, is not to end those beside it
-            log.exception("a request of ModelStreamInfer failed inside the service")
+        except Exception:  # a bug that one request meets must not end the others
+            log.exception("A request of ModelStreamInfer failed because of an error inside the service.")
             yield wire.stream_response(failed(request.id, internal_error()), raw=True)
         finally:
             self._open -= 1
 
     def _caller_now(self) -> Caller:
-        """The call's deadline is that of all its requests."""
+        """Return the caller with the time that is left: the call's deadline holds for all its requests."""
         timeout_s = self._caller.timeout_s
         if timeout_s is not None:
             timeout_s -= asyncio.get_running_loop().time() - self._began

@@ -17,14 +17,14 @@ from ..web.fields import MOST_FIELDS, MOST_NUMBERS
 BINARY_OUTPUT, BINARY, BINARY_SIZE = "binary_data_output", "binary_data", "binary_data_size"  # parameters
 BYTES, BOOL, INT32, INT64, FP32 = "BYTES", "BOOL", "INT32", "INT64", "FP32"
 _FORMATS = {BOOL: "?", INT32: "i", INT64: "q", FP32: "f"}  # little-endian
-_LENGTH = struct.Struct("<I")  # before each element of BYTES
+_LENGTH = struct.Struct("<I")  # the length before each element of BYTES
 
 Elements = Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`elements` are flattened: bytes, bool, int or float by the datatype, as many as the shape says."""
+    """A tensor. `elements` are flattened: bytes, bool, int or float by the datatype, as many as the shape says."""
 
     name: str
     datatype: str
@@ -38,14 +38,14 @@ def bad_tensor(name: str, what: str) -> InvalidRequest:
 
 
 def checked(name: str, datatype: str, shape: Sequence[int], elements: Elements) -> Tensor:
-    """A tensor whose shape fits its elements. Raises InvalidRequest naming it."""
+    """Return a tensor whose shape fits its elements. Raises InvalidRequest naming it."""
     if any(size < 0 for size in shape) or _count(shape, len(elements)) != len(elements):
         raise bad_tensor(name, f"shape {shown_shape(shape)} does not fit its {len(elements)} elements")
     return Tensor(name, datatype, tuple(shape), elements)
 
 
 def _count(shape: Sequence[int], most: int) -> int:
-    """Elements of that shape, reckoned only until they are more than `most`: the product may be of any length."""
+    """Return the number of elements of a shape. Stops above `most`, since the full product may be arbitrarily large."""
     if 0 in shape:
         return 0
     counts = itertools.accumulate(shape, operator.mul, initial=1)
@@ -57,7 +57,9 @@ def shown_shape(shape: Sequence[int]) -> str:
 
 
 def from_raw(name: str, datatype: str, data: bytes) -> Elements:
-    """Elements of raw contents. Raises InvalidRequest where the bytes do not come out even."""
+    """Decode the elements of raw contents. Raises InvalidRequest if the bytes are not whole elements, or are too
+    many.
+    """
     if datatype == BYTES:
         strings = tuple(itertools.islice(_strings(name, data), MOST_FIELDS + 1))
         if len(strings) > MOST_FIELDS:

@@ -1,4 +1,4 @@
-"""KServe's protobuf messages <-> our requests, responses and what is told of the model."""
+"""Conversion of KServe's protobuf messages to requests, and of responses and model metadata to messages."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _INT64_MAX = 2**63 - 1
 
 
 def infer_request(message: pb.ModelInferRequest) -> InferRequest:
-    """Raises InvalidRequest naming the tensor, parameter or field."""
-    if len(message.inputs) > len(INPUTS):  # before each of them is looked at
+    """Convert a message to a request. Raises InvalidRequest naming the tensor, parameter or field."""
+    if len(message.inputs) > len(INPUTS):  # refuse too many before each is read
         raise InvalidRequest(
             f"inputs: {len(message.inputs)} of them; expected each of {', '.join(INPUTS)} at most once",
             param="inputs",
@@ -76,7 +76,7 @@ def infer_request(message: pb.ModelInferRequest) -> InferRequest:
 
 def _parameters(message: pb.ModelInferRequest) -> dict[str, Any]:
     values = {name: _value(name, parameter) for name, parameter in message.parameters.items()}
-    if isinstance(values.get(BINARY_OUTPUT), bool):  # likewise
+    if isinstance(values.get(BINARY_OUTPUT), bool):  # says nothing over gRPC: outputs are raw if inputs are
         del values[BINARY_OUTPUT]
     return values
 
@@ -94,7 +94,7 @@ def stream_response(response: InferResponse, *, raw: bool) -> pb.ModelStreamInfe
 
 
 def _fill(message: pb.ModelInferResponse, response: InferResponse, *, raw: bool) -> None:
-    """In place: once for every message of a stream, and a copy would cost as much again."""
+    """Fill `message` in place: this runs for every message of a stream, and a copy would cost as much again."""
     message.model_name, message.model_version, message.id = response.model, VERSION, response.id
     for name, value in response.parameters.items():
         _set(message.parameters[name], value)
@@ -182,7 +182,7 @@ def _input(tensor: pb.ModelInferRequest.InferInputTensor, raw: bytes | None) -> 
     for name, parameter in tensor.parameters.items():
         if name != BINARY_SIZE or raw is None:
             raise unsupported_field(f"{path}.{name[:80]}")
-        if _value(name, parameter) != len(raw):  # KServe's client says over gRPC too what HTTP needs
+        if _value(name, parameter) != len(raw):  # KServe's client sends HTTP's size over gRPC too
             raise bad_tensor(tensor.name, f"{BINARY_SIZE} is not the {len(raw)} bytes of its raw contents")
     if raw is not None and tensor.HasField("contents"):
         raise unsupported_field(f"inputs.{tensor.name[:80]}.contents", "raw_input_contents has this tensor already")
@@ -203,7 +203,7 @@ def _typed(tensor: pb.ModelInferRequest.InferInputTensor) -> Elements:
 
 
 def _output_name(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> str:
-    """Whether it is wanted in binary says nothing here: outputs are raw where inputs are."""
+    """Return an output's name. Its parameter for binary data is ignored: outputs are raw if inputs are."""
     for name, parameter in output.parameters.items():
         if name != BINARY or parameter.WhichOneof("parameter_choice") != "bool_param":
             raise unsupported_field(f"outputs.{output.name[:80]}.parameters.{name[:80]}")

@@ -1,4 +1,4 @@
-"""Tells the log what of a schema that is not `strict` was left out."""
+"""Log of the parts of a schema that were left out because it is not `strict`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from functools import lru_cache
 
 log = logging.getLogger(__name__)
 
-MAX_TOLD = 8  # keywords in one line of the log
-MAX_REMEMBERED = 1024  # lines that are not written again
+MAX_TOLD = 8  # keywords in one log line
+MAX_REMEMBERED = 1024  # recent log lines that are not repeated
 
 
 def tell_left_out(schema: str, dropped: Sequence[str]) -> None:
-    """Writes one line, and that once, if anything of the schema was left out. The places hold a client's own names."""
+    """Log one line, once for each schema, if anything of it was left out. Escapes unprintable characters: clients
+    choose the names.
+    """
     if not dropped:
         return
     listed = ", ".join(dropped[:MAX_TOLD]) + " …" * (len(dropped) > MAX_TOLD)

@@ -1,4 +1,4 @@
-"""motley.v1.Inference, on a door and a router."""
+"""Protocol motley.v1.Inference, built on a `Door` and a router."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .motley_reply import Readers, Replies
 
 
 class MotleyProtocol:
-    """One method for each RPC. Errors leave as MotleyError."""
+    """Calls of motley.v1.Inference: one method for each RPC. They raise MotleyError."""
 
     def __init__(self, door: Door, router: Router, chats: Chats) -> None:
         self._door = door
@@ -90,7 +90,9 @@ class MotleyProtocol:
         return await self._door.admit(ask, caller), ()
 
     async def _chat(self, request: pb.ChatRequest, caller: Caller) -> tuple[Admitted, Readers]:
-        """With a reader for each choice, behind what a resumed one has said already."""
+        """Admit a chat, and return it with a reader for each choice that has skipped what a resumed chat has already
+        sent.
+        """
         size = request.sampling.grammar.ByteSize() + sum(tool.ByteSize() for tool in request.tools[: MAX_TOOLS + 1])
         template_for = self._chats.template_for
         ask, tools = await self._door.read(motley_chat.chat_ask, request, template_for, grammar_bytes=size)

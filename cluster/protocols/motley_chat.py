@@ -1,4 +1,6 @@
-"""Chats of motley.v1: requests -> Asks in OpenAI's words, so that one reader serves both; answers -> calls."""
+"""Chats of motley.v1: converts requests to an `Ask` in OpenAI's words, so that one reader serves both, and answers to
+tool calls.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _MODES = {pb.TOOL_MODE_AUTO: "auto", pb.TOOL_MODE_NONE: "none", pb.TOOL_MODE_REQ
 
 
 def chat_ask(request: pb.ChatRequest, template_for: TemplateFor) -> tuple[Ask, ToolUse]:
-    """`template_for` given tools: the model's. Raises InvalidRequest naming the field."""
+    """Convert a chat and read its tools. `template_for`: returns the model's template for these tools. Raises
+    InvalidRequest naming the field.
+    """
     refuse_unknown(request)
     use = tool_use(_words(request))
     body = {"reasoning_effort": request.reasoning_effort if request.HasField("reasoning_effort") else None}
@@ -40,13 +44,13 @@ def messages(given: Iterable[pb.ChatMessage]) -> list[dict[str, Any]]:
 
 
 def tools(given: Sequence[pb.Tool]) -> list[Tool]:
-    """Checked; none where there are none."""
+    """Convert and check the tools; an empty list if there are none."""
     found = _tools(given)
     return check_tools(found) if found else []
 
 
 def tool_calls(answer: Answer) -> list[pb.ToolCall]:
-    """Of a whole answer, or the pieces that a message of a stream brings."""
+    """Return the tool calls of a whole answer, or the pieces of calls in one message of a stream."""
     return [
         pb.ToolCall(
             index=index,
@@ -58,7 +62,7 @@ def tool_calls(answer: Answer) -> list[pb.ToolCall]:
 
 
 def _message(message: pb.ChatMessage) -> dict[str, Any]:
-    """Fields go through as they are: the check of messages names what is wrong with them. Empty is absent."""
+    """Convert a message. An empty field counts as absent. The later check of messages refuses wrong ones by name."""
     given: dict[str, Any] = {"role": message.role, "content": message.content}
     given |= {name: getattr(message, name) for name in ("name", "tool_call_id", "reasoning_content")}
     if message.tool_calls:
@@ -72,14 +76,14 @@ def _call(call: pb.ToolCall) -> dict[str, Any]:
 
 
 def _words(request: pb.ChatRequest) -> dict[str, Any]:
-    """What it says of tools, as OpenAI's chat has it."""
+    """Return what a request says of tools, in the fields of OpenAI's chat."""
     parallel = request.parallel_tool_calls if request.HasField("parallel_tool_calls") else None
     choice = _choice(request.tool_choice) if request.HasField("tool_choice") else None
     return {"tools": _tools(request.tools) or None, "tool_choice": choice, "parallel_tool_calls": parallel}
 
 
 def _tools(given: Sequence[pb.Tool]) -> list[dict[str, Any]]:
-    given = given[: MAX_TOOLS + 1]  # one too many is refused, and the others need not be read
+    given = given[: MAX_TOOLS + 1]  # one too many is refused later, so the others need not be read
     check_json_values("tools", *(tool.function.parameters for tool in given))
     return [{"type": "function", "function": _function(tool, f"tools[{i}]")} for i, tool in enumerate(given)]
 

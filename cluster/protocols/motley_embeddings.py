@@ -1,4 +1,4 @@
-"""Embeddings of motley.v1: requests -> Asks, vectors -> the reply."""
+"""Embeddings of motley.v1: converts a request to one `Ask` for each input, and vectors to the response."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _POOLING = {pb.POOLING_UNSPECIFIED: Pooling.LAST, pb.POOLING_LAST: Pooling.LAST,
 
 
 def asks(request: pb.EmbeddingsRequest) -> list[Ask]:
-    """One for each input. Raises InvalidRequest naming the field."""
-    if len(request.inputs) > MAX_INPUTS:  # before each of them is looked at
+    """Return an `Ask` for each input. Raises InvalidRequest naming the field."""
+    if len(request.inputs) > MAX_INPUTS:  # refuse too many before each is read
         raise _invalid("inputs", f"{len(request.inputs)} of them; expected 1 to {MAX_INPUTS}")
     refuse_unknown(request)
     if not request.inputs:

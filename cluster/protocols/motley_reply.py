@@ -1,4 +1,4 @@
-"""Answers of motley.v1: whole and as chunks, with what a chat's answer is made of taken apart."""
+"""Responses of motley.v1, whole or as chunks; a chat's answer is split into text, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..protos import inference_pb2 as pb
 from .motley_chat import tool_calls
 
 _FINISH = {reason: pb.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
-Readers = Sequence[AnswerReader]  # one for each choice of a chat; none of a completion
+Readers = Sequence[AnswerReader]  # one reader for each choice of a chat; empty for a completion
 
 
 class Replies:
-    """Builds the answers of one served model."""
+    """Builder of the responses of one served model."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -36,7 +36,7 @@ class Replies:
     async def chunks(
         self, admitted: Admitted, stream: AsyncIterable[StreamMessage], readers: Readers = ()
     ) -> AsyncGenerator[pb.CompletionChunk, None]:
-        """One chunk for each message; the first has `started`, an extra last one has `usage`."""
+        """Yield one chunk for each message; the first has `started`, an extra last one has `usage`."""
         yield pb.CompletionChunk(started=self.started(admitted))
         num_tokens = cached_tokens = 0
         told: WeightsTold | None = None
@@ -78,7 +78,7 @@ class Replies:
         reply.logprobs.extend(self._logprob(entry) for entry in choice.logprobs or ())
         if readers and readers[choice.index].called and choice.finish_reason is FinishReason.STOP:
             reply.finish_reason = pb.FINISH_REASON_TOOL_CALLS
-            return reply  # what stopped it is the end of a call
+            return reply  # the end of a tool call stopped it, not a stop string of the client
         if choice.finish_reason is not None:
             reply.finish_reason = _FINISH[choice.finish_reason]
         if isinstance(choice.stop_reason, str):

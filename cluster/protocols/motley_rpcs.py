@@ -1,4 +1,4 @@
-"""motley.v1.Inference as methods of the ingress, by the names of their RPCs."""
+"""Methods of motley.v1.Inference on the ingress, by the names of their RPCs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of motley.v1: protobuf -> Ask, and what a model is called."""
+"""Conversion of motley.v1's protobuf messages to an `Ask`, and of the model's description to a message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def complete_ask(request: pb.CompleteRequest) -> Ask:
 
 
 def ask_of(request: Any, prompt: Any, **more: Any) -> Ask:
-    """What completions and chats have in common."""
+    """Convert the fields that completions and chats share to an `Ask`."""
     return Ask(
         model=request.model,
         prompt=prompt,
@@ -44,7 +44,7 @@ def ask_of(request: Any, prompt: Any, **more: Any) -> Ask:
 
 
 def sampling(params: pb.SamplingParams) -> dict[str, Any]:
-    """Only the fields that the client set, by SamplingParams' names, which are the wire's as well."""
+    """Return only the sampling fields that the client set, by SamplingParams' names, which are the wire's as well."""
     scalars = [field.name for field, _ in params.ListFields() if field.name not in _NOT_SCALAR]
     given: dict[str, Any] = {name: getattr(params, name) for name in scalars}
     if params.logit_bias:
@@ -64,7 +64,7 @@ def _grammar(grammar: pb.Grammar) -> GrammarSpec | None:
 
 
 def refuse_unknown(message: Message, path: str = "") -> None:
-    """Raise InvalidRequest for a field this service does not know, at any depth."""
+    """Raise InvalidRequest for a field that this service does not have, at any depth."""
     for unknown in cast(Iterable[Any], UnknownFieldSet(message)):
         raise unknown_field(f"{path}field {unknown.field_number}")
     for field, value in message.ListFields():
@@ -75,7 +75,7 @@ def refuse_unknown(message: Message, path: str = "") -> None:
 
 
 def _parts(kind: Descriptor, value: Any) -> Iterable[Message]:
-    """The messages of a field; of a map's entry nothing is told but its key and value."""
+    """Return the messages in a field; for a map, its values if they are messages."""
     if not kind.GetOptions().map_entry:
         return [value] if isinstance(value, Message) else cast(Iterable[Message], value)
     holds_messages = kind.fields_by_name["value"].message_type is not None

@@ -1,4 +1,4 @@
-"""OpenAI's HTTP, on a door and a router."""
+"""OpenAI's HTTP protocol, built on a `Door` and a router."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ from .openai_silent import prompt_only
 
 Chunk = Object | Written
 
-MAX_CHOICES = 128  # of all prompts of one call together
+MAX_CHOICES = 128  # choices of all prompts of one call together
 MAX_ADDED = 2  # tokens that a tokenizer adds at one end of a text
 
 
 class OpenAIProtocol:
-    """Bodies in, plain objects out: one for an answer, or a stream of them. Errors leave as MotleyError."""
+    """OpenAI's calls: each takes a body and returns plain objects, one whole answer or a stream. They raise
+    MotleyError.
+    """
 
     def __init__(
         self, door: Door, router: Router, chats: Chats, fingerprint: str = "", unknown: UnknownFields | None = None
@@ -116,7 +118,7 @@ class OpenAIProtocol:
         }
 
     def tokenizer_info(self) -> Object:
-        """What harnesses ask of a tokenizer that they do not have: its named tokens and its chat template."""
+        """Return what evaluation harnesses need of a remote tokenizer: its named tokens and its chat template."""
         tokenizer = self._door.tokenizer
         named: Object = {name: tokenizer.named_tokens.get(name) for name in ("bos_token", "eos_token", "pad_token")}
         template = tokenizer.chat_template
@@ -127,7 +129,7 @@ class OpenAIProtocol:
         }
 
     def _read(self, body: bytes, route: str, prompts: int = 4) -> Object:
-        """The fields of a body that this service has."""
+        """Parse a body and return the fields that this service has."""
         return settle(parse_object(body, self._door.most(prompts)), SHAPES[route], self._unknown)
 
     def _tokens_of(self, call: Call) -> Tokens:
@@ -146,7 +148,7 @@ class OpenAIProtocol:
         if not call.stream:
             return await self._whole(form, call, admitted)
         chunks = self._chunks(form, call, admitted)
-        # A refusal must come before the response begins: wait for the first message.
+        # An error must come before the response begins: wait for the first message.
         return Streaming(await anext(chunks), chunks)
 
     async def _whole(self, form: Form, call: Call, admitted: Sequence[Admitted]) -> Written:
@@ -165,7 +167,9 @@ class OpenAIProtocol:
             return await gather(messages, n, room, logprobs=call.logprobs, prompt_shown=shown)
 
     async def _chunks(self, form: Form, call: Call, admitted: Sequence[Admitted]) -> AsyncGenerator[list[Chunk], None]:
-        """For each message of a replica the chunks it makes, to be sent in one write; a large prompt's one by one."""
+        """Yield the chunks of each message of a replica, to be sent in one write; those of a large prompt one by
+        one.
+        """
         writer = ChunkWriter(form, admitted, include_usage=call.include_usage, usage_so_far=call.usage_so_far)
         feed = Feed(self._router)
         async with aclosing(merge([_messages(call, one, feed) for one in admitted])) as messages:
@@ -192,14 +196,15 @@ class OpenAIProtocol:
             found = None if logprobs is None else await self._own(ids, prompt.__eq__)
             return Echo(prompt, ids, logprobs, found[1] if found is not None else None)
         kept = await self._own(ids, prompt.startswith if admitted.ask.truncate_end else prompt.endswith)
-        if kept is None:  # such as half of a character
+        if kept is None:  # the cut may be within a character
             kept = await self._door.text("prompt", ids, skip_special_tokens=False), (0, 0)
         return Echo(kept[0], ids, logprobs, kept[1])
 
     async def _own(self, ids: Sequence[int], fits: Callable[[str], bool]) -> tuple[str, tuple[int, int]] | None:
-        """The text of the ids, and how many at their beginning and end have none: the tokenizer added them.
+        """Return the text of the ids, and how many ids at its beginning and end the tokenizer added, which have no
+        text.
 
-        As few as leave a text that fits; None if there is no such.
+        The numbers are the smallest that leave a text that `fits`; None if there are none.
         """
         is_special = self._door.tokenizer.special_ids.__contains__
         before = sum(1 for _ in takewhile(is_special, ids[:MAX_ADDED]))

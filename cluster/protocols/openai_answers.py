@@ -1,4 +1,4 @@
-"""What OpenAI's routes, and those beside them, answer: as JSON schemas, for the description of the interface."""
+"""JSON schemas of the answers of OpenAI's routes and the routes beside them, for the description of the interface."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _CHAT_ENDED: Schema = {
     "enum": [*_ENDED["enum"], "tool_calls"],
     "description": f"{_ENDED['description']}; tool_calls: the model called tools",
 }
-_FAULTS = ("deadline", "cancelled", "replica_lost", "error")  # the next event, the last, is the error
+_FAULTS = ("deadline", "cancelled", "replica_lost", "error")  # after these the last event is the error
 
 
 def _ends_in_chunk(ended: Schema) -> Schema:

@@ -1,4 +1,6 @@
-"""OpenAI request bodies -> Asks. Fields of SamplingParams go through as they are: it is the one validator."""
+"""Conversion of OpenAI's request bodies to `Ask`s. Fields of SamplingParams are passed on unchecked: it is the one
+validator.
+"""
 
 from __future__ import annotations
 
@@ -28,28 +30,28 @@ from .openai_schemas import (
 from .openai_table import CHAT, COMPLETION, SAMPLING, by_name
 from .repeat_penalty import repetition
 
-COMPLETION_MAX_TOKENS = 16  # what OpenAI's completions give when max_tokens is absent
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default of a completion's max_tokens
 
 _COMPLETION, _CHAT = by_name(COMPLETION), by_name(CHAT)
 _SAMPLING = tuple(field.name for field in SAMPLING)
 _GRAMMARS = (*FORMAT_FIELDS, "tools")
-_OF_AUTOMATA = (b"attern", b'"format"', b"ropert", b"\\u")  # in the keywords of which some need one
-_LONG = 64 * 2**10  # bytes, too many to check where others wait
+_OF_AUTOMATA = (b"attern", b'"format"', b"ropert", b"\\u")  # parts of the keywords that may need an automaton
+_LONG = 64 * 2**10  # bytes of a grammar that is too long to check while others wait
 _LABELS = ("user", "safety_identifier", "prompt_cache_key")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One OpenAI request: a prompt or several, and the form of its answer.
+    """One OpenAI request: a prompt or several, and the form of the answer.
 
-    keep      choices of each prompt to return, of those that were made; None: all
-    silent    nothing is generated, as far as the client sees
-    logprobs  whether those of the choices are part of the answer; otherwise they only tell which are best
-    usage_so_far   every chunk has the usage so far
-    token_ids      the answer has those of prompt and choices
-    named_by_id    log-probabilities name tokens by their ids
-    reasoning      what the model thought is part of the answer
-    told_apart     it is not part of the text
+    keep          number of choices of each prompt to return, of those that are generated; None: all
+    silent        whether nothing is generated as far as the client sees
+    logprobs      whether the choices' log-probabilities are part of the answer; otherwise they only rank choices
+    usage_so_far  whether every chunk has the usage so far
+    token_ids     whether the answer has the token ids of prompt and choices
+    named_by_id   whether log-probabilities name tokens by their ids
+    reasoning     whether the model's reasoning is part of the answer
+    told_apart    whether reasoning is not part of the text
     """
 
     asks: tuple[Ask, ...]
@@ -73,15 +75,15 @@ class Call:
 
 
 def has_grammar(body: dict[str, Any]) -> bool:
-    """Whether it says what a text must look like, which takes long to check where it says much."""
+    """Return whether a body has a grammar or a schema, which takes long to check if it is long."""
     return any(body.get(name) is not None for name in _GRAMMARS)
 
 
 def grammar_bytes(body: dict[str, Any], source: bytes) -> int:
-    """How much there is to check of what a text must look like.
+    """Return the size of the grammar to check, in bytes; 0 if there is none.
 
-    Of a schema that is not strict, automata show what can be kept: some hundred milliseconds for short patterns. So one
-    that may need them counts as a long one; an escape may hide a keyword.
+    For a schema that is not strict, automata show which parts can be enforced, which takes some hundred milliseconds
+    even for short patterns. So a schema that may need them counts as a long one; an escape may hide a keyword.
     """
     if not has_grammar(body):
         return 0
@@ -116,10 +118,12 @@ def completion_call(body: dict[str, Any]) -> Call:
 
 
 def chat_call(body: dict[str, Any], template_for: TemplateFor, unknown: UnknownFields) -> Call:
-    """`template_for` given tools: the model's, which decides what some fields can do."""
+    """Parse a chat. `template_for`: returns the model's template for given tools, which decides what some fields can
+    do.
+    """
     check_fields(body, _CHAT)
     sampling = pick(body, (*_SAMPLING, "max_tokens")) | _grammar(body)
-    _is_unbounded(sampling)  # as without a bound
+    _is_unbounded(sampling)  # a chat has no default bound
     names = _chat_logprobs(body, sampling) | _chat_max_tokens(body, sampling) | repetition(body, sampling)
     keep = _best_of(body, sampling)
     tools = tool_use(body)
@@ -149,7 +153,7 @@ def chat_call(body: dict[str, Any], template_for: TemplateFor, unknown: UnknownF
 
 
 def prompt_end(body: dict[str, Any]) -> dict[str, Any]:
-    """Whether a chat's prompt begins an answer, or goes on with its last message."""
+    """Return whether a chat's prompt begins a new answer, or continues its last message."""
     return {
         "add_generation_prompt": take(body, "add_generation_prompt", bool, True),
         "continue_final_message": take(body, "continue_final_message", bool, False),
@@ -164,7 +168,9 @@ def truncation(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokenizes_chat(body: dict[str, Any]) -> bool:
-    """Whether `messages` are to be tokenized, not `prompt`. Refuses both, neither, and an option of the other."""
+    """Return whether `messages` are to be tokenized, not `prompt`. Refuses both, neither, and an option of the
+    other.
+    """
     chat = body.get("messages") is not None
     if not chat and body.get("prompt") is None:
         raise missing("prompt")
@@ -191,9 +197,9 @@ def _ask(body: dict[str, Any], prompt: Any, sampling: dict[str, Any], **more: An
 
 
 def prompts(prompt: Any, name: str = "prompt", most: int = MAX_PROMPTS) -> Sequence[str | list[int]]:
-    """A string, token ids, or a list of up to `most` of either -> a list of prompts; ids are checked at the door.
+    """Return a list of prompts from a string, token ids, or a list of up to `most` of either.
 
-    Errors say `name`.
+    Errors name the field `name`. Token ids are checked at admission.
     """
     if prompt is None:
         raise missing(name)
@@ -219,12 +225,12 @@ def messages(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _message(message: Any, path: str) -> dict[str, Any]:
-    """Fields go through as they are: the check of messages names what is wrong with them."""
+    """Return the fields of a message unchecked: a later check of messages refuses wrong ones by name."""
     if not isinstance(message, dict):
         raise wrong_type(path, message, "an object with role and content")
     refuse_others(message, MESSAGE_FIELDS, MESSAGE_UNSUPPORTED, path=f"{path}.")
     given = {"content": None} | pick(message, MESSAGE_FIELDS)
-    if "reasoning" in given:  # the newer name; clients send back what they got, and that may be both
+    if "reasoning" in given:  # the newer name; clients send back what they received, which may be both
         reasoning = take(given, "reasoning", str, "", path=f"{path}.")
         if given.setdefault("reasoning_content", reasoning) != given.pop("reasoning"):
             raise wrong_type(f"{path}.reasoning", reasoning, "the text of reasoning_content, or one of the two alone")
@@ -232,7 +238,7 @@ def _message(message: Any, path: str) -> dict[str, Any]:
 
 
 def _best_of(body: dict[str, Any], sampling: dict[str, Any]) -> int | None:
-    """How many choices to keep, if more are made: n of them, the likeliest per token."""
+    """Return how many choices to keep if `best_of` is given, else None: n of them, the likeliest per token."""
     made = take(body, "best_of", int, 0)
     if body.get("best_of") is None:
         return None
@@ -252,7 +258,7 @@ def _names(keep: int | None) -> dict[str, str]:
 
 
 def labels(body: dict[str, Any]) -> dict[str, Any]:
-    """What the client calls its request, for the log: those that it gave."""
+    """Return the client's own labels of its request, for the log: those that it gave."""
     given: dict[str, Any] = {name: take(body, name, str, "") for name in _LABELS if body.get(name) is not None}
     if metadata := _metadata(body):
         given["metadata"] = metadata
@@ -272,7 +278,7 @@ def _metadata(body: dict[str, Any]) -> dict[str, str]:
 
 
 def _is_unbounded(sampling: dict[str, Any]) -> bool:
-    """Whether the answer may fill the context; there is no bound in `sampling` then."""
+    """Return whether the answer may fill the context; if so, remove the bound from `sampling`."""
     if sampling.get("max_tokens") is not UNBOUNDED:
         return False
     del sampling["max_tokens"]
@@ -280,7 +286,7 @@ def _is_unbounded(sampling: dict[str, Any]) -> bool:
 
 
 def _completion_logprobs(body: dict[str, Any], sampling: dict[str, Any]) -> dict[str, str]:
-    """A number; or true or false and another number, which is how chats have it."""
+    """Read a completion's `logprobs`: a number; or a boolean and `top_logprobs`, as chats have it."""
     if isinstance(sampling.get("logprobs"), bool):
         del sampling["logprobs"]
     elif body.get("top_logprobs") is None or sampling.get("logprobs") == body["top_logprobs"]:
@@ -316,7 +322,7 @@ def _grammar(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(body: dict[str, Any]) -> dict[str, Any]:
-    """What the answer has, and whether it is a stream."""
+    """Return which parts the answer has, and whether it is a stream."""
     stream, include_usage, usage_so_far = _streaming(body)
     return {
         "stream": stream,

@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's routes, and of those beside them, as JSON schemas and as what their objects may have."""
+"""Bodies of OpenAI's routes and the routes beside them, as JSON schemas and as shapes of their objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from .openai_table import CHAT, COMPLETION, Field, by_name
 
 
 def fields_body(fields: Iterable[Field], required: str) -> Schema:
-    """The body that a table of fields describes. Refused fields are there as null, with what to do instead."""
+    """Return the schema of the body that a table of fields describes. A refused field is null, with what to do
+    instead.
+    """
     return object_of({field.name: _property(field) for field in fields}, [required])
 
 

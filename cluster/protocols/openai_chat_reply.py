@@ -1,4 +1,4 @@
-"""The form of a chat's answer: text, reasoning and calls of tools."""
+"""Form of a chat's answer: text, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class ChatForm:
         token_ids: bool = False,
         reasoning: bool = True,
     ) -> None:
-        """`reader` makes one for a choice. Without `reasoning` what the model thought is left out."""
+        """Create the form of one chat. `reader` makes a reader for one choice. Without `reasoning`, reasoning is left
+        out.
+        """
         self._token_ids, self._reasoning = token_ids, reasoning
         self.fingerprint = fingerprint
         self._tokens = tokens
@@ -96,7 +98,7 @@ def _fields(answer: Answer, *, reasoning: bool) -> Object:
 
 
 def _reasoning(answer: Answer) -> Object:
-    """Under both names: servers of models began with the longer one, and vLLM now says the shorter."""
+    """Return reasoning under both names: model servers began with the longer one, and vLLM now has the shorter."""
     return {"reasoning": answer.reasoning, "reasoning_content": answer.reasoning} if answer.reasoning else {}
 
 

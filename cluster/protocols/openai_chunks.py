@@ -1,4 +1,4 @@
-"""Messages of a stream -> OpenAI's chunks."""
+"""Conversion of a stream's messages to OpenAI's chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .openai_reply import ChoiceStream, Echo, Form, fingerprint_of, head, usage
 
 
 class ChunkWriter:
-    """Writes the chunks of one call. Choice i of prompt k has index k * n + i."""
+    """Writer of the chunks of one call. Choice i of prompt k has index k * n + i."""
 
     def __init__(
         self, form: Form, admitted: Sequence[Admitted], *, include_usage: bool, usage_so_far: bool = False
@@ -23,7 +23,7 @@ class ChunkWriter:
         self._n = admitted[0].request.sampling.n
         self._include_usage = include_usage
         self._head = head(form, admitted[0], form.chunk_object)
-        self._choices: dict[int, ChoiceStream] = {}  # by index
+        self._choices: dict[int, ChoiceStream] = {}  # by the index of the choice
         self._tokens = self._cached = 0
         self._weights: set[WeightsTold] = set()
 
@@ -31,13 +31,13 @@ class ChunkWriter:
         return which * self._n in self._choices
 
     def computed_with(self, weights: WeightsTold | None) -> None:
-        """As the message says that is written next."""
+        """Note the weights that compute the message that is written next; they change the fingerprint."""
         if weights is not None:
             self._weights.add(weights)
             self._head["system_fingerprint"] = fingerprint_of(self._form, self._weights)
 
     def openings(self, which: int, echo: Echo | None) -> Iterator[Object]:
-        """At most one for each choice, made as it is taken. All are to be taken before what follows is written."""
+        """Yield at most one first chunk for each choice, made as it is taken. Take all before a message is written."""
         for index in range(which * self._n, (which + 1) * self._n):
             choice = self._choices[index] = self._form.stream(self._admitted[which], echo)
             if (fields := choice.opening()) is not None:

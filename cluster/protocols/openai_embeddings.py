@@ -1,4 +1,4 @@
-"""OpenAI's /v1/embeddings: a vector for each input, of unit length as OpenAI's are."""
+"""OpenAI's /v1/embeddings: returns a vector for each input, of unit length as OpenAI's are."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def whole(model: str, embedded: Sequence[Embedded], form: str) -> Written:
 
 
 def asks(fields: dict[str, Any]) -> list[Ask]:
-    """One for each input. `pooling` is ours: "last" (default) or "mean"."""
+    """Return an `Ask` for each input. The field `pooling` is Motley's own: "last" (default) or "mean"."""
     if fields.get("dimensions") is not None:
         raise unsupported_field("dimensions", "shortened vectors need a model that was trained for it")
     return [
@@ -85,7 +85,7 @@ def asks(fields: dict[str, Any]) -> list[Ask]:
 
 
 def one_of(fields: dict[str, Any], name: str, accepted: Sequence[str]) -> str:
-    """One of these words; the first when it is absent."""
+    """Return the field's value, which must be one of these words; the first word if it is absent."""
     value = take(fields, name, str, accepted[0])
     if value not in accepted:
         raise wrong_type(name, value, " or ".join(map(repr, accepted)))
@@ -93,7 +93,7 @@ def one_of(fields: dict[str, Any], name: str, accepted: Sequence[str]) -> str:
 
 
 def entry(index: int, embedded: Embedded, form: str) -> Object:
-    """base64 is of the values as little-endian fp32."""
+    """Return one vector of the answer. In the form base64 its values are little-endian fp32."""
     values: Any = list(embedded.values)
     if form == "base64":
         values = base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()

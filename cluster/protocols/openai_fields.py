@@ -1,4 +1,4 @@
-"""Reads a JSON body strictly: nothing is coerced, nothing is ignored."""
+"""Strict reader of JSON bodies: coerces nothing and ignores nothing."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _WORDS = {str: "a string", bool: "true or false", int: "an integer", list: "a li
 
 
 def parse_object(body: bytes, most: Most | None = None) -> dict[str, Any]:
-    """A JSON object. Raises InvalidRequest with code `invalid_json`, or naming the doubled field.
+    """Return the JSON object of a body. Raises InvalidRequest with code `invalid_json`, or naming the doubled field.
 
-    Nobody else is served while it is read, so what holds more than `most`, as far as punctuation tells, raises
+    Reading blocks all other requests, so a body that holds more than `most`, estimated from its punctuation, raises
     TooLarge at once.
     """
     if most is not None and body.count(b",") > most.values:
         raise TooLarge(holds_more("the body", f"{most.values} values"), code="too_many_values")
-    # Some write a space before the colon.
+    # Some clients write a space before the colon.
     if most is not None and body.translate(None, b" \t\n\r").count(b'":') > most.members:
         raise TooLarge(holds_more("the body", f"{most.members} named values"), code="too_many_values")
     if most is not None and body.count(b"[") + body.count(b"{") > most.members:
@@ -39,7 +39,9 @@ def parse_object(body: bytes, most: Most | None = None) -> dict[str, Any]:
 
 
 def json_object(text: str, what: str, param: str | None = None) -> dict[str, Any]:
-    """A JSON object from its text. Raises InvalidRequest that says `what` is wrong, or names the doubled field."""
+    """Return a JSON object from its text. Raises InvalidRequest that says `what` is wrong, or names the doubled
+    field.
+    """
     try:
         value = parse(text)
     except Doubled as error:
@@ -52,7 +54,9 @@ def json_object(text: str, what: str, param: str | None = None) -> dict[str, Any
 
 
 def check_json_values(name: str, *texts: str) -> None:
-    """Before JSON within a message is read, which then takes as long as a body would. Raises InvalidRequest."""
+    """Raise InvalidRequest if JSON texts in a message hold too many values, before they are read, which blocks as a
+    body does.
+    """
     if max(sum(text.count(mark) for text in texts for mark in marks) for marks in (",", "[{")) > MIN_VALUES:
         message = holds_more(f"{name}: its JSON", f"{MIN_VALUES} values")
         raise InvalidRequest(message, param=name, code="too_many_values")
@@ -63,7 +67,7 @@ def _why(error: Exception) -> str:
         return str(error)
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    return f"a number has too many digits; expected at most {sys.get_int_max_str_digits()}"  # all else of ValueError
+    return f"a number has too many digits; expected at most {sys.get_int_max_str_digits()}"  # the only other ValueError
 
 
 def refuse_others(
@@ -79,7 +83,7 @@ def refuse_others(
 
 
 def check_fields(body: Mapping[str, Any], table: Mapping[str, Field], path: str = "") -> None:
-    """Raise InvalidRequest for a field that is unknown or not supported, or has a value that is not."""
+    """Raise InvalidRequest for a field that is unknown or not supported, or whose value is not supported."""
     for name, value in body.items():
         field = table.get(name)
         if field is None:
@@ -96,7 +100,7 @@ def check_fields(body: Mapping[str, Any], table: Mapping[str, Field], path: str 
 
 
 def take(body: dict[str, Any], name: str, kind: type[T], default: T, *, path: str = "") -> T:
-    """The field if it has exactly this type; the default if it is absent or null."""
+    """Return the field if it has exactly this type; the default if it is absent or null."""
     value = body.get(name)
     if value is None:
         return default
@@ -118,5 +122,5 @@ def missing(name: str) -> InvalidRequest:
 
 
 def pick(body: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """These fields, as they came, where they are neither absent nor null."""
+    """Return these fields unchanged, without those that are absent or null."""
     return {name: body[name] for name in names if body.get(name) is not None}

@@ -13,7 +13,9 @@ NO_PROBABILITY = -9999.0  # what OpenAI writes for minus infinity, which JSON ca
 
 
 class Offsets:
-    """Where each token begins in a text, in characters. A token inside a character begins where that does."""
+    """Offsets at which tokens begin in a text, in characters. A token inside a character begins where the character
+    does.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, *, start: int = 0, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True
@@ -30,14 +32,16 @@ class Offsets:
 
 
 class Tokens:
-    """Names tokens in the words of one tokenizer, or `by_id`."""
+    """Names of tokens: their text by one tokenizer, or their ids if `by_id`."""
 
     def __init__(self, tokenizer: Tokenizer, *, by_id: bool = False) -> None:
         self.tokenizer = tokenizer
         self._by_id = by_id
 
     def legacy(self, ids: Sequence[int], entries: Sequence[PromptLogprob], offsets: Sequence[int]) -> Object:
-        """Completions: parallel lists. The token itself is always among the alternatives."""
+        """Return log-probabilities in the form of completions: parallel lists. The token itself is always among its
+        alternatives.
+        """
         return {
             "tokens": [self._name(token_id) for token_id in ids],
             "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
@@ -46,13 +50,17 @@ class Tokens:
         }
 
     def content(self, entries: Sequence[TokenLogprob] | None) -> Object | None:
-        """Chat: one object for each token, those of reasoning and calls included."""
+        """Return log-probabilities in the form of chats: one object for each token, those of reasoning and calls
+        included.
+        """
         if entries is None:
             return None
         return {"content": [self._entry(entry) for entry in entries], "refusal": None}
 
     def _name(self, token_id: int) -> str:
-        """Its text, or its bytes where they are no whole characters: two such tokens must not look the same."""
+        """Return a token's text, or its bytes if they are no whole characters: two such tokens must not look the
+        same.
+        """
         if self._by_id:
             return f"token_id:{token_id}"
         data = self.tokenizer.token_bytes(token_id)

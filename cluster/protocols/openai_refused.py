@@ -1,4 +1,4 @@
-"""OpenAI's endpoints that this service does not have: refused by name, with what to use instead."""
+"""OpenAI's endpoints that this service refuses by name, with what to use instead."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ REFUSED: Mapping[str, str] = {
     "/v1/edits": _CHAT,
 }
 METHODS = ("GET", "POST", "DELETE")
-STORED = "/v1/chat/completions"  # below it and, with GET, at it: what of chats is kept elsewhere
+STORED = "/v1/chat/completions"  # other servers have stored chats below it and, with GET, at it
 WHY_NOT_STORED = f"stored chats are not supported; {_NO_STATE}"
 
 
 def refused_routes() -> list[Route]:
-    """Each path and all below it, and what of stored chats lies below /v1/chat/completions."""
+    """Return routes for each refused path and all paths below it, and for stored chats below /v1/chat/completions."""
     routes = [
         Route(method, path, _refusal(f"{prefix} is not supported; {instead}"), any_query=True)
         for prefix, instead in REFUSED.items()

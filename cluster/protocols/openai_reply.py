@@ -1,4 +1,4 @@
-"""What completions and chats have in common in OpenAI's answers, and the form of a completion."""
+"""Parts that completions and chats share in OpenAI's answers, and the form of a completion."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .openai_logprobs import Offsets, Tokens
 
 
 class Echo:
-    """A prompt to be repeated before its completion.
+    """A prompt that is repeated before its completion.
 
-    added   how many ids at its beginning and its end the text does not show: the tokenizer added them. None: it
-            cannot be told, and special ones are taken for such
+    added   number of ids at its beginning and its end that the text does not show, since the tokenizer added them.
+            None: unknown; then special tokens count as added
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Echo:
         self._added = added
 
     def offsets(self, tokenizer: Tokenizer) -> list[int]:
-        """Where each id begins in the text."""
+        """Return where each id begins in the text, in characters."""
         before, behind = self._added or (0, 0)
         own = self.ids[before : len(self.ids) - behind]
         offsets = Offsets(tokenizer, skip_special_tokens=self._added is None).push(own)
@@ -41,22 +41,24 @@ class Echo:
 
     @property
     def large(self) -> bool:
-        """Every stream would wait until it is written."""
+        """Whether writing it takes so long that it must not block other streams."""
         return len(self.ids) + num_values(self.logprobs or ()) >= LARGE
 
 
 class ChoiceStream(Protocol):
-    """Writes the chunks of one choice, without its index."""
+    """Writer of the chunks of one choice, without its index."""
 
     def opening(self) -> Object | None: ...
 
     def delta(self, delta: Delta) -> Object | None:
-        """None while there is nothing to say: text may be held back until it is clear what it is."""
+        """Return the fields of a chunk; None if there are none yet: text may be held back until it is clear what it
+        is.
+        """
         ...
 
 
 class Form(Protocol):
-    """What differs between completions and chats. One for each call."""
+    """Form of an answer: the parts in which completions and chats differ. There is one for each call."""
 
     prefix: str
     object: str
@@ -68,11 +70,11 @@ class Form(Protocol):
     def stream(self, admitted: Admitted, echo: Echo | None) -> ChoiceStream: ...
 
     def beside_choices(self, admitted: Admitted) -> Object:
-        """What the answer has once, beside its choices; in a stream, the first chunk."""
+        """Return the fields that the answer has once, beside its choices; in a stream, in the first chunk."""
         ...
 
     def usage_details(self) -> Object:
-        """More of `usage`, once every choice is written."""
+        """Return further fields of `usage`, once every choice is written."""
         ...
 
 
@@ -131,7 +133,7 @@ class _CompletionStream:
         return {"text": delta.text, "logprobs": logprobs} | ids | ending(delta)
 
     def _ids(self, delta: Delta) -> Object:
-        """The prompt's with the first."""
+        """Return the token ids of a chunk; the first chunk has the prompt's too."""
         if not self._token_ids:
             return {}
         prompt: Object = {} if self._prompt_told else {"prompt_token_ids": list(self._admitted.request.prompt_ids)}
@@ -154,7 +156,9 @@ class _CompletionStream:
 
 
 def ending(of: Delta | GatheredChoice, *, called: bool = False) -> Object:
-    """`finish_reason`, and `stop_reason` where there is one. `called`: as AnswerReader has it."""
+    """Return `finish_reason`, and `stop_reason` if there is one. `called`: whether the choice called a tool, as
+    AnswerReader reports.
+    """
     reason = of.finish_reason
     if called and reason is FinishReason.STOP:
         return {"finish_reason": "tool_calls"}
@@ -175,9 +179,10 @@ def usage(admitted: Sequence[Admitted], completion_tokens: int, cached_tokens: i
 
 
 def fingerprint_of(form: Form, weights: Collection[WeightsTold]) -> str:
-    """With the versions of the weights that an answer was computed with, where they have been updated.
+    """Return the fingerprint with the versions of the weights that computed an answer, if they have been updated.
 
-    Several: its prompts were computed apart, or it moved to a replica with others. Two of one version are of two pools.
+    There are several if prompts were computed apart, or a request moved to a replica with other weights. Two of the
+    same version belong to two pools.
     """
     versions = sorted(told.version for told in set(weights))
     return form.fingerprint if versions in ([], [0]) else "-".join([form.fingerprint, *map(str, versions)])
@@ -196,7 +201,7 @@ def head(form: Form, first: Admitted, object_name: str) -> Object:
 def whole(
     form: Form, admitted: Sequence[Admitted], gathered: Sequence[Gathered], echoes: Sequence[Echo | None], keep: int
 ) -> Object:
-    """The whole answer, with the `keep` best choices of each prompt."""
+    """Return the whole answer, with the `keep` best choices of each prompt."""
     choices: list[dict[str, Any]] = []
     for one, answer, echo in zip(admitted, gathered, echoes, strict=True):
         for choice in best(answer.choices, keep):
@@ -210,7 +215,7 @@ def whole(
 
 
 def best(choices: Sequence[GatheredChoice], keep: int) -> Sequence[GatheredChoice]:
-    """Those with the highest log-probability per token, best first; as they are where all are kept."""
+    """Return the choices with the highest log-probability per token, best first; in their order if all are kept."""
     if keep >= len(choices):
         return choices
     return sorted(choices, key=_mean_logprob, reverse=True)[:keep]

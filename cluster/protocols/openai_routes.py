@@ -1,4 +1,4 @@
-"""OpenAI's HTTP, and the two beside it that every server of models has, as routes."""
+"""Routes of OpenAI's HTTP protocol, and /tokenize, /detokenize and others that model servers have beside it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .openai_refused import refused_routes
 
 
 class OpenAIRoutes:
-    """Each handler answers with what the protocol says; errors leave as MotleyError."""
+    """Handlers that answer with what the protocol returns. They raise MotleyError."""
 
     def __init__(self, protocol: OpenAIProtocol) -> None:
         self._protocol = protocol

@@ -1,7 +1,7 @@
-"""The larger values of OpenAI's bodies as JSON schemas: messages, tools, formats, prompts.
+"""JSON schemas of the larger values of OpenAI's bodies: messages, tools, formats, prompts.
 
-The check of a body takes from here which fields there are. What no schema says is for the check alone: whether two
-fields go together, a name is known to another one, or the model's template has a place for it.
+The check of a body takes the known fields from here. What no schema can say, that check does alone: whether two fields
+go together, whether a name is one that another field defines, or whether the model's template can show it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_MESSAGES = 8192
 MAX_METADATA = 16
 INT32 = 2**31 - 1
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-THOUGHT_LEVELS = ("low", "medium", "high")  # of Ollama's `think`
+THOUGHT_LEVELS = ("low", "medium", "high")  # levels of Ollama's `think`
 THINKING_TYPES = ("enabled", "disabled", "adaptive")
 MODES = ("auto", "none", "required")
 
@@ -45,12 +45,12 @@ def _list(items: Schema, most: int | None = None, least: int = 1) -> Schema:
 
 
 def _one_of_type(kind: str, about: str, maybe: dict[str, Schema] | None = None, **fields: Schema) -> Schema:
-    """`fields` are required, those of `maybe` are not."""
+    """Return the schema of an object with a `type`. `fields` are required, those of `maybe` are not."""
     return object_of({"type": {"const": kind, "description": about}, **fields, **(maybe or {})}, ["type", *fields])
 
 
 def prompts_of(most: int) -> Schema:
-    """A prompt, or up to so many."""
+    """Return the schema of a prompt, or of a list of at most `most` prompts."""
     return {"anyOf": [SOME_TEXT, TOKEN_IDS, _list(SOME_TEXT, most), _list(TOKEN_IDS, most)]}
 
 
@@ -112,7 +112,7 @@ _NOT_HERE = told(NULL, "of other roles")
 
 
 def _message(roles: tuple[str, ...], more: tuple[str, ...], required: str) -> Schema:
-    """Of these roles; what a role has no place for may be null."""
+    """Return the schema of messages of these roles; fields of other roles may be null."""
     known = ("content", "name", *more)
     fields = dict.fromkeys(_MESSAGE, _NOT_HERE) | dict.fromkeys(MESSAGE_UNSUPPORTED, _REFUSED)
     fields |= {"role": {**_MESSAGE["role"], "enum": list(roles)}} | {name: _MESSAGE[name] for name in known}
@@ -258,7 +258,7 @@ TGI_GRAMMAR = object_of(
     },
     ["type", "value"],
 )
-# Fields of a body that say one of these by themselves: vLLM's older ones, SGLang's, llama.cpp's.
+# Fields of a body that set one of these constraints: vLLM's older ones, SGLang's, llama.cpp's.
 CONSTRAINT_FIELDS = {
     "guided_json": "json",
     "guided_regex": "regex",

@@ -9,7 +9,7 @@ from ...replicas.protocol import Delta, FinishReason, StreamMessage
 
 
 async def prompt_only(messages: AsyncGenerator[StreamMessage, None]) -> AsyncGenerator[StreamMessage, None]:
-    """The same messages without what was generated: a choice ends by length, with no token."""
+    """Yield the same messages without what was generated: a choice ends by length, with no token."""
     async with aclosing(messages):
         async for message in messages:
             yield message._replace(deltas=tuple(_emptied(delta) for delta in message.deltas))

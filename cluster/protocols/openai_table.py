@@ -1,7 +1,7 @@
-"""Every field of a completion and of a chat: what it takes, and what becomes of those that are not supported.
+"""Table of every field of a completion and of a chat: what it takes, and what becomes of those that are not supported.
 
-One table for the check of a body and for the description of the interface. Whether a number is in its range
-is for SamplingParams to say: the ranges here describe, they do not check.
+The check of a body and the description of the interface use the same table. Ranges of numbers here only describe:
+SamplingParams checks them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .openai_schemas import BOOLEAN, INT32, OBJECT, TEXT
 class Field:
     """One field of a body.
 
-    schema   its JSON schema, with the default where there is one
+    schema   its JSON schema, with the default if there is one
     doc      what it does
     only     if set, the values that change nothing or ask for what is done anyway; others are refused
-    instead  if set, the field exists elsewhere and is refused here: what to do instead
-    neutral  of a refused field: values beside null and empty ones that ask for nothing
+    instead  if set, the field exists on other servers and is refused here: what to do instead
+    neutral  for a refused field: values beside null and empty ones that ask for nothing
     """
 
     name: str
@@ -37,7 +37,7 @@ class Field:
 
 
 def _number(low: float, high: float, default: float, *, above: bool = False) -> Schema:
-    """`above`: `low` itself is not in it."""
+    """Return the schema of a number in a range. `above`: `low` itself is outside the range."""
     return {"type": "number", "exclusiveMinimum" if above else "minimum": low, "maximum": high, "default": default}
 
 

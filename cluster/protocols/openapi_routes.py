@@ -1,4 +1,4 @@
-"""The description of the interface, served beside it."""
+"""Route that serves the OpenAPI description of the interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gRPC's reflection as a method of the ingress. Serve's own would answer before anyone has asked who calls."""
+"""Method of gRPC's reflection on the ingress. Serve's own would answer before the caller's API key is checked."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from ..web.servicers import SERVICES
 
 
 class ReflectionRpcs:
-    """gRPC's reflection, as published in grpcio-reflection: what is served here, for programs without the protos."""
+    """Methods of gRPC's reflection, as published in grpcio-reflection: list the services here, for programs without
+    the protos.
+    """
 
     reflected: Sequence[ServiceDescriptor] = SERVICES
 
     @bidirectional
     def ServerReflectionInfo(self, requests: Any, caller: Caller) -> AsyncGenerator[pb.ServerReflectionResponse, None]:
-        """One reply for each request, in their order; what is not found is an error_response, and the stream goes on.
+        """Stream one reply for each request, in order; what is not found is an error_response, and the stream goes on.
+
         A request whose bytes do not parse ends it with INVALID_ARGUMENT.
         """
         servicer = reflection.aio.ReflectionServicer([service.full_name for service in self.reflected])

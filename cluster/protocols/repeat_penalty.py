@@ -1,9 +1,9 @@
-"""`repeat_penalty` of llama.cpp and Ollama, with the window that it looks at.
+"""Reader of `repeat_penalty` of llama.cpp and Ollama, and of the window of tokens that it counts.
 
-There a token that occurs among the last `repeat_last_n` of prompt and output (-1: all, 0: none, by default 64) has its
-logit divided by the penalty where that is above 0, and multiplied elsewhere; presence and frequency penalties count
-within the same window. `repetition_penalty` here is the same formula of prompt and output as a whole, and the other two
-count the output. So -1 can be had for the first, and 0 for all.
+On those servers a token that occurs among the last `repeat_last_n` of prompt and output (-1: all, 0: none, default 64)
+has its logit divided by the penalty if the logit is above 0, and multiplied otherwise; presence and frequency penalties
+count within the same window. Motley's `repetition_penalty` is the same formula over prompt and output as a whole, and
+the other two count the output. So -1 is supported for the first, and 0 for all.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .openai_schemas import INT32
 
 __all__ = ["NEWLINES", "WINDOWS", "repetition"]
 
-WINDOWS = (-1, 64)  # the whole, and the default of these servers, which says nothing without a penalty
+WINDOWS = (-1, 64)  # -1: all tokens; 64: the default of those servers, which has no effect without a penalty
 NEWLINES = ("penalize_nl", "penalize_newline")
 _COUNTED = ("presence_penalty", "frequency_penalty")
 
 
 def repetition(body: dict[str, Any], sampling: dict[str, Any]) -> dict[str, str]:
-    """Puts `repetition_penalty` into `sampling` where these fields ask for one. Returns what errors call it.
+    """Set `repetition_penalty` in `sampling` if these fields ask for one. Returns the client's name for it, for errors.
 
-    Raises InvalidRequest naming the field of which the effect cannot be had.
+    Raises InvalidRequest naming the field whose effect is not supported.
     """
     penalty, window = body.get("repeat_penalty"), _window(body)
     if penalty is not None and body.get("repetition_penalty") not in (None, penalty):
@@ -45,7 +45,9 @@ def repetition(body: dict[str, Any], sampling: dict[str, Any]) -> dict[str, str]
 
 
 def _check_window(penalty: Any, window: int | None) -> None:
-    """Which numbers a penalty may be is for SamplingParams to say."""
+    """Raise InvalidRequest unless this penalty can be had with this window. SamplingParams checks the penalty's
+    range.
+    """
     has_effect = penalty is not None and penalty != 1
     if has_effect and window is None and not isinstance(penalty, str | bool | list | dict):
         raise unsupported_field("repeat_penalty", "give repeat_last_n: -1, since all of the text counts here", penalty)
@@ -69,7 +71,9 @@ def _check_counted(body: Mapping[str, Any], window: int | None) -> None:
 
 
 def _check_newlines(body: dict[str, Any], sampling: Mapping[str, Any]) -> None:
-    """That they are left out can be had only where nothing is penalised."""
+    """Raise InvalidRequest if newlines are to be exempt from a penalty: that is supported only if nothing is
+    penalised.
+    """
     none = {"repetition_penalty": 1}
     penalised = any(sampling.get(name) not in (None, none.get(name, 0)) for name in ("repetition_penalty", *_COUNTED))
     for name in NEWLINES:

@@ -1,4 +1,4 @@
-"""vllm.grpc.engine.VllmEngine, on a door and a router."""
+"""Protocol vllm.grpc.engine.VllmEngine, built on a `Door` and a router."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from .vllm_events import KvBatches
 from .wire_names import in_wire_names
 
 HOLDING = "no replica is there; requests are held for the first that comes"
-MAX_SUBSCRIBERS = 8  # of KV events, of one tenant, or without keys of all
-SERVER_TYPE = "vllm-grpc"  # how clients tell this protocol from its sisters
+MAX_SUBSCRIBERS = 8  # subscribers to KV events of one tenant, or without API keys of all
+SERVER_TYPE = "vllm-grpc"  # how clients tell this protocol from similar ones
 
 
 class VllmProtocol:
-    """`defaults`: what the checkpoint says of sampling. Errors leave as MotleyError."""
+    """Calls of VllmEngine. `defaults`: the checkpoint's sampling defaults. They raise MotleyError."""
 
     def __init__(self, door: Door, router: Router, defaults: Mapping[str, Any]) -> None:
         self._door = door
@@ -52,7 +52,7 @@ class VllmProtocol:
     async def generate(self, request: pb.GenerateRequest, caller: Caller) -> AsyncGenerator[pb.GenerateResponse, None]:
         self._received = time.time()
         size = constraint_bytes(request.sampling_params)
-        with self._aborts.running(caller.tenant, request.request_id) as aborted:  # from here on, read or not
+        with self._aborts.running(caller.tenant, request.request_id) as aborted:  # from here on, even if unread
             ask = await self._door.read(generate_ask, request, grammar_bytes=size)
             with in_wire_names(ask.wire_names):
                 admitted = await self._door.admit(ask, caller)
@@ -65,7 +65,7 @@ class VllmProtocol:
                     yield response
 
     def abort(self, request: pb.AbortRequest, caller: Caller) -> list[str]:
-        """Those that run here; the ids, for other ingresses."""
+        """Abort the requests that run on this ingress; return their ids, so that other ingresses can abort them too."""
         refuse_unknown(request)
         if "" in request.request_ids:
             raise InvalidRequest("request_ids: one is empty", param="request_ids", code="invalid_value")
@@ -84,7 +84,9 @@ class VllmProtocol:
         return pb.EmbedResponse(embedding=values, prompt_tokens=embedded.prompt_tokens, embedding_dim=len(values))
 
     async def flush(self, request: common.FlushCacheRequest, caller: Caller) -> common.FlushCacheResponse:
-        """Of the caller's tenant alone; without keys, of all. The engine need not be idle for it."""
+        """Drop the cached prefixes of the caller's tenant; without API keys, of all. The engine need not be idle for
+        it.
+        """
         refuse_unknown(request)
         if not request.timeout_s >= 0:
             raise InvalidRequest(
@@ -105,7 +107,7 @@ class VllmProtocol:
     async def kv_events(
         self, request: common.SubscribeKvEventsRequest, caller: Caller
     ) -> AsyncGenerator[common.KvEventBatch, None]:
-        """The caller's own tenant's blocks: their tokens are its prompts."""
+        """Yield KV events of the caller's own tenant's blocks, since events show the tokens of prompts."""
         refuse_unknown(request)
         if self._subscribers[caller.tenant] >= MAX_SUBSCRIBERS:
             raise Overloaded(f"at most {MAX_SUBSCRIBERS} subscribers at a time", code="too_many_watches")
@@ -178,7 +180,9 @@ class VllmProtocol:
 async def _responses(
     admitted: Admitted, messages: AsyncGenerator[StreamMessage, None], *, chunks: bool
 ) -> AsyncGenerator[pb.GenerateResponse, None]:
-    """In a stream the chunks have the log-probabilities; what follows them repeats the tokens alone."""
+    """Yield the responses. In a stream the chunks have the log-probabilities; the last response repeats the tokens
+    alone.
+    """
     request = admitted.request
     choices = [GatheredChoice(index) for index in range(request.sampling.n)]
     gathered = Gathered(choices, Room(admitted.ask.wire_names), logprobs=not chunks, prompt_shown=admitted.prompt_shown)
@@ -198,7 +202,7 @@ async def _responses(
             if delta.finish_reason is not None and not is_cut_off(delta):
                 choice = gathered.choices[delta.index]
                 yield await written(gathered.room, partial(complete, choice, delta.finish_reason))
-    for choice in gathered.choices:  # of those that are aborted the messages end before
+    for choice in gathered.choices:  # messages of an aborted choice end before its last
         if choice.finish_reason is None:
             yield complete(choice, reply.ABORTED)
 

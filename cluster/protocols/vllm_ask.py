@@ -1,4 +1,4 @@
-"""vllm.grpc.engine's requests as an `Ask`. Every field works or is refused by name."""
+"""Conversion of vllm.grpc.engine's requests to an `Ask`. Every field works or is refused by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIRE_NAMES: Mapping[str, str] = {
     "truncate_prompt_tokens": "sampling_params.truncate_prompt_tokens",
 }
 _REFUSED = ("kv_transfer_params", "mm_inputs", "kv_transfer_params_json", "media_refs", "extra_mm_inputs")
-# Of these 0 is no value of the protocol's own, so it is neutral.
+# The protocol has no value 0 for these, so 0 stands for 1, which has no effect.
 _ZERO_IS_ONE = ("top_p", "repetition_penalty", "n")
 _PLAIN = ("top_k", "min_tokens", "ignore_eos", "skip_special_tokens")
 _FLOATS = ("min_p", "frequency_penalty", "presence_penalty")
@@ -30,7 +30,7 @@ _OPTIONAL = ("max_tokens", "logprobs", "prompt_logprobs", "seed")
 
 
 def generate_ask(request: pb.GenerateRequest) -> Ask:
-    """Raises InvalidRequest naming the field."""
+    """Convert a request. Raises InvalidRequest naming the field."""
     refuse_unknown(request)
     for field, _ in request.ListFields():
         if field.name in _REFUSED:
@@ -53,7 +53,7 @@ def generate_ask(request: pb.GenerateRequest) -> Ask:
 
 
 def constraint_bytes(params: pb.SamplingParams) -> int:
-    """About how many."""
+    """Return about how many bytes the constraint on the text has."""
     if params.WhichOneof("constraint") == "choice":
         return sum(len(text) for text in params.choice.choices)
     texts = (params.json_schema, params.regex, params.grammar, params.structural_tag)
@@ -86,7 +86,7 @@ def _prompt(request: pb.GenerateRequest) -> tuple[str, Any]:
 
 
 def _sampling(params: pb.SamplingParams) -> dict[str, Any]:
-    """All of them, since the model's own defaults are not this protocol's."""
+    """Return all sampling parameters, since the model's own defaults are not this protocol's."""
     given: dict[str, Any] = {name: getattr(params, name) for name in _PLAIN}
     given |= {name: decimal(getattr(params, name)) for name in _FLOATS}
     given |= {name: decimal(getattr(params, name)) or 1 for name in _ZERO_IS_ONE}
@@ -108,7 +108,7 @@ def _grammar(params: pb.SamplingParams) -> GrammarSpec | None:
 
 
 def decimal(value: float) -> float:
-    """The number that was meant by these 32 bits: 0.7 rather than 0.699999988, as over other protocols."""
+    """Return the number that was meant by a 32-bit float: 0.7 rather than 0.699999988, as over other protocols."""
     if isinstance(value, int) or value != value or value in (float("inf"), -float("inf")):
         return value
     for digits in range(6, 9):

@@ -1,4 +1,4 @@
-"""What becomes of KV blocks, and the load, as batches of vllm.grpc.engine."""
+"""KV events and load in the batches of vllm.grpc.engine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _DEVICE = pb.KvCacheTier.KV_CACHE_TIER_DEVICE
 
 
 class KvBatches:
-    """The batches of one subscriber.
+    """Batches of KV events for one subscriber.
 
-    A subscriber that resumes, or is so slow that events were lost, is told to forget what it knew: nothing is
-    kept to be told again. A gap in the numbers says the same.
+    A subscriber that resumes, or reads so slowly that events were lost, is told to forget all blocks: no events are
+    kept to be sent again. A gap in the sequence numbers says the same.
     """
 
     def __init__(self, request: pb.SubscribeKvEventsRequest) -> None:
@@ -26,13 +26,13 @@ class KvBatches:
         self._sample = 0
 
     def batch(self, message: KvEvents, rank: int | None) -> pb.KvEventBatch | None:
-        """None: there is nothing that the subscriber would take."""
+        """Return the next batch; None if it has nothing that the subscriber wants."""
         events = list(self._events(message))
         if not events and not self._begun:
             return None
         self._begun = True
         if events:
-            self._number = (self._number + (2 if message.lost else 1)) % 2**64  # as the wire counts
+            self._number = (self._number + (2 if message.lost else 1)) % 2**64  # wraps as the wire's 64-bit number does
         batch = pb.KvEventBatch(sequence_number=self._number, timestamp=time.time(), events=events)
         batch.load.CopyFrom(self._load(message.load))
         batch.load.load_only = not events
@@ -76,7 +76,7 @@ class KvBatches:
 
 
 def _runs(events: Sequence[KvEvent]) -> Iterable[list[KvEvent]]:
-    """Neighbours that one message can hold: blocks that follow each other, or removals."""
+    """Group neighbouring events that one message can hold: stored blocks that follow each other, or removals."""
     run: list[KvEvent] = []
     for event in events:
         follows = run and (

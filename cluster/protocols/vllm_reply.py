@@ -1,4 +1,4 @@
-"""Deltas and choices in the words of vllm.grpc.engine."""
+"""Conversion of deltas and choices to vllm.grpc.engine's responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ABORTED = "abort"
 
 
 def chunk(request: Request, gathered: Gathered, delta: Delta, *, first: bool) -> pb.GenerateResponse:
-    """What is new of one choice; `first` of that choice."""
+    """Return a chunk with what is new of one choice. `first`: it is the first chunk of that choice."""
     reply = pb.GenerateStreamChunk(
         token_ids=delta.token_ids,
         prompt_tokens=len(request.prompt_ids),
@@ -30,7 +30,7 @@ def chunk(request: Request, gathered: Gathered, delta: Delta, *, first: bool) ->
 def complete(
     request: Request, gathered: Gathered, choice: GatheredChoice, reason: FinishReason | str, *, prompt: bool
 ) -> pb.GenerateResponse:
-    """A whole choice, with such log-probabilities as were kept, the prompt's if `prompt`."""
+    """Return a whole choice with the log-probabilities that were kept; with the prompt's if `prompt`."""
     reply = pb.GenerateComplete(
         output_ids=choice.token_ids,
         finish_reason=reason,

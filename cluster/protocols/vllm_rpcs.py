@@ -1,4 +1,4 @@
-"""vllm.grpc.engine.VllmEngine as methods of the ingress."""
+"""Methods of vllm.grpc.engine.VllmEngine on the ingress."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class VllmRpcs:
         return pb.AbortResponse()
 
     async def abort_requests(self, tenant: str, client_ids: list[str]) -> None:
-        """Those that run here. For the ingress that was asked: which one has a request its client cannot know."""
+        """Abort those of the requests that run on this ingress. Another ingress calls it, since a client cannot know
+        which one has its request.
+        """
         self.vllm.abort_here(tenant, client_ids)
 
     @unary(pb.GetModelInfoResponse)

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer as one zip archive, always the same bytes for the same files."""
+"""A checkpoint's tokenizer as one zip archive: the same files always give the same bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...replicas.errors import EngineFault, MotleyError, NotFound
 from ...replicas.folder import contained, regular_size
 from ..protos import vllm_common_pb2 as pb
 
-# What any tokenizer library reads; nothing else leaves the folder.
+# Files that tokenizer libraries read; no other file is sent.
 FILES = (
     "added_tokens.json",
     "additional_chat_templates/tool_use.jinja",
@@ -28,13 +28,13 @@ FILES = (
     "vocab.json",
     "vocab.txt",
 )
-CHUNK_BYTES = 1 << 20  # clients take 4 MiB in one message
+CHUNK_BYTES = 1 << 20  # gRPC clients accept 4 MiB in one message by default
 MAX_FILE_BYTES = 512 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's first day
 
 
 class TokenizerArchive:
-    """Packed once, when first asked for."""
+    """Archive of one checkpoint's tokenizer. It is packed once, at the first request."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -42,7 +42,7 @@ class TokenizerArchive:
         self._archive = b""
 
     async def chunks(self) -> AsyncGenerator[pb.GetTokenizerChunk, None]:
-        """Raises NotFound where there is no tokenizer."""
+        """Yield the archive in chunks. Raises NotFound if there is no tokenizer."""
         async with self._packing:
             if not self._archive:
                 self._archive = await asyncio.to_thread(pack, self._folder)
@@ -67,7 +67,9 @@ def pack(folder: Path) -> bytes:
 
 
 def _read(folder: Path, name: str) -> bytes:
-    """Raises EngineFault: what is wrong in the server's folder is no fault of the client, nor its business."""
+    """Return a file's bytes. Raises EngineFault with few details: a fault in the server's folder is not the
+    client's.
+    """
     try:
         path = contained(folder, name)
         if regular_size(path) > MAX_FILE_BYTES:

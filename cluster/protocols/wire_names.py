@@ -1,4 +1,4 @@
-"""Errors in the client's own words: a protocol that calls a field differently says so, and errors name that."""
+"""Client's names in errors: a protocol that has another name for a field maps it, and errors use that name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...replicas.errors import MotleyError
 
 @contextmanager
 def in_wire_names(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors about a field in `names` (ours -> the client's) leave with the client's name for it."""
+    """Rename the field in errors that are raised inside, by `names` (Motley's name -> the client's)."""
     try:
         yield
     except MotleyError as error:

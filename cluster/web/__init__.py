@@ -1,1 +1,1 @@
-"""How calls come in and answers go out, whatever the protocol: HTTP and gRPC."""
+"""Transport: how calls come in and answers go out, whatever the protocol, over HTTP and gRPC."""

@@ -1,4 +1,4 @@
-"""What a protocol over HTTP answers with: one JSON object, or a stream of them."""
+"""Answers of a protocol over HTTP: one JSON object, or a stream of them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """An answer in chunks: those of the first message, and the rest, to be closed by whoever holds it.
+    """An answer in chunks: those of the first message, and a generator of further ones, which its user must close.
 
-    Large ones are written already.
+    Large chunks are serialized already.
     """
 
     first: list[Object | Written]
@@ -22,10 +22,12 @@ class Streaming:
 
 
 class Written:
-    """One object, written already."""
+    """A JSON object that is serialized already."""
 
     def __init__(self, content: Object) -> None:
-        """The items of a list are written one by one: the writer lets nobody else run meanwhile."""
+        """Serialize an object. Items of a list are serialized one by one, since one call of the encoder blocks all
+        other threads.
+        """
         pieces = [b"{"]
         for number, (name, value) in enumerate(content.items()):
             pieces.append(b"%s%s:" % (b"," if number else b"", dump(name)))

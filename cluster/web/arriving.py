@@ -1,7 +1,7 @@
-"""Requests that have begun to arrive and are not whole: how many there may be, and how many bytes they may hold.
+"""Bounds on requests whose bodies have not fully arrived: how many there may be, and how many bytes they may hold.
 
-Each may take its time, and many at once would hold the memory and the places of others. What is whole is no longer
-counted here: from then on the engine's admission decides.
+Each may take its time, and many at once would take memory and capacity from others. A body that has fully arrived is no
+longer counted here: from then on the engine's admission decides.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import TypeVar
 from ...replicas.errors import Overloaded
 
 MAX_BYTES = 512 * 2**20
-MAX_BODIES = 2048  # that have taken longer than LATE_S
-TENANT_SHARE = 0.5  # of each, for one tenant
+MAX_BODIES = 2048  # bodies that have taken longer than LATE_S
+TENANT_SHARE = 0.5  # share of each bound for one tenant
 LATE_S = 1.0
 
 T = TypeVar("T")
 
 
 class Arriving:
-    """The bodies of one ingress that are not whole.
+    """Counts of the bodies of one ingress that have not fully arrived.
 
-    num_bytes   that they hold
-    num_bodies  of those that are late
+    num_bytes   bytes that these bodies hold
+    num_bodies  number of them that are late, by LATE_S
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES, max_bodies: int = MAX_BODIES) -> None:
@@ -45,7 +45,7 @@ class Arriving:
         return Body(self, tenant)
 
     def take(self, tenant: str, what: str, number: int) -> None:
-        """Raise Overloaded where there is no room for so many more bytes or bodies."""
+        """Count `number` more bytes or bodies. Raises Overloaded if these are too many in all, or for one tenant."""
         most = self._max[what]
         if self._held[what] + number > most or self._by_tenant[tenant, what] + number > most * TENANT_SHARE:
             message = "too many requests are being sent and are not whole; send them at once, or try again shortly"
@@ -61,7 +61,7 @@ class Arriving:
 
 
 class Body:
-    """One of them. Counts nothing after `end`, which may be called again."""
+    """A body that has not fully arrived. Counts nothing after `end`, which may be called again."""
 
     __slots__ = ("_arriving", "_due", "_held", "_tenant")
 
@@ -72,7 +72,7 @@ class Body:
         self._due = asyncio.get_running_loop().time() + LATE_S
 
     def hold(self, what: str, number: int) -> None:
-        """Raise Overloaded where there is no room for so many more bytes or bodies."""
+        """Count `number` more bytes or bodies. Raises Overloaded if these are too many."""
         self._arriving.take(self._tenant, what, number)
         self._held[what] += number
 
@@ -82,10 +82,10 @@ class Body:
         self._held.clear()
 
     async def next(self, part: Awaitable[T], deadline: float, late_bytes: int = 0) -> T:
-        """What `part` returns. Raises TimeoutError at the deadline, by the event loop's clock.
+        """Return what `part` returns. Raises TimeoutError at the deadline, by the event loop's clock.
 
-        A body that is late counts as one, and `late_bytes` are taken to be on their way; raises Overloaded if these
-        are too many.
+        A body that becomes late counts as one, and with it the `late_bytes` that are taken to be on their way; raises
+        Overloaded if these are too many.
         """
         refused: list[Overloaded] = []
         limit = asyncio.timeout_at(deadline)
@@ -111,4 +111,4 @@ class Body:
                 timer.cancel()
 
 
-ARRIVING = Arriving()  # of this process
+ARRIVING = Arriving()  # the bodies of this process

@@ -1,4 +1,4 @@
-"""Which web pages may call."""
+"""Check of which web pages may call (CORS)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _METHOD = "access-control-request-method"
 
 
 class Cors(CORSMiddleware):
-    """Starlette's, but a preflight that is refused says why, as every error does."""
+    """Starlette's CORS middleware, except that a refused preflight says why, as every error does."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "OPTIONS":

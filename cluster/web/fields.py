@@ -1,7 +1,7 @@
-"""How much a protobuf message holds, told from its bytes before it is parsed.
+"""Count of the fields of a protobuf message, from its bytes, before it is parsed.
 
-8 MiB may be four million empty messages within one: a second for the parser alone, and nobody else is served
-meanwhile. This walk ends at the first field too many; a message that is small enough for any number is not walked.
+8 MiB may hold four million empty messages: the parser alone would take a second, and block all other requests. This
+walk ends at the first field too many; a message that is too short to hold too many is not walked.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from ...replicas.errors import InvalidRequest
 from ..errors import holds_more
 
-MOST_FIELDS = 32_768  # of a message with all that is within it; a run of packed numbers is one
-MOST_NUMBERS = 2**20  # of all packed runs together: a prompt of a million token ids
-_VARINT, _FIXED64, _LENGTH, _GROUP, _GROUP_END, _FIXED32 = range(6)  # on the wire
+MOST_FIELDS = 32_768  # fields of a message and all messages in it; a run of packed numbers counts as one
+MOST_NUMBERS = 2**20  # numbers in all packed runs together: a prompt of a million token ids
+_VARINT, _FIXED64, _LENGTH, _GROUP, _GROUP_END, _FIXED32 = range(6)  # wire types
 _MAX_VARINT = 10  # bytes
 _NOT_LAST = bytes(range(128, 256))  # all bytes of a varint but its last
 _WIDTHS = {
@@ -31,16 +31,18 @@ _WIDTHS = {
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
-_MOST_GROUPS = 100  # one within another, as parsers have it
+_MOST_GROUPS = 100  # nested groups, which is the parsers' limit
 
 
 class _NotAMessage(Exception):
-    """The parser comes no further than this either, and says why."""
+    """Error at bytes that are no message. The parser fails at the same place, and says why."""
 
 
 def check_fields(data: bytes, kind: Descriptor) -> int:
-    """Raise InvalidRequest naming the field that is beyond MOST_FIELDS or MOST_NUMBERS; how many were visited."""
-    if len(data) <= MOST_FIELDS:  # each takes a byte or more
+    """Return how many fields were visited. Raises InvalidRequest naming the field that is beyond MOST_FIELDS or
+    MOST_NUMBERS.
+    """
+    if len(data) <= MOST_FIELDS:  # each field takes a byte or more
         return 0
     walk = _Walk(data, kind)
     with suppress(_NotAMessage, IndexError):
@@ -49,7 +51,9 @@ def check_fields(data: bytes, kind: Descriptor) -> int:
 
 
 class _Walk:
-    """`within`: for each message around this one where it ends, what it is, and its field that this one is."""
+    """Walk over a message's fields. `within`: the end, the kind and the current field's number of each enclosing
+    message.
+    """
 
     def __init__(self, data: bytes, kind: Descriptor) -> None:
         self.fields = self.numbers = self._groups = 0
@@ -106,7 +110,7 @@ class _Walk:
             self._varint()
         elif wire in (_FIXED32, _FIXED64):
             self._at += 4 if wire == _FIXED32 else 8
-        elif wire == _GROUP and self._groups < _MOST_GROUPS:  # what is in a group counts as if it were beside it
+        elif wire == _GROUP and self._groups < _MOST_GROUPS:  # fields in a group count as the message's own
             self._groups += 1
         elif wire == _GROUP_END:
             self._groups -= 1
@@ -114,7 +118,7 @@ class _Walk:
             raise _NotAMessage
 
     def _count(self, number: int, length: int, width: int) -> None:
-        """The numbers of a packed run; `width` is 0 for varints."""
+        """Count the numbers of a packed run; `width` is each one's bytes, or 0 for varints."""
         run = self._data[self._at : self._at + length]
         self.numbers += length // width if width else len(run.translate(None, _NOT_LAST))
         if self.numbers > MOST_NUMBERS:
@@ -128,7 +132,9 @@ class _Walk:
 
 @cache
 def _inner(kind: Descriptor) -> dict[int, Any]:
-    """By number: what a field of messages holds, or of packed numbers how wide each is. No texts, no bytes."""
+    """Return by field number the kind of a message field, or the width of packed numbers. Texts and bytes are left
+    out.
+    """
     inner: dict[int, Any] = {}
     for field in kind.fields:
         if field.message_type is not None:

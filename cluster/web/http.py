@@ -20,16 +20,19 @@ from .answers import Answer, Object, Streaming, Written, dump
 from .readers import Reader, Readers
 from .retry_after import retry_after_s
 
-PART_BYTES = 16_384  # of an event, in one write
-CALLER = "motley.caller"  # where the guard leaves it in the ASGI scope
-_KSERVE = "/v2"  # the root of a protocol with a form of its own for errors
+PART_BYTES = 16_384  # bytes of an event in one write
+CALLER = "motley.caller"  # key under which the guard puts the Caller in the ASGI scope
+_KSERVE = "/v2"  # root of KServe's paths, whose errors have a form of their own
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`health`: tells health and no more, so `--open-health` opens it. `any_query`: none is refused.
+    """A path, and the handler that answers it.
 
-    tensors  bodies are JSON, maybe with binary data behind it, whatever Triton's clients call them: `check_tensors`
+    health     whether it tells health and no more, so that `--open-health` opens it
+    any_query  whether it takes any query; otherwise every query is refused
+    tensors    whether bodies are JSON, maybe followed by binary data, with the media types of Triton's clients:
+               `check_tensors`
     """
 
     method: str
@@ -56,7 +59,7 @@ def error_body(error: MotleyError) -> Object:
 
 
 def error_response(error: MotleyError, path: str) -> Response:
-    """In the form of the protocol that the path belongs to, whether or not there is such a path."""
+    """Return an error in the form of the protocol that the path belongs to, whether or not the path exists."""
     access_log.current().refused(error)
     seconds = retry_after_s(error)
     headers = {} if seconds is None else {"retry-after": str(seconds)}
@@ -69,10 +72,10 @@ def error_response(error: MotleyError, path: str) -> Response:
 
 
 class EventStream(Response):
-    """Server-sent events: one write for each message of the replica, and `done` at a good end.
+    """A response of server-sent events: one write for each message of the replica, and `done` if it ends well.
 
-    An error after the beginning is an event of its own, in the form that `error` gives it, and then there is no
-    `done`. A client that reads nothing, or hardly, is left (`Readers`): its connection is closed.
+    An error after the beginning is an event in the form that `error` gives it, and then there is no `done`. If the
+    client reads nothing, or too slowly, its connection is closed (`Readers`).
     """
 
     media_type = "text/event-stream"
@@ -95,12 +98,12 @@ class EventStream(Response):
             try:
                 await self._write(reader, send)
             except asyncio.CancelledError:
-                if not reader.stalled or task.uncancel():  # somebody else wants it cancelled
+                if not reader.stalled or task.uncancel():  # it was cancelled for another reason
                     raise
 
     async def _write(self, reader: Reader, send: Send) -> None:
         async def write(data: bytes, *, more: bool = True) -> None:
-            """In parts, so that one who reads slowly is seen to read."""
+            """Send the data in parts, so that a client that reads slowly is seen to read."""
             for start in range(0, max(len(data), 1), PART_BYTES):
                 part = data[start : start + PART_BYTES]
                 last = start + PART_BYTES >= len(data)

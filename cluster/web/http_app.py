@@ -1,4 +1,4 @@
-"""The FastAPI application: every protocol's routes, and errors in that protocol's form."""
+"""FastAPI application of the ingress: every protocol's routes, and errors in that protocol's form."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ def build(
     echo_id: bool = True,
     readers: Readers | None = None,
 ) -> FastAPI:
-    """`cors_origins`: web pages from there may call; with a key of their own, never with a browser's cookies."""
+    """Return the application. `cors_origins`: web pages from there may call, with an API key of their own, never with
+    cookies.
+    """
     app = FastAPI(title="Motley", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.readers = Readers() if readers is None else readers
     for route in routes:
         checks = [Depends(_named)] + ([] if route.any_query else [Depends(_no_query)])
-        if route.method == "POST" and not route.any_query:  # what is refused whatever it says needs no JSON
+        if route.method == "POST" and not route.any_query:  # a route that refuses every body does not check it
             checks.append(Depends(_tensors if route.tensors else _json))
         methods = ["GET", "HEAD"] if route.method == "GET" else [route.method]  # the server leaves the body out
         app.add_api_route(route.path, route.endpoint, methods=methods, response_model=None, dependencies=checks)
@@ -44,13 +46,13 @@ def build(
     app.add_middleware(
         HttpGuard, guard=guard, max_body_bytes=max_body_bytes, health_paths=health_paths, echo_id=echo_id
     )
-    if cors_origins:  # before the guard: a browser asks without a key whether it may send one
+    if cors_origins:  # before the guard: a browser's preflight has no key
         app.add_middleware(
             Cors,
             allow_origins=list(cors_origins),
             allow_credentials=False,
             allow_methods=["GET", "HEAD", "POST"],
-            allow_headers=["*"],  # clients name many of their own; what they say is read by name
+            allow_headers=["*"],  # clients send many headers of their own, which are ignored
             expose_headers=[REQUEST_ID, "retry-after", "inference-header-content-length"],
             max_age=CORS_AGE_S,
         )
@@ -61,14 +63,16 @@ def build(
 
 
 def _named(request: Request) -> None:
-    """A path ends up at its route without a model's name too."""
+    """Raise NotFound if the path has no model's name, since such a path matches the route too."""
     if not all(request.path_params.values()):
         message = "the path names no model; GET /v1/models tells which is served"
         raise NotFound(message, param="model", code="model_not_found")
 
 
 def _no_query(request: Request) -> None:
-    """What stands there would be ignored. Azure's clients send their `api-version` with every call."""
+    """Raise InvalidRequest for a query, which would be ignored; `api-version` is allowed, since Azure's clients always
+    send it.
+    """
     for name in request.query_params:
         if name != _AZURE_VERSION:
             name = name[:MAX_CHARS]
@@ -96,5 +100,5 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _bug(request: Request, error: Exception) -> Response:
-    """Its trace is in the log; the client learns no more than that."""
+    """Return the error for an unexpected exception. Its trace is in the log; the client learns no more."""
     return error_response(internal_error(), request.scope["path"])

@@ -1,6 +1,6 @@
-"""Stands before every route: who may call, and how large a body is looked at, before any of it is parsed.
+"""Guard before every HTTP route: checks who calls and how large the body is, before any of it is parsed.
 
-Also writes each call to the access log, at its end.
+It also writes each call to the access log when the call ends.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from ..errors import NotImplementedHere, SlowBody, TooLarge, UnsupportedMedia
 from .arriving import ARRIVING, Arriving, Body
 from .http import CALLER, error_response
 
-# Serve would obey it, and a closed connection would then no longer stop its sequence.
+# Serve would obey this header, and a closed connection would then no longer cancel its request.
 _SERVE_ONLY = "x-request-disconnect-disabled"
 
 
 REQUEST_ID = "x-request-id"
 _REFUSAL = "websocket.http.response"  # ASGI's extension: an answer with a body in place of the handshake
 _JSON, _TENSORS, _CURL = "application/json", "application/octet-stream", "application/x-www-form-urlencoded"
-_BROWSERS = ("origin", "sec-fetch-site")  # headers that a page cannot leave out of what it sends to another site
+_BROWSERS = ("origin", "sec-fetch-site")  # headers that a browser adds to a page's cross-site requests
 _UTF_8 = ("utf-8", "utf8", "us-ascii", "ascii")
-MAX_PATH = 256  # characters of it in the log
+MAX_PATH = 256  # characters of the path in the log
 BODY_S = 30.0  # from the head of a request to the last byte of its body
-LEFT = 499  # what the log says when the client went before the answer was whole
+LEFT = 499  # status in the log if the client disconnected before the whole answer
 
 
 class HttpGuard:
-    """ASGI middleware.
+    """ASGI middleware that admits callers and bounds their requests.
 
-    guard            who may call
-    max_body_bytes   counts what arrives, whatever Content-Length says
-    health_paths     tell health and no more
-    echo_id          answers carry x-request-id; Serve's own server puts it there itself
-    arriving         counts bodies that are not whole
+    guard            decides who may call
+    max_body_bytes   most bytes of a body; what arrives counts, whatever Content-Length says
+    health_paths     paths that tell health and no more
+    echo_id          whether answers get x-request-id here; Serve's own server adds it itself
+    arriving         counts bodies that have not fully arrived
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class HttpGuard:
 
     def _check_length(self, headers: Headers) -> None:
         length = headers.get("content-length", "0")
-        if not (length.isascii() and length.isdigit()):  # some digits of Latin-1 are no numbers to `int`
+        if not (length.isascii() and length.isdigit()):  # `int` does not take some digits of Latin-1
             raise InvalidRequest(
                 f"Content-Length: {shown(length)} is not accepted; expected a number of bytes",
                 param="Content-Length",
@@ -127,7 +127,7 @@ class HttpGuard:
         async def bounded() -> Message:
             nonlocal left, whole
             if whole:
-                return await receive()  # from now on only to see the client leave
+                return await receive()  # from now on only to see the client disconnect
             try:
                 message = await body.next(receive(), deadline)
             except TimeoutError:
@@ -149,7 +149,9 @@ class HttpGuard:
 
 
 def check_media(headers: Headers, kinds: Collection[str] = (_JSON,)) -> None:
-    """Raise UnsupportedMedia for a body that is not plain JSON. For routes: their paths come first."""
+    """Raise UnsupportedMedia for a body that is not plain JSON. Routes call it, since an unknown path is reported
+    first.
+    """
     if headers.get("content-type", "").partition(";")[0].strip().lower() not in kinds:
         raise UnsupportedMedia(
             f"the body must be {' or '.join(filter(None, kinds))}", param="Content-Type", code="unsupported_media"
@@ -165,16 +167,18 @@ def check_media(headers: Headers, kinds: Collection[str] = (_JSON,)) -> None:
 
 
 def check_tensors(headers: Headers) -> None:
-    """Likewise, where Triton's clients send what they send: binary data, no type at all, or curl's own.
+    """Raise UnsupportedMedia for a body that Triton's clients do not send: they send JSON, binary data, no type, or
+    curl's.
 
-    What a web page could send without asking first is taken from no browser: each says that it is one.
+    From a browser fewer types are accepted, since a web page could send the others without a preflight; browsers are
+    known by headers that a page cannot leave out.
     """
     browser = any(name in headers for name in _BROWSERS)
     check_media(headers, (_JSON, _TENSORS) if browser else (_JSON, _TENSORS, "", _CURL))
 
 
 def _foreign_charset(headers: Headers) -> str:
-    """The body's, if it is said to be other than UTF-8; US-ASCII is a part of that."""
+    """Return the body's charset if it is declared as other than UTF-8 or its part US-ASCII; else an empty string."""
     for parameter in headers.get("content-type", "").split(";")[1:]:
         name, _, value = parameter.partition("=")
         charset = value.strip().strip('"')
@@ -184,7 +188,7 @@ def _foreign_charset(headers: Headers) -> str:
 
 
 class _Answer:
-    """Sends on what the application answers, and knows how that ended."""
+    """Forwards the application's answer, and records its status and whether it was sent in full."""
 
     def __init__(self, send: Send, request_id: str | None) -> None:
         self._send = send

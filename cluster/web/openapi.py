@@ -1,4 +1,4 @@
-"""The HTTP interface as an OpenAPI 3.1 document: every route, field, default and error."""
+"""OpenAPI 3.1 document of the HTTP interface: every route, field, default and error."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from .answers import Object
 
 Schema = Mapping[str, Any]
 _IN_PATHS = {"name": "of the model", "number": "of its version: 1, the only one", "rest": "whatever follows"}
-CODES = Path(__file__).with_name("codes.json")  # written by `make reference`, from where the sources raise them
-# The first for a query, the last for a WebSocket's handshake.
+CODES = Path(__file__).with_name("codes.json")  # codes that the sources raise, written by `make reference`
+# InvalidRequest may be for a query, NotImplementedHere for a WebSocket's handshake.
 _ALWAYS = (InvalidRequest, Unauthenticated, Forbidden, MethodNotAllowed, EngineFault, Unavailable, NotImplementedHere)
 _WITH_BODY = (SlowBody, TooLarge, UnsupportedMedia, Overloaded)
 _WITH_ENGINE = (DeadlineExceeded,)
@@ -53,16 +53,16 @@ ERROR: Schema = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What one route does.
+    """Description of one route.
 
-    body    schema of the JSON body; None: it has none
-    answer  schema of the JSON answer; None: it is always refused
-    chunk   schema of one server-sent event, where the answer may be a stream of them
-    engine  the model is at work: the request can be refused for lack of room, or miss its deadline
-    error   schema of a refusal; None: OpenAI's
-    more    error classes beside those that follow from the rest
-    bodiless  the body may be empty
-    binary  the answer may be JSON with binary data behind it
+    body      schema of the JSON body; None: it has none
+    answer    schema of the JSON answer; None: it is always refused
+    chunk     schema of one server-sent event, if the answer may be a stream of them
+    engine    whether the engine runs: the request can then be refused as overload, or miss its deadline
+    error     schema of an error; None: OpenAI's
+    more      error classes beside those that follow from the other fields
+    bodiless  whether the body may be empty
+    binary    whether the answer may be JSON followed by binary data
     """
 
     summary: str
@@ -77,7 +77,7 @@ class Operation:
 
     @property
     def errors(self) -> tuple[type[MotleyError], ...]:
-        """By ascending status; one for each."""
+        """Error classes of this route, by ascending status; one for each status."""
         found: set[type[MotleyError]] = {*_ALWAYS, *self.more}
         found |= {*_WITH_BODY} if self.body is not None else set()
         found |= {*_WITH_ENGINE} if self.engine else set()
@@ -89,7 +89,7 @@ Operations = Mapping[tuple[str, str], Operation]  # by method and path
 
 
 def document(operations: Operations) -> Object:
-    """The whole document. `{name:path}` of a route is `{name}` here."""
+    """Return the whole document. `{name:path}` of a route is `{name}` here."""
     paths: dict[str, Object] = {}
     for (method, path), operation in operations.items():
         paths.setdefault(re.sub(r":path}", "}", path), {})[method.lower()] = _described(path, operation)
@@ -101,13 +101,13 @@ def document(operations: Operations) -> Object:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
             "responses": {f"Refused{status}": described for status, described in _responses(REFUSED)},
         },
-        "security": [{"key": []}, {}],  # without keys the service is for its own machine
+        "security": [{"key": []}, {}],  # a service without API keys is for its own machine
     }
 
 
 def _described(path: str, operation: Operation) -> Object:
     responses: Object = dict(_responses(operation))
-    if operation is REFUSED:  # of which there are many: each is described once
+    if operation is REFUSED:  # there are many refused routes: each response is described once
         responses = {status: {"$ref": f"#/components/responses/Refused{status}"} for status in responses}
     described: Object = {"summary": operation.summary, "responses": responses}
     if names := re.findall(r"{(\w+)", path):
@@ -137,9 +137,9 @@ def _responses(operation: Operation) -> Iterator[tuple[str, Object]]:
                 "schema": {"type": "string"},
                 "x-event": {
                     "anyOf": [operation.chunk, operation.error or ERROR]
-                },  # what goes wrong after the beginning is the last event
+                },  # an error after the beginning is the last event
             }
-        if operation.binary:  # JSON as above, and behind it what its tensors say is there
+        if operation.binary:  # JSON as above, followed by the tensors' binary data
             content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
         yield "200", {"description": "the answer", "content": content}
     kinds = {kind.status: kind for kind in operation.errors}
@@ -148,7 +148,9 @@ def _responses(operation: Operation) -> Iterator[tuple[str, Object]]:
 
 
 def _refusal(operation: Operation, status: int, kind: type[MotleyError] | None) -> Object:
-    """`kind`: what the service itself refuses so; None: only HAProxy, which stands before it, does."""
+    """Return the description of one error status. `kind`: the service's own error class for it; None: only HAProxy
+    answers so.
+    """
     said = ((kind and kind.__doc__) or HTTPStatus(status).phrase).partition("\n")[0]
     schema = _error(operation, status, kind)
     described: Object = {"description": said, "content": {"application/json": {"schema": schema}}}
@@ -160,7 +162,9 @@ def _refusal(operation: Operation, status: int, kind: type[MotleyError] | None) 
 
 
 def _error(operation: Operation, status: int, kind: type[MotleyError] | None) -> Schema:
-    """With the codes that may be in it. What HAProxy says by itself has OpenAI's form on every path."""
+    """Return the schema of an error with the codes that it may have. HAProxy's own errors have OpenAI's form on every
+    path.
+    """
     codes = _codes()
     edge, own = codes["edge"].get(str(status), []), []
     if kind is not None:
@@ -182,13 +186,15 @@ def _with_codes(codes: Iterable[str | None]) -> Schema:
 
 @cache
 def _codes() -> Mapping[str, Mapping[str, list[str | None]]]:
-    """Who answers -> status -> codes: HAProxy, what stands before every route, and what lies behind that."""
+    """Return the codes by origin and status. Origins: HAProxy, the checks before every route, and the routes."""
     found: Mapping[str, Mapping[str, list[str | None]]] = json.loads(CODES.read_text(encoding="utf-8"))
     return found
 
 
 def object_of(properties: Mapping[str, Schema], required: Iterable[str] = ()) -> Schema:
-    """A JSON object of a request: these fields and no other; a field that is not required may be null."""
+    """Return the schema of a JSON object in a request: these fields and no other; a field that is not required may be
+    null.
+    """
     needed = list(required)
     described = {name: schema if name in needed else or_null(schema) for name, schema in properties.items()}
     found: Object = {"type": "object", "properties": described, "additionalProperties": False}
@@ -196,15 +202,15 @@ def object_of(properties: Mapping[str, Schema], required: Iterable[str] = ()) ->
 
 
 def answer(maybe: Mapping[str, Schema] | None = None, /, **properties: Schema) -> Schema:
-    """A JSON object of an answer: these fields, and those of `maybe` where there is something to say.
+    """Return the schema of a JSON object in an answer: these fields, and those of `maybe` if they have a value.
 
-    Later versions may say more, so others are not ruled out.
+    Later versions may have further fields, so others are not ruled out.
     """
     return {"type": "object", "properties": {**properties, **(maybe or {})}, "required": list(properties)}
 
 
 def or_null(schema: Schema) -> Schema:
-    """`null` is as good as leaving it out."""
+    """Return the schema extended by null, which is the same as leaving the field out."""
     kind = schema.get("type")
     if kind == "null":
         return schema

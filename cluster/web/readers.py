@@ -1,8 +1,8 @@
-"""Clients that do not read what they asked for, or hardly.
+"""Watch over clients that do not read their answer, or read it too slowly.
 
-A write to such a client waits, with it the replica's stream, and with that memory. How much lies on the way is
-bounded in bytes (replicas/mailbox.py, routing/trunks.py): then the engine waits, and takes its place and its KV
-for others meanwhile. How long it may lie there is bounded here.
+A write to such a client waits, with it the replica's stream, and with that memory. How much may wait is bounded in
+bytes (replicas/mailbox.py, routing/trunks.py): then the engine pauses the sequence, and gives its place and its KV to
+others meanwhile. How long it may wait is bounded here.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READER_TIMEOUT_S = 30.0
-LEAST_BYTES_S = 1024  # of a reader that is behind, on the average: a modem of 1995 takes more
-_BEHIND = 0.9  # of its patience, below which what a reader takes is counted: that costs as much as writing it
+LEAST_BYTES_S = 1024  # bytes/s, on average, from a slow reader: a modem of 1995 takes more
+_BEHIND = 0.9  # share of the budget below which read bytes are counted: that costs as much as writing
 
 
 class Reader:
-    """Whoever reads one answer, and how long it is waited for.
+    """Client that reads one answer, and how much longer a write may wait for it.
 
-    That is `timeout_s`. A write that waits uses it up; a second comes back for every LEAST_BYTES_S bytes that are
-    taken, and for every second in which there is nothing to write. So one that reads nothing is given up after
-    `timeout_s`, one that drips later, and one that keeps up never, however late the event loop is to see that a write
-    is done. `clock` is in seconds.
+    That budget is `timeout_s`. A waiting write uses it up; one second of it comes back for every LEAST_BYTES_S bytes
+    that are read, and for every second in which there is nothing to write. So a client that reads nothing is
+    disconnected after `timeout_s`, one that reads very slowly later, and one that keeps up never, however late the
+    event loop notices that a write is done. `clock` is in seconds.
 
-    stalled  it has been given up
+    stalled  whether it has been given up
     """
 
     __slots__ = ("_clock", "_give_up", "_late_s", "_left_s", "_since", "_timeout_s", "_writing", "call", "stalled")
@@ -45,9 +45,9 @@ class Reader:
         self._give_up = give_up
         self._timeout_s = self._left_s = timeout_s
         self._clock = clock
-        self._since = clock()  # when the write began, or the wait for something to write
+        self._since = clock()  # when the write, or the wait for data to write, began
         self._writing = False
-        self._late_s = 0.0  # the event loop, of late
+        self._late_s = 0.0  # seconds by which the event loop was late at the last check
 
     def writing(self) -> None:
         now = self._clock()
@@ -55,7 +55,7 @@ class Reader:
         self._since, self._writing = now, True
 
     def written(self, num_bytes: Callable[[], int]) -> None:
-        """The write is done with; of so many bytes."""
+        """Note that the write is done, and how many bytes it had."""
         now = self._clock()
         self._left_s -= max(0.0, now - self._since - self._late_s)
         if self._left_s < _BEHIND * self._timeout_s:
@@ -67,15 +67,15 @@ class Reader:
         return self._writing and self._clock() - self._since > self._left_s
 
     def excuse(self, late_s: float) -> None:
-        """The event loop came so much too late to see what was taken: no fault of the reader's."""
+        """Give back the time by which the event loop noticed reads too late, which is not the client's fault."""
         self._late_s = late_s
-        self._earn(late_s)  # of a write before this, whose end was seen late
+        self._earn(late_s)  # for an earlier write, whose end was noticed late
         if self._writing:
             self._since = min(self._clock(), self._since + late_s)
 
     def give_up(self) -> None:
         self.stalled = True
-        log.warning("call %s: its client has taken too little of the answer, and is left", self.call)
+        log.warning("call %s: the client read too little of the answer and is disconnected", self.call)
         self._give_up()
 
     def _earn(self, seconds: float) -> None:
@@ -83,7 +83,8 @@ class Reader:
 
 
 class Readers:
-    """Those of one ingress. Looks them over now and then: a timer for each write would cost more than the write.
+    """Clients of one ingress that read answers. They are checked periodically, since a timer for each write would cost
+    more than the write.
 
     clock  in seconds; None: the event loop's
     """
@@ -99,7 +100,7 @@ class Readers:
 
     @contextmanager
     def reader(self, give_up: Callable[[], object]) -> Iterator[Reader]:
-        """For one answer. `give_up` is called once if it is not taken in time."""
+        """Watch the client of one answer. `give_up` is called once if it reads too slowly."""
         reader = Reader(give_up, self._timeout_s, self._clock or asyncio.get_running_loop().time)
         self._readers.add(reader)
         if self._timer is None:
@@ -110,9 +111,9 @@ class Readers:
             self._readers.remove(reader)
 
     async def watched(self, items: AsyncGenerator[T, None], num_bytes: Callable[[T], int]) -> AsyncGenerator[T, None]:
-        """The same items, closed at the end, or when they are not taken in time.
+        """Yield the same items, and close `items` at the end or when the client reads too slowly.
 
-        Raises ReaderStalled to whoever comes back after that. For writers who must not be cancelled: gRPC would
+        Raises ReaderStalled at the next item after that. This is for writers that must not be cancelled: gRPC would
         then never tell the client how the call ended.
         """
         closing: list[asyncio.Task[None]] = []

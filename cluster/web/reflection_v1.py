@@ -1,4 +1,6 @@
-"""grpc.reflection.v1, which clients ask for first. grpcio-reflection has v1alpha alone: the same under another name."""
+"""Service grpc.reflection.v1, which clients try first. grpcio-reflection has v1alpha alone, which is the same but for
+its name.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ SERVICE = _service()
 
 
 def add_to(server: grpc.aio.Server, servicer: Any) -> None:
-    """Its requests are read, and answered, as those of v1alpha."""
+    """Register the service. Its requests are read and answered as those of v1alpha."""
     handler = grpc.stream_stream_rpc_method_handler(
         getattr(servicer, _METHOD),
         request_deserializer=partial(Unparsed, reflection_pb2.ServerReflectionRequest),

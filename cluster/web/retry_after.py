@@ -1,4 +1,4 @@
-"""When a refused client may try again, in the words of each protocol."""
+"""Time after which a refused client may retry, in the form of each protocol."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from google.rpc.status_pb2 import Status
 
 from ...replicas.errors import MotleyError
 
-DEFAULT_S = 1  # where nobody has reckoned it
-STATUSES = (429, 503)  # that trying again may mend
+DEFAULT_S = 1  # seconds, if the error has no estimate
+STATUSES = (429, 503)  # statuses of errors that a retry may help
 
 
 def retry_after_s(error: MotleyError) -> int | None:
-    """Whole seconds, at least 1; None for errors that trying again does not mend."""
+    """Return whole seconds, at least 1; None for errors that a retry does not help."""
     if error.status not in STATUSES:
         return None
     return max(error.retry_after_s or DEFAULT_S, DEFAULT_S)
 
 
 def metadata(error: MotleyError) -> list[tuple[str, str | bytes]]:
-    """gRPC's trailing metadata: `retry-after` for people, google.rpc.RetryInfo for clients that know it."""
+    """Return gRPC's trailing metadata: `retry-after` for people, google.rpc.RetryInfo for clients that know it."""
     seconds = retry_after_s(error)
     if seconds is None:
         return []
@@ -33,7 +33,7 @@ def metadata(error: MotleyError) -> list[tuple[str, str | bytes]]:
 
 
 def add_metadata(context: Any, error: MotleyError) -> None:
-    """Beside what the context has already."""
+    """Add the retry time to the trailing metadata that the context has already."""
     if added := metadata(error):
         kept = [pair for pair in context.trailing_metadata() if pair[0] != "request_id"]  # Serve puts it on itself
         context.set_trailing_metadata([*kept, *added])

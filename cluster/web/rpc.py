@@ -1,5 +1,5 @@
-"""What every gRPC method has around it: who may call, and only then what was sent; errors as status codes, a line
-in the access log.
+"""Wrapper of every gRPC method: checks the caller before it reads the request, converts errors to status codes, and
+writes a line of the access log.
 
 A class with such methods has a `guard` and its `readers`.
 """
@@ -40,13 +40,15 @@ Stream = Callable[[Any, Any, Any], AsyncGenerator[Reply, None]]
 
 
 def tells_health(method: Method) -> Method:
-    """Below `unary`, `stream` or `bidirectional`: the method tells health and no more, so `--open-health` opens it."""
+    """Mark a method that tells health and no more, so that `--open-health` opens it. Apply it below `unary`, `stream`
+    or `bidirectional`.
+    """
     method.tells_health = True  # type: ignore[attr-defined]
     return method
 
 
 def unary(reply: type[Reply]) -> Callable[[Unary[Reply]], Unary[Reply]]:
-    """For `async def Method(self, request, caller) -> reply`."""
+    """Wrap a method `async def Method(self, request, caller) -> reply`."""
 
     def decorate(method: Unary[Reply]) -> Unary[Reply]:
         @_named(method)
@@ -64,7 +66,7 @@ def unary(reply: type[Reply]) -> Callable[[Unary[Reply]], Unary[Reply]]:
 
 
 def stream(method: Stream[Reply]) -> Stream[Reply]:
-    """For `def Method(self, request, caller)`, which returns a generator of replies."""
+    """Wrap a method `def Method(self, request, caller)` that returns a generator of replies."""
 
     async def one(request: Any, tenant: str) -> Any:
         return await read(request, tenant)
@@ -73,7 +75,7 @@ def stream(method: Stream[Reply]) -> Stream[Reply]:
 
 
 def bidirectional(method: Stream[Reply]) -> Stream[Reply]:
-    """For `def Method(self, requests, caller)`: as `stream`, of a call with any number of requests."""
+    """Wrap a method `def Method(self, requests, caller)`, as `stream` does, for a call with any number of requests."""
 
     async def each(requests: Any, tenant: str) -> Any:
         return read_each(requests, tenant)
@@ -93,13 +95,13 @@ def _streaming(method: Stream[Reply], take: Callable[[Any, str], Awaitable[Any]]
         except MotleyError as error:
             _set_status(grpc_context, error)
             if getattr(grpc_context, "forwarded", False):
-                raise  # Serve's own proxy hands on a stream's status only so; it costs a trace in the log
+                raise  # Serve's own proxy passes a stream's status on only this way; it costs a trace in the log
 
     return call
 
 
 def _named(method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Its name and docstring, but not its signature: Serve looks there for `grpc_context`."""
+    """Copy the method's name and docstring, but not its signature: Serve looks there for `grpc_context`."""
 
     def name(call: Callable[..., Any]) -> Callable[..., Any]:
         functools.update_wrapper(call, method)
@@ -111,9 +113,9 @@ def _named(method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callabl
 
 @contextmanager
 def _admitted(ingress: Any, method: Callable[..., Any], context: Any) -> Iterator[Caller]:
-    """Who calls, once that is settled: nothing of the request is looked at before. The access log gets a line.
+    """Yield the caller, once it is admitted: nothing of the request is read before. Writes a line of the access log.
 
-    Raises MotleyErrors alone: what else goes wrong within is a bug, and its trace is in the log.
+    Raises only MotleyError: any other exception is a bug, whose trace is logged.
     """
     given_metadata = context.invocation_metadata()
     metadata = [(name, value) for name, value in given_metadata if isinstance(value, str)]
@@ -150,7 +152,9 @@ def _admitted(ingress: Any, method: Callable[..., Any], context: Any) -> Iterato
 
 
 def _timeout_s(context: Any, metadata: Headers) -> float | None:
-    """What is left of the call's own deadline. Serve does not hand it on, so HAProxy writes it into a header."""
+    """Return what is left of the call's own deadline, in seconds. Serve does not pass it on, so HAProxy writes it into
+    a header.
+    """
     given = next((value for name, value in metadata if name == TIMEOUT_HEADER), None)
     timeout_s = context.time_remaining() if given is None and hasattr(context, "time_remaining") else _parse(given)
     if timeout_s is not None and timeout_s <= 0:
@@ -159,13 +163,13 @@ def _timeout_s(context: Any, metadata: Headers) -> float | None:
 
 
 def _parse(timeout: str | None) -> float | None:
-    """As gRPC writes it on the wire: at most eight digits and a unit."""
+    """Parse a timeout as gRPC writes it on the wire: at most eight digits and a unit."""
     match = re.fullmatch(r"([0-9]{1,8})([HMSmun])", timeout or "")
     return None if match is None else int(match[1]) * _UNITS_S[match[2]]
 
 
 def _host(peer: str) -> str:
-    """`ipv4:127.0.0.1:4711`, `ipv6:%5B::1%5D:4711` or `unix:…` -> the address alone."""
+    """Return the address alone from gRPC's peer: `ipv4:127.0.0.1:4711`, `ipv6:%5B::1%5D:4711` or `unix:…`."""
     family, _, rest = peer.partition(":")
     if family == "unix":
         return "127.0.0.1"

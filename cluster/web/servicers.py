@@ -1,12 +1,12 @@
-"""Registers our gRPC services with Serve, which imports these functions by name.
+"""Functions that register Motley's gRPC services with Serve, which imports them by name.
 
-Serve overwrites every handler with one that calls the ingress method of the same name, and has a request parsed
-before that, whoever calls; it answers UNKNOWN where the bytes do not parse. Here a request stays `Unparsed` until
-the ingress knows the caller.
+Serve overwrites every handler with one that calls the ingress method of the same name, and parses a request before
+that, whoever calls; it answers UNKNOWN if the bytes do not parse. Here a request stays `Unparsed` until the ingress
+knows the caller.
 
-Every handler is registered as one that takes a stream of requests, which on the wire is the same. gRPC would read the
-message of any other before it calls it: from callers without a key too, for as long as they take, and a call that is
-half-closed without a message it would never answer.
+Every handler is registered as one that takes a stream of requests, which on the wire is the same. For any other, gRPC
+would read the message before it calls the handler: from callers without a key too, for as long as they take, and it
+would never answer a call that is half-closed without a message.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def add_reflection_v1(servicer: Any, server: grpc.aio.Server) -> None:
 
 
 class Patient:
-    """Stands before a server while handlers are added. Each is called when the head is there, and reads `Unparsed`."""
+    """Stand-in for a server while handlers are added. Each is then called once the head has arrived, and reads
+    `Unparsed` requests.
+    """
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server

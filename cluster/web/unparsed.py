@@ -1,4 +1,4 @@
-"""A request as it came: bytes, until it is known who sent them."""
+"""Requests that stay bytes until it is known who sent them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..streams import next_of
 from .arriving import ARRIVING
 from .fields import check_fields
 
-FIRST_S = float(MIN_STALL_S)  # from the head of a call to the end of its first message
+FIRST_S = float(MIN_STALL_S)  # seconds from the head of a call to the end of its first message
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Unparsed:
     data: bytes
 
     def parsed(self) -> Message:
-        """Raises InvalidRequest where the bytes are no such message, or hold more than one may."""
+        """Return the message. Raises InvalidRequest if the bytes are no such message, or hold more than one may."""
         check_fields(self.data, cast(Descriptor, self.kind.DESCRIPTOR))
         try:
             return self.kind.FromString(self.data)
@@ -38,10 +38,10 @@ class Unparsed:
 
 
 async def read(request: Any, tenant: str = "") -> Message:
-    """The one message of a call. What is parsed already stays as it is.
+    """Return the one message of a call; a parsed message is returned as it is.
 
-    Raises InvalidRequest when the caller has closed its side without one, DeadlineExceeded when it is long in coming,
-    and Overloaded when there are too many such.
+    Raises InvalidRequest if the caller has closed its side without a message, DeadlineExceeded if the message is late,
+    and Overloaded if too many calls wait for one.
     """
     if isinstance(request, Message):
         return request
@@ -55,16 +55,16 @@ async def read(request: Any, tenant: str = "") -> Message:
 
 
 async def read_each(requests: AsyncIterable[Any], tenant: str = "") -> AsyncGenerator[Message, None]:
-    """The messages of a call that may have many. Raises as `read` does, but for one that has none."""
+    """Yield the messages of a call that may have many. Raises as `read` does, except that it allows none."""
     requests = aiter(requests)
-    for request in await _first(requests, tenant, late_bytes=0):  # mostly it is silent, and not half a message
+    for request in await _first(requests, tenant, late_bytes=0):  # a late call is mostly idle, not half a message
         yield _parsed(request)
     async for request in requests:
         yield _parsed(request)
 
 
 async def _first(requests: AsyncIterable[Any], tenant: str, *, late_bytes: int) -> list[Any]:
-    """Nothing when there is none."""
+    """Return the first message in a list; an empty list if there is none."""
     body = ARRIVING.begin(tenant)
     try:
         return await body.next(next_of(requests), asyncio.get_running_loop().time() + FIRST_S, late_bytes)
