@@ -39,7 +39,7 @@ def copy(out: Path = OUT) -> Path:
                 shutil.copy(file, place)
                 if file.suffix == ".md":
                     pages[file] = place
-    return OUT
+    return out
 
 
 def moved(source: Path, target: Path, out: Path) -> tuple[str, list[Path]]:
