@@ -23,7 +23,7 @@ _FOLDERS = "motley-*"  # names of the services' folders, which end with a proces
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """How to reach a control plane.
+    """Address and key of a control plane.
 
     address  host and port
     key      admin key, generated anew at each start

@@ -329,7 +329,7 @@ def leaving(state: State, pool: str, running: Sequence[str]) -> Sequence[str]:
 
 
 def go(state: State, now: float, pool: str, gone: Sequence[str], num_running: int, until: float) -> State:
-    """Mark replicas as leaving until the time `until`.
+    """Record that replicas are draining, and leave at the time `until` at the latest.
 
     Where too many serve, replicas that were to be replaced are removed before others are.
     """

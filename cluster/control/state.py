@@ -124,10 +124,14 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to the fleet.
+    """Event of the fleet: a decision, or what became of one.
 
-    time  Unix seconds
-    kind  name of an EventKind, in lower case
+    sequence       number of the event, counted from 1
+    time           Unix seconds
+    kind           name of an EventKind, in lower case
+    before, after  number of replicas or version of the weights, for kinds that change these
+    generation     number of decisions so far
+    by, reason     who decided it, and why
     """
 
     sequence: int

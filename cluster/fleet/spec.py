@@ -174,7 +174,7 @@ class ReplicaRange(Spec):
 
 
 class HiddenSpec(Spec):
-    """How far a simulated GPU deviates from its profile, to imitate hardware that routers know imprecisely."""
+    """Deviation of a simulated GPU from its profile, to imitate hardware that routers know imprecisely."""
 
     share: float = Field(0.3, ge=0, lt=1)
     """Largest deviation as a share: bandwidth and arithmetic each deviate by up to this much."""
@@ -202,7 +202,7 @@ class QuantizationSpec(Spec):
     model: Text | None = None
     """The same model in another quantization: a folder or a Hugging Face id."""
     cpu_weights: Literal["int4", "int8", "both", "dense"] | None = None
-    """Which copies of int4 weights a CPU keeps in memory."""
+    """Copies of int4 weights that a CPU keeps in memory."""
 
 
 class EngineSpec(Spec):
@@ -352,7 +352,7 @@ class PoolSpec(Spec):
     attained: AttainedSpec | None = None
     """Shares of the roofline that a simulated GPU's kernels reach; by default fitted to `measured`, or assumed."""
     hidden: HiddenSpec = HiddenSpec.model_validate({})
-    """How far a simulated GPU deviates from its profile."""
+    """Deviation of a simulated GPU from its profile."""
     tensor_parallel: Parallel = 1
     """Number of processes that share each layer; in a GPU pool each has a GPU of its own."""
     pipeline_parallel: Parallel = 1
@@ -364,8 +364,8 @@ class PoolSpec(Spec):
     replica has the first bundle, and each other process is an actor in its own; in a GPU pool each has a GPU. By
     default the processes are subprocesses of the replica, which reserves resources for all."""
     strategy: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] | None = None
-    """How Ray places the bundles: by default STRICT_PACK, on one node. With the other strategies they may be on several
-    nodes; then they communicate over TCP, which is not encrypted, and share no prefixes."""
+    """Strategy by which Ray places the bundles: by default STRICT_PACK, on one node. With the other strategies they may
+    be on several nodes; then they communicate over TCP, which is not encrypted, and share no prefixes."""
     quantization: QuantizationSpec = QuantizationSpec.model_validate({})
     engine: EngineSpec = EngineSpec.model_validate({})
     cost_per_hour: NotNegative = 0.0
@@ -481,7 +481,7 @@ class SloSpec(Spec):
 
 
 class QueueSpec(Spec):
-    """How requests wait in the ingress before a replica takes them. Tenants take turns by their weights."""
+    """Queue of requests in the ingress that no replica takes yet. Tenants take turns by their weights."""
 
     max_wait_s: Seconds = 10.0
     """Longest wait in seconds while every replica is full; 0: requests are refused at once."""
@@ -509,8 +509,9 @@ class PrefixCacheSpec(Spec):
     reuse: bool = True
     """Reuse the KV of earlier requests for prompts that begin with the same tokens."""
     store: Text = EMBEDDED
-    """Where replicas share prefixes. embedded: a redis-server of the service's own; redis://, rediss:// or unix://: one
-    that runs already; memory: not shared, each replica keeps its own in the host's memory; off."""
+    """Store through which replicas share prefixes. embedded: a redis-server of the service's own; redis://, rediss://
+    or unix://: one that runs already; memory: not shared, each replica keeps its own in the host's memory; off:
+    none."""
     memory: Size = 1 << 30
     """Maximum memory of the service's own redis-server or, with `store: memory`, of each replica."""
     ttl_s: Positive = 3600.0
@@ -525,7 +526,7 @@ class PrefixCacheSpec(Spec):
     replicas have them; with any_numerics bfloat16 if each pool runs on a CPU or on GPUs of compute capability 8.0 or
     above, float16 if one may be below. KV in int8 is always stored as int8."""
     after: Count = 2
-    """How often a prefix must be requested before it is stored."""
+    """Number of requests with a prefix after which it is stored."""
     any_numerics: bool = False
     """Let pools share prefixes whatever their numerics and GPUs: last digits of results may then differ, and so
     tokens."""
@@ -562,7 +563,7 @@ class PrefixCacheSpec(Spec):
 
 
 class SecuritySpec(Spec):
-    """Who may call the service, and how."""
+    """Access control and encryption of the service."""
 
     api_keys: FilePath | None = None
     """File of API keys, created by `motley keys`. Without it, only this machine may call."""
@@ -612,7 +613,7 @@ class ServiceSpec(Spec):
     reasoning_parser: Text = "auto"
     """Format in which the model writes its reasoning before the answer."""
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
-    """How to treat unknown fields in requests. ignore: each name is logged once; refuse: status 400. Requests of
+    """Treatment of unknown fields in requests. ignore: each name is logged once; refuse: status 400. Requests of
     motley.v1 with unknown fields are always refused."""
     spare: bool = True
     """Keep a spare process waiting on each node with a replica, which has already imported what the next process needs.

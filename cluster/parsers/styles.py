@@ -98,7 +98,7 @@ def _check(flag: str, name: str, known: Sequence[str] | Mapping[str, object]) ->
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How one chat's answers are to be parsed.
+    """Plan for parsing one chat's answers.
 
     tools     class of the tool call parser; None: there are no calls to find
     names     tools that may be called

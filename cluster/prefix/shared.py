@@ -23,7 +23,7 @@ __all__ = ["Shared", "access_of", "limit_own", "own_redis", "read_secret", "sett
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """How the replicas of a fleet share prefixes.
+    """Settings by which the replicas of a fleet share prefixes.
 
     own     URL of the service's own redis-server; empty if there is none
     secret  secret of the fleet

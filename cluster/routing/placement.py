@@ -59,7 +59,7 @@ class Suspects:
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """Where one attempt of a request may go, and where it went.
+    """Destination of one attempt of a request: where it may go, and where it went.
 
     It is the last argument of a call, as far as Serve's router in this process; on the way to a replica it is pickled
     as its `ticket` alone.

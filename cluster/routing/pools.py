@@ -1,4 +1,4 @@
-"""All pools behind one interface: a call goes to the pool that has been chosen for it.
+"""Interface to all pools: a call goes to the pool that has been chosen for it.
 
 A pool is one Serve deployment, whose router only knows its own replicas. The pool is chosen before the call is made,
 from the call's last argument.

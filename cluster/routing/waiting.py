@@ -91,7 +91,7 @@ class Waiting:
         self._live = live
         self._routing = routing
         self._several = several
-        self.priorities = Priorities()  # of requests that were sent, until their callers end them
+        self.priorities = Priorities()  # counts requests that were sent, until their callers end them
         self._queue: FairQueue[_Turn] = FairQueue(routing.weights, routing.max_waiting, routing.max_waiting_tokens)
         self._pump: asyncio.Task[None] | None = None
         self._closed_until = 0.0

@@ -29,7 +29,9 @@ def policy_named(name: str, slo: Slo, **settings: Any) -> Policy:
     for setting, value in settings.items():
         if setting not in known:
             expected = ", ".join(known)
-            raise InvalidRequest(f"{setting}: no setting of {name!r}; expected one of {expected}", param=setting)
+            raise InvalidRequest(
+                f"{setting}: policy {name!r} has no such setting; expected one of {expected}", param=setting
+            )
         _check(setting, value)
     return POLICIES[name](slo, **settings)
 
