@@ -1,1 +1,1 @@
-"""Measurements of a running service, by clients in processes of their own."""
+"""Benchmarks of a running service, by clients in processes of their own."""

@@ -1,6 +1,7 @@
-"""The engine that serves, without the service: one worker in a process with its readers, under the same load.
+"""Side of a benchmark without the service: one worker in a process with its readers, under the same load.
 
-`python -m motley.cluster.bench.bare MODEL real|null`; one workload a line on stdin, what it saw on stdout.
+The process is `python -m motley.cluster.bench.bare MODEL real|null`; it reads one workload per line from stdin and
+writes the outcome to stdout.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ KV_BYTES = 512 << 20
 
 
 class WorkerSender:
-    """A worker as what requests are sent to."""
+    """Sender whose requests go directly to a worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -52,7 +53,7 @@ class WorkerSender:
 
 
 class Bare:
-    """The process, from its parent. A context manager."""
+    """Handle of the process with the bare worker, for its parent, as a context manager."""
 
     def __init__(self, model: str, *, null: bool) -> None:
         self._child = Child("motley.cluster.bench.bare", model, "null" if null else "real")
@@ -70,7 +71,7 @@ class Bare:
 
 
 async def serve(model: str, *, null: bool) -> None:
-    # Two engines share this machine's memory, of which one alone would take what is free.
+    # Two engines share this machine's memory, and without a limit one would take all that is free.
     worker = NullWorker(model, EngineConfig()) if null else Worker(model, EngineConfig(kv_memory_bytes=KV_BYTES))
     await worker.start()
     answer({"ready": True})

@@ -1,4 +1,4 @@
-"""Charts of one line each, for a terminal."""
+"""Charts of one line of text each, for a terminal."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def bars(values: Sequence[float]) -> str:
-    """A bar for each value, from nothing to the greatest."""
+    """Return a bar for each value, from nothing for 0 to a full bar for the greatest."""
     top = max(values, default=0.0)
     return "".join(BARS[min(len(BARS) - 1, int(value / top * len(BARS)))] if top else BARS[0] for value in values)
 
 
 def histogram(values: Sequence[float], bins: int = 40) -> str:
-    """How often values of each size came, the sizes on a logarithmic scale: `0.9 ▁▃█▂ 12.5`. All above 0."""
+    """Return a histogram of values above 0 on a logarithmic scale, between the least and the greatest: `0.9
+    ▁▃█▂ 12.5`.
+    """
     low, high = min(values), max(values)
     width = math.log(high / low) / bins
     counts = [0] * bins

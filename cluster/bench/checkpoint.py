@@ -1,4 +1,4 @@
-"""A checkpoint of a known shape with random weights and a tokenizer for all of its ids: enough for a service."""
+"""Checkpoint of a known shape with random weights and a tokenizer for all of its ids: enough for a service."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _DONE = "tokenizer.json"  # written last
 
 
 def random_checkpoint(shape: str) -> Path:
-    """One of SHAPES. Made once, and kept where the benchmarks keep theirs."""
+    """Return the folder of a checkpoint with a shape of SHAPES, which is made once and kept with the benchmarks'
+    others.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "motley" / "bench" / f"{shape}-served"
     if not (folder / _DONE).exists():
@@ -22,7 +24,10 @@ def random_checkpoint(shape: str) -> Path:
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Every byte is a token, and every other id a word of its own, which only an answer can hold."""
+    """Write a tokenizer in which every byte is a token, and every other id is a word of its own.
+
+    Prompts consist of bytes' tokens; only an output can contain the words.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,6 +1,6 @@
-"""One client process: `python -m motley.cluster.bench.client`, its part as one JSON line on stdin.
+"""Client process of a benchmark: `python -m motley.cluster.bench.client`, with its part as one JSON line on stdin.
 
-Answers that it is ready when it is, waits for the line with the time to start, and answers what it saw.
+It reports when it is ready, waits for a line with the time to start, and answers with its outcome.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from .workload import Workload, jobs
 
 
 async def measure(part: dict[str, Any]) -> Outcome:
-    """`part`: workload, target, model, api_key, tls, alphabet, and which of how many clients it is."""
+    """Run one client's part of a workload and return its outcome.
+
+    part  workload, target, model, api_key, tls, alphabet, the client's index, and the number of clients
+    """
     workload = Workload.from_json(part["workload"])
     index, clients = part["index"], part["clients"]
     mine = itertools.islice(jobs(workload, part["alphabet"]), index, None, clients)
@@ -39,12 +42,12 @@ async def measure(part: dict[str, Any]) -> Outcome:
 
 def main() -> None:
     part = json.loads(sys.stdin.readline())
-    gc.freeze()  # what was imported need not be walked again and again
+    gc.freeze()  # the garbage collector need not visit imported objects again and again
     answer(on_fast_loop(measure(part)).to_json())
 
 
 def on_fast_loop(work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """On uvloop's event loop, where it is installed: a client should cost as little as it can."""
+    """Run a coroutine on uvloop's event loop if it is installed, since a client should use as little CPU as it can."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""The processes that make the load: started, begun at the same moment and read."""
+"""Client processes of a benchmark: starting them, having them begin at the same moment, and reading their outcomes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .samples import Outcome
 from .service import Service
 from .workload import Workload
 
-_LEAD_S = 0.2  # from the word to begin to the beginning
+_LEAD_S = 0.2  # seconds from telling the clients to begin to the moment at which they begin
 
 
 def run(workload: Workload, service: Service, clients: int = 1) -> Outcome:
-    """Measure from `clients` processes together. Raises EngineFault if one breaks."""
+    """Measure from `clients` processes together and return their merged outcome. Raises EngineFault if one breaks."""
     environment = {EXPERIMENTS: experiments(os.environ)}
     with ExitStack() as stack:
         children = [

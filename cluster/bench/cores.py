@@ -1,4 +1,4 @@
-"""Who uses the machine's cores while something is measured: the service's processes by what they do, and the rest."""
+"""Use of the machine's cores during a measurement: by the service's processes, grouped by what they do, and idle."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from ..processes import descendants
 
 
 class Cores:
-    """From its making on. Nothing is known where there is no /proc.
+    """Meter of the CPU time that is used from its creation on. Without /proc it finds nothing.
 
-    root  the service's process; `part`: what a process of it does, by its command line
+    root  process id of the service
+    part  returns the group that a process belongs to, from its command line
     """
 
     def __init__(self, root: int, part: Callable[[str], str]) -> None:
@@ -22,7 +23,7 @@ class Cores:
         self._began, self._spent = time.monotonic(), self._look()
 
     def used(self) -> dict[str, float]:
-        """Cores on average, by part; `idle`: of the whole machine."""
+        """Return the cores used on average by each group; `idle` is the idle cores of the whole machine."""
         seconds, now = time.monotonic() - self._began, self._look()
         used: dict[str, float] = {}
         for (part, pid), spent in now.items():
@@ -30,7 +31,7 @@ class Cores:
         return {part: round(spent / seconds, 3) for part, spent in sorted(used.items())}
 
     def _look(self) -> dict[tuple[str, int], float]:
-        """CPU seconds so far."""
+        """Return the CPU seconds used so far, by group and process id."""
         ticks = os.sysconf("SC_CLK_TCK")
         found = {}
         for pid in (self._root, *descendants(self._root)):

@@ -1,6 +1,6 @@
-"""gRPC by libcurl, whose HTTP/2 is written in C: a client that costs the service's cores a fraction of gRPC's own.
+"""Client for gRPC by libcurl, whose HTTP/2 is written in C: it uses a fraction of the CPU time of gRPC's own client.
 
-Needs pycurl. What goes over the wire is what any gRPC client sends: one connection, a stream for each call.
+It needs pycurl. On the wire it does what any gRPC client does: one connection, with a stream for each call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...client import Tls
 
 __all__ = ["CallFailed", "CurlChannel"]
 
-_PREFIX = struct.Struct(">BI")  # of a message: compressed or not, and its length
+_PREFIX = struct.Struct(">BI")  # prefix of a message: whether it is compressed, and its length
 _STATUS = dict(enumerate((
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
     "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
@@ -27,7 +27,10 @@ _STATUS = dict(enumerate((
 
 
 class CallFailed(Exception):
-    """code: the name of a gRPC status; UNAVAILABLE where the connection broke."""
+    """Error of a call that failed.
+
+    code  name of its gRPC status; UNAVAILABLE if the connection broke
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -35,7 +38,11 @@ class CallFailed(Exception):
 
 
 class CurlChannel:
-    """Calls to one target, host:port, in the clear where `tls` is None. To be used in one event loop."""
+    """Channel for calls to one target, to be used in one event loop.
+
+    target  host:port
+    tls     None: the connection is not encrypted
+    """
 
     def __init__(self, target: str, metadata: tuple[tuple[str, str], ...] = (), tls: Tls | None = None) -> None:
         self._base = f"{'http' if tls is None else 'https'}://{target}"
@@ -45,7 +52,7 @@ class CurlChannel:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._calls: dict[Any, asyncio.Future[None]] = {}
-        self._idle: list[Any] = []  # handles are costly to make
+        self._idle: list[Any] = []  # kept for reuse, since handles are costly to make
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_PIPELINING, pycurl.PIPE_MULTIPLEX)
         self._multi.setopt(pycurl.M_MAX_HOST_CONNECTIONS, 1)
@@ -53,7 +60,10 @@ class CurlChannel:
         self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
 
     async def call(self, path: str, request: bytes, on_message: Callable[[bytes], None]) -> None:
-        """`on_message` gets each message of the answer. Cancelling the caller cancels the call. Raises CallFailed."""
+        """Make a call; `on_message` gets each message of the response. Raises CallFailed.
+
+        Cancelling the caller cancels the call.
+        """
         trailers: dict[str, str] = {}
         curl, done = self._handle(path, request, on_message, trailers), self._loop.create_future()
         self._calls[curl] = done

@@ -1,4 +1,4 @@
-"""motley.v1 by libcurl: the same requests as motley.client's, for less of the cores that the service runs on."""
+"""Sender over motley.v1 by libcurl: the same requests as motley.client's, with less CPU time taken from the service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SERVICE = "/motley.v1.Inference"
 
 
 class CurlSender:
-    """The same calls by libcurl."""
+    """Sender of motley.v1 requests by libcurl."""
 
     def __init__(self, target: str, model: str, api_key: str | None, tls: Tls | None = None) -> None:
         self._model = model

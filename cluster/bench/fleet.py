@@ -1,7 +1,7 @@
-"""`motley bench fleet`: one load on a live fleet, placed by Motley and by power of two choices, turn by turn.
+"""Benchmark `motley bench fleet`: one load on a live fleet, routed in turn by Motley and by power of two choices.
 
-The service, its transport and its clients are real; simulated pools take the time that the roofline says of their
-GPUs. So figures are of the placing of requests on such a fleet, and are called simulated.
+The service, its transport and its clients are real; simulated pools take the time that the roofline predicts for their
+GPUs. So the figures are about routing on such a fleet, and are called simulated.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Progress = Callable[[str], None]
 Row = dict[str, Any]
 
 MOTLEY, TWO = "motley", "two choices"
-SETTLE_S = 1.0  # after a turn: loads have been told by then
-# Four GPUs of unequal speed, and this CPU: off their profiles by what the seeds say.
+SETTLE_S = 1.0  # pause after a turn, by which replicas have reported their loads
+# Four GPUs of unequal speed, and this CPU; the seeds decide how far the GPUs are off their profiles.
 FLEET: dict[str, Any] = {
     "model": "demo",
     "slo": {"ttft_ms": 1500, "tpot_ms": 150},
@@ -46,7 +46,7 @@ FLEET: dict[str, Any] = {
             {"name": gpu.lower(), "simulate": gpu, "simulate_model": "qwen2.5-7b", "hidden": {"seed": seed}}
             for seed, gpu in enumerate(("P40", "T4", "L4", "A10"))
         ),
-        # Short prompts alone: cores that compute are not there for the service and its clients.
+        # Short prompts only: cores that compute are missing for the service and its clients.
         {"name": "cpu", "engine": {"threads": 1, "kv_memory": "128MiB", "max_running": 2, "max_model_len": 768}},
     ],
 }
@@ -54,10 +54,11 @@ FLEET: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """fleet: a file with objectives; None: FLEET. Each turn has two sides with the same requests at the same times.
+    """Settings of the benchmark. In each turn both sides get the same requests at the same times.
 
-    rate   requests/s, a Poisson process
-    share  of the requests that are to be in time, for the objectives to be met
+    fleet  fleet file, which must have objectives; None: FLEET
+    rate   requests per second, arriving as a Poisson process
+    share  share of the requests that must meet the objectives for a turn to be met
     """
 
     fleet: Path | None = None
@@ -74,7 +75,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One side's. prompt_tokens: by pool. cores: that were used, by whom."""
+    """Results of one side in one turn.
+
+    prompt_tokens  prompt tokens that each pool computed
+    cores          cores used on average, by group of processes
+    """
 
     outcome: Outcome
     prompt_tokens: dict[str, int]
@@ -82,12 +87,14 @@ class _Turn:
 
 
 def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
-    """Raises InvalidRequest, Unavailable, ConfigurationError and EngineFault."""
+    """Run the benchmark and return its report. Raises InvalidRequest, Unavailable, ConfigurationError and
+    EngineFault.
+    """
     before = machine()
     with _fleet_file(plan) as path:
         spec = load_fleet(path).spec
         if spec.slo is None:
-            raise InvalidRequest("--fleet: the file has no `slo`; requests are in time by what it says", param="fleet")
+            raise InvalidRequest("--fleet: the file has no `slo`, by which requests are judged", param="fleet")
         progress("starting the fleet")
         with started([str(path)]) as endpoints:
             service = inspect("grpc", endpoints["grpc"])
@@ -116,7 +123,7 @@ def _fleet_file(plan: Plan) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="motley-bench-") as folder:
         path = Path(folder, "fleet.yaml")
-        path.write_text(json.dumps(FLEET))  # which is YAML too
+        path.write_text(json.dumps(FLEET))  # JSON is YAML too
         yield path
 
 
@@ -125,13 +132,17 @@ def _joined(endpoints: dict[str, str]) -> Iterator[None]:
     ports = [int(endpoints[name].rpartition(":")[2]) for name in ("http", "grpc")]
     running: Running | None = find_running(*ports)
     if running is None:
-        raise Unavailable("the fleet that was started is gone")
+        raise Unavailable("the fleet that was started no longer runs")
     with joined(running.address, running.environment):
         yield
 
 
 async def _sides(plan: Plan, spec: FleetSpec, service: Service, pid: int, progress: Progress) -> dict[str, list[_Turn]]:
-    """The second side of a turn goes first in the next one. One event loop: Serve's handles keep to theirs."""
+    """Run all turns and return them by side.
+
+    The side that is second in a turn is first in the next. All run in one event loop, since Serve's handles are bound
+    to theirs.
+    """
     found: dict[str, list[_Turn]] = {MOTLEY: [], TWO: []}
     for turn in range(plan.turns):
         for name in (MOTLEY, TWO) if turn % 2 == 0 else (TWO, MOTLEY):
@@ -161,7 +172,7 @@ def _workload(plan: Plan, turn: int) -> Workload:
 
 
 async def _computed() -> Counter[str]:
-    """Tokens of prompts that pools have taken so far."""
+    """Return the number of prompt tokens that each pool has taken so far."""
     from ray import serve
 
     from ..every_ingress import of_every_ingress
@@ -181,7 +192,7 @@ def _part(command: str) -> str:
 
 
 def _rows(plan: Plan, slo: Slo, sides: dict[str, list[_Turn]]) -> Iterator[Row]:
-    """Samples are the turns."""
+    """Yield the rows of the report; a row's samples are its turns."""
     what = {"rate": plan.rate, "prompt": str(plan.prompt_tokens), "output": str(plan.output_tokens)}
 
     def of(metric: str, unit: str, figure: Callable[[Sequence[Sample]], float], *, higher: bool = False) -> Row:
@@ -206,7 +217,7 @@ def _in_time(slo: Slo, window: Sequence[Sample]) -> float:
 
 
 def _tail(window: Sequence[Sample], name: str, share: float) -> float:
-    """Milliseconds, of those that were answered."""
+    """Return a quantile of TTFT or TPOT in milliseconds, over the requests that were answered."""
     values = [getattr(sample, f"{name}_s") for sample in window if sample.code == OK]
     return 1e3 * quantile([value for value in values if value is not None] or [0.0], share)
 
@@ -226,7 +237,7 @@ def _told(plan: Plan, slo: Slo, number: int, turn: _Turn) -> dict[str, Any]:
 
 
 def text(report: dict[str, Any]) -> str:
-    """A line for each side and turn, and one for each figure."""
+    """Return the report as text: a line for each side and turn, and one for each figure."""
     settings, lines = report["settings"], []
     head = f"{settings['rate']:g} requests/s on {', '.join(settings['pools'])}; simulated, in real time"
     goal = f"TTFT {settings['ttft_s']:g} s and TPOT {settings['tpot_s']:g} s for {settings['share']:.0%}"

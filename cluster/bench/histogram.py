@@ -1,4 +1,4 @@
-"""Millions of durations in a few hundred counters."""
+"""Histogram that holds millions of durations in a few hundred counters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEAST_S = 1e-7
 
 @dataclass(slots=True)
 class Histogram:
-    """Durations in seconds: quantiles to within 1%, count, sum and greatest exact."""
+    """Histogram of durations in seconds: quantiles are within 1%; count, sum and greatest are exact."""
 
     counts: Counter[int] = field(default_factory=Counter)
     total: float = 0.0
@@ -41,14 +41,14 @@ class Histogram:
         return self.total / self.count
 
     def quantile(self, share: float) -> float:
-        """The duration below which `share` of the others lie. Raises MotleyError if there are none."""
+        """Return the duration at quantile `share`, from 0 to 1. Raises MotleyError if there are no durations."""
         wanted = share * (self.count - 1)
         seen = 0
         for bucket in sorted(self.counts):
             seen += self.counts[bucket]
             if seen > wanted:
                 return min(_LEAST_S * math.exp((bucket + 0.5) * _STEP), self.greatest)
-        raise MotleyError("nothing ended within the time that was measured: give it more seconds")
+        raise MotleyError("no request ended within the measured time; measure for more seconds")
 
     def to_json(self) -> dict[str, Any]:
         return {"counts": dict(self.counts), "total": self.total, "greatest": self.greatest}

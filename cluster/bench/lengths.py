@@ -1,4 +1,4 @@
-"""How long prompts and answers are, in tokens: `128`, `uniform:16:256` or `lognormal:128:0.6`."""
+"""Distributions of the lengths of prompts and outputs in tokens: `128`, `uniform:16:256` or `lognormal:128:0.6`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from typing import Self
 
 MAX_TOKENS = 1 << 24
-KINDS = {"fixed": 1, "uniform": 2, "lognormal": 2}  # and how many numbers each takes
+KINDS = {"fixed": 1, "uniform": 2, "lognormal": 2}  # kind -> how many numbers it takes
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """fixed: always `a`. uniform: `a` to `b`. lognormal: median `a`, sigma `b` of the logarithm. At least 1."""
+    """Distribution of lengths in tokens, which are at least 1.
+
+    fixed      always `a`
+    uniform    from `a` to `b`
+    lognormal  median `a`, and standard deviation `b` of the logarithm
+    """
 
     kind: str
     a: float
@@ -21,7 +26,7 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises ValueError saying what is accepted."""
+        """Parse a distribution such as `uniform:16:256`. Raises ValueError that says what is accepted."""
         kind, *numbers = text.split(":") if ":" in text else ("fixed", text)
         try:
             values = [float(number) for number in numbers]
@@ -34,7 +39,7 @@ class Lengths:
         return lengths
 
     def draw(self, rng: random.Random) -> int:
-        """One length in tokens."""
+        """Return a random length in tokens."""
         if self.kind == "fixed":
             return int(self.a)
         if self.kind == "uniform":

@@ -1,4 +1,4 @@
-"""Puts a workload on a service from one event loop, and records what comes back."""
+"""Load generator of a benchmark: it sends a workload to a service from one event loop, and records the responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _LAG_PERIOD_S = 0.02
 
 
 class Load:
-    """One client's part of a workload. `started`: the monotonic time that all clients call 0."""
+    """One client's part of a workload.
+
+    started  monotonic time that all clients count as 0
+    """
 
     def __init__(self, workload: Workload, sender: Sender, jobs: Iterator[Job], started: float) -> None:
         self._workload = workload
@@ -27,7 +30,10 @@ class Load:
         self._outcome = Outcome()
 
     async def run(self, concurrency: int) -> Outcome:
-        """The whole measurement; `concurrency` is this client's, and of no meaning under open loop."""
+        """Run the whole measurement and return its outcome.
+
+        concurrency  this client's number of concurrent requests; has no meaning under open loop
+        """
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(self._watch())
             await self._until(0.0)
@@ -56,7 +62,7 @@ class Load:
             yield group.create_task(self._request(job, job.at_s))
 
     async def _drain(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        """Wait for what was begun in time; the rest ends as UNFINISHED."""
+        """Wait for requests that began in time, at most `drain_s` seconds; the others end as UNFINISHED."""
         if tasks:
             _, left = await asyncio.wait(tasks, timeout=self._workload.drain_s)
             for task in left:
@@ -94,10 +100,10 @@ class Load:
                 self._outcome.gaps.add(after - before)
 
     async def _watch(self) -> None:
-        """This client's own use of its core in the window, and how late its event loop is."""
+        """Record how much of a core this client uses in the window, and how late its event loop is."""
         await self._until(self._workload.warmup_s)
         spent, began, lags = _cpu_s(), self._now(), Histogram()
-        lags.add(max(0.0, began - self._workload.warmup_s))  # the only one where it stood still for all of the window
+        lags.add(max(0.0, began - self._workload.warmup_s))  # all there is if the loop stood still throughout
         while (now := self._now()) < self._workload.end_s:
             await asyncio.sleep(_LAG_PERIOD_S)
             lags.add(max(0.0, self._now() - now - _LAG_PERIOD_S))

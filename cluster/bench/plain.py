@@ -1,6 +1,7 @@
-"""A gRPC server with nothing behind it, in a process of its own: what gRPC in Python and the load generator can do.
+"""Server of plain gRPC with nothing behind it: shows what gRPC in Python and the load generator can do.
 
-`python -m motley.cluster.bench.plain`; says its address, and serves until it is ended.
+It is a process of its own, `python -m motley.cluster.bench.plain`, which reports its address and serves until it is
+ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A measurement as rows, as a table and as a small chart."""
+"""Report of a measured service: as rows, as a table and as small charts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from .service import Service
 from .workload import Workload
 
 PACKAGES = ("motley", "ray", "grpcio", "protobuf", "aiohttp", "uvloop", "torch")
-BUSY = 0.9  # of a core: a client that uses more may be what was measured
-LATE_S = 0.005  # likewise one that sends later than this (99 of 100), if it is a tenth of the median TTFT too;
-# and one whose event loop is so late sees messages as late
+BUSY = 0.9  # share of a core; the figures may be limited by a client that uses more
+# Seconds. Clients whose p99 of lateness in sending is above this and a tenth of the median TTFT may have limited the
+# figures; if their event loops are later than this, the longest times include that.
+LATE_S = 0.005
 _TAIL = ("p50", "p90", "p99", "mean")
 
 Row = dict[str, Any]
 
 
 def build(workload: Workload, service: Service, outcome: Outcome, slo: Slo, clients: int) -> dict[str, Any]:
-    """The one object that `--json` prints."""
+    """Return the report, which is the one object that `--json` prints."""
     return {
         "bench": "serve",
         "engine": "null: computes nothing" if service.null else "real",
@@ -45,7 +46,7 @@ def build(workload: Workload, service: Service, outcome: Outcome, slo: Slo, clie
 
 
 def client(workload: Workload, outcome: Outcome) -> dict[str, Any]:
-    """How hard the clients worked, and whether that limited what they measured."""
+    """Return how busy the clients were, and whether that limited what they measured."""
     late_s = quantile([sample.sent_s - sample.intended_s for sample in outcome.samples] or [0.0], 0.99)
     ttfts = [sample.ttft_s for sample in outcome.samples if sample.ttft_s is not None]
     reasons = []
@@ -90,7 +91,7 @@ def rows(workload: Workload, outcome: Outcome, slo: Slo) -> list[Row]:
 
 
 def by_second(workload: Workload, outcome: Outcome) -> list[int]:
-    """Messages, or answers in one piece, in each whole second of the window."""
+    """Return the number of messages (or of whole responses, if they are not streamed) in each second of the window."""
     return [outcome.by_second[second] for second in range(int(workload.duration_s))]
 
 
@@ -102,7 +103,7 @@ def described(workload: Workload) -> dict[str, Any]:
 
 
 def _messages(what: dict[str, Any], workload: Workload, outcome: Outcome) -> Row:
-    """The value is the mean over the window; p20 to p80 are of its seconds."""
+    """Return the row of messages per second: the mean over the window, with p20 to p80 over its seconds."""
     seconds = [float(number) for number in by_second(workload, outcome)] or [0.0]
     mean = outcome.messages / workload.duration_s
     return row("messages", what, "messages/s", seconds) | {"value": mean}
@@ -131,7 +132,7 @@ def _gaps(what: dict[str, Any], gaps: Histogram) -> Row:
 
 
 def text(report: dict[str, Any]) -> str:
-    """For people: rates, latencies, charts of one line, and what to mind."""
+    """Return the report as text for people: rates, latencies, charts of one line, and warnings."""
     lines = [_head(report)]
     lines += [
         f"  {each['metric']:<9}{each['value']:>10,.1f} {each['unit']}" for each in report["rows"] if "p99" not in each

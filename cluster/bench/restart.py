@@ -1,10 +1,10 @@
-"""`motley bench restart`: from the kill of a replica to the next answer, by what its successor finds on its node.
+"""Benchmark `motley bench restart`: time from the kill of a replica to the next response, by what its successor finds.
 
-One `motley serve` for each checkpoint, with one replica, which is killed again and again. A first start finds no
-repacked weights and no rates, a second one finds both; either is in a new process, or in one that waited. The first of
-a node is never in one that waited. What Serve takes to see a dead replica, up to a second, is in each of them. Cold:
-the files' pages are dropped from the page cache once the replica that had mapped them is dead, as far as
-`posix_fadvise` does.
+For each checkpoint one `motley serve` with one replica runs, and the replica is killed again and again. A first start
+finds no repacked weights and no measured rates on its node, a second start finds both; each runs in a new process, or
+in one that waited. The first start of a node is never in one that waited. The time that Serve takes to notice a dead
+replica, up to a second, is included in all. "Cold" means that the files' pages were dropped from the page cache once
+the replica that had mapped them was dead, as far as `posix_fadvise` does that.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Progress = Callable[[str], None]
 STARTS, PROCESSES, STATES = ("first", "second"), ("new", "waited"), ("cold", "warm")
 _LIMIT_S = 300.0
 _DEAD_S = 5.0
-_QUIET_S = 1.0  # a process that has computed nothing for so long waits
+_QUIET_S = 1.0  # a process that has used no CPU time for so long is taken to wait
 _REPLICA, _WAITS = "ray::ServeReplica:motley:cpu", "ray::IDLE"
 
 
@@ -55,10 +55,12 @@ def run(
     folder: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Checkpoints of random weights are written to `folder` (None: the system's for temporary files), and go again.
+    """Run the benchmark and return its report.
 
-    Raises ValueError for a shape or a format that is not known, Unavailable where the service does not start,
-    EngineFault where a replica does not come again.
+    folder  where checkpoints of random weights are written and deleted again; None: the system's temporary folder
+
+    Raises ValueError for an unknown shape or format, Unavailable if the service does not start, EngineFault if a
+    replica does not come back.
     """
     check(shape, formats)
     before = machine()
@@ -91,15 +93,18 @@ def run(
 
 
 class _Bench:
-    """service: its process, below which replicas are, and those that wait."""
+    """Measurements of one service.
+
+    service  process id of the service; its replicas, and the processes that wait, are its descendants
+    """
 
     def __init__(self, http: str, service: int, checkpoint: Path, cache: Path) -> None:
         self._http, self._service, self._checkpoint, self._cache = http, service, checkpoint, cache
         self._samples: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-        self._left = 0.0  # most of a file that was still in the page cache when it was to be cold
+        self._left = 0.0  # largest share of a file that stayed in the page cache when it should be cold
 
     def restart(self, start: str, process: str, state: str) -> None:
-        """Kill the replica, and wait for an answer of the next."""
+        """Kill the replica, wait for a response of the next one, and record the time."""
         if sum(path.stat().st_size for path in self._checkpoint.glob("*.safetensors")) >= LEAST_BYTES:
             self._expect(lambda: kept_file(self._checkpoint, str(self._cache)), "the weights to be kept")
         self._expect(self._waiting, "a process to wait")
@@ -113,7 +118,7 @@ class _Bench:
         began = time.monotonic()
         _signal(old if process == "waited" else [*waiting, *old], signal.SIGKILL)
         if state == "cold":
-            # Pages of the dead go a moment later than it; whoever is to read them anew must not do so before.
+            # A dead process's pages are freed a moment later; the next replica must not read the files before that.
             _signal(self._titled(_WAITS), signal.SIGSTOP)
             wait_until(lambda: max(map(drop, files)) == 0, _DEAD_S)
             self._left = max(self._left, *map(drop, files))
@@ -121,10 +126,14 @@ class _Bench:
         self._expect(self._answers, "an answer")
         self._samples[start, process, state].append(time.monotonic() - began)
         if not old or (self._titled(_REPLICA) == waiting) != (process == "waited"):
-            raise EngineFault("the replica's process is not the one that was to be measured")
+            raise EngineFault("the new replica runs in another process than the one that was to be measured")
 
     def rows(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Second starts beside first ones in a process of the same kind, and in a new one as that of a node is."""
+        """Return the rows of the report.
+
+        Second starts stand beside first ones in a process of the same kind, and also beside first ones in a new
+        process.
+        """
         size = sum(path.stat().st_size for path in self._checkpoint.glob("*.safetensors"))
         found = []
         for state in dict.fromkeys(state for _, _, state in self._samples):
@@ -149,7 +158,9 @@ class _Bench:
         return found
 
     def _answers(self) -> bool:
-        """Whether a completion is answered, which the service holds for a while where there is nobody to do it."""
+        """Return whether a completion is answered; while no replica runs, the service holds the request for
+        some time.
+        """
         body = json.dumps({"model": "bench", "prompt": "Once", "max_tokens": 1}).encode()
         request = urllib.request.Request(f"{self._http}/v1/completions", body, {"Content-Type": "application/json"})
         try:
@@ -162,7 +173,7 @@ class _Bench:
         return titled(self._service, title)
 
     def _waiting(self) -> bool:
-        """Whether one waits that has imported all."""
+        """Return whether a process waits that has imported everything."""
         before = [_computed_s(pid) for pid in self._titled(_WAITS)]
         time.sleep(_QUIET_S)
         return len(before) == 1 and before == [_computed_s(pid) for pid in self._titled(_WAITS)]
@@ -173,7 +184,7 @@ class _Bench:
 
 
 def titled(root: int, title: str) -> list[int]:
-    """Processes below `root` whose titles begin so."""
+    """Return the ids of processes below `root` whose titles begin with `title`."""
     found = []
     for pid in descendants(root):
         with suppress(OSError):
@@ -183,7 +194,10 @@ def titled(root: int, title: str) -> list[int]:
 
 
 def _computed_s(pid: int) -> float:
-    """Of CPU time, to a tenth: a worker that waits tells its node of itself now and then."""
+    """Return the CPU seconds of a process, rounded to a tenth; -1 if it has ended.
+
+    It is rounded because a worker that waits uses a little now and then to report itself to its node.
+    """
     with suppress(OSError):
         user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
         return round((int(user) + int(system)) / os.sysconf("SC_CLK_TCK"), 1)

@@ -1,4 +1,4 @@
-"""`motley bench serve`: one measurement of one service."""
+"""Benchmark `motley bench serve`: one measurement of one service."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ TARGETS = {"grpc": "127.0.0.1:9000", "http": "http://127.0.0.1:8000"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """target: None takes TARGETS. start: arguments of `motley serve` for a service of its own; None: it runs.
+    """Settings of the benchmark.
 
-    tls: over gRPC None is in the clear; over HTTP the target says https://, and this whom to trust.
+    target  address of a running service; None takes TARGETS
+    start   arguments of `motley serve` for a service that is started for the benchmark; None: one runs already
+    tls     whom to trust; None over gRPC: not encrypted. Over HTTP the target says whether it is encrypted
     """
 
     workload: Workload
@@ -36,7 +38,7 @@ class Asked:
 
 
 def run(asked: Asked, progress: Progress = lambda _: None) -> dict[str, Any]:
-    """Measure and report. Raises InvalidRequest, Unavailable, EngineFault."""
+    """Run the benchmark and return its report. Raises InvalidRequest, Unavailable, EngineFault."""
     with _service(asked, progress) as service:
         check(asked.workload, service)
         progress(f"{asked.workload.end_s:g} s of load on {service.model}")
@@ -45,7 +47,7 @@ def run(asked: Asked, progress: Progress = lambda _: None) -> dict[str, Any]:
 
 
 def workload(*, protocol: str, rate: float | None, **settings: Any) -> Workload:
-    """From what the command line has. Raises InvalidRequest naming the option."""
+    """Make a workload from the command line's options. Raises InvalidRequest that names the option."""
     if protocol not in PROTOCOLS:
         raise _invalid("protocol", f"{protocol!r}: expected {' or '.join(PROTOCOLS)}")
     if rate is not None and not 0 < rate < 1e6:
@@ -70,7 +72,8 @@ def check(workload: Workload, service: Service) -> None:
     )
     if shortest > service.max_model_len:
         raise _invalid(
-            "prompt_tokens", f"with the output {shortest:.0f} tokens, and the context holds {service.max_model_len}"
+            "prompt_tokens",
+            f"prompt and output are {shortest:.0f} tokens, and the context holds {service.max_model_len}",
         )
 
 
@@ -81,7 +84,7 @@ def _service(asked: Asked, progress: Progress) -> Iterator[Service]:
         yield inspect(protocol, asked.target or TARGETS[protocol], asked.api_key, asked.tls)
         return
     if asked.target is not None:
-        raise _invalid("target", "either a service that runs, or --start")
+        raise _invalid("target", "give either the target of a running service, or --start")
     progress("starting the service")
     with started(asked.start) as endpoints:
         yield inspect(protocol, endpoints[protocol], asked.api_key, asked.tls)

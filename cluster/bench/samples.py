@@ -1,4 +1,4 @@
-"""What one request showed, and what all of them come to."""
+"""Samples of single requests, and the outcome of all requests together."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Any, Self
 from .histogram import Histogram
 
 OK = "OK"
-UNFINISHED = "UNFINISHED"  # still under way when the measurement had to end
+UNFINISHED = "UNFINISHED"  # the request was still running when the measurement had to end
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request. Seconds from the start of the measurement; `code` is OK or what it failed with.
+    """Record of one request, with times in seconds from the start of the measurement.
 
-    intended_s       when it was meant to be sent: what its latencies count from
-    sent_s           when it was
-    first_s, last_s  first and last message of a stream; None of an answer in one piece
+    code             OK, or the code it failed with
+    intended_s       when it was meant to be sent; latencies count from here
+    sent_s           when it was sent
+    end_s            when it ended
+    first_s, last_s  first and last message of a stream; None if the response is not streamed
     """
 
     intended_s: float
@@ -41,7 +43,7 @@ class Sample:
 
     @property
     def tpot_s(self) -> float | None:
-        """(end-to-end - TTFT) / (tokens - 1); undefined at one token, and where the first one was not seen."""
+        """(end-to-end - TTFT) / (tokens - 1); None for fewer than two tokens, and if the first one was not seen."""
         if self.first_s is None or self.tokens < 2:
             return None
         return (self.end_s - self.first_s) / (self.tokens - 1)
@@ -49,13 +51,13 @@ class Sample:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one client process saw, or several together.
+    """Outcome of one client process, or of several together.
 
-    gaps       between messages of a stream that came in the window
-    messages   that came in the window; `tokens` likewise
-    busy       of one core, what the process used in the window: the greatest of any process
-    lag_s      how late the event loop was, 99 times of 100 at most: the greatest of any process
-    by_second  messages in each second of the window
+    gaps              times between messages of a stream that came in the window
+    messages, tokens  numbers of messages and tokens that came in the window
+    busy              share of a core that the process used in the window; the greatest of any process
+    lag_s             99th percentile of the event loop's lateness; the greatest of any process
+    by_second         messages in each second of the window
     """
 
     samples: list[Sample] = field(default_factory=list)
@@ -91,7 +93,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request must keep to count as good; None: whatever it is."""
+    """Objectives that a request must meet to count as good; None: no limit."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -103,10 +105,10 @@ class Slo:
 
 
 def in_window(samples: Sequence[Sample], begin_s: float, end_s: float) -> list[Sample]:
-    """Those that were meant to be sent in it."""
+    """Return the samples that were meant to be sent within the window."""
     return [sample for sample in samples if begin_s <= sample.intended_s < end_s]
 
 
 def codes(samples: Sequence[Sample]) -> dict[str, int]:
-    """How many ended with each code."""
+    """Return how many samples ended with each code, the most frequent first."""
     return dict(Counter(sample.code for sample in samples).most_common())

@@ -1,4 +1,4 @@
-"""Which client sends a benchmark's requests: by the protocol, and by what is installed."""
+"""Choice of the client that sends a benchmark's requests, by the protocol and by what is installed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["create_sender", "grpc_client_name"]
 
 
 def create_sender(workload: Workload, target: str, model: str, api_key: str | None, tls: Tls | None = None) -> Sender:
-    """The sender for the workload's protocol. Call it where the event loop runs.
+    """Return the sender for the workload's protocol. It must be called where the event loop runs.
 
     target  host:port for gRPC, a URL without a path for HTTP
-    tls     None: gRPC goes in the clear. For HTTP the URL says whether it is encrypted, and this who is trusted
+    tls     whom to trust; None over gRPC: not encrypted. For HTTP the URL says whether it is encrypted
     """
     if workload.protocol == "http":
         return HttpSender(target, model, api_key, tls)

@@ -1,4 +1,4 @@
-"""One request over each protocol, as cheaply as a client can: what it costs is taken from the service's cores."""
+"""Senders of one request over each protocol, as cheap as possible: their CPU time is missing for the service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from .workload import Job
 
 
 class RequestFailed(Exception):
-    """A request that ended without its answer. `code`: a gRPC status, an HTTP status or what broke."""
+    """Error of a request that ended without its response.
+
+    code  a gRPC status, an HTTP status or the name of the error
+    """
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -25,21 +28,24 @@ class RequestFailed(Exception):
 
 
 class Sender(Protocol):
-    """Both return the answer's tokens and raise RequestFailed. Cancelling the caller cancels the request."""
+    """Interface of a sender. Both calls return the number of output tokens, and raise RequestFailed.
+
+    Cancelling the caller cancels the request.
+    """
 
     async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
-        """Calls `on_message` for each message that carries part of the answer."""
+        """Send a request with a streamed response; `on_message` is called for each message that carries part of it."""
         ...
 
     async def whole(self, job: Job) -> int:
-        """An answer in one piece."""
+        """Send a request whose response comes in one piece."""
         ...
 
     async def close(self) -> None: ...
 
 
 class GrpcSender:
-    """motley.v1 by our own client, which here tries nothing twice: what fails is to be seen."""
+    """Sender over motley.v1 by Motley's own client, without retries, since failures shall be seen."""
 
     def __init__(self, target: str, model: str, api_key: str | None, tls: Tls | None = None) -> None:
         self._client = AsyncClient(target, api_key=api_key, tls=tls, retries=0, silence_s=None)
@@ -69,7 +75,7 @@ class GrpcSender:
 
 
 class HttpSender:
-    """OpenAI's completions; any server of them will do that takes token ids and `ignore_eos`."""
+    """Sender of OpenAI completions, for any server of them that takes token ids and `ignore_eos`."""
 
     def __init__(self, base: str, model: str, api_key: str | None, tls: Tls | None = None) -> None:
         self._url = f"{base}/v1/completions"
@@ -108,7 +114,7 @@ class HttpSender:
 
     async def close(self) -> None:
         await self._session.close()
-        await asyncio.sleep(0)  # its sockets close in the next round of the loop
+        await asyncio.sleep(0)  # aiohttp closes its sockets in the next iteration of the loop
 
     def _body(self, job: Job, *, stream: bool) -> bytes:
         fields: dict[str, Any] = {"model": self._model, "prompt": job.prompt_ids, "max_tokens": job.output_tokens}
@@ -117,12 +123,12 @@ class HttpSender:
 
 
 def options(model: str, job: Job) -> CallOptions:
-    """What is asked for over gRPC, as motley.client takes it."""
+    """Return the options of a request over gRPC, in the form of motley.client."""
     return CallOptions(model=model, max_tokens=job.output_tokens, ignore_eos=True, temperature=0.0)
 
 
 def trust(tls: Tls | None) -> ssl.SSLContext:
-    """Of a client over HTTP."""
+    """Return the TLS context of a client over HTTP."""
     return ssl.create_default_context(cafile=None if tls is None else tls.ca)
 
 
@@ -136,7 +142,10 @@ def _is_message(event: bytes) -> bool:
 
 
 def _tokens(event: bytes) -> int:
-    """What the event with `usage` says; errors after the beginning are events of their own."""
+    """Return the number of output tokens in the event that carries `usage`, and 0 for other events.
+
+    Raises RequestFailed for an event that carries an error, as errors do after a stream has begun.
+    """
     if not event.startswith(b"data: {"):
         return 0
     fields = json.loads(event[len(b"data: ") :])

@@ -1,4 +1,4 @@
-"""The service that is measured: where it is and what it says of itself; or one started for the purpose."""
+"""Service that is measured: its address and description; it runs already, or is started for the benchmark."""
 
 from __future__ import annotations
 
@@ -22,19 +22,23 @@ from ..edge.ports import SETTLED, is_free
 from ..failures import Forbidden, Unauthenticated
 from .senders import trust
 
-# Its tokens are what prompts are made of: ids that every model's tokenizer gives for ordinary words.
+# Prompts are made of the tokens of this text, so of ids that a model's tokenizer gives for ordinary words.
 WORDS = (
     "The quick brown fox jumps over the lazy dog while seven wizards count silver coins, compare long lists of "
     "numbers, and write down what they found in a small green book; nobody asked them to, and yet they never stop."
 )
 START_S = 600.0
 STOP_S = 60.0
-CALL_S = 120.0  # a machine that is busy besides takes its time
+CALL_S = 120.0  # long enough for a busy machine
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A running service over one protocol. `null`: it computes nothing, and its figures are of the service alone."""
+    """Running service over one protocol.
+
+    alphabet  token ids that prompts are made of
+    null      it has the null engine, which computes nothing, so that figures are of the service alone
+    """
 
     protocol: str
     target: str
@@ -47,12 +51,12 @@ class Service:
 
 
 def inspect(protocol: str, target: str, api_key: str | None = None, tls: Tls | None = None) -> Service:
-    """Ask a running service what it is. Raises Unavailable."""
+    """Request a running service's description. Raises Unavailable."""
     ask = _over_grpc if protocol == "grpc" else _over_http
     try:
         model, ids, length, null = ask(target, api_key, tls)
     except (Unauthenticated, Forbidden, urllib.error.HTTPError) as error:
-        raise Unavailable(f"the service at {target} refuses: {error}") from error
+        raise Unavailable(f"the service at {target} refuses the request: {error}") from error
     except (MotleyError, urllib.error.URLError, OSError) as error:
         raise Unavailable(f"no service answers at {target}: {error}; start one, or give --start") from error
     return Service(protocol, target, model, tuple(sorted(set(ids))), length, null, api_key, tls)
@@ -81,7 +85,10 @@ def _get(url: str, api_key: str | None, tls: Tls | None, body: dict[str, Any] | 
 
 @contextmanager
 def started(arguments: Sequence[str]) -> Iterator[dict[str, str]]:
-    """`motley serve` with these arguments on free ports, as a process; its endpoints and `pid`. Raises Unavailable."""
+    """Run `motley serve` with these arguments on free ports, as a process; yield its endpoints and `pid`.
+
+    Raises Unavailable if it does not start.
+    """
     with tempfile.TemporaryDirectory(prefix="motley-bench-") as folder:
         ready, log = Path(folder) / "ready.json", Path(folder) / "log"
         command = [sys.executable, "-m", "motley", "serve", *arguments, "--ready-file", str(ready)]

@@ -1,7 +1,7 @@
-"""`motley bench service`: what the service itself costs, beside the bare worker and beside plain gRPC.
+"""Benchmark `motley bench service`: what the service itself costs, beside the bare worker and beside plain gRPC.
 
-With the null engine, which computes nothing, and then with real engines. Sides take turns, since what else the
-machine does changes; figures of a turn are its samples.
+It uses the null engine, which computes nothing, and then real engines. The sides take turns, since the load of the
+machine changes; the figures of a turn are samples.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Turn = Callable[[Workload], Outcome]
 
 NULL_STREAMS, UNARY = 16, 32
 REAL_STREAMS = 8
-# Tokens of an answer. Streams that end together begin anew one by one, and an engine without a device to wait for makes
-# small steps meanwhile: with SHORT ones half of all steps had fewer than 6 of the 16 streams in them. LONG ones stream.
+# Output tokens. Streams that end together are replaced one by one, and meanwhile an engine without a device to wait for
+# makes small steps: with SHORT outputs half of all steps had fewer than 6 of the 16 streams. LONG outputs avoid that.
 LONG, SHORT = 1536, 256
 DEMO = "demo"
 PLAIN = "motley.cluster.bench.plain"
@@ -40,9 +40,12 @@ MODELS = ("qwen2-0.5b", DEMO)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """models: shapes with random weights, or "demo". turns: of each side. seconds: of one turn's window.
+    """Settings of the benchmark.
 
-    warmup_s: before each window; three times as long with a real engine.
+    models    shapes with random weights, or "demo"
+    turns     number of turns of each side
+    seconds   length of one turn's window
+    warmup_s  time before each window; three times as long with a real engine
     """
 
     models: Sequence[str] = MODELS
@@ -53,7 +56,10 @@ class Plan:
 
 
 def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
-    """Raises ValueError for an unknown shape, Unavailable or EngineFault when something breaks."""
+    """Run the benchmark and return its report.
+
+    Raises ValueError for an unknown shape, Unavailable or EngineFault when something breaks.
+    """
     for model in plan.models:
         if model != DEMO and model not in SHAPES:
             raise ValueError(f"{model!r} is not known; expected {' or '.join((DEMO, *SHAPES))}")
@@ -142,7 +148,11 @@ def _over(service: Service, plan: Plan) -> Turn:
 
 
 class _Bench:
-    """Gathers rows. `null`: what is behind the service computes nothing. `proxy`: what stands before it."""
+    """Collector of rows about one engine.
+
+    null   the engine behind the service computes nothing
+    proxy  name of the proxy in front of the service
+    """
 
     def __init__(self, plan: Plan, progress: Progress, proxy: str, *, null: bool) -> None:
         self._plan = plan
@@ -153,12 +163,12 @@ class _Bench:
     def compare(
         self, name: str, workload: Workload, sides: dict[str, Turn], metrics: dict[str, Callable[..., _Metric]]
     ) -> None:
-        """Every side in turn under that workload; a row for each metric and peer, or one alone."""
+        """Measure every side in turn under a workload; add a row for each metric and peer, or one row without peers."""
         warmup_s = self._plan.warmup_s * (1 if self._null else 3)
         workload = replace(workload, duration_s=self._plan.seconds, warmup_s=warmup_s)
         seen: dict[str, list[Outcome]] = {side: [] for side in sides}
         for turn in range(self._plan.turns):
-            fresh = replace(workload, seed=workload.seed + turn)  # no prompt of the turn before: its prefix is cached
+            fresh = replace(workload, seed=workload.seed + turn)  # earlier turns' prompts are cached
             for side, take in sides.items():
                 self._progress(f"{name}: {side}, turn {turn + 1} of {self._plan.turns}")
                 seen[side].append(take(fresh))
@@ -184,7 +194,11 @@ class _Bench:
 
 @dataclass(frozen=True, slots=True)
 class _Metric:
-    """`samples`: one for each turn. `tail`: what else is worth telling, of all turns together."""
+    """Figures of one metric on one side.
+
+    samples  one for each turn
+    tail     further figures, of all turns together
+    """
 
     unit: str
     samples: list[float]
@@ -193,7 +207,10 @@ class _Metric:
 
 
 def messages(workload: Workload, outcomes: Sequence[Outcome]) -> _Metric:
-    """`tokens_per_message`: 1 if no two steps' tokens shared a message."""
+    """Return messages per second, and tokens per message.
+
+    `tokens_per_message` is 1 if no message carries the tokens of two steps.
+    """
     rates = [outcome.messages / workload.duration_s for outcome in outcomes]
     together = sum(outcome.tokens for outcome in outcomes) / max(1, sum(outcome.messages for outcome in outcomes))
     return _Metric("messages/s", rates, True, {"tokens_per_message": together})
@@ -204,7 +221,10 @@ def output(workload: Workload, outcomes: Sequence[Outcome]) -> _Metric:
 
 
 def requests(workload: Workload, outcomes: Sequence[Outcome]) -> _Metric:
-    """Answers in one piece that came in the window; `failed`: requests that did not get one."""
+    """Return responses per second that came within the window, for responses in one piece.
+
+    `failed` counts the requests that got none.
+    """
     rates = [outcome.messages / workload.duration_s for outcome in outcomes]
     failed = sum(sample.code != OK for outcome in outcomes for sample in outcome.samples)
     return _Metric("requests/s", rates, True, {"failed": float(failed)})
@@ -225,7 +245,10 @@ def e2es(workload: Workload, outcomes: Sequence[Outcome]) -> _Metric:
 
 
 def _latency(workload: Workload, outcomes: Sequence[Outcome], of: Callable[[Sample], float | None]) -> _Metric:
-    """The median of each turn; the tail is of all requests together."""
+    """Return the median latency of each turn, in ms, and tail percentiles of all requests together.
+
+    Raises EngineFault if no request of a turn ended well.
+    """
     by_turn = [
         [1e3 * seconds for sample in in_window(outcome.samples, workload.warmup_s, workload.end_s)
          if sample.code == OK and (seconds := of(sample)) is not None]
@@ -233,14 +256,14 @@ def _latency(workload: Workload, outcomes: Sequence[Outcome], of: Callable[[Samp
     ]  # fmt: skip
     if not all(by_turn):
         found = ", ".join(f"{number} × {code}" for code, number in codes(_merged(outcomes).samples).items())
-        raise EngineFault(f"no request of a turn ended well: {found or 'none was begun'}")
+        raise EngineFault(f"no request of a turn was answered: {found or 'none was sent'}")
     everything = [each for turn in by_turn for each in turn]
     tail = {f"p{share}": quantile(everything, share / 100) for share in (50, 90, 99)}
     return _Metric("ms", [quantile(turn, 0.5) for turn in by_turn], False, tail)
 
 
 def text(report: dict[str, Any]) -> str:
-    """A line for each row: what it is, ours, and whom it stands beside."""
+    """Return the report as text: for each row its workload, Motley's figure, and the peer beside it."""
     lines = []
     for each in report["rows"]:
         line = f"{each['workload']['what']:<30} {each['metric']:<9}{each['value']:>10,.2f} {each['unit']:<11}"

@@ -1,4 +1,4 @@
-"""Power of two choices among all replicas, as in Ray Serve's own router: beside it Motley's choice is measured."""
+"""Power of two choices among all replicas, as in Ray Serve's own router: a baseline for Motley's routing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from ..routing.predict import Directory, Predicted
 
 
 def two_choices(directory: Directory, ranked: list[Predicted]) -> list[Predicted]:
-    """All of `ranked` in the order of tries: the one with fewer requests of two that are drawn, the other one, and so
-    on with two others. It knows no speeds.
+    """Return all of `ranked` in the order in which they are tried, by the power of two choices.
+
+    Two replicas are drawn, and the one with fewer requests comes first, then the other; then two others, and so on. It
+    uses no speeds.
     """
     drawn = random.sample(ranked, len(ranked))
     pairs = (drawn[at : at + 2] for at in range(0, len(drawn), 2))

@@ -1,4 +1,4 @@
-"""What a measurement asks of a service: the same requests at the same times for the same seed."""
+"""Workload of a benchmark: the requests and their times, which are the same for the same seed."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _DEFAULT = Lengths("fixed", 64)
 class Workload:
     """Settings of one measurement.
 
-    protocol       motley.v1 over "grpc", or OpenAI's completions over "http"
-    streaming      one message per step, or one answer at the end
-    concurrency    closed loop: requests under way at any time, each followed by the next
-    rate           open loop: requests per second, arriving as a Poisson process; None: closed loop
-    prompt_tokens, output_tokens   lengths; an answer goes on past end-of-sequence ids to its full length
-    shared_prefix  of each prompt's tokens, the share at its beginning that all have in common
-    seed           of lengths, prompts and arrivals
-    warmup_s       before the window: not counted
-    duration_s     of the window in which requests are begun and messages counted
-    drain_s        how long after it those that were begun may take
+    protocol                      "grpc": motley.v1; "http": OpenAI's completions
+    streaming                     True: one message per step; False: one response at the end
+    concurrency                   closed loop: number of concurrent requests, each followed by the next
+    rate                          open loop: requests per second, arriving as a Poisson process; None: closed loop
+    prompt_tokens, output_tokens  lengths; an output goes on past end-of-sequence ids to its full length
+    shared_prefix                 share of each prompt's tokens, at its beginning, that all prompts have in common
+    seed                          seed of lengths, prompts and arrivals
+    warmup_s                      time before the window, which is not counted
+    duration_s                    length of the window in which requests are begun and messages are counted
+    drain_s                       seconds after the window in which requests that have begun may end
     """
 
     protocol: str = "grpc"
@@ -49,11 +49,11 @@ class Workload:
 
     @property
     def end_s(self) -> float:
-        """Seconds from the start to the end of the window."""
+        """Seconds from the start of the measurement to the end of the window."""
         return self.warmup_s + self.duration_s
 
     def to_json(self) -> dict[str, Any]:
-        """Every setting, lengths as they are written."""
+        """Return every setting, with lengths in the form that `Lengths.parse` reads."""
         return asdict(self) | {"prompt_tokens": str(self.prompt_tokens), "output_tokens": str(self.output_tokens)}
 
     @classmethod
@@ -64,7 +64,10 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: when it is meant to be sent (seconds from the start; None: when its turn comes)."""
+    """One request of a workload.
+
+    at_s  seconds from the start at which it is meant to be sent; None: when its turn comes, under closed loop
+    """
 
     at_s: float | None
     prompt_ids: tuple[int, ...]
@@ -72,7 +75,10 @@ class Job:
 
 
 def jobs(workload: Workload, alphabet: Sequence[int]) -> Iterator[Job]:
-    """The requests in order, without end under closed loop. `alphabet`: token ids to make prompts of."""
+    """Yield the requests of a workload in order, without end under closed loop.
+
+    alphabet  token ids that prompts are made of
+    """
     rng = random.Random(workload.seed)
     prefix: list[int] = []
     at_s = 0.0
@@ -89,7 +95,10 @@ def jobs(workload: Workload, alphabet: Sequence[int]) -> Iterator[Job]:
 
 
 def _prefix(seed: int, alphabet: Sequence[int], known: int, wanted: int) -> list[int]:
-    """What is missing of a common prefix of `wanted` tokens: the same whichever request needed it first."""
+    """Return the tokens `known` to `wanted` of the common prefix.
+
+    They are the same, whichever request needs them first.
+    """
     if wanted <= known:
         return []
     return random.Random(f"prefix {seed}").choices(alphabet, k=wanted)[known:]

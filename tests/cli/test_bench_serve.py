@@ -312,7 +312,7 @@ def test_the_command_shows_a_table_and_charts(service: FakeService, capsys: pyte
         (["--protocol", "carrier-pigeon"], "--protocol: 'carrier-pigeon': expected grpc or http"),
         (["--prompt-tokens", "many"], "--prompt-tokens: 'many' is no length"),
         (["--rate", "0"], "Invalid value for '--rate': Input should be greater than or equal to 0.000001"),
-        (["--start", "--target", "x:1"], "--target: either a service that runs, or --start"),
+        (["--start", "--target", "x:1"], "--target: give either the target of a running service, or --start"),
         (["demo"], "arguments of `motley serve` need --start"),
     ],
 )
@@ -338,7 +338,7 @@ def test_a_service_that_wants_a_key_is_no_service_that_is_not_there(capsys: pyte
         Thread(target=server.handle_request).start()
         target = f"http://127.0.0.1:{server.server_port}"
         assert run(["bench", "serve", "--protocol", "http", "--target", target]) == 1
-    assert f"the service at {target} refuses: HTTP Error 401" in capsys.readouterr().err
+    assert f"the service at {target} refuses the request: HTTP Error 401" in capsys.readouterr().err
 
 
 def test_lengths_that_do_not_fit_the_model_are_refused(

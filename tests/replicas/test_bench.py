@@ -75,7 +75,7 @@ def test_kv_in_int8_is_measured_beside_what_it_replaces():
     loss = measure.held_out_loss(load_plain(demo_path()), ids)
     assert math.log(rows["perplexity"]["peer_value"]) == pytest.approx(loss, rel=1e-4), "by transformers"
     assert rows["decode"]["ratio"] > 0
-    with pytest.raises(ValueError, match="context: 2040 and 8 more; the model has 2048 tokens"):
+    with pytest.raises(ValueError, match="context: 2040 and 8 more tokens exceed the model's 2048"):
         kv.run(demo_path(), text, dtypes=["float32"], contexts=[2040], output_tokens=8)
     with pytest.raises(ValueError, match="text: there is nothing to predict"):
         kv.run(demo_path(), "", dtypes=["float32"], contexts=[20])
