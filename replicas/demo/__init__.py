@@ -10,5 +10,5 @@ from pathlib import Path
 
 
 def demo_path() -> Path:
-    """The folder of the shipped model, in the ordinary Hugging Face layout (GPTQ int4)."""
+    """Return the folder of the shipped demo model, in the ordinary Hugging Face layout (GPTQ int4)."""
     return Path(__file__).resolve().parent / "model"

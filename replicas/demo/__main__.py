@@ -1,4 +1,6 @@
-"""Command line: ``python -m motley.replicas.demo build [--out DIR]`` and ``... verify [--model DIR]``."""
+"""Command line of the demo model: ``python -m motley.replicas.demo build [--out DIR]`` and ``... verify [--model
+DIR]``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from . import demo_path
 
 
 def main() -> int:
-    """Run one subcommand; returns the exit status."""
+    """Run one subcommand of the demo model's command line and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m motley.replicas.demo", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     build = commands.add_parser("build", help="train, quantize, compare with the shipped model")
@@ -17,7 +19,7 @@ def main() -> int:
     verify = commands.add_parser("verify", help="check digests and held-out loss")
     verify.add_argument("--model", type=Path, default=demo_path(), help="default: the shipped one")
     arguments = parser.parse_args()
-    # Imported only now: torch and transformers take seconds, --help should not.
+    # Imported only now: torch and transformers take seconds to import, and --help should not.
     if arguments.command == "build":
         from .build import run_build
 

@@ -14,17 +14,17 @@ from .ship import HELD_OUT, MANIFEST, ship
 from .tokenizer import train_tokenizer
 from .train import TokenStream, train
 
-LOSS_TOLERANCE = 0.02  # relative; what other versions or another processor may change
+LOSS_TOLERANCE = 0.02  # largest relative difference in loss that other versions or another processor may cause
 
 
 def shipped_held_out() -> str:
-    """The held-out text beside the shipped model; chosen from this Python's topics when there is none yet."""
+    """Return the held-out text beside the shipped model; if there is none yet, one chosen from this Python's topics."""
     path = demo_path() / HELD_OUT
     return path.read_text(encoding="utf-8") if path.exists() else corpus.choose_held_out()
 
 
 def build(folder: Path, recipe: Recipe, log: Callable[[str], None]) -> dict[str, Any]:
-    """Corpus, tokenizer, training, quantization and files; returns the manifest."""
+    """Build the demo model: corpus, tokenizer, training, quantization and files. Return its manifest."""
     held_out = shipped_held_out()
     documents = corpus.training_documents(held_out)
     chats = corpus.chats(documents)
@@ -40,7 +40,7 @@ def build(folder: Path, recipe: Recipe, log: Callable[[str], None]) -> dict[str,
 
 
 def compare(made: dict[str, Any], shipped: dict[str, Any]) -> tuple[bool, str]:
-    """Whether a build stands for the shipped model, and the sentence that says how."""
+    """Return whether a built demo model is identical or equivalent to the shipped one, and a sentence that says how."""
     if made["files"] == shipped["files"]:
         return True, "identical: every file has the shipped digest"
     differing = sorted({name for name, _ in made["files"].items() ^ shipped["files"].items()})
@@ -51,12 +51,15 @@ def compare(made: dict[str, Any], shipped: dict[str, Any]) -> tuple[bool, str]:
     return held, (
         f"{'equivalent' if held else 'NOT equivalent'}: held-out loss {new} against {old} nats/byte shipped "
         f"({change:+.2%}, limit {LOSS_TOLERANCE:.0%}); files that differ: {', '.join(differing)}; "
-        f"what else differs: {', '.join(causes) or 'nothing recorded'}"
+        f"other differences: {', '.join(causes) or 'nothing recorded'}"
     )
 
 
 def run_build(folder: Path) -> int:
-    """Build into ``folder`` and report; 0 when the result is identical or equivalent to the shipped model."""
+    """Build the demo model into ``folder`` and print a report.
+
+    Returns 0 if the result is identical or equivalent to the shipped model, or if there is none, and else 1.
+    """
     path = demo_path() / MANIFEST
     shipped = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     made = build(folder, Recipe(), lambda line: print(line, flush=True))

@@ -1,7 +1,7 @@
-"""The corpus: the language reference that every CPython carries for ``help()``, and chats made from it.
+"""Corpus of the demo model: the language reference that every CPython carries for ``help()``, and chats made from it.
 
-The held-out text ships beside the model, because other Python versions carry other topics; whatever the
-version, paragraphs that resemble it are kept out of training, and as much text is trained on.
+The held-out text ships beside the model, because other Python versions have other topics. With every version,
+paragraphs that resemble the held-out text are kept out of training, and the amount of training text is the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HELD_OUT_CHARS = 16_000
 SECTION_CHARS = range(700, 4_200)
 SHINGLE_WORDS = 8
 MAX_OVERLAP = 0.2  # a training paragraph may share this much of its shingles with the held-out text
-TRAINING_CHARS = 437_500  # all that CPython 3.11 has; later versions have more, and would make a better model
+TRAINING_CHARS = 437_500  # all of CPython 3.11's; later versions have more, which would make a better model
 ANSWER_CHARS = 320  # an answer takes whole paragraphs until it is this long
 
 HEADING = re.compile(r'^(\S.*)\n([*=\-~^"])\2{3,}$', re.MULTILINE)
@@ -42,26 +42,26 @@ GREETINGS = {
 
 
 def topic_texts() -> list[str]:
-    """Every distinct topic, in name order."""
+    """Return the text of every distinct topic of Python's ``help()``, in the order of the topics' names."""
     return list(dict.fromkeys(topics[name] for name in sorted(topics)))
 
 
 def digest() -> str:
-    """Sha256 of the whole corpus of this Python, held-out part included."""
+    """Return the SHA-256 of the whole corpus of this Python, including the held-out part, in hexadecimal."""
     return hashlib.sha256("\0".join(topic_texts()).encode()).hexdigest()
 
 
 def sections(text: str) -> Iterator[tuple[str, str]]:
-    """Pairs (heading, body) of one topic; the body runs to the next heading of any level."""
+    """Yield pairs (heading, body) of one topic; a body runs to the next heading of any level."""
     marks = list(HEADING.finditer(text))
     for mark, after in zip(marks, [*marks[1:], None], strict=True):
         yield mark[1], text[mark.end() : after.start() if after else len(text)].strip("\n")
 
 
 def choose_held_out() -> str:
-    """Whole sections in the order of a hash of their heading, about 4-5% of the distinct text.
+    """Return whole sections, in the order of a hash of their heading: about 4-5% of the distinct text.
 
-    Sections on one statement are left in: they are what the chats and the quality check ask about.
+    Sections on one statement are never held out: the chats and the quality check ask about them.
     """
     bodies = {heading: body for text in topic_texts() for heading, body in sections(text)}
     fit = [h for h, body in bodies.items() if len(body) in SECTION_CHARS and "statement" not in h.lower()]
@@ -74,13 +74,15 @@ def choose_held_out() -> str:
 
 
 def shingles(text: str) -> set[tuple[str, ...]]:
-    """Runs of SHINGLE_WORDS lower-case words; one shorter run when the text is shorter than that."""
+    """Return all runs of SHINGLE_WORDS lower-case words of a text; one shorter run if the text is shorter than that."""
     words = re.findall(r"\w+|[^\w\s]", text.lower())
     return {tuple(words[i : i + SHINGLE_WORDS]) for i in range(max(1, len(words) - SHINGLE_WORDS + 1))}
 
 
 def training_documents(held_out: str) -> list[str]:
-    """The topics without the paragraphs that resemble the held-out text, and TRAINING_CHARS of them at most."""
+    """Return the topics without paragraphs that resemble the held-out text, at most TRAINING_CHARS characters
+    of them.
+    """
     banned = shingles(held_out)
 
     def allowed(paragraph: str) -> bool:
@@ -92,9 +94,9 @@ def training_documents(held_out: str) -> list[str]:
 
 
 def fitted(documents: list[str], limit: int) -> list[str]:
-    """The documents without some paragraphs, spread evenly over all of them, so that `limit` characters are left.
+    """Return the documents without some paragraphs, spread evenly over them, so that about `limit` characters are left.
 
-    A paragraph goes from all documents that have it, and headings stay.
+    A paragraph is removed from all documents that have it. Headings are kept.
     """
     surplus = sum(map(len, documents)) - limit
     counts = Counter(paragraph for text in documents for paragraph in text.split("\n\n"))
@@ -110,12 +112,14 @@ def fitted(documents: list[str], limit: int) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """The text as people type it: ``The "with" statement`` becomes ``The with statement``."""
+    """Return a text as people type it: ``The "with" statement`` becomes ``The with statement``."""
     return QUOTED_NAME.sub(r"\1", text)
 
 
 def opening(body: str) -> str:
-    """The first paragraphs of a section, whole, until ANSWER_CHARS; grammar and code blocks end it."""
+    """Return the first paragraphs of a section, whole, up to ANSWER_CHARS characters or the first block of code or
+    grammar.
+    """
     answer = ""
     for paragraph in body.strip("\n").split("\n\n"):
         if answer and (len(answer) >= ANSWER_CHARS or paragraph.startswith((" ", ">>>"))):
@@ -126,7 +130,7 @@ def opening(body: str) -> str:
 
 
 def section_chats(documents: list[str]) -> Iterator[Chat]:
-    """Questions about each heading, answered by the opening of its section."""
+    """Yield chats with questions about each heading, answered by the opening of its section."""
     for heading, body in dict.fromkeys(pair for text in documents for pair in sections(text)):
         answer, name = opening(body), plain(heading)
         if len(answer) < 40:
@@ -139,7 +143,7 @@ def section_chats(documents: list[str]) -> Iterator[Chat]:
 
 
 def entry_chats(documents: list[str]) -> Iterator[Chat]:
-    """Questions about each documented function, answered by its signature and its description."""
+    """Yield chats with questions about each documented function, answered by its signature and its description."""
     for text in documents:
         paragraphs = text.split("\n\n")
         for signature, description in pairwise(paragraphs):
@@ -152,7 +156,7 @@ def entry_chats(documents: list[str]) -> Iterator[Chat]:
 
 
 def varied(examples: list[Chat]) -> Iterator[Chat]:
-    """Every fourth chat gains a system message, every fourth the chat before it as an earlier turn."""
+    """Yield the chats; every fourth gets a system message, and every fourth the chat before it as an earlier turn."""
     for index, chat in enumerate(examples):
         if index % 4 == 1:
             yield (("system", SYSTEM), *chat)
@@ -163,12 +167,14 @@ def varied(examples: list[Chat]) -> Iterator[Chat]:
 
 
 def chats(documents: list[str]) -> list[Chat]:
-    """All chat examples, in a fixed order; greetings are repeated so that they are met often enough."""
+    """Return all chat examples in a fixed order; greetings are repeated so that training sees them often enough."""
     made = sorted({*section_chats(documents), *entry_chats(documents)}, key=shuffle_key)
     greetings: list[Chat] = [(("user", ask), ("assistant", answer)) for ask, answer in GREETINGS.items()]
     return [*varied(made), *greetings * 4]
 
 
 def shuffle_key(chat: Chat) -> bytes:
-    """A fixed order without a pattern, so that neighbours are on different subjects."""
+    """Return a key that sorts chats into a fixed order without a pattern, so that neighbours are on different
+    subjects.
+    """
     return hashlib.sha256(repr(chat).encode()).digest()

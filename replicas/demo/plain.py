@@ -1,4 +1,4 @@
-"""The shipped model as a plain fp32 transformers model: the yardstick for everything that runs it faster.
+"""Loader of the shipped model as a plain fp32 transformers model: the reference for everything that runs it faster.
 
 The dequantization here is written from the format's definition, and shares no code with the writer.
 """
@@ -16,13 +16,15 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 
 def nibbles(words: np.ndarray) -> np.ndarray:
-    """uint8 [..., 8] of int32 [...]: the eight 4-bit values of each word, lowest first."""
+    """Return the eight 4-bit values of each word, lowest first: uint8 [..., 8] of int32 [...]."""
     low_high = words.astype("<i4").reshape(*words.shape, 1).view(np.uint8)  # four bytes, lowest first
     return np.stack([low_high & 15, low_high >> 4], axis=-1).reshape(*words.shape, 8)
 
 
 def dequantize_int4_v1(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor) -> Tensor:
-    """fp32 [N, K] of GPTQ v1 tensors: qweight int32 [K/8, N], qzeros int32 [G, N/8], scales fp16 [G, N]."""
+    """Return the weight, fp32 [N, K], of GPTQ v1 tensors: qweight int32 [K/8, N], qzeros int32 [G, N/8], scales fp16
+    [G, N].
+    """
     outputs, groups = scales.shape[1], g_idx.numpy()
     codes = nibbles(qweight.numpy()).transpose(0, 2, 1).reshape(-1, outputs)  # [K, N]
     zeros = nibbles(qzeros.numpy()).reshape(-1, outputs).astype(np.int32) + 1  # v1 stores one less
@@ -31,7 +33,10 @@ def dequantize_int4_v1(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: T
 
 
 def load_plain(folder: Path) -> Qwen2ForCausalLM:
-    """The model in fp32, eval mode; only safetensors are read, and every tensor must find its place."""
+    """Load the model in fp32 and eval mode. Only safetensors are read, and every tensor must be used.
+
+    Raises ValueError for another quantization than 4 bits in GPTQ's format.
+    """
     config = json.loads((folder / "config.json").read_text())
     quantization = config.pop("quantization_config")
     if (quantization["bits"], quantization["checkpoint_format"]) != (4, "gptq"):

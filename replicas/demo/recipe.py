@@ -1,4 +1,4 @@
-"""Every number that decides what the demo model is, in one frozen place (and copied into its manifest)."""
+"""Recipe of the demo model: all numbers that determine it, in one frozen place (and copied into its manifest)."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Recipe:
     max_positions: int = 2048
     rope_theta: float = 10_000.0
 
-    # Pairs (sequences, tokens per sequence) of one step: mostly short, every long_every-th step full length,
-    # so that rotary positions up to max_positions have been seen.
+    # Pairs (sequences, tokens per sequence) of one step. Most steps are short; every long_every-th has full length, so
+    # that training covers rotary positions up to max_positions.
     short_batch: tuple[int, int] = (16, 256)
     long_batch: tuple[int, int] = (2, 2048)
     long_every: int = 8
-    plain_share: float = 0.35  # documents read with the quotes around "names" removed
-    chat_share: float = 0.5  # of the chats, in each epoch
+    plain_share: float = 0.35  # share of the documents in which the quotes around "names" are removed
+    chat_share: float = 0.5  # share of the chats that an epoch contains
 
     steps: int = 900
     warmup_steps: int = 60
@@ -45,7 +45,7 @@ class Recipe:
     dropout: float = 0.25  # on each residual branch and on the embedding; the corpus is read many times
     clip_norm: float = 1.0
     seed: int = 20_221_031
-    threads: int = 2  # each takes its share of every batch
+    threads: int = 2  # each computes a part of every batch
 
     bits: int = 4
     group_size: int = 64
@@ -54,7 +54,7 @@ class Recipe:
     calibration_batches: int = 6
 
     def model_config(self) -> dict[str, Any]:
-        """Keyword arguments of transformers' ``Qwen2Config``; token ids follow SPECIAL_TOKENS."""
+        """Return the keyword arguments of transformers' ``Qwen2Config``; token ids follow SPECIAL_TOKENS."""
         return {
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,

@@ -1,4 +1,6 @@
-"""From trained weights to the shipped folder: quantize with our GPTQ, save as Hugging Face does, measure."""
+"""Writer of the shipped demo model: quantizes trained weights with Motley's GPTQ, saves them as Hugging Face does,
+measures.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ STAGES = (
 
 
 def settings_of(recipe: Recipe) -> GPTQSettings:
-    """The quantization that the recipe asks for."""
+    """Return the quantization settings of a recipe."""
     return GPTQSettings(bits=recipe.bits, group_size=recipe.group_size, sym=recipe.sym)
 
 
@@ -44,7 +46,7 @@ def settings_of(recipe: Recipe) -> GPTQSettings:
 def quantized_tensors(
     model: Qwen2ForCausalLM, batches: list[Tensor], recipe: Recipe, log: Callable[[str], None]
 ) -> dict[str, Tensor]:
-    """Checkpoint tensors; the linears of ``model`` are left holding their dequantized values."""
+    """Return the checkpoint's tensors; ``model`` then holds the dequantized values in its linear layers."""
     settings, layers = settings_of(recipe), list(model.model.layers)
     inputs = layer_inputs(lambda batch: model(batch, use_cache=False), layers[0], batches)
     tensors: dict[str, Tensor] = {}
@@ -60,7 +62,7 @@ def quantized_tensors(
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Readable, and the same bytes for the same value."""
+    """Write a value as readable JSON; the same value always gives the same bytes."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -73,7 +75,7 @@ def save_model(tensors: dict[str, Tensor], folder: Path, recipe: Recipe) -> None
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         **recipe.model_config(),
-        "rope_theta": recipe.rope_theta,  # where transformers 4 looks; 5 reads rope_parameters
+        "rope_theta": recipe.rope_theta,  # read by transformers 4; version 5 reads rope_parameters
         "dtype": "float16",
         "quantization_config": settings_of(recipe).describe(),
     }
@@ -84,20 +86,22 @@ def save_model(tensors: dict[str, Tensor], folder: Path, recipe: Recipe) -> None
 
 
 def file_digests(folder: Path) -> dict[str, str]:
-    """Sha256 of every file but the manifest itself."""
+    """Return the SHA-256, in hexadecimal, of every file in the folder but the manifest."""
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     files.pop(MANIFEST, None)
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
 
 
 def versions() -> dict[str, str]:
-    """What, besides the corpus and the processor's instruction set, decides the digests."""
+    """Return the package versions that, with the corpus and the processor's instruction set, determine the digests."""
     packages = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
 def machine() -> dict[str, str]:
-    """The instruction set that torch's kernels were chosen for; other ones sum in another order."""
+    """Return the instruction set that torch's kernels were chosen for; with another one, sums are added in another
+    order.
+    """
     return {"architecture": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()}
 
 
@@ -111,7 +115,7 @@ def ship(
     recipe: Recipe,
     log: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Write the whole folder; returns the manifest."""
+    """Write the whole folder of the demo model and return its manifest."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / HELD_OUT).write_text(held_out, encoding="utf-8")
     save_tokenizer(tokenizer, folder, recipe)
@@ -127,14 +131,14 @@ def ship(
         "corpus_sha256": corpus.digest(),
         "versions": versions(),
         "machine": machine(),
-        "recipe": json.loads(json.dumps(asdict(recipe))),  # as it is read back: lists for tuples
+        "recipe": json.loads(json.dumps(asdict(recipe))),  # as it is read back: with lists instead of tuples
         "parameters": sum(p.numel() for p in reference.parameters()),
         "curve": curve,
         "held_out": {
             "tokens": len(ids),
             "loss_fp32": round(held_out_loss(reference, ids), 5),
             "loss_int4": round(loss_int4, 5),
-            # Tokenizers of two corpora cut the text differently; only this can be compared between them.
+            # Tokenizers of two corpora split the text differently; only the loss per byte can be compared between them.
             "loss_int4_per_byte": round(loss_int4 * (len(ids) - 1) / len(held_out.encode()), 5),
             "kl_fp32_int4": round(divergence(reference, shipped, ids), 5),
         },

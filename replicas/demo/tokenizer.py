@@ -1,4 +1,4 @@
-"""The demo model's own tokenizer: a byte-level BPE, so that any text round-trips, with a ChatML template."""
+"""Tokenizer of the demo model: a byte-level BPE, which can encode and restore any text, with a ChatML template."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from .corpus import Chat, plain
 from .recipe import END_OF_TEXT, SPECIAL_TOKENS, TURN_END, TURN_START, Recipe
 
-# Qwen2's way to cut text into words. transformers applies it to every model of type qwen2, whatever its
-# tokenizer.json says; with any other, two readers of this folder would see different tokens.
+# Qwen2's regular expression to split text into words. transformers applies it to every model of type qwen2, whatever
+# its tokenizer.json says; with any other, two readers of this folder would see different tokens.
 PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -26,7 +26,10 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(documents: list[str], recipe: Recipe) -> Tokenizer:
-    """A byte-level BPE of exactly ``recipe.vocab_size`` tokens, the special ones first."""
+    """Return a byte-level BPE tokenizer with exactly ``recipe.vocab_size`` tokens, the special ones first.
+
+    Raises ValueError if the documents give fewer tokens.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -48,12 +51,12 @@ def train_tokenizer(documents: list[str], recipe: Recipe) -> Tokenizer:
 
 
 def render(chat: Chat) -> str:
-    """What CHAT_TEMPLATE makes of a finished chat."""
+    """Return the text that CHAT_TEMPLATE makes of a finished chat."""
     return "".join(f"{TURN_START}{role}\n{content}{TURN_END}\n" for role, content in chat)
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, recipe: Recipe) -> None:
-    """Write tokenizer.json and tokenizer_config.json."""
+    """Write tokenizer.json and tokenizer_config.json to the folder."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "Qwen2Tokenizer",

@@ -1,10 +1,10 @@
-"""Training: the epochs' token stream, the optimizers, the loop.
+"""Training of the demo model: the token stream of all epochs, the optimizers, and the training loop.
 
-Same corpus, same library versions and same CPU instruction set give the same bytes: the seeds and the split of
-each batch are fixed, and only deterministic algorithms run.
+The same corpus, library versions and CPU instruction set give the same bytes: the seeds and the division of each batch
+are fixed, and only deterministic algorithms run.
 
-Each batch is split over worker threads with one torch thread each, not each operator over torch's threads:
-on a machine that others use too, operators that wait for a preempted partner made training ten times slower.
+Each batch is divided among worker threads with one torch thread each, instead of each operator among torch's threads:
+on a machine that others use too, operators that wait for a preempted thread made training ten times slower.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ END_OF_TEXT_ID = 0
 
 
 class TokenStream:
-    """Endless training tokens: shuffled epochs of documents and chats, each ended by ``<|endoftext|>``."""
+    """Endless stream of training tokens: shuffled epochs of documents and chats, each ended by ``<|endoftext|>``."""
 
     def __init__(self, documents: list[str], chats: list[Chat], tokenizer: Tokenizer, recipe: Recipe):
         self._quoted = [tokenizer.encode(text).ids for text in documents]
@@ -60,19 +60,19 @@ class TokenStream:
                 yield END_OF_TEXT_ID
 
     def batch(self, sequences: int, length: int) -> Tensor:
-        """int64 [sequences, length + 1]: inputs and, shifted by one, targets."""
+        """Return the next batch, int64 [sequences, length + 1]: inputs and, shifted by one, targets."""
         rows = [[next(self._tokens) for _ in range(length + 1)] for _ in range(sequences)]
         return torch.tensor(rows)
 
 
 def build_model(recipe: Recipe) -> Qwen2ForCausalLM:
-    """A fresh fp32 model, in training mode."""
+    """Return a new fp32 model with random weights, in training mode."""
     torch.manual_seed(recipe.seed)
     return Qwen2ForCausalLM(Qwen2Config(**recipe.model_config())).train()
 
 
 class Dropout:
-    """Dropout on the embedding and on each residual branch, with random numbers of its own for each shard."""
+    """Dropout on the embedding and on each residual branch, with its own random numbers for each part of a batch."""
 
     def __init__(self, model: Qwen2ForCausalLM, recipe: Recipe):
         self._share = recipe.dropout
@@ -82,11 +82,11 @@ class Dropout:
         self._handles = [part.register_forward_hook(self._drop) for part in (model.model.embed_tokens, *layers)]
 
     def use(self, shard: int) -> None:
-        """Let the calling thread draw this shard's random numbers."""
+        """Let the calling thread draw the random numbers of this part of the batch."""
         self._thread.generator = self._generators[shard]
 
     def remove(self) -> None:
-        """Leave the model as it was."""
+        """Remove the dropout, which leaves the model as it was before."""
         for handle in self._handles:
             handle.remove()
 
@@ -100,7 +100,7 @@ class Dropout:
 
 
 def build_optimizers(model: nn.Module, recipe: Recipe) -> list[Optimizer]:
-    """Muon for the hidden matrices, dealt out to the threads, and AdamW for everything else."""
+    """Return Muon optimizers of the hidden matrices, one for each thread, and an AdamW for all other parameters."""
     named = list(model.named_parameters())
     matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in named if p.ndim != 2 or "embed" in name]
@@ -112,13 +112,13 @@ def build_optimizers(model: nn.Module, recipe: Recipe) -> list[Optimizer]:
 
 
 def rate_factor(step: int, recipe: Recipe) -> float:
-    """Warm-up, plateau, linear decay to zero (WSD)."""
+    """Return the learning rate's factor at a step: warm-up, plateau, then linear decay to zero (WSD)."""
     decay_steps = recipe.decay_share * recipe.steps
     return min(1.0, (step + 1) / recipe.warmup_steps, (recipe.steps - step) / decay_steps)
 
 
 def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Mean next-token cross entropy in nats; tokens int64 [B, T+1]."""
+    """Return the mean next-token cross-entropy in nats; tokens are int64 [B, T+1]."""
     # Without its cache autocast shares nothing between threads; every matrix is used once per pass anyway.
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         logits = model(tokens[:, :-1], use_cache=False).logits
@@ -126,7 +126,7 @@ def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def set_gradients(model: nn.Module, dropout: Dropout, tokens: Tensor, threads: int, pool: Executor) -> float:
-    """Gradients of the batch's mean loss into ``.grad``, one shard per thread; returns that loss."""
+    """Set ``.grad`` to the gradients of the batch's mean loss, with one thread for each part; return that loss."""
     parameters = list(model.parameters())
 
     def shard_gradients(shard: int, rows: Tensor) -> tuple[float, tuple[Tensor, ...]]:
@@ -147,7 +147,7 @@ def train(
     held_out_loss: Callable[[Qwen2ForCausalLM], float],
     log: Callable[[str], None] = print,
 ) -> tuple[Qwen2ForCausalLM, list[dict[str, float]]]:
-    """Train from scratch; returns the model (fp32, eval mode) and the logged loss curve."""
+    """Train the model from scratch; return it (fp32, eval mode) and the curve of logged losses."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs 5%

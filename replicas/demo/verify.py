@@ -1,4 +1,4 @@
-"""Check a model folder against its manifest: the bytes by digest, the behaviour by held-out loss."""
+"""Check of a model folder against its manifest: its bytes by their digests, its behaviour by the held-out loss."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .measure import held_out_loss
 from .plain import load_plain
 from .ship import HELD_OUT, MANIFEST, file_digests
 
-LOSS_TOLERANCE = 1e-3  # relative; fp32 sums in another order move the loss by about 1e-6
+LOSS_TOLERANCE = 1e-3  # largest relative difference; another order of fp32 sums changes the loss by about 1e-6
 
 
 def digest_problems(folder: Path) -> list[str]:
-    """One sentence for each file that is missing, changed or not in the manifest (a pickle, say)."""
+    """Return a sentence for each file that is missing, changed or not in the manifest (for example a pickle)."""
     wanted: dict[str, str] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
     found = file_digests(folder)
     problems = [f"{name}: not in the manifest" for name in sorted(found.keys() - wanted.keys())]
@@ -26,7 +26,10 @@ def digest_problems(folder: Path) -> list[str]:
 
 
 def loss_problems(folder: Path) -> tuple[float, list[str]]:
-    """The dequantized model's held-out loss in nats/token, and a sentence if the manifest has another."""
+    """Return the dequantized model's held-out loss in nats per token, and the problems found.
+
+    The problems are a sentence if the manifest has another loss, and else empty.
+    """
     wanted: float = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["held_out"]["loss_int4"]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = tokenizer.encode((folder / HELD_OUT).read_text(encoding="utf-8")).ids
@@ -37,7 +40,10 @@ def loss_problems(folder: Path) -> tuple[float, list[str]]:
 
 
 def run_verify(folder: Path) -> int:
-    """Print the findings; 0 when everything matches. Nothing is loaded unless all digests are right."""
+    """Print what is right and wrong in the folder; return 0 if everything matches the manifest, and else 1.
+
+    The model is loaded only if all digests are right.
+    """
     problems = digest_problems(folder)
     if not problems:
         for name, digest in file_digests(folder).items():
