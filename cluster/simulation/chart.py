@@ -17,7 +17,10 @@ Curves = dict[str, list[tuple[float, float]]]  # router -> (load, share of the b
 
 
 def svg(report: Mapping[str, Any]) -> str:
-    """Return the chart, with a panel for each fleet and reuse. Its title says that everything in it is simulated."""
+    """Return the chart of a routing report as SVG, with a panel for each fleet and reuse of prefixes.
+
+    Its title says that everything in it is simulated.
+    """
     panels = _panels(report["rows"])
     routers = list(dict.fromkeys(router for curves in panels.values() for router in curves))
     colours = {router: _COLOURS[at % len(_COLOURS)] for at, router in enumerate(routers)}

@@ -58,7 +58,7 @@ def simulate_scaled(
     pools: Sequence[SimulatedPool], model: ModelShape, traffic: Iterable[Arrival], policy: Policy, slo: Slo, seed: int,
     *, ingresses: int = 1,
 ) -> Scaled:  # fmt: skip
-    """Simulate until the last request has ended.
+    """Simulate a fleet whose replicas come and go as a scaling policy wants, until the last request has ended.
 
     Requests that come while no replica serves are held until one takes them.
     """
@@ -66,7 +66,10 @@ def simulate_scaled(
 
 
 class _Elastic(Simulation):
-    """Simulation with scaling: every possible replica has its number from the beginning; absent ones are unusable."""
+    """Simulation of a fleet with scaling.
+
+    Every replica that may ever exist has its number from the beginning; routers cannot use those that are absent.
+    """
 
     def __init__(
         self, pools: Sequence[SimulatedPool], model: ModelShape, traffic: Iterable[Arrival], policy: Policy, slo: Slo,

@@ -62,7 +62,7 @@ def measured(outcome: Outcome, slo: Slo, since_s: float, until_s: float) -> Meas
 
 
 def means(several: Iterable[Measured]) -> Measured:
-    """Return the means of runs with several seeds, figure by figure."""
+    """Return the means, figure by figure, of simulations with several seeds."""
     runs = [list(asdict(each).values()) for each in several]
     return Measured(*(sum(column) / len(column) for column in zip(*runs, strict=True)))
 

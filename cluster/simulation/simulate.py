@@ -1,6 +1,6 @@
 """Simulation of a fleet in virtual time: requests arrive, routers place them, replicas take their time.
 
-Deterministic.
+The same seeds give the same result.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def simulate(
     until_s: float = math.inf,
     make: Make | None = None,
 ) -> Outcome:
-    """Simulate until the last request has ended. Each request comes to a random router.
+    """Simulate a fleet until the last request has ended. Each request comes to one of the routers, chosen at random.
 
     until_s  end once all requests that came before this have ended; later ones only add load
     make     makes replicas of another kind than `virtual` does

@@ -88,15 +88,19 @@ def arrivals(
 
 
 def thinned(traffic: Iterable[Arrival], share: Callable[[float], float], seed: int) -> Iterator[Arrival]:
-    """Thin a Poisson process to one of varying rate: each request stays with the probability `share` of its time."""
+    """Thin a Poisson process of requests to one whose rate varies.
+
+    Each request stays with the probability that `share` returns for its time.
+    """
     rng = random.Random(f"thinned {seed}")
     return (arrival for arrival in traffic if rng.random() < share(arrival.at_s))
 
 
 def block_hashes(arrival: Arrival) -> list[bytes]:
-    """Return hashes of the prompt's full blocks, equal for all requests that share these.
+    """Return a hash of each full KV block of the prompt; blocks of a shared prefix have the same hashes in all
+    requests.
 
-    Any distinct bytes will do.
+    They are no real hashes, but distinct bytes.
     """
     whole, common = arrival.prompt_tokens // BLOCK_TOKENS, arrival.prefix[1] // BLOCK_TOKENS
     if arrival.chain:
