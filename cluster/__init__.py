@@ -1,1 +1,1 @@
-"""The service: ingress, protocols, routing and the life of a Ray Serve application."""
+"""Service of a fleet: ingress, protocols, routing and the lifecycle of the Ray Serve application."""

@@ -10,14 +10,14 @@ from .happening import Happening, happen, happening
 
 
 class Aborts:
-    """What runs, by tenant and client's id. An id may be given twice: then it means both."""
+    """Running requests by tenant and the client's id. If an id is used twice, an abort ends both requests."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], set[Happening]] = defaultdict(set)
 
     @contextmanager
     def running(self, tenant: str, client_id: str) -> Iterator[Happening]:
-        """While it runs it can be aborted: then that has happened."""
+        """Yield an event that is set if the request is aborted while the `with` block runs."""
         key, aborted = (tenant, client_id), happening()
         self._running[key].add(aborted)
         try:
@@ -28,7 +28,9 @@ class Aborts:
                 del self._running[key]
 
     def abort(self, tenant: str, client_id: str) -> None:
-        """Those of this tenant alone. An id that does not run is ignored: it may just have ended."""
+        """Abort the requests with this id of this tenant alone. An id that does not run is ignored: it may just
+        have ended.
+        """
         for aborted in self._running.get((tenant, client_id), ()):
             happen(aborted)
 

@@ -1,4 +1,6 @@
-"""From what `motley serve` was told to who may call it, where, and how; refused here if it would open a door."""
+"""Access settings: derives from the options of `motley serve` who may call, where and how, and refuses insecure
+ones.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from .routing.resume import ResumePolicy
 
 
 def check_access(options: ServeOptions) -> None:
-    """Raise ConfigurationError naming the flag and the remedy."""
+    """Raise ConfigurationError naming the flag and the remedy if the options contradict one another or are insecure."""
     tls = _tls(options)
     if tls is not None and options.tls_terminated_upstream:
         raise _bad("tls_terminated_upstream", "--tls-terminated-upstream and --tls-cert exclude each other")
@@ -42,7 +44,7 @@ def check_access(options: ServeOptions) -> None:
 
 
 def choose_edge(options: ServeOptions, *, haproxy: bool) -> Edge | None:
-    """Where HAProxy listens; None without it. Raises ConfigurationError when TLS needs it."""
+    """Return where HAProxy listens; None without HAProxy. Raises ConfigurationError when TLS needs it."""
     tls = _tls(options)
     if not haproxy:
         if tls is not None:

@@ -1,4 +1,4 @@
-"""One line for every call, at its end: who, what, how it ended, how many tokens. Never prompts, never keys."""
+"""Access log: one line for every call, when it ends: caller, method, status, tokens. Never prompts, never keys."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ MAX_REQUESTS = 8  # of a call with many prompts the first ones are named
 
 @dataclass(slots=True)
 class CallRecord:
-    """What is noted of one call while it runs.
+    """Record of one call while it runs.
 
     protocol, call   "http" and "POST /v1/completions", or "grpc" and "Complete"
     client_id        x-request-id as the client gave it, cleaned
-    id               the server's own, told to a client that gave none
-    request_ids      the client's own, where messages have a field for it, cleaned
-    labels           what the client calls its request: `user`, `metadata` and the like, as it wrote them
-    refusal          of an error that the client was told: its code and the field at fault, and never what stood in it
-    requests         ids of its requests, as replicas know them: several prompts, several requests
+    id               the server's own id, sent to a client that gave none
+    request_ids      ids that the client gave in messages which have a field for it, cleaned
+    labels           labels that the client gave its request: `user`, `metadata` and the like, as it wrote them
+    refusal          code and field of the error that the client got, and never the field's value
+    requests         ids of the call's requests on replicas: one for each prompt
     """
 
     protocol: str
@@ -60,7 +60,7 @@ class CallRecord:
     began_s: float = field(default_factory=time.monotonic)
 
     def named(self, client_id: str, labels: Mapping[str, Any]) -> None:
-        """By its client. Of many the first ones are kept: a stream of requests may never end."""
+        """Note the client's id and labels. Only the first ids are kept: a stream of requests may never end."""
         for label, value in labels.items():
             self.labels.setdefault(label, value[:MAX_LABEL_CHARS] if isinstance(value, str) else value)
         name = clean_id(client_id, MAX_CLIENT_ID)
@@ -68,7 +68,7 @@ class CallRecord:
             self.request_ids.append(name)
 
     def refused(self, error: MotleyError) -> None:
-        """Why the client did not get what it asked for; of several errors, the first."""
+        """Note the error that the client got; of several errors, the first."""
         if not self.refusal:
             told = {"code": error.code or "", "param": clean_id(error.param or "", MAX_PARAM_CHARS)}
             self.refusal = {name: value for name, value in told.items() if value}
@@ -83,7 +83,7 @@ class CallRecord:
             self.completion_tokens += len(delta.token_ids)
 
     def ended(self, status: int | str) -> None:
-        """Write the line, soon. `status`: HTTP's number (499: the client left), or gRPC's code by name."""
+        """Write the line soon. `status`: HTTP's number (499: the client disconnected), or the name of gRPC's code."""
         _lines.calls -= 1
         _lines.add(json.dumps(self._line(status)))  # ASCII, and no line break whatever a client sent
 
@@ -107,9 +107,9 @@ class CallRecord:
 
 
 class _Lines:
-    """Written together, in order; at once when no other call is under way.
+    """Writer of lines in batches, in order; it writes at once if no other call runs.
 
-    calls  that have begun and not ended
+    calls  number of calls that have begun and not ended
     """
 
     def __init__(self) -> None:
@@ -140,24 +140,24 @@ _current: ContextVar[CallRecord | None] = ContextVar("motley_call", default=None
 
 
 def begin(record: CallRecord) -> CallRecord:
-    """Make it what `current` returns in this task and those it starts."""
+    """Make the record what `current` returns in this task and the tasks it starts."""
     _lines.calls += 1
     _current.set(record)
     return record
 
 
 def current() -> CallRecord:
-    """The call that is being served here; one that nobody writes if none is."""
+    """Return the record of the call that this task serves; if there is none, a record that is never written."""
     return _current.get() or CallRecord("", "")
 
 
 def clean_id(given: str, limit: int) -> str:
-    """A client's id as it may be echoed and logged: visible ASCII, at most `limit` of it."""
+    """Return a client's id as it may be echoed and logged: its visible ASCII characters, at most `limit`."""
     return _UNCLEAN.sub("", given[:limit])
 
 
 def write_to(folder: Path | None, name: str = "access.log") -> None:
-    """Write lines to the file `name` in `folder`, or where there is none to stderr, which Ray keeps."""
+    """Write lines to the file `name` in `folder`; if there is no folder, to stderr, which Ray keeps."""
     handler: logging.Handler = logging.StreamHandler()
     if folder is not None and folder.is_dir():
         handler = logging.handlers.RotatingFileHandler(

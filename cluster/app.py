@@ -1,4 +1,4 @@
-"""The Serve application: an ingress, and a deployment for each pool."""
+"""Serve application: an ingress, and a deployment for each pool."""
 
 from __future__ import annotations
 
@@ -58,12 +58,13 @@ def build_app(
     versions: Mapping[str, str] | None = None,
     prefixes: Shared | None = None,
 ) -> Any:
-    """`make_worker` replaces the real engines, in every pool. It runs in the replica's process.
+    """Build the application of a fleet.
 
-    loading  folder where replicas say how far they have loaded
-    targets  how many replicas each pool has right now; by default as many as it starts with
-    versions of pools that are not what the file makes of them: replicas of another version are replaced
-    prefixes what real engines share prefixes by
+    make_worker  replaces the real engines in every pool; it runs in the replica's process
+    loading      folder to which replicas write how far they have loaded
+    targets      number of replicas that each pool has now; by default the number it starts with
+    versions     versions of pools that differ from what the file gives; replicas of another version are replaced
+    prefixes     how real engines share prefixes
     """
     targets, versions = targets or {}, versions or {}
     access = access_of(spec.prefix_cache, prefixes)
@@ -95,7 +96,9 @@ def build_app(
 def rebuilt(
     make_worker: Callable[[], Any] | None, entrance: Entrance, loading: Path | None, models: Mapping[str, str]
 ) -> Any:
-    """What is deployed, once more, with other checkpoints for the pools in `models`; clients call it as before."""
+    """Build the deployed application anew with other checkpoints for the pools in `models`; clients use the same
+    model name.
+    """
     deployed = read_deployed()
     assert deployed is not None, "the control plane starts after the first deployment"
     spec = deployed.fleet
@@ -105,7 +108,7 @@ def rebuilt(
 
 
 def with_models(spec: FleetSpec, models: Mapping[str, str]) -> FleetSpec:
-    """With these checkpoints for these pools; an empty one is none."""
+    """Return the spec with these checkpoints for these pools; an empty name changes nothing."""
     return spec.model_copy(update={"pools": [with_model(pool, models.get(pool.name, "")) for pool in spec.pools]})
 
 
@@ -135,9 +138,11 @@ def _pool(
 
 
 def _spares(spec: FleetSpec, pool: PoolSpec) -> int:
-    """Processes that wait on the node of each of its replicas: as many as Ray starts there for one.
+    """Return the number of warm processes that wait on each replica's node: as many as Ray starts there for one
+    replica.
 
-    Where one may be on several nodes, one on each of them. Subprocesses of a replica are none of Ray's.
+    If a replica may span several nodes, it is one on each. Subprocesses of a replica do not count, since Ray does not
+    start them.
     """
     if pool.simulate is not None or not spec.service.spare:
         return 0
@@ -145,14 +150,16 @@ def _spares(spec: FleetSpec, pool: PoolSpec) -> int:
 
 
 def _pin(deployment: Any, version: str, replicas: int) -> None:
-    """What Serve's decorator does not take: a version, without which every deployment restarts all, and 0 replicas."""
+    """Set what Serve's decorator does not take: a version, without which every deploy restarts all replicas, and 0
+    replicas.
+    """
     assert deployment.version is None
     deployment._version = version
     deployment._deployment_config.num_replicas = replicas
 
 
 def version_of(spec: FleetSpec, pool: PoolSpec) -> str:
-    """Another one when a replica would be another one."""
+    """Return the version of a pool: a digest that changes when its replicas must be replaced."""
     prefixes = spec.prefix_cache.model_dump(mode="json", exclude=set(spec.prefix_cache.live))
     return _digest(
         spec.model_dump(mode="json", include={"model", "served_model_name"}) | {"prefix_cache": prefixes},
@@ -163,7 +170,7 @@ def version_of(spec: FleetSpec, pool: PoolSpec) -> str:
 
 
 def version_of_ingress(spec: FleetSpec) -> str:
-    """It learns of pools and objectives while it runs."""
+    """Return the version of the ingress. Pools and objectives do not count: it learns of them while it runs."""
     return _digest(spec.model_dump(mode="json", include=set(FleetSpec.FIXED)))
 
 

@@ -1,4 +1,4 @@
-"""A fleet file against a fleet that serves: the difference is applied, and the fleet goes on serving."""
+"""Apply of a fleet file to a running fleet: deploys the difference while the fleet goes on serving."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .settings import node_settings
 
 
 def apply_here(options: ServeOptions, running: Running) -> None:
-    """To a service of this user on this machine. Raises ConfigurationError, before anything has changed."""
+    """Apply to a service of this user on this machine. Raises ConfigurationError before anything has changed."""
     with _alone(running.note), joined(running.address, running.environment):
         deployed = read_deployed()
         if deployed is None or not deployed.by_file:
@@ -44,7 +44,7 @@ def apply_here(options: ServeOptions, running: Running) -> None:
 
 
 def apply_there(options: ServeOptions, address: str) -> None:
-    """To a cluster that runs: deploy the fleet, or what has changed of it. Raises ConfigurationError."""
+    """Deploy the fleet, or what has changed of it, on a running cluster. Raises ConfigurationError."""
     choose_edge(options, haproxy=False)  # refuses what takes HAProxy
     environment = {setting.name: setting.value for setting in node_settings()}
     with joined(address, environment):
@@ -58,7 +58,7 @@ def apply_there(options: ServeOptions, address: str) -> None:
 
 
 def _check_room(options: ServeOptions) -> None:
-    """No node joins a cluster of one machine: what it has no place for never comes."""
+    """Raise ConfigurationError if a replica can never be placed: no node joins a cluster of one machine."""
     from .placing import check_room_here
 
     check_room_here(fleet_of(options), options.fleet, started=False)
@@ -88,7 +88,7 @@ def _deploy_first(options: ServeOptions) -> None:
 
 
 def _control(options: ServeOptions) -> None:
-    """A control plane, if none runs there. It takes over what is deployed, now and later."""
+    """Start a control plane if none runs there. It manages what is deployed, now and later."""
     from . import head
     from .control.start import runs
 
@@ -101,7 +101,9 @@ def _control(options: ServeOptions) -> None:
 
 
 def apply(options: ServeOptions, deployed: Deployed) -> None:
-    """Within `joined`. Prints what changes. Raises ConfigurationError, with the line, before anything has changed."""
+    """Apply the changes within `joined`, and print them. Raises ConfigurationError, with the line, before anything
+    has changed.
+    """
     assert options.fleet is not None
     running, wanted = deployed.fleet, _wanted(options, deployed.fleet)
     check_fixed(running, FleetFile(wanted, options.fleet.lines, options.fleet.said))
@@ -124,10 +126,11 @@ def apply(options: ServeOptions, deployed: Deployed) -> None:
 async def _deploy(
     options: ServeOptions, deployed: Deployed, wanted: FleetSpec, targets: Mapping[str, int], kept: list[str]
 ) -> None:
-    """What comes is there before the ingress uses it, and what goes is not used any more before it goes.
+    """Deploy the changes: new pools exist before the ingress uses them, and old ones are unused before they are
+    removed.
 
-    Until it is noted as deployed, all of it can be applied once more. A coroutine, since Serve's handles want a
-    running loop, and keep to it.
+    Until the result is recorded as deployed, all of it can be applied again. It is a coroutine, since Serve's handles
+    need a running loop, and stay with it.
     """
     from .app import build_app, with_models
     from .control.state import State
@@ -155,7 +158,7 @@ async def _deploy(
 
 
 def _wanted(options: ServeOptions, running: FleetSpec) -> FleetSpec:
-    """By the name that it has, where the file says none."""
+    """Return the wanted spec, with the running fleet's model name if the file gives none."""
     spec = fleet_of(options)
     if spec.served_model_name is None:
         spec = spec.model_copy(update={"served_model_name": running.served_model_name})
@@ -163,7 +166,7 @@ def _wanted(options: ServeOptions, running: FleetSpec) -> FleetSpec:
 
 
 def _targets() -> dict[str, int]:
-    """How many replicas each pool is to have right now, whoever said so."""
+    """Return how many replicas each pool is to have now, whoever set that."""
     from ray.serve.context import _get_global_client
 
     client: Any = _get_global_client(raise_if_no_controller_running=False)
@@ -174,7 +177,7 @@ def _targets() -> dict[str, int]:
 
 
 def _versions() -> dict[str, str]:
-    """Of what is deployed, as Serve knows it."""
+    """Return the versions of the deployed pools, as Serve has them."""
     import ray
     from ray.serve.context import _get_global_client
     from ray.serve.generated.serve_pb2 import DeploymentRoute
@@ -193,7 +196,7 @@ def _summary(found: list[Change]) -> str:
 
 @contextmanager
 def _alone(note: Path) -> Iterator[None]:
-    """Others wait."""
+    """Hold a lock on the file `note`, so that others wait."""
     with note.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

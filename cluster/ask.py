@@ -1,4 +1,4 @@
-"""What a client asked for, read from the wire but not yet checked against the model."""
+"""A client's request, parsed from the wire but not yet checked against the model."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from ..replicas.tools import Tool
 class Ask:
     """One prompt and how to continue it.
 
-    model        the name asked for; empty takes the one served
+    model        the model name asked for; empty: the one served
     prompt       text, token ids, or the messages of a chat
-    sampling     only what the client gave, by SamplingParams' names
-    wire_names   our name of a field -> the protocol's, where they differ: errors name the client's field
-    output_ids   resume: per choice, the ids received so far
+    sampling     only the parameters that the client gave, by SamplingParams' names
+    wire_names   Motley's name of a field -> the protocol's, where they differ: errors name the client's field
+    output_ids   to resume: for each choice, the token ids received so far
     client_id    the client's own id, echoed and logged
-    template_arguments   of a chat: what the model's template calls them -> a boolean or short string
-    tools        of a chat: what the model is told that it may call
-    parse_special   of a text: what reads like a special token is one
-    default_max_tokens   the protocol's, where it has one
-    pooling      set: an embedding is wanted, and `sampling` is empty
-    prompt_name  what the client calls the prompt: errors name it
-    labels       what the client calls its request: logged
-    add_special_tokens   of a text: those that the tokenizer adds are added
-    add_generation_prompt, continue_final_message   of a chat: the prompt begins an answer, or goes on with the last one
-    truncate      at most so many tokens of the prompt are kept; -1: as many as leave room for the answer; None: what
+    template_arguments   for a chat: the template's name of an argument -> a boolean or short string
+    tools        for a chat: the tools that the model is shown
+    parse_special   for a text: whether text that reads like a special token is one
+    default_max_tokens   the protocol's default, if it has one
+    pooling      if set, an embedding is wanted, and `sampling` is empty
+    prompt_name  the client's name of the prompt's field, for errors
+    labels       the client's own labels of its request, for the log
+    add_special_tokens   for a text: whether the tokenizer's special tokens are added
+    add_generation_prompt, continue_final_message   for a chat: whether the prompt begins an answer, or continues the
+                  last message
+    truncate      most tokens of the prompt to keep; -1: as many as leave space for the answer; None: a prompt that
                   is too long is refused
-    truncate_end  it is the prompt's end that is cut off, not its beginning
-    prompt_shown   times that the answer has the log-probabilities of its prompt; None: in each of the n choices
+    truncate_end  whether the prompt's end is cut off, not its beginning
+    prompt_shown   how often the answer has its prompt's log-probabilities; None: in each of the n choices
     """
 
     model: str
@@ -79,7 +80,9 @@ class Admitted:
         return self.ask.times_shown(self.request.sampling.n)
 
     def now(self) -> Request:
-        """With what is left of its deadline: others of its call were read since."""
+        """Return the request with the time that is left of its deadline, since other prompts of its call were read
+        meanwhile.
+        """
         request = self.request
         if request.deadline_s is None:
             return request
@@ -88,7 +91,9 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Most:
-    """What a body may hold: values of any kind, and of those members of objects; as many lists and objects again."""
+    """Limits on a body: number of values of any kind, and of members of objects; lists and objects are limited as
+    members.
+    """
 
     values: int
     members: int

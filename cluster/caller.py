@@ -1,4 +1,4 @@
-"""Who calls, as the guard has established it, and how long they wait."""
+"""Caller of a request, as the guard has established it, and its deadline."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MAX_CLIENT_ID = 128  # characters; the rest is cut off
 class Caller:
     """One call's origin, the same over every protocol.
 
-    tenant      whose key came with it; empty without keys. Separates prefix caches and queues
+    tenant      tenant of the API key; empty without keys. Separates prefix caches and queues
     timeout_s   seconds left of the call's own deadline (gRPC); None: it has none
     client_id   the client's own id of the call, for the log only
-    arrived_s   by the monotonic clock: all timeouts count from then, however many prompts the call has
-    peer        the address it comes from (gRPC), as HAProxy says, or where there is none whatever the caller says
+    arrived_s   arrival by the monotonic clock: all timeouts count from it, however many prompts the call has
+    peer        the client's address (gRPC), as HAProxy gives it; without HAProxy whatever the caller claims
     """
 
     tenant: str = ""

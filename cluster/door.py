@@ -1,4 +1,4 @@
-"""The door: the only way from a client's words to a `Request`. Holds the tokenizer, never the weights."""
+"""Admission: the only way from a client's request to a `Request`. It has the tokenizer, never the weights."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ LEAST_S = 0.002  # the way to a replica and back: with less left, no answer coul
 
 
 class Door:
-    """Validates against the model, tokenizes in an executor, fixes seed, request id and cache salt.
+    """Admission of requests: validates against the model, tokenizes in an executor, fixes seed, request id and cache
+    salt.
 
-    groups   of tenants that share prefixes, by tenant
-    context  tokens that the longest context of the fleet holds now; None, or 0 of it: as `info` says
+    groups   cache group by tenant, for tenants that share prefixes
+    context  returns the longest context of the fleet's pools now, in tokens; None, or a result of 0: as `info` says
     """
 
     def __init__(
@@ -68,14 +69,14 @@ class Door:
 
     @property
     def info(self) -> ModelInfo:
-        """Returns the model's description with the context length of the pools that there are now."""
+        """The model's description, with the context length of the pools that there are now."""
         context = self._context() if self._context is not None else 0
         if context and context != self._info.max_model_len:
             self._info = replace(self._info, max_model_len=context)
         return self._info
 
     def most(self, prompts: int = 4) -> Most:
-        """Returns how many values a body may hold: enough for `prompts` prompts of token ids that fill the context."""
+        """Return how many values a body may hold: enough for `prompts` prompts of token ids that fill the context."""
         context = self.info.max_model_len
         return Most(values=max(MIN_VALUES, prompts * context), members=max(MIN_VALUES, context))
 
@@ -88,7 +89,7 @@ class Door:
             )
 
     async def admit(self, ask: Ask, caller: Caller) -> Admitted:
-        """Raises InvalidRequest naming the client's field, NotFound, DeadlineExceeded."""
+        """Validate a request. Raises InvalidRequest naming the client's field, NotFound, DeadlineExceeded."""
         access_log.current().named(ask.client_id, ask.labels)
         try:
             return await self._admit(ask, caller)
@@ -140,7 +141,7 @@ class Door:
         return Admitted(request, ask, self.info.name, int(time.time()), prompt_is_cut=is_cut)
 
     async def prompt_ids(self, prompt: str | Sequence[Any], **how: Any) -> Sequence[int]:
-        """Returns the token ids of a prompt that is not cut. `how` is what `_read_prompt` takes by name."""
+        """Return the token ids of a prompt that is not cut. `how`: the named arguments of `_read_prompt`."""
         ids, _ = await self._read_prompt(prompt, **how)
         return ids
 
@@ -159,10 +160,10 @@ class Door:
         cut_end: bool = False,
         name: str = "prompt",
     ) -> tuple[Sequence[int], bool]:
-        """Token ids of text, of ids (checked) or of a chat's messages; at least one. Errors call it `name`.
+        """Return the token ids of text, of ids (checked) or of a chat's messages; at least one. Errors call it `name`.
 
-        `cut`: the last so many of them, or with `cut_end` the first; None: what is too long is refused. Also returns
-        whether there were more.
+        `cut`: keep only so many of the last ids, or with `cut_end` of the first; None: a prompt that is too long is
+        refused. Also returns whether ids were cut off.
         """
         limit = self.info.max_model_len * (1 if cut is None else LONGEST_CUT)
         kept = slice(cut) if cut_end or cut is None else slice(-cut, None)
@@ -190,7 +191,7 @@ class Door:
         return ids[kept], len(ids[kept]) < len(ids)
 
     def _cut(self, ask: Ask, sampling: SamplingParams) -> int | None:
-        """To how many tokens the prompt is cut. Raises InvalidRequest."""
+        """Return to how many tokens the prompt is cut; None if it is not. Raises InvalidRequest."""
         cut, context = ask.truncate, self.info.max_model_len
         if cut is None:
             return None
@@ -210,10 +211,10 @@ class Door:
         return await self._in_executor(self.tokenizer.decode, checked, skip_special_tokens=skip_special_tokens)
 
     async def read(self, translate: Callable[..., T], *args: Any, grammar_bytes: int) -> T:
-        """Returns what `translate` makes of the arguments, in a thread where that may take long.
+        """Return the result of `translate` for these arguments, in a thread if that may take long.
 
-        `grammar_bytes` is the size in bytes of the schemas or patterns in them: to check those takes microseconds for
-        each byte, in which the event loop would serve nobody else.
+        `grammar_bytes`: size of the schemas or patterns in the arguments: checking takes microseconds for each byte, in
+        which the event loop would be blocked.
         """
         if grammar_bytes <= SHORT_GRAMMAR:
             return translate(*args)
@@ -222,12 +223,12 @@ class Door:
     async def _tokens(
         self, begin: Callable[..., list[int] | Future[list[int]]], *args: Any, **kwargs: Any
     ) -> list[int]:
-        """Token ids; those that another process makes are waited for without a thread, in turn with other tenants."""
+        """Return token ids. If another process computes them, wait without a thread, in turn with other tenants."""
         ids = await self._in_executor(begin, *args, tenant=access_log.current().tenant, **kwargs)
         return await asyncio.wrap_future(ids) if isinstance(ids, Future) else ids
 
     async def _in_executor(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Off the event loop. Raises Overloaded rather than queue without end."""
+        """Run a function off the event loop. Raises Overloaded rather than queue without bound."""
         if self._at_work >= MAX_AT_WORK:
             raise Overloaded(f"{self._at_work} prompts are being read; try again shortly", code="queue_full")
         self._at_work += 1
@@ -256,7 +257,7 @@ class Door:
         return tuple(ids)
 
     def _salt_of(self, tenant: str) -> bytes:
-        """Who has the same finds the same prefixes. A group may be called as a tenant is."""
+        """Return the tenant's cache salt: the same salt finds the same prefixes. A group may have a tenant's name."""
         group = self.groups.get(tenant)
         return self._salt + (b"tenant " + tenant.encode() if group is None else b"group " + group.encode())
 
@@ -269,13 +270,13 @@ class Door:
         return replace(sampling, seed=fresh_seed()) if sampling.seed in (None, DRAWN_SEED) else sampling
 
     async def _ids_of_words(self, text: str) -> Sequence[int]:
-        """Token ids of a text by itself, in which no text of a special token is that token."""
+        """Return the token ids of a text by itself, in which no text counts as a special token."""
         limit = self.info.max_model_len
         how: dict[str, Any] = {"parse_special": False, "max_tokens": limit, "param": "logit_bias"}
         return await self._tokens(self.tokenizer.begin_encode, text, False, **how)
 
     def _fit(self, sampling: SamplingParams, prompt_ids: Sequence[int], ask: Ask) -> SamplingParams:
-        """Fix max_tokens: as asked, else the protocol's default, else until the context is full."""
+        """Set max_tokens: as asked, else the protocol's default, else until the context is full."""
         room = self.info.max_model_len - len(prompt_ids)
         field = "messages" if ask.chat else ask.prompt_name
         if room < (ask.pooling is None):
@@ -311,7 +312,7 @@ def _sooner(*timeouts: float | None) -> float | None:
 
 
 def _left(timeout_s: float | None, began: float) -> float | None:
-    """Returns the seconds of the timeout that are left, None without one. Raises DeadlineExceeded if too few are."""
+    """Return the seconds of the timeout that are left, None without one. Raises DeadlineExceeded if too few are."""
     if timeout_s is None:
         return None
     left = timeout_s - (time.monotonic() - began)

@@ -1,4 +1,4 @@
-"""One prompt's embedding, by the path that every request takes."""
+"""Embedding of a prompt, computed by the path that every request takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ MOST_VALUES = 1 << 21  # of an answer: 2,048 vectors of 1,024
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """`values` are fp32, one per hidden dimension. `weights`: that it was made with, as the replica says."""
+    """An embedding. `values` are fp32, one per hidden dimension. `weights`: those it was computed with, as the
+    replica reports.
+    """
 
     values: Sequence[float]
     prompt_tokens: int
@@ -28,15 +30,16 @@ class Embedded:
     weights: WeightsTold | None = None
 
     def normalized(self) -> Embedded:
-        """Of unit length; a vector of zeros stays as it is."""
+        """Return the vector scaled to unit length; a vector of zeros stays as it is."""
         length = math.sqrt(sum(value * value for value in self.values)) or 1.0
         return replace(self, values=[value / length for value in self.values])
 
 
 async def embed_all(router: Router, admitted: Sequence[Admitted], name: str) -> list[Embedded]:
-    """Those of one call, in their order; however many tokens they have together. name: of the field with the inputs.
+    """Return the embeddings of one call's inputs, in order, whatever their tokens add up to. name: field with the
+    inputs.
 
-    Raises InvalidRequest if they come to more than MOST_VALUES, which the first of them tells.
+    Raises InvalidRequest if they have more than MOST_VALUES numbers together, which the first one shows.
     """
     feed = Feed(router)
 
@@ -55,7 +58,7 @@ async def embed_all(router: Router, admitted: Sequence[Admitted], name: str) -> 
 
 
 async def embed(router: Streams, admitted: Admitted) -> Embedded:
-    """The pooled hidden state of an admitted prompt whose `pooling` is set."""
+    """Return the pooled hidden state of an admitted prompt whose `pooling` is set."""
     async with aclosing(router.stream(admitted.now(), whole=True)) as messages:
         async for message in messages:
             if message.embedding is not None:

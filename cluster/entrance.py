@@ -1,4 +1,4 @@
-"""Who may come in by the ingress, and what is noted of them: its settings, as they travel to its process."""
+"""Settings of the ingress: who may call, and what is logged. They are sent to its process."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ OWN_TENANT = "_motley"  # no name that a key file may hold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrance:
-    """Settings of an ingress's door.
+    """Settings of an ingress.
 
-    api_keys      the file of keys; None: the keyless rule holds
-    own_key       of `motley serve` itself, which must see that the doors answer; made anew at each start
-    open_health   health is told without a key
+    api_keys      the file of API keys; None: only this machine may call
+    own_key       key of `motley serve` itself, which must check that the ports answer; new at each start
+    open_health   whether health is told without a key
     cors_origins  web pages from there may call
-    log_folder    where the access log goes; None: stderr
-    echo_id       answers over HTTP carry x-request-id; Serve's own server does that itself
-    reader_timeout_s   a client that reads nothing of its answer for so long is left
-    resume             when a replica is given up, and how another is looked for
+    log_folder    folder of the access log; None: stderr
+    echo_id       whether answers over HTTP get x-request-id here; Serve's own server adds it itself
+    reader_timeout_s   seconds after which a client that reads nothing of its answer is disconnected
+    resume             when a replica is given up, and how another is chosen
     routing            objectives, and how requests wait for their turn
-    unknown_fields     what becomes of a request's field that nobody knows, where the protocol leaves that open
-    salt               of the prefixes of all tenants: ingresses with the same find what each of them has sent
+    unknown_fields     whether unknown fields of a request are ignored or refused, where the protocol leaves that open
+    salt               salt of all tenants' prefixes: ingresses with the same salt share prefixes
     """
 
     api_keys: Path | None = None
@@ -48,7 +48,7 @@ class Entrance:
     salt: bytes = field(default_factory=partial(secrets.token_bytes, 16), repr=False)
 
     def guard(self) -> Guard:
-        """Raises ConfigurationError when the file of keys cannot be used."""
+        """Return the guard of these settings. Raises ConfigurationError when the file of keys cannot be used."""
         if self.api_keys is None:
             return Guard(open_health=self.open_health)
         own = () if self.own_key is None else (self.own_key,)

@@ -1,4 +1,4 @@
-"""Errors that only a door can raise, and what another process's failure means to a client."""
+"""Errors that only the ingress can raise, and the errors that clients get when another process fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INSTEAD = {
 
 
 class MethodNotAllowed(MotleyError):
-    """This path has other methods."""
+    """The path does not have this method."""
 
     status = 405
     grpc_code = "UNIMPLEMENTED"
@@ -29,7 +29,7 @@ class MethodNotAllowed(MotleyError):
 
 
 class NotImplementedHere(MotleyError):
-    """A protocol has this call; this service does not."""
+    """The protocol has this call, but this service does not."""
 
     status = 501
     grpc_code = "UNIMPLEMENTED"
@@ -69,7 +69,9 @@ class UnsupportedMedia(MotleyError):
 
 
 def holds_more(what: str, most: str) -> str:
-    """Why a body, a message or a part of one is refused before it is read, over every protocol."""
+    """Return the error text for a body, a message or a part of one that is refused before it is read, over every
+    protocol.
+    """
     return f"{what} holds more than {most}; expected at most as many"
 
 
@@ -79,18 +81,18 @@ def unknown_field(name: str) -> InvalidRequest:
 
 
 def unsupported_field(name: str, instead: str = "leave it out", value: Any = None) -> InvalidRequest:
-    """`value`: the one that is not supported, where others are."""
+    """Return the error for an unsupported field. `value`: the value that is not supported, if other values are."""
     what = name if value is None else f"{name}: {shown(value)}"
     return InvalidRequest(f"{what} is not supported; {instead}", param=name, code="unsupported_parameter")
 
 
 def internal_error() -> EngineFault:
-    """What a bug is to the client: its trace is for the log alone."""
+    """Return the error that a client gets for a bug; its trace is only in the log."""
     return EngineFault("the request failed inside the service", code="internal_error")
 
 
 def from_pool(error: Exception) -> MotleyError:
-    """What a failure of a call to a replica is to the client. Keeps internals out of the message."""
+    """Return the client's error for a failed call to a replica. Keeps internals out of the message."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, MotleyError):
         return cause
@@ -104,12 +106,14 @@ def from_pool(error: Exception) -> MotleyError:
 
 
 def _connection_lost(error: Exception) -> bool:
-    """Serve carries messages over gRPC and lets its errors through; a reply that is too large is not a loss."""
+    """Return whether gRPC's error means a lost connection: Serve passes such errors on; a reply that is too large
+    is none.
+    """
     return isinstance(error, grpc.aio.AioRpcError) and error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def http_error(status: int, method: str, path: str) -> MotleyError:
-    """What the HTTP framework itself refuses: a wrong path or method. A long path is quoted by its beginning."""
+    """Return the error for what the HTTP framework itself refuses: a wrong path or method. A long path is cut."""
     path = path if len(path) <= MAX_CHARS else f"{path[:MAX_CHARS]}..."
     if status == 405:
         return MethodNotAllowed(f"{method} is not a method of {path}", code="method_not_allowed")

@@ -1,4 +1,4 @@
-"""Calls to every replica of the ingress, for what concerns them all: `remote` of Serve's handles reaches any one."""
+"""Calls to every replica of the ingress; `remote` of Serve's handles reaches only one of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TELL_S = 10.0
 
 
 async def use_pools(names: list[str], routing: Routing | None = None) -> None:
-    """From now on every ingress sends requests there, placed so. Raises ConfigurationError."""
+    """Make every ingress send requests to these pools from now on, by this routing. Raises ConfigurationError."""
     from ray import serve
 
     told: list[Any] = []
@@ -31,7 +31,7 @@ async def use_pools(names: list[str], routing: Routing | None = None) -> None:
 
 
 async def tell_every_ingress(method: str, *args: Any) -> None:
-    """From one of them, itself included; nothing where it is not Serve that runs it. Raises Unavailable."""
+    """Call a method on every ingress, the caller included; does nothing if Serve does not run. Raises Unavailable."""
     import ray
     from ray import serve
 
@@ -45,9 +45,12 @@ async def tell_every_ingress(method: str, *args: Any) -> None:
 
 
 async def of_every_ingress(handle: Any, method: str, *args: Any, timeout_s: float) -> list[Any]:
-    """Their answers, without those of replicas that have gone. Raises what any other raises, and TimeoutError.
+    """Return the answers of all ingresses, without those that have ended. Raises what any other raises, and
+    TimeoutError.
 
-    handle  of the application. A coroutine, since Serve's handles want a running loop.
+    handle  handle of the application
+
+    It is a coroutine, since Serve's handles need a running loop.
     """
     from ray.exceptions import ActorDiedError, ActorUnavailableError
     from ray.serve.exceptions import DeploymentUnavailableError

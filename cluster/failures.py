@@ -1,4 +1,4 @@
-"""Errors of the door and of starting up that need no Ray: errors.py, which imports it, has the others."""
+"""Errors of the ingress and of starting up that need no Ray; errors.py, which imports this module, has the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ConfigurationError(MotleyError):
 
 
 class Forbidden(MotleyError):
-    """This door is for this machine only."""
+    """The caller may not do this; without API keys only this machine may call."""
 
     status = 403
     grpc_code = "PERMISSION_DENIED"
@@ -20,7 +20,7 @@ class Forbidden(MotleyError):
 
 
 class Unauthenticated(MotleyError):
-    """No API key came with the call, or none that is accepted; which of them is not told."""
+    """No API key came with the call, or none that is accepted; the error does not say which."""
 
     status = 401
     grpc_code = "UNAUTHENTICATED"
@@ -28,7 +28,7 @@ class Unauthenticated(MotleyError):
 
 
 class Conflict(MotleyError):
-    """What was decided on has changed meanwhile, or is changing."""
+    """The state that a decision was based on has changed meanwhile, or is changing."""
 
     status = 409
     grpc_code = "ABORTED"
@@ -36,7 +36,7 @@ class Conflict(MotleyError):
 
 
 class NotConfirmed(MotleyError):
-    """It would do what must be asked for in so many words, or cannot be undone."""
+    """The action cannot be undone, or must be asked for explicitly."""
 
     status = 412
     grpc_code = "FAILED_PRECONDITION"

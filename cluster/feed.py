@@ -1,4 +1,4 @@
-"""The prompts of one call enter as there is room for them: together they may be more than a queue ever holds."""
+"""Window over the prompts of one call: they are sent as others end, since together they may exceed any queue."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Streams(Protocol):
 
 
 class Feed:
-    """`stream` as the router has it, for the requests of one call.
+    """The router's `stream` for the requests of one call.
 
-    A request that is refused for want of room waits until another of this call has ended, and tries again. When
-    no other is left, it is others who fill the queue, and Overloaded is raised as for a call of one prompt. What
-    a request has waited its deadline is shorter.
+    A request that is refused because queues are full waits until another of this call has ended, and retries. If no
+    other is left, other clients fill the queue, and Overloaded is raised as for a call of one prompt. The time that a
+    request waits counts against its deadline.
     """
 
     def __init__(self, router: Streams) -> None:
@@ -62,7 +62,7 @@ class Feed:
 
 
 async def _by(ends: float | None, awaited: Awaitable[object]) -> None:
-    """Raises DeadlineExceeded when that time has come, by the loop's clock."""
+    """Wait until a time by the loop's clock. Raises DeadlineExceeded then."""
     try:
         async with asyncio.timeout_at(ends):
             await awaited

@@ -1,4 +1,4 @@
-"""The folder in which Ray keeps sockets and logs of one run."""
+"""Folder in which Ray keeps sockets and logs of one run."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ _held: list[int] = []  # descriptors of locks, which are let go of with the proc
 
 @contextmanager
 def ray_folder() -> Iterator[Path]:
-    """A new folder of our own. Removed at the end; kept, and named in the error, when a start fails or a part is lost.
+    """Yield a new folder of our own. Removed at the end; kept, and named in the error, if a start fails or a part is
+    lost.
 
-    Those of services that were killed are removed first. Of those that were kept, the newest MAX_KEPT stay.
+    Folders of services that were killed are removed first. Of those that were kept, the newest MAX_KEPT stay.
     """
     sweep_killed()
     private = _private()
@@ -56,9 +57,9 @@ def ray_folder() -> Iterator[Path]:
 
 
 def _kept_logs(folder: Path, lock: Path) -> Path | None:
-    """Returns where the logs are that somebody is to read, or None if there are none yet.
+    """Keep the folder and return the path of its logs, for somebody to read; None if there are none yet.
 
-    No start removes them, only so many later failures do.
+    No start removes them; only MAX_KEPT later failures do.
     """
     if not (folder / "session_latest").exists():
         return None
@@ -71,13 +72,13 @@ def _kept_logs(folder: Path, lock: Path) -> Path | None:
 
 
 def sweep_killed() -> None:
-    """Remove this user's folders whose service holds their lock no more, and of which no process is left."""
+    """Remove this user's folders whose lock is no longer held, and of which no process is left."""
     for mark in _own(_LOCK):
         _remove_ended(mark)
 
 
 def _own(name: str) -> list[Path]:
-    """Returns the files of that name in this user's folders of services, ended or not."""
+    """Return the files of that name in this user's folders of services, ended or not."""
     return [
         path
         for parent in _parents()
@@ -112,7 +113,9 @@ def _remove_ended(mark: Path) -> None:
 
 
 def _in_use(folder: Path) -> bool:
-    """Whether a process was started with its path, as Ray's and HAProxy's are: some outlive a killed service."""
+    """Return whether a process was started with the folder's path, as Ray's and HAProxy's are: some outlive a
+    killed service.
+    """
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has just ended
             if os.fsencode(folder) + b"/" in command.read_bytes():
@@ -121,7 +124,7 @@ def _in_use(folder: Path) -> bool:
 
 
 def _locked(private: Path) -> Path:
-    """A file there that says, for as long as this process lives, that it does, in whatever container one looks."""
+    """Create a locked file that shows, in any container, that this process lives."""
     path, part = private / _LOCK, private / f"{_LOCK}.part"
     descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -131,7 +134,7 @@ def _locked(private: Path) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """A daemon that ends meanwhile may still write there."""
+    """Remove a folder, with retries: a daemon that is ending may still write there."""
     for _ in range(_TRIES):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
@@ -140,13 +143,13 @@ def _remove(folder: Path) -> None:
 
 
 def _parents() -> list[Path]:
-    """Returns the folders in which those of services are: where temporary files go, and /tmp for its short name."""
+    """Return the folders that hold those of services: the one for temporary files, and /tmp for its short name."""
     chosen, short = Path(tempfile.gettempdir()), Path("/tmp")
     return [chosen, short] if short.is_dir() and chosen != short else [chosen]
 
 
 def _private() -> Path:
-    """A folder of this process, open to nobody else, with a path short enough for sockets."""
+    """Create a folder of this process, open to nobody else, with a path short enough for sockets."""
     name = f"motley-{os.getpid()}"
     parents = _parents()
     parent = next((each for each in parents if len(str(each / name / "ray")) <= MAX_PATH_CHARS), parents[-1])
@@ -160,7 +163,7 @@ def _private() -> Path:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Whoever waits for the file never sees half of it."""
+    """Write a file so that a reader that waits for it never sees a part of it."""
     part = path.with_name(path.name + ".part")
     part.write_text(text)
     part.replace(path)

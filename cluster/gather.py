@@ -1,4 +1,4 @@
-"""Gathers a stream's deltas into whole choices, for answers that are not streamed."""
+"""Collector of a stream's deltas into whole choices, for answers that are not streamed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LARGE = 2**12  # so many values are written in a thread: every stream would wait
 
 
 class Room:
-    """For the log-probabilities of one call's answer, all its prompts and choices together.
+    """Budget for the log-probabilities of one call's answer, of all its prompts and choices together.
 
-    What an answer comes to is not known before, so it is counted as it comes. wire_names: as of `Ask`.
+    The size of an answer is not known beforehand, so it is counted as it arrives. wire_names: as in `Ask`.
     """
 
     def __init__(self, wire_names: Mapping[str, str] | None = None, most: int = MOST_LOGPROBS) -> None:
@@ -33,7 +33,7 @@ class Room:
         self._wire_names = wire_names or {}
 
     def take(self, entries: Iterable[PromptLogprob], times: int = 1) -> None:
-        """Raises InvalidRequest when there is none left."""
+        """Count these entries, each `times` times. Raises InvalidRequest when the budget is used up."""
         self.taken += num_values(entries) * times
         if self.taken > self._most:
             name = self._wire_names.get("logprobs", "logprobs")
@@ -73,10 +73,11 @@ class GatheredChoice:
 
 @dataclass(slots=True)
 class Gathered:
-    """Raises InvalidRequest when its `room` is taken. Without `logprobs` those of the output are not kept.
+    """A whole answer, as it is collected. Raises InvalidRequest when its `room` is used up.
 
-    prompt_shown  times that the answer has the prompt's
-    weights  that it was computed with, one after the other: several if it moved to a replica that had others
+    logprobs      whether log-probabilities of the output are kept
+    prompt_shown  how often the answer has those of the prompt
+    weights       weights that computed it, in order: several if it moved to a replica with other weights
     """
 
     choices: list[GatheredChoice]
@@ -107,7 +108,9 @@ class Gathered:
 async def gather(
     messages: AsyncIterable[StreamMessage], n: int, room: Room, *, logprobs: bool = True, prompt_shown: int = 1
 ) -> Gathered:
-    """Every choice of a router's stream, whole: what is cut off is raised there. Raises InvalidRequest without room."""
+    """Return every choice of a router's stream. The stream raises for a choice that is cut off; InvalidRequest if
+    it is too large.
+    """
     choices = [GatheredChoice(index) for index in range(n)]
     gathered = Gathered(choices, room, logprobs=logprobs, prompt_shown=prompt_shown)
     async for message in messages:
@@ -116,15 +119,21 @@ async def gather(
 
 
 async def written(room: Room, write: Callable[[], T]) -> T:
-    """What `write` makes of the answer: in a thread where it is large, so that streams go on meanwhile."""
+    """Return the result of `write` for an answer; a large one is written in a thread, so that streams go on
+    meanwhile.
+    """
     return await written_of(room.taken, write)
 
 
 async def written_of(values: int, write: Callable[[], T]) -> T:
-    """Likewise, of an answer with so many values."""
+    """Return the result of `write`, in a thread if the answer has LARGE or more values, so that streams go on
+    meanwhile.
+    """
     return write() if values < LARGE else await asyncio.to_thread(write)
 
 
 def is_cut_off(delta: Delta) -> bool:
-    """Its choice ended, and not with a whole answer. The router's stream raises why, after this message."""
+    """Return whether the choice ended without a whole answer. The router's stream raises the reason after this
+    message.
+    """
     return delta.finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH)

@@ -1,4 +1,4 @@
-"""What `motley serve` shows when it is ready: endpoints, examples, and one answer over each protocol."""
+"""Text that `motley serve` prints when it is ready: endpoints, examples, and one answer over each protocol."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MAX_TOKENS = 48
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where a running service is reached.
+    """Addresses at which a running service is reached.
 
     proxy    what answers at these ports, such as "HAProxy 2.8.25"
-    admin    of the control plane; empty without one
+    admin    address of the control plane; empty without one
     start_s  seconds from the command to ready
-    folder   Ray's files
+    folder   folder of Ray's files
     """
 
     model: str
@@ -39,7 +39,7 @@ class Endpoints:
 
 
 def greet(inside: Inside) -> None:
-    """Stream one answer over gRPC and one over HTTP, by the clients that anyone would use."""
+    """Print one answer streamed over gRPC and one over HTTP, by the clients that anyone would use."""
     print(f"\nover gRPC: {PROMPT}", end="", flush=True)
     with Client(inside.grpc, api_key=inside.key or None) as client:
         for chunk in client.stream(PROMPT, max_tokens=MAX_TOKENS, temperature=0.0):
@@ -52,14 +52,14 @@ def greet(inside: Inside) -> None:
 
 
 def token_place(environ: Mapping[str, str]) -> str:
-    """Where the token of Ray's dashboard is, as Ray looks for it; the token itself is shown nowhere."""
+    """Return where the token of Ray's dashboard is, as Ray looks for it; the token itself is shown nowhere."""
     if environ.get("RAY_AUTH_TOKEN"):
         return "$RAY_AUTH_TOKEN"
     return f"cat {environ.get('RAY_AUTH_TOKEN_PATH') or Path('~/.ray/auth_token').expanduser()}"
 
 
 def show(endpoints: Endpoints, *, keys: bool = False) -> None:
-    """`keys`: the service wants one; the examples say where it goes."""
+    """Print the endpoints. `keys`: the service requires an API key; the examples show where it goes."""
     bearer = ' -H "Authorization: Bearer $MOTLEY_API_KEY"' if keys else ""
     names = "Client, Tls" if endpoints.http.startswith("https") else "Client"
     more = ', api_key="KEY"' if keys else ""

@@ -1,4 +1,4 @@
-"""What gRPC reads from the environment when it begins, in processes of ours that call others."""
+"""Environment variables that gRPC reads when it starts, in Motley's processes that call others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OWN_POLLER = "-event_engine_client"
 
 
 def experiments(environ: Mapping[str, str]) -> str:
-    """For GRPC_EXPERIMENTS: what it holds already, and OWN_POLLER unless that is settled there."""
+    """Return the value for GRPC_EXPERIMENTS: what it holds already, and OWN_POLLER unless it names that."""
     given = environ.get(EXPERIMENTS, "")
     named = {one.strip().lstrip("-") for one in given.split(",")}
     return given if OWN_POLLER.lstrip("-") in named else ",".join(filter(None, (given, OWN_POLLER)))

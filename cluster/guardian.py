@@ -1,11 +1,12 @@
-"""Ends what is left of a service whose `motley serve` was killed, and removes its folder. A small process beside it.
+"""Guardian: a small process that ends what is left of a service whose `motley serve` was killed, and removes its
+folder.
 
 Most of Ray's processes end with the one that started them; HAProxy does not, as it outlives its manager on purpose, and
-a process that is stopped ends for nobody. The guardian waits for the end of a pipe, which no death of `motley serve`
-can keep open. To the service belong the processes whose environment has its mark, those that the guardian saw below
-`motley serve` while that lived, and whatever these have started. Who only reads its files is left alone.
+a stopped process does not end by itself. The guardian waits for the end of a pipe, which closes however `motley serve`
+dies. To the service belong the processes whose environment has its mark, those that the guardian saw below
+`motley serve` while that lived, and all that these have started. A process that only reads its files is left alone.
 
-Runs as a program too, and then imports the standard library only. Arguments: the service's own folder, and its number.
+Runs as a program too, and then imports the standard library only. Arguments: the service's folder, and its process id.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LOOK_S = 2.0  # between looks at what there is below the service
 
 
 class Guardian:
-    """The process, of the service that keeps its files in `folder`."""
+    """The guardian's process, for the service that keeps its files in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -41,12 +42,12 @@ class Guardian:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def look(self) -> None:
-        """Start it again if it has ended."""
+        """Restart the process if it has ended."""
         if self._process is not None and self._process.poll() is not None:
             self.start()
 
     def stop(self) -> None:
-        """It has nothing to do any more."""
+        """End the process, since the service has ended by itself."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -57,14 +58,14 @@ class Guardian:
 
 
 class Family:
-    """Processes of the service with that folder, but for this one and what this one has started."""
+    """Processes of the service with that folder, except this one and those that it has started."""
 
     def __init__(self, folder: str) -> None:
         self._mark = f"{MARK}={folder}\0".encode()
         self._seen: dict[int, int] = {}  # when each began: its number may be another's later
 
     def look(self, root: int) -> None:
-        """Remember who is below that process, the service's first, while it lives."""
+        """Remember the processes below `root`, the service's first process, while it lives."""
         living = _processes()
         self._seen = {pid: began for pid, began in self._seen.items() if living.get(pid, (0, 0))[1] == began}
         self._seen |= {pid: living[pid][1] for pid in _with_children(living, [root]) if pid != root}
@@ -81,7 +82,7 @@ class Family:
 
 
 def _processes() -> dict[int, tuple[int, int]]:
-    """Of each that has not ended, but for this one: its parent, and when it began."""
+    """Return parent and start time of each process that has not ended, except this one."""
     return {pid: state for pid, state in _states() if pid != os.getpid()}
 
 
@@ -94,7 +95,7 @@ def _states() -> Iterator[tuple[int, tuple[int, int]]]:
 
 
 def _with_children(living: dict[int, tuple[int, int]], roots: list[int]) -> list[int]:
-    """These, and all below them."""
+    """Return these processes, and all below them."""
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in living.items():
         children.setdefault(parent, []).append(pid)

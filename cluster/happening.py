@@ -1,4 +1,4 @@
-"""Something that happens once, and ends what waits or streams until then. A future: waiting for it needs no task."""
+"""One-shot event that ends what waits or streams until then. It is a future: waiting for it needs no task."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def happening() -> Happening:
 
 
 def happen(what: Happening) -> None:
-    """Once is enough, twice does no harm."""
+    """Set the event. Setting it again does nothing."""
     if not what.done():
         what.set_result(None)
 
 
 async def first_of(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
-    """Return when one of them is done, or it is too late."""
+    """Return when one of the futures is done, or after `timeout_s`."""
     await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def until(happened: Happening, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """The items up to then. They are not closed here."""
+    """Yield the items until the event is set. Does not close them."""
     step = None
     try:
         while not happened.done():

@@ -1,4 +1,4 @@
-"""A Ray head of our own, and Serve on it. Import after the settings are in the environment."""
+"""Ray head of the service's own, with Serve on it. Import this after the settings are in the environment."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ _HAPROXY_CONFIG = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"
 
 
 def start_ray(folder: Path, spec: FleetSpec) -> str:
-    """Start a new cluster, never join one. Returns the dashboard's address. Raises Lost where Ray does not come up.
+    """Start a new cluster, never join one. Returns the dashboard's address. Raises Lost if Ray does not start.
 
-    On a machine that is busy, or reads Python's files from a slow disk, Ray's raylet gives up after 15 s, and nothing
-    sets that. Another start may find the files in memory.
+    On a machine that is busy, or reads Python's files from a slow disk, Ray's raylet gives up after 15 s, and there is
+    no setting for that. Another start may find the files in memory.
     """
     most = sum(pool.replicas.max * pool.booked_cpus for pool in spec.pools)
     try:
@@ -93,7 +93,7 @@ def start_ray(folder: Path, spec: FleetSpec) -> str:
 
 
 def cluster_address() -> str:
-    """As others join it."""
+    """Return the address at which others join the cluster."""
     return str(ray.get_runtime_context().gcs_address)
 
 
@@ -108,21 +108,21 @@ def deploy(
 
 
 def control(options: ServeOptions, entrance: Entrance, make_worker: Callable[[], Any] | None, folder: Path) -> Control:
-    """The control plane of what was deployed."""
+    """Start the control plane of what was deployed."""
     build = partial(rebuilt, make_worker, entrance, folder)
     logs = folder / "session_latest" / "logs"
     return start_control(APPLICATION, build, options, folder=folder.parent, logs=logs)
 
 
 def joined_control(options: ServeOptions, entrance: Entrance) -> Control:
-    """Likewise, on a cluster that others have started: it runs on this node of it."""
+    """Start the control plane on a cluster that was started by others: it runs on this node."""
     folder = joined_folder(cluster_address())
     build = partial(rebuilt, None, entrance, None)
     return start_control(APPLICATION, build, options, folder=folder, logs=None, joined=True)
 
 
 def run_app(app: Any) -> None:
-    """Deploy it, or what is new of it."""
+    """Deploy the application, or what is new of it."""
     serve._run(
         app,
         name=APPLICATION,
@@ -148,7 +148,7 @@ def _start_serve(spec: FleetSpec) -> None:
 
 @contextmanager
 def _told_in_a_line() -> Iterator[None]:
-    """Serve's own failures to start, with HAProxy's last word if it was that."""
+    """Convert Serve's failures to start to ConfigurationError in one line, with HAProxy's last message if it failed."""
     try:
         yield
     except RayError as error:
@@ -158,7 +158,9 @@ def _told_in_a_line() -> Iterator[None]:
 
 
 def wait_loaded(glance: Callable[[], None]) -> None:
-    """Wait as long as a model takes to load, with a glance now and then. Raises ConfigurationError if it cannot."""
+    """Wait as long as a model takes to load, calling `glance` now and then. Raises ConfigurationError if it cannot
+    load.
+    """
 
     def running() -> bool:
         glance()
@@ -168,7 +170,7 @@ def wait_loaded(glance: Callable[[], None]) -> None:
 
 
 def wait_ready(inside: Inside, ingresses: int = 1) -> str:
-    """Wait until the loaded model answers on both doors; its name. Raises Lost if it does not."""
+    """Wait until the loaded model answers over HTTP and gRPC; return its name. Raises Lost if it does not."""
     health = inside.request("/health")
     _expect(lambda: bool(_get(health)), f"{health.full_url} does not answer")
     if _HAPROXY in os.environ:
@@ -203,7 +205,7 @@ def stop(drain_s: float) -> None:
 
 
 def leave(drain_s: float) -> None:
-    """Let streams end where a part of Ray is lost: as `stop` does if ingresses can be told, and else at HAProxy."""
+    """Let streams end after a part of Ray is lost: as `stop` does if the ingresses can be called, else at HAProxy."""
     atexit.unregister(ray.shutdown)  # it would wait for daemons that are no more
     if not ray.is_initialized():
         return
@@ -220,8 +222,8 @@ def leave(drain_s: float) -> None:
 async def _drain(gcs: str, deadline: float) -> None:
     """Refuse new requests; return when no stream is left, neither in an ingress nor on its way to a client.
 
-    Streams that are left at the deadline are told so, and have LAST_WORD_S to arrive. An ingress that is too busy to
-    answer is asked again, while Ray's GCS lives. A coroutine, since Serve's handles want a running loop.
+    Streams that are left at the deadline end with an error, and have LAST_WORD_S to be sent. An ingress that is too
+    busy to answer is asked again, while Ray's GCS lives. It is a coroutine, since Serve's handles need a running loop.
     """
     try:
         ingresses = serve.get_app_handle(APPLICATION)
@@ -240,14 +242,14 @@ async def _drain(gcs: str, deadline: float) -> None:
 
 
 async def _asked(ingresses: Any, method: str) -> int | None:
-    """Their answers together; None if there is none in time."""
+    """Return the sum of all ingresses' answers; None if they do not answer in time."""
     with suppress(TimeoutError):
         return sum(each or 0 for each in await of_every_ingress(ingresses, method, timeout_s=DRAIN_CALL_S))
     return None
 
 
 def _within(gcs: str, seconds: float, action: Callable[[], None]) -> None:
-    """Run it; go on without it when it takes longer, or when Ray's GCS is dead and it would wait in vain.
+    """Run an action; go on without it when it takes longer, or when Ray's GCS is dead, for which it would wait in vain.
 
     A signal to the whole process group, as `timeout` and service managers send it, reaches Ray's daemons too.
     """
@@ -291,7 +293,7 @@ def _running() -> bool:
 
 
 def _reason(app: Mapping[str, Any]) -> str:
-    """The last line of the trace that Serve keeps: our own error, if it was one."""
+    """Return the last line of the trace that Serve keeps: Motley's own error, if it was one."""
     messages = [deployment["message"] for deployment in app["deployments"].values() if deployment["message"]]
     lines = [line.strip() for line in "\n".join(messages or [app["message"]]).splitlines() if line.strip()]
     ours = [line for line in lines if re.match(r"(motley\.|[\w.]*Error)\S*: ", line)]
@@ -309,7 +311,7 @@ def _haproxy_workers() -> list[int]:
 
 
 def _of_haproxy(setting: str) -> Path | None:
-    """Serve has a folder for each node, beside the path of its setting."""
+    """Return the path of a setting in this node's folder: Serve has one for each node, beside the setting's path."""
     path = os.environ.get(setting)
     if path is None:
         return None
@@ -318,7 +320,7 @@ def _of_haproxy(setting: str) -> Path | None:
 
 
 def _get(url: str | urllib.request.Request) -> str:
-    """The body of a good answer, or nothing."""
+    """Return the body of a successful answer; an empty string for any other."""
     try:
         with urllib.request.urlopen(url, timeout=5) as response:
             return str(response.read().decode())

@@ -1,4 +1,4 @@
-"""The service's one entrance: every protocol's methods and routes on one class."""
+"""Ingress of the service: every protocol's methods and routes on one class."""
 
 from __future__ import annotations
 
@@ -56,12 +56,14 @@ LOOK_S = 1.0  # between two looks whether any replica is wanted, while the ingre
 
 
 class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
-    """gRPC methods come from the base classes, which is where Serve looks them up; HTTP from route tables.
+    """Ingress deployment. gRPC methods come from the base classes, which is where Serve looks them up; HTTP from route
+    tables.
 
-    Ready when a replica is: it asks what that serves. Where none is wanted now, what the last one served is kept, since
-    a request must be taken in to wake one.
+    It is ready when a replica is, since it asks a replica what it serves. While no replica is wanted, the last one's
+    kept profile is used, since a request must be admitted to wake a replica.
 
-    `pools`: their handles, by name, when it was deployed first. `parsers`: the names of those of calls and reasoning.
+    `pools`: handles of the pools by name, when first deployed. `parsers`: names of the parsers of tool calls and
+    reasoning.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -138,7 +140,7 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
         )
 
     async def use_pools(self, names: list[str], routing: Routing | None = None) -> None:
-        """From now on these, of the same application. For whoever applies a change of the fleet."""
+        """Use these pools of the same application from now on. A changed fleet is applied through this."""
         self.router.replace_pools(self._of(names))
         if routing is not None:
             self.router.replace_routing(routing)
@@ -151,36 +153,38 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
         return {name: self._handles[name] for name in names}
 
     async def drain(self) -> int:
-        """Refuse new requests from now on; how many streams are left. For whoever stops the service."""
+        """Refuse new requests from now on; return how many streams are left. Called when the service stops."""
         self.router.drain()
         return self.router.num_streams
 
     async def fleet(self, failing: str = "") -> FleetStatus:
-        """The replicas as this ingress sees them, and what has come to it. For the control plane.
+        """Return the replicas as this ingress sees them, and statistics of its requests. For the control plane.
 
-        failing  why replicas that are wanted do not start; empty: they do, or none is wanted
+        failing  why wanted replicas do not start; empty: they do, or none is wanted
         """
         self.router.failing = failing
         return replace(self.router.fleet(), ingress=serve.get_replica_context().replica_id.unique_id)
 
     async def drain_replica(self, replica_id: str) -> bool:
-        """That replica takes nothing new from now on, from any ingress. False: there is none. Raises Unavailable."""
+        """Let that replica take no new requests, from any ingress. False: there is none. Raises Unavailable."""
         return await self.router.drain_replica(replica_id)
 
     async def flush_prefixes(self, tenant: str | None) -> int:
-        """That tenant's, or everyone's, on every replica: how many there are. Raises Unavailable."""
+        """Drop the cached prefixes of one tenant, or of all, on every replica; return how many there are. Raises
+        Unavailable.
+        """
         return await self.router.flush(tenant)
 
     async def update_weights(self, pool: str, file: WeightFile, version: int) -> tuple[WeightStatus, ...]:
-        """That version of the weights, on every replica of the pool. For the control plane. Raises Unavailable."""
+        """Load that version of the weights on every replica of the pool. For the control plane. Raises Unavailable."""
         return await self.router.update_weights(pool, file, version)
 
     async def prefixes(self) -> tuple[PrefixStatus, ...]:
-        """What replicas find of prefixes. For the control plane. Raises Unavailable."""
+        """Return the replicas' prefix cache statistics. For the control plane. Raises Unavailable."""
         return await self.router.prefixes()
 
     async def end_streams(self) -> None:
-        """The drain is over: streams that are left end with an error."""
+        """End the streams that are left with an error, since the drain is over."""
         self.router.end_streams()
 
 
@@ -193,6 +197,6 @@ def _tokenizer(model: str) -> Tokenizer:
 
 
 def _defaults(model: str, profile: ReplicaProfile) -> dict[str, Any]:
-    """What the checkpoint's generation_config.json says of sampling."""
+    """Return the sampling defaults of the checkpoint's generation_config.json."""
     info = profile.model
     return read_generation(resolve_model(model), info.vocab_size, info.eos_token_ids).sampling()

@@ -1,4 +1,4 @@
-"""A Ray cluster that somebody else has started: joined, and looked over before anything is deployed there."""
+"""Join of a Ray cluster that was started by others, and checks of its nodes before anything is deployed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Seen = Mapping[str, str | None]  # settings of a node's processes, by name
 
 @contextmanager
 def joined(address: str, environment: Mapping[str, str]) -> Iterator[None]:
-    """In this process a driver of that cluster, with the environment that its other processes have."""
+    """Make this process a driver of that cluster, with the environment that the cluster's processes have."""
     _check_listens(address)
     assert "ray.serve" not in sys.modules, "Serve reads its settings when it is imported, which comes later"
     os.environ.update({**environment, _AUTH: "token"})  # which Ray reads when it is imported
@@ -48,7 +48,7 @@ def joined(address: str, environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def _check_listens(address: str) -> None:
-    """Ray would try for minutes."""
+    """Raise ConfigurationError if nobody listens at the address: Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     if port.isdecimal() and not listens(host.strip("[]"), int(port)):
         message = f"--address {address}: nobody listens there; expected that of a Ray head node, or auto"
@@ -56,7 +56,7 @@ def _check_listens(address: str) -> None:
 
 
 def _leave(shutdown: Callable[[], None]) -> None:
-    """The cluster goes on without us: there is nothing to wait for long."""
+    """Disconnect, waiting LEAVE_S at most: the cluster goes on without this process."""
     thread = threading.Thread(target=shutdown, daemon=True)
     thread.start()
     thread.join(LEAVE_S)
@@ -64,7 +64,9 @@ def _leave(shutdown: Callable[[], None]) -> None:
 
 
 def check_nodes() -> None:
-    """Within `joined`. Raises ConfigurationError with the remedy where a node has not been started as it must be."""
+    """Check the nodes within `joined`. Raises ConfigurationError with the remedy if a node was not started as it
+    must be.
+    """
     import ray
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -90,7 +92,7 @@ def check_nodes() -> None:
 
 
 def lacking(wanted: Sequence[Setting], nodes: Iterable[tuple[str, Seen]]) -> str | None:
-    """What the first node that is not as it must be lacks, with the remedy; None if all are well."""
+    """Return what the first wrong node lacks, with the remedy; None if all nodes are right."""
     for host, seen in nodes:
         if seen.get(_AUTH) != "token":
             return f"node {host} lets everyone in: start Ray with {_AUTH}=token on every node"
@@ -104,7 +106,7 @@ def lacking(wanted: Sequence[Setting], nodes: Iterable[tuple[str, Seen]]) -> str
 
 
 def _look(names: list[str]) -> dict[str, str | None]:
-    """On a node, in a process of Ray's."""
+    """Return settings of the process that runs this. It runs on a node, in a process of Ray's."""
     raylet: Any = importlib.import_module("ray._raylet")  # whose types do not say all that there is
     mode = "token" if raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN else "disabled"
     return {**{name: os.environ.get(name) for name in names}, _AUTH: mode}

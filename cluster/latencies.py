@@ -1,7 +1,7 @@
-"""Histograms for Prometheus, through Ray: what was counted elsewhere is told once a second, whatever the load.
+"""Histograms for Prometheus, exported through Ray: values that were counted elsewhere, once a second whatever the load.
 
-Ray's own histogram takes one call for each value, which costs as much as the message whose gap it is. So the series
-that a histogram consists of are told as they are: `_bucket` with `le`, `_sum` and `_count`. Ray calls them gauges;
+Ray's own histogram takes one call for each value, which costs as much as the message whose gap it is. So the series of
+a histogram are exported as they are: `_bucket` with `le`, `_sum` and `_count`. Ray calls them gauges;
 `histogram_quantile` and `rate` read them as any others, since each only grows.
 """
 
@@ -31,14 +31,14 @@ HISTOGRAMS = {
 
 
 class HistogramExporter:
-    """labels: of all. `through`: has `Gauge` as ray.util.metrics does."""
+    """Exporter of histograms. labels: labels of all of them. `through`: has `Gauge` as ray.util.metrics does."""
 
     def __init__(self, labels: dict[str, str], through: Any = through_ray) -> None:
         self._labels, self._through = labels, through
         self._made: dict[str, Any] = {}
 
     def tell(self, name: str, spread: Spread) -> None:
-        """name: of HISTOGRAMS. Nothing before there is a value."""
+        """Export one histogram by its name in HISTOGRAMS. Does nothing before it has a value."""
         if not spread.count:
             return
         for bound, count in spread.cumulative():
@@ -55,7 +55,7 @@ class HistogramExporter:
 
 
 class LatencyExporter:
-    """Of one ingress, by pool: those that come later too."""
+    """Exporter of one ingress's latencies, by pool; pools that are added later are included."""
 
     def __init__(self, latencies: Mapping[str, Latencies], model: str, through: Any = through_ray) -> None:
         self._latencies, self._model, self._through = latencies, model, through
@@ -72,7 +72,7 @@ class LatencyExporter:
 async def tell_latencies(latencies: Mapping[str, Latencies], model: str) -> None:
     """Publish the histograms once a second, for as long as the ingress lives.
 
-    An error is logged when it begins, and the next second is tried all the same: a request does not fail for it, and
+    An error is logged when it first occurs, and the next second is tried all the same: no request fails for it, and
     histograms that stand still look like a service without requests.
     """
     exporter = LatencyExporter(latencies, model)

@@ -1,4 +1,6 @@
-"""`logit_bias` as a list of pairs, which llama.cpp has beside OpenAI's object: a token's id or a text, and its bias."""
+"""Reader of `logit_bias` as a list of pairs, which llama.cpp has beside OpenAI's object: a token id or a text, and
+its bias.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ MAX_TEXT_CHARS = MAX_BAD_WORD_CHARS  # of one text
 async def bias_by_token(
     pairs: Sequence[Any], tokenize: Callable[[str], Awaitable[Sequence[int]]]
 ) -> dict[int, float | bool]:
-    """Returns the bias of each token; a text's goes to each of its tokens. What falls on one token is added up.
+    """Return the bias of each token; a text's bias goes to each of its tokens. Biases of the same token are added up.
 
-    False stays as it is: such a token is never chosen. Raises InvalidRequest naming `logit_bias`; whether ids and
-    numbers are in their range is for SamplingParams to say.
+    False stays False: such a token is never chosen. Raises InvalidRequest naming `logit_bias`; SamplingParams checks
+    the ranges of ids and numbers.
     """
     if len(pairs) > MAX_LOGIT_BIAS:
         raise _wrong(pairs, f"at most {MAX_LOGIT_BIAS} pairs")

@@ -1,7 +1,7 @@
-"""A replica's figures for Prometheus, through Ray: its agents export them, by names that begin with ray_motley_.
+"""Metrics of a replica for Prometheus: Ray's agents export them, by names that begin with ray_motley_.
 
-Names are vLLM's. What the replica does not have, such as a store of prefixes, has no figures: nothing is a zero that
-only stands for nothing.
+Names are vLLM's. What the replica does not have, such as a prefix store, has no metrics, rather than zeros without
+meaning.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NO_FLAW = ("hit", "miss", "timeout", "error")  # the store itself counts why it
 
 
 class Exporter:
-    """`through`: has `Counter` and `Gauge` as ray.util.metrics does."""
+    """Exporter of one replica's metrics. `through`: has `Counter` and `Gauge` as ray.util.metrics does."""
 
     def __init__(self, profile: ReplicaProfile, pool: str, through: Any = through_ray) -> None:
         labels = profile.model.name, pool, profile.device_name, profile.compute_capability or "none"
@@ -102,7 +102,7 @@ class Exporter:
             self._reach(name, total, reason)
 
     def _reach(self, name: str, total: float, reason: str = "") -> None:
-        """What counts since the start of whatever counts: told is what is more than it was."""
+        """Raise a counter to a total that its source counts since its own start, by adding the difference."""
         more = total - self._totals.get((name, reason), 0)
         if more > 0:
             self._totals[name, reason] = total

@@ -1,4 +1,4 @@
-"""The name that a fleet is served by: never that of a model that it is not."""
+"""Name by which a fleet's model is served: never the name of a model that it is not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIMULATED_NAME = "simulated"
 
 
 def named(spec: FleetSpec, *, null: bool = False) -> FleetSpec:
-    """With the demo model's folder, and a name where none was given."""
+    """Return the spec with the demo model's folder filled in, and a name if none was given."""
     name = spec.served_model_name
     if null:
         name = name or NULL_NAME

@@ -1,4 +1,4 @@
-"""What a fleet's file says of objectives, tenants and waiting, in the router's words."""
+"""Conversion of a fleet file's objectives, tenants and queue settings to the router's `Routing`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `motley serve` can be told. Imports neither Ray nor torch."""
+"""Options of `motley serve`. Imports neither Ray nor torch."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ class ServeOptions:
     """Settings of one service.
 
     model              folder or Hugging Face id; None serves the built-in demo model
-    engine             settings of the replica's engine
-    replicas           how many
-    max_replicas       most that may be asked for later; None: one for each core
-    host               where HTTP and gRPC listen; without API keys loopback only
+    engine             settings of the replicas' engine
+    replicas           number of replicas
+    max_replicas       most replicas that may be asked for later; None: one for each core
+    host               address at which HTTP and gRPC listen; without API keys loopback only
     api_keys           file of API keys (`motley keys`); None: only this machine may call
-    open_health        health is told without a key
+    open_health        whether health is told without a key
     weights_roots      folders from which admins may update the weights; none: nobody may
     cors_origins       web pages from there may call, each as `https://host[:port]`; `*` alone: from anywhere
     tls_cert, tls_key  PEM files: HTTP and gRPC are served over TLS
-    client_ca          PEM file: with TLS, only clients with a certificate of this authority
-    tls_terminated_upstream  something before this service does TLS
-    http_port          OpenAI's HTTP
-    grpc_port          gRPC: every protocol that is not HTTP
-    control            the control plane, for `motley fleet`
-    admin_host         where the control plane listens; off loopback with API keys and TLS only
-    admin_port         its gRPC; None takes ADMIN_PORT if it is free, or another
-    dashboard_port     Ray's dashboard, on loopback; None takes 8265 if it is free, or another
-    served_model_name  what clients call the model; None: its folder's name
+    client_ca          PEM file: with TLS, only clients with a certificate of this authority may connect
+    tls_terminated_upstream  whether a proxy before this service does TLS
+    http_port          port of HTTP: OpenAI's and KServe's protocols
+    grpc_port          port of gRPC: every protocol that is not HTTP
+    control            whether to run the control plane, for `motley fleet`
+    admin_host         address at which the control plane listens; off loopback with API keys and TLS only
+    admin_port         the control plane's gRPC port; None takes ADMIN_PORT if it is free, or another
+    dashboard_port     port of Ray's dashboard, on loopback; None takes 8265 if it is free, or another
+    served_model_name  model name for clients; None: its folder's name
     null_engine        compute nothing, to measure the service itself; then the model is only its tokenizer and limits
-    null_step_ms       what a step of it takes; 0: as long as its readers
-    simulate           a GPU of the table: compute nothing, and take the time that the roofline says it would
-    simulate_model     whose time: a name of the kernels' model shapes; None: that of the model itself
-    tool_parser        how the model writes calls of tools; auto: told from its chat template
-    reasoning_parser   likewise for what it thinks before it answers
-    unknown_fields     of requests, where the protocol leaves open what becomes of them: ignore (and log), or refuse
+    null_step_ms       duration of a step of the null engine; 0: as long as its readers take
+    simulate           GPU of the table to simulate: compute nothing, and take the time that the roofline predicts
+    simulate_model     model whose time is simulated: a name of the kernels' model shapes; None: the model itself
+    tool_parser        parser of the model's tool calls; auto: chosen by its chat template
+    reasoning_parser   parser of the model's reasoning; auto: chosen by its chat template
+    unknown_fields     what to do with unknown fields, where the protocol leaves it open: ignore (and log), or refuse
     prefix_cache       where replicas share prompts' prefixes: embedded, a URL of Redis, memory or off
-    prefix_memory      bytes: of the redis-server of its own, or of each replica
-    prefix_secret      file with what services have in common to share prefixes; None: this one is for itself
-    drain_s            how long streams may go on after Ctrl-C, or on a replica that is taken away before they move
-    stall_s            a replica that shows no sign of life for so long is given up, and its streams move
-    spare              on each node with a replica a process waits for the next one, with all that it imports
+    prefix_memory      bytes of memory of the service's own redis-server, or of each replica
+    prefix_secret      file with the secret by which services share prefixes; None: this one shares with no other
+    drain_s            seconds for streams to end after Ctrl-C, or on a replica that is removed, before they move
+    stall_s            seconds without a sign of life after which a replica is given up, and its streams move
+    spare              whether a warm process waits on each node with a replica, with all imports done
     greet              show an answer over gRPC and one over HTTP when ready
-    fleet              its pools stand in place of engine, replicas and what is simulated; None: flags say it all
-    address            a Ray cluster that runs already, to deploy the fleet there; None: one of its own
-    ready_file         written when ready, as JSON, for whoever waits for that
+    fleet              fleet file whose pools replace engine, replicas and simulation; None: flags say it all
+    address            running Ray cluster to deploy the fleet on; None: a cluster of the service's own
+    ready_file         JSON file that is written when ready, for a process that waits for that
     """
 
     model: str | None = None

@@ -1,6 +1,6 @@
-"""What cannot be placed is told at once where nothing will ever change it, and as it waits where a node may yet come.
+"""Reports of replicas that cannot be placed: at once if nothing can change it, while waiting if a node may still join.
 
-Import after the settings are in the environment.
+Import this after the settings are in the environment.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _REMEDY = f"take it out, start with 0 replicas, {_ELSEWHERE}"
 
 
 def check_room_here(spec: FleetSpec, fleet: FleetFile | None, *, started: bool = True) -> None:
-    """On a cluster that `motley serve` has started, which no other node joins. `started`: it starts now.
+    """Check placement on a cluster that `motley serve` has started, which no other node joins. `started`: it starts
+    now.
 
-    Raises ConfigurationError with the remedy where a pool that starts with replicas could never have one. Of others,
+    Raises ConfigurationError with the remedy if a pool that starts with replicas could never have one. For other pools,
     which may do without, it prints what is missing.
     """
     nodes = living_nodes()
@@ -56,13 +57,15 @@ def refuse_lacking(
 
 
 def tell_room_there(spec: FleetSpec) -> None:
-    """Of a cluster whose nodes come and go: what waits for one is deployed all the same, and said."""
+    """Print which pools wait for a node, on a cluster whose nodes come and go; they are deployed all the same."""
     for lack in lacks(spec, living_nodes(), node_labels_match_selector):
         _tell(f"pool {spec.pools[lack.pool].name} waits for a node: {lack.message}")
 
 
 def waiting_told(spec: FleetSpec) -> Callable[[], None]:
-    """To be called again and again while replicas start: prints why some have no place, each reason once."""
+    """Return a function to call repeatedly while replicas start: it prints why some are not placed, each reason
+    once.
+    """
     told: dict[str, str] = {}
     looked = time.monotonic()
 
@@ -84,7 +87,7 @@ def waiting_told(spec: FleetSpec) -> Callable[[], None]:
 def _unplaced(
     spec: FleetSpec, deployments: Mapping[str, Mapping[str, Any]], nodes: Sequence[Node]
 ) -> Iterator[tuple[str, str]]:
-    """Pools with a replica that has no node, and why, where it is known."""
+    """Yield the pools with a replica that has no node, and why, if known."""
     for pool in spec.pools:
         replicas = deployments.get(pool.name, {}).get("replicas", ())
         if any(one["state"] == "STARTING" and one.get("node_id") is None for one in replicas):

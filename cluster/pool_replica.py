@@ -1,4 +1,4 @@
-"""The deployment class of a pool in Serve: a replica, its figures, and who waits on its node to be the next one."""
+"""Deployment class of a pool in Serve: a replica, its metrics, and the warm processes on its node."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PERIOD_S = 1.0
 
 
 class PoolReplica(Replica):
-    """A replica that tells its figures, whenever Serve asks for its load and some time has gone by.
+    """A replica that exports its metrics when Serve asks for its load, at most once every PERIOD_S.
 
-    spares  processes that are to wait on its node once it is ready
+    spares  number of warm processes that wait on its node once it is ready
     """
 
     # Serve awaits it, of which type checkers know nothing.

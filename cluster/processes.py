@@ -1,4 +1,4 @@
-"""The processes that this one started, directly or not; and their end."""
+"""Processes that this one started, directly or indirectly, and their end."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _POLL_S = 0.05
 
 
 def become_subreaper() -> None:
-    """From now on orphans among our descendants become our children (Linux), so that `descendants` sees them."""
+    """Make orphans among this process's descendants its children (Linux), so that `descendants` sees them."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants(root: int | None = None) -> list[int]:
-    """Living processes below `root` (this one), parents first. Empty where there is no /proc."""
+    """Return the living processes below `root` (default: this one), parents first. Empty if there is no /proc."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it ended meanwhile
@@ -37,14 +37,14 @@ def descendants(root: int | None = None) -> list[int]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped it; one that waits for a busy machine is not."""
+    """Return whether a signal has stopped the process; one that only waits for a busy machine is not stopped."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     return False
 
 
 def end_descendants(*, polite_s: float, patience_s: float) -> list[int]:
-    """Wait, then SIGTERM, then SIGKILL. Returns those that are left, which should be none."""
+    """Wait, then send SIGTERM, then SIGKILL. Returns the processes that are left, which should be none."""
     for number, seconds in ((None, polite_s), (signal.SIGTERM, patience_s), (signal.SIGKILL, patience_s)):
         if number is not None:
             _signal_all(number)
@@ -67,7 +67,7 @@ def _reap_and_list() -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = math.inf) -> bool:
-    """Whether it came true in that time."""
+    """Wait for a condition; return whether it came true in that time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -13,10 +13,10 @@ __all__ = ["free_agent_port"]
 
 @contextmanager
 def free_agent_port() -> Iterator[None]:
-    """Within it `ray.init` starts a node whose agent takes a port that is free (0), instead of Ray's 52365.
+    """Make `ray.init` start a node whose agent takes a free port (0), instead of Ray's 52365.
 
-    The agents of two clusters of one machine would want the same one: the second has none then, and its dashboard no
-    log to show.
+    The agents of two clusters on one machine would want the same port: the second would have none, and its dashboard
+    could show no logs.
     """
     whole = parameter.RayParams
     parameter.RayParams = partial(whole, dashboard_agent_listen_port=0)

@@ -1,4 +1,4 @@
-"""What operators have rolled since a fleet's file was applied: it stays, until the file itself says something else."""
+"""Rollouts by operators since a fleet's file was applied: they stay until the file itself says something else."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["Rolled", "rolled"]
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """Of a pool that is there. model: checkpoint that its replicas were rolled to; empty: as the file has it."""
+    """A rollout of a deployed pool. model: checkpoint that its replicas were rolled to; empty: the file's."""
 
     version: str
     model: str = ""
 
 
 def rolled(running: FleetSpec, wanted: FleetSpec, state: State, versions: Mapping[str, str]) -> dict[str, Rolled]:
-    """How pools are to be deployed that have been rolled, by name. Pure.
+    """Return by name how pools that have been rolled are to be deployed. A pure function.
 
-    running   what was applied last
-    versions  that pools have right now, as Serve knows them
+    running   the spec that was applied last
+    versions  versions that pools have now, as Serve has them
     """
     found = {}
     for pool in wanted.pools:

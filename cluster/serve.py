@@ -1,4 +1,4 @@
-"""`motley serve`: starts, waits until healthy, serves until Ctrl-C, and stops all that it started."""
+"""Service behind `motley serve`: starts, waits until healthy, serves until Ctrl-C, and stops all that it started."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ Bar = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
 def run_serve(options: ServeOptions, make_worker: Any = None, bar: Bar = lambda _: nullcontext()) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit status; errors are one line on stderr.
 
-    A fleet file whose ports are those of a fleet that serves is applied to that one instead, and one with an address
-    to a cluster that runs there. Otherwise no cluster is touched that was not started here.
+    A fleet file whose ports belong to a running fleet is applied to that fleet, and one with an address to the cluster
+    there. Otherwise no cluster is touched that was not started here.
 
-    `make_worker` replaces the engine in tests. A second signal while it stops hurries it. `bar` shows how far the
-    model is loaded, where somebody looks.
+    `make_worker` replaces the engine in tests. A second signal while it stops hurries it. `bar` shows how far the model
+    is loaded, if somebody watches.
     """
     _take_signals()
     try:
@@ -100,7 +100,7 @@ def run_serve(options: ServeOptions, make_worker: Any = None, bar: Bar = lambda 
 
 
 def check(options: ServeOptions) -> None:
-    """Raise ConfigurationError for what would fail later, or open a door."""
+    """Raise ConfigurationError for options that would fail later, or be insecure."""
     check_access(options)
     if options.address is not None and options.fleet is None:
         raise ConfigurationError("--address: for a fleet file", param="address")
@@ -113,7 +113,9 @@ def check(options: ServeOptions) -> None:
 
 
 def _check_models(options: ServeOptions, spec: FleetSpec) -> None:
-    """A wrong path and a bad checkpoint are told at once, and a download shows its progress. Each once."""
+    """Resolve each model once, so that a wrong path or a bad checkpoint fails at once, and a download shows its
+    progress.
+    """
     places: dict[str, tuple[str | int, ...]] = {}
     for number, pool in enumerate(spec.pools):
         own = pool.quantization.model is not None
@@ -128,7 +130,9 @@ def _check_models(options: ServeOptions, spec: FleetSpec) -> None:
 
 
 def _check_memory(options: ServeOptions, spec: FleetSpec) -> None:
-    """Of pools that start with replicas which hold all of the model, or each GPU its share of it, on this machine."""
+    """Raise ConfigurationError if a pool's model, or each GPU's share of it, does not fit the memory of this
+    machine.
+    """
     for number, pool in enumerate(spec.pools):
         model, config = model_of(spec, pool), engine_config(spec, pool)
         mixed = any(pool.gpus) and not all(pool.gpus)
@@ -276,7 +280,7 @@ def _start(
 
 
 def _tell_all(waiting: Callable[[], None], tell: Callable[[int, int], None] | None, folder: Path) -> None:
-    """Of a start: who waits for a place, and how far the others have loaded where somebody looks."""
+    """Report during a start which replicas wait for a place, and how far the others have loaded if somebody watches."""
     waiting()
     if tell:
         tell(*read_loading(folder))
@@ -301,7 +305,7 @@ def _null(options: ServeOptions, spec: FleetSpec) -> Callable[[], Any] | None:
 
 
 def _stop(drain_s: float, redis: OwnRedis | None, guardian: Guardian, *, lost: bool) -> None:
-    """Politely while it lasts, then surely. `lost`: a part of Ray is, and with it the others' ear."""
+    """Stop the service gently, then by force. `lost`: a part of Ray has ended, so the others may not hear."""
     with suppress(KeyboardInterrupt):
         if "ray" in sys.modules:
             from . import head
@@ -322,7 +326,9 @@ def _tell(line: str) -> None:
 
 
 def _take_signals() -> None:
-    """SIGINT too: a shell starts background jobs with it ignored. SIGHUP: the terminal was closed."""
+    """Handle SIGINT too, since a shell starts background jobs with it ignored, and SIGHUP, sent when the terminal
+    closes.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
 

@@ -1,4 +1,6 @@
-"""What is served, kept in the cluster: an ingress that starts while no replica is wanted must not wait for one."""
+"""Profile of the served model, kept in the cluster: an ingress that starts while no replica is wanted must not
+wait for one.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ _KEY, _NAMESPACE = f"served/{APPLICATION}".encode(), b"motley"
 
 
 def keep_served(model: str, profile: ReplicaProfile) -> None:
-    """`model`: folder or id that the service was started with. Nothing where Ray does not run it."""
+    """Keep a replica's profile. `model`: folder or id that the service was started with. Does nothing without Ray."""
     if ray.is_initialized():
         _internal_kv_put(_KEY, dump(model, profile), overwrite=True, namespace=_NAMESPACE)
 
 
 def served_at_zero(model: str) -> ReplicaProfile | None:
-    """Returns what a replica was that has served this model; None where replicas are wanted, or none has been kept."""
+    """Return the kept profile of a replica of this model; None if replicas are wanted, or none has been kept."""
     if not ray.is_initialized():
         return None
     targets = current_targets(APPLICATION)
@@ -40,7 +42,7 @@ def dump(model: str, profile: ReplicaProfile) -> bytes:
 
 
 def load(model: str, kept: bytes) -> ReplicaProfile | None:
-    """None of another model, and of what another version of Motley has kept in another form."""
+    """Read a kept profile; None for another model, and for what another version of Motley has kept in another form."""
     whole: dict[str, Any] = json.loads(kept)
     if whole["served"] != model:
         return None

@@ -1,4 +1,4 @@
-"""What Ray and Serve read from the environment, once, when they start. One table: name, value, reason."""
+"""Settings that Ray and Serve read from the environment once, when they start. One table: name, value, reason."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ class Setting:
 
 
 def ray_settings(folder: Path, edge: Edge | None) -> tuple[Setting, ...]:
-    """For a cluster that keeps its files in `folder`; HAProxy is used if there is an edge for it."""
+    """Return the settings for a cluster that keeps its files in `folder`; HAProxy is used if there is an edge for
+    it.
+    """
     return (*_shared(), *(() if edge is None else _haproxy(folder, edge)))
 
 
 def node_settings() -> tuple[Setting, ...]:
-    """For every node of a cluster that others start. Of HAProxy there is nothing."""
+    """Return the settings for every node of a cluster that others start. HAProxy is not used there."""
     everywhere = tuple(setting for setting in _shared() if setting.name in _OF_NODES)
     return (*everywhere, Setting(SPREAD, "1", "replicas call one another by their nodes' addresses"))
 
@@ -102,7 +104,7 @@ def _haproxy(folder: Path, edge: Edge) -> tuple[Setting, ...]:
 
 
 def max_connections() -> int:
-    """As many as HAProxy finds files for, which wants two and a half each; at most 16,384."""
+    """Return how many connections HAProxy can have file descriptors for, at two and a half each; at most 16,384."""
     import resource  # there is none on Windows, and no HAProxy
 
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -112,7 +114,7 @@ def max_connections() -> int:
 
 
 def check_environment(environ: Mapping[str, str]) -> None:
-    """Raise ConfigurationError where the environment would undo what keeps strangers out."""
+    """Raise ConfigurationError if the environment would leave Ray's ports open to strangers."""
     if environ.get("RAY_AUTH_MODE", "token").lower() != "token":
         raise ConfigurationError(
             f"RAY_AUTH_MODE={environ['RAY_AUTH_MODE']} leaves Ray's own ports open to everyone; unset it",

@@ -1,8 +1,8 @@
-"""The other processes of a divided model as actors, each in its bundle of the replica's own placement group.
+"""Other processes of a divided model, as Ray actors, each in its bundle of the replica's own placement group.
 
-Descriptors reach an actor over a Unix socket, which has a name drawn for it and no file, and answers this user alone.
-So ranks share memory and stages have pipes as subprocesses do. A stage on another node has TCP connections in the place
-of its pipes (shard_tunnel.py), and no memory that it shares with anybody.
+Descriptors reach an actor over an abstract Unix socket with a random name and no file, which serves only this user. So
+ranks share memory and stages have pipes as subprocesses do. A stage on another node has TCP connections in place of its
+pipes (shard_tunnel.py), and no shared memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _READ, _WRITTEN = ("reads", "before"), ("writes", "after")  # by the process tha
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    """The way from another node. names: of what there is to call for. spare: one more process is to wait there."""
+    """Connection details for another node. names: pipes to connect. spare: whether a warm process is to wait there."""
 
     address: tuple[str, int]
     secret: bytes = field(repr=False)
@@ -51,12 +51,13 @@ class Far:
 
 
 class Shard:
-    """What runs in the actor's process."""
+    """The code that runs in the actor's process."""
 
     def compute(self, door: str, node: str, name: str, far: Far | None) -> None:
-        """Take the descriptors that are given at the `door` on that node, and follow what comes by them to its end.
+        """Receive the descriptors from the socket `door` on that node, and compute what arrives by them until they
+        close.
 
-        far  how to come by them on any other node; None: there is none
+        far  how to get them on any other node; None: not possible
         """
         from ..replicas.logs import log_to_stderr
         from ..replicas.shards.follower_process import follow
@@ -77,14 +78,14 @@ class Shard:
 
 
 class Actors:
-    """Implements `Launcher` in a replica that has such a placement group, with a bundle for each process.
+    """Launcher of a replica's other processes, in a placement group that has a bundle for each process.
 
-    cpus       of each bundle; the first is the replica's own
-    resources  likewise, of Ray's own
+    cpus       CPUs of each bundle; the first is the replica's own
+    resources  Ray's custom resources of each bundle
     threads    whether each process computes with as many threads as its bundle has CPUs
     spread     whether a bundle may be on another node than the replica's
-    gpus       whether each has a GPU, which is then the only one that its process sees; none: none has
-    spare      whether a process waits on each other node for the next replica
+    gpus       for each process, whether it has a GPU, the only one that it sees; none: none has one
+    spare      whether a warm process waits on each other node for the next replica
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Actors:
 
 
 class _Actor:
-    """Implements `Handle`. host: where it is called from other nodes; None: it is on this one. spare: as of `Far`."""
+    """Handle of one actor. host: address at which other nodes call it; None: it is on this node. spare: as in `Far`."""
 
     def __init__(
         self, actor: Any, node: str, name: str, ends: Mapping[str, int], host: str | None, spare: bool
@@ -154,7 +155,9 @@ class _Actor:
         return self._how if self._ended.wait(timeout_s) else None
 
     def kill(self) -> None:
-        """By its own node's means, which end one that has stopped as well; Ray's reach one that has not called yet."""
+        """Kill by signal, which also ends a stopped process, and by Ray, which reaches one that has not connected
+        yet.
+        """
         with self._naming:
             self._killed = True
             if self._process is not None:
@@ -189,7 +192,7 @@ class _Actor:
             self._ended.set()
 
     def _give(self, computed: Any, door: socket.socket, far: Door | None, given: dict[str, int]) -> None:
-        """When it calls, from here or from afar; not at all when it has ended before that."""
+        """Give the descriptors when the actor connects, from this node or another; not if it has ended before."""
         door.settimeout(_LOOK_S)
         while not ray.wait([computed], timeout=0)[0]:
             if far is not None and (first := far.answer()) is not None:
@@ -200,7 +203,7 @@ class _Actor:
                 return
 
     def _connect(self, computed: Any, far: Door, first: tuple[str, socket.socket], given: dict[str, int]) -> None:
-        """All of its pipes, as it calls for one after the other; what it is given is no longer in `given`."""
+        """Connect all of the actor's pipes, one connection after the other; removes each from `given`."""
         self.starting = self.shares_memory = False
         found: tuple[str, socket.socket] | None = first
         while not ray.wait([computed], timeout=0)[0]:
@@ -225,7 +228,7 @@ class _Actor:
 
 
 def _check_same_user(other: socket.socket) -> int:
-    """The process at the other end. Raises PermissionError where it is of another user."""
+    """Return the process at the other end. Raises PermissionError if it belongs to another user."""
     pid, user, _ = _CREDENTIALS.unpack(other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     if user != os.geteuid():
         raise PermissionError(f"a process of user {user} is no part of the model")
@@ -233,7 +236,7 @@ def _check_same_user(other: socket.socket) -> int:
 
 
 def _told(error: Exception) -> str:
-    """What its computing raised, or in Ray's words how its process ended, without what that may have come of."""
+    """Return the error that the actor raised, or how Ray says its process ended, without Ray's guesses at causes."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = lines[-1].partition(" Some common causes")[0] if lines else "nothing is said of it"
     return f"{type(error).__name__}: {said}"

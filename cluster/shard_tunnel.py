@@ -1,6 +1,7 @@
-"""Pipes to a process on another node: a TCP connection for each, which both sides prove to have the same secret for.
+"""Pipes to a process on another node: a TCP connection for each, on which both sides prove that they have the same
+secret.
 
-What goes over it is not sealed: it is for a network that Ray's own ports are on.
+The traffic is not encrypted: it needs a network as trusted as the one of Ray's own ports.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _KEPT_ALIVE = (
 
 
 class Door:
-    """Where processes of other nodes call, by these names. Each takes what it is called by, once."""
+    """Listener for processes of other nodes, which connect by these names. Each name connects once."""
 
     def __init__(self, host: str, names: Sequence[str]) -> None:
         self.secret = secrets.token_bytes(32)
@@ -44,7 +45,9 @@ class Door:
         self.address: tuple[str, int] = (host, self._listening.getsockname()[1])
 
     def answer(self) -> tuple[str, socket.socket] | None:
-        """The next that calls, and by which name; None: nobody has within a moment, or somebody without the secret."""
+        """Return the next connection and its name; None if nobody connected for a moment, or somebody without the
+        secret.
+        """
         try:
             caller, _ = self._listening.accept()
         except TimeoutError:
@@ -67,7 +70,7 @@ class Door:
 
 
 def call(address: tuple[str, int], name: str, secret: bytes) -> int:
-    """The descriptor of a connection to the door there, by that name. Raises OSError."""
+    """Connect to the listener there by that name; return the connection's descriptor. Raises OSError."""
     with socket.create_connection(address, timeout=_SHAKE_S) as called:
         own, told = secrets.token_bytes(_NONCE_BYTES), name.encode()
         called.sendall(own + len(told).to_bytes(1, "little") + told)
@@ -91,7 +94,7 @@ def _answered(caller: socket.socket, secret: bytes) -> str:
 
 
 def _proof(secret: bytes, who: bytes, caller: bytes, called: bytes, name: bytes) -> bytes:
-    """who: of fixed lengths all but `name`, which is the last."""
+    """Return the proof that `who` has the secret. All parts but `name`, which is the last, have fixed lengths."""
     return hmac.digest(secret, who + caller + called + name, "sha256")
 
 
@@ -112,7 +115,7 @@ def _set(connection: socket.socket) -> None:
 
 
 def pump(name: str, source: int, sink: int) -> None:
-    """All that comes from one descriptor into the other, by a thread of its own, until either ends: it closes both."""
+    """Copy all data from one descriptor to the other in a thread, until either ends; it closes both."""
     threading.Thread(target=_pump, args=(source, sink), name=name, daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""Several awaitables or streams at once, with no task left behind."""
+"""Functions that run several awaitables or streams at once, with no task left behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def all_of(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results in order. The first failure cancels the others and is raised itself, not in a group."""
+    """Return all results in order. The first failure cancels the others and is raised itself, not in a group."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]
@@ -22,7 +22,7 @@ async def all_of(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Items of all streams as they come, each with its stream's number. Closes them all at the end."""
+    """Yield items of all streams as they come, each with its stream's number. Closes them all at the end."""
     pending = {asyncio.create_task(next_of(stream)): which for which, stream in enumerate(streams)}
     try:
         while pending:
@@ -47,7 +47,7 @@ class _End:
 
 
 async def fan_in(sources: AsyncIterable[AsyncGenerator[T, None]], *, at_once: int) -> AsyncGenerator[T, None]:
-    """Items of all sources as they come, of at most so many sources at a time; the others wait unread.
+    """Yield items of all sources as they come, from at most `at_once` sources at a time; the others wait unread.
 
     An item waits for its reader before its source makes another. The first failure, of a source or in
     finding sources, closes the others and is raised itself.
@@ -86,7 +86,7 @@ async def fan_in(sources: AsyncIterable[AsyncGenerator[T, None]], *, at_once: in
 
 
 async def next_of(items: AsyncIterable[T]) -> list[T]:
-    """The next item, or nothing at the end: a task cannot carry StopAsyncIteration."""
+    """Return the next item in a list, or an empty list at the end: a task cannot carry StopAsyncIteration."""
     async for item in items:
         return [item]
     return []

@@ -1,4 +1,4 @@
-"""Whether the torch that is installed can use the GPUs that a fleet starts on, told before Ray is started."""
+"""Check of whether the installed torch can use the GPUs that a fleet starts on, before Ray is started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["check_torch"]
 
 
 def check_torch(spec: FleetSpec, fleet: FleetFile | None) -> None:
-    """For a service on this machine. Raises ConfigurationError with the remedy: a build for CPUs finds no GPU."""
+    """Raise ConfigurationError with the remedy if GPUs are wanted on this machine and torch is a build for CPUs."""
     wanting = [
         number
         for number, pool in enumerate(spec.pools)

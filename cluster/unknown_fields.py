@@ -1,4 +1,4 @@
-"""What becomes of a request's field that nobody knows, by `--unknown-fields`."""
+"""Treatment of a request's unknown fields, by `--unknown-fields`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEVER_TAKEN = frozenset(
 
 
 class UnknownFields:
-    """Those that come to one ingress. With "ignore" each name is logged once, and no more than MAX_NAMES of them."""
+    """Unknown fields that come to one ingress. With "ignore" each name is logged once, for at most MAX_NAMES names."""
 
     def __init__(self, policy: Literal["ignore", "refuse"] = "ignore") -> None:
         self._policy = policy
@@ -29,13 +29,13 @@ class UnknownFields:
 
     @property
     def refuses(self) -> bool:
-        """Whether a field that nobody knows is an error."""
+        """Whether an unknown field is an error."""
         return self._policy == "refuse"
 
     def meet(self, path: str, value: Any, at: str | None = None) -> None:
-        """Take note of the field at `path`, such as `messages[].mood`. Raises InvalidRequest where it is refused.
+        """Note the unknown field at `path`, such as `messages[].mood`. Raises InvalidRequest if it is refused.
 
-        `at`: the same with its indices, for the error.
+        `at`: the same path with its indices, for the error.
         """
         if says_nothing(value):
             return
@@ -53,5 +53,5 @@ class UnknownFields:
 
 
 def says_nothing(value: Any) -> bool:
-    """Whether it is null or empty, which is as good as leaving the field out."""
+    """Return whether a value is null or empty, which counts as leaving the field out."""
     return value is None or (isinstance(value, str | list | dict) and not value)

@@ -1,8 +1,8 @@
-"""What `motley serve` watches while it serves: the processes that it started, and those that must answer.
+"""Watch of `motley serve` over the processes that it started, and those that must answer.
 
-A process without which nothing is served ends the service, with a reason and `LOST`, so that whoever started it can
-start it again. One that can be had again while streams go on is ended, for Ray or Serve to start it anew. Ends are
-heard of at once; one that hangs is told by several questions in a row that it does not answer.
+A process without which nothing is served ends the service, with a reason and exit status `LOST`, so that a service
+manager can restart it. One that can be replaced while streams go on is ended, so that Ray or Serve restarts it. The end
+of a process is noticed at once; one that hangs is recognised by several questions in a row that it does not answer.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 
 
 class Lost(Exception):
-    """The service has ended, for this reason."""
+    """Error that ends the service, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
     """A child process.
 
-    vital  nothing is served without it
-    so     what is not there any more; of a vital one, why it may have ended by itself
+    vital  whether nothing is served without it
+    so     what no longer works without it; for a vital one, why it may have ended by itself
     """
 
     name: str
@@ -50,9 +50,11 @@ class Daemon:
     so: str = ""
 
     def status(self) -> int | None:
-        """As of `Popen.poll`; but the process is left as a zombie, for whose sake Ray's workers go on with streams.
+        """Return the exit status as `Popen.poll` does, but leave the process a zombie, so that Ray's workers keep their
+        streams.
 
-        Whoever looks whether the raylet's number is taken finds it is. They end when it is reaped, or GCS misses it.
+        Ray's workers check whether the raylet's process id exists, which a zombie's does. They end when it is reaped,
+        or when the GCS misses it.
         """
         if sys.platform != "linux":
             return self.process.poll()
@@ -67,13 +69,13 @@ class Daemon:
 
 @dataclass(slots=True)
 class Asked:
-    """A process that is asked whether it lives, over and over.
+    """A process that is asked repeatedly whether it lives.
 
-    ask       returns in time, or raises whatever it likes
-    patience_s  without an answer until it is taken for one that hangs
-    certain   whether silence has no other reason, as where a signal has stopped it; else it has BUSY times as long
-    cure      ends it, to be started again by whoever did; None: there is nobody, and the service ends
-    vital     the service ends as well if that does not help
+    ask         returns in time, or raises any error
+    patience_s  seconds without an answer after which it counts as hung
+    certain     whether silence is proof, as when a signal has stopped it; otherwise it has BUSY times as long
+    cure        ends it, so that its starter restarts it; None: nobody does, and the service ends
+    vital       whether the service ends as well if that does not help
     """
 
     name: str
@@ -88,7 +90,7 @@ class Asked:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def note(self, answered: bool, began: float) -> None:
-        """began: when it was asked."""
+        """Note an answer, or a missing one. began: when the question was sent."""
         with self._lock:
             if answered:
                 self._misses = self._cures = 0
@@ -103,7 +105,7 @@ class Asked:
         return silent_s >= BUSY * self.patience_s or self.certain()
 
     def judge(self, now: float) -> str | None:
-        """Why the service has to end, or None. Cures what can be."""
+        """Return why the service has to end, or None. Cures the process if it hangs and can be replaced."""
         if not self.hangs(now):
             return None
         if self.cure is None or (self.vital and self._cures >= CURES):
@@ -127,9 +129,10 @@ class Asked:
 
 
 class Watch:
-    """Runs in a thread of its own from `start` to `end`. why: what the service has to end for, or None.
+    """Watch that runs in a thread of its own from `start` to `end`. why: reason for which the service must end, or
+    None.
 
-    tell: prints a line to whoever started the service. lost: is called once `why` says something.
+    tell: prints a line for the user. lost: is called once `why` is set.
     """
 
     def __init__(self, tell: Callable[[str], None], lost: Callable[[], None]) -> None:
@@ -141,20 +144,20 @@ class Watch:
         self._ended = threading.Event()
 
     def start(self, daemons: Sequence[Daemon], asked: Sequence[Asked], look: Callable[[], None]) -> None:
-        """look: is called about once a second."""
+        """Start the watch. look: is called about once a second."""
         self._daemons += daemons
         self._looks.append(look)
         self.also(asked)
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def also(self, asked: Sequence[Asked]) -> None:
-        """Watch over these too, from now on."""
+        """Watch these too, from now on."""
         self._asked += asked
         for one in asked:
             threading.Thread(target=one.ask_on, args=(self._ended,), name=f"asks {one.name}", daemon=True).start()
 
     def end(self) -> None:
-        """Whatever ends from now on is meant to."""
+        """End the watch: processes that end from now on are meant to."""
         self._ended.set()
 
     def _run(self) -> None:
@@ -168,7 +171,7 @@ class Watch:
             _wait_for_one(self._daemons)
 
     def look(self, now: float) -> str | None:
-        """Why the service has to end, if it has."""
+        """Return why the service has to end, or None."""
         for look in self._looks:
             look()
         for daemon in [*self._daemons]:
@@ -184,7 +187,7 @@ class Watch:
 
 
 def _wait_for_one(daemons: Sequence[Daemon]) -> None:
-    """Return when one has ended, or after a second."""
+    """Return when one of the processes has ended, or after a second."""
     if sys.platform != "linux":
         time.sleep(WAKE_S)
         return

@@ -1,4 +1,4 @@
-"""The processes of Ray, of Serve and of the service itself that `motley serve` watches, and how each is asked."""
+"""Processes of Ray, of Serve and of the service that `motley serve` watches, and how each is asked."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BY_ITSELF = {"raylet": "as it does without its dashboard agent or its runtime-en
 
 
 def daemons() -> list[Daemon]:
-    """Those that Ray's start has left as children of this process."""
+    """Return the daemons that Ray's start has left as children of this process."""
     return [
         Daemon(NOT_VITAL[kind][0], info.process, so=NOT_VITAL[kind][1])
         if kind in NOT_VITAL
@@ -55,7 +55,7 @@ def daemons() -> list[Daemon]:
 
 
 def ray_asked() -> list[Asked]:
-    """Ray's daemons, which may hang."""
+    """Return Ray's daemons that may hang."""
     [node] = ray.nodes()
     raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
     gcs = str(ray.get_runtime_context().gcs_address)
@@ -66,7 +66,7 @@ def ray_asked() -> list[Asked]:
 
 
 def service_asked(inside: Inside, redis: OwnRedis | None, *, control: bool) -> list[Asked]:
-    """What has to answer of a service that is ready. `inside`: where its door is."""
+    """Return the processes of a ready service that must answer. `inside`: the address of its ports."""
     host, _, port = inside.http.removeprefix("http://").rpartition(":")
     found = [
         Asked("the door", partial(open_door, host.strip("[]"), int(port)), PATIENCE_S),
@@ -82,9 +82,9 @@ def service_asked(inside: Inside, redis: OwnRedis | None, *, control: bool) -> l
 
 
 def healthy(address: str) -> Callable[[], object]:
-    """Asks one of Ray's servers by gRPC's own protocol of health.
+    """Return a function that asks one of Ray's servers by gRPC's health protocol.
 
-    By a connection of its own each time: of one that is open when Ray ends, grpcio writes an error to stderr.
+    It opens a new connection each time: if one is open when Ray ends, grpcio writes an error to stderr.
     """
 
     def ask() -> object:
@@ -100,7 +100,7 @@ def healthy(address: str) -> Callable[[], object]:
 
 
 def open_door(host: str, port: int) -> None:
-    """Raises ConnectionRefusedError where nobody listens. A door with too many before it is no closed one."""
+    """Raise ConnectionRefusedError if nobody listens. A port with a long queue counts as open."""
     try:
         socket.create_connection((host, port), timeout=ANSWER_S).close()
     except ConnectionRefusedError:
@@ -110,7 +110,9 @@ def open_door(host: str, port: int) -> None:
 
 
 def _actor(name: str, actor: str, namespace: str, method: str, title: str) -> Asked:
-    """Ray starts it again where it ends. By name each time: a handle of one that is no more helps nobody."""
+    """Return the watch of a Ray actor, which Ray restarts when it ends. It is looked up by name each time, as
+    handles go stale.
+    """
 
     def ask() -> Any:
         return ray.get(getattr(ray.get_actor(actor, namespace), method).remote(), timeout=ANSWER_S)
@@ -122,12 +124,12 @@ def _actor(name: str, actor: str, namespace: str, method: str, title: str) -> As
 
 
 def any_stopped(kind: str) -> bool:
-    """Whether a signal has stopped the process that Ray calls so."""
+    """Return whether a signal has stopped a process of this kind, by Ray's name."""
     return any(is_stopped(info.process.pid) for info in worker._global_node.all_processes.get(kind, ()))
 
 
 def titled(title: str) -> list[int]:
-    """The descendants that call themselves so."""
+    """Return the descendants whose command line begins with this title."""
     found = []
     for pid in descendants():
         with suppress(OSError):
@@ -137,7 +139,7 @@ def titled(title: str) -> list[int]:
 
 
 def end_titled(title: str) -> None:
-    """SIGKILL to these."""
+    """Send SIGKILL to the descendants with this title."""
     for pid in titled(title):
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Where weights may come from while a fleet serves, and what of them a replica begins with."""
+"""Folders that weights may come from while a fleet serves, and the updates that a replica starts with."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ __all__ = ["updates_of", "within"]
 
 
 def within(path: str, roots: Sequence[Path]) -> Path:
-    """The path without links, if it is within one of these folders. Raises Forbidden, and InvalidRequest for no path.
+    """Return the path without links, if it is within one of these folders. Raises Forbidden, and InvalidRequest for no
+    path.
 
-    Whether there is a file, is not told of a path that is elsewhere.
+    Outside these folders the error does not say whether there is a file.
     """
     if not path or not Path(path).is_absolute() or not path.isprintable():
         raise InvalidRequest(f"path: {shown(path)} is not accepted; expected an absolute one", param="path")
@@ -32,7 +33,7 @@ def within(path: str, roots: Sequence[Path]) -> Path:
 
 
 def updates_of(app: str, pool: str) -> Callable[[], Sequence[WeightFile]]:
-    """What a replica of that pool asks when it starts."""
+    """Return a function by which a replica of that pool gets its weight updates when it starts."""
     return partial(_updates, app, pool)
 
 

@@ -1,8 +1,8 @@
-"""Every field that clients of other servers send in OpenAI's bodies, whose it is, and what becomes of it here.
+"""Table of every field that clients of other servers send in OpenAI's bodies, whose it is, and what becomes of it here.
 
-This is the one table of them. A null or an empty value is always taken, as a name that is not here is
-(`--unknown-fields`). What OpenAI's own API has, with Motley's few additions, is in openai_table.py; of a field that is
-honoured (`works`) that table says what it does.
+A null or an empty value is always accepted, and so is a name that is not in the table (`--unknown-fields`). OpenAI's
+own fields, with Motley's few additions, are in openai_table.py; for a field that is honoured (`works`) that table says
+what it does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Source(StrEnum):
-    """Where a field comes from: the server whose API has it, or the client that sends it."""
+    """Origin of a field: the server whose API has it, or the client that sends it."""
 
     OPENAI = "OpenAI"
     VLLM = "vLLM"
@@ -34,7 +34,7 @@ class Source(StrEnum):
 
 
 class Effect(StrEnum):
-    """What becomes of a field that has a value."""
+    """Effect of a field that has a value."""
 
     WORKS = "works"
     RENAMED = "the same as"
@@ -76,7 +76,7 @@ class Foreign:
 
 
 class Unbounded(Enum):
-    """A value that no JSON has: this field asks for no bound, where without it there may be one."""
+    """A value that JSON does not have: it asks for no bound, where an absent field may mean a default bound."""
 
     VALUE = "unbounded"
 

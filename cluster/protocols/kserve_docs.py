@@ -48,7 +48,7 @@ _ID: Schema = {"type": "integer", "minimum": 0, "maximum": INT32}
 
 
 def _input(name: str, shape: Schema, element: Schema, about: str, **bounds: int) -> Schema:
-    """A tensor as an input; its elements may be in a row of their own."""
+    """Return the schema of an input tensor; its elements may be nested in rows of their own."""
     flat = {**list_of(element), **bounds}
     return object_of(
         {
@@ -200,7 +200,7 @@ def _generate(stream: Schema) -> Schema:
 
 
 def _open(schema: Schema) -> Schema:
-    """With whatever else there may be: what is not known goes by --unknown-fields."""
+    """Return the schema without a ban on other fields: unknown ones are treated by --unknown-fields."""
     return {key: value for key, value in schema.items() if key != "additionalProperties"}
 
 

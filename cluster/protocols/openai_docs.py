@@ -1,4 +1,4 @@
-"""OpenAI's routes, and those beside them, for the description of the interface."""
+"""OpenAI's routes, and the routes beside them, for the description of the interface."""
 
 from __future__ import annotations
 
