@@ -36,7 +36,7 @@ def run(
     speculate_ngram: int = 0,
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
-    """Run the benchmark and return its report.
+    """Run `motley bench engine` and return its report.
 
     shape            name in SHAPES; a checkpoint of this shape with random weights is made once and kept
     batches          numbers of sequences that decode together

@@ -170,7 +170,7 @@ def _is_cut(found: dict[str, Any]) -> bool:
 
 
 def _key(found: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the key of a result; a repeated measurement has the same key."""
+    """Return the fields that identify a measurement; a repetition of the measurement has the same."""
     names = ("shape", "side", "what", "batch", "prompt_tokens", "output_tokens", "variant")
     return tuple(found.get(name) for name in names)
 
@@ -268,7 +268,7 @@ def run(
     speculate_ngram: int = 0,
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
-    """Run the benchmark and return its report.
+    """Run `motley bench engine --device cuda` and return its report.
 
     seconds          time limit: a measurement that has not begun by then is left out and listed as such
     speculate_ngram  run the streams once more with at most so many n-gram drafts per step; how many are accepted

@@ -27,7 +27,7 @@ _TOLD_S = 10.0  # so long before the limit a process that hangs writes its stack
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Way to divide a model.
+    """Way to divide a model among memory tiers, pipeline stages and tensor-parallel ranks.
 
     devices  "gpu" or "cpu" for each process
     tiers    where layers are: "host", "disk", or "both", with one layer left on the device; None: all are on the device

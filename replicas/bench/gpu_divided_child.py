@@ -167,7 +167,7 @@ class Tasks:
         return Engine(folder, device="cuda:0" if self._real else "cpu", kv_memory_bytes=_KV_BYTES, threads=2, **more)
 
     def _device(self, kind: str, number: int, way: Way) -> str:
-        """Return the device of a process. Ranks have a GPU each if there are enough GPUs."""
+        """Return the device of one process of a divided model. Ranks have a GPU each if there are enough GPUs."""
         if kind == "cpu" or not self._real:
             return "cpu"
         enough = torch.cuda.device_count() >= len(way.devices)
@@ -178,7 +178,7 @@ class Tasks:
             return ""
         version = _nccl_version()
         if version < SHARING_NCCL:
-            return f"NCCL {'.'.join(map(str, version))} refuses ranks that share a GPU, and there are too few"
+            return f"NCCL {'.'.join(map(str, version))} refuses ranks that share a GPU, and there are too few GPUs"
         return ""
 
     def _budgets(self, folder: Path, tiers: str) -> dict[str, int]:

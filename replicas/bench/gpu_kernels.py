@@ -191,7 +191,7 @@ class KernelParts:
         return not failed and self._memory is not None
 
     def _keep(self, part: Part, tuned: Iterable[KernelOperation], memory: MemoryBandwidth) -> None:
-        """Write tables to where launches look for them.
+        """Write tables of tuned configs to the folder in which launches look for them.
 
         If the installation cannot be written, launches look in the results folder from here on.
         """
@@ -311,8 +311,9 @@ class KernelParts:
         )
 
     def _rank(self, operation: KernelOperation, shape: ProblemShape) -> int:
-        """Return the rank of a shape as `gpu_targets.rank` has it; 0 in a rehearsal, which goes through all of them
-        first.
+        """Return the priority of an operator's shape, as `gpu_targets.rank` has it; 0 comes first.
+
+        In a rehearsal all have 0, since it goes through all of them.
         """
         if not self._rig.real:
             return 0

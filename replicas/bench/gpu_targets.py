@@ -68,7 +68,7 @@ TARGETS = (
 
 
 def is_judged(metric: str, workload: Mapping[str, Any]) -> bool:
-    """Return whether a target is about a case of the benchmark."""
+    """Return whether any target is about a case of the kernel benchmark, given its metric and workload."""
     row = {"metric": metric, "workload": workload, "peer": "torch.matmul"}
     return any(target.of(row) for target in TARGETS)
 

@@ -42,7 +42,7 @@ def run(
     threads: int | None = None,
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
-    """Run the benchmark and return its report; both sides are in one process and take turns.
+    """Run `motley bench kv` and return its report; both sides are in one process and take turns.
 
     path               folder of a checkpoint with a tokenizer
     text               text that the model was not trained on; its first `tokens` tokens are used, in windows of 512

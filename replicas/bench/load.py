@@ -76,7 +76,7 @@ def run(
     folder: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Run the benchmark and return its report.
+    """Run `motley bench load` and return its report.
 
     device  "cpu", or a GPU, "cuda[:i]", whose libraries and context are part of every start
     folder  where checkpoints of random weights are written and deleted again; None: the system's temporary folder

@@ -28,7 +28,7 @@ _KV_BYTES = 1 << 28
 
 
 class Way:
-    """One engine, and its open sequences, which continue without end."""
+    """Engine of one way to divide a model, with open sequences that continue without end."""
 
     def __init__(self, folder: str, config: EngineConfig) -> None:
         self._built = build_engine(folder, config)

@@ -38,7 +38,7 @@ class Side(Protocol):
         ...
 
     def close(self) -> None:
-        """Drop the open sequences."""
+        """Cancel the sequences that `open` has prepared, and free their KV."""
         ...
 
 

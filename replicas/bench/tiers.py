@@ -42,7 +42,7 @@ def run(
     folder: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Run the benchmark and return its report.
+    """Run `motley bench tiers` and return its report.
 
     share   share of the weights' bytes that fit into memory
     device  "cpu", "cuda" or "cuda:0"

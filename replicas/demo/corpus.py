@@ -117,8 +117,9 @@ def plain(text: str) -> str:
 
 
 def opening(body: str) -> str:
-    """Return the first paragraphs of a section, whole, up to ANSWER_CHARS characters or the first block of code or
-    grammar.
+    """Return the first paragraphs of a section, whole, until they have ANSWER_CHARS characters.
+
+    A block of code or grammar ends the result earlier; blocks before the first paragraph are left out.
     """
     answer = ""
     for paragraph in body.strip("\n").split("\n\n"):
