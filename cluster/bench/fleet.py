@@ -54,7 +54,7 @@ FLEET: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Settings of the benchmark. In each turn both sides get the same requests at the same times.
+    """Settings of `motley bench fleet`. In each turn both sides get the same requests at the same times.
 
     fleet  fleet file, which must have objectives; None: FLEET
     rate   requests per second, arriving as a Poisson process
@@ -87,7 +87,7 @@ class _Turn:
 
 
 def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
-    """Run the benchmark and return its report. Raises InvalidRequest, Unavailable, ConfigurationError and
+    """Run `motley bench fleet` and return its report. Raises InvalidRequest, Unavailable, ConfigurationError and
     EngineFault.
     """
     before = machine()
@@ -192,7 +192,7 @@ def _part(command: str) -> str:
 
 
 def _rows(plan: Plan, slo: Slo, sides: dict[str, list[_Turn]]) -> Iterator[Row]:
-    """Yield the rows of the report; a row's samples are its turns."""
+    """Yield the report's rows of goodput, TTFT and TPOT of both routers; a row has a sample for each turn."""
     what = {"rate": plan.rate, "prompt": str(plan.prompt_tokens), "output": str(plan.output_tokens)}
 
     def of(metric: str, unit: str, figure: Callable[[Sequence[Sample]], float], *, higher: bool = False) -> Row:

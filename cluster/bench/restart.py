@@ -55,7 +55,7 @@ def run(
     folder: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Run the benchmark and return its report.
+    """Run `motley bench restart` and return its report.
 
     folder  where checkpoints of random weights are written and deleted again; None: the system's temporary folder
 
@@ -129,7 +129,7 @@ class _Bench:
             raise EngineFault("the new replica runs in another process than the one that was to be measured")
 
     def rows(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the rows of the report.
+        """Return the rows of the report on restarts of a replica.
 
         Second starts stand beside first ones in a process of the same kind, and also beside first ones in a new
         process.

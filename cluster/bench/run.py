@@ -21,7 +21,7 @@ TARGETS = {"grpc": "127.0.0.1:9000", "http": "http://127.0.0.1:8000"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Settings of the benchmark.
+    """Settings of `motley bench serve`.
 
     target  address of a running service; None takes TARGETS
     start   arguments of `motley serve` for a service that is started for the benchmark; None: one runs already
@@ -38,7 +38,7 @@ class Asked:
 
 
 def run(asked: Asked, progress: Progress = lambda _: None) -> dict[str, Any]:
-    """Run the benchmark and return its report. Raises InvalidRequest, Unavailable, EngineFault."""
+    """Run `motley bench serve` and return its report. Raises InvalidRequest, Unavailable, EngineFault."""
     with _service(asked, progress) as service:
         check(asked.workload, service)
         progress(f"{asked.workload.end_s:g} s of load on {service.model}")

@@ -40,7 +40,7 @@ MODELS = ("qwen2-0.5b", DEMO)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Settings of the benchmark.
+    """Settings of `motley bench service`.
 
     models    shapes with random weights, or "demo"
     turns     number of turns of each side
@@ -56,7 +56,7 @@ class Plan:
 
 
 def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
-    """Run the benchmark and return its report.
+    """Run `motley bench service` and return its report.
 
     Raises ValueError for an unknown shape, Unavailable or EngineFault when something breaks.
     """

@@ -95,7 +95,7 @@ def faults(plan: Faults, secret: bytes, say: Callable[[str], None]) -> list[dict
 
 @dataclass(slots=True)
 class _Answer:
-    """Answer of one request.
+    """Response to one request.
 
     began   when the request was due, by `time.monotonic`
     first   when its first token came
@@ -198,7 +198,7 @@ class _Trial:
         return found
 
     def _warm(self) -> None:
-        """Send requests until most of a round's prefixes come from Redis; some may be late on a busy machine."""
+        """Send requests until most of a round's prefixes come from Redis; a few may still miss it on a busy machine."""
         stats, plan = self._sharing.prefix_stats(), self._asked.plan
         assert stats is not None
         values = plan.prefixes * (plan.prefix_tokens // stats.value_tokens)
@@ -269,7 +269,7 @@ class _Trial:
 class _Act:
     """Action on Redis beside the load, on a thread of its own.
 
-    began, ended  times by `time.monotonic`; infinite until then
+    began, ended  times by `time.monotonic`; infinite until the action has begun or ended
     """
 
     def __init__(self, action: Callable[[], None]) -> None:

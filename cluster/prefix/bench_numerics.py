@@ -71,7 +71,7 @@ class Told:
 
 
 class _Side:
-    """An engine of the demo model in one dtype, on this machine's CPU."""
+    """Engine of the demo model in one dtype, on this machine's CPU."""
 
     def __init__(self, dtype: str, plan: Numerics) -> None:
         config = EngineConfig(dtype=dtype, threads=usable_cores(), prefix_cache="memory", kv_memory_bytes=2**24)

@@ -1,6 +1,6 @@
 """A redis-server that can be killed, stopped and restarted, and a proxy that makes its network slow.
 
-Used by `motley bench prefix` and by the tests.
+`motley bench prefix` and the tests use both.
 """
 
 from __future__ import annotations

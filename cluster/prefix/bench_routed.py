@@ -1,4 +1,4 @@
-"""Part of `motley bench prefix`: what a router gains that sees what Redis holds. Simulated, and labelled so.
+"""Part of `motley bench prefix`: what a router gains that sees what Redis holds, in simulated rows marked as such.
 
 The fleet, its traffic and its routers are those of `motley bench routing`, in virtual time. Replicas fetch what they do
 not have, at the rate that was measured on this machine, whatever the router sees: only where requests go differs.
@@ -35,7 +35,7 @@ _NEVER = 1e9  # seconds to fetch a token where nothing is fetched
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Settings of a simulated run, of which `seconds` count after `warm_up_s`.
+    """Settings of a simulated fleet, of whose run `seconds` count after `warm_up_s`.
 
     prefixes  number of prefixes, a few of them popular (Zipf)
     memory    memory of Redis in bytes

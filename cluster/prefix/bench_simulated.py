@@ -1,6 +1,6 @@
 """Part of `motley bench prefix`: what Redis would save on GPUs that this machine does not have.
 
-Simulated and labelled so.
+Its rows are simulated and marked as such.
 
 Prefill takes the time of the roofline and the share of it that kernels are assumed to reach. The rate at which prefixes
 come from Redis into host memory is the one measured on this machine in the same run. The way from there to the GPU does
