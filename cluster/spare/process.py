@@ -23,7 +23,7 @@ _MODULES = (
     "..pool_replica", "..shard_actors", "..weights", "..edge.hook", "..prefix.redis_store",
     "...replicas.build", "...replicas.worker", "...replicas.shards.follower_process",
 )  # fmt: skip
-_OF_GPUS = ("...kernels.gpu.operators", "...replicas.gpu.runner")
+_OF_GPUS = ("...kernels.gpu.gpu_ops", "...replicas.gpu.runner")
 _DRIVER = Path("/dev/nvidiactl")
 
 

@@ -115,7 +115,7 @@ class Slow:
 
 
 async def test_what_has_waited_has_less_time_left() -> None:
-    slow, request = Slow(0.05), Request("a", (1,), SamplingParams(max_tokens=1, seed=0), deadline_s=60.0)
+    slow, request = Slow(0.25), Request("a", (1,), SamplingParams(max_tokens=1, seed=0), deadline_s=60.0)
     feed = Feed(slow)
     await all_of([_read(feed, request) for _ in range(2 * AT_ONCE + 1)])
     first, second, third = slow.deadlines[0], slow.deadlines[AT_ONCE], slow.deadlines[-1]

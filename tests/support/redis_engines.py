@@ -9,6 +9,7 @@ from redis_stores import SECRET
 from served import wait_for
 from store_patience import be_patient
 
+from motley.cluster.prefix import writer
 from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.prefix.redis_store import RedisStore
 from motley.cluster.prefix.source import RedisSource
@@ -30,8 +31,9 @@ def prompt(number: int, tokens: int = 600) -> tuple[int, ...]:
 
 
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked for is waited for."""
+    """What is asked for is waited for, and what is to be written is written."""
     be_patient(monkeypatch)
+    monkeypatch.setattr(writer, "WRITE_S", 60.0)
 
 
 class SharingEngine:
