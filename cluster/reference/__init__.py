@@ -1,1 +1,1 @@
-"""Writes docs/api.md from the protos, the OpenAPI document and the sources: `make reference`."""
+"""Generator of docs/api.md from the protos, the OpenAPI document and the sources: `make reference`."""

@@ -1,4 +1,6 @@
-"""`make reference` runs this; a test fails when a file is not what it would write."""
+"""Program behind `make reference`, which writes the generated files; a test fails when a file differs from its
+output.
+"""
 
 from __future__ import annotations
 

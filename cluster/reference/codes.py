@@ -1,4 +1,4 @@
-"""What each error code means: the one list of them. A test fails when the sources raise another, or one no longer."""
+"""Meaning of each error code, the one list of them. A test fails when the sources raise another, or one no longer."""
 
 from __future__ import annotations
 

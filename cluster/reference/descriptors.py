@@ -1,6 +1,6 @@
-"""gRPC's own services: published in packages without their .proto files, so read from the descriptors.
+"""Description of gRPC's own services from their descriptors, since packages publish them without their .proto files.
 
-What a method does here is said by the docstring of ours.
+The docstrings of Motley's methods say what each does here.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ SAID: Mapping[str, str] = {
 
 
 def reached(message: Descriptor, seen: set[Descriptor] | None = None) -> set[Descriptor]:
-    """The message and all messages in it; those of a map's values, not its entries."""
+    """Return the message and all messages in it; for a map the messages of its values, not its entries."""
     seen = set() if seen is None else seen
     if message not in seen:
         seen |= set() if message.GetOptions().map_entry else {message}
@@ -74,7 +74,9 @@ def reached(message: Descriptor, seen: set[Descriptor] | None = None) -> set[Des
 
 
 def published(service: ServiceDescriptor) -> ProtoFile:
-    """The file of `service`. Raises KeyError where METHODS has not who answers it."""
+    """Return the description of the file of `service`. Raises KeyError if METHODS does not name the class that
+    answers it.
+    """
     methods = METHODS[service.full_name]
     calls = [Line(rpc.name, _kind(rpc), _said(getattr(methods, rpc.name))) for rpc in service.methods]
     blocks = [Block("service", service.name, _said(methods), calls)]
@@ -90,7 +92,7 @@ def _kind(rpc: MethodDescriptor) -> str:
 
 
 def _said(ours: object) -> str:
-    """Its docstring in one line; a limit's name becomes its value."""
+    """Return an object's docstring in one line, with the names of limits replaced by their values."""
     doc = " ".join((inspect.getdoc(ours) or "").split())
     limits = {name: value for name, value in vars(health).items() if name.isupper() and isinstance(value, int | float)}
     return re.sub(r"\b[A-Z_]+\b", lambda found: f"{limits[found[0]]:g}" if found[0] in limits else found[0], doc)
@@ -115,7 +117,7 @@ def _about(name: str) -> str:
 
 
 def _zero(field: FieldDescriptor) -> str:
-    """What its absence means, of a single text or number."""
+    """Return what the absence of a single text or number means."""
     plain = not field.is_repeated and field.message_type is None and field.enum_type is None
     return f"`{json.dumps(field.default_value)}`" if plain and not field.has_presence else ""
 

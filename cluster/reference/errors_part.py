@@ -1,4 +1,4 @@
-"""Errors: their kinds, every code, what HAProxy answers in the service's name, and what stops a start."""
+"""Errors part of the page: their kinds, every code, what HAProxy answers by itself, and what stops a start."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def errors() -> Iterator[str]:
 
 
 def served(found: Iterable[Raised]) -> set[Raised]:
-    """Those that a client may meet."""
+    """Return the errors that a client may get."""
     return {one for one in found if one.kind not in START_ONLY}
 
 

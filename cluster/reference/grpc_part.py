@@ -1,4 +1,4 @@
-"""Services, messages and enums of one proto."""
+"""gRPC part of the page: services, messages and enums of one proto."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .descriptors import reached
 from .markdown import table
 from .proto_text import Block, ProtoFile
 
-# Full names of what requests are made of: there a field that is absent means something.
+# Full names of the messages in requests, where an absent field has a meaning.
 ASKED = frozenset(
     one.full_name
     for service in (*SERVICES, *ADMIN_SERVICES)

@@ -1,4 +1,4 @@
-"""Which codes an operation over HTTP may answer with, by where the sources raise them: for the OpenAPI document."""
+"""Codes that an HTTP operation may answer with, by where the sources raise them: for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..web.openapi import CODES
 from .errors_part import served
 from .raised import FAMILY, by_file
 
-# What stands before every route; and where the HTTP framework's own refusals are told.
+# The checks before every route, and the module of the HTTP framework's own errors.
 _DOOR = (Path("cluster/auth"), Path("cluster/edge"), Path("cluster/web"), Path("cluster/errors.py"))
 _REFUSED = tuple(Path(f"cluster/protocols/{protocol}_refused.py") for protocol in ("openai", "kserve"))
-# The control plane, and what starts, plans, simulates and updates: no route leads there. Nor to gRPC's translators.
+# Code that no route leads to: the control plane, starting, planning, simulation, updates; and gRPC's translators.
 _FOLDERS = ("cluster/control", "cluster/fleet", "cluster/plan", "cluster/scaling", "cluster/simulation")
 _ELSEWHERE = tuple(map(Path, (*_FOLDERS, "cluster/weights.py", "replicas/updates")))
 _GRPC = ("*_rpcs.py", "rpc.py", "servicers.py", "unparsed.py", "vllm*.py", "motley*.py")
 
 
 def http_codes() -> str:
-    """For CODES: who answers -> status -> codes, as JSON."""
+    """Return the contents of CODES: codes by origin and status, as JSON."""
     edge = sorted({(status, code) for status, _, code in ANSWERS})
     places = {"door": _DOOR, "refused": _REFUSED}
     behind = _codes(lambda path: not _below(path, (*_DOOR, *_REFUSED)))
@@ -37,7 +37,7 @@ def write() -> Path:
 
 
 def _codes(wanted: Callable[[Path], bool]) -> list[tuple[int, str | None]]:
-    """With their statuses, of the files that are wanted and that a route may lead to."""
+    """Return codes with their statuses, of the files that are wanted and that a route may lead to."""
     return [
         (FAMILY[one.kind].status, one.code)
         for path, found in by_file().items()

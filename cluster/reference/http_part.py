@@ -1,4 +1,4 @@
-"""Routes with their fields, and the endpoints that are refused by name."""
+"""HTTP part of the page: routes with their fields, and the endpoints that are refused by name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def http() -> Iterator[str]:
 
 
 def _refusals(responses: Schema) -> Iterator[str]:
-    """Each status with its codes; without them where the protocol's errors have none."""
+    """Yield each status with its codes; without codes if the protocol's errors have none."""
     for status, described in responses.items():
         if status != "200":
             errors = [one["properties"]["error"] for one in _alternatives(_schema(described))]
@@ -79,13 +79,13 @@ def _asked(schema: Schema) -> list[tuple[str, ...]]:
 
 
 def _answered(schema: Schema) -> list[tuple[str, ...]]:
-    """What an answer need not have is marked."""
+    """Return rows of an answer's fields; those that may be absent are marked."""
     return [(f"`{one.path}`", f"{one.kind}{one.or_nothing}", one.about) for one in _members(schema)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A field at its place; `[]` stands for any element of a list."""
+    """A field at its place; `[]` in the path stands for any element of a list."""
 
     path: str
     kind: str
@@ -95,7 +95,7 @@ class _Member:
 
 
 def _members(schema: Schema, at: str = "") -> Iterator[_Member]:
-    """The fields of an object and, below each, those of the objects in it; of all alternatives together."""
+    """Yield the fields of an object and, below each, those of the objects in it; of all alternatives together."""
     objects = [one for one in _alternatives(schema) if "properties" in one]
     for name in dict.fromkeys(name for one in objects for name in one["properties"]):
         having = [one for one in objects if name in one["properties"]]
@@ -121,7 +121,7 @@ _NULL = {"type": "null"}
 
 
 def _alternatives(schema: Schema) -> Iterator[Schema]:
-    """What a value may be, without null."""
+    """Yield the schemas that a value may have, without null."""
     inner = [one for key in ("anyOf", "oneOf") for one in schema.get(key, ())]
     for one in inner:
         yield from _alternatives(one)
@@ -136,7 +136,7 @@ def _nullable(schema: Schema) -> bool:
 
 
 def _default(field: Schema, about: str) -> str:
-    """As the schema has it, or the sentence; none: what is not given is not there."""
+    """Return the schema's default, or the one that the description gives; "none" if an absent field stays absent."""
     if "default" in field:
         return f"`{json.dumps(field['default'])}`"
     said = re.search(r"default: ([^;]+)", about)
@@ -144,7 +144,7 @@ def _default(field: Schema, about: str) -> str:
 
 
 def _kind(schema: Schema) -> str:
-    """A JSON schema in a few words."""
+    """Return a JSON schema in a few words."""
     if "enum" in schema:
         return ", ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
     if "const" in schema:

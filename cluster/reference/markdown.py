@@ -1,4 +1,4 @@
-"""A table in Markdown."""
+"""Writer of Markdown tables."""
 
 from __future__ import annotations
 

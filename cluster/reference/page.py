@@ -1,4 +1,4 @@
-"""The whole page: every RPC, endpoint, field, default and error."""
+"""Whole page of the API reference: every RPC, endpoint, field, default and error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ empty, what is not given is not there. Every GET answers HEAD too, without the b
 
 
 def page() -> str:
-    """In Markdown."""
+    """Return the page in Markdown."""
     files = [read(path) for path in sorted(PROTOS.glob("*.proto"))]
     ours = {file.package for file in files}
     files += [published(service) for service in SERVICES if service.file.package not in ours]

@@ -1,4 +1,4 @@
-"""Reads our .proto files with their comments, which generated code does not keep."""
+"""Reader of Motley's .proto files with their comments, which generated code does not keep."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _VALUE = re.compile(r"^\s*(\w+)\s*=\s*(\d+)")
 
 @dataclass(slots=True)
 class Line:
-    """An RPC, a field or a value: what it is called, its type, and its comment.
+    """An RPC, a field or a value: its name, its type, and its comment.
 
-    default   of a field: what its absence means; empty for lists, maps and messages, which are then not there
+    default   for a field: what its absence means; empty for lists, maps and messages, which are then absent
     """
 
     name: str
@@ -49,7 +49,7 @@ class ProtoFile:
 
 
 def read(path: Path) -> ProtoFile:
-    """Our own layout: one declaration on each line, comments above it or behind it."""
+    """Parse a file in Motley's own layout: one declaration on each line, comments above it or after it."""
     reader = _Reader()
     for line in path.read_text(encoding="utf-8").splitlines():
         reader.take(line)
@@ -82,7 +82,7 @@ class _Reader:
             self._declare(code, doc)
 
     def _begin(self, kind: str, name: str, doc: str, *, closed: bool) -> None:
-        if kind == "oneof":  # its fields are its message's
+        if kind == "oneof":  # the fields of a oneof are its message's
             self._open.append(self._open[-1])
             self._in_oneof = True
             return
@@ -106,6 +106,6 @@ class _Reader:
 
 
 def _default(doc: str) -> tuple[str, str]:
-    """A comment without what it says of the default, and that."""
+    """Split a comment into the text without its default, and the default."""
     found = re.search(r"(?:^|; )default: ([^;]+)", doc)
     return (doc, "") if found is None else ((doc[: found.start()] + doc[found.end() :]).removeprefix("; "), found[1])

@@ -1,7 +1,7 @@
-"""Which error codes the sources raise, read from their syntax trees.
+"""Error codes that the sources raise, read from their syntax trees.
 
-Understood: calls of the error classes, and of a module's own functions and exceptions that hand their parameter
-`code` on to one. What cannot be read so is an error, never left out.
+It understands calls of the error classes, and of a module's own functions and exceptions that pass their parameter
+`code` on to one. A code that cannot be read so is an error, never left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .. import errors, failures
 
 ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("cluster", "replicas")
-_NOT_SERVED = ("reference", "bench")  # folders whose errors no client of a service sees
+_NOT_SERVED = ("reference", "bench")  # folders whose errors no client of a service gets
 
 
 def _family() -> Iterator[tuple[str, type[MotleyError]]]:
@@ -33,7 +33,9 @@ FAMILY: Mapping[str, type[MotleyError]] = dict(_family())
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """`code`: None where an error has none. `kind`: a name of FAMILY. `folder`: where, such as cluster/web."""
+    """A code that is raised. `code`: None if the error has none. `kind`: a name of FAMILY. `folder`: such as
+    cluster/web.
+    """
 
     code: str | None
     kind: str
@@ -42,7 +44,7 @@ class Raised:
 
 @dataclass(slots=True)
 class _Maker:
-    """A function or exception with a parameter `code`: which argument that is, its default, what it raises."""
+    """A function or exception with a parameter `code`: the argument's position, its default, and what it raises."""
 
     position: int
     default: ast.expr | None
@@ -50,13 +52,13 @@ class _Maker:
 
 
 def raised() -> set[Raised]:
-    """Of all sources that a service runs."""
+    """Return the codes of all sources that a service runs."""
     return set().union(*by_file().values())
 
 
 @cache
 def by_file() -> Mapping[Path, set[Raised]]:
-    """The same, of each file by its path below ROOT."""
+    """Return the codes of each file that a service runs, by its path below ROOT."""
     found: dict[Path, set[Raised]] = {}
     for package in _PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -67,7 +69,7 @@ def by_file() -> Mapping[Path, set[Raised]]:
 
 
 def raised_in(source: str, path: Path) -> set[Raised]:
-    """Raises ValueError, naming the line, where a code cannot be told."""
+    """Return the codes of one source. Raises ValueError, naming the line, if a code cannot be determined."""
     tree = ast.parse(source)
     makers = _makers(tree)
     own = {name: name for name in FAMILY} | _subclasses(tree)
@@ -92,7 +94,7 @@ def raised_in(source: str, path: Path) -> set[Raised]:
 
 
 def _words(code: ast.expr, path: Path) -> set[str | None]:
-    """The codes that an expression may be; none where one is only handed on."""
+    """Return the codes that an expression may be; none if it only passes a code on."""
     match code:
         case ast.Constant(value=str() | None as word):
             return {word}
@@ -104,7 +106,7 @@ def _words(code: ast.expr, path: Path) -> set[str | None]:
 
 
 def _subclasses(tree: ast.Module) -> dict[str, str]:
-    """A module's own error classes, and those of FAMILY as which they are sent."""
+    """Return a module's own error classes, and the classes of FAMILY as which they are sent."""
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name not in FAMILY]
     bases = {node.name: [base.id for base in node.bases if isinstance(base, ast.Name)] for node in classes}
     return {name: base for name, above in bases.items() for base in above if base in FAMILY}
@@ -138,7 +140,7 @@ def _maker(function: ast.FunctionDef) -> _Maker | None:
 
 
 def _hands_on(call: ast.Call, kind: type[ast.expr]) -> bool:
-    """It is given `code=code`, or `code=another.code`."""
+    """Return whether the call has `code=code`, or `code=another.code`."""
     return any(word.arg == "code" and isinstance(word.value, kind) for word in call.keywords)
 
 

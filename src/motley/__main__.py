@@ -1,4 +1,4 @@
-"""`motley` and `python -m motley`."""
+"""Entry point of `motley` and `python -m motley`."""
 
 from __future__ import annotations
 

@@ -1,17 +1,19 @@
-"""A client of motley.v1 over gRPC, blocking (`Client`) or asynchronous (`AsyncClient`).
+"""Client of motley.v1 over gRPC, blocking (`Client`) or asynchronous (`AsyncClient`).
 
     with Client("127.0.0.1:9000") as client:
         with client.stream("The with statement", temperature=0, max_tokens=64) as chunks:
             for chunk in chunks:
                 print(chunk.choices[0].text if chunk.choices else "", end="")
 
-Chats take messages, tools and tool_choice in OpenAI's shape; `reply` makes of an answer the message to send back.
-Calls are tried again where that is safe, and streams survive the loss of a replica or of the door: the first
-message carries the seed, every message the ids, and a stream that breaks is asked for again from where it was. So is
-one that falls silent for `silence_s` while the service answers nothing at all: one that is stopped breaks no stream.
+Chats take messages, tools and tool_choice in OpenAI's shape; `reply` turns an answer into the message to send back.
+
+Calls are retried if that is safe, and streams survive the loss of a replica or of the ingress: the first message
+carries the seed, every message the token ids, and a stream that breaks is requested again from where it was. So is
+one that is silent for `silence_s` while the service answers nothing at all: a service that is stopped breaks no stream.
+
 Errors are the service's own: `InvalidRequest`, `Overloaded`, … of `motley.replicas.errors`, with the field at
-fault in `param`; `__cause__` is gRPC's. What cannot even be sent, such as a text for a number, is `InvalidRequest`
-at once.
+fault in `param`; `__cause__` is gRPC's error. What cannot even be sent, such as a text for a number, raises
+`InvalidRequest` at once.
 """
 
 from .aio import AsyncClient, AsyncCompletionStream

@@ -1,4 +1,4 @@
-"""The asynchronous client."""
+"""Asynchronous client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Reply = TypeVar("Reply")
 
 
 class AsyncClient:
-    """As `Client`, to be awaited; use it in an `async with`, or `close` it."""
+    """Asynchronous client with the methods of `Client`, to be awaited; use it in an `async with`, or `close` it."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the streams that are left, too."""
+        """Close the connection. Ends the open streams, too."""
         await self._channel.close()
 
     async def complete(self, prompt: Prompt, **options: Unpack[CallOptions]) -> pb.Completion:
-        """The whole answer to a text, or to token ids."""
+        """Return the whole answer to a text, or to token ids."""
         return await self._unary(self.stub.Complete, complete_request(prompt, options), options.get("timeout_s"))
 
     async def chat(
@@ -71,12 +71,14 @@ class AsyncClient:
         template_arguments: Mapping[str, bool | str] | None = None,
         **options: Unpack[ChatOptions],
     ) -> pb.Completion:
-        """The whole answer to a conversation."""
+        """Return the whole answer to a conversation."""
         request = chat_request(messages, options, template_arguments)
         return await self._unary(self.stub.Chat, request, options.get("timeout_s"))
 
     def stream(self, prompt: Prompt, **options: Unpack[CallOptions]) -> AsyncCompletionStream:
-        """The answer as it is made. Closing the stream stops it in the service."""
+        """Return a stream of the answer to a text, or to token ids. Closing the stream cancels the request in the
+        service.
+        """
         return self._stream(self.stub.CompleteStream, complete_request(prompt, options), options.get("timeout_s"))
 
     def chat_stream(
@@ -86,14 +88,14 @@ class AsyncClient:
         template_arguments: Mapping[str, bool | str] | None = None,
         **options: Unpack[ChatOptions],
     ) -> AsyncCompletionStream:
-        """Likewise for a conversation."""
+        """Return a stream of the answer to a conversation. Closing the stream cancels the request in the service."""
         request = chat_request(messages, options, template_arguments)
         return self._stream(self.stub.ChatStream, request, options.get("timeout_s"))
 
     async def embed(
         self, prompts: Sequence[Prompt], *, pooling: Literal["last", "mean"] = "last", normalize: bool = True
     ) -> list[list[float]]:
-        """One vector for each text, or list of token ids; of unit length unless told otherwise."""
+        """Return one vector for each text, or list of token ids; of unit length unless `normalize` is False."""
         request = embeddings_request(prompts, pooling, normalize=normalize)
         return [list(one.values) for one in (await self._unary(self.stub.Embeddings, request)).embeddings]
 
@@ -142,7 +144,7 @@ class AsyncClient:
 
 
 async def _next(call: Any, listening: Listening) -> pb.CompletionChunk | None:
-    """The next chunk, or None at the end. Raises grpc.RpcError; Unavailable when it was given up."""
+    """Return the next chunk, or None at the end. Raises grpc.RpcError; Unavailable when the stream was given up."""
     listening.listen()
     try:
         chunk = await call.read()
@@ -157,7 +159,9 @@ async def _next(call: Any, listening: Listening) -> pb.CompletionChunk | None:
 
 
 class AsyncCompletionStream(AsyncIterator[pb.CompletionChunk]):
-    """Chunks of one answer; what each holds is new since the last. Leaving its `async with` cancels what is left."""
+    """Stream of one answer's chunks; each holds what is new since the last. Leaving its `async with` cancels the
+    request.
+    """
 
     def __init__(self, chunks: AsyncGenerator[pb.CompletionChunk, None]) -> None:
         self._chunks = chunks

@@ -1,4 +1,4 @@
-"""Python arguments -> requests of motley.v1."""
+"""Conversion of Python arguments to requests of motley.v1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POOLING = {"last": pb.POOLING_LAST, "mean": pb.POOLING_MEAN}
 
 
 class Sampling(TypedDict, total=False):
-    """Fields of motley.v1.SamplingParams; what is left out takes the model's default."""
+    """Fields of motley.v1.SamplingParams; a field that is left out takes the model's default."""
 
     temperature: float
     top_k: int
@@ -44,11 +44,11 @@ class Sampling(TypedDict, total=False):
 
 
 class CallOptions(Sampling, total=False):
-    """Sampling, and what belongs to the call.
+    """Sampling parameters, and options of the call.
 
-    model       empty: the one served
-    request_id  the client's own, echoed and logged
-    timeout_s   for the whole call, attempts and waits between them included
+    model       model name; empty: the one served
+    request_id  the client's own id, echoed and logged
+    timeout_s   seconds for the whole call, with all attempts and the waits between them
     priority    higher runs first
     """
 
@@ -59,12 +59,12 @@ class CallOptions(Sampling, total=False):
 
 
 class ChatOptions(CallOptions, total=False):
-    """Of a conversation besides, in OpenAI's shape.
+    """Options of a call, and those of a conversation, in OpenAI's shape.
 
     tools                functions that the model may call
-    tool_choice          auto, none, required, or an object that names some; default: auto where there are tools
+    tool_choice          auto, none, required, or an object that names some; default: auto if there are tools
     parallel_tool_calls  False: one call at most
-    reasoning_effort     as far as the model's template knows it
+    reasoning_effort     reasoning effort, as far as the model's template has it
     """
 
     tools: Sequence[Tool]
@@ -74,7 +74,9 @@ class ChatOptions(CallOptions, total=False):
 
 
 def complete_request(prompt: Prompt, options: CallOptions | Mapping[str, Any] | None = None) -> pb.CompleteRequest:
-    """Raises InvalidRequest naming the field for what protobuf cannot carry; so do the others here."""
+    """Return the request of a completion. Raises InvalidRequest naming the field for a value that protobuf cannot
+    carry.
+    """
     return built(pb.CompleteRequest, _prompt("prompt", prompt) | _fields(options or {}))
 
 
@@ -83,7 +85,10 @@ def chat_request(
     options: ChatOptions | Mapping[str, Any] | None = None,
     template_arguments: Mapping[str, bool | str] | None = None,
 ) -> pb.ChatRequest:
-    """`template_arguments`: only those that the model's chat template names."""
+    """Return the request of a chat. `template_arguments`: only those that the model's chat template names.
+
+    Raises InvalidRequest naming the field for a value that protobuf cannot carry.
+    """
     rest = dict(options or {})
     fields = {
         "messages": messages_of(messages),
@@ -107,20 +112,20 @@ def detokenize_request(token_ids: Sequence[int]) -> pb.DetokenizeRequest:
 def embeddings_request(
     prompts: Sequence[Prompt], pooling: Literal["last", "mean"], *, normalize: bool
 ) -> pb.EmbeddingsRequest:
-    """Texts or token ids; `pooling` of their last hidden states."""
+    """Return the request of embeddings of texts or token ids; `pooling` is over their last hidden states."""
     with named("inputs", prompts):
         inputs = [pb.EmbeddingInput(**_prompt(f"inputs[{index}]", prompt)) for index, prompt in enumerate(prompts)]
-    if pooling not in tuple(_POOLING):  # which asks for no hash
+    if pooling not in tuple(_POOLING):  # a tuple, as the value may not be hashable
         raise InvalidRequest(f"pooling: {shown(pooling)} is not accepted; expected last or mean", param="pooling")
     return built(pb.EmbeddingsRequest, {"inputs": inputs, "pooling": _POOLING[pooling], "normalize": normalize})
 
 
 def _prompt(param: str, prompt: Prompt) -> dict[str, Any]:
-    """As the field that is set; proven, so that a fault of it is told by this name."""
+    """Return the prompt as the field to set. It is built here, so that an error has this field's name."""
     with named(param, prompt):
         if isinstance(prompt, str):
             return {"text": pb.EmbeddingInput(text=prompt).text}
-        if isinstance(prompt, bytes | bytearray):  # a sequence of numbers, and yet no token ids
+        if isinstance(prompt, bytes | bytearray):  # a sequence of numbers, but not of token ids
             raise TypeError("expected text or token ids")
         return {"token_ids": pb.TokenIds(ids=prompt)}
 
@@ -136,7 +141,9 @@ def _template_arguments(given: Mapping[str, bool | str]) -> dict[str, pb.Templat
 
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The request's own fields, and the rest as its sampling. A lone stop string is a list of one."""
+    """Return the request's own fields, and the other options as its sampling. A single stop string becomes a list
+    of one.
+    """
     sampling = {name: value for name, value in options.items() if value is not None}
     own = {name: sampling.pop(name) for name in ("model", "request_id", "timeout_s", "priority") if name in sampling}
     if isinstance(sampling.get("stop"), str):

@@ -1,4 +1,4 @@
-"""The blocking client."""
+"""Blocking client."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ Reply = TypeVar("Reply")
 
 
 class Client:
-    """One service. Use it in a `with`, or `close` it.
+    """Client of one service. Use it in a `with`, or `close` it.
 
-    target      host:port of its gRPC door
-    api_key     sent with every call
-    tls         None speaks in the clear
-    timeout_s   of each call that is not given its own; None waits for ever
+    target      host:port of the service's gRPC port
+    api_key     API key that is sent with every call
+    tls         TLS files; None: no TLS
+    timeout_s   seconds for each call that is not given its own timeout; None waits for ever
     retries     further attempts of a call that may yet succeed
-    silence_s   a stream that brings nothing for so long is asked for again, if the service does not answer a
-                question within 10 s either; None waits for ever. Calls in one piece have `timeout_s`.
+    silence_s   seconds without a message after which a stream is requested again, if the service does not answer a
+                question within 10 s either; None waits for ever. Calls without a stream have `timeout_s`.
 
     Every call raises the service's errors: InvalidRequest, NotFound, Unauthenticated, Overloaded, Unavailable,
     DeadlineExceeded, EngineFault.
@@ -68,11 +68,11 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the streams that are left, too."""
+        """Close the connection. Ends the open streams, too."""
         self._channel.close()
 
     def complete(self, prompt: Prompt, **options: Unpack[CallOptions]) -> pb.Completion:
-        """The whole answer to a text, or to token ids."""
+        """Return the whole answer to a text, or to token ids."""
         return self._unary(self.stub.Complete, complete_request(prompt, options), options.get("timeout_s"))
 
     def chat(
@@ -82,12 +82,14 @@ class Client:
         template_arguments: Mapping[str, bool | str] | None = None,
         **options: Unpack[ChatOptions],
     ) -> pb.Completion:
-        """The whole answer to a conversation."""
+        """Return the whole answer to a conversation."""
         request = chat_request(messages, options, template_arguments)
         return self._unary(self.stub.Chat, request, options.get("timeout_s"))
 
     def stream(self, prompt: Prompt, **options: Unpack[CallOptions]) -> CompletionStream:
-        """The answer as it is made. Closing the stream stops it in the service."""
+        """Return a stream of the answer to a text, or to token ids. Closing the stream cancels the request in the
+        service.
+        """
         return self._stream(self.stub.CompleteStream, complete_request(prompt, options), options.get("timeout_s"))
 
     def chat_stream(
@@ -97,14 +99,14 @@ class Client:
         template_arguments: Mapping[str, bool | str] | None = None,
         **options: Unpack[ChatOptions],
     ) -> CompletionStream:
-        """Likewise for a conversation."""
+        """Return a stream of the answer to a conversation. Closing the stream cancels the request in the service."""
         request = chat_request(messages, options, template_arguments)
         return self._stream(self.stub.ChatStream, request, options.get("timeout_s"))
 
     def embed(
         self, prompts: Sequence[Prompt], *, pooling: Literal["last", "mean"] = "last", normalize: bool = True
     ) -> list[list[float]]:
-        """One vector for each text, or list of token ids; of unit length unless told otherwise."""
+        """Return one vector for each text, or list of token ids; of unit length unless `normalize` is False."""
         request = embeddings_request(prompts, pooling, normalize=normalize)
         return [list(one.values) for one in self._unary(self.stub.Embeddings, request).embeddings]
 
@@ -150,7 +152,7 @@ class Client:
 
 
 def _next(call: Iterator[pb.CompletionChunk], listening: Listening) -> pb.CompletionChunk | None:
-    """The next chunk, or None at the end. Raises grpc.RpcError."""
+    """Return the next chunk, or None at the end. Raises grpc.RpcError."""
     listening.listen()
     try:
         return next(call, None)
@@ -159,7 +161,7 @@ def _next(call: Iterator[pb.CompletionChunk], listening: Listening) -> pb.Comple
 
 
 class CompletionStream(Iterator[pb.CompletionChunk]):
-    """Chunks of one answer; what each holds is new since the last. Leaving its `with` cancels what is left."""
+    """Stream of one answer's chunks; each holds what is new since the last. Leaving its `with` cancels the request."""
 
     def __init__(self, chunks: Generator[pb.CompletionChunk, None, None]) -> None:
         self._chunks = chunks

@@ -1,4 +1,6 @@
-"""Messages from Python's values: what protobuf cannot carry is refused as the service would, by name."""
+"""Builder of protobuf messages from Python's values: what protobuf cannot carry is refused by name, as the service
+would.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ _UNFIT = (TypeError, ValueError, OverflowError, KeyError, AttributeError)  # Uni
 
 
 def built(kind: Callable[..., Made], fields: Mapping[str, Any], at: str = "") -> Made:
-    """The message `kind` of these fields. Raises InvalidRequest naming the first that does not fit.
+    """Return the message `kind` of these fields. Raises InvalidRequest naming the first that does not fit.
 
-    `at` is what stands before their names, such as `messages[0].`.
+    `at`: what stands before their names, such as `messages[0].`.
     """
     try:
         return kind(**fields)
@@ -29,7 +31,7 @@ def built(kind: Callable[..., Made], fields: Mapping[str, Any], at: str = "") ->
 
 @contextmanager
 def named(param: str, value: Any) -> Iterator[None]:
-    """What fails in here is the fault of this value. Raises InvalidRequest in its name."""
+    """Convert errors inside to InvalidRequest that names `param` and this value."""
     try:
         yield
     except _UNFIT as error:

@@ -1,4 +1,4 @@
-"""How a client reaches the service: in the clear on this machine, over TLS from elsewhere."""
+"""Channels by which a client reaches the service: without TLS on this machine, over TLS from elsewhere."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import grpc
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 2**20),
-    ("grpc.enable_retries", 0),  # ours know what is safe, and how long the service asks to wait
-    ("grpc.initial_reconnect_backoff_ms", 100),  # at 1000, attempts meanwhile fail by the word of the first
+    ("grpc.enable_retries", 0),  # `Retry` knows what is safe, and how long the service asks to wait
+    ("grpc.initial_reconnect_backoff_ms", 100),  # at 1000, attempts in that time fail with the first one's error
 )
 
 
@@ -18,8 +18,8 @@ _OPTIONS = (
 class Tls:
     """Paths of PEM files.
 
-    ca         whom to trust; None: the authorities that come with gRPC
-    cert, key  the client's own, where the service asks for one
+    ca         authorities to trust; None: those that come with gRPC
+    cert, key  the client's own certificate, if the service asks for one
     """
 
     ca: str | Path | None = None

@@ -1,4 +1,4 @@
-"""Follows a stream, so that it can be asked for again from where it broke."""
+"""Tracker of a stream, so that it can be requested again from where it broke."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MAX_CHOICES = 1024
 
 
 class Resume:
-    """Knows the request that continues a stream.
+    """The request that continues a stream.
 
-    request   what to ask for now: the original, later with seed, id and token ids so far
-    started   whether any message has come: from then on asking again continues
+    request   what to request now: the original, later with seed, id and token ids so far
+    started   whether any message has come: from then on a new request continues the stream
     """
 
     def __init__(self, request: GenerateRequest) -> None:
@@ -25,11 +25,11 @@ class Resume:
         self._given = self._num_ids
         self._ended: set[int] = set()
         self._prompt_seen = False
-        self._weights: pb.Weights | None = None  # that the latest of it was made with
-        self._others: pb.Weights | None = None  # that what comes next was made with, if they are others
+        self._weights: pb.Weights | None = None  # weights of the latest chunk that the caller has seen
+        self._others: pb.Weights | None = None  # weights of the next chunk, if they differ
 
     def take(self, chunk: pb.CompletionChunk) -> list[pb.CompletionChunk]:
-        """The chunk as the caller is to see it; nothing if all of it has been seen before."""
+        """Return the chunk as the caller is to see it; an empty list if it has seen all of it before."""
         if chunk.HasField("started"):
             self.request.sampling.seed = chunk.started.seed
             self.request.request_id = self.request.request_id or chunk.started.request_id
@@ -53,7 +53,7 @@ class Resume:
         return [chunk] if chunk.ListFields() else []
 
     def _tell_others(self, chunk: pb.CompletionChunk) -> None:
-        """Weights are told of what is new to the caller: once, and again where they are others than before."""
+        """Set the chunk's weights only when the caller has something new: once, and again if they have changed."""
         if chunk.HasField("weights"):
             self._others = None if _same(chunk.weights, self._weights) else copy.copy(chunk.weights)
             chunk.ClearField("weights")
@@ -62,11 +62,13 @@ class Resume:
             self._weights, self._others = self._others, None
 
     def _is_new(self, choice: pb.Choice) -> bool:
-        """What was lost on the way has no end yet: the error that follows says whether it goes on."""
+        """Return whether the choice is new to the caller. One that a lost replica cut off has not ended: the error
+        decides.
+        """
         return choice.index not in self._ended and choice.finish_reason != pb.FINISH_REASON_REPLICA_LOST
 
     def rest(self) -> GenerateRequest:
-        """The request for what has not come yet."""
+        """Return the request for what has not come yet."""
         if self.started:
             del self.request.output_ids[:]
             self.request.output_ids.extend(pb.TokenIds(ids=ids) for ids in self._ids)

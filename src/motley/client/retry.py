@@ -1,4 +1,4 @@
-"""Which failures are worth another attempt, how long to wait, and what the others are to the caller."""
+"""Retries: which failures are retried, how long to wait, and which errors the caller gets for others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from ..replicas.errors import (
 )
 
 FIRST_WAIT_S = 0.25
-FURTHER = 4.0  # times as long: the third attempt comes 4 to 6.5 s after the failure, when a lost HAProxy is back
+FURTHER = (
+    4.0  # factor of further waits: the third attempt comes 4 to 6.5 s after the failure, when a lost HAProxy is back
+)
 LONGEST_WAIT_S = 10.0
 RETRY_AFTER = "retry-after"  # trailing metadata, in seconds
 _KINDS: dict[str, type[MotleyError]] = {
@@ -33,7 +35,7 @@ _KINDS: dict[str, type[MotleyError]] = {
 
 
 class Retry:
-    """The attempts of one call.
+    """Attempts of one call.
 
     `timeout_s` bounds all of them and the waits between; `left_s` is what remains for the next.
     """
@@ -48,13 +50,13 @@ class Retry:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def renew(self) -> None:
-        """The call has come further: what follows may fail as often as a new one."""
+        """Reset the number of retries, since the call has made progress."""
         self._left, self._wait_s = self._retries, FIRST_WAIT_S
 
     def after(self, error: grpc.RpcError | MotleyError) -> float:
-        """Seconds to wait before the next attempt. Raises what the error is to the caller if none can help.
+        """Return the seconds to wait before the next attempt. Raises the caller's error if no retry can help.
 
-        Generating changes nothing in the service, so whatever it has not refused for good may be asked again.
+        Generating changes nothing in the service, so a request may be repeated unless it was refused for good.
         """
         failure = error if isinstance(error, MotleyError) else from_call(error)
         wait_s = max(self._wait_s * random.uniform(0.75, 1.25), failure.retry_after_s or 0.0)
@@ -68,7 +70,7 @@ class Retry:
 
 
 def from_call(error: grpc.RpcError) -> MotleyError:
-    """gRPC's error as one of the service's own family."""
+    """Convert gRPC's error to one of the service's own errors."""
     call = cast(grpc.Call, error)
     message = call.details() or "the call failed"
     kind = Unavailable if _reset(call) else _KINDS.get(call.code().name, MotleyError)
@@ -77,7 +79,9 @@ def from_call(error: grpc.RpcError) -> MotleyError:
 
 
 def _reset(call: grpc.Call) -> bool:
-    """The door has gone while it answered: HAProxy then resets the stream, which gRPC takes for a cancel."""
+    """Return whether the proxy ended while it answered: HAProxy then resets the stream, which gRPC reports as a
+    cancel.
+    """
     return call.code() is grpc.StatusCode.CANCELLED and "RST_STREAM" in (call.details() or "")
 
 

@@ -1,8 +1,8 @@
-"""Streams that say nothing for long: whether the service is slow, or no longer there.
+"""Watch over streams that are silent for long: whether the service is slow, or no longer there.
 
-A service that is stopped, or a network that swallows everything, ends no stream. A request that waits for its turn is
-silent as well, and must not be asked for again. So the door is asked: what it answers is the sign that it lives, and
-replicas are the door's to watch.
+A service that is stopped, or a network that drops everything, ends no stream. A request that waits in a queue is silent
+as well, and must not be sent again. So the ingress is asked: any answer shows that it lives, and the ingress watches
+the replicas itself.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import grpc
 from ..replicas.errors import Unavailable
 
 SILENCE_S = 30.0
-PROBE_S = 10.0  # the door answers such a question within milliseconds
+PROBE_S = 10.0  # the ingress answers such a question within milliseconds
 _LIFELESS = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class Listening:
-    """One attempt at a stream, as those who watch over it see it.
+    """One attempt at a stream, as its watch sees it.
 
-    gone  it was given up: the door did not answer
+    gone  whether it was given up, since the ingress did not answer
     """
 
     def __init__(self, call: Any) -> None:
@@ -35,7 +35,7 @@ class Listening:
         self._since: float | None = None
 
     def listen(self) -> None:
-        """Its reader waits from now on."""
+        """Note that the reader waits from now on."""
         self._since = time.monotonic()
 
     def heard(self) -> None:
@@ -51,7 +51,7 @@ class Listening:
 
 
 class _Watch:
-    """The streams of one client that are waited for. `silence_s`: None watches over nothing."""
+    """Watch over one client's streams that have waiting readers. `silence_s`: None watches nothing."""
 
     def __init__(self, silence_s: float | None) -> None:
         self._silence_s = silence_s
@@ -67,7 +67,7 @@ class _Watch:
         return [one for one in list(self._open) if one.silent_for(self._silence_s)]
 
     def _judge(self, asked: list[Listening], *, lives: bool) -> None:
-        """What the door has said goes for all streams that were silent when it was asked and still are."""
+        """Apply the ingress's answer to all streams that were silent when it was asked and still are."""
         for one in set(asked).intersection(self._silent()):
             if lives:
                 one.listen()
@@ -76,7 +76,7 @@ class _Watch:
 
 
 class Watch(_Watch):
-    """On a thread of its own, which ends with the last stream. `ask`: raises grpc.RpcError if nobody answers."""
+    """Watch on a thread of its own, which ends with the last stream. `ask`: raises grpc.RpcError if nobody answers."""
 
     def __init__(self, silence_s: float | None, ask: Callable[[], object]) -> None:
         super().__init__(silence_s)
@@ -122,7 +122,7 @@ class Watch(_Watch):
 
 
 class AsyncWatch(_Watch):
-    """As a task, which ends with the last stream."""
+    """Watch in a task, which ends with the last stream."""
 
     def __init__(self, silence_s: float | None, ask: Callable[[], Awaitable[object]]) -> None:
         super().__init__(silence_s)
@@ -165,5 +165,5 @@ def gone() -> Unavailable:
 
 
 def _is_answer(error: Any) -> bool:
-    """A refusal comes from somebody."""
+    """Return whether the error is an answer: a refusal shows that the service lives."""
     return error.code() not in _LIFELESS

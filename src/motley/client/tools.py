@@ -1,4 +1,6 @@
-"""Messages, tools and choices in OpenAI's shape -> those of motley.v1, and an answer -> the message to send back."""
+"""Conversion of messages, tools and choices in OpenAI's shape to motley.v1's, and of an answer to the message to
+send back.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def messages_of(messages: Sequence[Message]) -> list[pb.ChatMessage]:
 
 
 def _message(message: Message, at: str) -> pb.ChatMessage:
-    """(role, content), or an object with these and, where there are, the other fields of a message."""
+    """Convert a message: (role, content), or an object with these and other fields of a message."""
     if isinstance(message, pb.ChatMessage):
         return message
     if not isinstance(message, Mapping):
@@ -40,7 +42,9 @@ def _message(message: Message, at: str) -> pb.ChatMessage:
 
 
 def _tool(tool: Tool, at: str) -> pb.Tool:
-    """{"type": "function", "function": {"name", "description", "parameters": a JSON schema, "strict"}}"""
+    """Convert a tool: {"type": "function", "function": {"name", "description", "parameters": a JSON schema,
+    "strict"}}.
+    """
     if isinstance(tool, pb.Tool):
         return tool
     given = _function_alone(tool)
@@ -51,7 +55,7 @@ def _tool(tool: Tool, at: str) -> pb.Tool:
 
 
 def choice_of(choice: ToolChoice | None) -> pb.ToolChoice | None:
-    """auto, none, required, {"type": "function", …} or {"type": "allowed_tools", …}."""
+    """Convert a tool choice: auto, none, required, {"type": "function", …} or {"type": "allowed_tools", …}."""
     if choice is None or isinstance(choice, pb.ToolChoice):
         return choice
     with named("tool_choice", choice):
@@ -65,7 +69,7 @@ def choice_of(choice: ToolChoice | None) -> pb.ToolChoice | None:
 
 
 def reply(choice: pb.Choice) -> pb.ChatMessage:
-    """A whole choice as the assistant's message, to be sent back before the results of its calls."""
+    """Return a whole choice as the assistant's message, to be sent back before the results of its calls."""
     return pb.ChatMessage(
         role="assistant",
         content=choice.text,
@@ -91,7 +95,7 @@ def _mode(name: str) -> pb.ToolMode.ValueType:
 
 
 def _function_alone(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Without `type`, of which this protocol has one."""
+    """Return the object without `type`, since this protocol has only functions."""
     if value.get("type") not in (None, "function"):
         raise ValueError(f"type: {value['type']!r} is not supported; expected function")
     return {name: inner for name, inner in value.items() if name != "type" and inner is not None}
