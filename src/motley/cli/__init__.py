@@ -1,1 +1,1 @@
-"""The command line: one file per command. Heavy imports happen inside commands, so that help is quick."""
+"""Command line: one file per command. Heavy imports happen inside commands, so that help is quick."""

@@ -1,4 +1,4 @@
-"""The `motley` command: its subcommands, and how errors are told."""
+"""Root of the `motley` command: its subcommands, and how errors are printed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader (`| head`) has gone; what is still buffered has nowhere to go.
+        # The reader (`| head`) has ended, so buffered output is dropped.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     return status if isinstance(status, int) else OK
@@ -91,7 +91,7 @@ def _tell_usage(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "motley"
     message = error.format_message() if hasattr(error, "format_message") else str(error)
-    if message.startswith("Usage:"):  # called without a subcommand: help is the answer
+    if message.startswith("Usage:"):  # called without a subcommand: show the help
         print(message)
         return USAGE
     hint = f" (see {command} --help)" if isinstance(error, UsageError) else ""

@@ -1,4 +1,4 @@
-"""`motley chat`: talk to a running service."""
+"""Command `motley chat`: talks to a running service."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def chat(
 
 @contextmanager
 def _told_where(target: str) -> Iterator[None]:
-    """What gRPC says of a service that is not there helps nobody."""
+    """Add the address to the error of a service that cannot be reached, since gRPC's own text helps nobody."""
     try:
         yield
     except Unavailable as error:
@@ -111,7 +111,9 @@ def _answer_or_stop(client: Client, options: CallOptions, messages: Messages) ->
 
 
 def _answer(client: Client, options: CallOptions, messages: Messages, shown: list[str] | None = None) -> None:
-    """Print an answer as it comes, and note its text; people see what the model thought. Leaving early cancels it."""
+    """Print an answer as it arrives, and note its text; a terminal also shows the model's reasoning. Leaving early
+    cancels it.
+    """
     with client.chat_stream(messages, **options) as chunks:
         for chunk in chunks:
             for choice in chunk.choices:

@@ -1,4 +1,4 @@
-"""`--config FILE`: a file's values stand between the flags and the defaults."""
+"""Option `--config FILE`: the file's values override defaults, and flags override the file."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _parse(text: str, path: Path) -> Any:
 
 
 def _options(context: typer.Context, values: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The command's own section if the file has sections, else the whole file; by parameter name."""
+    """Return the options by parameter name: the command's own section if the file has sections, else the whole file."""
     name = context.info_name or ""
     if isinstance(values.get(name), dict):
         values = values[name]
@@ -69,9 +69,10 @@ def _options(context: typer.Context, values: Mapping[str, Any], path: Path) -> d
 
 
 def _fit(parameter: Any, value: Any, path: Path) -> Any:
-    """One value for an option that may be repeated is a list of one; a flag's value is no number.
+    """Convert a value of the file to its option's: one value for a repeatable option is a list of one; a flag is no
+    number.
 
-    What no option takes is refused here, as versions of typer fail of it in ways of their own.
+    A value that no option takes is refused here, since versions of typer fail on it in different ways.
     """
     if isinstance(value, bool) and not getattr(parameter, "is_flag", False):
         name = str(parameter.name).replace("_", "-")

@@ -1,4 +1,4 @@
-"""`motley doctor`: what this machine offers, what would be chosen on it and why, what is missing."""
+"""Command `motley doctor`: what this machine offers, what would be chosen on it and why, what is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def doctor(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """Show devices, precision and kernels with the reason for each choice, versions, memory and helpers.
+    """Show devices, precision and kernels with the reason for each choice, and versions, memory and helper programs.
 
     \b
     Examples:

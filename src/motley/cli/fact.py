@@ -1,4 +1,4 @@
-"""What the doctor's findings are made of."""
+"""Findings of `motley doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Fact"]
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """`status`: "ok", "note" (nothing to do), or "missing" with a `remedy`."""
+    """A finding. `status`: "ok", "note" (nothing to do), or "missing" with a `remedy`."""
 
     section: str
     name: str

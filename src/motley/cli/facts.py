@@ -1,4 +1,4 @@
-"""What `motley doctor` finds out. Each fact is looked up, none assumed."""
+"""Facts that `motley doctor` finds out. Each is looked up, none assumed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PACKAGES = (
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimddp", "bf16")
 PORTS = {"HTTP": 8000, "gRPC": 9000, "dashboard": 8265}
 GIB = 2**30
-SHM_BYTES = 256 * 2**20  # Ray's object store of one service, with room
+SHM_BYTES = 256 * 2**20  # Ray's object store of one service, and some reserve
 
 
 def gather() -> list[Fact]:
@@ -50,7 +50,7 @@ def _machine() -> Iterator[Fact]:
 
 
 def _cpu() -> tuple[str, frozenset[str]]:
-    """Name and instruction sets, from /proc/cpuinfo where there is one."""
+    """Return name and instruction sets of the CPU, from /proc/cpuinfo if there is one."""
     name, flags = platform.processor() or platform.machine(), frozenset[str]()
     path = Path("/proc/cpuinfo")
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -93,7 +93,7 @@ def _devices() -> Iterator[Fact]:
 
 
 def _choices() -> Iterator[Fact]:
-    """What the automatic settings come to on this CPU, for a bf16 and for an fp32 checkpoint."""
+    """Yield what the automatic settings choose on this CPU, for a bf16 and for an fp32 checkpoint."""
     import torch
 
     from ..kernels.canonical_weights import Fp8Weight
@@ -107,14 +107,14 @@ def _choices() -> Iterator[Fact]:
         ops = ops_for_device("cpu", dtype)
         for weight in _sample_weights(dtype):
             ops.linear(weight, "layer")
-            if not isinstance(weight, Fp8Weight):  # its format leaves the head as it is
+            if not isinstance(weight, Fp8Weight):  # fp8 checkpoints do not quantize the head
                 ops.linear(weight, "head")
         for op, reason in sorted(ops.choices.items()):
             yield Fact(section, op, reason)
 
 
 def _sample_weights(dtype: torch.dtype) -> list[Weight]:
-    """One of each kind that a checkpoint may hold, of a shape that suits every kernel."""
+    """Return a weight of each kind that a checkpoint may hold, of a shape that suits every kernel."""
     import torch
 
     from ..kernels.canonical_weights import DenseWeight, Fp8Weight, GroupedWeight

@@ -1,4 +1,4 @@
-"""`motley fit`: whether a model fits a device, told before anything is loaded."""
+"""Command `motley fit`: whether a model fits a device, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -66,18 +66,19 @@ def fit(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """Tell where memory would go on each device, what would fit, and how fast it could be at best.
+    """Show where memory would go on each device, what would fit, and how fast it could be at best.
 
-    Only headers and configs are read. Of the host's memory it counts what KV of preempted sequences takes, and prefixes
-    on their way to and from where a service shares them. Times are arithmetic by the roofline, a bound that no engine
-    beats: to first token of one prompt of --context tokens, and per token of --batch sequences of that length.
+    Only headers and configs are read. Of the host's memory it counts the KV of preempted sequences, and prefixes on
+    their way to and from the store where a service shares them. Times are arithmetic by the roofline, a bound that no
+    engine beats: to the first token of one prompt of --context tokens, and per token of --batch sequences of that
+    length.
 
-    Of a model that is divided (--tensor-parallel, --pipeline-parallel) it tells what each process would hold, and a
-    model, which no run has confirmed, tells the times on 1, 2, 4 and 8 ranks over links between GPUs.
+    For a model that is divided (--tensor-parallel, --pipeline-parallel) it shows what each process would hold, and
+    predicts, by a formula that no run has confirmed, the times on 1, 2, 4 and 8 ranks over links between GPUs.
 
-    With --weights-memory it says which layers would be read from disk in every step, or copied from a GPU's host
-    (--weights-host-memory). How fast that would be of a CPU is put together from two measurements: some layers are
-    repacked and computed, and a file of the checkpoint is read. Of a GPU a model says it, with the disk measured.
+    With --weights-memory it shows which layers would be read from disk in every step, or copied from a GPU's host
+    (--weights-host-memory). The speed on a CPU is put together from two measurements: some layers are repacked and
+    computed, and a file of the checkpoint is read. The speed on a GPU is predicted, with the disk measured.
 
     \b
     Examples:
@@ -136,7 +137,7 @@ def fit(
 
 
 def _count(stages: str, device: list[str] | None, pipeline_parallel: int) -> int:
-    """How many stages there are devices for."""
+    """Return the number of pipeline stages, which is that of the devices named."""
     count = len(stages.split(","))
     if device or pipeline_parallel not in (1, count):
         other = "--device" if device else f"--pipeline-parallel {pipeline_parallel}"
@@ -174,7 +175,7 @@ def _context(given: int | None, checkpoint: Checkpoint) -> int:
 
 
 def _stages(names: str, settings: EngineConfig, checkpoint: Checkpoint) -> list[Place]:
-    """ "P40,cpu": of each stage, also by a word of the name. Raises InvalidRequest."""
+    """Return each stage's device from names such as "P40,cpu"; a word of the name suffices. Raises InvalidRequest."""
     every = [fit_divided.full_name(name.strip()) for name in names.split(",")]
     return [_places([name], settings, checkpoint)[0] for name in every]
 
@@ -264,7 +265,7 @@ def _title(model: str, checkpoint: Checkpoint, *, measured: bool = False) -> Ite
 
 
 def _parts(found: Sequence[Fit]) -> Iterator[str]:
-    """GPUs of one capability hold the same: a line for each kind."""
+    """Yield the lines of the memory table. GPUs of one capability hold the same, so there is a line for each kind."""
     heads = (
         "kept on",
         "weights",
@@ -333,7 +334,7 @@ def _notes(found: Sequence[Fit]) -> Iterator[str]:
 
 
 def _how(found: Fit) -> str:
-    """How it is known what is expected."""
+    """Return how the expected speed is known: measured, or predicted."""
     if found.place.device is None:
         return MEASURED
     disk = "" if found.expected is None or found.expected.bytes_per_s is None else ", the disk measured"

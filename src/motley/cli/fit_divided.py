@@ -1,4 +1,4 @@
-"""What `motley fit` says of a model that is divided among devices: memory of each process, and the scaling model."""
+"""Part of `motley fit` for a model that is divided among devices: memory of each process, and predicted scaling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..replicas.fit import Asked, Place
     from ..replicas.shards.rooms import Divided, Division, Process
 
-SCALING = "model"  # every figure of time: rooflines of the parts, and a table of links
+SCALING = "model"  # source of all times: rooflines of the parts, and a table of links
 RANKS = (1, 2, 4, 8)
 NOTE = (
     "model: the roofline of each rank, and the links' latency and bandwidth; nothing was measured, and on real GPUs "
@@ -29,7 +29,7 @@ MIXED = (
 
 
 def kinds_of(name: str | None) -> tuple[LinkKind, ...]:
-    """Of --link; None: all."""
+    """Return the kinds of links that --link names; None names all."""
     from ..kernels.device.interconnect import LINK_KINDS
 
     if name in (None, "all"):
@@ -40,7 +40,9 @@ def kinds_of(name: str | None) -> tuple[LinkKind, ...]:
 
 
 def full_name(name: str) -> str:
-    """ "P40": of the first card of the table that has that word in its name; of anything else the name as it is."""
+    """Return the full name of the first card of the table that has this word in its name ("P40"); any other name
+    as it is.
+    """
     from ..kernels.device.device_table import DEVICES
 
     word = name.lower()
@@ -48,7 +50,7 @@ def full_name(name: str) -> str:
 
 
 def name_of(places: Sequence[Place]) -> str:
-    """Of stages on devices of one kind, or of several."""
+    """Return the name of a group of stages, on devices of one kind or of several."""
     names = list(dict.fromkeys(place.name for place in places))
     return names[0] if len(names) == 1 else " + ".join(place.name for place in places)
 
@@ -60,7 +62,9 @@ def scaling_of(
     division: Division,
     kinds: Sequence[LinkKind],
 ) -> dict[str, Any]:
-    """For 1, 2, 4, 8 and the asked number of ranks of each stage on each device, over each link that it could have."""
+    """Predict times for 1, 2, 4, 8 and the asked number of ranks of each stage on each device, over each possible
+    link.
+    """
     from ..kernels.device.interconnect import common_links
     from ..replicas.shards.rooms import divided
 
@@ -68,7 +72,7 @@ def scaling_of(
     rows, links = [], {}
     for places in groups:
         devices = [place.device for place in places if place.device is not None]
-        if len(devices) < len(places):  # no table tells how fast a CPU is
+        if len(devices) < len(places):  # there is no table of CPUs' speeds
             continue
         every = [divided(checkpoint, places, asked, replace(division, ranks=ranks)) for ranks in counts]
         for link in common_links(devices, kinds):
@@ -111,7 +115,7 @@ def _link(link: DeviceLink) -> dict[str, Any]:
 
 
 def row(found: Divided) -> dict[str, Any]:
-    """As JSON."""
+    """Return one result as JSON."""
     names = ("kv_tokens", "context", "batch", "fits", "missing", "refused", "why")
     return {
         "device": name_of(found.places),
@@ -151,8 +155,9 @@ def lines(asked: Asked, found: Sequence[Divided], scaling: dict[str, Any]) -> It
 
 
 def _memory(found: Sequence[Divided]) -> Iterator[str]:
-    """GPUs of one capability hold the same, but where their stages have other layers; of the host they take what their
-    memory lets them: the most is shown.
+    """Yield the lines of the memory table. GPUs of one capability hold the same, unless their stages have other layers.
+
+    What they take on the host depends on their memory: the most is shown.
     """
     heads = (
         "each holds", "layers", "weights", "metadata", "KV/1000 tokens", "activations", "graphs", "context",
@@ -195,7 +200,7 @@ def _rooms(asked: Asked, found: Sequence[Divided]) -> Iterator[str]:
 
 
 def _memories(found: Divided) -> Sequence[Place]:
-    """Processes of a CPU share one."""
+    """Return the memories in use: each GPU has its own, and all processes on a CPU share one."""
     cards = [place for place in found.places if place.device is not None] * found.division.ranks
     return [*cards, *[place for place in found.places if place.device is None][:1]]
 

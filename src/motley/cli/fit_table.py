@@ -8,7 +8,7 @@ __all__ = ["size", "table", "time"]
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The first column to the left, the others to the right."""
+    """Yield the lines of a table: the first column is left-aligned, the others are right-aligned."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     for row in (heads, *rows):
         yield "  ".join(

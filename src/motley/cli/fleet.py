@@ -1,4 +1,4 @@
-"""`motley fleet`: look at a fleet and change it, over the control plane of a running service."""
+"""Command `motley fleet`: shows a fleet and changes it, over the control plane of a running service."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ app = typer.Typer(
 
 KEY = "MOTLEY_ADMIN_KEY"
 CALL_S = 30.0
-UPDATE_S = 1800.0  # replicas read, check and build the weights meanwhile
+UPDATE_S = 1800.0  # seconds for replicas to read, check and build the weights
 
 Address = Annotated[
     str | None,
@@ -49,7 +49,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="Until it is done.")]
 
 @app.command()
 def status(address: Address = None, admin_key: AdminKey = None, ca: Ca = None, as_json: Json = False) -> None:
-    """Show pools, replicas, and what was decided of late.
+    """Show pools, replicas, and recent decisions.
 
     \b
     Examples:
@@ -75,7 +75,7 @@ def prefixes(
     ca: Ca = None,
     as_json: Json = False,
 ) -> None:
-    """Show what replicas find of prompts' prefixes: in their own KV, and where they share them.
+    """Show how many tokens of prompts replicas find as cached prefixes: in their own KV, and in the shared store.
 
     \b
     Examples:
@@ -130,7 +130,7 @@ def scale(
     ca: Ca = None,
     as_json: Json = False,
 ) -> None:
-    """Want another number of replicas. Those that go end what they have first.
+    """Change a pool's number of replicas. Replicas that are removed finish their requests first.
 
     \b
     Examples:
@@ -172,7 +172,7 @@ def policy(
     ca: Ca = None,
     as_json: Json = False,
 ) -> None:
-    """Show or set who decides how many replicas there are, and within which bounds.
+    """Show or set the policy that decides how many replicas there are, and its bounds.
 
     \b
     Examples:
@@ -221,7 +221,8 @@ def drain(
     ca: Ca = None,
     as_json: Json = False,
 ) -> None:
-    """Let a replica take nothing new, and replace it when it has nothing left. Again: with --remove, or another time.
+    """Let a replica take no new requests, and replace it when its last one has ended. Run again to add --remove or
+    change the time.
 
     \b
     Examples:
@@ -290,7 +291,7 @@ def update(
     ca: Ca = None,
     as_json: Json = False,
 ) -> None:
-    """Let a pool go on with other weights, while it serves. Requests that have begun end on what they began with.
+    """Give a pool other weights while it serves. Requests that have begun end with the weights they began with.
 
     \b
     Examples:
@@ -322,7 +323,7 @@ def metrics(
     ca: Ca = None,
     as_json: Json = False,
 ) -> None:
-    """Show counts and rates of pools, and of what is asked of the fleet.
+    """Show counts and rates of pools, and of requests to the fleet.
 
     \b
     Examples:
@@ -341,7 +342,7 @@ def metrics(
 
 @contextmanager
 def _plane(address: str | None, admin_key: Path | None, ca: Path | None, timeout_s: float = CALL_S) -> Iterator[Any]:
-    """A stub whose calls carry the key and have a time. Errors are told in a line."""
+    """Yield a stub whose calls carry the key and have a timeout. Errors are printed in one line."""
     import grpc
 
     from ..replicas.errors import InvalidRequest, MotleyError
@@ -378,7 +379,7 @@ def _told(made: pb.Decision, as_json: bool) -> None:
 
 
 def _wait(plane: Any, made: pb.Decision, *kinds: str, pool: str = "", replica_id: str = "", replicas: int = -1) -> None:
-    """Until such an event after the decision; on the way, what is in the way is told."""
+    """Wait until an event of this kind after the decision; print meanwhile what delays it."""
     from ..replicas.errors import MotleyError
     from . import fleet_view
 

@@ -1,4 +1,4 @@
-"""How `motley fleet` reaches a control plane: by address and key, or those of the service on this machine."""
+"""Connection of `motley fleet` to a control plane: by address and key, or to the service on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AGAIN_S = 0.5
 
 
 def reached(address: str | None, key: str, ca: Path | None) -> Contact:
-    """Raises MotleyError where it cannot be told which, or by which key."""
+    """Return the address and key of the control plane. Raises MotleyError if it is unclear which one, or which key."""
     here = contacts()
     if address is not None:
         here = [one for one in here if one.address == address] or [Contact(address, "", tls=ca is not None)]
@@ -38,7 +38,7 @@ def reached(address: str | None, key: str, ca: Path | None) -> Contact:
 
 
 class Calls:
-    """motley.v1.ControlPlane's stub: each call with the key, and unless it says otherwise with a time."""
+    """Stub of motley.v1.ControlPlane: each call has the key, and unless it says otherwise a timeout."""
 
     def __init__(self, contact: Contact, ca: Path | None, timeout_s: float) -> None:
         if contact.tls:
@@ -67,7 +67,7 @@ class Calls:
         return call
 
     def updates(self, after: int = 0) -> Iterator[pb.FleetUpdate]:
-        """For ever. One that was ended comes back: it is waited for, and no event is missed or told twice."""
+        """Yield updates without end. After a broken call it waits and calls again; no event is missed or repeated."""
         since = None
         while True:
             try:

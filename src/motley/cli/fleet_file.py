@@ -1,4 +1,4 @@
-"""A fleet file in place of a model: what it says, beside what the flags of `motley serve` say."""
+"""A fleet file in place of a model: its settings, beside the flags of `motley serve`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ if TYPE_CHECKING:
 
 __all__ = ["is_fleet_file", "with_file"]
 
-# How it is run, not what is served.
+# Options of the command itself, not of what is served.
 _OF_THE_COMMAND = {"model", "config", "greet", "ready_file", "address", "control", "admin_host", "admin_port"}
 _NAMES = {"cors_origin": "cors_origins", "weights_root": "weights_roots"}
 
 
 def is_fleet_file(model: str) -> bool:
-    """No model is named so."""
+    """Return whether the argument names a fleet file; no model has such a name."""
     return model.endswith((".yaml", ".yml")) and not Path(model).is_dir()
 
 
 def with_file(context: typer.Context, options: ServeOptions, path: Path) -> ServeOptions:
-    """Raises ConfigurationError with the line of what is wrong, or the flag that contradicts."""
+    """Return the options with the fleet file. Raises ConfigurationError with the wrong line, or the flag that
+    contradicts.
+    """
     from ..cluster.fleet.file import load_fleet
     from ..cluster.fleet.flags import with_fleet
 
@@ -31,7 +33,7 @@ def with_file(context: typer.Context, options: ServeOptions, path: Path) -> Serv
 
 
 def _given(context: typer.Context, options: ServeOptions) -> list[tuple[str, Any]]:
-    """What was said by flags, or by a file of flags."""
+    """Return the options that were given by flags, or by a file of flags."""
     found = []
     for name, value in context.params.items():
         source = context.get_parameter_source(name)

@@ -1,4 +1,4 @@
-"""What replicas find of prefixes, on a terminal."""
+"""Prefix cache statistics of replicas, on a terminal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from ..cluster.protos import control_pb2 as pb
 from .fleet_view import table_of
 
 MIB, GIB = 2**20, 2**30
-SHOWN = 10  # prefixes
+SHOWN = 10  # prefixes in the table
 
 
 def show(found: pb.Prefixes) -> None:
-    """Shares are of prompt tokens: not computed again, and come from the store. Times are of a call, on average."""
+    """Print statistics of prefixes. Shares are of prompt tokens: reused, and read from the store. Times are
+    averages per call.
+    """
     console = Console()
     table = table_of("replica", "pool", "reused", "shared", "read", "written", "GB/s", "breaker")
     for one in found.replicas:
@@ -35,7 +37,7 @@ def show(found: pb.Prefixes) -> None:
 
 
 def _together(found: pb.Prefixes) -> list[pb.PopularPrefix]:
-    """What all replicas know of each prefix, those asked for most first."""
+    """Return what all replicas have of each prefix together, the most requested first."""
     each: dict[tuple[str, str], pb.PopularPrefix] = {}
     for one in (one for replica in found.replicas for one in replica.popular):
         whole = each.setdefault((one.tenant, one.prefix), pb.PopularPrefix(tenant=one.tenant, prefix=one.prefix))
@@ -61,7 +63,7 @@ def _size(nbytes: int) -> str:
 
 
 def _unfit(one: pb.ReplicaPrefixes) -> dict[str, int]:
-    """Values that were there, and were not opened."""
+    """Return the numbers of values that were found, but not opened, by reason."""
     return {name: count for name, count in one.outcomes.items() if name not in ("hit", "miss", "timeout", "error")}
 
 

@@ -1,4 +1,4 @@
-"""A fleet on a terminal."""
+"""Views of a fleet on a terminal."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _replicas(fleet: pb.Fleet) -> Table:
 
 
 def _updated(fleet: pb.Fleet) -> bool:
-    """Whether there is anything to tell of weights: a terminal is narrow."""
+    """Return whether weights were updated, as the column is left out otherwise: a terminal is narrow."""
     return any(pool.weights_version for pool in fleet.pools)
 
 

@@ -1,4 +1,4 @@
-"""What is said to `motley fleet`, as the control plane takes it."""
+"""Conversion of the arguments of `motley fleet` to the control plane's messages."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["read_bounds", "read_setting", "why"]
 
 
 def why(reason: str | None, command: str) -> str:
-    """Of a decision for which none was given: how it was made, and by whom."""
+    """Return the reason of a decision; if none was given, the command that made it, and by whom."""
     if reason is not None:
         return reason
     try:
         user = getpass.getuser()
-    except (OSError, KeyError, ImportError):  # by the version of Python, of a user whom the system does not know
+    except (OSError, KeyError, ImportError):  # the system does not know the user; the type depends on Python
         user = "somebody"
     return f"motley fleet {command} by {''.join(filter(str.isprintable, user))[:64]}"
 

@@ -1,4 +1,4 @@
-"""`motley generate`: a model in this process, no service."""
+"""Command `motley generate`: runs a model in this process, without a service."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _read(file: Path) -> str:
 
 
 def _given(**flags: Any) -> dict[str, Any]:
-    """The flags that were given, checked before anything is loaded."""
+    """Return the flags that were given, checked before anything is loaded."""
     from ..replicas.sampling_params import SamplingParams
 
     given = {name: value for name, value in flags.items() if value is not None}
@@ -146,12 +146,12 @@ def _folder(model: str) -> Path:
     from ..replicas.other_formats import refuse_other_files
 
     folder = resolve_model(options.find_model(model))
-    refuse_other_files(folder)  # before its tokenizer is looked for
+    refuse_other_files(folder)  # before its tokenizer is loaded
     return folder
 
 
 def _inputs(folder: Path, prompts: list[str], *, chat: bool, system: str | None) -> list[str | list[int]]:
-    """Texts as they are, or the ids of one conversation each."""
+    """Return the prompts as texts, or with --chat the token ids of a conversation for each."""
     if not chat:
         if system is not None:
             raise typer.BadParameter("--system needs --chat: a plain prompt has no system message")
@@ -172,7 +172,7 @@ def _load(folder: Path, settings: EngineConfig) -> Engine:
 
 @dataclass(slots=True)
 class _Speed:
-    """Time to the first token and per token after it."""
+    """Timer of the first token, and of each token after it."""
 
     began: float
     first_s: float | None = None
@@ -195,7 +195,7 @@ class _Speed:
 
 
 def _print_text(engine: Engine, inputs: list[str | list[int]], sampling: SamplingParams, *, stats: bool) -> None:
-    """One prompt streams; several are computed together and printed under their numbers."""
+    """Print the answers: one prompt streams; several are computed together and printed under their numbers."""
     speed = _Speed(time.perf_counter())
     if len(inputs) > 1:
         outputs = engine.generate(inputs, sampling)

@@ -1,4 +1,4 @@
-"""What `motley doctor` says of a GPU, at hand or only named: precision, kernels and their configs, torch's fit."""
+"""Facts of `motley doctor` about a GPU, present or only named: precision, kernels and their configs, torch's fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _CHOICES = ("storage", "compute", "accumulate", "prefill", "decode", "int8", "fp
 
 
 def of_gpus() -> Iterator[Fact]:
-    """Of every GPU that torch finds; else of what torch was built for, and those that a build for CPUs cannot see."""
+    """Yield facts of every GPU that torch finds; without any, of torch's build, and of GPUs that a CPU build
+    cannot see.
+    """
     import torch
 
     if not torch.cuda.is_available():
@@ -50,7 +52,7 @@ def _unseen() -> Iterator[Fact]:
 
 
 def of_properties(name: str, properties: DeviceProperties, archs: Sequence[str]) -> Iterator[Fact]:
-    """Of a device as torch describes it, and of a torch whose machine code is for `archs`."""
+    """Yield facts of a device as torch describes it; `archs`: what torch's build has machine code for."""
     from ..kernels.device.compute_capability import UnsupportedCapability
     from ..kernels.device.device_lookup import match_device
 
@@ -71,7 +73,7 @@ def of_properties(name: str, properties: DeviceProperties, archs: Sequence[str])
 
 
 def of_name(name: str) -> list[Fact]:
-    """Of a GPU that is not here: a name as torch says it ("Tesla P40"), or a capability ("6.1").
+    """Return facts of a GPU that is not here: a name as torch has it ("Tesla P40"), or a capability ("6.1").
 
     Raises KeyError with the names there are.
     """
@@ -98,7 +100,7 @@ def of_name(name: str) -> list[Fact]:
 
 
 def of_device(section: str, device: DeviceSpec) -> Iterator[Fact]:
-    """Precision with reasons, and for each operator where its config comes from."""
+    """Yield the precision with reasons, and for each operator where its config comes from."""
     from ..kernels.device.precision import policy_of
 
     policy = policy_of(*device.capability.version)
@@ -156,7 +158,7 @@ def _operators(section: str, device: DeviceSpec, policy: PrecisionPolicy) -> Ite
 
 
 def _compiler(section: str, policy: PrecisionPolicy) -> Fact:
-    """Whether Triton makes machine code for it: tried on the smallest kernel."""
+    """Return whether Triton compiles for the device, which is tried on the smallest kernel."""
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         return Fact(section, "Triton", "not tried: TRITON_INTERPRET is set", "note")
     try:
@@ -175,7 +177,9 @@ def _compiler(section: str, policy: PrecisionPolicy) -> Fact:
 
 
 def _torch_fit(section: str, capability: tuple[int, int], archs: Sequence[str]) -> Fact:
-    """Told before loading, where CUDA would say "no kernel image is available for execution on the device"."""
+    """Return whether torch has machine code for the device; CUDA would fail later with "no kernel image is
+    available".
+    """
     from ..kernels.device.torch_builds import has_machine_code, wheel_hint
 
     built = ", ".join(archs)

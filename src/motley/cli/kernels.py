@@ -1,4 +1,4 @@
-"""`motley kernels …`: what runs on the device, compiled, listed and tuned."""
+"""Commands `motley kernels …`: compile, list and tune the device's kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 @app.callback()
 def _root() -> None:
-    """Kernels of the GPU path: compiled with no GPU, tuned with or without one."""
+    """Compile kernels of the GPU path without a GPU, and tune them with or without one."""
 
 
 @app.command(name="compile")
@@ -50,16 +50,16 @@ def compile_(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """Compile every operator as it would be launched, and check what came out.
+    """Compile every operator as it would be launched, and check the result.
 
-    Registers, spills, shared memory against the capability's limits, occupancy, and the PTX instructions that do
-    the products. Ends with status 1 if a kernel spills, exceeds a limit, or has the wrong instructions, or if all of
-    it took more time of two cores than --budget; time that others had the cores for does not count. A budget is for
-    one machine: how fast this one is beside it is measured first, on a kernel that stays as it is.
+    It checks registers, spills, shared memory against the capability's limits, occupancy, and the PTX instructions that
+    do the products. Ends with status 1 if a kernel spills, exceeds a limit, or has the wrong instructions, or if all of
+    it took more time of two cores than --budget; time in which other processes had the cores does not count. A budget
+    is for one machine: how fast this one is beside it is measured first, on a kernel that never changes.
 
-    A page that --table wrote says which sources it was made of. Where --check finds there the very sources and the
-    Triton that are here, every kernel is compiled once for each capability, as by --quick; else all is compiled, and
-    must come to that page's table.
+    A page that --table wrote names the sources it was made from. If --check finds there the same sources and Triton as
+    here, every kernel is compiled once for each capability, as by --quick; otherwise all is compiled, and must give
+    that page's table.
 
     \b
     Examples:
@@ -176,10 +176,10 @@ def tune(
     ] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Choose a config for each operator and shape, and write it where launches look it up.
+    """Choose a config for each operator and shape, and write it to the file where launches look it up.
 
-    On a GPU every config is checked against the reference before its time counts, and entries say "measured".
-    With --static nothing is run: entries say "static".
+    On a GPU every config is checked against the reference before its time counts, and entries say "measured". With
+    --static nothing is run, and entries say "static".
 
     \b
     Examples:
@@ -225,7 +225,7 @@ def list_(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """Which operators a capability has, in which precision, and where their configs come from.
+    """Show which operators a capability has, in which precision, and where their configs come from.
 
     \b
     Examples:

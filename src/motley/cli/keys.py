@@ -1,4 +1,4 @@
-"""`motley keys`: make, list and revoke API keys. Keys are shown once; files hold their hashes."""
+"""Commands `motley keys`: make, list and revoke API keys. Keys are shown once; files hold their hashes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def new(
     ] = None,
     admin: Annotated[bool, typer.Option("--admin", help="For `motley fleet`, and for nothing else.")] = False,
 ) -> None:
-    """Make a key, store its SHA-256 in the file, and print the key: it cannot be shown again.
+    """Make a key, store its SHA-256 in the file, and print the key, which cannot be shown again.
 
     \b
     Examples:
@@ -89,7 +89,7 @@ def revoke(
     file: File = DEFAULT,
     tenant: Annotated[bool, typer.Option("--tenant", help="All keys of this tenant.")] = False,
 ) -> None:
-    """Take a key out of the file. A running service sees that within a second.
+    """Remove a key from the file. A running service notices within a second.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Bounds of the numbers that a command is given: each has some, whether its option says so or not."""
+"""Bounds of the numbers that commands take: each has some, whether its option says so or not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDE = {"seed", "generation", "expect_version"}  # any integer of 64 bits is one
 
 
 def bounded(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the command, refusing numbers that are none, or beyond all bounds, before it begins."""
+    """Return the command with a check that refuses NaN and numbers beyond all bounds before it begins."""
 
     @functools.wraps(command)
     def checked(*given: Any, **named: Any) -> Any:
@@ -33,7 +33,7 @@ def bounded(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def bound_all(app: typer.Typer) -> None:
-    """Put bounds to all commands of an application, and of those within it."""
+    """Add the checks of numbers to all commands of an application, and of the applications in it."""
     for command in app.registered_commands:
         if command.callback is not None:
             command.callback = bounded(command.callback)
@@ -55,7 +55,7 @@ def check_number(name: Callable[[], str], value: float, *, wide: bool = False) -
 
 
 def _said(command: Callable[..., Any], name: str) -> str:
-    """How a person names that parameter: an option by its flag."""
+    """Return the parameter's name as a user writes it: an option by its flag."""
     hint = typing.get_type_hints(command, include_extras=True).get(name)
     argument = any("Argument" in type(each).__name__ for each in getattr(hint, "__metadata__", ()))
     return name.upper() if argument else f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they become."""
+"""Options that several commands share, and their conversion to settings."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def engine_config(
     pipeline_layers: str | None = None,
     **settings: Any,
 ) -> EngineConfig:
-    """Flags as an EngineConfig; those that are None keep the engine's default. Raises InvalidRequest."""
+    """Return the flags as an EngineConfig; those that are None keep the engine's default. Raises InvalidRequest."""
     from ..replicas.engine_config import EngineConfig
 
     given = {name: value for name, value in settings.items() if value is not None}
@@ -150,7 +150,7 @@ def engine_config(
 
 
 def _numbers(text: str, flag: str) -> tuple[int, ...]:
-    """ "6,18"."""
+    """Parse a list of numbers such as "6,18"."""
     try:
         return tuple(int(each) for each in text.split(","))
     except ValueError:
@@ -158,7 +158,7 @@ def _numbers(text: str, flag: str) -> tuple[int, ...]:
 
 
 def parse_size(text: str, flag: str) -> int:
-    """Bytes: "512MiB", "2G", "1073741824"."""
+    """Parse a number of bytes such as "512MiB", "2G" or "1073741824"."""
     from ..replicas.errors import InvalidRequest
     from ..replicas.sizes import parse_size as parse
 
@@ -169,7 +169,7 @@ def parse_size(text: str, flag: str) -> int:
 
 
 def find_model(model: str) -> str:
-    """`demo` is the model that comes with the package; anything else is a folder or a Hugging Face id."""
+    """Return the model's folder or Hugging Face id; `demo` is the model that comes with the package."""
     if model != "demo":
         return model
     from ..replicas.demo import demo_path

@@ -1,4 +1,4 @@
-"""`motley plan`: which GPUs to rent for a load, by simulation."""
+"""Command `motley plan`: which GPUs to rent for a load, by simulation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..cluster.plan.trace import Trace
     from ..cluster.routing.predict import Slo
 
-# Not prices that anybody asks: a place to begin, so that the command runs.
+# Made-up prices, so that the command runs without --gpus.
 EXAMPLES = "T4=0.35,L4=0.70,A10=0.75,A100=1.80,H100=3.50"
 
 
@@ -50,11 +50,11 @@ def plan(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """Tell which GPUs to rent for a load: the cheapest mix that serves a trace in time.
+    """Find which GPUs to rent for a load: the cheapest mix that serves a trace in time.
 
-    Everything is simulated: the engine's scheduler and Motley's router in virtual time, on GPUs that take the time
-    that the roofline says, at shares of it that are assumed, or fitted to the files of --measured. Prices are yours to
-    give; without --gpus made-up examples stand in. `synthetic` is a mix of chats, documents and writing at --rate
+    Everything is simulated: the engine's scheduler and Motley's router run in virtual time, on GPUs that take the time
+    that the roofline predicts, at shares of it that are assumed, or fitted to the files of --measured. Prices are yours
+    to give; without --gpus made-up examples are used. `synthetic` is a mix of chats, documents and writing at --rate
     (default: 5); with `synthetic-reuse` most prompts share a beginning.
 
     \b
@@ -106,7 +106,7 @@ def _slo(text: str) -> Slo:
 
 
 def _offers(text: str) -> list[Offer]:
-    """Raises InvalidRequest for a GPU that is not in the table."""
+    """Parse GPUs and their prices. Raises InvalidRequest for a GPU that is not in the table."""
     from ..cluster.plan.search import Offer
     from ..replicas.simulated.device import device_named
 
@@ -124,7 +124,9 @@ def _offers(text: str) -> list[Offer]:
 
 
 def _measured(offers: list[Offer], text: str | None, model: str) -> list[Offer]:
-    """With what each attains by its file. Raises InvalidRequest for a file that is none, or of another GPU."""
+    """Return the offers with the roofline shares fitted to their files. Raises InvalidRequest for a wrong file or
+    another GPU's.
+    """
     from ..replicas.simulated.device import device_named
     from ..replicas.simulated.measured import attained
 

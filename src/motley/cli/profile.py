@@ -1,4 +1,4 @@
-"""`motley profile`: where the time of a model's steps goes on this device, and which module is off."""
+"""Command `motley profile`: where the time of a model's steps goes on this device, and which module is too slow."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ def profile(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """Time, bytes and FLOPs of every module in a prefill and in a decode batch, beside the device's roofline.
+    """Measure time, bytes and FLOPs of every module in a prefill and in a decode batch, beside the device's roofline.
 
-    Runs the engine that serves. A module far off its siblings in other layers is named, with the likely cause and the
-    remedy; so is one that is far from the roofline for a cause that is known. Times are measured, bytes and FLOPs are
-    arithmetic. The roofline of a CPU is measured in the same run, that of a GPU is from the table of devices.
+    Runs the engine that serves. A module that is much slower than its siblings in other layers is named, with the
+    likely cause and the remedy; so is one that is far from the roofline for a known cause. Times are measured, bytes
+    and FLOPs are arithmetic. The roofline of a CPU is measured in the same run, that of a GPU is from the table of
+    devices.
 
     \b
     Examples:
@@ -63,7 +64,7 @@ def profile(
         kv_memory=kv_memory,
     )
     if html is not None:
-        _write(html, "")  # what cannot be written is told before minutes of measuring
+        _write(html, "")  # fail now rather than after minutes of measuring
     from ..replicas.hub import resolve_model
     from ..replicas.profiling import report
     from ..replicas.profiling.page import page

@@ -1,4 +1,4 @@
-"""Progress on stderr, so that stdout stays what was asked for."""
+"""Progress on stderr, so that stdout has only the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["counted", "doing", "load_bar"]
 
 @contextmanager
 def load_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar over bytes for loading, gone when done; None where stderr is no terminal."""
+    """Show a bar over bytes while loading, which disappears when done; yields None if stderr is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -26,7 +26,7 @@ def load_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
 
 @contextmanager
 def doing(what: str) -> Iterator[Callable[[str], None]]:
-    """Says what is being done, for work of unknown length: with the time it takes, or a line each in a log."""
+    """Show the current work of unknown length: with the time it takes, or a line each in a log."""
     if not sys.stderr.isatty():
         yield lambda step: print(step, file=sys.stderr, flush=True)
         return
@@ -41,7 +41,7 @@ def doing(what: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def counted(what: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar over steps whose number is known: (what begins, steps begun, steps in all); in a log a line each."""
+    """Show a bar over steps whose number is known: (current step, steps begun, steps in all); in a log a line each."""
     if not sys.stderr.isatty():
         yield _each_once()
         return
@@ -63,7 +63,7 @@ def counted(what: str) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _each_once() -> Callable[[str, int, int], None]:
-    """What has been said is not said again: sides take turns, and a log wants no line for each."""
+    """Return a function that prints each step once: sides take turns, and a log needs no line for each."""
     said: set[str] = set()
 
     def tell(step: str, begun: int, total: int) -> None:

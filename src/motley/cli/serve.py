@@ -1,4 +1,4 @@
-"""`motley serve`: the service."""
+"""Command `motley serve`: runs the service."""
 
 from __future__ import annotations
 

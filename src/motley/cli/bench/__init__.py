@@ -1,4 +1,4 @@
-"""`motley bench …`: measurements. One is a module here and a name below."""
+"""Benchmarks of `motley bench …`. Each is a module here and a name below."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 @app.callback()
 def _root() -> None:
-    """Measurements, side by side with peers where they are installed."""
+    """Measure parts of Motley, side by side with peers that are installed."""
 
 
 for _measure in (

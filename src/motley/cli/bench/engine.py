@@ -1,4 +1,4 @@
-"""`motley bench engine`, on a CPU and on a GPU."""
+"""Command `motley bench engine`, on a CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def engine(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """Prefill and decode rates of the engine beside its peers, on this machine.
+    """Measure prefill and decode rates of the engine beside its peers, on this machine.
 
-    On a GPU the worker that a replica is made of, under concurrent streams, with weights made on the device; beside
-    transformers in bf16; each step's share of the roofline; and how long the GPU idles between steps.
+    On a GPU this measures the worker that a replica runs, under concurrent streams, with weights made on the device;
+    beside transformers in bf16; each step's share of the roofline; and how long the GPU idles between steps.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`motley bench exchange`."""
+"""Command `motley bench exchange`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def exchange(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """What ranks of one host take to add up their tensors: through shared memory, beside torch's gloo.
+    """Measure how long ranks on one host take to add up their tensors: through shared memory, beside torch's gloo.
 
     A layer of a model that is divided among ranks needs two such sums.
 

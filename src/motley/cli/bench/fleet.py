@@ -1,4 +1,4 @@
-"""`motley bench fleet`."""
+"""Command `motley bench fleet`."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def fleet(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """A live fleet whose requests are placed by Motley, and then by power of two choices: the same ones, in turns.
+    """Compare Motley's routing with power of two choices on a live fleet, with the same requests in turns.
 
-    Starts the fleet, Ray and all, and sends requests over gRPC. Simulated pools take the time that the roofline says
-    of their GPUs, off their profiles by up to 30%: what is compared is the choice of a replica, nothing else.
+    Starts the fleet, Ray and all, and sends requests over gRPC. Simulated pools take the time that the roofline
+    predicts for their GPUs, off their profiles by up to 30%: only the choice of a replica is compared.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`motley bench gpu`."""
+"""Command `motley bench gpu`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def gpu(
     ] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Everything there is to do on a GPU, in one command: check, tune, measure kernels and engine, write it all down.
+    """Run all checks and measurements on a GPU in one command: check, tune, measure kernels and engine, write a report.
 
-    Where this program's own dependencies are not installed, `python -m motley.replicas.bench.gpu` does the same
-    with torch, Triton, transformers, safetensors and numpy alone.
+    Where this program's own dependencies are not installed, `python -m motley.replicas.bench.gpu` does the same with
+    torch, Triton, transformers, safetensors and numpy alone.
 
     \b
     Examples:

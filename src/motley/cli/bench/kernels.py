@@ -1,4 +1,4 @@
-"""`motley bench kernels`."""
+"""Command `motley bench kernels`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..config import ConfigFile
 from ..progress import counted
 from .told import tell
 
-_TOLD = 5  # of what failed: the report has all
+_TOLD = 5  # failures that are printed: the report has all
 
 
 def kernels(
@@ -40,9 +40,10 @@ def kernels(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """Operators one by one: time, bandwidth and operations per second, beside torch.matmul, int4pack and SDPA.
+    """Measure operators one by one: time, bandwidth and operations per second, beside torch.matmul, int4pack and SDPA.
 
-    Each result is compared with a reference before its time counts, and inputs are rotated past the cache.
+    Each result is compared with a reference before its time counts, and inputs are rotated so that the cache does not
+    hold them.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`motley bench kv`."""
+"""Command `motley bench kv`."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def kv(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """What KV in int8 (--kv-dtype int8) does to a model: quality on held-out text, memory, and the pace of decode.
+    """Measure what KV in int8 (--kv-dtype int8) does to a model: quality on held-out text, memory, and decode speed.
 
-    The same tokens go through the same engine twice, with KV in int8 and with KV as the activations are; the
-    divergence is of the second's distributions of the next token from the first's. Decodes take turns.
+    The same tokens go through the same engine twice, with KV in int8 and with KV in the dtype of the activations; the
+    divergence compares the second run's distributions of the next token with the first's. Decodes take turns.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`motley bench load`."""
+"""Command `motley bench load`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def load(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """From a process's start to its first token, with the page cache cold and warm, beside transformers.
+    """Measure the time from a process's start to its first token, with the page cache cold and warm, beside
+    transformers.
 
-    And how fast a checkpoint's bytes are read, beside one plain reader and safetensors' load_file. The second start
-    finds what the first one has repacked.
+    It also measures how fast a checkpoint's bytes are read, beside one plain reader and safetensors' load_file. The
+    second start finds the weights that the first one has repacked.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`motley bench prefix`."""
+"""Command `motley bench prefix`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def prefix(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """What prefixes shared through a Redis of this machine cost, and what they save.
+    """Measure what prefixes shared through a Redis on this machine cost, and what they save.
 
-    Values to and from it, beside redis-py, valkey-glide, redis-benchmark and a memcpy; the time to the first token of a
-    replica that computes a prefix, has it, or finds it in Redis; tenants with a prompt each, on two replicas with Redis
-    and without; a replica under load whose Redis is killed, stopped, emptied, full, late, locked or cut off; what a
-    model says with KV that was computed or stored in another dtype. It starts a redis-server of its own. What is said
-    of GPUs is simulated, at the rate measured here.
+    It measures values written to Redis and read from it, beside redis-py, valkey-glide, redis-benchmark and a memcpy;
+    the time to the first token of a replica that computes a prefix, has it, or finds it in Redis; tenants with a prompt
+    each, on two replicas with Redis and without; a replica under load whose Redis is killed, stopped, emptied, full,
+    late, locked or cut off; and what a model answers with KV that was computed or stored in another dtype. It starts a
+    redis-server of its own. Figures of GPUs are simulated, at the rate measured here.
 
     \b
     Examples:

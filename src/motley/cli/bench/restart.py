@@ -1,4 +1,4 @@
-"""`motley bench restart`."""
+"""Command `motley bench restart`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ def restart(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """From the kill of a service's replica to the next answer: starts `motley serve` and kills what it needs to.
+    """Measure the time from the kill of a service's replica to the next answer: starts `motley serve` and kills
+    processes.
 
-    A first start finds nothing kept of any before, a second one finds weights and rates; either is in a new process or
-    in one that has waited for it.
+    A first start finds no kept files of an earlier one, a second one finds repacked weights and rates; either is in a
+    new process or in one that has waited for it.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`motley bench routing`."""
+"""Command `motley bench routing`."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def routing(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """Routers on simulated fleets: Motley's and others' under the same requests, beside the optimum.
+    """Compare routers on simulated fleets: Motley's and others' under the same requests, beside the optimum.
 
-    In virtual time, on replicas that compute nothing and take the time that the roofline says, each off its profile
-    by up to 30%, which no router knows. Nothing here is measured but the time that a decision takes. The whole of it
-    takes over an hour on one core; the figures are the same on any.
+    It runs in virtual time, on replicas that compute nothing and take the time that the roofline predicts, each off its
+    profile by up to 30%, which no router knows. Only the time of a routing decision is measured. The whole run takes
+    over an hour on one core; the figures are the same on any machine.
 
     \b
     Examples:

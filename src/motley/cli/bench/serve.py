@@ -1,4 +1,4 @@
-"""`motley bench serve`."""
+"""Command `motley bench serve`."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def serve(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """Load on a running service: latencies, throughput and goodput.
+    """Put load on a running service and measure latencies, throughput and goodput.
 
-    Times count from when a request was meant to be sent. TTFT: to the first message of the answer. TPOT: what is
-    left of the request for each further token. ITL: the gaps between messages. Goodput: requests/s that met every
-    SLO. With `motley serve --null-engine`, which computes nothing, the figures are the service's own.
+    Times count from when a request was meant to be sent. TTFT: time to the first message of the answer. TPOT: the
+    remaining time of the request for each further token. ITL: the gaps between messages. Goodput: requests/s that met
+    every SLO. With `motley serve --null-engine`, which computes nothing, the figures are the service's own.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`motley bench service`."""
+"""Command `motley bench service`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def service(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """What the service itself costs, in messages, requests and milliseconds: starts all that it needs.
+    """Measure what the service itself costs, in messages, requests and milliseconds: starts all that it needs.
 
-    First with the null engine, which computes nothing: streams and whole answers through HAProxy, ingress and
-    pool, beside the same worker without a service and beside a plain gRPC server. Then real engines with the
+    It runs first with the null engine, which computes nothing: streams and whole answers through HAProxy, ingress and
+    pool, beside the same worker without a service and beside a plain gRPC server. Then it runs real engines with the
     service and without.
 
     \b

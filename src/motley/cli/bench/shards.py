@@ -1,4 +1,4 @@
-"""`motley bench shards`."""
+"""Command `motley bench shards`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def shards(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """Decode on a CPU by one process, by two ranks and by two stages, in turns and with as many threads in all.
+    """Compare decode on a CPU by one process, by two ranks and by two stages, in turns and with as many threads in all.
 
-    And beside it what the sums over ranks take: of a step, and by themselves. A divided model is for memory that one
-    process does not have; on one CPU, whose threads share its memory's bandwidth, it is seldom faster.
+    It also shows how long the sums over ranks take: their share of a step, and by themselves. A divided model is for
+    memory that one process does not have; on one CPU, whose threads share its memory's bandwidth, it is seldom faster.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`motley bench tiers`."""
+"""Command `motley bench tiers`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def tiers(
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
-    """How fast a model decodes with memory for part of its weights, beside what was expected, and beside all of them.
+    """Measure how fast a model decodes with memory for part of its weights, beside the prediction and the whole model.
 
     The other layers are read from disk in every step, or copied to a GPU from the host's memory, and then from disk.
-    Tokens must be those of the whole model, or it fails.
+    The command fails if the tokens differ from the whole model's.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""How a benchmark ends: with a report, or refused."""
+"""End of a benchmark: it prints its report, or refuses its options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ...replicas.errors import MotleyError
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """What a benchmark does not accept, by the option's name, and what it could not write or read.
+    """Convert options that a benchmark refuses to typer.BadParameter by the option's name, and file errors to
+    MotleyError.
 
     Raises typer.BadParameter and MotleyError.
     """
@@ -28,7 +29,7 @@ def refused() -> Iterator[None]:
 
 
 def tell(report: dict[str, Any], text: Callable[[dict[str, Any]], str], out: Path | None, *, as_json: bool) -> None:
-    """The report into the file `out`, and to stdout as one JSON object or as text. Raises OSError of the file."""
+    """Write the report to the file `out`, and to stdout as one JSON object or as text. Raises OSError of the file."""
     if out is not None:
         out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report) if as_json else text(report))
