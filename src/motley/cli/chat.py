@@ -22,24 +22,26 @@ Messages = list[tuple[str, str]]
 
 
 def chat(
-    message: Annotated[str | None, typer.Argument(help="Ask this once; without it, talk.")] = None,
+    message: Annotated[str | None, typer.Argument(help="Message to send once; without it, chat interactively.")] = None,
     target: Annotated[
-        str, typer.Option("--address", "--target", metavar="HOST:PORT", help="Of the service's gRPC.")
+        str, typer.Option("--address", "--target", metavar="HOST:PORT", help="Address of the service's gRPC port.")
     ] = "127.0.0.1:9000",
-    api_key: Annotated[str | None, typer.Option(envvar="MOTLEY_API_KEY", help="If the service wants one.")] = None,
-    tls: Annotated[bool, typer.Option("--tls", help="Over TLS; --ca, --cert and --key imply it.")] = False,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="MOTLEY_API_KEY", help="API key, if the service requires one.")
+    ] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Connect over TLS; --ca, --cert and --key imply it.")] = False,
     ca: Annotated[
         Path | None,
-        typer.Option(help="Whom to trust, a PEM file; default: public authorities.", exists=True, dir_okay=False),
+        typer.Option(help="Authorities to trust, a PEM file; default: public ones.", exists=True, dir_okay=False),
     ] = None,
     cert: Annotated[
-        Path | None, typer.Option(help="Own certificate, if the service asks for one.", exists=True, dir_okay=False)
+        Path | None, typer.Option(help="Client certificate, if the service asks for one.", exists=True, dir_okay=False)
     ] = None,
-    key: Annotated[Path | None, typer.Option(help="And its key.", exists=True, dir_okay=False)] = None,
-    model: Annotated[str | None, typer.Option(help="Default: the one it serves.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The client certificate's key.", exists=True, dir_okay=False)] = None,
+    model: Annotated[str | None, typer.Option(help="Model; default: the one it serves.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.", min=1)] = None,
-    temperature: Annotated[float | None, typer.Option(help="Default: the service's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.", min=1)] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default: the service's.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed repeats the same answer.")] = None,
     config: ConfigFile = None,
 ) -> None:

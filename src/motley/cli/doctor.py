@@ -18,7 +18,7 @@ MARKS = {"ok": "✓", "note": "·", "missing": "✗"}
 
 def doctor(
     gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of a GPU that is not here: a capability, or a name.")
+        str | None, typer.Option(metavar="NAME", help="Show a GPU that is not here, by capability or name.")
     ] = None,
     as_json: options.Json = False,
     config: ConfigFile = None,

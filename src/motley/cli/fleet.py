@@ -34,17 +34,17 @@ UPDATE_S = 1800.0  # seconds for replicas to read, check and build the weights
 Address = Annotated[
     str | None,
     typer.Option(
-        "--address", "--target", metavar="HOST:PORT", help="Of the control plane; default: that of this machine."
+        "--address", "--target", metavar="HOST:PORT", help="Address of the control plane; default: this machine's."
     ),
 ]
 AdminKey = Annotated[
     Path | None, typer.Option(metavar="FILE", help=f"Holds an admin's key; default: ${KEY}, or this machine's own.")
 ]
-Ca = Annotated[Path | None, typer.Option(metavar="PEM", help="The control plane has a certificate of this authority.")]
-Generation = Annotated[int | None, typer.Option(help="Only if the fleet's is still this one, as status shows it.")]
-Reason = Annotated[str | None, typer.Option(help="Kept with the decision; default: the command, and who has given it.")]
-Zero = Annotated[bool, typer.Option("--allow-zero", help="There may be no replica left.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Until it is done.")]
+Ca = Annotated[Path | None, typer.Option(metavar="PEM", help="Authority that signed the control plane's certificate.")]
+Generation = Annotated[int | None, typer.Option(help="Act only if this is still the fleet's generation in status.")]
+Reason = Annotated[str | None, typer.Option(help="Reason to keep with the decision; default: command and user.")]
+Zero = Annotated[bool, typer.Option("--allow-zero", help="Allow that no replica is left.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done.")]
 
 
 @app.command()
@@ -68,8 +68,8 @@ def status(address: Address = None, admin_key: AdminKey = None, ca: Ca = None, a
 
 @app.command()
 def prefixes(
-    flush: Annotated[bool, typer.Option("--flush", help="Forget everyone's first, or one tenant's.")] = False,
-    tenant: Annotated[str | None, typer.Option(help="Whose are forgotten.")] = None,
+    flush: Annotated[bool, typer.Option("--flush", help="First drop all cached prefixes, or one tenant's.")] = False,
+    tenant: Annotated[str | None, typer.Option(help="Tenant whose prefixes are dropped.")] = None,
     address: Address = None,
     admin_key: AdminKey = None,
     ca: Ca = None,
@@ -120,7 +120,7 @@ def watch(address: Address = None, admin_key: AdminKey = None, ca: Ca = None, as
 @app.command()
 def scale(
     pool: Annotated[str, typer.Argument(help="A pool's name, as status shows it.")],
-    replicas: Annotated[int, typer.Argument(help="That it is to have.")],
+    replicas: Annotated[int, typer.Argument(help="Replicas that the pool is to have.")],
     reason: Reason = None,
     generation: Generation = None,
     allow_zero: Zero = False,
@@ -208,9 +208,9 @@ def policy(
 @app.command()
 def drain(
     replica: Annotated[str, typer.Argument(help="A replica's name, as status shows it.")],
-    remove: Annotated[bool, typer.Option("--remove", help="Put none in its place.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Do not replace it.")] = False,
     timeout_s: Annotated[
-        float | None, typer.Option(help="Seconds until what it still has moves to others; default: 600.")
+        float | None, typer.Option(help="Seconds until its streams move to others; default: 600.")
     ] = None,
     reason: Reason = None,
     generation: Generation = None,
@@ -279,7 +279,7 @@ def roll(
 @app.command()
 def update(
     file: Annotated[Path, typer.Argument(help="A safetensors file, the same on every host of the pool's replicas.")],
-    delta: Annotated[bool, typer.Option("--delta", help="Its tensors are added to those there are.")] = False,
+    delta: Annotated[bool, typer.Option("--delta", help="Add its tensors to the present weights.")] = False,
     expect_version: Annotated[
         int | None,
         typer.Option(help="Only if the pool's weights are still of this version, as status shows it; 0: of no update."),

@@ -40,11 +40,11 @@ def compile_(
     ] = None,
     check: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With --all: fail unless that page has the table of these kernels."),
+        typer.Option(metavar="FILE", help="With --all: fail unless this page has the table of these kernels."),
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Of two cores as fast as budgets are of; fail if more.", min=0.01),
+        typer.Option(metavar="SECONDS", help="Seconds of two reference cores; fail if compiling takes more.", min=0.01),
     ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Print only what is at fault, and how many.")] = False,
     as_json: options.Json = False,
@@ -159,12 +159,16 @@ def _line(row: MatrixRow) -> str:
 @app.command()
 def tune(
     op: Annotated[list[str] | None, typer.Option(help="Operator; may be repeated; default: all.")] = None,
-    static: Annotated[bool, typer.Option("--static", help="No GPU: by what is compiled, and the roofline.")] = False,
+    static: Annotated[
+        bool, typer.Option("--static", help="Choose without a GPU, by the compiled code and the roofline.")
+    ] = False,
     missing: Annotated[
         bool,
-        typer.Option("--missing", help="With --static: only shapes that tables have not."),
+        typer.Option("--missing", help="With --static: only shapes that are not in the tables."),
     ] = False,
-    cc: Annotated[list[str] | None, typer.Option(metavar="CC", help="With --static; default: all.")] = None,
+    cc: Annotated[
+        list[str] | None, typer.Option(metavar="CC", help="With --static: capabilities; default: all.")
+    ] = None,
     device: Annotated[str, typer.Option(help="GPU to measure on.")] = "cuda:0",
     seconds: Annotated[float | None, typer.Option(help="Stop measuring after so long.", min=1.0)] = None,
     workers: Annotated[int, typer.Option(help="Compilers at a time; 0: as many as cores.", min=0)] = 0,

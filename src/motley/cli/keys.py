@@ -29,10 +29,10 @@ File = Annotated[Path, typer.Option("--file", metavar="FILE", help="YAML, or JSO
 
 @app.command()
 def new(
-    tenant: Annotated[str, typer.Argument(help="Whose key: separates prefix caches and queues, and shows in logs.")],
+    tenant: Annotated[str, typer.Argument(help="Tenant: separates prefix caches and queues, and is in logs.")],
     file: File = DEFAULT,
     days: Annotated[
-        float | None, typer.Option(help="Valid for so long; default: until revoked.", min=0.01, max=36_500)
+        float | None, typer.Option(help="Days of validity; default: until revoked.", min=0.01, max=36_500)
     ] = None,
     admin: Annotated[bool, typer.Option("--admin", help="For `motley fleet`, and for nothing else.")] = False,
 ) -> None:

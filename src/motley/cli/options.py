@@ -119,7 +119,7 @@ BenchOut = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the J
 DiskShape = Annotated[str, typer.Option(help="qwen2-0.5b, qwen2-1.5b, quick or tiny.")]
 DiskFormats = Annotated[list[str] | None, typer.Option(help="bf16 or gptq-int4; may be repeated; default: both.")]
 DiskFolder = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="On the disk to be read; default: that of temporary files.")
+    Path | None, typer.Option(metavar="DIR", help="Folder on the disk to read; default: for temporary files.")
 ]
 
 

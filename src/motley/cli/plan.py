@@ -30,20 +30,22 @@ def plan(
     ] = "synthetic",
     slo: Annotated[str, typer.Option(help="Seconds to the first token, and per token after it.")] = "ttft=3,tpot=0.1",
     gpus: Annotated[
-        str | None, typer.Option(metavar="GPU=PRICE,…", help="What may be rented, and its price per hour.")
+        str | None, typer.Option(metavar="GPU=PRICE,…", help="GPUs that may be rented, and their prices per hour.")
     ] = None,
     measured: Annotated[
         str | None,
         typer.Option(metavar="GPU=FILE,…", help="JSON files of `motley bench gpu` or `bench engine`, or of profiles."),
     ] = None,
-    share: Annotated[float, typer.Option(help="Of the requests that are to be in time.", min=0.01, max=1.0)] = 0.95,
+    share: Annotated[float, typer.Option(help="Share of the requests that must be in time.", min=0.01, max=1.0)] = 0.95,
     rate: Annotated[
         float | None, typer.Option(help="Requests/s on average: the trace's times are stretched.", min=1e-6)
     ] = None,
-    requests: Annotated[int, typer.Option(help="Of the trace: so many in a row, where it is busiest.", min=2)] = 2000,
+    requests: Annotated[
+        int, typer.Option(help="Consecutive requests of the trace, where it is busiest.", min=2)
+    ] = 2000,
     model: Annotated[str, typer.Option(help="int4 weights of qwen2.5-0.5b, qwen2.5-7b or llama-3-8b.")] = "qwen2.5-7b",
-    tries: Annotated[int, typer.Option(help="Mixes that are simulated at most.", min=1)] = 24,
-    seed: Annotated[int, typer.Option(help="Of a synthetic trace, and of ties between replicas.")] = 0,
+    tries: Annotated[int, typer.Option(help="Most mixes that are simulated.", min=1)] = 24,
+    seed: Annotated[int, typer.Option(help="Seed of a synthetic trace, and of ties between replicas.")] = 0,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the JSON object there, and a chart beside it.")
     ] = None,

@@ -28,7 +28,7 @@ def serve(
         typer.Option(metavar="FILE", help="Who may call: a file made by `motley keys`.", rich_help_panel=ACCESS),
     ] = None,
     open_health: Annotated[
-        bool, typer.Option("--open-health", help="Tell health without a key.", rich_help_panel=ACCESS)
+        bool, typer.Option("--open-health", help="Allow health checks without a key.", rich_help_panel=ACCESS)
     ] = False,
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="PEM", help="Serve over TLS with this certificate.", rich_help_panel=ACCESS)
@@ -42,7 +42,7 @@ def serve(
     ] = None,
     tls_terminated_upstream: Annotated[
         bool,
-        typer.Option("--tls-terminated-upstream", help="What stands before this does TLS.", rich_help_panel=ACCESS),
+        typer.Option("--tls-terminated-upstream", help="A proxy before this service does TLS.", rich_help_panel=ACCESS),
     ] = False,
     cors_origin: Annotated[
         list[str] | None,
@@ -56,20 +56,22 @@ def serve(
             rich_help_panel=ACCESS,
         ),
     ] = None,
-    http_port: Annotated[int, typer.Option(help="OpenAI's HTTP.", min=1, max=65535)] = 8000,
+    http_port: Annotated[int, typer.Option(help="Port of HTTP.", min=1, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(help="gRPC: motley.v1, KServe and Triton, vLLM.", min=1, max=65535)] = 9000,
-    control: Annotated[bool, typer.Option("--control/--no-control", help="Serve the control plane too.")] = True,
+    control: Annotated[
+        bool, typer.Option("--control/--no-control", help="Run the control plane, for `motley fleet`.")
+    ] = True,
     admin_host: Annotated[
         str,
-        typer.Option(help="The control plane's; off loopback with API keys and TLS only.", rich_help_panel=ACCESS),
+        typer.Option(help="Control plane's address; off loopback with API keys and TLS only.", rich_help_panel=ACCESS),
     ] = "127.0.0.1",
     admin_port: Annotated[
-        int | None, typer.Option(help="The control plane's; default: 9190 or another free one.", min=1, max=65535)
+        int | None, typer.Option(help="Control plane's port; default: 9190 or another free one.", min=1, max=65535)
     ] = None,
     dashboard_port: Annotated[
-        int | None, typer.Option(help="Ray's dashboard; default: 8265 or another free one.", min=1, max=65535)
+        int | None, typer.Option(help="Port of Ray's dashboard; default: 8265 or another free one.", min=1, max=65535)
     ] = None,
-    served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="Model name for clients.")] = None,
     replicas: Annotated[int, typer.Option(help="Copies of the model.", min=1)] = 1,
     max_replicas: Annotated[
         int | None, typer.Option(help="Most that `motley fleet` may ask for; default: one for each core.", min=1)
@@ -78,7 +80,7 @@ def serve(
         bool, typer.Option("--null-engine", help="Compute nothing, to measure the service itself.")
     ] = False,
     null_step_ms: Annotated[
-        float, typer.Option(help="What a step of the null engine takes; 0: as long as its readers.", min=0.0)
+        float, typer.Option(help="Duration of a null engine's step; 0: as its readers take.", min=0.0)
     ] = 0.0,
     simulate: Annotated[
         str | None,
@@ -87,7 +89,7 @@ def serve(
         ),
     ] = None,
     simulate_model: Annotated[
-        str | None, typer.Option(help="Whose time: qwen2.5-7b, llama-3-8b, ...; default: the model's own.")
+        str | None, typer.Option(help="Model whose time is simulated: qwen2.5-7b, ...; default: its own.")
     ] = None,
     prefix_cache: Annotated[
         str,
@@ -98,11 +100,11 @@ def serve(
         ),
     ] = "embedded",
     prefix_memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Of the Redis of its own, or of each replica.")
+        str, typer.Option(metavar="SIZE", help="Memory of its own Redis, or of each replica.")
     ] = "1GiB",
     prefix_secret: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What services have in common to share prefixes.", rich_help_panel=ACCESS),
+        typer.Option(metavar="FILE", help="Secret by which services share prefixes.", rich_help_panel=ACCESS),
     ] = None,
     tool_parser: Annotated[
         str, typer.Option(help="How calls are written: auto (by the chat template), hermes, llama3_json, none.")

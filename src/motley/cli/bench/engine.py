@@ -22,7 +22,7 @@ def engine(
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of the random int4 model; on a GPU qwen2.5-7b, llama-3-8b or qwen3-0.6b, and it may be repeated; "
+            help="Shape of the random int4 model; on a GPU qwen2.5-7b, llama-3-8b or qwen3-0.6b, may be repeated; "
             "default: qwen2-0.5b, on a GPU all three."
         ),
     ] = None,
@@ -36,7 +36,7 @@ def engine(
         list[str] | None, typer.Option(help="transformers or llama.cpp; may be repeated; default: all there are.")
     ] = None,
     prompt_tokens: Annotated[
-        int | None, typer.Option(help="Of the measured prefill; default: 512, on a GPU 128, 1000 and 2048.", min=1)
+        int | None, typer.Option(help="Tokens of a prefill; default: 512, on a GPU 128, 1000 and 2048.", min=1)
     ] = None,
     output_tokens: Annotated[
         int | None, typer.Option(help="Decoded by each sequence; default: 64, on a GPU 128, 1000 and 128.", min=2)
@@ -45,7 +45,7 @@ def engine(
     repeats: Annotated[int, typer.Option(help="Times that each prefill is measured.", min=1)] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="A smaller shape and less of everything.")] = False,
     speculate_ngram: options.SpeculateNgram = 0,
-    seconds: Annotated[float | None, typer.Option(help="On a GPU: begin nothing after so long.", min=1.0)] = None,
+    seconds: Annotated[float | None, typer.Option(help="On a GPU: begin nothing after this time.", min=1.0)] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="On a GPU: folder for traces of the decode; default: here.")
     ] = None,

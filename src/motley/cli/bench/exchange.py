@@ -15,9 +15,9 @@ from .told import tell
 def exchange(
     ranks: Annotated[int, typer.Option(help="Processes, of one thread each.", min=2, max=64)] = 2,
     kib: Annotated[
-        list[int] | None, typer.Option(help="Of a sum; may be repeated; default: 4, 32, 256 and 4096.", min=1)
+        list[int] | None, typer.Option(help="KiB of a sum; may be repeated; default: 4, 32, 256 and 4096.", min=1)
     ] = None,
-    turns: Annotated[int, typer.Option(help="Of each side.", min=1)] = 5,
+    turns: Annotated[int, typer.Option(help="Turns of each side.", min=1)] = 5,
     out: options.BenchOut = None,
     as_json: options.Json = False,
     config: ConfigFile = None,

@@ -22,14 +22,18 @@ def fleet(
     ] = None,
     rate: Annotated[float, typer.Option(help="Requests per second, arriving as a Poisson process.", min=0.01)] = 6.0,
     prompt_tokens: Annotated[
-        str, typer.Option(metavar="LENGTH", help="128, uniform:16:256 or lognormal:128:0.6 (median, sigma).")
+        str, typer.Option(metavar="LENGTH", help="Tokens: 128, uniform:16:256 or lognormal:128:0.6 (median, sigma).")
     ] = "uniform:200:1800",
-    output_tokens: Annotated[str, typer.Option(metavar="LENGTH", help="Likewise.")] = "uniform:20:80",
-    turns: Annotated[int, typer.Option(help="Of each side.", min=1)] = 2,
-    seconds: Annotated[float, typer.Option(help="That a turn counts, after 10 s of warm-up.", min=1.0)] = 40.0,
-    share: Annotated[float, typer.Option(help="Of the requests that are to be in time.", min=0.01, max=1.0)] = 0.95,
+    output_tokens: Annotated[
+        str, typer.Option(metavar="LENGTH", help="Tokens of an answer, in the same form.")
+    ] = "uniform:20:80",
+    turns: Annotated[int, typer.Option(help="Turns of each side.", min=1)] = 2,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds that a turn is measured, after 10 s of warm-up.", min=1.0)
+    ] = 40.0,
+    share: Annotated[float, typer.Option(help="Share of the requests that must be in time.", min=0.01, max=1.0)] = 0.95,
     clients: Annotated[int, typer.Option(help="Processes that make the load.", min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="Of lengths, prompts and arrivals.")] = 21,
+    seed: Annotated[int, typer.Option(help="Seed of lengths, prompts and arrivals.")] = 21,
     out: options.BenchOut = None,
     as_json: options.Json = False,
     config: ConfigFile = None,

@@ -22,13 +22,11 @@ def kv(
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="That the model has not read; default: the demo model's.", exists=True, dir_okay=False
-        ),
+        typer.Option(metavar="FILE", help="Held-out text; default: the demo model's.", exists=True, dir_okay=False),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Of the text.", min=1)] = 4096,
+    tokens: Annotated[int, typer.Option(help="Tokens of the text.", min=1)] = 4096,
     batch: Annotated[
-        list[int] | None, typer.Option(metavar="N", help="May be repeated; default: 1 and 8.", min=1)
+        list[int] | None, typer.Option(metavar="N", help="Sequences; may be repeated; default: 1 and 8.", min=1)
     ] = None,
     context: Annotated[
         list[int] | None,

@@ -15,7 +15,7 @@ from .told import refused, tell
 def load(
     shape: options.DiskShape = "qwen2-0.5b",
     format: options.DiskFormats = None,
-    turns: Annotated[int, typer.Option(help="Of each side, cold and warm.", min=1)] = 3,
+    turns: Annotated[int, typer.Option(help="Turns of each side, cold and warm.", min=1)] = 3,
     threads: options.Threads = None,
     device: options.Device = "cpu",
     folder: options.DiskFolder = None,

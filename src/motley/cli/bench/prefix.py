@@ -13,7 +13,7 @@ from .told import tell
 
 
 def prefix(
-    repeats: Annotated[int, typer.Option(help="Of each way, in turn.", min=1)] = 5,
+    repeats: Annotated[int, typer.Option(help="Turns of each way.", min=1)] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="A smaller model, one size of values, less of it.")] = False,
     part: Annotated[
         list[str] | None,

@@ -15,7 +15,7 @@ from .told import refused, tell
 def restart(
     shape: options.DiskShape = "qwen2-0.5b",
     format: options.DiskFormats = None,
-    turns: Annotated[int, typer.Option(help="Of each start, cold and warm.", min=1)] = 3,
+    turns: Annotated[int, typer.Option(help="Turns of each start, cold and warm.", min=1)] = 3,
     threads: options.Threads = None,
     folder: options.DiskFolder = None,
     out: options.BenchOut = None,

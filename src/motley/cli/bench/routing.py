@@ -24,21 +24,22 @@ def routing(
     load: Annotated[
         list[float] | None,
         typer.Option(
-            help="Of the fleet's capacity; may be repeated; default: 0.5 to 1.1, of large fleets fewer.",
+            help="Load as a share of the fleet's capacity; may be repeated; default: 0.5 to 1.1.",
             min=0.01,
             max=10.0,
         ),
     ] = None,
-    reuse: Annotated[list[str] | None, typer.Option(help="Of prompts' beginnings: low, high; default: both.")] = None,
+    reuse: Annotated[
+        list[str] | None, typer.Option(help="Reuse of prompts' beginnings: low, high; default: both.")
+    ] = None,
     requests: Annotated[
-        int | None, typer.Option(help="Of one run; default: 1200, of large fleets what comes in some seconds.", min=1)
+        int | None,
+        typer.Option(help="Requests of one run; default: 1200, for large fleets some seconds' worth.", min=1),
     ] = None,
     processes: Annotated[
         int | None, typer.Option(help="Runs at a time; default: as many as there are cores.", min=1)
     ] = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="What the file has of other fleets stays: the whole of it part by part.")
-    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the file's other fleets, to measure it in parts.")] = False,
     model: Annotated[str, typer.Option(help="int4 weights of qwen2.5-0.5b, qwen2.5-7b or llama-3-8b.")] = "qwen2.5-7b",
     quick: Annotated[bool, typer.Option("--quick", help="One mixed fleet, one load, a short run.")] = False,
     out: Annotated[

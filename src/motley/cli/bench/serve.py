@@ -15,12 +15,12 @@ from .told import tell
 
 def serve(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS]", help="With --start: of `motley serve`.")
+        list[str] | None, typer.Argument(metavar="[-- ARGS]", help="With --start: arguments of `motley serve`.")
     ] = None,
     protocol: Annotated[str, typer.Option(help="grpc (motley.v1) or http (OpenAI's completions).")] = "grpc",
     target: Annotated[
         str | None,
-        typer.Option("--target", "--address", help="Where it runs; default: 127.0.0.1:9000, or http://127.0.0.1:8000."),
+        typer.Option("--target", "--address", help="Its address; default: 127.0.0.1:9000, or http://127.0.0.1:8000."),
     ] = None,
     start: Annotated[bool, typer.Option("--start", help="Start a service for it, and stop it afterwards.")] = False,
     concurrency: Annotated[int, typer.Option(help="Closed loop: requests under way at any time.", min=1)] = 16,
@@ -29,27 +29,30 @@ def serve(
         typer.Option(help="Open loop instead: requests per second, arriving as a Poisson process.", min=1e-6),
     ] = None,
     prompt_tokens: Annotated[
-        str, typer.Option(metavar="LENGTH", help="128, uniform:16:256 or lognormal:128:0.6 (median, sigma).")
+        str, typer.Option(metavar="LENGTH", help="Tokens: 128, uniform:16:256 or lognormal:128:0.6 (median, sigma).")
     ] = "64",
-    output_tokens: Annotated[str, typer.Option(metavar="LENGTH", help="Likewise.")] = "64",
+    output_tokens: Annotated[str, typer.Option(metavar="LENGTH", help="Tokens of an answer, in the same form.")] = "64",
     shared_prefix: Annotated[
         float, typer.Option(help="Share of each prompt that all have in common.", min=0.0, max=1.0)
     ] = 0.0,
-    unary: Annotated[bool, typer.Option("--unary", help="Answers in one piece instead of streams.")] = False,
-    duration_s: Annotated[float, typer.Option(help="Of the window that counts.", min=0.5)] = 10.0,
-    warmup_s: Annotated[float, typer.Option(help="Before it.", min=0.0)] = 1.0,
-    drain_s: Annotated[float, typer.Option(help="After it, for what was begun.", min=0.0)] = 30.0,
+    unary: Annotated[bool, typer.Option("--unary", help="Request whole answers instead of streams.")] = False,
+    duration_s: Annotated[float, typer.Option(help="Seconds of the measured window.", min=0.5)] = 10.0,
+    warmup_s: Annotated[float, typer.Option(help="Seconds before the window.", min=0.0)] = 1.0,
+    drain_s: Annotated[float, typer.Option(help="Seconds after it, for open requests.", min=0.0)] = 30.0,
     slo_ttft_ms: Annotated[float | None, typer.Option(help="Goodput: time to first token.", min=0.0)] = None,
     slo_tpot_ms: Annotated[float | None, typer.Option(help="Goodput: time per token after it.", min=0.0)] = None,
     slo_e2e_ms: Annotated[float | None, typer.Option(help="Goodput: the whole request.", min=0.0)] = None,
     clients: Annotated[int, typer.Option(help="Processes that make the load.", min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="Of lengths, prompts and arrivals.")] = 0,
-    api_key: Annotated[str | None, typer.Option(envvar="MOTLEY_API_KEY", help="Sent with every request.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of lengths, prompts and arrivals.")] = 0,
+    api_key: Annotated[str | None, typer.Option(envvar="MOTLEY_API_KEY", help="API key for every request.")] = None,
     tls: Annotated[bool, typer.Option("--tls", help="gRPC over TLS; HTTP is where the target says https://.")] = False,
     tls_ca: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Whom to trust, PEM; implies --tls. Default: public ones.", exists=True, dir_okay=False
+            metavar="FILE",
+            help="Authorities to trust, PEM; implies --tls. Default: public.",
+            exists=True,
+            dir_okay=False,
         ),
     ] = None,
     as_json: options.Json = False,

@@ -18,9 +18,9 @@ def shards(
         typer.Option(help="demo, or a shape such as qwen2-0.5b; may be repeated; default: these two."),
     ] = None,
     batch: Annotated[
-        list[int] | None, typer.Option(metavar="N", help="May be repeated; default: 1 and 8.", min=1)
+        list[int] | None, typer.Option(metavar="N", help="Sequences; may be repeated; default: 1 and 8.", min=1)
     ] = None,
-    turns: Annotated[int, typer.Option(help="Of each way.", min=1)] = 5,
+    turns: Annotated[int, typer.Option(help="Turns of each way.", min=1)] = 5,
     steps: Annotated[int, typer.Option(help="Tokens of each sequence in a turn.", min=1)] = 8,
     context: Annotated[int, typer.Option(help="Tokens in KV before decode.", min=1)] = 64,
     threads: options.Threads = None,

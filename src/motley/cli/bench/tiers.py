@@ -15,9 +15,9 @@ from .told import refused, tell
 def tiers(
     shape: options.DiskShape = "qwen2-0.5b",
     format: options.DiskFormats = None,
-    share: Annotated[float, typer.Option(help="Of the weights, that there is memory for.", min=0.01, max=0.99)] = 0.5,
-    tokens: Annotated[int, typer.Option(help="To decode.", min=8)] = 48,
-    turns: Annotated[int, typer.Option(help="Of each side.", min=1)] = 3,
+    share: Annotated[float, typer.Option(help="Share of the weights that fits in memory.", min=0.01, max=0.99)] = 0.5,
+    tokens: Annotated[int, typer.Option(help="Tokens to decode.", min=8)] = 48,
+    turns: Annotated[int, typer.Option(help="Turns of each side.", min=1)] = 3,
     threads: options.Threads = None,
     device: options.Device = "cpu",
     folder: options.DiskFolder = None,
