@@ -349,8 +349,7 @@ def _check_values(values: int, shown: int) -> None:
 def _check_priority(priority: Any) -> None:
     if type(priority) is not int or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise InvalidRequest(
-            f"priority: {shown(priority)} is not accepted; expected an integer of at most {MAX_PRIORITY}, "
-            "or as far below 0",
+            f"priority: {shown(priority)} is not accepted; expected an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}",
             param="priority",
             code="invalid_value",
         )
@@ -362,6 +361,8 @@ def _check_timeout(timeout_s: Any) -> None:
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s != timeout_s:  # NaN
         raise InvalidRequest("timeout_s: expected a number of seconds", param="timeout_s", code="invalid_value")
     if timeout_s <= 0:
-        raise DeadlineExceeded("timeout_s: the time is already over", param="timeout_s")
+        raise DeadlineExceeded(
+            "timeout_s: the deadline has passed already; expected a number above 0", param="timeout_s"
+        )
     if timeout_s > MAX_TIMEOUT_S:
         raise InvalidRequest(f"timeout_s: at most {MAX_TIMEOUT_S:.0f} seconds", param="timeout_s", code="invalid_value")
