@@ -73,15 +73,20 @@ def message_of(job: Job, stored: Stored | None = None) -> StreamMessage:
     before, job.stored = job.stored, stored or job.stored
     if not first:
         return StreamMessage(tuple(job.deltas), stored=stored if _says_more(stored, before) else None)
-    prompt_logprobs = tuple(job.lead.prompt_logprobs) if job.lead.wants_prompt_logprobs else None
     return StreamMessage(
         tuple(job.deltas),
         cached_tokens=job.lead.cached_tokens or 0,
-        prompt_logprobs=prompt_logprobs,
+        prompt_logprobs=_prompt_logprobs(job.lead),
         embedding=job.embedding,
         stored=stored,
         weights=job.lead.weights,
     )
+
+
+def _prompt_logprobs(lead: Sequence) -> tuple[TokenLogprob | None, ...] | None:
+    """Return the prompt's log-probabilities; None unless they are wanted and the whole prompt has been computed."""
+    computed = len(lead.prompt_logprobs) == lead.num_prompt
+    return tuple(lead.prompt_logprobs) if lead.wants_prompt_logprobs and computed else None
 
 
 def _says_more(stored: Stored | None, before: Stored | None) -> bool:

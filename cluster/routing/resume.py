@@ -104,8 +104,8 @@ class Progress:
         if opens and self._opened:
             self._others = None if _same(message.told, self.weights) else message.told
             message = message._replace(cached_tokens=None, prompt_logprobs=None, weights=None, contents="")
-        if not deltas and (not opens or self._opened):
-            return None
+        if not deltas and (not opens or self._opened or message.deltas):
+            return None  # where every choice is cut off at once, the next replica begins the answer
         if self._others is not None:  # the client is told when another model's weights continue the answer
             message = message._replace(weights=self._others.version, contents=self._others.contents)
             self._others = None

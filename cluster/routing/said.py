@@ -28,8 +28,10 @@ async def heard(messages: AsyncGenerator[StreamMessage, None]) -> AsyncGenerator
 
 
 def says_something(message: StreamMessage) -> bool:
-    """Return whether a message has any part of the answer: choices that are merely cut off in it do not count."""
-    if message.embedding is not None or message.prompt_logprobs is not None:
+    """Return whether a message has any output: choices that are merely cut off do not count, nor does the prompt's
+    share, which is repeated if another replica begins anew.
+    """
+    if message.embedding is not None:
         return True
     ends = any(delta.finish_reason is not None and not is_cut_off(delta) for delta in message.deltas)
     return ends or any(delta.token_ids or delta.text for delta in message.deltas)

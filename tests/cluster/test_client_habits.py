@@ -118,7 +118,9 @@ class LateWorker(EchoWorker):
         for _ in range(self.said):
             yield StreamMessage((Delta(0, (65,), "a"),), cached_tokens=told)
             told = None
-        yield StreamMessage((Delta(0, finish_reason=FinishReason.DEADLINE),), cached_tokens=told)
+        of_prompt = None if told is None or request.sampling.prompt_logprobs is None else (None,)
+        late = Delta(0, finish_reason=FinishReason.DEADLINE)
+        yield StreamMessage((late,), cached_tokens=told, prompt_logprobs=of_prompt)
 
 
 async def test_a_deadline_that_passes_in_the_queue_is_a_status_of_its_own_streamed_or_not(folder: Path) -> None:
@@ -130,15 +132,23 @@ async def test_a_deadline_that_passes_in_the_queue_is_a_status_of_its_own_stream
         (COMPLETIONS, {"prompt": "a"}),
         (CHAT, {"messages": hello}),
         (COMPLETIONS, {"prompt": ["a"] * 3}),
+        (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 1}),
+        (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 1, "max_tokens": 0}),
     ):
         for stream in (False, True):
             sent = {**body, "stream": stream, "timeout_s": 5, "max_tokens": 100}
             assert refused(await post(path, sent), 504)["code"] == "deadline_exceeded"
+    for path in ("generate", "generate_stream"):
+        asked = {"text_input": "a", "prompt_logprobs": 1, "timeout": 5_000_000}
+        assert (await post(f"/v2/models/echo/{path}", asked)).status == 504
     async with serving(ingress) as target, grpc.aio.insecure_channel(target) as channel:
         motley = inference_pb2_grpc.InferenceStub(channel)
         vllm = vllm_engine_pb2_grpc.VllmEngineStub(channel)
         for calls in (
             motley.CompleteStream(pb.CompleteRequest(text="a", timeout_s=5)),
+            motley.CompleteStream(
+                pb.CompleteRequest(text="a", timeout_s=5, sampling=pb.SamplingParams(prompt_logprobs=1))
+            ),
             motley.ChatStream(pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="a")], timeout_s=5)),
             vllm.Generate(vllm_engine_pb2.GenerateRequest(text="a", stream=True), timeout=30),
         ):

@@ -292,6 +292,17 @@ def test_prompt_logprobs_survive_chunks_prefixes_and_preemption() -> None:
     assert len(got) == len(prompt)
 
 
+@pytest.mark.parametrize("steps", [0, 2], ids=["in the queue", "after a part of the prompt"])
+def test_a_prompt_that_was_not_computed_has_no_logprobs(steps: int) -> None:
+    core = engine(budget=8)
+    core.add(0, request([1] * 45, prompt_logprobs=0, deadline_s=5.0))
+    assert not [emission for _ in range(steps) for emission in core.step()]
+    core._clock.now = 6.0  # type: ignore[attr-defined]
+    [emission] = core.step()
+    assert [delta.finish_reason for delta in emission.message.deltas] == [FinishReason.DEADLINE]
+    assert emission.message.prompt_logprobs is None
+
+
 def test_cancel_frees_everything_in_every_state() -> None:
     core = engine(running=1)
     for key in range(3):
