@@ -47,31 +47,32 @@ async def read(request: Any, tenant: str = "") -> Message:
         return request
     if isinstance(request, Unparsed):
         return request.parsed()
-    found = await _first(aiter(request), tenant, late_bytes=MAX_MESSAGE_BYTES)
-    if not found:
-        message = "the call was closed without a whole message; expected one"
-        raise InvalidRequest(message, code="no_message")
-    return _parsed(found[0])
+    return _parsed(await _first(aiter(request), tenant, late_bytes=MAX_MESSAGE_BYTES))
 
 
 async def read_each(requests: AsyncIterable[Any], tenant: str = "") -> AsyncGenerator[Message, None]:
-    """Yield the messages of a call that may have many. Raises as `read` does, except that it allows none."""
+    """Yield the messages of a call that may have many. Raises as `read` does: gRPC does not tell a call that broke off
+    within its first message from one without any, so neither is answered with OK.
+    """
     requests = aiter(requests)
-    for request in await _first(requests, tenant, late_bytes=0):  # a late call is mostly idle, not half a message
-        yield _parsed(request)
+    yield _parsed(await _first(requests, tenant, late_bytes=0))  # a late call is mostly idle, not half a message
     async for request in requests:
         yield _parsed(request)
 
 
-async def _first(requests: AsyncIterable[Any], tenant: str, *, late_bytes: int) -> list[Any]:
-    """Return the first message in a list; an empty list if there is none."""
+async def _first(requests: AsyncIterable[Any], tenant: str, *, late_bytes: int) -> Any:
+    """Return the first message of a call, not parsed yet. Raises as `read` does."""
     body = ARRIVING.begin(tenant)
     try:
-        return await body.next(next_of(requests), asyncio.get_running_loop().time() + FIRST_S, late_bytes)
+        found = await body.next(next_of(requests), asyncio.get_running_loop().time() + FIRST_S, late_bytes)
     except TimeoutError:
         raise DeadlineExceeded(f"the call's first message did not arrive within {FIRST_S:g} s") from None
     finally:
         body.end()
+    if not found:
+        message = "the call was closed without a whole message; expected one"
+        raise InvalidRequest(message, code="no_message")
+    return found[0]
 
 
 def _parsed(request: Any) -> Message:

@@ -53,6 +53,7 @@ COMPLETE, STREAM, INFER = (
     "/motley.v1.Inference/CompleteStream",
     "/inference.GRPCInferenceService/ModelStreamInfer",
 )
+REFLECT = tuple(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1", "v1alpha"))
 doors = pytest.mark.parametrize("door", [FRONT, DIRECT, TLS])
 clear_doors = pytest.mark.parametrize("door", [FRONT, DIRECT])
 
@@ -305,7 +306,7 @@ PARTS = {"nothing": b"", "a part of the prefix": b"\0\0\0", "a part": b"\0" + st
 
 
 @clear_doors
-@pytest.mark.parametrize("method", [COMPLETE, STREAM])
+@pytest.mark.parametrize("method", [COMPLETE, STREAM, INFER, *REFLECT])
 @pytest.mark.parametrize("part", PARTS)
 def test_a_call_half_closed_without_a_whole_message(service: Fronted, door: str, method: str, part: str) -> None:
     client, number = opened(service, door, method, KEY)
@@ -313,6 +314,16 @@ def test_a_call_half_closed_without_a_whole_message(service: Fronted, door: str,
     assert "closed without a whole message" in ended(client, number)
     client.close()
     assert service.ingress.router.num_streams == 0
+
+
+@clear_doors
+def test_a_stream_that_breaks_off_in_a_later_message_has_its_answers(service: Fronted, door: str) -> None:
+    client, number = opened(service, door, REFLECT[0], KEY)
+    list_services = b"\0" + struct.pack(">I", 2) + b"\x3a\0"
+    client.connection.sendall(frame(DATA, END_STREAM, number, list_services + PARTS["a part"]))
+    assert ended(client, number).startswith("grpc-status\x010")
+    assert b"motley.v1.Inference" in client.payloads[DATA, number]
+    client.close()
 
 
 @clear_doors
