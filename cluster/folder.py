@@ -112,6 +112,23 @@ def _remove_ended(mark: Path) -> None:
             os.close(descriptor)
 
 
+def is_held(private: Path) -> bool:
+    """Return whether the service with this folder lives, in whatever container. One of another user's counts as living,
+    as nobody can tell.
+    """
+    try:
+        descriptor = os.open(private / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _in_use(folder: Path) -> bool:
     """Return whether a process was started with the folder's path, as Ray's and HAProxy's are: some outlive a
     killed service.

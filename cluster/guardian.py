@@ -1,16 +1,18 @@
 """Guardian: a small process that ends what is left of a service whose `motley serve` was killed, and removes its
-folder.
+folder and its ready file.
 
 Most of Ray's processes end with the one that started them; HAProxy does not, as it outlives its manager on purpose, and
 a stopped process does not end by itself. The guardian waits for the end of a pipe, which closes however `motley serve`
 dies. To the service belong the processes whose environment has its mark, those that the guardian saw below
 `motley serve` while that lived, and all that these have started. A process that only reads its files is left alone.
 
-Runs as a program too, and then imports the standard library only. Arguments: the service's folder, and its process id.
+Runs as a program too, and then imports the standard library only. Arguments: the service's folder, its process id, and
+the path of its ready file or an empty text.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import shutil
@@ -30,15 +32,16 @@ _LOOK_S = 2.0  # between looks at what there is below the service
 
 
 class Guardian:
-    """The guardian's process, for the service that keeps its files in `folder`."""
+    """The guardian's process, for the service that keeps its files in `folder` and is to write that ready file."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ready_file: Path | None = None) -> None:
         self._folder = folder
+        self._ready_file = "" if ready_file is None else str(ready_file.absolute())
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         # In a session of its own: Ctrl-C and a service manager's signal to all are for those that it ends.
-        command = [sys.executable, "-IS", __file__, str(self._folder), str(os.getpid())]
+        command = [sys.executable, "-IS", __file__, str(self._folder), str(os.getpid()), self._ready_file]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def look(self) -> None:
@@ -118,12 +121,21 @@ def end_all(folder: str, family: Family, seconds: float = END_S) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def main(folder: str, service: str) -> None:
+def remove_ready_file(path: str, folder: str) -> None:
+    """Remove the ready file, if it is that of the service with this folder; another's, or what is none, stays."""
+    with suppress(OSError, ValueError, TypeError, KeyError):  # it is not there, or no service has written it
+        if Path(json.loads(Path(path).read_text())["folder"]).parent == Path(folder):
+            Path(path).unlink()
+
+
+def main(folder: str, service: str, ready_file: str = "") -> None:
     family = Family(folder)
     family.look(int(service))
     while not select.select([sys.stdin], [], [], _LOOK_S)[0]:
         family.look(int(service))
     if sys.stdin.buffer.read() != ENDED:
+        if ready_file:
+            remove_ready_file(ready_file, folder)  # first, as nobody is to take what ends for what is ready
         end_all(folder, family)
 
 

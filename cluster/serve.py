@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -34,7 +32,7 @@ from .fleet.flags import fleet_of, in_file
 from .fleet.running import find_running, note_running
 from .fleet.spec import FleetSpec, engine_config, model_of
 from .fleet.store import Deployed
-from .folder import ray_folder, write_whole
+from .folder import ray_folder
 from .greeting import Endpoints, greet, show
 from .guardian import MARK, Guardian
 from .named import named
@@ -44,6 +42,7 @@ from .prefix.reach import tell_silent
 from .prefix.server import OwnRedis
 from .prefix.shared import Shared, own_redis, settle, tell_wire
 from .processes import become_subreaper, end_descendants
+from .ready_file import ReadyFile
 from .settings import check_environment, ray_settings
 from .torch_build import check_torch
 from .watch import LOST, Lost, Watch
@@ -65,7 +64,9 @@ def run_serve(options: ServeOptions, make_worker: Any = None, bar: Bar = lambda 
     is loaded, if somebody watches.
     """
     _take_signals()
+    ready_file = ReadyFile(options.ready_file)
     try:
+        ready_file.remove_stale()  # before a download of the model, which takes minutes
         check(options)
         if options.address is not None:
             apply_there(options, options.address)
@@ -75,6 +76,7 @@ def run_serve(options: ServeOptions, make_worker: Any = None, bar: Bar = lambda 
             apply_here(options, running)
             return 0
         _check_ports(options)
+        ready_file.begin()
         if make_worker is None and not options.null_engine:
             check_torch(fleet_of(options), options.fleet)
             _check_memory(options, fleet_of(options))
@@ -83,7 +85,7 @@ def run_serve(options: ServeOptions, make_worker: Any = None, bar: Bar = lambda 
             edge = _choose_edge(options)
             settings = _apply_settings(folder, edge)
             os.environ[MARK] = str(folder.parent)
-            _run(options, edge, folder, settings, make_worker, bar)
+            _run(options, edge, folder, settings, ready_file, make_worker, bar)
     except Lost as lost:
         _tell(f"{lost}; start the service again")
         sys.stdout.flush()
@@ -187,11 +189,12 @@ def _apply_settings(folder: Path, edge: Edge | None) -> dict[str, str]:
 
 
 def _run(
-    options: ServeOptions, edge: Edge | None, folder: Path, settings: Mapping[str, str], make_worker: Any, bar: Bar
-) -> None:
+    options: ServeOptions, edge: Edge | None, folder: Path, settings: Mapping[str, str], ready_file: ReadyFile,
+    make_worker: Any, bar: Bar,
+) -> None:  # fmt: skip
     began = time.monotonic()
     redis = None
-    guardian = Guardian(folder.parent)
+    guardian = Guardian(folder.parent, ready_file.path)
     watch = Watch(_tell, lambda: os.kill(os.getpid(), signal.SIGINT))
     try:
         guardian.start()
@@ -218,8 +221,7 @@ def _run(
             grpc_port=options.grpc_port,
             environment=settings,
         )
-        if options.ready_file is not None:
-            write_whole(options.ready_file, json.dumps(asdict(endpoints)))
+        ready_file.write(endpoints)
         with suppress(KeyboardInterrupt):
             while True:  # a signal that another thread got is seen when this one wakes
                 time.sleep(1.0)
@@ -229,8 +231,7 @@ def _run(
             raise
     finally:
         watch.end()
-        if options.ready_file is not None:
-            options.ready_file.unlink(missing_ok=True)  # nobody is to take what ends for what is ready
+        ready_file.remove()  # nobody is to take what ends for what is ready
         _stop(options.drain_s, redis, guardian, lost=watch.why is not None)
     if watch.why is not None:
         raise Lost(watch.why)

@@ -368,7 +368,9 @@ def settle(reached: Reached, case: Case, struck: float, before: list[int]) -> No
 
     def left() -> list[str]:
         named = [path for path in service.leftovers() if f"{path}/" in case.said]  # kept for its logs
-        return [line[:60] for line in alive(before)] + [path for path in service.leftovers() if path not in named]
+        left = [path for path in service.leftovers() if path not in named]
+        ready = [str(service.ready)] if service.ready.exists() else []
+        return [line[:60] for line in alive(before)] + left + ready
 
     with suppress(AssertionError):
         wait_for(lambda: not left(), "the end of all", 15)

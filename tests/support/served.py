@@ -44,11 +44,11 @@ class Served:
     """A started service. Endpoints as its ready file has them."""
 
     def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:
-        self._ready = folder / "ready.json"
+        self.ready = folder / "ready.json"
         self._log = folder / "serve.log"
         self.http_port, self.grpc_port = free_port(), free_port()
         ports = ["--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port)]
-        command = [sys.executable, "-m", "motley", "serve", *ports, "--ready-file", str(self._ready), *arguments]
+        command = [sys.executable, "-m", "motley", "serve", *ports, "--ready-file", str(self.ready), *arguments]
         with self._log.open("w") as log:
             everything = {**os.environ, **(environment or {})}
             self.process = subprocess.Popen(
@@ -60,9 +60,9 @@ class Served:
         return self._log.read_text()
 
     def wait_ready(self) -> None:
-        wait_for(lambda: self._ready.exists() or self.process.poll() is not None, "ready", START_S)
-        assert self._ready.exists(), self.output
-        self.endpoints: dict[str, Any] = json.loads(self._ready.read_text())
+        wait_for(lambda: self.ready.exists() or self.process.poll() is not None, "ready", START_S)
+        assert self.ready.exists(), self.output
+        self.endpoints: dict[str, Any] = json.loads(self.ready.read_text())
         self.http, self.grpc = self.endpoints["http"], self.endpoints["grpc"]
 
     def load(self) -> dict[str, int]:
@@ -94,7 +94,7 @@ class Served:
         """Ctrl-C; the exit status."""
         self.process.send_signal(number)
         status = self.process.wait(END_S)
-        assert not self._ready.exists(), "what has ended is not ready"
+        assert not self.ready.exists(), "what has ended is not ready"
         return status
 
 
