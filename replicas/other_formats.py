@@ -23,10 +23,12 @@ __all__ = [
     "METHODS",
     "MODELS",
     "ORIGINAL",
+    "PACKINGS",
     "TOKENIZERS",
     "explain_file",
     "explain_method",
     "explain_models",
+    "explain_packing",
     "explain_tokenizer",
     "refuse_other_config",
     "refuse_other_files",
@@ -100,6 +102,7 @@ METHODS: Final[Mapping[str, str]] = MappingProxyType(
         "gptq_marlin_24": "GPTQ with two of four weights, as the kernel Marlin reads them",
         "higgs": "HIGGS",
         "hqq": "HQQ, with zero points that are not whole",
+        "intel/auto-round": "auto-round's own, as its first versions wrote it",
         "marlin": "GPTQ whose tensors lie as the kernel Marlin reads them",
         "modelopt": "NVIDIA's ModelOpt",
         "modelopt_fp4": "NVIDIA's ModelOpt",
@@ -114,6 +117,19 @@ METHODS: Final[Mapping[str, str]] = MappingProxyType(
         "vptq": "VPTQ",
     }
 )
+# `packing_format` of auto-round's own files -> description of the layout, where `data_type` does not say what it holds.
+PACKINGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "auto_round": "GPTQ with zero points for the kernels of GPTQModel",
+        "auto_round:fake": "values that were rounded and not packed, as auto-round's format `fake` saves them",
+        "auto_round:fp8_static": "FP8 with scales of activations that were measured before",
+        "auto_round:gptqmodel": "GPTQ with zero points for the kernels of GPTQModel",
+        "auto_round:llm_compressor": "tensors as llm-compressor packs them",
+        "auto_round:llm_compressor_nvfp4_e5m3": "NVFP4 with scales of e5m3",
+    }
+)
+# How auto-round's `data_type` begins -> name of the kind, before its bits.
+_MICROSCALED = {"mx_fp": "MXFP", "mx_int": "MXINT", "nv_fp": "NVFP"}
 TOKENIZERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "tekken.json": "Mistral's own vocabulary, and tokenizer.json is missing, which is read here; put the "
@@ -212,6 +228,29 @@ def explain_method(section: Fields) -> CheckpointError | None:
         return None
     words = f"{shown(method)} is not accepted: weights of this kind ({METHODS[method]}) are not read here; {ORIGINAL}"
     return CheckpointError(words, file=section.file, tensor=section.prefix + "quant_method")
+
+
+def explain_packing(section: Fields) -> CheckpointError | None:
+    """Return an error that says what auto-round's `packing_format` is, if it is a known one that is not read here or
+    says that numbers are of a kind that is not; else None.
+    """
+    packing, kind = section.raw.get("packing_format"), _kind(section)
+    if not isinstance(packing, str) or (packing not in PACKINGS and not kind):
+        return None
+    known = ", ".join(filter(None, (kind, PACKINGS.get(packing))))
+    words = f"{shown(packing)} is not accepted: weights of this kind ({known}) are not read here; {ORIGINAL}"
+    return CheckpointError(words, file=section.file, tensor=section.prefix + "packing_format")
+
+
+def _kind(section: Fields) -> str:
+    """Return what auto-round's `data_type`, `bits` and `act_bits` say that numbers are, where it is not read here."""
+    data_type, bits, activations = (section.raw.get(key) for key in ("data_type", "bits", "act_bits"))
+    name = next((name for start, name in _MICROSCALED.items() if str(data_type).startswith(start)), "")
+    if name:
+        return f"{name}{bits}" if isinstance(bits, int) else name
+    if data_type == "int" and isinstance(activations, int) and activations < 16:
+        return f"W{bits}A{activations}, whose activations are integers"
+    return ""
 
 
 def explain_tokenizer(folder: Path) -> CheckpointError | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ..json_file import Fields
+from ..other_formats import ORIGINAL, explain_packing
 from .awq import AWQ
 from .base import Format
 from .fp8 import FP8
@@ -17,8 +18,12 @@ _LAYOUTS = ("auto_round:auto_gptq", "auto_round:auto_awq", "auto_round:fp8")
 
 def read_auto_round(config: Fields, names: Collection[str] = ()) -> Format:
     """Return the format from the `quantization_config` of config.json. Raises CheckpointError naming a key that is not
-    supported.
+    supported, and what the file is.
     """
+    if (error := explain_packing(config)) is not None:
+        raise error
+    if config.says("packing_format") and config.raw["packing_format"] not in _LAYOUTS:
+        raise config.error("packing_format", f"{', '.join(_LAYOUTS)}, since others are not read here; {ORIGINAL}")
     layout = config.choice("packing_format", _LAYOUTS)
     inner = Fields({k: v for k, v in config.raw.items() if k != "packing_format"}, config.file, config.prefix)
     if layout == "auto_round:auto_gptq":

@@ -23,7 +23,7 @@ from motley.replicas import other_formats
 from motley.replicas.checkpoint import inspect_checkpoint, resolve_model
 from motley.replicas.demo import demo_path
 from motley.replicas.errors import CheckpointError
-from motley.replicas.other_formats import METHODS, MODELS, explain_models
+from motley.replicas.other_formats import METHODS, MODELS, PACKINGS, explain_models
 from motley.replicas.servable import check_in_process, check_servable
 from motley.replicas.tokenizer import Tokenizer
 
@@ -101,6 +101,22 @@ CASES: dict[str, tuple[Change, str, str, str]] = {  # how it is made -> file, te
                          "quantization_config.quant_method", "bitsandbytes"),
     "modelopt's section": (config(quantization_config={"quant_algo": "NVFP4", "producer": {"name": "modelopt"}}),
                            "config.json", "quantization_config.quant_method", "ModelOpt"),
+    **{f"auto-round's {words}": (config(quantization_config={"quant_method": "auto-round", "bits": 4, **said}),
+                                 "config.json", "quantization_config.packing_format", words)
+       for words, said in {
+           r"kind \(MXFP4, tensors": {"packing_format": "auto_round:llm_compressor", "data_type": "mx_fp"},
+           r"kind \(MXFP8, tensors": {"packing_format": "auto_round:llm_compressor", "data_type": "mx_fp_rceil",
+                                         "bits": 8},
+           r"kind \(NVFP4, tensors": {"packing_format": "auto_round:llm_compressor",
+                                         "data_type": "nv_fp4_with_static_gs", "act_bits": 4},
+           r"kind \(W8A8, whose": {"packing_format": "auto_round:llm_compressor", "data_type": "int", "bits": 8,
+                                      "act_bits": 8},
+           r"kind \(MXFP4\)": {"packing_format": "auto_round:mx_fp4", "data_type": "mx_fp4"},
+           r"auto_round:new.* since others are not read": {"packing_format": "auto_round:new"},
+       }.items()},
+    **{f"auto-round's {packing}": (
+        config(quantization_config={"quant_method": "auto-round", "bits": 4, "packing_format": packing}),
+        "config.json", "quantization_config.packing_format", "not read here") for packing in PACKINGS},
     "a pointer": (
         lambda folder: (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n"),
         "model.safetensors", "", "Git LFS"),
