@@ -24,7 +24,7 @@ from ..weights import Weights
 from .base import FLOATS, LinearSpec, TensorSpec, is_part, left_plain
 from .bookkeeping import check_keys
 from .dense import Dense, bias_of
-from .left_out import RULES, left_out
+from .left_out import RULES, head_is_quantized, left_out
 from .words import ACTIVATIONS, GROUP_SIZES, INTS, check_only_weights, check_words, group_of, scales_problem, unpack
 
 BITS = 4
@@ -82,7 +82,8 @@ class AWQ:
             raise config.error("lm_head", "false: the gemm layout leaves the head as it is")
         modules = config.strings("modules_to_not_convert")
         unconverted = left_plain(names, modules, "qweight") if names else modules
-        return cls(group_size=group_size, unconverted=(*unconverted, *left_out(config, names)))
+        unconverted = (*unconverted, *left_out(config, names))
+        return cls(group_size, quantizes_head=head_is_quantized(config, names), unconverted=unconverted)
 
     @property
     def name(self) -> str:

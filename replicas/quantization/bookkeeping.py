@@ -16,7 +16,7 @@ from typing import Final
 
 from ..json_file import Fields
 
-__all__ = ["WRITERS", "check_keys"]
+__all__ = ["WRITERS", "check_keys", "is_known"]
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,11 @@ _ORIGIN = re.compile(
     r"(^|_)(version|provider|author|tool|url|uri|license|comment|notes?|description|date|time|timestamp|seconds|"
     r"duration|seed|nsamples|samples|seqlen|iters|epochs|lr|path|dir|hostname|verbose)$"
 )
+
+
+def is_known(key: str) -> bool:
+    """Return whether a writer's key is known not to affect what tensors mean."""
+    return key in _KNOWN
 
 
 def check_keys(config: Fields, read: Collection[str]) -> None:

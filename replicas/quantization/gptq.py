@@ -26,7 +26,7 @@ from ..weights import Weights, told
 from .base import FLOATS, LinearSpec, TensorSpec, is_part, left_plain
 from .bookkeeping import check_keys
 from .dense import Dense
-from .left_out import RULES, left_out
+from .left_out import RULES, head_is_quantized, left_out
 from .words import ACTIVATIONS, GROUP_SIZES, INTS, check_only_weights, check_words, group_of, scales_problem, unpack
 
 _READ = (
@@ -89,7 +89,7 @@ class GPTQ:
             zero_offset=1 if version == "gptq" else 0,
             zeros_borrow=not sym and "gptqmodel" in str(config.raw.get("meta")).lower(),
             desc_act=config.boolean("desc_act", False),
-            quantizes_head=config.boolean("lm_head", False),
+            quantizes_head=head_is_quantized(config, names),
             unconverted=(*_unconverted(config, names), *left_out(config, names)),
         )
 

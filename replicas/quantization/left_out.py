@@ -1,21 +1,31 @@
-"""Layers that writers leave unquantized by rules of their own: GPTQModel's `dynamic`, auto-round's `extra_config`.
+"""What writers say about single layers by rules of their own: GPTQModel's `dynamic`, auto-round's `extra_config`.
 
-Both may also give single layers other bits or groups, which these formats cannot have: such a rule is refused by name.
+A rule may leave layers unquantized, or repeat what is said of all layers, which changes nothing. A rule that gives
+layers other bits or groups, which these formats cannot have, is refused by name.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from typing import Any, Final
 
 from ..json_file import Fields
 from .base import left_plain
+from .bookkeeping import is_known
+from .words import ACTIVATIONS
 
-__all__ = ["RULES", "left_out"]
+__all__ = ["RULES", "head_is_quantized", "left_out"]
+
+log = logging.getLogger(__name__)
 
 RULES: Final = frozenset({"dynamic", "extra_config"})
+_AS_ALL = "layers of 16 bits, or as all others are"
 PLAIN_BITS = 16  # a layer with as many bits or more is not quantized
-_ALIKE = ("bits", "group_size", "sym")  # keys that a layer's rule may repeat
+# What a layer's values depend on, and what holds where the config does not say it.
+_VALUES = {"bits": None, "group_size": None, "sym": True, "data_type": "int", "act_bits": PLAIN_BITS}
+# Keys without effect in these layouts: `g_idx` in the file decides about the order, and activations are not quantized.
+_NO_MATTER = (ACTIVATIONS | {"desc_act"}) - _VALUES.keys()
 
 
 def left_out(config: Fields, names: Collection[str]) -> tuple[str, ...]:
@@ -27,24 +37,44 @@ def left_out(config: Fields, names: Collection[str]) -> tuple[str, ...]:
 
     Raises CheckpointError naming a rule that gives a layer bits or groups of its own.
     """
-    for key, is_plain, wanted in (
-        ("dynamic", _leaves_out, "rules that begin with '-:', which leave layers as they are"),
-        ("extra_config", _is_as_all_or_plain, "layers of 16 bits, or as all others are"),
+    for key, wanted in (
+        ("dynamic", f"rules that begin with '-:', which leave layers as they are, or {_AS_ALL}"),
+        ("extra_config", _AS_ALL),
     ):
         rules = config.raw.get(key) if config.says(key) else {}
-        if not isinstance(rules, dict) or not all(is_plain(config, name, said) for name, said in rules.items()):
+        if not isinstance(rules, dict) or not all(
+            (key == "dynamic" and rule.startswith("-:")) or _is_as_all_or_plain(config, said)
+            for rule, said in rules.items()
+        ):
             raise config.error(key, f"{wanted}: no layer has bits or groups of its own here")
-    ruled = any(config.says(key) for key in RULES)
-    return left_plain(names, ("",), "qweight") if ruled else ()
+    return left_plain(names, ("",), "qweight") if _is_ruled(config) else ()
 
 
-def _leaves_out(_config: Fields, rule: str, _said: Any) -> bool:
-    return rule.startswith("-:")
+def head_is_quantized(config: Fields, names: Collection[str]) -> bool:
+    """Return whether the head is quantized, as `lm_head` says; where there are rules for layers, the file decides."""
+    said = config.boolean("lm_head", False)
+    if not _is_ruled(config):
+        return said
+    if said and "lm_head.weight" in names and "lm_head.qweight" not in names:
+        log.info("%s: %slm_head is true, but the file holds the head unquantized", config.file, config.prefix)
+        return False
+    return said or "lm_head.qweight" in names
 
 
-def _is_as_all_or_plain(config: Fields, _layer: str, said: Any) -> bool:
+def _is_ruled(config: Fields) -> bool:
+    return any(config.says(key) for key in RULES)
+
+
+def _is_as_all_or_plain(config: Fields, said: Any) -> bool:
     if not isinstance(said, dict):
         return False
     bits = said.get("bits", config.raw.get("bits"))
     plain = isinstance(bits, int) and not isinstance(bits, bool) and bits >= PLAIN_BITS
-    return plain or all(said.get(key) in (None, config.raw.get(key)) for key in _ALIKE)
+    return plain or all(_changes_nothing(config, key, value) for key, value in said.items())
+
+
+def _changes_nothing(config: Fields, key: str, value: Any) -> bool:
+    if key not in _VALUES:
+        return not value or key in _NO_MATTER or is_known(key) or value == config.raw.get(key)
+    of_all = config.raw.get(key)
+    return value is None or value == (_VALUES[key] if of_all is None else of_all)

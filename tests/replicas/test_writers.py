@@ -136,6 +136,8 @@ RULES_OF_LAYERS: list[dict[str, Any]] = [
     {"dynamic": {r"-:.*\.down_proj": {}}},  # GPTQModel
     {"extra_config": {"model.layers.0.mlp.down_proj": PLAIN, r".*layers\.1\..*down_proj": PLAIN}},  # auto-round
     {"extra_config": {"model.layers.0.mlp.down_proj": PLAIN, "model.layers.0.mlp.up_proj": {"sym": None}}},
+    {"dynamic": {"-:.*down_proj": {}, "+:.*mlp.*": {"bits": 4, "group_size": 32, "sym": True, "desc_act": True}}},
+    {"dynamic": {".*down_proj": PLAIN, ".*up_proj": {"data_type": "int", "act_bits": None, "act_dynamic": True}}},
 ]
 
 
@@ -144,10 +146,15 @@ RULES_OF_LAYERS: list[dict[str, Any]] = [
     [
         ("dynamic", {"-:.*down_proj": {}, r".*up_proj": {"bits": 8}}),
         ("dynamic", {r"+:.*up_proj": {"group_size": 64}}),
+        ("dynamic", {"+:.*up_proj": {"bits": 4, "group_size": 32, "data_type": "mx_fp"}}),
+        ("dynamic", {"+:.*up_proj": {"act_bits": 8}}),
+        ("dynamic", {"+:.*up_proj": {"adapter": {"type": "lora"}}}),
+        ("dynamic", {"+:.*up_proj": None}),
         ("dynamic", "all"),
         ("extra_config", {"model.layers.0.mlp.up_proj": {"bits": 8}}),
         ("extra_config", {"model.layers.0.mlp.up_proj": {"group_size": 96, "bits": 4}}),
         ("extra_config", {"model.layers.0.mlp.up_proj": {"bits": True}}),
+        ("extra_config", {"model.layers.0.mlp.up_proj": {"super_bits": 6}}),
         ("extra_config", {"model.layers.0.mlp.up_proj": 16}),
     ],
 )
@@ -159,6 +166,50 @@ def test_layers_with_codes_of_their_own_are_refused(
     section(folder, **{key: rules})
     with pytest.raises(CheckpointError, match=rf"{key}: .*no layer has bits or groups of its own here"):
         inspect_checkpoint(folder)
+
+
+AS_ALL = {"bits": 4, "group_size": 32, "sym": True}
+OF_THE_HEAD: list[dict[str, Any]] = [  # as auto-round 0.16.1 writes them with quant_lm_head
+    {"dynamic": {"+:.*lm_head.*": AS_ALL}},
+    {"extra_config": {"lm_head": {**AS_ALL, "data_type": "int"}}},
+]
+
+
+@pytest.mark.parametrize("rule", [*OF_THE_HEAD, {"dynamic": {"+:.*mlp.*": AS_ALL}}, {"dynamic": {".*": {}}}])
+@pytest.mark.parametrize("lm_head", [False, True])
+def test_rules_that_say_what_is_said_of_all_change_nothing(rule: dict[str, Any], lm_head: bool, tmp_path: Path) -> None:
+    folder = build_gptq(tmp_path, lm_head=lm_head)
+    plain = inspect_checkpoint(folder).format
+    expected = prompt_logits(folder, PROMPT)
+    section(folder, **rule)
+    assert inspect_checkpoint(folder).format.name == plain.name
+    assert torch.equal(prompt_logits(folder, PROMPT), expected)
+
+
+@pytest.mark.parametrize("rule", OF_THE_HEAD)
+def test_a_head_that_the_file_holds_otherwise_than_lm_head_says(
+    rule: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """auto-round writes `lm_head: true` beside a plain head, and none beside a quantized one in its own format."""
+    caplog.set_level(logging.INFO)
+    folder, packed = build_gptq(tmp_path / "plain"), build_gptq(tmp_path / "packed", lm_head=True)
+    for each, said in ((folder, True), (packed, None)):
+        expected = prompt_logits(each, PROMPT)
+        section(each, lm_head=said, **rule)
+        assert torch.equal(prompt_logits(each, PROMPT), expected)
+    assert "quantization_config.lm_head is true, but the file holds the head unquantized" in caplog.text
+
+
+@pytest.mark.parametrize("rule", OF_THE_HEAD)
+def test_a_head_that_awq_quantizes(rule: dict[str, Any], tmp_path: Path) -> None:
+    packed, dense = build_awq(tmp_path, lm_head=True)
+    section(packed, sym=True, **rule)
+    assert torch.equal(prompt_logits(packed, PROMPT), prompt_logits(dense, PROMPT))
+    section(packed, dynamic=None, extra_config=None)
+    with pytest.raises(
+        CheckpointError, match=r"lm_head\.q\w+: belongs to no part of the model|lm_head\.weight: is missing"
+    ):
+        inspect_checkpoint(packed)
 
 
 LISTS: list[Any] = [["self_attn.k_proj", "self_attn.v_proj"], [["self_attn.k_proj"], ["self_attn.v_proj"]]]

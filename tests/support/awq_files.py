@@ -30,6 +30,7 @@ def build_awq(
     *,
     group_size: int = 32,
     unconverted: tuple[str, ...] = (),
+    lm_head: bool = False,
     seed: int = 0,
     **options: Any,
 ) -> tuple[Path, Path]:
@@ -41,7 +42,8 @@ def build_awq(
     dense = dict(packed)
     for name in [name for name in packed if name.endswith(".weight")]:
         module = name.removesuffix(".weight")
-        if module.split(".")[-1] not in LINEARS or module.endswith(unconverted or ("none",)):
+        linear = module.split(".")[-1] in LINEARS or (lm_head and module == "lm_head")
+        if not linear or module.endswith(unconverted or ("none",)):
             continue
         outputs, inputs = packed.pop(name).shape
         group = inputs if group_size == -1 else group_size
