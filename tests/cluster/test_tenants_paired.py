@@ -22,6 +22,7 @@ import service_checkpoint
 from local_ingress import make_ingress
 from redis_engines import SETTINGS, VALUE, patient
 from redis_stores import SECRET
+from served import wait_for
 
 from motley.cluster.auth.key_file import write_keys
 from motley.cluster.auth.keys import StoredKey, hash_key, new_key
@@ -121,15 +122,17 @@ async def service(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory)
     spec = FleetSpec.model_validate({"model": "demo", "pools": [{"name": "cpu"}], "tenants": TENANTS})
 
     def access() -> PrefixAccess:
-        return PrefixAccess(RedisStore(RedisSource(url=redis.url, secret=SECRET)), SECRET)
+        store = RedisStore(RedisSource(url=redis.url, secret=SECRET))
+        wait_for(lambda: store._connections.alive, "a connection")  # what is asked for before is a miss
+        return PrefixAccess(store, SECRET)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         patient(monkeypatch)
         config = EngineConfig(**SETTINGS, prefix_after=1, max_batch_tokens=64)
         worker = Worker(folder, config, access=access)
         await worker.start()
-        worker._core.scheduler.prefixes.prospects = Prospects(token_s=1.0, block_s=1e-9)
         ingress = await make_ingress(folder, worker, entrance=Entrance(api_keys=path, routing=routing_of(spec)))
+        worker._core.scheduler.prefixes.prospects = Prospects(token_s=1.0, block_s=1e-9)
         yield Service(worker, ingress.__serve_build_asgi_app__(), keys)
         await worker.close()
 
