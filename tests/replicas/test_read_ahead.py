@@ -98,7 +98,7 @@ def test_who_waits_when_it_is_closed_is_told() -> None:
     told: list[str] = []
 
     def wait() -> None:
-        with pytest.raises(RuntimeError, match="ended"):
+        with pytest.raises(RuntimeError, match="closed before"):
             ahead.wait("h")
         told.append("h")
 
