@@ -36,7 +36,7 @@ class ControlOptions:
     own_key     key that `motley fleet` uses on this machine
     api_keys    file with the keys of other admins
     log_folder  folder for the log of admins' calls
-    joined      the Ray cluster is not the service's own, and continues without Serve
+    joined      the Ray cluster is not the service's own: it continues without Serve, and nodes may join it
     """
 
     app: str
@@ -58,7 +58,7 @@ class ControlActor:
         keys = KeyRing([options.own_key])
         store = KvStore(options.app)
         state = store.kept() or State()
-        fleet = ServeFleet(options.app, options.build)
+        fleet = ServeFleet(options.app, options.build, joined=options.joined)
         self._plane = Plane(fleet, store, state)
         both = keys if options.api_keys is None else KeyFile(options.api_keys, [options.own_key])
         door = options.door

@@ -36,11 +36,12 @@ class ReplicaLook:
 class PoolLook:
     """A pool as Serve sees it.
 
-    target   number of replicas that Serve aims for
-    version  version of the deployment that its replicas have or will have
-    state    healthy: all replicas have the version and serve; failed: Serve has given up starting more
-    message  why it is not healthy
-    failing  why its replicas do not start; empty: they do, as far as is known
+    target     number of replicas that Serve aims for
+    version    version of the deployment that its replicas have or will have
+    state      healthy: all replicas have the version and serve; failed: Serve has given up starting more
+    message    why it is not healthy
+    failing    why its replicas do not start; empty: they do, as far as is known
+    placeable  False: it is known that no node could ever hold a replica
     """
 
     target: int
@@ -49,6 +50,7 @@ class PoolLook:
     state: Literal["healthy", "changing", "failed"] = "healthy"
     message: str = ""
     failing: str = ""
+    placeable: bool = True
 
     @property
     def running(self) -> tuple[ReplicaLook, ...]:

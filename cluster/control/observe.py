@@ -130,6 +130,7 @@ def _pool(
         queued_tokens=sum(one.load.queued_prefill_tokens for one in replicas),
         running=sum(one.load.running for one in replicas),
         waiting=sum(one.load.waiting for one in replicas),
+        placeable=look.placeable,
     )
 
 

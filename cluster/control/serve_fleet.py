@@ -32,6 +32,7 @@ from ...replicas.hub import resolve_model
 from ...replicas.servable import check_in_process
 from ...replicas.updates.file import WeightFile
 from ..every_ingress import INGRESS, of_every_ingress
+from ..fleet.spec import FleetSpec
 from ..fleet.status import FleetStatus, Gathered, PrefixStatus, WeightStatus
 from ..fleet.store import read_deployed
 from ..weights import within
@@ -39,6 +40,7 @@ from .fleet import Planned, PoolLook, ReplicaLook
 from .nodes import living_nodes
 from .pending import Need, together, why
 from .planned import planned
+from .room import lacks
 
 log = logging.getLogger(__name__)
 
@@ -62,20 +64,31 @@ _SERVES: Mapping[str, Literal["healthy", "failed"]] = {"HEALTHY": "healthy", "DE
 class ServeFleet:
     """Implementation of `Fleet` by Ray Serve.
 
-    app    name of the Serve application
-    build  builds the application again
+    app     name of the Serve application
+    build   builds the application again
+    joined  the Ray cluster is not the service's own: nodes may join it, so what cannot be placed now may be later
     """
 
-    def __init__(self, app: str, build: Build) -> None:
+    def __init__(self, app: str, build: Build, *, joined: bool = True) -> None:
         self._app = app
         self._build = build
+        self._joined = joined
+        self._checked: FleetSpec | None = None  # the fleet that `_homeless` is of
+        self._homeless: frozenset[str] = frozenset()  # pools that no node could hold a replica of
         self._handle: Any = None
         self._seen: dict[str, DeploymentDetails] = {}
         self._gathered = Gathered()
 
     async def planned(self) -> Planned | None:
         deployed = await asyncio.to_thread(read_deployed)
-        return None if deployed is None else planned(deployed.fleet)
+        if deployed is None:
+            return None
+        if not self._joined and deployed.fleet != self._checked:
+            nodes = await asyncio.to_thread(living_nodes)
+            found = lacks(deployed.fleet, nodes, node_labels_match_selector)
+            self._homeless = frozenset(deployed.fleet.pools[lack.pool].name for lack in found)
+            self._checked = deployed.fleet
+        return planned(deployed.fleet)
 
     async def look(self) -> Mapping[str, PoolLook]:
         found = {}
@@ -89,6 +102,7 @@ class ServeFleet:
                 state=_SERVES.get(details.status.value, "changing"),
                 message=_last_line(details.message),
                 failing=_last_line(details.message) if _does_not_start(details) else "",
+                placeable=name not in self._homeless,
             )
         return found
 

@@ -7,13 +7,15 @@ from dataclasses import replace
 
 from ..routing.predict import Slo
 from .state import Observed, PoolState, Target
-from .steady import Idle, Latest, LeftTargets, ObservedTime, first_up, set_to
+from .steady import Idle, Latest, LeftTargets, ObservedTime, Overdue, first_up, set_to
 
 __all__ = ["Queue"]
 
 
 class Queue:
     """Policy that scales each pool by itself, without regard to costs and speeds.
+
+    Requests that are held while there is no replica wait for another pool's once the first is long overdue.
 
     running        wanted number of sequences per replica, running or waiting
     queued_tokens  wanted number of waiting prompt tokens per replica
@@ -35,6 +37,7 @@ class Queue:
         self._idle_s = idle_s
         self._wanted: dict[str, Latest] = {}
         self._idle = Idle()
+        self._overdue = Overdue()
         self._time = ObservedTime()
         self._left = LeftTargets()
 
@@ -44,7 +47,8 @@ class Queue:
             self._wanted[name] = Latest(self._settle_s)
             self._idle.begin_anew()
         idle = self._idle.saw(observed) >= self._idle_s
-        first = first_up(observed.pools) if observed.held else None
+        late = self._overdue.saw(observed)
+        first = first_up(observed.pools, late) if observed.held else None
         targets: list[Target] = []
         for pool in observed.pools:
             if pool is first:

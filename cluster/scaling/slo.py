@@ -98,7 +98,11 @@ class SloPolicy:
         added = [max(now, count) for now, count in zip(wanted, cheapest(classes, least=1), strict=True)]
         reason = f"{said}, of which {have:.0%} is provided for: the cheapest that hold {self._objectives()}"
         if added == wanted:
-            unknown = [pool for pool in pools if pool.speed is None and not pool.target and pool.maximum]
+            unknown = [
+                pool
+                for pool in pools
+                if pool.speed is None and not pool.target and pool.maximum and pool.name not in late
+            ]
             if unknown:
                 first = min(unknown, key=lambda pool: (pool.cost_per_hour, pool.cold_start_s))
                 return set_to(first, 1, f"{said}, and the others do not suffice: its speed is not known yet")

@@ -21,6 +21,7 @@ class PoolState:
     cold_start_s      seconds from a new target until a replica serves
     queued_tokens     waiting prompt tokens on all of its replicas
     running, waiting  running and waiting sequences on all of its replicas
+    placeable         whether a replica may be placed at all; False: it is known that no machine can hold one
     """
 
     name: str
@@ -35,6 +36,7 @@ class PoolState:
     queued_tokens: int = 0
     running: int = 0
     waiting: int = 0
+    placeable: bool = True
 
 
 @dataclass(frozen=True, slots=True)

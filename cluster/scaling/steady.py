@@ -103,7 +103,9 @@ class Idle:
 
 
 class Overdue:
-    """Detector of pools with replicas that should have been ready long ago, perhaps because no GPU is free."""
+    """Detector of pools that are not to be counted on: their replicas should have been ready long ago, perhaps because
+    no GPU is free, or it is known that none can be placed.
+    """
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[float, int]] = {}  # pool -> time of its last progress, replicas ready then
@@ -115,7 +117,8 @@ class Overdue:
             if not pool.starting or pool.ready > ready:
                 since = observed.now
             self._since[pool.name] = since, pool.ready
-            if observed.now - since > _OVERDUE * pool.cold_start_s + _OVERDUE_S:
+            never = not pool.placeable and not pool.ready
+            if never or observed.now - since > _OVERDUE * pool.cold_start_s + _OVERDUE_S:
                 late.add(pool.name)
         return frozenset(late)
 
@@ -133,10 +136,11 @@ def set_to(pool: PoolState, replicas: int, reason: str) -> tuple[Target, ...]:
 def first_up(pools: Sequence[PoolState], late: Collection[str] = ()) -> PoolState | None:
     """Return the pool whose first replica should start for waiting requests: the fastest to start, then the cheapest.
 
-    None: some replica exists or is coming, or none is allowed. Pools named in `late` do not count.
+    None: some replica exists or is coming, or none is allowed. Pools named in `late` do not count, unless no other is
+    allowed any: then one is wanted of those all the same, so that it is told why it does not come.
     """
-    counted = [pool for pool in pools if pool.name not in late]
+    allowed = [pool for pool in pools if pool.maximum or pool.target or pool.ready or pool.starting]
+    counted = [pool for pool in allowed if pool.name not in late] or allowed
     if any(pool.ready or pool.starting or pool.target for pool in counted):
         return None
-    allowed = [pool for pool in counted if pool.maximum > 0]
-    return min(allowed, key=lambda pool: (pool.cold_start_s, pool.cost_per_hour), default=None)
+    return min(counted, key=lambda pool: (pool.cold_start_s, pool.cost_per_hour), default=None)

@@ -49,6 +49,19 @@ async def test_a_policy_is_asked_now_and_then_and_kept_within_bounds(monkeypatch
     assert policy.seen[0].pools[0].speed is not None
 
 
+async def test_a_policy_is_told_which_pools_cannot_be_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = OneMore()
+    taken(monkeypatch, "more", policy)
+    bench = Bench(1)
+    await bench.steps()
+    await bench.plane.set_policy(PolicyPlan("more"), [], by="test", reason="why")
+    await bench.steps(20)
+    assert [one.placeable for one in policy.seen[-1].pools] == [True]
+    bench.fleet.pools["cpu"] = replace(bench.fleet.pools["cpu"], placeable=False)
+    await bench.steps(20)
+    assert [one.placeable for one in policy.seen[-1].pools] == [False]
+
+
 async def test_a_pool_that_is_gone_is_as_fast_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = OneMore()
     taken(monkeypatch, "more", policy)

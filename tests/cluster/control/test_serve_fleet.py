@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from ray.serve._private.deployment_state import DeploymentState
 
+from motley.cluster.control.pending import Node
 from motley.cluster.control.serve_fleet import _FAILED, STARTING, ServeFleet
+from motley.cluster.fleet.spec import FleetSpec
 from motley.replicas.demo import demo_path
 from motley.replicas.errors import InvalidRequest
 
@@ -60,6 +62,39 @@ async def test_no_room_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("motley.cluster.control.serve_fleet.why", lambda *_: "no GPU free")
     failed = f"A replica failed to start with exception. Retrying. {TRACE}"
     assert await pending("UNHEALTHY", failed, placed=False) == "no GPU free"
+
+
+@pytest.mark.parametrize("joined", [False, True])
+async def test_pools_that_no_node_could_hold_are_known_where_no_node_joins(
+    joined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleets = [{"device": "cpu"}, {"accelerator": "T4"}], [{"accelerator": "T4"}, {"device": "cpu"}]
+    specs = [
+        FleetSpec.model_validate(
+            {"model": "m", "pools": [{"name": f"p{number}", **pool} for number, pool in enumerate(pools)]}
+        )
+        for pools in fleets
+    ]
+    details = SimpleNamespace(target_num_replicas=0, replicas=[], status=SimpleNamespace(value="HEALTHY"), message="")
+
+    async def asked(self: ServeFleet, method: str, *args: Any) -> Any:
+        ids = [SimpleNamespace(app_name="motley", name=name) for name in ("p0", "p1")]
+        return ids if method == "list_deployment_ids" else details
+
+    async def info(self: ServeFleet, name: str) -> Any:
+        return SimpleNamespace(version="1")
+
+    monkeypatch.setattr(ServeFleet, "_asked", asked)
+    monkeypatch.setattr(ServeFleet, "_info", info)
+    resources = {"CPU": 8.0, "memory": 2.0**34}
+    monkeypatch.setattr("motley.cluster.control.serve_fleet.living_nodes", lambda: [Node({}, resources, resources)])
+    fleet = ServeFleet("motley", lambda models: None, joined=joined)
+    for spec, homeless in zip(specs, ("p1", "p0"), strict=True):
+        deployed = SimpleNamespace(fleet=spec)
+        monkeypatch.setattr("motley.cluster.control.serve_fleet.read_deployed", lambda deployed=deployed: deployed)
+        await fleet.planned()
+        found = {name for name, pool in (await fleet.look()).items() if not pool.placeable}
+        assert found == (set() if joined else {homeless})
 
 
 def test_these_are_still_serves_words() -> None:

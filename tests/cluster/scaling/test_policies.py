@@ -216,6 +216,42 @@ def test_what_is_held_gets_the_replica_that_is_up_soonest():
     assert {each.pool for each in slo_stage(useless, SMALL).look(1.0, held=1)} == {"small"}
 
 
+GPU, P40 = a_pool("gpu", cost=0.1, maximum=1, cold_start_s=1.0), a_pool("p40", cold_start_s=20.0)
+
+
+@pytest.mark.parametrize("name", ["queue", "slo"])
+def test_what_is_held_gets_another_replica_if_the_first_does_not_come(name):
+    stage = Stage(policy_named(name, SLO), (GPU, P40), never=("gpu",)).run(60, 0.0, held=1)
+    assert stage.targets == {"gpu": 1, "p40": 0}, "the one that is up soonest"
+    stage.run(60, 0.0, held=1)
+    assert stage.targets == {"gpu": 1, "p40": 1}, "and the first may still come"
+    assert stage.pools["p40"].ready == 1
+
+
+@pytest.mark.parametrize("name", ["queue", "slo"])
+def test_what_is_held_waits_for_no_pool_that_cannot_be_placed(name):
+    homeless = replace(GPU, placeable=False)
+    for target in (0, 1):  # as an operator may have set it
+        stage = Stage(policy_named(name, SLO), (replace(homeless, target=target, starting=target, ready=0), P40))
+        stage.never = ("gpu",)
+        assert [(each.pool, each.replicas) for each in stage.look(0.0, held=1)] == [("p40", 1)]
+        stage.run(600, 0.0, held=1)
+        assert stage.targets == {"gpu": target, "p40": 1}
+    stage = Stage(policy_named(name, SLO), (homeless,), never=("gpu",)).run(600, 0.0, held=1)
+    assert stage.targets == {"gpu": 1}, "where there is no other it is wanted, so that its reason is told"
+    stage = Stage(policy_named(name, SLO), (homeless, replace(P40, maximum=0)), never=("gpu",)).run(600, 0.0, held=1)
+    assert stage.targets == {"gpu": 1, "p40": 0}, "nor where no other is allowed any"
+
+
+def test_a_pool_that_cannot_be_placed_is_no_part_of_a_mix():
+    homeless = replace(SMALL, placeable=False, cost_per_hour=0.01)
+    stage = slo_stage(homeless, LARGE, never=("small",)).run(600, 4.0)
+    assert stage.targets["small"] == 0 < stage.targets["large"]
+    unknown = replace(homeless, speed=None)
+    stage = slo_stage(unknown, replace(LARGE, maximum=1), never=("small",)).run(600, 1000.0)
+    assert stage.targets == {"small": 0, "large": 1}
+
+
 def test_replicas_that_do_not_come_are_not_counted_on():
     stage = slo_stage(SMALL, LARGE, never=("small",)).run(240, 4.0)
     assert stage.targets["large"] == 0 < stage.targets["small"]
