@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 
 from .errors import EngineFault, InvalidRequest, MotleyError, Unavailable
 from .flights import Flight, Flights
 from .grammar_process import GrammarProcess, MatchState, collect
+from .grammar_spec import GrammarSpec
 from .grammars import Grammars
 from .jobs import Emission, Job, ended_already, keep_prompt_logprobs, message_of
 from .limits import Limits
@@ -59,6 +61,7 @@ class EngineCore:
         self._ready: dict[int, Job] = {}  # jobs with something to send
         self._held: set[int] = set()  # keys of jobs whose clients read too slowly
         self._matching: dict[int, Sequence] = {}  # sequences with a grammar, by sequence id
+        self._rematching: dict[int, Future[GrammarProcess]] = {}  # what they wait for whose process was stopped
         self._older: list[int] = []  # versions of weights that sequences may still end on
 
     @property
@@ -280,6 +283,28 @@ class EngineCore:
                 assert self.grammars is not None
                 self.grammars.refuse(matcher.spec, error)
                 self._drop_job(sequence, error)
+            elif matcher.pending and matcher.process.stopped:
+                self._match_again(sequence, matcher.spec)
+
+    def _match_again(self, sequence: Sequence, spec: GrammarSpec) -> None:
+        """Let a sequence go on in another process of its grammar, once there is one, since its own was stopped."""
+        assert self.grammars is not None
+        try:
+            coming = self._rematching.get(sequence.id) or self.grammars.prepare(spec, sequence.request.tenant)
+        except MotleyError as error:  # too many wait
+            self._drop_job(sequence, error)
+            return
+        self._rematching[sequence.id] = coming
+        if not coming.done():
+            return
+        del self._rematching[sequence.id]
+        failed = coming.exception()
+        if failed is None:
+            sequence.matcher = coming.result().open(sequence.output_ids)
+        elif isinstance(failed, MotleyError):
+            self._drop_job(sequence, failed)
+        else:
+            self._drop_job(sequence, EngineFault(f"{spec.field}: {failed}", code="engine_fault"))
 
     def _fault(self, sequence: Sequence, message: str) -> None:
         if sequence.allocation is not None:
@@ -290,7 +315,7 @@ class EngineCore:
             self._finish(other, self._closing(other, FinishReason.ERROR))
 
     def _drop_job(self, sequence: Sequence, error: MotleyError) -> None:
-        """End a request with an error that its client caused, and drop output of it that was not sent yet."""
+        """End a request with an error of its grammar, and drop output of it that was not sent yet."""
         job = self._job_of[sequence.id]
         self._ready[job.key] = job
         job.error, job.deltas = error, []
@@ -372,6 +397,7 @@ class EngineCore:
         if sequence.matcher is not None:
             sequence.matcher.close()
             del self._matching[sequence.id]
+            self._rematching.pop(sequence.id, None)
         del self._texts[sequence.id], self._job_of[sequence.id]
 
     def _emit(self) -> Iterator[Emission]:

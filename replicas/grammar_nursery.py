@@ -19,6 +19,7 @@ import xgrammar
 from .grammar_child import Vocabulary, serve
 from .grammar_rules import UnknownRules, check_library
 from .grammar_wire import From, frame, receive, to_vocabulary
+from .nursery import fork_for_each
 
 _CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f]")
 
@@ -42,14 +43,7 @@ def main(descriptor: int) -> None:
     vocabulary = _vocabulary(received[2])
     assert vocabulary.no_text  # computed here, once for all children
     control.sendall(frame(From.READY))
-    while True:
-        data, descriptors, *_ = socket.recv_fds(control, 1, 1)
-        if not data:
-            return
-        if os.fork() == 0:
-            control.close()
-            _child(socket.socket(fileno=descriptors[0]), vocabulary)
-        os.close(descriptors[0])
+    fork_for_each(control, lambda connection: _child(connection, vocabulary))
 
 
 def _child(connection: socket.socket, vocabulary: Vocabulary) -> NoReturn:

@@ -12,11 +12,14 @@ import json
 import select
 import socket
 import time
+import weakref
 from collections.abc import Sequence
 
 from .errors import InvalidRequest
 from .grammar_spec import GrammarSpec
 from .grammar_wire import HEADER, From, To, frame, ids, receive
+from .nursery import Line
+from .stopped import LOOK_S, WatchedProcess
 
 COMPILE_WALL_S = 40.0  # elapsed seconds, more than the process's own limits allow
 GRACE_S = 0.002  # seconds that a step waits for masks if some of its rows need none
@@ -64,11 +67,19 @@ class Matcher:
 
 
 class GrammarProcess:
-    """A compiled grammar, in a process that ends when this object is freed."""
+    """A compiled grammar, in a process that ends when this object is freed.
 
-    def __init__(self, connection: socket.socket, spec: GrammarSpec) -> None:
+    lost     it has ended, and nothing is read from it any more
+    stopped  it was lost since it was stopped, and not for what its grammar took: its matchers stay PENDING, and their
+             sequences can go on in another process
+    """
+
+    def __init__(self, connection: socket.socket, watched: WatchedProcess, spec: GrammarSpec) -> None:
         self.spec = spec
-        self.lost = False
+        self.lost = self.stopped = False
+        self._watched = watched
+        self._looked = 0.0  # monotonic: when it was last looked at
+        weakref.finalize(self, watched.end_if_stopped, at_once=True)  # else it would not end with its connection
         self._connection = connection
         self._matchers: dict[int, Matcher] = {}
         self._numbers = itertools.count(1)
@@ -78,13 +89,13 @@ class GrammarProcess:
     def compile(self, cpu_s: float) -> bool:
         """Wait until the grammar is compiled, in at most `cpu_s` CPU seconds; return False if the process ended before.
 
-        Raises InvalidRequest. Call it once, from any one thread.
+        Raises InvalidRequest, and Lost if it was stopped. Call it once, from any one thread.
         """
         source = json.dumps({"kind": self.spec.kind, "source": self.spec.source, "cpu_s": cpu_s}).encode()
-        self._connection.settimeout(COMPILE_WALL_S)
+        line = Line(self._connection, self._watched, COMPILE_WALL_S)
         try:
-            self._connection.sendall(frame(To.COMPILE, payload=source))
-            answer = receive(self._connection)
+            line.sendall(frame(To.COMPILE, payload=source))
+            answer = receive(line)
         except OSError:  # a timeout too
             answer = None
         if answer is None:
@@ -127,9 +138,16 @@ class GrammarProcess:
         return self._connection.fileno()
 
     def exchange(self) -> None:
-        """Write to and read from the grammar's process as much as its socket takes and has, without waiting."""
+        """Write to and read from the grammar's process as much as its socket takes and has, without waiting; look now
+        and then whether it was stopped.
+        """
         self._write()
         self._read()
+        if (now := time.monotonic()) >= self._looked + LOOK_S and not self.lost:
+            self._looked = now
+            self.stopped = self._watched.end_if_stopped()
+            if self.stopped:
+                self._lose()
 
     def _write(self) -> None:
         try:
@@ -174,7 +192,7 @@ class GrammarProcess:
         self._deliver()
         self.lost = True
         for matcher in self._matchers.values():
-            if matcher.pending:
+            if matcher.pending and not self.stopped:
                 matcher.state = MatchState.LOST
 
 
@@ -201,6 +219,7 @@ def collect(matchers: Sequence[Matcher], wait_s: float, *, first: bool = False) 
     while processes := {matcher.process for matcher in matchers if matcher.pending}:
         for process in processes:
             process.exchange()
+        processes = {process for process in processes if not process.lost}
         left = until - time.monotonic()
         if left <= 0 or enough(not matcher.pending for matcher in matchers):
             return

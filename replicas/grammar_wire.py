@@ -5,10 +5,9 @@ from __future__ import annotations
 import array
 import enum
 import json
-import socket
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 HEADER = struct.Struct("<BII")  # kind, sequence, bytes that follow
 
@@ -31,14 +30,21 @@ class From(enum.IntEnum):
     MASK = 3  # a bit for each token id, least significant first
     DONE = 4  # nothing can follow
     DEAD_END = 5  # a token does not follow the grammar, or none can and it is not complete
+    FORKED = 6  # from the nursery, before anything else: the process's number, in the place of the sequence
+
+
+class Source(Protocol):
+    """A blocking socket, or what receives as one does."""
+
+    def recv(self, size: int, /) -> bytes: ...
 
 
 def frame(what: int, sequence: int = 0, payload: bytes = b"") -> bytes:
     return HEADER.pack(what, sequence, len(payload)) + payload
 
 
-def receive(source: socket.socket) -> tuple[int, int, bytes] | None:
-    """Return the next frame of a blocking socket as (kind, sequence, payload); None at its end."""
+def receive(source: Source) -> tuple[int, int, bytes] | None:
+    """Return the source's next frame as (kind, sequence, payload); None at its end."""
     header = _exactly(source, HEADER.size)
     if header is None:
         return None
@@ -47,7 +53,7 @@ def receive(source: socket.socket) -> tuple[int, int, bytes] | None:
     return None if payload is None else (what, sequence, payload)
 
 
-def _exactly(source: socket.socket, size: int) -> bytes | None:
+def _exactly(source: Source, size: int) -> bytes | None:
     parts: list[bytes] = []
     while size:
         part = source.recv(min(size, 1 << 20))

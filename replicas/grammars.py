@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -19,6 +15,7 @@ from .grammar_process import TOO_MUCH, GrammarProcess
 from .grammar_queue import GrammarQueue, Waiting
 from .grammar_spec import GrammarSpec
 from .grammar_wire import From, To, frame, receive, vocabulary
+from .nursery import Lost, Nursery, twice
 from .tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -130,7 +127,11 @@ class Grammars:
     def _try(self, waiting: Waiting) -> bool:
         """Try to compile a grammar; return False if its time was too short and it gets another."""
         try:
-            process = self._compile(waiting.spec, waiting.cpu_s)
+            process = twice(lambda: self._compile(waiting.spec, waiting.cpu_s))
+        except Lost as lost:
+            message = f"{waiting.spec.field}: the process that compiles grammars was lost twice: {lost}; try again"
+            waiting.future.set_exception(Unavailable(message, code="structured_output_unavailable"))
+            return True
         except Exception as error:  # noqa: BLE001  # raised by the future
             waiting.future.set_exception(error)
             return True
@@ -149,9 +150,9 @@ class Grammars:
             waiting.future.cancel()
 
     def _compile(self, spec: GrammarSpec, cpu_s: float) -> GrammarProcess | None:
-        """Compile a grammar; return None if that takes more than `cpu_s`, or more memory than it may."""
+        """Compile a grammar; return None if that takes more than `cpu_s`, or more memory than it may. Raises Lost."""
         began = time.perf_counter()
-        process = GrammarProcess(self._running_nursery(spec).child(), spec)
+        process = GrammarProcess(*self._running_nursery(spec).child(), spec)
         done = process.compile(cpu_s)
         what = "compiled" if done else "did not compile"
         log.info("%s a %s of %d bytes in %.3f s", what, spec.kind, len(spec.source), time.perf_counter() - began)
@@ -182,49 +183,28 @@ class Unsupported(InvalidRequest):
     """
 
 
-class _Nursery:
-    """Process that grammars' processes are forked from, started with the part of the environment that it needs."""
+class _Nursery(Nursery):
+    """Process that grammars' processes are forked from. Raises Unavailable if it does not start, and Lost if it is
+    stopped meanwhile.
+    """
 
     def __init__(self, tokens: bytes) -> None:
         began = time.perf_counter()
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.grammar_nursery", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **_ONE_THREAD},
-                stdin=subprocess.DEVNULL,
-            )
-        self._control.settimeout(START_S)
+        super().__init__("grammar_nursery", [], _ONE_THREAD)
+        line = self.line(START_S)
         try:
-            self._control.sendall(frame(To.VOCABULARY, payload=tokens))
-            ready = receive(self._control)
+            line.sendall(frame(To.VOCABULARY, payload=tokens))
+            ready = receive(line)
         except OSError:
             ready = None
+        except Lost:
+            self.close()
+            raise
         if ready is None or ready[0] != From.READY:
             self.close()
             why = "the process that compiles grammars did not start" if ready is None else ready[2].decode()
             raise Unavailable(why, code="structured_output_unavailable")
         log.info("structured output: ready after %.1f s", time.perf_counter() - began)
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def child(self) -> socket.socket:
-        """Start a new process, and return a socket that is connected to it."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [b"+"], [theirs.fileno()])
-        return ours
-
-    def close(self) -> None:
-        self._control.close()
-        try:
-            self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 # Threads would not survive the forks, and the process needs no device.

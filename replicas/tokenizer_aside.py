@@ -7,24 +7,23 @@ time and memory. The process has low priority, so that texts that are read in th
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from . import errors
 from .errors import CheckpointError, InvalidRequest, MotleyError, Overloaded, Unavailable
 from .grammar_wire import frame, receive
+from .nursery import Line, Lost, Nursery, twice
 from .tenant_line import TenantLine
 
 __all__ = ["TokenizerAside"]
+
+Made = TypeVar("Made")
 
 MAX_RUNNING = 2  # texts that are read at a time
 MAX_WAITING = 256
@@ -64,7 +63,7 @@ class TokenizerAside:
         """Load the tokenizer in another process, and let it read a short text. Raises CheckpointError if that exceeds
         its limits.
         """
-        self._running()
+        self._in_nursery(lambda nursery: None)
 
     def begin(
         self, method: str, arguments: dict[str, Any], *, tenant: str, param: str, too_much: InvalidRequest
@@ -95,7 +94,7 @@ class TokenizerAside:
         if text is None or not text.ids.set_running_or_notify_cancel():
             return
         try:
-            answer = self._running().ask(text.request)
+            answer = self._in_nursery(lambda nursery: nursery.ask(text.request))
             if answer is None:
                 raise text.too_much
             if "error" in answer:
@@ -103,6 +102,14 @@ class TokenizerAside:
             text.ids.set_result(list(map(int, answer["ids"])))
         except BaseException as error:  # noqa: BLE001 - it is for who waits
             text.ids.set_exception(error)
+
+    def _in_nursery(self, work: Callable[[_Nursery], Made]) -> Made:
+        """Do work with the running nursery; once more, with a new one, if a process was stopped. Raises Unavailable."""
+        try:
+            return twice(lambda: work(self._running()))
+        except Lost as lost:
+            message = f"the process that reads such texts was lost twice: {lost}; it is started again"
+            raise Unavailable(message, code="tokenizer_lost") from None
 
     def _running(self) -> _Nursery:
         with self._lock:
@@ -112,21 +119,19 @@ class TokenizerAside:
             return self._nursery
 
 
-class _Nursery:
-    """Process that the texts' processes are forked from; it ends when its socket does."""
+class _Nursery(Nursery):
+    """Process that the texts' processes are forked from. Raises CheckpointError if the tokenizer cannot be loaded, and
+    Lost if the process is stopped meanwhile.
+    """
 
     def __init__(self, folder: Path, component: str) -> None:
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.tokenizer_nursery", str(theirs.fileno()), str(folder)],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **_ENVIRONMENT},
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # where the library writes of its panics, at length
-            )
-        self._control.settimeout(START_S)
-        answer = _answer(self._control)
+        # Its stderr is where the library writes of its panics, at length.
+        super().__init__("tokenizer_nursery", [str(folder)], _ENVIRONMENT, quiet=True)
+        try:
+            answer = _answer(self.line(START_S))
+        except Lost:
+            self.close()
+            raise
         if answer is None or "error" in answer:
             self.close()
             if answer is None:
@@ -134,34 +139,16 @@ class _Nursery:
                 raise CheckpointError(message, file="tokenizer.json", tensor=component)
             raise _error(answer["error"])
 
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
     def ask(self, request: bytes) -> dict[str, Any] | None:
-        """Return the answer of a new process; None if a limit has ended it. Raises Unavailable."""
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                try:
-                    socket.send_fds(self._control, [b"+"], [theirs.fileno()])
-                except OSError:
-                    message = "the process that reads such texts has ended; it is started again"
-                    raise Unavailable(message, code="tokenizer_lost") from None
-            ours.settimeout(WALL_S)
+        """Return the answer of a new process; None if a limit has ended it. Raises Lost if it was stopped."""
+        connection, watched = self.child()
+        with connection:
+            line = Line(connection, watched, WALL_S)
             try:
-                ours.sendall(frame(0, payload=request))
+                line.sendall(frame(0, payload=request))
             except OSError:
                 return None
-            return _answer(ours)
-
-    def close(self) -> None:
-        self._control.close()
-        try:
-            self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            return _answer(line)
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -171,9 +158,9 @@ def _object(value: Any) -> dict[str, Any]:
     raise TypeError(f"{type(value).__name__} is nothing that a message may hold")
 
 
-def _answer(connection: socket.socket) -> dict[str, Any] | None:
+def _answer(line: Line) -> dict[str, Any] | None:
     try:
-        received = receive(connection)
+        received = receive(line)
     except OSError:  # a timeout too
         return None
     if received is None:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from .errors import CheckpointError, MotleyError
 from .grammar_wire import frame, receive
+from .nursery import fork_for_each
 from .tokenizer import FILE, Tokenizer
 
 NICENESS = 10  # low priority, so that texts that are read in the ordinary way go first
@@ -44,14 +45,7 @@ def main(descriptor: int, folder: str) -> None:
     control.sendall(frame(0, payload=json.dumps(answer).encode()))
     if tokenizer is None:
         return
-    while True:
-        data, descriptors, *_ = socket.recv_fds(control, 1, 1)
-        if not data:
-            return
-        if os.fork() == 0:
-            control.close()
-            _child(socket.socket(fileno=descriptors[0]), tokenizer)
-        os.close(descriptors[0])
+    fork_for_each(control, lambda connection: _child(connection, tokenizer))
 
 
 def _file_bytes(folder: Path) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from motley.replicas import grammar_nursery, grammar_rules, grammars
+from motley.replicas import grammar_nursery, grammar_rules, grammars, nursery
 from motley.replicas.errors import Unavailable
 from motley.replicas.grammar_rules import UnknownRules, check_library, of_tag, with_exact_texts
 from motley.replicas.grammar_wire import From, To, frame, receive, vocabulary
@@ -99,9 +99,9 @@ def test_the_engine_hears_why(monkeypatch: pytest.MonkeyPatch) -> None:
         theirs = socket.socket(fileno=os.dup(pass_fds[0]))
         ends.append(theirs)
         theirs.sendall(frame(From.REFUSED, payload=b"xgrammar 0.9 says its rules in a form that is not known: x"))
-        return SimpleNamespace(wait=lambda *_: 0, poll=lambda: 0)
+        return SimpleNamespace(pid=os.getpid(), wait=lambda *_: 0, poll=lambda: 0)
 
-    monkeypatch.setattr(grammars.subprocess, "Popen", start)
+    monkeypatch.setattr(nursery.subprocess, "Popen", start)
     with pytest.raises(Unavailable, match=r"xgrammar 0\.9 says its rules") as refused:
         grammars._Nursery(b"")
     assert refused.value.code == "structured_output_unavailable"
