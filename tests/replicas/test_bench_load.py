@@ -35,7 +35,7 @@ def test_where_nothing_is_kept_there_is_no_second_start(
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(size)
     bench = load._Bench(tmp_path, tmp_path / "cache", 1, "cpu", lambda _: None)
-    with pytest.raises(EngineFault, match="is there room") if refused else nullcontext():
+    with pytest.raises(EngineFault, match="has enough space") if refused else nullcontext():
         bench.prepare()
 
 
