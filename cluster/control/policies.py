@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...replicas.errors import InvalidRequest
-from ..fleet.spec import MAX_OBJECTIVE_S
+from ..fleet.spec import MAX_OBJECTIVE_S, ScalingSpec
 from ..routing.predict import Slo
 from ..scaling.state import Policy
 from .state import FIXED, PolicyPlan
@@ -15,6 +15,14 @@ def policy_of(plan: PolicyPlan) -> Policy | None:
         if not 0 < seconds <= MAX_OBJECTIVE_S:
             raise InvalidRequest(
                 f"{name}: {seconds:g} is not accepted; expected seconds above 0, up to {MAX_OBJECTIVE_S:g}",
+                param=name,
+                code="invalid_value",
+            )
+    for name, value in plan.settings.items():
+        bounds = ScalingSpec.bounds(name)
+        if bounds is not None and not bounds[0] <= value <= bounds[1]:
+            raise InvalidRequest(
+                f"{name}: {value:g} is not accepted; expected a number from {bounds[0]:g} to {bounds[1]:g}",
                 param=name,
                 code="invalid_value",
             )

@@ -18,7 +18,15 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from ...replicas.engine_config import MAX_COUNT, MAX_PARALLEL, MAX_THREADS, EngineConfig, PrefixWire
+from ...replicas.engine_config import (
+    MAX_COUNT,
+    MAX_DRAFTS,
+    MAX_PARALLEL,
+    MAX_SECONDS,
+    MAX_THREADS,
+    EngineConfig,
+    PrefixWire,
+)
 from ...replicas.errors import InvalidRequest
 from ...replicas.shown import first_double, shown
 from ...replicas.sizes import MAX_SIZE, parse_size
@@ -112,6 +120,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(ge=0, le=7 * 24 * 3600, allow_inf_nan=False)]
 Positive = Annotated[float, Field(ge=LEAST, le=MAX_QUANTITY, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=MAX_QUANTITY, allow_inf_nan=False)]
+Timeout = Annotated[float, Field(ge=LEAST, le=MAX_SECONDS, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Parallel = Annotated[int, Field(ge=1, le=MAX_PARALLEL)]
 Objective = Annotated[float, Field(ge=0.001, le=1000 * MAX_OBJECTIVE_S, allow_inf_nan=False)]  # milliseconds
@@ -235,7 +244,7 @@ class EngineSpec(Spec):
     """Host memory for the KV of preempted sequences; 0: none."""
     prefix_buffer: Size | None = None
     """Host memory that buffers prefixes on the way to and from the shared prefix cache."""
-    speculate_ngram: int | None = Field(None, ge=0)
+    speculate_ngram: int | None = Field(None, ge=0, le=MAX_DRAFTS)
     """Maximum number of tokens to speculate in a step: those that followed the same tokens earlier; 0: none."""
     weights_cache: str | None = None
     """Folder that keeps weights in the form that kernels need, for faster starts, or `off`; by default the user's cache
@@ -248,7 +257,7 @@ class EngineSpec(Spec):
     default most of the free memory."""
     threads: int | None = Field(None, ge=1, le=MAX_THREADS)
     """Number of CPU threads; by default all cores."""
-    watchdog_s: Positive | None = None
+    watchdog_s: Timeout | None = None
     """Seconds that a step may take before the replica counts as unhealthy."""
     frozen_weights: list[Text] | None = None
     """Tensors that no weight update may change, as name patterns such as model.embed_tokens.*"""
@@ -294,6 +303,14 @@ class ScalingSpec(Spec):
         "queue": frozenset({"running", "queued_tokens", "tolerance", "settle_s", "idle_s"}),
         "slo": frozenset({"headroom", "settle_s", "cooldown_s", "catch_up_s", "idle_s"}),
     }
+
+    @classmethod
+    def bounds(cls, setting: str) -> tuple[float, float] | None:
+        """Return the least and the most that a setting may be; None if no policy has it."""
+        if not any(setting in names for names in cls.SETTINGS.values()):
+            return None
+        [number] = [each for each in cls.model_json_schema()["properties"][setting]["anyOf"] if "minimum" in each]
+        return number["minimum"], number["maximum"]
 
     @property
     def settings(self) -> dict[str, float]:
@@ -606,7 +623,7 @@ class ServiceSpec(Spec):
     """Seconds without a sign of life after which a replica is given up."""
     ingresses: int = Field(1, ge=1, le=16)
     """Number of ingress processes, which accept requests and place them."""
-    reader_timeout_s: Positive = 30.0
+    reader_timeout_s: Timeout = 30.0
     """Seconds without reading after which a client's request is cancelled."""
     tool_parser: Text = "auto"
     """Format in which the model writes tool calls."""

@@ -44,4 +44,5 @@ def _check(setting: str, value: Any) -> None:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
     if not number or (value == 0 and setting in _POSITIVE):
-        raise InvalidRequest(f"{setting}: {value!r}; expected a number above 0", param=setting)
+        least = "above 0" if setting in _POSITIVE else "from 0"
+        raise InvalidRequest(f"{setting}: {value!r} is not accepted; expected a number {least}", param=setting)

@@ -19,19 +19,18 @@ import pytest
 import typer
 
 from motley.cli import app as cli
+from motley.cli import fleet, serve
 from motley.cli.fleet_words import read_bounds, read_setting
-from motley.cli.numbers import MOST, MOST_WHOLE, WIDE, bounded
+from motley.cli.numbers import DAY_S, MAX_REPLICAS, MAX_TEMPERATURE, MOST, MOST_WHOLE, WEEK_S, WIDE, Between, bounded
+from motley.cluster.control.decide import MAX_DRAIN_S
+from motley.cluster.fleet import spec
+from motley.replicas import engine_config, sampling_params
+from motley.replicas.errors import InvalidRequest
 
 TEXTS = ("nan", "inf", "-inf", "1e300", "-1e300", str(2**63), str(2**64), "1" + "0" * 400)
 TEXTS += ("-0.0", "-1", "0", "1e3", "0x10", "true", str(2**31), "5e-324")
 LONG = "9" * 5000
 YAML = (".nan", ".inf", "-.inf", "1.0e+300", str(2**64), "1" + "0" * 400, LONG, "1.5", "true", "-1", "'0x10'")
-# Where a layer below says what is accepted, with the field's name: the sampling parameters, the engine's settings, or
-# the control plane, each walked by tests of its own.
-BELOW = {
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "min_tokens", "seed", "watchdog_s",
-    "reader_timeout_s", "ttft_s", "tpot_s", "timeout_s", "generation", "replicas", "expect_version",
-}  # fmt: skip
 
 
 class Command:
@@ -50,12 +49,12 @@ class Command:
         self.hints = typing.get_type_hints(inspect.unwrap(real), include_extras=True)
         self.signature = inspect.signature(noted)
 
-    def numbers(self) -> Iterator[tuple[str, type, typer.models.ParameterInfo]]:
+    def numbers(self) -> Iterator[tuple[str, type, tuple[Any, ...]]]:
         for name, hint in self.hints.items():
             if hasattr(hint, "__metadata__") and name in self.signature.parameters:
                 inner = str(hint.__origin__)
                 if re.search(r"\b(int|float)\b", inner):
-                    yield name, float if "float" in inner else int, hint.__metadata__[0]
+                    yield name, float if "float" in inner else int, hint.__metadata__
 
     def needed(self, but: str) -> list[str]:
         """What has no default."""
@@ -99,13 +98,21 @@ def call(
     return (command.called[0], "") if command.called else (None, lines[0])
 
 
-def sensible(value: Any, kind: type, info: Any, name: str) -> bool:
-    """Of that type, between its own bounds if it says some, and between everybody's."""
-    least = info.min if info.min is not None else -math.inf if name in BELOW or name in WIDE else 0
-    most = min(math.inf if info.max is None else info.max, MOST if kind is float else MOST_WHOLE)
+def sensible(value: Any, kind: type, info: tuple[Any, ...], name: str) -> bool:
+    """Of that type, and between its own bounds: no number of ours may be below 0 unless its option says so."""
+    least, most = bounds(kind, info, name)
+    above = any(isinstance(each, Between) and each.above for each in info)
+    return type(value) is kind and least <= value <= most and not (above and value == least)
+
+
+def bounds(kind: type, info: Any, name: str) -> tuple[float, float]:
     if name in WIDE:
-        return type(value) is int and -(2**63) <= value < 2**63
-    return type(value) is kind and least <= value <= most
+        return -(2**63), 2**63 - 1
+    for each in info:
+        if isinstance(each, Between):
+            return each.least, each.most
+    assert info[0].min is not None, "an option says what its least is"
+    return info[0].min, min(math.inf if info[0].max is None else info[0].max, MOST if kind is float else MOST_WHOLE)
 
 
 @pytest.mark.parametrize(("command", "name", "kind", "info"), NUMBERS, ids=IDS)
@@ -113,19 +120,22 @@ def test_a_number_is_right_or_refused_by_its_name(
     command: Command,
     name: str,
     kind: type,
-    info: Any,
+    info: tuple[Any, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    argument = isinstance(info, typer.models.ArgumentInfo)
+    argument = isinstance(info[0], typer.models.ArgumentInfo)
     flag = name.upper() if argument else f"--{name.replace('_', '-')}"
 
     def check(arguments: list[str], text: str) -> None:
         found, line = call(monkeypatch, capsys, command, [*command.needed(name), *arguments])
         if found is None:
-            named = flag.strip("-").lower() in line.lower() or (argument and str(info.metavar) in line)
+            named = flag.strip("-").lower() in line.lower() or (argument and str(info[0].metavar) in line)
             assert named or (text == LONG and "not valid YAML" in line), line  # Python reads no such integer
+            told = re.search(r"expected an? (number|integer) (?:between|above) (\S+)(?: and|, at most) (\S+)", line)
+            own = [f"{each:g}" if kind is float else str(each) for each in bounds(kind, info, name)]
+            assert told is None or list(told.groups()[1:]) == own, line
             return
         value = found[name]
         for one in value if isinstance(value, list) else [value]:
@@ -176,6 +186,43 @@ def test_numbers_for_the_control_plane(number: str) -> None:
     ):
         with pytest.raises(typer.BadParameter, match=r"--bounds|--set"):
             read(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["serve", "--watchdog-s=inf"], "--watchdog-s: inf is not accepted; expected a number above 0, at most 86400"),
+        (["serve", "--watchdog-s=0"], "--watchdog-s: 0.0 is not accepted; expected a number above 0, at most 86400"),
+        (["serve", "--max-running=1" + "0" * 20], "expected an integer between 1 and 2147483647"),
+        (["serve", "--replicas=1" + "0" * 20], "10000"),
+        (["serve", "--drain-s=inf"], "604800"),
+        (["generate", "--top-p=nan"], "--top-p: nan is not accepted; expected a number above 0, at most 1"),
+        (["generate", "--seed=1" + "0" * 20], f"expected an integer between {-(2**63)} and {2**63 - 1}"),
+        (["fleet", "scale", "cpu", "1" + "0" * 20], "10000"),
+        (["fleet", "policy", "queue", "--set", "settle_s=nan"], "--set settle_s: nan is not accepted; expected "
+            "a number between 0 and 604800"),
+        (["fleet", "policy", "queue", "--set", "running=0"], "expected a number between 0.0001 and 1e+09"),
+        (["fleet", "policy", "--bounds", "cpu=0:1" + "0" * 20], "expected an integer between 0 and 10000"),
+    ],
+)  # fmt: skip
+def test_the_bounds_that_are_told_are_the_options_own(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(arguments) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert told in line
+
+
+def test_bounds_are_those_of_the_layers_below() -> None:
+    assert (MAX_REPLICAS, MAX_TEMPERATURE, DAY_S) == (spec.MAX_REPLICAS, sampling_params.MAX_TEMPERATURE, MAX_DRAIN_S)
+    assert Between(0.0, spec.MAX_OBJECTIVE_S, above=True) == fleet.OBJECTIVE
+    assert Between(0.0, engine_config.MAX_SECONDS, above=True) == serve.TIMEOUT
+    for name, number in (("drain_s", WEEK_S), ("stall_s", WEEK_S)):
+        assert spec.ServiceSpec.model_json_schema()["properties"][name]["maximum"] == number
+    for field, refused in (("top_p", 0.0), ("top_p", 1.1), ("repetition_penalty", 0.0), ("repetition_penalty", 10.1)):
+        with pytest.raises(InvalidRequest):
+            sampling_params.SamplingParams(**{field: refused})
+    assert sampling_params.SamplingParams(top_p=1.0, repetition_penalty=10.0)
 
 
 @pytest.mark.parametrize("days", ["nan", "inf", "1e300", "-1", "0", "1e6", "9" * 400, "36501", "0x10"])

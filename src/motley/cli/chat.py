@@ -12,6 +12,7 @@ import typer
 
 from ..replicas.errors import Unavailable
 from .config import ConfigFile
+from .numbers import MAX_TEMPERATURE, Between
 
 if TYPE_CHECKING:  # gRPC is imported when it is needed: --help is quicker without
     from ..client import Client
@@ -41,7 +42,9 @@ def chat(
     model: Annotated[str | None, typer.Option(help="Model; default: the one it serves.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.", min=1)] = None,
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default: the service's.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; default: the service's."), Between(0.0, MAX_TEMPERATURE)
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed repeats the same answer.")] = None,
     config: ConfigFile = None,
 ) -> None:

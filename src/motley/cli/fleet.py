@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .fleet_words import read_bounds, read_setting, why
+from .numbers import DAY_S, MAX_REPLICAS, Between
 from .options import Json
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ app = typer.Typer(
 
 KEY = "MOTLEY_ADMIN_KEY"
 CALL_S = 30.0
+OBJECTIVE = Between(0.0, 3600.0, above=True)
 UPDATE_S = 1800.0  # seconds for replicas to read, check and build the weights
 
 Address = Annotated[
@@ -120,7 +122,7 @@ def watch(address: Address = None, admin_key: AdminKey = None, ca: Ca = None, as
 @app.command()
 def scale(
     pool: Annotated[str, typer.Argument(help="A pool's name, as status shows it.")],
-    replicas: Annotated[int, typer.Argument(help="Replicas that the pool is to have.")],
+    replicas: Annotated[int, typer.Argument(help="Replicas that the pool is to have.", min=0, max=MAX_REPLICAS)],
     reason: Reason = None,
     generation: Generation = None,
     allow_zero: Zero = False,
@@ -160,8 +162,8 @@ def policy(
     bounds: Annotated[
         list[str] | None, typer.Option(metavar="POOL=MIN:MAX", help="Replicas that a pool may have; repeatable.")
     ] = None,
-    ttft_s: Annotated[float | None, typer.Option(help="Objective: seconds to the first token.")] = None,
-    tpot_s: Annotated[float | None, typer.Option(help="Objective: seconds for each token after it.")] = None,
+    ttft_s: Annotated[float | None, typer.Option(help="Objective: seconds to the first token."), OBJECTIVE] = None,
+    tpot_s: Annotated[float | None, typer.Option(help="Objective: seconds for each token after it."), OBJECTIVE] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=NUMBER", help="A setting of the policy; repeatable.")
     ] = None,
@@ -182,6 +184,8 @@ def policy(
     """
     from ..cluster.protos import control_pb2 as pb
 
+    given = [read_bounds(one) for one in bounds or ()]
+    settings = dict(read_setting(one) for one in setting or ())
     with _plane(address, admin_key, ca) as plane:
         if not (name or bounds or setting or ttft_s is not None or tpot_s is not None):
             fleet = plane.GetFleet(pb.GetFleetRequest())
@@ -192,7 +196,6 @@ def policy(
             for pool, (least, most) in found.items():
                 typer.echo(f"{pool:<24}{least} to {most}")
             return None
-        given = [read_bounds(one) for one in bounds or ()]
         request = pb.SetScalingPolicyRequest(
             policy=name,
             bounds=given,
@@ -200,7 +203,7 @@ def policy(
             reason=why(reason, "policy"),
             ttft_s=ttft_s,
             tpot_s=tpot_s,
-            settings=dict(read_setting(one) for one in setting or ()),
+            settings=settings,
         )
         return _told(plane.SetScalingPolicy(request), as_json)
 
@@ -210,7 +213,7 @@ def drain(
     replica: Annotated[str, typer.Argument(help="A replica's name, as status shows it.")],
     remove: Annotated[bool, typer.Option("--remove", help="Do not replace it.")] = False,
     timeout_s: Annotated[
-        float | None, typer.Option(help="Seconds until its streams move to others; default: 600.")
+        float | None, typer.Option(help="Seconds until its streams move to others; default: 600.", min=0.0, max=DAY_S)
     ] = None,
     reason: Reason = None,
     generation: Generation = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .numbers import check_number
+from .numbers import MAX_REPLICAS, Between, check_number
 
 if TYPE_CHECKING:
     from ..cluster.protos import control_pb2 as pb
@@ -35,16 +35,19 @@ def read_bounds(text: str) -> pb.Bounds:
         minimum, maximum = int(least), int(most)
     except ValueError as error:
         raise typer.BadParameter(f"--bounds {text}: expected POOL=MIN:MAX, such as cpu=1:4") from error
-    check_number(lambda: "--bounds", minimum)
-    check_number(lambda: "--bounds", maximum)
+    check_number(lambda: "--bounds", minimum, Between(0, MAX_REPLICAS))
+    check_number(lambda: "--bounds", maximum, Between(0, MAX_REPLICAS))
     return pb.Bounds(pool=pool, minimum=minimum, maximum=maximum)
 
 
 def read_setting(text: str) -> tuple[str, float]:
+    from ..cluster.fleet.spec import ScalingSpec
+
     name, _, number = text.partition("=")
     try:
         value = float(number)
     except ValueError as error:
         raise typer.BadParameter(f"--set {text}: expected NAME=NUMBER") from error
-    check_number(lambda: "--set", value)
+    bounds = ScalingSpec.bounds(name)
+    check_number(lambda: f"--set {name}", value, None if bounds is None else Between(*bounds))
     return name, value

@@ -14,6 +14,7 @@ import typer
 
 from . import options
 from .config import ConfigFile
+from .numbers import MAX_TEMPERATURE, Between
 from .progress import load_bar
 
 if TYPE_CHECKING:
@@ -35,13 +36,23 @@ def generate(
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Give the prompt as a user's message.")] = False,
     system: Annotated[str | None, typer.Option(help="System message, with --chat.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
-    min_tokens: Annotated[int, typer.Option(help="Shortest output.")] = 0,
-    temperature: Annotated[float | None, typer.Option(help=f"0 takes the likeliest token{_THEIRS}")] = None,
-    top_p: Annotated[float | None, typer.Option(help=f"Sample from this much probability{_THEIRS}")] = None,
-    top_k: Annotated[int | None, typer.Option(help=f"Sample from so many tokens, 0 from all{_THEIRS}")] = None,
-    min_p: Annotated[float | None, typer.Option(help=f"Drop tokens below this fraction of the best{_THEIRS}")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help=f"Above 1 discourages repetition{_THEIRS}")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest output.", min=1)] = 128,
+    min_tokens: Annotated[int, typer.Option(help="Shortest output.", min=0)] = 0,
+    temperature: Annotated[
+        float | None, typer.Option(help=f"0 takes the likeliest token{_THEIRS}"), Between(0.0, MAX_TEMPERATURE)
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help=f"Sample from this much probability{_THEIRS}"), Between(0.0, 1.0, above=True)
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help=f"Sample from so many tokens, 0 from all{_THEIRS}", min=-1)] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help=f"Drop tokens below this fraction of the best{_THEIRS}"), Between(0.0, 1.0)
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(help=f"Above 1 discourages repetition{_THEIRS}"),
+        Between(0.0, 10.0, above=True),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed repeats the same text.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of sequence.")] = False,

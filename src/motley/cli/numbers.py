@@ -1,32 +1,68 @@
-"""Bounds of the numbers that commands take: each has some, whether its option says so or not."""
+"""Bounds of the numbers that commands take: those of the option itself, and of every number where it has none."""
 
 from __future__ import annotations
 
 import functools
 import typing
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import typer
 
 from ..replicas.shown import shown
 
-__all__ = ["MOST", "MOST_WHOLE", "WIDE", "bound_all", "bounded", "check_number"]
+__all__ = [
+    "DAY_S",
+    "MAX_REPLICAS",
+    "MAX_TEMPERATURE",
+    "MOST",
+    "MOST_WHOLE",
+    "WEEK_S",
+    "WIDE",
+    "Between",
+    "bound_all",
+    "bounded",
+    "check_number",
+]
 
 MOST_WHOLE = 2**31 - 1
 MOST = 1e9  # seconds, requests per second, prices: what is made of two of them is finite
+MAX_REPLICAS = 10_000
+MAX_TEMPERATURE = 100.0
+DAY_S, WEEK_S = 24 * 3600.0, 7 * 24 * 3600.0
 WIDE = {"seed", "generation", "expect_version"}  # any integer of 64 bits is one
 
 
+@dataclass(frozen=True)
+class Between:
+    """Bounds of a number. Among an option's annotations: for one that must be above its least, which typer cannot say.
+
+    above  the least itself is not accepted
+    """
+
+    least: float
+    most: float
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return self.least <= value <= self.most and not (self.above and value == self.least)
+
+    def words(self, kind: str) -> str:
+        if self.above:
+            return f"{kind} above {_shown(self.least)}, at most {_shown(self.most)}"
+        return f"{kind} between {_shown(self.least)} and {_shown(self.most)}"
+
+
 def bounded(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command with a check that refuses NaN and numbers beyond all bounds before it begins."""
+    """Return the command with a check that refuses NaN and numbers beyond their bounds before it begins."""
 
     @functools.wraps(command)
     def checked(*given: Any, **named: Any) -> Any:
         for name, value in named.items():
             for one in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(one, int | float) and not isinstance(one, bool):
-                    check_number(functools.partial(_said, command, name), one, wide=name in WIDE)
+                    check_number(functools.partial(_said, command, name), one, _own(command, name, one))
         return command(*given, **named)
 
     return checked
@@ -42,20 +78,43 @@ def bound_all(app: typer.Typer) -> None:
             bound_all(group.typer_instance)
 
 
-def check_number(name: Callable[[], str], value: float, *, wide: bool = False) -> None:
-    """Raise typer.BadParameter with the name of a number that is NaN, infinite or out of its type's bounds."""
-    if isinstance(value, float):
-        least, most, words = -MOST, MOST, f"a number between -{MOST:g} and {MOST:g}"
-    elif wide:
-        least, most, words = -(2**63), 2**63 - 1, "an integer of 64 bits"
-    else:
-        least, most, words = -MOST_WHOLE, MOST_WHOLE, f"an integer between -{MOST_WHOLE} and {MOST_WHOLE}"
-    if not least <= value <= most:
-        raise typer.BadParameter(f"{name()}: {shown(value)} is not accepted; expected {words}")
+def check_number(name: Callable[[], str], value: float, bounds: Between | None = None) -> None:
+    """Raise typer.BadParameter with the name and the bounds of a number that is NaN, infinite or out of bounds."""
+    bounds = bounds or Between(*_default(value))
+    if value not in bounds:
+        kind = "a number" if isinstance(value, float) else "an integer"
+        raise typer.BadParameter(f"{name()}: {shown(value)} is not accepted; expected {bounds.words(kind)}")
+
+
+def _default(value: float) -> tuple[float, float]:
+    return (-MOST, MOST) if isinstance(value, float) else (-MOST_WHOLE, MOST_WHOLE)
+
+
+def _own(command: Callable[..., Any], name: str, value: float) -> Between:
+    """Return the bounds that a parameter's annotations give, with those of any number where they give none."""
+    least, most = (-(2**63), 2**63 - 1) if name in WIDE else _default(value)
+    for each in _annotations(command, name):
+        if isinstance(each, Between):
+            return each
+        least = least if getattr(each, "min", None) is None else each.min
+        most = most if getattr(each, "max", None) is None else each.max
+    return Between(least, most)
+
+
+def _annotations(command: Callable[..., Any], name: str) -> tuple[Any, ...]:
+    return getattr(_hints(command).get(name), "__metadata__", ())
+
+
+@functools.cache
+def _hints(command: Callable[..., Any]) -> dict[str, Any]:
+    return typing.get_type_hints(command, include_extras=True)
+
+
+def _shown(bound: float) -> str:
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
 def _said(command: Callable[..., Any], name: str) -> str:
     """Return the parameter's name as a user writes it: an option by its flag."""
-    hint = typing.get_type_hints(command, include_extras=True).get(name)
-    argument = any("Argument" in type(each).__name__ for each in getattr(hint, "__metadata__", ()))
+    argument = any("Argument" in type(each).__name__ for each in _annotations(command, name))
     return name.upper() if argument else f"--{name.replace('_', '-')}"

@@ -84,6 +84,7 @@ SpeculateNgram = Annotated[
         metavar="N",
         help="Try up to N tokens that followed the same tokens before; 0: none.",
         min=0,
+        max=32,
         rich_help_panel=ENGINE,
     ),
 ]

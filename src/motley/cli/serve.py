@@ -10,9 +10,11 @@ import typer
 from . import options
 from .config import ConfigFile
 from .fleet_file import is_fleet_file, with_file
+from .numbers import DAY_S, MAX_REPLICAS, WEEK_S, Between
 from .progress import load_bar
 
 ACCESS = "Access"  # heading in --help, where the version of typer shows one
+TIMEOUT = Between(0.0, DAY_S, above=True)
 
 
 def serve(
@@ -72,9 +74,10 @@ def serve(
         int | None, typer.Option(help="Port of Ray's dashboard; default: 8265 or another free one.", min=1, max=65535)
     ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="Model name for clients.")] = None,
-    replicas: Annotated[int, typer.Option(help="Copies of the model.", min=1)] = 1,
+    replicas: Annotated[int, typer.Option(help="Copies of the model.", min=1, max=MAX_REPLICAS)] = 1,
     max_replicas: Annotated[
-        int | None, typer.Option(help="Most that `motley fleet` may ask for; default: one for each core.", min=1)
+        int | None,
+        typer.Option(help="Most that `motley fleet` may ask for; default: one for each core.", min=1, max=MAX_REPLICAS),
     ] = None,
     null_engine: Annotated[
         bool, typer.Option("--null-engine", help="Compute nothing, to measure the service itself.")
@@ -117,10 +120,15 @@ def serve(
     ] = "ignore",
     drain_s: Annotated[
         float,
-        typer.Option(help="Seconds that streams may go on after Ctrl-C, or on a replica that is taken away.", min=0.0),
+        typer.Option(
+            help="Seconds that streams may go on after Ctrl-C, or on a replica that is taken away.", min=0.0, max=WEEK_S
+        ),
     ] = 3.0,
     stall_s: Annotated[
-        float, typer.Option(help="Seconds until the streams of a replica that shows no sign of life move.", min=1.0)
+        float,
+        typer.Option(
+            help="Seconds until the streams of a replica that shows no sign of life move.", min=1.0, max=WEEK_S
+        ),
     ] = 5.0,
     spare: Annotated[
         bool,
@@ -157,9 +165,11 @@ def serve(
         int | None, typer.Option(help="Prompt tokens that may wait; more are refused.", min=1)
     ] = None,
     reader_timeout_s: Annotated[
-        float | None, typer.Option(help="Seconds until a client that reads nothing is left; default: 30.")
+        float | None, typer.Option(help="Seconds until a client that reads nothing is left; default: 30."), TIMEOUT
     ] = None,
-    watchdog_s: Annotated[float | None, typer.Option(help="Seconds until a step counts as hung; default: 60.")] = None,
+    watchdog_s: Annotated[
+        float | None, typer.Option(help="Seconds until a step counts as hung; default: 60."), TIMEOUT
+    ] = None,
     frozen_weights: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Tensors that no update may change: model.embed_tokens.*; repeatable."),
