@@ -133,7 +133,11 @@ def probe(backend: tokenizers.Tokenizer, vocab_size: int) -> None:
 def _at_fault_in_use(backend: tokenizers.Tokenizer) -> str:
     """Return the component without which a short text can be tokenized, or else the model."""
     state = json.loads(backend.to_str())
-    for component in ("post_processor", "pre_tokenizer", "normalizer"):
+    for component in (
+        "normalizer",
+        "pre_tokenizer",
+        "post_processor",
+    ):  # in their order: an earlier one upsets later ones
         if state.get(component) is not None and _encodes(json.dumps({**state, component: None})):
             return component
     return "model"

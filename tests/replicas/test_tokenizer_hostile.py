@@ -59,6 +59,10 @@ BROKEN = {
     "table": (file(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "normalizer", "Precompiled"),
     "table-in-use": (
         file(normalizer={"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8="}), "normalizer", "bounds"),
+    "replaces-nothing": (
+        file(normalizer=replace({"String": ""}, "zz"), pre_tokenizer={
+            "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}),
+        "normalizer", "short text"),
     "kind-of-normalizer": (file(normalizer={"type": "Other"}), "normalizer", "not a tokenizer"),
     "expression": (file(pre_tokenizer=split("(a")), "pre_tokenizer", "parenthesis"),
     "length": (file(pre_tokenizer={"type": "FixedLength", "length": 0}), "pre_tokenizer", "chunk size"),
