@@ -60,7 +60,7 @@ MEANINGS: Mapping[str, str] = {
     "slow_body": "the body took too long to arrive",
     "slow_request": "the head of the request took too long to arrive",
     "stale_generation": "the fleet has changed since the generation that was given",
-    "structured_output_unavailable": "this engine cannot constrain its output",
+    "structured_output_unavailable": "this engine cannot constrain its output, or has just lost the process that does",
     "timeout": "the service did not answer in time",
     "tokenizer_limit": "reading the text takes the model's tokenizer more time or memory than one request may use",
     "tokenizer_lost": "the process that reads texts for this model's tokenizer has ended; it is started again",

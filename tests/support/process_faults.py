@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import itertools
 import json
 import os
 import re
@@ -33,7 +34,7 @@ from typing import Any
 import grpc
 from certificates import Certificates
 from served import Served, alive, command_line, descendants, wait_for
-from service_checkpoint import build
+from service_checkpoint import build, write_tokenizer
 
 from motley.client import Client, Tls, complete_request
 from motley.cluster.auth.key_file import edited
@@ -68,6 +69,11 @@ class Role:
     last    it is the youngest of several, else the oldest
     engine  of the replicas, as the fleet file says it
     tls     of the service
+    forked  it was forked from one with the same mark
+    every   all of them are struck at once
+    regex   grammar of all streams, and of the requests at the door
+    fresh   each request at the door has a grammar of its own
+    doubt   the model's tokenizer is used in a process of its own
     """
 
     title: str
@@ -75,8 +81,15 @@ class Role:
     last: bool = False
     engine: str = SIMULATED
     tls: bool = False
+    forked: bool = False
+    every: bool = False
+    regex: str = ""
+    fresh: bool = False
+    doubt: bool = False
 
 
+GRAMMARS = "grammar_nursery"
+LETTERS = "[a-z ]*"  # goes on until max_tokens
 ROLES = {
     "serve": Role("`motley serve` itself", ""),
     "gcs": Role("Ray's GCS", "/gcs_server "),
@@ -100,10 +113,18 @@ ROLES = {
     "guardian": Role("the guardian", "guardian.py "),
     "redis": Role("the Redis of its own", "redis-server ", engine=REAL),
     "spare": Role("the process that waits for a replica", "ray::IDLE", engine=REAL),
-    "grammar": Role("a replica's grammar process", "grammar", engine=REAL),
+    "grammar": Role("a replica's process that others for grammars are forked from, of 2", GRAMMARS, engine=REAL,
+                    regex=LETTERS, fresh=True),
+    "grammar-one": Role("the process of the one grammar in use, of 2", GRAMMARS, engine=REAL, forked=True,
+                        last=True, regex="[a-z .]*"),  # no other role's, so that it is the youngest
+    "grammar-all": Role("all processes for grammars, of both replicas", GRAMMARS, engine=REAL, every=True,
+                        regex=LETTERS, fresh=True),
+    "tokenizer": Role("the process for a tokenizer in doubt, of 2", "tokenizer_nursery", engine=REAL, doubt=True),
+    "tokenizer-all": Role("all processes for tokenizers in doubt", "tokenizer_nursery", engine=REAL, every=True,
+                          doubt=True),
     "rank": Role("the other process of a divided replica, of 2", ".follower_process", engine=DIVIDED),
     "divided": Role("a divided replica's first process, of 2", "ray::ServeReplica:motley:main", engine=DIVIDED),
-}
+}  # fmt: skip
 HOW = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
@@ -148,6 +169,22 @@ class Reached:
     service: Served
     certificates: Certificates | None = None
     key: str | None = None
+    role: Role = field(default_factory=lambda: ROLES["serve"])
+    asked: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def over_http(self) -> dict[str, Any]:
+        return {"structured_outputs": {"regex": self.role.regex}} if self.role.regex else {}
+
+    @property
+    def over_grpc(self) -> dict[str, Any]:
+        return {"grammar": {"regex": self.role.regex}} if self.role.regex else {}
+
+    @property
+    def at_the_door(self) -> dict[str, Any]:
+        if self.role.fresh:
+            return {"structured_outputs": {"regex": f"(x|q{next(self.asked)}){self.role.regex}"}}
+        return self.over_http
 
     def http(self, timeout_s: float) -> http.client.HTTPConnection:
         if self.certificates is None:
@@ -205,9 +242,9 @@ class Door:
         return max(after - before for before, after in pairwise(times))
 
 
-def ask(reached: Reached, **more: Any) -> str:
+def ask(reached: Reached) -> str:
     """The status, or how there was none."""
-    body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 1, **more})
+    body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 1, **reached.at_the_door})
     connection = reached.http(PATIENCE_S)
     try:
         connection.request("POST", "/v1/completions", body, reached.headers)
@@ -227,6 +264,7 @@ def ask(reached: Reached, **more: Any) -> str:
 
 def over_sse(reached: Reached, tokens: int, stream: Stream) -> None:
     body = {"model": "tiny", "prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    body |= reached.over_http
     connection = reached.http(60)
     connection.request("POST", "/v1/completions", json.dumps(body), reached.headers)
     response = connection.getresponse()
@@ -245,7 +283,7 @@ def over_sse(reached: Reached, tokens: int, stream: Stream) -> None:
 
 def over_grpc(reached: Reached, tokens: int, stream: Stream) -> None:
     with reached.channel() as channel:
-        request = complete_request("a", {"max_tokens": tokens, "ignore_eos": True})
+        request = complete_request("a", {"max_tokens": tokens, "ignore_eos": True, **reached.over_grpc})
         stub = inference_pb2_grpc.InferenceStub(channel)
         for chunk in stub.CompleteStream(request, metadata=reached.metadata):
             stream.tokens += sum(len(choice.token_ids) for choice in chunk.choices)
@@ -254,7 +292,7 @@ def over_grpc(reached: Reached, tokens: int, stream: Stream) -> None:
 
 def over_client(reached: Reached, tokens: int, stream: Stream) -> None:
     with reached.client() as client:
-        for chunk in client.stream("a", max_tokens=tokens, ignore_eos=True):
+        for chunk in client.stream("a", max_tokens=tokens, ignore_eos=True, **reached.over_grpc):
             stream.tokens += sum(len(choice.token_ids) for choice in chunk.choices)
     stream.ended = True
 
@@ -276,7 +314,7 @@ def tokens_per_s(reached: Reached) -> float:
 def rate_of_one(reached: Reached) -> float:
     began, stream = 0.0, Stream()
     with reached.client() as client:
-        for chunk in client.stream("a", max_tokens=60, ignore_eos=True):
+        for chunk in client.stream("a", max_tokens=60, ignore_eos=True, **reached.over_grpc):
             began = began or time.monotonic()
             stream.tokens += sum(len(choice.token_ids) for choice in chunk.choices)
     return (stream.tokens - 1) / (time.monotonic() - began)
@@ -293,24 +331,33 @@ def heard(read: Callable[[Reached, int, Stream], None], reached: Reached, tokens
 
 
 def process_of(service: Served, role: Role) -> int | None:
-    if not role.mark:
-        return service.process.pid
-    found = [pid for pid in descendants(service.process.pid) if role.mark in command_line(pid)]
-    found.sort(key=began)  # of HAProxy's, the one that listens is the last that was started
+    found = processes_of(service, role)
     return (found[-1] if role.last else found[0]) if found else None
 
 
+def processes_of(service: Served, role: Role) -> list[int]:
+    """Those that the role may mean, from the oldest: of HAProxy's, the one that listens was started last."""
+    if not role.mark:
+        return [service.process.pid]
+    found = [pid for pid in descendants(service.process.pid) if role.mark in command_line(pid)]
+    return sorted((pid for pid in found if not role.forked or int(told_of(pid, 1)) in found), key=began)
+
+
 def began(pid: int) -> int:
+    return int(told_of(pid, 19))
+
+
+def told_of(pid: int, place: int) -> str:
+    """A field of /proc/PID/stat, from its state (0)."""
     with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    return 0
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[place]
+    return "0"
 
 
 def run(reached: Reached, name: str, how: str, stream_s: float, say: Callable[[str], None]) -> Case:
     """One case, to the end of all its streams and until the service is whole again, or has ended."""
     service, case = reached.service, Case(name, how, stream_s=stream_s)
-    if name == "grammar":
-        ask(reached, response_format={"type": "json_object"})
+    role = reached.role = ROLES[name]
     tokens = min(round(stream_s * tokens_per_s(reached)), CONTEXT - 1000)
     with Door(reached) as door, ThreadPoolExecutor(EACH * len(CLIENTS)) as threads:
         futures = []
@@ -319,12 +366,15 @@ def run(reached: Reached, name: str, how: str, stream_s: float, say: Callable[[s
                 stream = case.streams[f"{client} {number}"] = Stream()
                 futures.append(threads.submit(heard, read, reached, tokens, stream))
         wait_for(lambda: all(one.tokens > 20 for one in case.streams.values()), "streams")
-        pid = wait_for(lambda: process_of(service, ROLES[name]), f"a process that is {ROLES[name].title}", FOUND_S)
+        pid = wait_for(lambda: process_of(service, role), f"a process that is {role.title}", FOUND_S)
+        pids = processes_of(service, role) if role.every else [pid]
         before = service.descendants()
         case.load = round(os.getloadavg()[0], 1)
         struck = time.monotonic()
-        os.kill(pid, HOW[how])
-        say(f"{name} ({pid}): {how}")
+        for pid in pids:
+            with suppress(ProcessLookupError):  # of a grammar that was let go
+                os.kill(pid, HOW[how])
+        say(f"{name} {pids}: {how}")
         for future in futures:
             while not future.done() and time.monotonic() < struck + 2 * stream_s:
                 note_end(service, case, struck)
@@ -337,8 +387,8 @@ def run(reached: Reached, name: str, how: str, stream_s: float, say: Callable[[s
         for at, answer in door.bad:
             if struck <= at <= until:
                 case.answers[answer] = case.answers.get(answer, 0) + 1
-    with suppress(ProcessLookupError):
-        if how == "stop":
+    for pid in pids if how == "stop" else ():
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
     return case
 
@@ -396,6 +446,9 @@ def cases(only: list[str]) -> Iterator[tuple[str, str]]:
 def start(folder: Path, role: Role) -> Reached:
     """A service that is ready. One that says it is to be started again is, as a service manager would."""
     (folder / "fleet.yaml").write_text(FLEET.format(model=folder / "model", engine=role.engine))
+    write_tokenizer(folder / "model")
+    if role.doubt:
+        put_in_doubt(folder / "model" / "tokenizer.json")
     certificates, key, tls = None, None, []
     if role.tls:
         certificates, key = Certificates(folder), new_key()
@@ -415,6 +468,14 @@ def start(folder: Path, role: Role) -> Reached:
         else:
             return Reached(service, certificates, key)
     raise AssertionError(f"ended with {LOST} {STARTS} times: {service.output}")
+
+
+def put_in_doubt(file: Path) -> None:
+    """Have a tokenizer split texts by an expression whose time is not bounded."""
+    state = json.loads(file.read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    state["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, state["pre_tokenizer"]]}
+    file.write_text(json.dumps(state))
 
 
 def end(service: Served) -> None:
@@ -443,7 +504,7 @@ def run_all(only: list[str], stream_s: float, out: Path | None, say: Callable[[s
         build(folder / "model", max_len=CONTEXT)
         try:
             for role, how in cases(only):
-                wanted = (ROLES[role].engine, ROLES[role].tls)
+                wanted = (ROLES[role].engine, ROLES[role].tls, ROLES[role].doubt)
                 if reached is not None and runs != wanted:
                     reached = end(reached.service)
                 if reached is None:
@@ -457,7 +518,8 @@ def run_all(only: list[str], stream_s: float, out: Path | None, say: Callable[[s
                 gone = (
                     case.exit_code is not None or process_of(reached.service, ROLES[role]) is None
                 )  # as the dashboard
-                if gone or not case.whole_again:
+                refused = how == "kill" and bool(ROLES[role].regex)  # the grammar is, for a minute
+                if gone or refused or not case.whole_again:
                     reached = end(reached.service)
         finally:
             if reached is not None:
