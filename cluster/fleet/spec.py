@@ -20,7 +20,6 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from ...replicas.engine_config import (
     MAX_COUNT,
-    MAX_DRAFTS,
     MAX_PARALLEL,
     MAX_SECONDS,
     MAX_THREADS,
@@ -244,7 +243,7 @@ class EngineSpec(Spec):
     """Host memory for the KV of preempted sequences; 0: none."""
     prefix_buffer: Size | None = None
     """Host memory that buffers prefixes on the way to and from the shared prefix cache."""
-    speculate_ngram: int | None = Field(None, ge=0, le=MAX_DRAFTS)
+    speculate_ngram: int | None = Field(None, ge=0)
     """Maximum number of tokens to speculate in a step: those that followed the same tokens earlier; 0: none."""
     weights_cache: str | None = None
     """Folder that keeps weights in the form that kernels need, for faster starts, or `off`; by default the user's cache
