@@ -20,7 +20,7 @@ from motley.cluster.protocols.body_shapes import Shape, opened
 from motley.cluster.protocols.empty_values import ALSO_NONE, EMPTY, MEANS_SOMETHING, empty_is_none, takes
 from motley.cluster.protocols.openai_bodies import BODIES, SHAPES
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "clients.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "compatibility.md"
 USER = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 SPOKEN = [

@@ -157,7 +157,7 @@ def test_a_flood_behind_a_408(guarded: Served, report: Report) -> None:
 BODY = f"{JSON}Content-Length: 100000\r\n"
 PART_OF_A_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
 # Who holds a place of HAProxy, through which door; what it is told, and after how many seconds it is closed at most
-# by docs/faults.md: each row is the sum of those that apply to it.
+# by docs/operate/limits.md: each row is the sum of those that apply to it.
 HELD: dict[str, tuple[str, partial[Closed], bytes, int]] = {
     "nothing": ("http_port", partial(held, begin=b""), b"", 10),
     "half a head": ("http_port", partial(held, begin=PART_OF_A_HEAD), b" 408 ", 10),
