@@ -59,7 +59,11 @@ class WatchedProcess:
 
 
 class _Stat:
-    """What /proc tells of a process; empty for one that is not there."""
+    """State, start time and processor time of a process, read from /proc/PID/stat; empty if there is no such process.
+
+    began      clock ticks from the machine's start to the process's: tells apart two processes with one number
+    cpu_ticks  clock ticks of processor time used so far
+    """
 
     def __init__(self, state: str = "", began: str = "", cpu_ticks: int = 0) -> None:
         self.state, self.began, self.cpu_ticks = state, began, cpu_ticks

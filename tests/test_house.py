@@ -56,6 +56,17 @@ def test_nothing_of_ours_runs_code_from_data(path: Path) -> None:
     assert list(_offences(path.read_text())) == []
 
 
+HANGING = {"as", "likewise", "of", "that", "those", "what", "with"}  # words that lean on a sentence before them
+
+
+@pytest.mark.parametrize("path", _sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_docstring_begins_with_a_verb_or_a_noun(path: Path) -> None:
+    """A docstring is read alone: in an editor, in the generated pages, or as the help of a command."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+    assert [text for text in texts if re.match(r"\w*", text)[0].lower() in HANGING] == []  # type: ignore[index]
+
+
 def test_the_sources_are_found() -> None:
     found = {str(path.relative_to(ROOT)).split("/")[0] for path in _sources()}
     assert found == {"src", "kernels", "replicas", "cluster"}

@@ -1,4 +1,4 @@
-"""What writers say about single layers by rules of their own: GPTQModel's `dynamic`, auto-round's `extra_config`.
+"""Rules for single layers as writers of checkpoints have them: GPTQModel's `dynamic`, auto-round's `extra_config`.
 
 A rule may leave layers unquantized, or repeat what is said of all layers, which changes nothing. A rule that gives
 layers other bits or groups, which these formats cannot have, is refused by name.
