@@ -1,0 +1,64 @@
+"""What digests in stores and caches are made of: class and field names count, so that they may not change unnoticed.
+
+A model's fingerprint and the identity of its KV are written into Redis, into kept weights and into what fleets compare.
+A new value here means that everything stored by an older version is not found any more: that has to be said in the
+notes of a release, and never follows from a new name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from motley.replicas.config import ModelConfig
+from motley.replicas.known import fingerprint_of
+from motley.replicas.prefix.keys import StoreKeys, identity
+from motley.replicas.prefix.record import Geometry
+from motley.replicas.quantization.awq import AWQ
+from motley.replicas.quantization.dense import Dense
+from motley.replicas.quantization.fp8 import FP8
+from motley.replicas.quantization.gptq import GPTQ
+from motley.replicas.rope import RopeConfig
+from motley.replicas.safetensors_file import TensorInfo
+
+CONFIG = ModelConfig(
+    family="qwen2", vocab_size=64, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=8, rms_norm_eps=1e-6, max_position_embeddings=128, rope=RopeConfig("yarn", 1e6, 4.0, 32),
+    windows=(None, 16), tie_word_embeddings=True, qkv_bias=True, output_bias=False, mlp_bias=False, qk_norm=False,
+    dtype=torch.bfloat16, eos_token_ids=(1, 2),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("format", "expected"),
+    [
+        (Dense(), "a9f97b3538c6cfbf532974995b211de3d98afaa5a1ad573a2598bdea2237c012"),
+        (
+            GPTQ(4, 128, sym=False, unconverted=("lm_head",)),
+            "8c0d8041b30a51c44714c80fa27a11e94c8735e29bee8df24859fc4a5af81d79",
+        ),
+        (AWQ(128, bits=4), "b68513bc5bcc065c1df70711af38c34c2aa8be4eaaa1cafea153a566443ff0c5"),
+        (FP8(True, ("lm_head",)), "c5ccca7c66348ae7ace291fdcf7d6756769a4ddef87b63f5aafa0db167ce606f"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_models_fingerprint(format: Any, expected: str) -> None:
+    info = TensorInfo("BF16", (64, 32), 0, 4096)
+    described = SimpleNamespace(config=CONFIG, format=format, tensors={"model.embed_tokens.weight": (None, info)})
+    contents = {"model.embed_tokens.weight": hashlib.sha256(b"values").digest()}
+    assert fingerprint_of(cast(Any, described), contents) == expected
+
+
+def test_the_identity_of_kv_and_its_keys() -> None:
+    geometry = Geometry("int8", layers=2, heads=4, head_dim=8, tokens=16)
+    found = identity("model", geometry, "bf16", "cpu-avx512")
+    assert found.hex() == "633528c876bafe24d12e1cc8a533ee145c06d2582af0a7dd640e811205d7bab1"
+    assert (
+        identity("model", geometry, "bf16", None).hex()
+        == "ec53156b255e10c5d1b97da178410e2354dc60d03181474e687c0a6abd3a1ce1"
+    )
+    assert StoreKeys(b"secret", found).name == "f4068bdd857134ae"
