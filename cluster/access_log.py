@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..replicas.errors import MotleyError
-from ..replicas.protocol import Request, StreamMessage
+from ..replicas.types import Request, StreamMessage
 from .caller import MAX_CLIENT_ID
 
 log = logging.getLogger("motley.access")

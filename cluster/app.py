@@ -14,8 +14,8 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
-from ..replicas.hub import resolve_model
-from ..replicas.prefix.access import PrefixAccess
+from ..replicas.checkpoint.files.model_hub import resolve_model
+from ..replicas.kv.store.store_access import PrefixStoreAccess
 from ..replicas.replica import engine_worker, simulated_worker
 from .edge.hook import started_inside
 from .entrance import Entrance
@@ -179,7 +179,7 @@ def _digest(*parts: Any) -> str:
 
 
 def _make_worker(
-    spec: FleetSpec, pool: PoolSpec, loading: Path | None, access: Callable[[], PrefixAccess] | None
+    spec: FleetSpec, pool: PoolSpec, loading: Path | None, access: Callable[[], PrefixStoreAccess] | None
 ) -> Callable[[], Any]:
     given = (model_of(spec, pool), engine_config(spec, pool), spec.served_model_name)
     if pool.simulate is not None:

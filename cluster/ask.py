@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..replicas.protocol import Pooling, Request
-from ..replicas.tools import Tool
+from ..replicas.text.chat.tool_definitions import Tool
+from ..replicas.types import Pooling, Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from ..replicas.engine.model_limits import resolve_max_tokens
 from ..replicas.errors import DeadlineExceeded, InvalidRequest, NotFound, Overloaded
-from ..replicas.limits import most_tokens
-from ..replicas.protocol import ModelInfo, Request
+from ..replicas.execution.random_seeds import DRAWN_SEED, fresh_seed
 from ..replicas.sampling_params import SamplingParams
-from ..replicas.seeds import DRAWN_SEED, fresh_seed
-from ..replicas.shown import shown
-from ..replicas.tokenizer import Tokenizer
-from ..replicas.tools import Tool
+from ..replicas.short_repr import short_repr
+from ..replicas.text.chat.tool_definitions import Tool
+from ..replicas.text.tokenizer.tokenizer import Tokenizer
+from ..replicas.types import ModelInfo, Request
 from . import access_log
 from .ask import Admitted, Ask, Most
 from .caller import Caller
@@ -83,7 +83,7 @@ class Door:
     def check_model(self, name: str) -> None:
         if name and name != self.info.name:
             raise NotFound(
-                f"model: {shown(name)} is not served here; this is {self.info.name!r}",
+                f"model: {short_repr(name)} is not served here; this is {self.info.name!r}",
                 param="model",
                 code="model_not_found",
             )
@@ -182,7 +182,7 @@ class Door:
             given = prompt[kept] if isinstance(prompt, list | tuple) else prompt
             return self.check_ids(name, given), len(given) < len(prompt)
         how: dict[str, Any] = {"parse_special": parse_special, "max_tokens": limit, "param": name}
-        if len(prompt) <= SHORT_CHARS and parse_special and not self.tokenizer.works_aside:
+        if len(prompt) <= SHORT_CHARS and parse_special and not self.tokenizer.uses_own_process:
             ids = self.tokenizer.encode(prompt, add_special_tokens, **how)
         else:
             ids = await self._tokens(self.tokenizer.begin_encode, prompt, add_special_tokens, **how)
@@ -197,7 +197,8 @@ class Door:
             return None
         if type(cut) is not int or cut == 0 or not -1 <= cut <= context:
             raise InvalidRequest(
-                f"truncate_prompt_tokens: {shown(cut)} is not accepted; expected -1 or an integer from 1 to {context}",
+                f"truncate_prompt_tokens: {short_repr(cut)} is not accepted; "
+                f"expected -1 or an integer from 1 to {context}",
                 param="truncate_prompt_tokens",
                 code="invalid_value",
             )
@@ -240,7 +241,9 @@ class Door:
     def check_ids(self, field: str, ids: Any) -> tuple[int, ...]:
         if not isinstance(ids, list | tuple):
             raise InvalidRequest(
-                f"{field}: {shown(ids)} is not accepted; expected text or token ids", param=field, code="invalid_value"
+                f"{field}: {short_repr(ids)} is not accepted; expected text or token ids",
+                param=field,
+                code="invalid_value",
             )
         if not ids:
             raise InvalidRequest(f"{field}: it is empty; give at least one token", param=field, code="invalid_value")
@@ -249,7 +252,7 @@ class Door:
         for token_id in ids:
             if type(token_id) is not int or not 0 <= token_id < self.info.vocab_size:
                 raise InvalidRequest(
-                    f"{field}: {shown(token_id)} is no token id; expected integers from 0 to "
+                    f"{field}: {short_repr(token_id)} is no token id; expected integers from 0 to "
                     f"{self.info.vocab_size - 1}",
                     param=field,
                     code="invalid_value",
@@ -285,7 +288,7 @@ class Door:
             return sampling
         if sampling.prompt_logprobs is not None:
             _check_values(len(prompt_ids) * (1 + sampling.prompt_logprobs), ask.times_shown(sampling.n))
-        return replace(sampling, max_tokens=most_tokens(sampling, room, ask.default_max_tokens))
+        return replace(sampling, max_tokens=resolve_max_tokens(sampling, room, ask.default_max_tokens))
 
     def _output_ids(self, output_ids: Sequence[Sequence[int]], n: int) -> tuple[tuple[int, ...], ...]:
         if not output_ids:
@@ -349,7 +352,8 @@ def _check_values(values: int, shown: int) -> None:
 def _check_priority(priority: Any) -> None:
     if type(priority) is not int or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise InvalidRequest(
-            f"priority: {shown(priority)} is not accepted; expected an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}",
+            f"priority: {short_repr(priority)} is not accepted; "
+            f"expected an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}",
             param="priority",
             code="invalid_value",
         )

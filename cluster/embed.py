@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from ..replicas.errors import EngineFault, InvalidRequest
-from ..replicas.protocol import WeightsTold
+from ..replicas.types import WeightsStatus
 from .ask import Admitted
 from .feed import Feed, Streams
 from .routing.router import Router
@@ -27,7 +27,7 @@ class Embedded:
     values: Sequence[float]
     prompt_tokens: int
     cached_tokens: int
-    weights: WeightsTold | None = None
+    weights: WeightsStatus | None = None
 
     def normalized(self) -> Embedded:
         """Return the vector scaled to unit length; a vector of zeros stays as it is."""

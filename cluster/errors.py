@@ -9,7 +9,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
 from ..replicas.errors import EngineFault, InvalidRequest, MotleyError, NotFound, Overloaded, Unavailable
-from ..replicas.shown import MAX_CHARS, shown
+from ..replicas.short_repr import MAX_REPR_CHARS, short_repr
 
 # Paths that are asked for out of habit.
 _DESCRIBED = "GET /openapi.json describes every path and field, for whatever shows such descriptions"
@@ -76,13 +76,13 @@ def holds_more(what: str, most: str) -> str:
 
 
 def unknown_field(name: str) -> InvalidRequest:
-    name = name[:MAX_CHARS]
+    name = name[:MAX_REPR_CHARS]
     return InvalidRequest(f"{name}: there is no such field", param=name, code="unknown_parameter")
 
 
 def unsupported_field(name: str, instead: str = "leave it out", value: Any = None) -> InvalidRequest:
     """Return the error for an unsupported field. `value`: the value that is not supported, if other values are."""
-    what = name if value is None else f"{name}: {shown(value)}"
+    what = name if value is None else f"{name}: {short_repr(value)}"
     return InvalidRequest(f"{what} is not supported; {instead}", param=name, code="unsupported_parameter")
 
 
@@ -114,7 +114,7 @@ def _connection_lost(error: Exception) -> bool:
 
 def http_error(status: int, method: str, path: str) -> MotleyError:
     """Return the error for what the HTTP framework itself refuses: a wrong path or method. A long path is cut."""
-    path = path if len(path) <= MAX_CHARS else f"{path[:MAX_CHARS]}..."
+    path = path if len(path) <= MAX_REPR_CHARS else f"{path[:MAX_REPR_CHARS]}..."
     if status == 405:
         return MethodNotAllowed(f"{method} is not a method of {path}", code="method_not_allowed")
     if status == 404:

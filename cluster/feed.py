@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ..replicas.errors import DeadlineExceeded, Overloaded
-from ..replicas.protocol import Request, StreamMessage
+from ..replicas.types import Request, StreamMessage
 
 AT_ONCE = 32  # prompts of one call: the rest of the room is for others
 

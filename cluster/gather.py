@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ..replicas.errors import InvalidRequest
-from ..replicas.protocol import Delta, FinishReason, PromptLogprob, StreamMessage, TokenLogprob, WeightsTold
+from ..replicas.types import Delta, FinishReason, PromptLogprob, StreamMessage, TokenLogprob, WeightsStatus
 
 __all__ = [
     "LARGE", "MOST_LOGPROBS", "Gathered", "GatheredChoice", "Room", "gather", "is_cut_off", "num_values", "written",
@@ -86,7 +86,7 @@ class Gathered:
     prompt_shown: int = 1
     cached_tokens: int = 0
     prompt_logprobs: tuple[PromptLogprob, ...] | None = None
-    weights: list[WeightsTold] = field(default_factory=list)
+    weights: list[WeightsStatus] = field(default_factory=list)
 
     @property
     def completion_tokens(self) -> int:

@@ -11,12 +11,12 @@ import ray
 from fastapi import FastAPI
 from ray import serve
 
-from ..replicas.generation import read_generation
-from ..replicas.hub import resolve_model
-from ..replicas.logs import log_to_stderr
-from ..replicas.protocol import NULL, ReplicaProfile
-from ..replicas.tokenizer import Tokenizer
-from ..replicas.updates.file import WeightFile
+from ..replicas.checkpoint.files.model_hub import resolve_model
+from ..replicas.host.stderr_logging import log_to_stderr
+from ..replicas.model.generation_config import read_generation_config
+from ..replicas.text.tokenizer.tokenizer import Tokenizer
+from ..replicas.types import NULL_KIND, ReplicaProfile
+from ..replicas.updates.weight_file import WeightFile
 from . import access_log
 from .door import Door
 from .entrance import Entrance
@@ -96,7 +96,7 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
         )
         styles = choose(plain, *parsers, with_tools=with_tools)
         log.info("calls of tools: %s; reasoning: %s", styles.tools, styles.reasoning)
-        if profile.device == NULL:
+        if profile.device == NULL_KIND:
             self.router.keep_steps_apart()
         if ray.is_initialized():
             self._telling = asyncio.create_task(tell_latencies(self.router.tally.latencies, profile.model.name))
@@ -199,4 +199,4 @@ def _tokenizer(model: str) -> Tokenizer:
 def _defaults(model: str, profile: ReplicaProfile) -> dict[str, Any]:
     """Return the sampling defaults of the checkpoint's generation_config.json."""
     info = profile.model
-    return read_generation(resolve_model(model), info.vocab_size, info.eos_token_ids).sampling()
+    return read_generation_config(resolve_model(model), info.vocab_size, info.eos_token_ids).sampling()

@@ -14,7 +14,7 @@ from typing import Any
 
 from ray.serve import metrics as through_ray
 
-from ..replicas.histogram import Spread
+from ..replicas.kv.histogram import HistogramSnapshot
 from .routing.tally import Latencies
 
 __all__ = ["HISTOGRAMS", "HistogramExporter", "LatencyExporter", "tell_latencies"]
@@ -37,7 +37,7 @@ class HistogramExporter:
         self._labels, self._through = labels, through
         self._made: dict[str, Any] = {}
 
-    def tell(self, name: str, spread: Spread) -> None:
+    def tell(self, name: str, spread: HistogramSnapshot) -> None:
         """Export one histogram by its name in HISTOGRAMS. Does nothing before it has a value."""
         if not spread.count:
             return

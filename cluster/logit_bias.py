@@ -9,7 +9,7 @@ from typing import Any
 
 from ..replicas.errors import InvalidRequest
 from ..replicas.sampling_params import MAX_BAD_WORD_CHARS, MAX_LOGIT_BIAS
-from ..replicas.shown import shown
+from ..replicas.short_repr import short_repr
 
 __all__ = ["MAX_TEXT_CHARS", "bias_by_token"]
 
@@ -48,5 +48,5 @@ async def _ids(text: str, tokenize: Callable[[str], Awaitable[Sequence[int]]]) -
 
 
 def _wrong(value: Any, accepted: str) -> InvalidRequest:
-    message = f"logit_bias: {shown(value)} is not accepted; expected {accepted}"
+    message = f"logit_bias: {short_repr(value)} is not accepted; expected {accepted}"
     return InvalidRequest(message, param="logit_bias", code="invalid_value")

@@ -11,15 +11,15 @@ from typing import Any
 
 from ray.serve import metrics as through_ray
 
-from ..replicas.prefix.store import Breaker
-from ..replicas.prefix.told import PrefixStats
-from ..replicas.protocol import ReplicaLoad, ReplicaProfile
+from ..replicas.kv.prefix.prefix_stats import PrefixStats
+from ..replicas.kv.store.prefix_store import BreakerState
+from ..replicas.types import ReplicaLoad, ReplicaProfile
 from .latencies import HistogramExporter
 
 __all__ = ["Exporter"]
 
 _LABELS = ("model_name", "pool", "accelerator", "compute_capability")
-_STATES = {Breaker.CLOSED: 0.0, Breaker.HALF_OPEN: 0.5, Breaker.OPEN: 1.0}
+_STATES = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
 
 GAUGES = {
     "num_requests_running": "Sequences in the running batch",

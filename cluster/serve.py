@@ -13,13 +13,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ..replicas.checkpoint.files.model_hub import resolve_model
+from ..replicas.checkpoint.reading.load_progress import read_load_progress
+from ..replicas.engine.startup.memory_check import check_memory
 from ..replicas.errors import CheckpointError, InvalidRequest, MotleyError
-from ..replicas.hub import resolve_model
-from ..replicas.loading import read_loading
-from ..replicas.memory_check import check_memory
+from ..replicas.loading.servable_check import check_servable_in_child
 from ..replicas.replica import null_worker
-from ..replicas.servable import check_in_process
-from ..replicas.updates.own_folder import sweep
+from ..replicas.updates.process_folder import remove_stale_folders
 from .access import check_access, choose_edge, choose_entrance, choose_inside
 from .apply import apply_here, apply_there
 from .edge.edge import Edge
@@ -124,7 +124,7 @@ def _check_models(options: ServeOptions, spec: FleetSpec) -> None:
         places.setdefault(model_of(spec, pool), ("pools", number, "quantization", "model") if own else ("model",))
     for model in sorted(places.keys() - {DEMO}):
         try:
-            check_in_process(resolve_model(model))
+            check_servable_in_child(resolve_model(model))
         except CheckpointError as error:
             if options.fleet is None:
                 raise
@@ -167,11 +167,11 @@ def _check_simulated(options: ServeOptions) -> None:
         return
     if options.null_engine:
         raise ConfigurationError("--simulate, --null-engine: one or the other")
-    from ..replicas.simulated.device import device_named, model_named  # imports torch
+    from ..replicas.simulated.simulated_device import find_model_shape, find_table_device  # imports torch
 
-    device_named(options.simulate)
+    find_table_device(options.simulate)
     if options.simulate_model is not None:
-        model_named(options.simulate_model)
+        find_model_shape(options.simulate_model)
 
 
 def _choose_edge(options: ServeOptions) -> Edge | None:
@@ -242,7 +242,7 @@ def _start(
     prefixes: Shared, watch: Watch, guardian: Guardian,
 ) -> Endpoints:  # fmt: skip
     print("starting Ray", flush=True)
-    sweep()  # what one that was killed has left
+    remove_stale_folders()  # what one that was killed has left
     from . import head, placing, watched  # they import ray.serve: after the settings
 
     spec = named(fleet_of(options), null=options.null_engine)
@@ -284,7 +284,7 @@ def _tell_all(waiting: Callable[[], None], tell: Callable[[int, int], None] | No
     """Report during a start which replicas wait for a place, and how far the others have loaded if somebody watches."""
     waiting()
     if tell:
-        tell(*read_loading(folder))
+        tell(*read_load_progress(folder))
 
 
 def _tell_unreal(options: ServeOptions, spec: FleetSpec) -> None:
@@ -317,7 +317,7 @@ def _stop(drain_s: float, redis: OwnRedis | None, guardian: Guardian, *, lost: b
         redis.stop()
     guardian.stop()
     left = end_descendants(polite_s=0.0 if lost else END_S, patience_s=END_S)
-    sweep()
+    remove_stale_folders()
     if left:
         print(f"motley serve: these processes could not be ended: {left}", file=sys.stderr)
 

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
-from ..replicas.protocol import ModelInfo, ReplicaProfile
+from ..replicas.types import ModelInfo, ReplicaProfile
 from .control.store import current_targets
 from .fleet.store import APPLICATION
 

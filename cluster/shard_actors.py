@@ -25,7 +25,7 @@ from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ..replicas.errors import EngineFault
-from ..replicas.shards.launch import Handle
+from ..replicas.parallel.leader.launcher import ProcessHandle
 from .shard_tunnel import Door, call, pump
 from .spare.keeper import keep
 
@@ -59,8 +59,8 @@ class Shard:
 
         far  how to get them on any other node; None: not possible
         """
-        from ..replicas.logs import log_to_stderr
-        from ..replicas.shards.follower_process import follow
+        from ..replicas.host.stderr_logging import log_to_stderr
+        from ..replicas.parallel.follower.follower_process import run_follower
 
         log_to_stderr()
         if (here := ray.get_runtime_context().get_node_id()) != node:
@@ -68,13 +68,13 @@ class Shard:
                 raise RuntimeError(f"{name} is on node {here}, and the replica on {node}: it has to be on the same")
             if far.spare:
                 keep(1, after_s=_LOADING_S)
-            follow({each: call(far.address, each, far.secret) for each in far.names})
+            run_follower({each: call(far.address, each, far.secret) for each in far.names})
             return
         with socket.socket(socket.AF_UNIX) as given:
             given.connect(f"\0{door}")
             _check_same_user(given)
             names, descriptors, _, _ = socket.recv_fds(given, _MOST_BYTES, _MOST_ENDS)
-        follow(dict(zip(names.decode().split(), descriptors, strict=True)))
+        run_follower(dict(zip(names.decode().split(), descriptors, strict=True)))
 
 
 class Actors:
@@ -113,7 +113,7 @@ class Actors:
     def host(self) -> str | None:
         return str(ray.util.get_node_ip_address()) if self._spread else None
 
-    def launch(self, number: int, name: str, ends: Mapping[str, int]) -> Handle:
+    def launch(self, number: int, name: str, ends: Mapping[str, int]) -> ProcessHandle:
         if self._group is None or self._group.bundle_count <= number:
             raise EngineFault(f"{name} has no bundle: the replica is in no placement group of its processes")
         options: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Literal
 
-from ..replicas.shown import MAX_CHARS
+from ..replicas.short_repr import MAX_REPR_CHARS
 from .errors import unknown_field
 
 __all__ = ["NEVER_TAKEN", "UnknownFields", "says_nothing"]
@@ -42,7 +42,7 @@ class UnknownFields:
         never = path in NEVER_TAKEN or path.removeprefix("parameters.") in NEVER_TAKEN
         if never or self._policy == "refuse":
             raise unknown_field(at or path)
-        name = path[:MAX_CHARS]
+        name = path[:MAX_REPR_CHARS]
         if name in self._told or len(self._told) > MAX_NAMES:
             return
         self._told.add(name)

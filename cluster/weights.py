@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from ..replicas.errors import InvalidRequest
-from ..replicas.shown import shown
-from ..replicas.updates.file import WeightFile
+from ..replicas.short_repr import short_repr
+from ..replicas.updates.weight_file import WeightFile
 from .failures import Forbidden
 
 __all__ = ["updates_of", "within"]
@@ -21,14 +21,16 @@ def within(path: str, roots: Sequence[Path]) -> Path:
     Outside these folders the error does not say whether there is a file.
     """
     if not path or not Path(path).is_absolute() or not path.isprintable():
-        raise InvalidRequest(f"path: {shown(path)} is not accepted; expected an absolute one", param="path")
+        raise InvalidRequest(f"path: {short_repr(path)} is not accepted; expected an absolute one", param="path")
     try:
         found = Path(path).resolve()
     except (OSError, RuntimeError) as error:
-        raise InvalidRequest(f"path: {shown(path)} leads nowhere", param="path") from error
+        raise InvalidRequest(f"path: {short_repr(path)} leads nowhere", param="path") from error
     if not any(found.is_relative_to(root.resolve()) for root in roots):
         there = ", ".join(map(str, roots)) or "security.weights_roots names none"
-        raise Forbidden(f"path: {shown(path)} is in no folder that weights may come from: {there}", code="weights_root")
+        raise Forbidden(
+            f"path: {short_repr(path)} is in no folder that weights may come from: {there}", code="weights_root"
+        )
     return found
 
 

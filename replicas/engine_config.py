@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from .byte_sizes import MAX_SIZE
 from .errors import InvalidRequest
-from .shown import shown
-from .sizes import MAX_SIZE
+from .short_repr import short_repr
 
 if TYPE_CHECKING:  # importing the operators imports torch, which the service's other processes do not need
     from ..kernels.ops import CpuWeights, KvDtype, Numerics
@@ -108,46 +108,52 @@ class EngineConfig:
     frozen_weights: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
-        _one_of("numerics", self.numerics, (None, "exact", "fast"))
-        _one_of("kv_dtype", self.kv_dtype, (None, "int8"))
-        _one_of("cpu_weights", self.cpu_weights, (None, "int4", "int8", "both", "dense"))
-        _one_of("prefix_cache", self.prefix_cache, ("off", "memory"))
-        _one_of("prefix_wire", self.prefix_wire, (None, "int8", "float16", "bfloat16"))
+        _check_one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        _check_one_of("numerics", self.numerics, (None, "exact", "fast"))
+        _check_one_of("kv_dtype", self.kv_dtype, (None, "int8"))
+        _check_one_of("cpu_weights", self.cpu_weights, (None, "int4", "int8", "both", "dense"))
+        _check_one_of("prefix_cache", self.prefix_cache, ("off", "memory"))
+        _check_one_of("prefix_wire", self.prefix_wire, (None, "int8", "float16", "bfloat16"))
         for name in ("max_batch_tokens", "max_running", "max_waiting_tokens", "max_waiting"):
-            _positive(name, getattr(self, name))
-        _positive("prefix_cache_bytes", self.prefix_cache_bytes, MAX_SIZE)
-        _positive("prefix_after", self.prefix_after)
+            _check_positive(name, getattr(self, name))
+        _check_positive("prefix_cache_bytes", self.prefix_cache_bytes, MAX_SIZE)
+        _check_positive("prefix_after", self.prefix_after)
         for name in ("tensor_parallel", "pipeline_parallel"):
-            _positive(name, getattr(self, name), MAX_PARALLEL)
+            _check_positive(name, getattr(self, name), MAX_PARALLEL)
         sizes = ("kv_memory_bytes", "prefix_buffer_bytes", "weights_memory_bytes", "weights_host_memory_bytes")
         bounds = {"max_model_len": MAX_COUNT, "threads": MAX_THREADS} | dict.fromkeys(sizes, MAX_SIZE)
         for name, most in bounds.items():
             if getattr(self, name) is not None:
-                _positive(name, getattr(self, name), most)
+                _check_positive(name, getattr(self, name), most)
         if self.device.count(",") not in (0, self.pipeline_parallel - 1):
-            raise _bad("device", self.device, f"a device, or one for each of {self.pipeline_parallel} stages")
+            raise _invalid_setting(
+                "device", self.device, f"a device, or one for each of {self.pipeline_parallel} stages"
+            )
         if self.pipeline_layers is not None:
-            _layers(self.pipeline_layers, self.pipeline_parallel)
+            _check_layers(self.pipeline_layers, self.pipeline_parallel)
         if self.swap_memory_bytes is not None:
-            _not_negative("swap_memory_bytes", self.swap_memory_bytes)
+            _check_not_negative("swap_memory_bytes", self.swap_memory_bytes)
         if type(self.speculate_ngram) is not int or not 0 <= self.speculate_ngram <= MAX_DRAFTS:
-            raise _bad("speculate_ngram", self.speculate_ngram, f"an integer from 0 to {MAX_DRAFTS}")
+            raise _invalid_setting("speculate_ngram", self.speculate_ngram, f"an integer from 0 to {MAX_DRAFTS}")
         if isinstance(self.frozen_weights, str) or not all(isinstance(one, str) and one for one in self.frozen_weights):
-            raise _bad("frozen_weights", self.frozen_weights, "patterns of tensors' names")
+            raise _invalid_setting("frozen_weights", self.frozen_weights, "patterns of tensors' names")
         object.__setattr__(self, "frozen_weights", tuple(self.frozen_weights))  # JSON has lists
         for name in ("watchdog_s", "reader_timeout_s"):
-            _seconds(name, getattr(self, name))
+            _check_seconds(name, getattr(self, name))
         if self.weights_cache is not None and (not isinstance(self.weights_cache, str) or not self.weights_cache):
-            raise _bad("weights_cache", self.weights_cache, "a folder or 'off'")
+            raise _invalid_setting("weights_cache", self.weights_cache, "a folder or 'off'")
         if self.weights_memory_bytes is not None:
             self._check_tiers()
         elif self.weights_host_memory_bytes is not None:
             asked = self.weights_host_memory_bytes
-            raise _bad("weights_host_memory_bytes", asked, "null without weights_memory_bytes: all are on the device")
+            raise _invalid_setting(
+                "weights_host_memory_bytes", asked, "null without weights_memory_bytes: all are on the device"
+            )
         if self.max_batch_tokens < self.max_running:
             # Every running sequence must be able to decode in every step.
-            raise _bad("max_batch_tokens", self.max_batch_tokens, f"at least max_running ({self.max_running})")
+            raise _invalid_setting(
+                "max_batch_tokens", self.max_batch_tokens, f"at least max_running ({self.max_running})"
+            )
 
     def _check_tiers(self) -> None:
         """Raise InvalidRequest where layers would be kept off the device though the model is divided, or has no cached
@@ -155,39 +161,43 @@ class EngineConfig:
         """
         for name in ("tensor_parallel", "pipeline_parallel"):
             if getattr(self, name) > 1:
-                raise _bad(name, getattr(self, name), "1 with weights_memory_bytes: parts of a model stay in memory")
+                raise _invalid_setting(
+                    name, getattr(self, name), "1 with weights_memory_bytes: parts of a model stay in memory"
+                )
         if self.weights_cache == "off":
-            raise _bad("weights_cache", "off", "a folder with weights_memory_bytes: layers are read from its file")
+            raise _invalid_setting(
+                "weights_cache", "off", "a folder with weights_memory_bytes: layers are read from its file"
+            )
 
 
-def _bad(name: str, value: object, accepted: str) -> InvalidRequest:
-    return InvalidRequest(f"{name}: {shown(value)} is not accepted; expected {accepted}", param=name)
+def _invalid_setting(name: str, value: object, accepted: str) -> InvalidRequest:
+    return InvalidRequest(f"{name}: {short_repr(value)} is not accepted; expected {accepted}", param=name)
 
 
-def _one_of(name: str, value: object, accepted: tuple[object, ...]) -> None:
+def _check_one_of(name: str, value: object, accepted: tuple[object, ...]) -> None:
     if value not in accepted:
-        raise _bad(name, value, " or ".join(map(repr, accepted)))
+        raise _invalid_setting(name, value, " or ".join(map(repr, accepted)))
 
 
-def _positive(name: str, value: object, most: int = MAX_COUNT) -> None:
+def _check_positive(name: str, value: object, most: int = MAX_COUNT) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise _bad(name, value, f"a positive integer, at most {most}")
+        raise _invalid_setting(name, value, f"a positive integer, at most {most}")
 
 
-def _layers(value: object, stages: int) -> None:
+def _check_layers(value: object, stages: int) -> None:
     if not (
         isinstance(value, tuple)
         and len(value) == stages
         and all(type(each) is int and 0 < each <= MAX_COUNT for each in value)
     ):
-        raise _bad("pipeline_layers", value, f"a positive integer for each of {stages} stages")
+        raise _invalid_setting("pipeline_layers", value, f"a positive integer for each of {stages} stages")
 
 
-def _not_negative(name: str, value: object) -> None:
+def _check_not_negative(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_SIZE:
-        raise _bad(name, value, f"an integer from 0 to {MAX_SIZE}")
+        raise _invalid_setting(name, value, f"an integer from 0 to {MAX_SIZE}")
 
 
-def _seconds(name: str, value: object) -> None:
+def _check_seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_SECONDS:
-        raise _bad(name, value, f"seconds, above 0 and at most {MAX_SECONDS:g}")
+        raise _invalid_setting(name, value, f"seconds, above 0 and at most {MAX_SECONDS:g}")

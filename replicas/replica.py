@@ -8,24 +8,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from .answers import Answered, Bundles
-from .collector import paused, settle
-from .early import ask_early
+from .checkpoint.cache.startup_prefetch import prefetch_model
+from .checkpoint.reading.load_progress import LoadProgressFile
+from .engine.streams.output_buffer import merge_messages
+from .engine.streams.pending_unary_batches import NumberedResponse, PendingUnaryBatches
+from .engine.streams.profile_text import profile_to_text
+from .engine.streams.stream_multiplexer import MessageBatch, StreamId, StreamMultiplexer, split_stream
 from .errors import CheckpointError, InvalidRequest
-from .loading import LoadingFile
-from .logs import log_to_stderr
-from .pile import merge
-from .protocol import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage, WeightsTold
-from .published import text_of
-from .trunk import Batch, Ticket, Trunk, by_trunk
-from .updates.file import WeightFile
+from .host.garbage_collection import freeze_gc, pause_gc
+from .host.stderr_logging import log_to_stderr
+from .types import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage, WeightsStatus
+from .updates.weight_file import WeightFile
 
 if TYPE_CHECKING:
+    from .engine.entrypoints.worker import Worker
     from .engine_config import EngineConfig
-    from .prefix.access import PrefixAccess
-    from .prefix.told import PrefixStats
-    from .shards.launch import Launcher
-    from .worker import Worker
+    from .kv.prefix.prefix_stats import PrefixStats
+    from .kv.store.store_access import PrefixStoreAccess
+    from .parallel.leader.launcher import FollowerLauncher
 
 
 class Replica:
@@ -33,23 +33,23 @@ class Replica:
 
     async def __init__(self, make_worker: Callable[[], Worker]) -> None:  # type: ignore[misc]  # Serve awaits it
         log_to_stderr()
-        self._trunks: dict[str, Trunk] = {}  # by ingress
-        self._bundles = Bundles()
-        with paused():
+        self._trunks: dict[str, StreamMultiplexer] = {}  # by ingress
+        self._bundles = PendingUnaryBatches()
+        with pause_gc():
             self._worker = make_worker()
             await self._worker.start()
-        settle()
+        freeze_gc()
 
     async def generate(
-        self, request: Request, ticket: Ticket | None = None
+        self, request: Request, ticket: StreamId | None = None
     ) -> AsyncGenerator[StreamMessage | str | int, None]:
-        """Stream a request's output. Closing the generator cancels the request and frees its KV. See trunk.py for what
-        it yields.
+        """Stream a request's output. Closing the generator cancels the request and frees its KV. See
+        stream_multiplexer.py for what it yields.
 
         The router's last argument, here and below, arrives as `ticket` or `placement`.
         """
         stream = cast(AsyncGenerator[StreamMessage, None], self._worker.generate(request))
-        async with aclosing(stream) as messages, aclosing(by_trunk(messages, self._trunks, ticket)) as items:
+        async with aclosing(stream) as messages, aclosing(split_stream(messages, self._trunks, ticket)) as items:
             async for item in items:
                 yield item
 
@@ -59,11 +59,11 @@ class Replica:
         """
         stream = cast(AsyncGenerator[StreamMessage, None], self._worker.generate(request))
         async with aclosing(stream) as messages:
-            return merge([message async for message in messages])
+            return merge_messages([message async for message in messages])
 
     async def answers(
         self, bundle: str, requests: Sequence[Request], placement: None = None
-    ) -> AsyncGenerator[list[Answered], None]:
+    ) -> AsyncGenerator[list[NumberedResponse], None]:
         """Compute several requests in one call. The stream's first message is an empty list; then come the responses
         that have ended, each with its index in `requests`.
         """
@@ -75,9 +75,9 @@ class Replica:
         """Cancel one request of a bundle, since no client waits for its response."""
         self._bundles.abandon(bundle, number)
 
-    async def trunk(self, ingress: str, name: str, placement: None = None) -> AsyncGenerator[Batch, None]:
+    async def trunk(self, ingress: str, name: str, placement: None = None) -> AsyncGenerator[MessageBatch, None]:
         """Stream the messages of all of one ingress's requests together, from now on."""
-        trunk = self._trunks[ingress] = Trunk(name)
+        trunk = self._trunks[ingress] = StreamMultiplexer(name)
         try:
             async with aclosing(trunk.batches()) as batches:
                 async for batch in batches:
@@ -86,7 +86,7 @@ class Replica:
             if self._trunks.get(ingress) is trunk:
                 del self._trunks[ingress]
 
-    async def aside(self, ticket: Ticket, placement: None = None) -> None:
+    async def aside(self, ticket: StreamId, placement: None = None) -> None:
         """Send the rest of a request by its own stream and not by the trunk, since its client reads too slowly."""
         ingress, line = ticket
         if (trunk := self._trunks.get(ingress)) is not None:
@@ -112,7 +112,7 @@ class Replica:
         """Drop the cached prefixes of one tenant, or of all (None)."""
         await self._worker.flush(tenant)
 
-    async def update_weights(self, file: WeightFile, version: int, placement: None = None) -> WeightsTold:
+    async def update_weights(self, file: WeightFile, version: int, placement: None = None) -> WeightsStatus:
         """Serve with the given version of the weights, which the file makes from the version before; return the
         resulting state.
 
@@ -140,7 +140,7 @@ class Replica:
 
     async def drain(self, placement: None = None) -> ReplicaLoad:
         """Refuse new requests from now on, and return the load, which says so; requests that have begun go on."""
-        self._worker.take_nothing_new()
+        self._worker.stop_admitting()
         return self._worker.load()
 
     def record_replica_metadata(self) -> dict[str, str]:
@@ -148,7 +148,7 @@ class Replica:
         ready.
         """
         profile = self._worker.profile()
-        return {"numerics": profile.numerics, "profile": text_of(profile)}
+        return {"numerics": profile.numerics, "profile": profile_to_text(profile)}
 
     def record_routing_stats(self) -> dict[str, Any]:
         """Return the load for routers that get no other message from the replica: Serve calls this several times a
@@ -166,9 +166,9 @@ def engine_worker(
     config: EngineConfig,
     name: str | None = None,
     loading: Path | None = None,
-    access: Callable[[], PrefixAccess] | None = None,
+    access: Callable[[], PrefixStoreAccess] | None = None,
     updates: Callable[[], Sequence[WeightFile]] | None = None,
-    launcher: Callable[[], Launcher] | None = None,
+    launcher: Callable[[], FollowerLauncher] | None = None,
 ) -> Any:
     """Return a worker with a real engine. This imports torch, so it is called in the replica and nowhere else.
 
@@ -177,16 +177,16 @@ def engine_worker(
     updates   returns the weight updates so far, in the replica
     launcher  makes what starts the other processes of a divided model, in the replica; None: they are its subprocesses
     """
-    ask_early(model, config)
-    from .worker import Worker
+    prefetch_model(model, config)
+    from .engine.entrypoints.worker import Worker
 
-    progress = None if loading is None else LoadingFile(loading)
+    progress = None if loading is None else LoadProgressFile(loading)
     return Worker(model, config, name=name, progress=progress, access=access, updates=updates, launcher=launcher)
 
 
 def null_worker(model: str, config: EngineConfig, name: str | None = None, step_s: float = 0.0) -> Any:
     """Return a worker whose engine computes nothing: `motley serve --null-engine`."""
-    from .null_engine import NullWorker
+    from .engine.entrypoints.null_engine import NullWorker
 
     return NullWorker(model, config, name=name, step_s=step_s)
 
@@ -203,10 +203,10 @@ def simulated_worker(
 ) -> Any:
     """Return a worker that takes the time of a named GPU and computes nothing: `motley serve --simulate`.
 
-    attained: the fields of `simulated.device.Attained`; None: assumed values
+    attained: the fields of `simulated.simulated_device.RooflineShares`; None: assumed values
     """
-    from .simulated.device import ASSUMED, Attained
-    from .simulated.worker import SimulatedWorker
+    from .simulated.simulated_device import ASSUMED_SHARES, RooflineShares
+    from .simulated.simulated_worker import SimulatedWorker
 
-    reaches = ASSUMED if attained is None else Attained(**attained)
+    reaches = ASSUMED_SHARES if attained is None else RooflineShares(**attained)
     return SimulatedWorker(model, config, gpu, shape, name=name, hidden=hidden, seed=seed, attained=reaches)

@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from .errors import InvalidRequest
-from .grammar_spec import GrammarSpec
-from .shown import shown
+from .grammar.grammar_spec import GrammarSpec
+from .short_repr import short_repr
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -152,7 +152,7 @@ class SamplingParams:
 
 def _invalid(name: str, value: Any, accepted: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{name}: {shown(value)} is not accepted; expected {accepted}", param=name, code="invalid_value"
+        f"{name}: {short_repr(value)} is not accepted; expected {accepted}", param=name, code="invalid_value"
     )
 
 

@@ -50,7 +50,7 @@ def _one_thread() -> None:
 def _replicas_do_not_settle() -> Iterator[None]:
     """A serving process does so once; here each replica would have all walked that the tests have imported."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("motley.replicas.replica.settle", lambda: None)
+        patch.setattr("motley.replicas.replica.freeze_gc", lambda: None)
         yield
 
 

@@ -14,7 +14,7 @@ from motley.cluster.auth.key_file import read_keys
 from motley.cluster.control import state
 from motley.cluster.fleet.lines import read_yaml
 from motley.cluster.fleet.spec import FleetSpec
-from motley.replicas.prefix.record import Seal
+from motley.replicas.kv.store.sealed_record import RecordSealer
 
 
 def test_it_is_small() -> None:
@@ -48,7 +48,7 @@ def test_records_of_prefixes(name: str) -> None:
     geometry = GEOMETRIES[name]
     room = [bytearray(geometry.payload_bytes) for _ in range(geometry.heads)]
     record = (FOLDER / f"record-{name}.bin").read_bytes()
-    assert Seal(SECRET, geometry).open(STORE_KEY, [record], list(map(memoryview, room))) is None
+    assert RecordSealer(SECRET, geometry).open(STORE_KEY, [record], list(map(memoryview, room))) is None
     assert [bytes(one) for one in room] == [payload(geometry, head) for head in range(geometry.heads)]
 
 

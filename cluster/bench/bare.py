@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...replicas.bench.child import Child, answer
+from ...replicas.bench.child import BenchChild, answer
+from ...replicas.engine.entrypoints.null_engine import NullWorker
+from ...replicas.engine.entrypoints.worker import Worker
 from ...replicas.engine_config import EngineConfig
-from ...replicas.null_engine import NullWorker
-from ...replicas.protocol import Request, SamplingParams
-from ...replicas.worker import Worker
+from ...replicas.types import Request, SamplingParams
 from .load import Load
 from .samples import Outcome
 from .workload import Job, Workload, jobs
@@ -56,7 +56,7 @@ class Bare:
     """Handle of the process with the bare worker, for its parent, as a context manager."""
 
     def __init__(self, model: str, *, null: bool) -> None:
-        self._child = Child("motley.cluster.bench.bare", model, "null" if null else "real")
+        self._child = BenchChild("motley.cluster.bench.bare", model, "null" if null else "real")
 
     def __enter__(self) -> Bare:
         self._child.read()  # it is ready

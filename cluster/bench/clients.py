@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from ...replicas.bench.child import Child
+from ...replicas.bench.child import BenchChild
 from ..grpc_environment import EXPERIMENTS, experiments
 from .samples import Outcome
 from .service import Service
@@ -21,7 +21,8 @@ def run(workload: Workload, service: Service, clients: int = 1) -> Outcome:
     environment = {EXPERIMENTS: experiments(os.environ)}
     with ExitStack() as stack:
         children = [
-            stack.enter_context(Child("motley.cluster.bench.client", environment=environment)) for _ in range(clients)
+            stack.enter_context(BenchChild("motley.cluster.bench.client", environment=environment))
+            for _ in range(clients)
         ]
         for index, child in enumerate(children):
             child.write(_part(workload, service, index, clients))

@@ -27,9 +27,9 @@ from typing import Any
 from ...replicas.bench.load import drop
 from ...replicas.bench.report import machine, row, versions
 from ...replicas.bench.shapes import FORMATS, SHAPES, check
-from ...replicas.early import kept_file
+from ...replicas.checkpoint.cache.startup_prefetch import likely_packed_file
+from ...replicas.checkpoint.cache.weights_cache import MIN_CACHED_BYTES
 from ...replicas.errors import EngineFault
-from ...replicas.weights_cache import LEAST_BYTES
 from ..processes import descendants, wait_until
 from .checkpoint import write_tokenizer
 from .service import started
@@ -105,8 +105,8 @@ class _Bench:
 
     def restart(self, start: str, process: str, state: str) -> None:
         """Kill the replica, wait for a response of the next one, and record the time."""
-        if sum(path.stat().st_size for path in self._checkpoint.glob("*.safetensors")) >= LEAST_BYTES:
-            self._expect(lambda: kept_file(self._checkpoint, str(self._cache)), "the weights to be kept")
+        if sum(path.stat().st_size for path in self._checkpoint.glob("*.safetensors")) >= MIN_CACHED_BYTES:
+            self._expect(lambda: likely_packed_file(self._checkpoint, str(self._cache)), "the weights to be kept")
         self._expect(self._waiting, "a process to wait")
         if start == "first":
             shutil.rmtree(self._cache, ignore_errors=True)

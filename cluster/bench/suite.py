@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...replicas.bench.child import Child
+from ...replicas.bench.child import BenchChild
 from ...replicas.bench.report import machine, quantile, row, versions
 from ...replicas.bench.shapes import SHAPES
 from ...replicas.demo import demo_path
@@ -98,7 +98,11 @@ class _Found:
 
 def _null(plan: Plan, progress: Progress) -> _Found:
     progress("starting the null engine, with the service and without")
-    with started(["demo", "--null-engine"]) as at, Bare(str(demo_path()), null=True) as bare, Child(PLAIN) as plain:
+    with (
+        started(["demo", "--null-engine"]) as at,
+        Bare(str(demo_path()), null=True) as bare,
+        BenchChild(PLAIN) as plain,
+    ):
         grpc, http = inspect("grpc", at["grpc"]), inspect("http", at["http"])
         server = replace(grpc, target=plain.read()["target"])
         bench = _Bench(plan, progress, at["proxy"], null=True)

@@ -11,7 +11,7 @@ import grpc
 import ray
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
-from ...replicas.logs import log_to_stderr
+from ...replicas.host.stderr_logging import log_to_stderr
 from .. import access_log
 from ..auth.key_file import KeyFile
 from ..auth.keys import KeyRing, StoredKey

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from ...replicas.errors import InvalidRequest, NotFound, Overloaded, Unavailable
-from ...replicas.shown import shown
+from ...replicas.short_repr import short_repr
 from ..caller import Caller
 from ..happening import first_of
 from ..protocols.motley_wire import refuse_unknown
@@ -125,7 +125,7 @@ class ControlRpcs:
         if tenant == "":
             raise InvalidRequest("tenant: empty is not accepted; leave it out for everyone's", param="tenant")
         flushed = await self._plane.flush(tenant)
-        log.info("prefixes of %s flushed by %s", "everyone" if tenant is None else shown(tenant), _by(caller))
+        log.info("prefixes of %s flushed by %s", "everyone" if tenant is None else short_repr(tenant), _by(caller))
         return pb.FlushPrefixesReply(replicas=flushed)
 
     def _policy(self, request: pb.SetScalingPolicyRequest) -> PolicyPlan | None:
@@ -149,7 +149,7 @@ class ControlRpcs:
         refuse_unknown(request)
         if request.after < 0 or request.after > self._plane.state.sequence:
             raise NotFound(
-                f"after: there is no event {shown(request.after)} yet; the last is {self._plane.state.sequence}",
+                f"after: there is no event {short_repr(request.after)} yet; the last is {self._plane.state.sequence}",
                 param="after",
                 code="event_not_found",
             )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ...replicas.errors import InvalidRequest, NotFound, Unavailable
-from ...replicas.shown import shown
+from ...replicas.short_repr import short_repr
 from ..failures import Conflict, NotConfirmed
 from ..fleet.status import WeightStatus
 from .state import Drain, PolicyPlan, PoolPlan, Roll, State, Update, WeightUpdate
@@ -36,7 +36,7 @@ def check_reason(reason: str, *, needed: bool = True) -> None:
         raise InvalidRequest("reason: it is missing; say why, in a few words", param="reason", code="invalid_value")
     if len(reason) > MAX_REASON or not reason.isprintable():
         raise InvalidRequest(
-            f"reason: expected up to {MAX_REASON} printable characters, not {shown(reason)}",
+            f"reason: expected up to {MAX_REASON} printable characters, not {short_repr(reason)}",
             param="reason",
             code="invalid_value",
         )
@@ -45,7 +45,7 @@ def check_reason(reason: str, *, needed: bool = True) -> None:
 def pool_named(state: State, name: str) -> PoolPlan:
     if name not in state.pools:
         there = ", ".join(sorted(state.pools)) or "none"
-        raise NotFound(f"pool: there is no {shown(name)}; there are: {there}", param="pool", code="pool_not_found")
+        raise NotFound(f"pool: there is no {short_repr(name)}; there are: {there}", param="pool", code="pool_not_found")
     return state.pools[name]
 
 

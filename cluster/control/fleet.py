@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from ...replicas.updates.file import WeightFile
+from ...replicas.updates.weight_file import WeightFile
 from ..fleet.status import FleetStatus, PrefixStatus, WeightStatus
 from .state import PolicyPlan, PoolPlan
 

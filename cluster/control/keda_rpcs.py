@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ...replicas.errors import InvalidRequest, Overloaded, Unavailable
-from ...replicas.shown import shown
+from ...replicas.short_repr import short_repr
 from ..caller import Caller
 from ..happening import first_of
 from ..protos import control_pb2, externalscaler_pb2
@@ -187,5 +187,5 @@ def _spec(asked: Trigger) -> pb.GetMetricSpecResponse:
 
 def _bad(name: str, value: str, expected: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{name}: {shown(value)} is not accepted; expected {expected}", param=name, code="invalid_value"
+        f"{name}: {short_repr(value)} is not accepted; expected {expected}", param=name, code="invalid_value"
     )

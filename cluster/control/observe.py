@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
-from ...replicas.protocol import ReplicaProfile
+from ...replicas.types import ReplicaProfile
 from ..fleet.status import Demand, FleetStatus, ReplicaStatus
 from ..routing.predict import Speed
 from ..routing.speeds import speed_of as routed

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ...replicas.errors import InvalidRequest, MotleyError, NotFound
-from ...replicas.shown import shown
+from ...replicas.short_repr import short_repr
 from ..fleet.status import FleetStatus, PrefixStatus, WeightStatus
 from ..happening import Happening, happen, happening
 from ..scaling.arrivals import Rates
@@ -120,7 +120,9 @@ class Plane:
         pool = pool_of(look, replica_id)
         if pool is None or pool not in self.state.pools:
             raise NotFound(
-                f"replica_id: there is no {shown(replica_id)} that serves", param="replica_id", code="replica_not_found"
+                f"replica_id: there is no {short_repr(replica_id)} that serves",
+                param="replica_id",
+                code="replica_not_found",
             )
         return await self._decide(partial(decide.drain, replica_id=replica_id, pool=pool, **how))
 

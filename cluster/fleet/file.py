@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.shown import shown
+from ...replicas.short_repr import short_repr
 from .lines import At, Lines, read_yaml
 from .spec import PATTERNS, AttainedSpec, FleetSpec
 
@@ -70,10 +70,10 @@ def _model(name: str, folder: Path) -> str:
 def _check_simulated(spec: FleetSpec, lines: Lines) -> None:
     if all(pool.simulate is None for pool in spec.pools):
         return
-    from ...replicas.simulated.device import device_named, model_named  # imports torch
+    from ...replicas.simulated.simulated_device import find_model_shape, find_table_device  # imports torch
 
     for number, pool in enumerate(spec.pools):
-        for name, find in (("simulate", device_named), ("simulate_model", model_named)):
+        for name, find in (("simulate", find_table_device), ("simulate_model", find_model_shape)):
             try:
                 if (value := getattr(pool, name)) is not None:
                     find(value)
@@ -85,13 +85,13 @@ def _fitted(spec: FleetSpec, lines: Lines) -> FleetSpec:
     """Replace files of measurements by the shares that simulated GPUs attain, since replicas may lack the files."""
     if all(pool.measured is None for pool in spec.pools):
         return spec
-    from ...replicas.simulated.measured import attained  # imports torch
+    from ...replicas.simulated.device_measurements import read_attained_shares  # imports torch
 
     pools = []
     for number, pool in enumerate(spec.pools):
         if pool.measured is not None and pool.simulate is not None:
             try:
-                found = AttainedSpec(**asdict(attained(pool.measured, pool.simulate, pool.simulate_model)))
+                found = AttainedSpec(**asdict(read_attained_shares(pool.measured, pool.simulate, pool.simulate_model)))
             except InvalidRequest as error:
                 raise lines.error(("pools", number, "measured"), error.message.partition(": ")[2]) from None
             pool = pool.model_copy(update={"measured": None, "attained": found})
@@ -125,7 +125,7 @@ def told(error: Any, at: At) -> str:
         return "it is missing"
     if kind == "extra_forbidden":
         return _unknown(str(at[-1]), at[:-1])
-    return f"{shown(error['input'])} is not accepted; expected {_expected(error)}"
+    return f"{short_repr(error['input'])} is not accepted; expected {_expected(error)}"
 
 
 def _expected(error: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
-from ...replicas.shown import shown
+from ...replicas.short_repr import short_repr
 from ..failures import ConfigurationError
 
 __all__ = ["At", "Lines", "read_yaml"]
@@ -80,7 +80,9 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
             if key is not None:
                 lines.keys[at] = key.start_mark.line + 1, key.start_mark.column + 1
             if child.tag == INTEGER and len(child.value) > MAX_DIGITS:
-                raise lines.error(at, f"{shown(child.value)} is not accepted; expected at most {MAX_DIGITS} digits")
+                raise lines.error(
+                    at, f"{short_repr(child.value)} is not accepted; expected at most {MAX_DIGITS} digits"
+                )
             if len(lines.values) > MAX_VALUES:
                 raise ConfigurationError(f"{path}: it holds more than {MAX_VALUES} values", code="bad_fleet")
         whole = loader.construct_document(node) if node is not None else None
@@ -93,7 +95,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
     finally:
         loader.dispose()
     if not isinstance(whole, dict):
-        raise lines.error((), f"{shown(whole)} is not accepted; expected entries such as `model: demo`")
+        raise lines.error((), f"{short_repr(whole)} is not accepted; expected entries such as `model: demo`")
     return whole, lines
 
 

@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from ...replicas.byte_sizes import MAX_SIZE, parse_size
 from ...replicas.engine_config import (
     MAX_COUNT,
     MAX_PARALLEL,
@@ -27,8 +28,7 @@ from ...replicas.engine_config import (
     PrefixWire,
 )
 from ...replicas.errors import InvalidRequest
-from ...replicas.shown import first_double, shown
-from ...replicas.sizes import MAX_SIZE, parse_size
+from ...replicas.short_repr import first_duplicate, short_repr
 from ..failures import ConfigurationError
 from ..prefix.source import EMBEDDED, MEMORY, OFF, check_store
 from .capability import PATTERN, capabilities_of
@@ -160,7 +160,9 @@ class ReplicaRange(Spec):
         if isinstance(value, ReplicaRange):
             return value
         if not isinstance(value, dict):
-            raise refused(f"{shown(value)} is not accepted; expected a whole number, or entries such as min: 1, max: 4")
+            raise refused(
+                f"{short_repr(value)} is not accepted; expected a whole number, or entries such as min: 1, max: 4"
+            )
         low = value.get("min", 1)
         start = value.get("start", max(1, low) if _is_number_of_replicas(low) else 1)
         high = max(low, start, 1) if _is_number_of_replicas(low) and _is_number_of_replicas(start) else 1
@@ -661,7 +663,7 @@ class FleetSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> FleetSpec:
-        double = first_double(pool.name for pool in self.pools)
+        double = first_duplicate(pool.name for pool in self.pools)
         if double is not None:
             last = max(number for number, pool in enumerate(self.pools) if pool.name == double)
             raise refused(f"{double!r} is the name of another pool already", "pools", last, "name")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from ...replicas.errors import MotleyError
-from ...replicas.prefix.told import PrefixStats
-from ...replicas.protocol import ReplicaLoad, ReplicaProfile, WeightsTold
+from ...replicas.kv.prefix.prefix_stats import PrefixStats
+from ...replicas.types import ReplicaLoad, ReplicaProfile, WeightsStatus
 
 __all__ = ["Demand", "FleetStatus", "Gathered", "PrefixStatus", "ReplicaStatus", "WeightStatus"]
 
@@ -90,7 +90,7 @@ class WeightStatus:
     """
 
     replica_id: str
-    told: WeightsTold | None = None
+    told: WeightsStatus | None = None
     error: MotleyError | None = None
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from ...replicas.protocol import Request
-from ...replicas.text import TextStream
-from ...replicas.tokenizer import Tokenizer
+from ...replicas.text.tokenizer.text_stream import TextStream
+from ...replicas.text.tokenizer.tokenizer import Tokenizer
+from ...replicas.types import Request
 from .answer import Answer, parse_whole
 from .styles import Reading
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...replicas.tokenizer import Tokenizer
+from ...replicas.text.tokenizer.tokenizer import Tokenizer
 from ..failures import ConfigurationError
 from . import hermes, llama, think
 from .answer import AnswerParser, ToolParser

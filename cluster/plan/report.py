@@ -7,7 +7,7 @@ from dataclasses import asdict
 from html import escape
 from typing import Any
 
-from ...replicas.simulated.device import device_named
+from ...replicas.simulated.simulated_device import find_table_device
 from .search import Asked, Tried, said
 
 __all__ = ["rates_of", "report", "svg"]
@@ -35,7 +35,7 @@ def report(asked: Asked, chosen: Tried | None, tried: Sequence[Tried], *, prices
             "seed": asked.seed, "prices": prices,
             "gpus": [
                 {
-                    "gpu": offer.gpu, "device": device_named(offer.gpu).name, "price_per_hour": offer.price,
+                    "gpu": offer.gpu, "device": find_table_device(offer.gpu).name, "price_per_hour": offer.price,
                     "attained": asdict(offer.attained),
                 }
                 for offer in asked.offers

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ...kernels.launch.model_shapes import ModelShape
 from ...replicas.errors import InvalidRequest
-from ...replicas.simulated.device import ASSUMED, Attained
+from ...replicas.simulated.simulated_device import ASSUMED_SHARES, RooflineShares
 from ..routing.predict import Slo
 from ..scaling.capacity import Load, carried
 from ..scaling.mix import Class, cheapest
@@ -37,7 +37,7 @@ class Offer:
 
     gpu: str
     price: float
-    attained: Attained = field(default=ASSUMED)
+    attained: RooflineShares = field(default=ASSUMED_SHARES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

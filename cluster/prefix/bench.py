@@ -10,9 +10,9 @@ from typing import Any
 
 from ...replicas.bench.report import machine, versions
 from ...replicas.errors import MotleyError
-from ...replicas.prefix.keys import with_tokens
-from ...replicas.prefix.record import Geometry
-from ...replicas.protocol import BLOCK_TOKENS
+from ...replicas.kv.store.sealed_record import Geometry
+from ...replicas.kv.store.store_keys import with_value_tokens
+from ...replicas.types import BLOCK_TOKENS
 from .bench_faults import Faults, faults
 from .bench_numerics import Numerics, numerics
 from .bench_replicas import QUESTION, Replicas, first_tokens
@@ -133,7 +133,7 @@ _MEASURED = {"values": _values, "ttft": _ttft, "trace": _trace}
 
 def _simulated(plan: Plan, rows: Sequence[dict[str, Any]]) -> Rows:
     """Simulate fleets at the rate that was measured for values of replicas of that model, over one connection."""
-    size = with_tokens(Geometry("bfloat16", LAYERS, HEADS, HEAD_DIM, BLOCK_TOKENS))
+    size = with_value_tokens(Geometry("bfloat16", LAYERS, HEADS, HEAD_DIM, BLOCK_TOKENS))
     (rate,) = (
         each["value"]
         for each in rows

@@ -9,13 +9,13 @@ import torch
 
 from ...kernels.ops import ops_for_device
 from ...replicas.errors import MotleyError
-from ...replicas.gpu.accelerator import AtOnce
+from ...replicas.gpu.accelerator import CpuCopier
 from ...replicas.gpu.swapper import Swapper
-from ...replicas.prefix.courier import Clerk
-from ...replicas.prefix.errands import Fetch
-from ...replicas.prefix.host_kv import HostKv, Payloads
-from ...replicas.prefix.record import Seal
-from ...replicas.protocol import BLOCK_TOKENS
+from ...replicas.kv.store.host_kv import HostKv, RecordPayloads
+from ...replicas.kv.store.sealed_record import RecordSealer
+from ...replicas.kv.store.store_ops import FetchOp
+from ...replicas.kv.store.store_worker import StoreOpExecutor
+from ...replicas.types import BLOCK_TOKENS
 from .redis_store import RedisStore
 
 __all__ = ["BlocksReader"]
@@ -28,14 +28,14 @@ _PAUSE_S = 0.01
 class BlocksReader:
     """Reader as a replica has one, with KV on a CPU: reads, decrypts, verifies, and writes into blocks of the host."""
 
-    def __init__(self, store: RedisStore, seal: Seal, keys: Sequence[bytes]) -> None:
+    def __init__(self, store: RedisStore, seal: RecordSealer, keys: Sequence[bytes]) -> None:
         geometry = self._geometry = seal.geometry
         ops = ops_for_device(torch.device("cpu"), getattr(torch, geometry.dtype))
         kv = ops.allocate_kv(geometry.layers, 1, geometry.heads, geometry.head_dim)
         each = geometry.tokens // BLOCK_TOKENS
-        swapper = Swapper([part for cache in kv for part in ops.kv_parts(cache)], AtOnce(), each * len(keys))
+        swapper = Swapper([part for cache in kv for part in ops.kv_parts(cache)], CpuCopier(), each * len(keys))
         host = HostKv(swapper.slabs(), ops.kv_vectors, geometry)
-        self._clerk: Clerk[Payloads] = Clerk(store, seal, host)
+        self._clerk: StoreOpExecutor[RecordPayloads] = StoreOpExecutor(store, seal, host)
         self._desk = self._clerk.desk()
         self._keys, self._blocks = keys, [tuple(range(i * each, (i + 1) * each)) for i in range(len(keys))]
 
@@ -45,7 +45,9 @@ class BlocksReader:
         began = came = time.perf_counter()
         while moved < nbytes:
             now = time.monotonic()
-            fetch = Fetch(keys=tuple(self._keys), blocks=tuple(self._blocks), value_s=_PATIENT_S, sent=now, expires=now)
+            fetch = FetchOp(
+                keys=tuple(self._keys), blocks=tuple(self._blocks), value_s=_PATIENT_S, sent=now, expires=now
+            )
             self._clerk.do(fetch, self._desk)
             moved += fetch.count * self._geometry.size
             if fetch.count:

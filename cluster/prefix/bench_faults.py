@@ -21,10 +21,10 @@ from typing import Any
 
 from ...replicas.bench.report import quantile, row
 from ...replicas.bench.side import prompt
-from ...replicas.build import BuiltEngine
+from ...replicas.engine.startup.engine_builder import BuiltEngine
 from ...replicas.errors import MotleyError
-from ...replicas.protocol import Request
 from ...replicas.sampling_params import SamplingParams
+from ...replicas.types import Request
 from .bench_fault_kinds import KINDS, PASSWORD, USER, Fault, fault_of, redis_in
 from .bench_redis import slow_proxy
 from .bench_replicas import FLUSH_S, Replicas, access_to

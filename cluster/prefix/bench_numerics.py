@@ -9,19 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...replicas.bench.report import row
-from ...replicas.blocks import BlockPool, blocks_for
-from ...replicas.build import BuiltEngine, assemble, operators
-from ...replicas.checkpoint import inspect_checkpoint
-from ...replicas.cores import usable_cores
 from ...replicas.demo import demo_path
+from ...replicas.engine.startup.engine_builder import BuiltEngine, assemble_engine
 from ...replicas.engine_config import EngineConfig
-from ...replicas.model import load_model
-from ...replicas.prefix.host_kv import HostKv
-from ...replicas.prefix.record import Geometry
-from ...replicas.prefix.rounding import Trial
-from ...replicas.protocol import BLOCK_TOKENS
-from ...replicas.runner import ModelRunner
-from ...replicas.tokenizer import Tokenizer
+from ...replicas.execution.runner import ModelRunner
+from ...replicas.host.cpu_cores import usable_cores
+from ...replicas.kv.blocks import BlockPool, blocks_for
+from ...replicas.kv.prefix.rounding_trial import RoundingTrial
+from ...replicas.kv.store.host_kv import HostKv
+from ...replicas.kv.store.sealed_record import Geometry
+from ...replicas.loading.model_loader import load_model
+from ...replicas.loading.operator_choice import choose_operators
+from ...replicas.model.checkpoint_inspection import inspect_checkpoint
+from ...replicas.text.tokenizer.tokenizer import Tokenizer
+from ...replicas.types import BLOCK_TOKENS
 
 __all__ = ["WAYS", "Numerics", "Told", "numerics", "told_of"]
 
@@ -75,16 +76,16 @@ class _Side:
 
     def __init__(self, dtype: str, plan: Numerics) -> None:
         config = EngineConfig(dtype=dtype, threads=usable_cores(), prefix_cache="memory", kv_memory_bytes=2**24)
-        self.ops, why = operators(config, inspect_checkpoint(demo_path()).config.dtype)
+        self.ops, why = choose_operators(config, inspect_checkpoint(demo_path()).config.dtype)
         loaded = load_model(demo_path(), self.ops)
         self.shape, self._plan = loaded.config, plan
-        self._built: BuiltEngine = assemble(loaded, config, self.ops, name="demo", why=why)
+        self._built: BuiltEngine = assemble_engine(loaded, config, self.ops, name="demo", why=why)
 
     def close(self) -> None:
         self._built.close()
 
     @contextmanager
-    def trial(self, wire: str) -> Iterator[Trial]:
+    def trial(self, wire: str) -> Iterator[RoundingTrial]:
         runner, plan = self._built.runner, self._plan
         assert isinstance(runner, ModelRunner)
         assert runner.swapper is not None
@@ -94,7 +95,7 @@ class _Side:
         blocks = blocks_for(plan.prefix + plan.probed)
         with BlockPool(blocks).open(()) as allocation:
             allocation.grow(plan.prefix + plan.probed)
-            yield Trial(runner, runner.swapper, host, range(plan.prefix // BLOCK_TOKENS), allocation)
+            yield RoundingTrial(runner, runner.swapper, host, range(plan.prefix // BLOCK_TOKENS), allocation)
 
 
 def numerics(plan: Numerics, say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -130,7 +131,7 @@ def told_of(plan: Numerics, say: Callable[[str], None]) -> Iterator[tuple[tuple[
             side.close()
 
 
-def _told(writer: Trial, reader: Trial, tokens: Sequence[int]) -> Told:
+def _told(writer: RoundingTrial, reader: RoundingTrial, tokens: Sequence[int]) -> Told:
     prefix, rest = tokens[: writer.known], tokens[writer.known :]
     writer.compute(prefix)
     record = writer.record()

@@ -12,15 +12,16 @@ import torch
 from ...replicas.bench.report import row
 from ...replicas.bench.shapes import SHAPES
 from ...replicas.bench.side import prompt
-from ...replicas.build import BuiltEngine, assemble, operators
-from ...replicas.checkpoint import inspect_checkpoint
-from ...replicas.cores import usable_cores
-from ...replicas.engine import EngineCore
+from ...replicas.engine.engine import EngineCore
+from ...replicas.engine.startup.engine_builder import BuiltEngine, assemble_engine
 from ...replicas.engine_config import EngineConfig
-from ...replicas.model import load_model
-from ...replicas.prefix.access import PrefixAccess
-from ...replicas.protocol import BLOCK_TOKENS, Request
+from ...replicas.host.cpu_cores import usable_cores
+from ...replicas.kv.store.store_access import PrefixStoreAccess
+from ...replicas.loading.model_loader import load_model
+from ...replicas.loading.operator_choice import choose_operators
+from ...replicas.model.checkpoint_inspection import inspect_checkpoint
 from ...replicas.sampling_params import SamplingParams
+from ...replicas.types import BLOCK_TOKENS, Request
 from ..bench.checkpoint import random_checkpoint
 from .redis_store import RedisStore
 from .source import RedisSource
@@ -42,26 +43,26 @@ class Replicas:
         folder = random_checkpoint(shape)
         self.shape, self.threads = SHAPES[shape], threads or usable_cores()
         torch.set_num_threads(self.threads)
-        self._ops, self._why = operators(EngineConfig(threads=threads), inspect_checkpoint(folder).config.dtype)
+        self._ops, self._why = choose_operators(EngineConfig(threads=threads), inspect_checkpoint(folder).config.dtype)
         self._loaded = load_model(folder, self._ops)
         shape_of, itemsize = self._loaded.config, self._ops.dtype.itemsize
         self._token_bytes = 2 * shape_of.num_layers * shape_of.num_kv_heads * shape_of.head_dim * itemsize
 
-    def engine(self, kv_tokens: int, access: PrefixAccess | None = None, after: int = 2) -> BuiltEngine:
+    def engine(self, kv_tokens: int, access: PrefixStoreAccess | None = None, after: int = 2) -> BuiltEngine:
         """Return a warmed-up engine with KV for that many tokens."""
         blocks = -(-kv_tokens // BLOCK_TOKENS) + 1
         config = EngineConfig(
             threads=self.threads, kv_memory_bytes=blocks * BLOCK_TOKENS * self._token_bytes, prefix_after=after,
             max_running=8, max_model_len=kv_tokens,
         )  # fmt: skip
-        built = assemble(self._loaded, config, self._ops, name="bench", why=self._why, access=access)
+        built = assemble_engine(self._loaded, config, self._ops, name="bench", why=self._why, access=access)
         built.warm_up()
         return built
 
 
-def access_to(url: str, secret: bytes) -> PrefixAccess:
+def access_to(url: str, secret: bytes) -> PrefixStoreAccess:
     source = RedisSource(url=url, secret=secret, queue_bytes=_QUEUE_BYTES)
-    return PrefixAccess(RedisStore(source), secret)
+    return PrefixStoreAccess(RedisStore(source), secret)
 
 
 def first_tokens(

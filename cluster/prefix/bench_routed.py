@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 from ...replicas.bench.report import row
-from ...replicas.protocol import BLOCK_TOKENS
-from ...replicas.simulated.sharing import SharingReplica, Shelf
+from ...replicas.simulated.sharing_replica import SharingReplica, SimulatedStore
+from ...replicas.types import BLOCK_TOKENS
 from ..bench.lengths import Lengths
 from ..routing.predict import Slo
-from ..simulation.fleet import SimulatedReplica, fleet, model_named
+from ..simulation.fleet import SimulatedReplica, find_model_shape, fleet
 from ..simulation.measure import Measured, measured
 from ..simulation.motley_router import MotleyRouter
 from ..simulation.simulate import simulate
@@ -74,9 +74,9 @@ def routed(plan: Fleet, bytes_per_s: float, token_bytes: int) -> Iterator[dict[s
 
 
 def _run(plan: Fleet, side: str, bytes_per_s: float, token_bytes: int, seed: int) -> Measured:
-    replicas = fleet(plan.fleet, model_named(MODEL), seed)
+    replicas = fleet(plan.fleet, find_model_shape(MODEL), seed)
     fetch_s = token_bytes / bytes_per_s
-    shelf = Shelf(plan.memory // (token_bytes * BLOCK_TOKENS))
+    shelf = SimulatedStore(plan.memory // (token_bytes * BLOCK_TOKENS))
     make = partial(_replica, shelf=shelf, fetch_s=_NEVER if side == NONE else fetch_s)
     routers = [
         MotleyRouter(replicas, _SLO, 1000 * seed + number, fetch_s=fetch_s if side == SEEN else None)
@@ -87,7 +87,7 @@ def _run(plan: Fleet, side: str, bytes_per_s: float, token_bytes: int, seed: int
     return measured(outcome, _SLO, plan.warm_up_s, ends)
 
 
-def _replica(replica: SimulatedReplica, *, shelf: Shelf, fetch_s: float) -> SharingReplica:
+def _replica(replica: SimulatedReplica, *, shelf: SimulatedStore, fetch_s: float) -> SharingReplica:
     return SharingReplica(
         replica.name, replica.true, max_batch_tokens=replica.max_batch_tokens, max_running=replica.max_running,
         num_blocks=replica.known.num_blocks, shelf=shelf, fetch_s=fetch_s,

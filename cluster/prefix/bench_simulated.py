@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...replicas.bench.report import row
-from ...replicas.simulated.device import SimulatedDevice, device_named, model_named
+from ...replicas.simulated.simulated_device import SimulatedDevice, find_model_shape, find_table_device
 
 __all__ = ["GPUS", "simulated"]
 
@@ -33,7 +33,7 @@ def simulated(
     """
     rows = []
     for name in GPUS:
-        device = SimulatedDevice(device_named(name), model_named(MODEL))
+        device = SimulatedDevice(find_table_device(name), find_model_shape(MODEL))
         workload = {"gpu": device.device.name, "model": MODEL, "redis_gb_per_s": round(bytes_per_s / 1e9, 2)}
 
         def computed_s(tokens: int, device: SimulatedDevice = device) -> float:

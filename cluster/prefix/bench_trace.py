@@ -11,11 +11,11 @@ from typing import Any
 
 from ...replicas.bench.report import quantile, row
 from ...replicas.bench.side import prompt
-from ...replicas.build import BuiltEngine
-from ...replicas.cores import usable_cores
+from ...replicas.engine.startup.engine_builder import BuiltEngine
 from ...replicas.errors import MotleyError
-from ...replicas.protocol import Request
+from ...replicas.host.cpu_cores import usable_cores
 from ...replicas.sampling_params import SamplingParams
+from ...replicas.types import Request
 from .bench_replicas import FLUSH_S, Replicas, access_to
 
 __all__ = ["Trace", "trace"]

@@ -15,8 +15,8 @@ from typing import Any
 
 from ...replicas.bench.report import row
 from ...replicas.errors import MotleyError
-from ...replicas.prefix.record import Geometry, Seal
-from ...replicas.prefix.store import Wanted
+from ...replicas.kv.store.prefix_store import ValueQuery
+from ...replicas.kv.store.sealed_record import Geometry, RecordSealer
 from .bench_blocks import BlocksReader
 from .bench_clients import CLIENTS, getters
 from .redis_store import RedisStore
@@ -70,7 +70,7 @@ def _sides(
     The first store reads.
     """
     store, connections = stores[0], len(stores)
-    seal, size, total = Seal(secret, geometry), geometry.size, geometry.size * count * connections
+    seal, size, total = RecordSealer(secret, geometry), geometry.size, geometry.size * count * connections
     values = {key: _record(seal, key) for key in (b"%d of %d" % (n, geometry.tokens) for n in range(KEYS))}
     _write(store, list(values.items()))
     keys = [key for _, key in zip(range(count), itertools.cycle(values), strict=False)]
@@ -79,12 +79,12 @@ def _sides(
 
     def get(at: int) -> None:
         for key in keys:
-            (found,) = store.get([Wanted(key, size)], time.monotonic() + GIVEN_S)
+            (found,) = store.get([ValueQuery(key, size)], time.monotonic() + GIVEN_S)
             assert found is not None, store.stats()
 
     def read(at: int) -> None:
         for key in keys:
-            (found,) = store.get([Wanted(key, size)], time.monotonic() + GIVEN_S)
+            (found,) = store.get([ValueQuery(key, size)], time.monotonic() + GIVEN_S)
             assert found is not None, store.stats()
             assert seal.open(key, found, rooms[at]) is None
 
@@ -126,7 +126,7 @@ def _storing(url: str, secret: bytes, connections: int) -> Iterator[RedisStore]:
         store.close()
 
 
-def _record(seal: Seal, key: bytes) -> list[bytes | memoryview]:
+def _record(seal: RecordSealer, key: bytes) -> list[bytes | memoryview]:
     header = seal.header()
     payloads = [os.urandom(seal.geometry.payload_bytes) for _ in range(HEADS)]
     return [header, seal.seal(key, header, payloads)]

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ...replicas.prefix.store import Breaker
+from ...replicas.kv.store.prefix_store import BreakerState
 
 __all__ = ["CircuitBreaker"]
 
@@ -25,7 +25,7 @@ class CircuitBreaker:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._state = Breaker.CLOSED
+        self._state = BreakerState.CLOSED
         self._failures = 0
         self._pause_s = FIRST_S
         self._until = 0.0
@@ -33,14 +33,14 @@ class CircuitBreaker:
         self._lock = threading.Lock()
 
     @property
-    def state(self) -> Breaker:
+    def state(self) -> BreakerState:
         return self._state
 
     def admit(self) -> bool:
         """Return whether a call is admitted. Its result must be reported: `succeeded`, `failed` or `undecided`."""
         with self._lock:
-            if self._state is not Breaker.HALF_OPEN:
-                return self._state is Breaker.CLOSED
+            if self._state is not BreakerState.HALF_OPEN:
+                return self._state is BreakerState.CLOSED
             admitted, self._trying = not self._trying, True
             return admitted
 
@@ -48,17 +48,17 @@ class CircuitBreaker:
         with self._lock:
             self._failures = 0
             self._trying = False
-            if self._state is Breaker.HALF_OPEN:
-                self._state, self._pause_s = Breaker.CLOSED, FIRST_S
+            if self._state is BreakerState.HALF_OPEN:
+                self._state, self._pause_s = BreakerState.CLOSED, FIRST_S
 
     def failed(self) -> None:
         """Report the failure of a call, or of an attempt to connect."""
         with self._lock:
             self._failures += 1
             self._trying = False
-            if self._state is Breaker.CLOSED and self._failures >= FAILURES:
+            if self._state is BreakerState.CLOSED and self._failures >= FAILURES:
                 self._open()
-            elif self._state is not Breaker.CLOSED:
+            elif self._state is not BreakerState.CLOSED:
                 self._pause_s = min(2 * self._pause_s, LONGEST_S)
                 self._open()
 
@@ -70,15 +70,15 @@ class CircuitBreaker:
     def answered(self) -> None:
         """Report that the server answered an attempt in the background; an open breaker becomes half-open."""
         with self._lock:
-            if self._state is Breaker.OPEN:
-                self._state = Breaker.HALF_OPEN
+            if self._state is BreakerState.OPEN:
+                self._state = BreakerState.HALF_OPEN
                 self._trying = False
 
     def due_s(self) -> float | None:
         """Return the seconds until the next attempt in the background; None unless the breaker is open."""
         with self._lock:
-            return max(0.0, self._until - self._clock()) if self._state is Breaker.OPEN else None
+            return max(0.0, self._until - self._clock()) if self._state is BreakerState.OPEN else None
 
     def _open(self) -> None:
-        self._state = Breaker.OPEN
+        self._state = BreakerState.OPEN
         self._until = self._clock() + self._pause_s

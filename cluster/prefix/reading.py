@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...replicas.prefix.store import Found, Wanted
+from ...replicas.kv.store.prefix_store import ValueParts, ValueQuery
 from .stamps import STAMP_BYTES, Epochs, Names, Stamp, new_epoch
 from .tally import Tally
 from .wire import END_BYTES, Refused, Reply, Wire, command
@@ -53,12 +53,12 @@ class Judge:
         for tag in tags:
             self.heard(tag, wire.replies(deadline))
 
-    def looked(self, wanted: Wanted) -> bytes:
+    def looked(self, wanted: ValueQuery) -> bytes:
         """Return commands for the length and the stamp of a value; `stamp` interprets their two replies."""
         name = self.names.value(wanted.key)
         return command(b"STRLEN", name) + command(b"GETRANGE", name, 0, STAMP_BYTES - 1)
 
-    def stamp(self, wanted: Wanted, size: Reply, data: Reply) -> Stamp | None:
+    def stamp(self, wanted: ValueQuery, size: Reply, data: Reply) -> Stamp | None:
         """Return the stamp of a value from two replies; None if there is no such value, or it cannot be read."""
         if size != STAMP_BYTES + wanted.size or not isinstance(data, bytes):
             return None
@@ -75,7 +75,7 @@ class Asking:
     count  number of values that are present and current; None: no answer came
     """
 
-    def __init__(self, judge: Judge, wanted: Sequence[Wanted], tag: bytes) -> None:
+    def __init__(self, judge: Judge, wanted: Sequence[ValueQuery], tag: bytes) -> None:
         self._judge, self._wanted, self._tag = judge, wanted, tag
         self.count: int | None = None
 
@@ -98,7 +98,7 @@ class Claiming:
     won  whether the caller should write the value; True unless Redis says otherwise
     """
 
-    def __init__(self, judge: Judge, tally: Tally, wanted: Wanted, anew: bool) -> None:
+    def __init__(self, judge: Judge, tally: Tally, wanted: ValueQuery, anew: bool) -> None:
         self._judge, self._tally, self._wanted, self._anew = judge, tally, wanted, anew
         self.won = True
 
@@ -127,10 +127,10 @@ class Reading:
     Tenants of one cache group write a prefix together, so each value is checked against the epochs of whoever wrote it.
     """
 
-    def __init__(self, judge: Judge, tally: Tally, wanted: Sequence[Wanted], room: memoryview | None) -> None:
+    def __init__(self, judge: Judge, tally: Tally, wanted: Sequence[ValueQuery], room: memoryview | None) -> None:
         self._room = room
         self._judge, self._tally, self._wanted = judge, tally, wanted
-        self.found: list[Found] = []
+        self.found: list[ValueParts] = []
 
     def run(self, wire: Wire, deadline: float) -> None:
         """Request one value at a time, until one is missing.
@@ -144,7 +144,7 @@ class Reading:
                 return
             self.found.append(value)
 
-    def _commands(self, wanted: Wanted) -> bytes:
+    def _commands(self, wanted: ValueQuery) -> bytes:
         """Return the commands that read a value.
 
         They use GETRANGE, whose reply is bounded: GET of a foreign value could return 512 MB.
@@ -163,7 +163,7 @@ class Reading:
             )
         )
 
-    def _take(self, wire: Wire, wanted: Wanted, deadline: float) -> Found | None:
+    def _take(self, wire: Wire, wanted: ValueQuery, deadline: float) -> ValueParts | None:
         """Receive a value; None if it is missing, is not one of ours, or is not current."""
         if wanted.ranges is None:
             said, parts = None, [self._value(wire, STAMP_BYTES + wanted.size + 1, deadline)]
@@ -196,6 +196,6 @@ class Reading:
         place, self._room = self._room[:need], self._room[need:]
         return wire.value(most, deadline, place)
 
-    def _miss(self, reason: str) -> Found | None:
+    def _miss(self, reason: str) -> ValueParts | None:
         self._tally.error(reason)
         return None

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from ...replicas.prefix.access import PrefixAccess
-from ...replicas.prefix.store import Buffer, Found, StoreStats, Wanted
+from ...replicas.kv.store.prefix_store import Buffer, StoreStats, ValueParts, ValueQuery
+from ...replicas.kv.store.store_access import PrefixStoreAccess
 from .breaker import CircuitBreaker
 from .connections import Connections, reason_of, redis_connector
 from .reading import Asking, Claiming, Judge, Reading
@@ -45,7 +45,9 @@ class RedisStore:
         self._writer = Writer(source, self._names, self._epochs, self._connections, self._breaker, self._tally)
         self._closed = False
 
-    def get(self, wanted: Sequence[Wanted], deadline: float, room: memoryview | None = None) -> Sequence[Found | None]:
+    def get(
+        self, wanted: Sequence[ValueQuery], deadline: float, room: memoryview | None = None
+    ) -> Sequence[ValueParts | None]:
         began = time.monotonic()
         if not wanted or not self._admitted(deadline):
             self._tally.missed(len(wanted))
@@ -61,7 +63,7 @@ class RedisStore:
     def away(self) -> bool:
         return self._closed or self._breaker.due_s() is not None
 
-    def known(self, wanted: Sequence[Wanted], owner: str, deadline: float) -> int | None:
+    def known(self, wanted: Sequence[ValueQuery], owner: str, deadline: float) -> int | None:
         """Return how many leading values exist and are current, judged by their stamps and lengths.
 
         None if nobody answered.
@@ -77,7 +79,7 @@ class RedisStore:
         self._call(lambda wire: asking.run(wire, self.source.epoch_ms, deadline), lambda: False, began, deadline)
         return asking.count
 
-    def claim(self, wanted: Wanted, deadline: float, *, anew: bool = False) -> bool:
+    def claim(self, wanted: ValueQuery, deadline: float, *, anew: bool = False) -> bool:
         began = time.monotonic()
         if not self._admitted(deadline):
             return True
@@ -134,9 +136,9 @@ class RedisStore:
             (self._breaker.undecided if wire is None else self._breaker.succeeded)()
 
 
-def access_to(source: RedisSource) -> PrefixAccess:
+def access_to(source: RedisSource) -> PrefixStoreAccess:
     """Create a replica's access to the store, in the replica's process.
 
     It imports this module, and with it nothing of what deploys a fleet.
     """
-    return PrefixAccess(RedisStore(source), source.secret)
+    return PrefixStoreAccess(RedisStore(source), source.secret)

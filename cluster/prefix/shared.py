@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from ...replicas.prefix.access import SECRET_BYTES, PrefixAccess
+from ...replicas.kv.store.store_access import SECRET_BYTES, PrefixStoreAccess
 from ..failures import ConfigurationError
 from ..fleet.spec import FleetSpec, PrefixCacheSpec, settled_wire
 from .redis_store import access_to
@@ -100,7 +100,7 @@ def tell_wire(spec: FleetSpec, shared: Shared) -> None:
         _tell(f"pools share KV in {wire}: {why}")
 
 
-def access_of(cache: PrefixCacheSpec, shared: Shared | None) -> Callable[[], PrefixAccess] | None:
+def access_of(cache: PrefixCacheSpec, shared: Shared | None) -> Callable[[], PrefixStoreAccess] | None:
     """Return a function that creates a replica's access to the store, in the replica's process.
 
     None: the settings give it no access, or one to its own memory only.

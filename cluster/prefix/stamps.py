@@ -18,7 +18,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from ...replicas.prefix.store import Buffer
+from ...replicas.kv.store.prefix_store import Buffer
 
 __all__ = ["STAMP_BYTES", "Epochs", "Names", "Stamp"]
 

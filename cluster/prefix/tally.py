@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from ...replicas.prefix.store import Breaker, StoreStats
+from ...replicas.kv.store.prefix_store import BreakerState, StoreStats
 
 __all__ = ["Tally"]
 
@@ -41,7 +41,7 @@ class Tally:
         with self._lock:
             self._dropped[reason] += count
 
-    def stats(self, breaker: Breaker, queued: int) -> StoreStats:
+    def stats(self, breaker: BreakerState, queued: int) -> StoreStats:
         with self._lock:
             names = ("hits", "misses", "stored", "bytes_read", "bytes_written", "reads", "writes")
             return StoreStats(

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterable
 
-from ...replicas.prefix.store import Buffer
+from ...replicas.kv.store.prefix_store import Buffer
 
 __all__ = ["END_BYTES", "ProtocolError", "Refused", "Reply", "Wire", "command"]
 

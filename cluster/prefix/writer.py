@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...replicas.prefix.store import Buffer
+from ...replicas.kv.store.prefix_store import Buffer
 from .breaker import CircuitBreaker
 from .connections import Connections, reason_of
 from .reading import given_back, made

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from ...replicas.grammar_spec import OBJECT_SCHEMA, GrammarKind, GrammarSpec
+from ...replicas.grammar.grammar_spec import OBJECT_SCHEMA, GrammarKind, GrammarSpec
 from ..ask import Admitted
 from ..errors import unsupported_field
 from ..parsers import think
@@ -33,7 +33,7 @@ def enforce(admitted: Admitted, tools: ToolUse, style: str, thinks: Thinking | N
     if may_think and wanted["type"] != "triggered_tags":
         wanted = think.before(wanted, opened=thinks == "opened")
     field = asked.field if asked is not None else "tool_choice" if tools.required else "tools"
-    grammar = GrammarSpec.of_parts({"type": "structural_tag", "format": wanted}, field=field)
+    grammar = GrammarSpec.from_checked_tag({"type": "structural_tag", "format": wanted}, field=field)
     sampling = replace(admitted.request.sampling, grammar=grammar)
     return replace(admitted, request=replace(admitted.request, sampling=sampling))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...replicas.chat_template import ChatTemplate
+from ...replicas.text.chat.chat_template import ChatTemplate
 from ..unknown_fields import UnknownFields
 
 _NAME = "messages[].name"

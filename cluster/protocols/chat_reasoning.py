@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...replicas.chat_template import ChatTemplate
-from ...replicas.tools import Tool
+from ...replicas.text.chat.chat_template import ChatTemplate
+from ...replicas.text.chat.tool_definitions import Tool
 from ..errors import unsupported_field
 from ..parsers.styles import NONE, detect_reasoning
 from ..unknown_fields import UnknownFields
@@ -38,7 +38,7 @@ def read_arguments(body: dict[str, Any], template: ChatTemplate | None, unknown:
     read: dict[str, Any] = {}
     for name, value in given.items():
         ours = _as_read(name, template)
-        if not template.has_argument(ours) and not template.is_given(name):
+        if not template.has_argument(ours) and not template.is_server_variable(name):
             unknown.meet(f"{_ARGUMENTS}.{name}", value)
         elif ours in read and read[ours] != value:
             raise wrong_type(f"{_ARGUMENTS}.{name}", value, f"no other value than {ours} has under another name")

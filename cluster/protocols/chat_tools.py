@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.grammar_loose import loosened
-from ...replicas.grammar_schema import check_schema
-from ...replicas.grammar_spec import OBJECT_SCHEMA
-from ...replicas.tools import Tool, check_tools
+from ...replicas.grammar.grammar_spec import OBJECT_SCHEMA
+from ...replicas.grammar.schema.relaxed_schema import relax_schema
+from ...replicas.grammar.schema.schema_check import check_schema
+from ...replicas.text.chat.tool_definitions import Tool, check_tools
 from ..errors import unsupported_field
 from ..parsers.tags import Signature
 from .left_out import tell_left_out
@@ -129,7 +129,7 @@ def _signature(tool: Tool, given: dict[str, Any], at: str) -> Signature:
             message = f"{field}: expected a schema of type object, for strict to hold arguments to"
             raise InvalidRequest(message, param=field, code="invalid_grammar")
         return Signature(name, checked)
-    kept, dropped = loosened({"type": "object", **schema} if _is_untyped(schema) else schema)
+    kept, dropped = relax_schema({"type": "object", **schema} if _is_untyped(schema) else schema)
     tell_left_out(f"{field} of {name}", dropped)
     return Signature(name, kept if _is_object(kept, kept) else _ANY_OBJECT)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...replicas.chat_template import ChatTemplate
-from ...replicas.tools import Tool
+from ...replicas.text.chat.chat_template import ChatTemplate
+from ...replicas.text.chat.tool_definitions import Tool
 from ..ask import Admitted, Ask
 from ..caller import Caller
 from ..door import Door

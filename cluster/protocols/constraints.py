@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.grammar_spec import GrammarSpec
+from ...replicas.grammar.grammar_spec import GrammarSpec
 
 _MAKE: Mapping[str, Callable[..., GrammarSpec]] = {
     "json": GrammarSpec.json_schema,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ...replicas.grammar_spec import GrammarSpec
+from ...replicas.grammar.grammar_spec import GrammarSpec
 from ..unknown_fields import says_nothing
 from .constraints import constraint
 from .left_out import tell_left_out

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ...replicas.errors import InvalidRequest, MotleyError
-from ...replicas.protocol import StreamMessage, WeightsTold
+from ...replicas.types import StreamMessage, WeightsStatus
 from .. import access_log
 from ..ask import Admitted
 from ..caller import MAX_CLIENT_ID, Caller
@@ -161,7 +161,7 @@ async def _parts(
     """Yield a response for each message that has something new; the last has the usage and all versions of weights."""
     request = admitted.request
     num_tokens = cached_tokens = num_ended = num_told = 0
-    weights: list[WeightsTold] = []
+    weights: list[WeightsStatus] = []
     prompt = None
     async for message in messages:
         if (told := message.told) is not None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ...replicas.errors import InvalidRequest, NotFound
-from ...replicas.json_text import Doubled, parse
 from ...replicas.sampling_params import SamplingParams
-from ...replicas.shown import shown
+from ...replicas.short_repr import short_repr
+from ...replicas.strict_json import DuplicateName, parse_strict_json
 from ..ask import Ask
 from ..door import MAX_TIMEOUT_S
 from ..errors import unknown_field
@@ -209,8 +209,8 @@ def _from_json(name: str, value: Any, theirs: str) -> Any:
     if isinstance(value, str):
         check_json_values(f"parameters.{theirs}", value)
     try:
-        found = parse(value) if isinstance(value, str) else None
-    except Doubled as error:
+        found = parse_strict_json(value) if isinstance(value, str) else None
+    except DuplicateName as error:
         raise _bad_parameter(theirs, value, f"each name once; {error}") from None
     except (ValueError, RecursionError):
         found = None
@@ -242,5 +242,5 @@ def _timeout_s(microseconds: Any) -> float | None:
 def _bad_parameter(name: str, value: Any, accepted: str) -> InvalidRequest:
     param = f"parameters.{name}"
     return InvalidRequest(
-        f"{param}: {shown(value)} is not accepted; expected {accepted}", param=param, code="invalid_value"
+        f"{param}: {short_repr(value)} is not accepted; expected {accepted}", param=param, code="invalid_value"
     )

@@ -6,7 +6,7 @@ A header tells the length of the JSON. Tensors follow it in the order in which t
 from __future__ import annotations
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.shown import shown
+from ...replicas.short_repr import short_repr
 from ..web.answers import dump
 from . import kserve_json
 from .kserve_ask import InferRequest
@@ -29,7 +29,8 @@ def parted(body: bytes, length: str | None) -> tuple[bytes, bytes]:
         return body, b""
     if not (length.isascii() and length.isdigit() and len(length) <= _MAX_DIGITS and int(length) <= len(body)):
         message = (
-            f"{_SAID_AS}: {shown(length)} is not accepted; expected a number of bytes up to {len(body)}, the body's"
+            f"{_SAID_AS}: {short_repr(length)} is not accepted; "
+            f"expected a number of bytes up to {len(body)}, the body's"
         )
         raise InvalidRequest(message, param=_SAID_AS, code="invalid_value")
     return body[: int(length)], body[int(length) :]

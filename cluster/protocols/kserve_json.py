@@ -11,8 +11,8 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.protocol import ModelInfo
-from ...replicas.shown import shown
+from ...replicas.short_repr import short_repr
+from ...replicas.types import ModelInfo
 from ..ask import Most
 from ..errors import unsupported_field
 from ..web.answers import Object
@@ -113,7 +113,7 @@ def _check_named(fields: Object, model: str, version: str) -> None:
         given = take(fields, name, str, "")
         if given and given != expected:
             raise InvalidRequest(
-                f"{name}: {shown(given)} is not what the path names; expected {shown(expected)}, or none",
+                f"{name}: {short_repr(given)} is not what the path names; expected {short_repr(expected)}, or none",
                 param=name,
                 code="invalid_value",
             )
@@ -230,7 +230,7 @@ def _elements(name: str, datatype: str, data: Sequence[Any]) -> Sequence[Any]:
     kind, words = _KINDS[datatype]
     if set(map(type, data)) - {kind} or not _in_range(datatype, data):
         wrong = next(one for one in data if type(one) is not kind or not _in_range(datatype, [one]))
-        raise bad_tensor(name, f"{shown(wrong)} is not accepted in {datatype}; expected {words}")
+        raise bad_tensor(name, f"{short_repr(wrong)} is not accepted in {datatype}; expected {words}")
     return [_utf8(name, element) for element in data] if datatype == BYTES else data
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.protocol import Delta, PromptLogprob, Request, TokenLogprob, WeightsTold
 from ...replicas.sampling_params import SamplingParams
+from ...replicas.types import Delta, PromptLogprob, Request, TokenLogprob, WeightsStatus
 from ..errors import unknown_field
 from ..gather import GatheredChoice
 from .kserve_tensors import BYTES, FP32, INT32, Tensor
@@ -106,7 +106,7 @@ def usage(request: Request, completion_tokens: int, cached_tokens: int) -> dict[
     }
 
 
-def made_with(weights: Sequence[WeightsTold]) -> dict[str, str]:
+def made_with(weights: Sequence[WeightsStatus]) -> dict[str, str]:
     """Return the parameter `weights`: version and, if there is one, digest of each version of weights used, in
     order.
     """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.shown import shown
+from ...replicas.short_repr import short_repr
 from ..web.fields import MOST_FIELDS, MOST_NUMBERS
 
 BINARY_OUTPUT, BINARY, BINARY_SIZE = "binary_data_output", "binary_data", "binary_data_size"  # parameters
@@ -53,7 +53,7 @@ def _count(shape: Sequence[int], most: int) -> int:
 
 
 def shown_shape(shape: Sequence[int]) -> str:
-    return shown(list(shape))
+    return short_repr(list(shape))
 
 
 def from_raw(name: str, datatype: str, data: bytes) -> Elements:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.protocol import ModelInfo
+from ...replicas.types import ModelInfo
 from ..errors import unsupported_field
 from ..protos import kserve_pb2 as pb
 from .kserve_ask import DEFAULT_PRIORITY, INPUTS, PRIORITY_LEVELS, VERSION, InferRequest

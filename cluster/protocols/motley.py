@@ -7,7 +7,7 @@ from contextlib import aclosing
 from functools import partial
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.tools import MAX_TOOLS
+from ...replicas.text.chat.tool_definitions import MAX_TOOLS
 from ..ask import Admitted
 from ..caller import Caller
 from ..door import Door

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.tools import MAX_TOOLS, Tool, check_tools
+from ...replicas.text.chat.tool_definitions import MAX_TOOLS, Tool, check_tools
 from ..ask import Ask
 from ..parsers.answer import Answer
 from ..parsers.reader import fresh_call_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.protocol import Pooling
+from ...replicas.types import Pooling
 from ..ask import Ask
 from ..embed import MAX_INPUTS, Embedded
 from ..protos import inference_pb2 as pb

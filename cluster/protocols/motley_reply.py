@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, S
 from functools import partial
 from typing import Any
 
-from ...replicas.protocol import Delta, FinishReason, PromptLogprob, StreamMessage, TokenLogprob, WeightsTold
-from ...replicas.tokenizer import Tokenizer
+from ...replicas.text.tokenizer.tokenizer import Tokenizer
+from ...replicas.types import Delta, FinishReason, PromptLogprob, StreamMessage, TokenLogprob, WeightsStatus
 from ..ask import Admitted
 from ..gather import Gathered, GatheredChoice, num_values, written_of
 from ..parsers.reader import AnswerReader
@@ -39,7 +39,7 @@ class Replies:
         """Yield one chunk for each message; the first has `started`, an extra last one has `usage`."""
         yield pb.CompletionChunk(started=self.started(admitted))
         num_tokens = cached_tokens = 0
-        told: WeightsTold | None = None
+        told: WeightsStatus | None = None
         async for message in stream:
             num_tokens += sum(len(delta.token_ids) for delta in message.deltas)
             cached_tokens = cached_tokens if message.cached_tokens is None else message.cached_tokens
@@ -104,7 +104,7 @@ class Replies:
             yield pb.PromptLogprob(token=None if entry is None else self._logprob(entry))
 
 
-def weights(told: WeightsTold) -> pb.Weights:
+def weights(told: WeightsStatus) -> pb.Weights:
     return pb.Weights(version=told.version, contents=told.contents)
 
 

@@ -10,8 +10,8 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.grammar_spec import GrammarSpec
-from ...replicas.protocol import ModelInfo
+from ...replicas.grammar.grammar_spec import GrammarSpec
+from ...replicas.types import ModelInfo
 from ..ask import Ask
 from ..errors import unknown_field
 from ..protos import inference_pb2 as pb

@@ -9,8 +9,8 @@ from functools import partial
 from itertools import product, takewhile
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.protocol import PromptLogprob, StreamMessage
-from ...replicas.tools import check_tools
+from ...replicas.text.chat.tool_definitions import check_tools
+from ...replicas.types import PromptLogprob, StreamMessage
 from ..ask import Admitted
 from ..caller import Caller
 from ..door import Door

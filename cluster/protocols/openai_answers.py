@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ...replicas.protocol import ReplicaLoad
+from ...replicas.types import ReplicaLoad
 from ..web.openapi import Schema, answer
 from .openai_schemas import NULL, TEXT, told
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ...replicas.protocol import Pooling
+from ...replicas.types import Pooling
 from ..embed import MAX_INPUTS
 from ..web.openapi import Schema, object_of
 from .body_shapes import Shape, shape_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...replicas.protocol import Delta
+from ...replicas.types import Delta
 from ..ask import Admitted
 from ..gather import GatheredChoice
 from ..parsers.answer import Answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...replicas.protocol import Delta, StreamMessage, WeightsTold
+from ...replicas.types import Delta, StreamMessage, WeightsStatus
 from ..ask import Admitted
 from ..web.answers import Object
 from .openai_reply import ChoiceStream, Echo, Form, fingerprint_of, head, usage
@@ -25,12 +25,12 @@ class ChunkWriter:
         self._head = head(form, admitted[0], form.chunk_object)
         self._choices: dict[int, ChoiceStream] = {}  # by the index of the choice
         self._tokens = self._cached = 0
-        self._weights: set[WeightsTold] = set()
+        self._weights: set[WeightsStatus] = set()
 
     def opened(self, which: int) -> bool:
         return which * self._n in self._choices
 
-    def computed_with(self, weights: WeightsTold | None) -> None:
+    def computed_with(self, weights: WeightsStatus | None) -> None:
         """Note the weights that compute the message that is written next; they change the fingerprint."""
         if weights is not None:
             self._weights.add(weights)

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...replicas.protocol import Pooling
+from ...replicas.types import Pooling
 from ..access_log import clean_id
 from ..ask import Ask
 from ..caller import MAX_CLIENT_ID, Caller

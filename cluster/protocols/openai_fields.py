@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.json_text import Doubled, parse
-from ...replicas.shown import shown
+from ...replicas.short_repr import short_repr
+from ...replicas.strict_json import DuplicateName, parse_strict_json
 from ..ask import Most
 from ..door import MIN_VALUES, check_text
 from ..errors import TooLarge, holds_more, unknown_field, unsupported_field
@@ -43,8 +43,8 @@ def json_object(text: str, what: str, param: str | None = None) -> dict[str, Any
     field.
     """
     try:
-        value = parse(text)
-    except Doubled as error:
+        value = parse_strict_json(text)
+    except DuplicateName as error:
         raise InvalidRequest(str(error), param=error.path, code="invalid_json") from None
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{what} is not JSON: {_why(error)}", param=param, code="invalid_json") from None
@@ -113,7 +113,7 @@ def take(body: dict[str, Any], name: str, kind: type[T], default: T, *, path: st
 
 def wrong_type(name: str, value: Any, accepted: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{name}: {shown(value)} is not accepted; expected {accepted}", param=name, code="invalid_value"
+        f"{name}: {short_repr(value)} is not accepted; expected {accepted}", param=name, code="invalid_value"
     )
 
 

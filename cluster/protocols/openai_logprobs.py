@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...replicas.protocol import PromptLogprob, TokenLogprob
-from ...replicas.tokenizer import Tokenizer
+from ...replicas.text.tokenizer.tokenizer import Tokenizer
+from ...replicas.types import PromptLogprob, TokenLogprob
 from ..web.answers import Object
 
 NO_PROBABILITY = -9999.0  # what OpenAI writes for minus infinity, which JSON cannot

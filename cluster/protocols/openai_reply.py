@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-from ...replicas.protocol import Delta, FinishReason, PromptLogprob, WeightsTold
-from ...replicas.tokenizer import Tokenizer
+from ...replicas.text.tokenizer.tokenizer import Tokenizer
+from ...replicas.types import Delta, FinishReason, PromptLogprob, WeightsStatus
 from ..ask import Admitted
 from ..gather import LARGE, Gathered, GatheredChoice, num_values
 from ..web.answers import Object
@@ -178,7 +178,7 @@ def usage(admitted: Sequence[Admitted], completion_tokens: int, cached_tokens: i
     }
 
 
-def fingerprint_of(form: Form, weights: Collection[WeightsTold]) -> str:
+def fingerprint_of(form: Form, weights: Collection[WeightsStatus]) -> str:
     """Return the fingerprint with the versions of the weights that computed an answer, if they have been updated.
 
     There are several if prompts were computed apart, or a request moved to a replica with other weights. Two of the

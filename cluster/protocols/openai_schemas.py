@@ -6,11 +6,11 @@ go together, whether a name is one that another field defines, or whether the mo
 
 from __future__ import annotations
 
-from ...replicas.chat_template import MAX_ARGUMENT_CHARS
-from ...replicas.grammar_spec import MAX_CHOICES
-from ...replicas.messages import MAX_CALLS, ROLES
+from ...replicas.grammar.grammar_spec import MAX_CHOICES
 from ...replicas.sampling_params import MAX_LOGIT_BIAS
-from ...replicas.tools import MAX_TOOLS
+from ...replicas.text.chat.chat_messages import MAX_CALLS, ROLES
+from ...replicas.text.chat.chat_template import MAX_ARGUMENT_CHARS
+from ...replicas.text.chat.tool_definitions import MAX_TOOLS
 from ..access_log import MAX_LABEL_CHARS
 from ..logit_bias import MAX_TEXT_CHARS
 from ..web.openapi import Schema, object_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from ...replicas.protocol import Delta, FinishReason, StreamMessage
+from ...replicas.types import Delta, FinishReason, StreamMessage
 
 
 async def prompt_only(messages: AsyncGenerator[StreamMessage, None]) -> AsyncGenerator[StreamMessage, None]:

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import Any
 
 from ...replicas.errors import InvalidRequest, MotleyError, Overloaded
-from ...replicas.protocol import BLOCK_TOKENS, FinishReason, ReplicaLoad, StreamMessage
+from ...replicas.types import BLOCK_TOKENS, FinishReason, ReplicaLoad, StreamMessage
 from ..aborts import Aborts
 from ..ask import Admitted
 from ..caller import Caller

@@ -8,9 +8,9 @@ from dataclasses import fields
 from typing import Any
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.grammar_spec import GrammarSpec
-from ...replicas.protocol import Pooling
+from ...replicas.grammar.grammar_spec import GrammarSpec
 from ...replicas.sampling_params import SamplingParams
+from ...replicas.types import Pooling
 from ..ask import Ask
 from ..errors import unsupported_field
 from ..protos import vllm_engine_pb2 as pb

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from ...replicas.protocol import BLOCK_TOKENS, KvEvent, KvEvents, ReplicaLoad
+from ...replicas.types import BLOCK_TOKENS, KvEvent, KvEvents, ReplicaLoad
 from ..protos import vllm_common_pb2 as pb
 
 _DEVICE = pb.KvCacheTier.KV_CACHE_TIER_DEVICE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...replicas.protocol import Delta, FinishReason, PromptLogprob, Request, TokenLogprob
+from ...replicas.types import Delta, FinishReason, PromptLogprob, Request, TokenLogprob
 from ..gather import Gathered, GatheredChoice
 from ..protos import vllm_engine_pb2 as pb
 

@@ -9,8 +9,8 @@ import zipfile
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+from ...replicas.checkpoint.files.checkpoint_folder import regular_file_size, resolve_within
 from ...replicas.errors import EngineFault, MotleyError, NotFound
-from ...replicas.folder import contained, regular_size
 from ..protos import vllm_common_pb2 as pb
 
 # Files that tokenizer libraries read; no other file is sent.
@@ -71,8 +71,8 @@ def _read(folder: Path, name: str) -> bytes:
     client's.
     """
     try:
-        path = contained(folder, name)
-        if regular_size(path) > MAX_FILE_BYTES:
+        path = resolve_within(folder, name)
+        if regular_file_size(path) > MAX_FILE_BYTES:
             raise EngineFault(f"{name} is too large to be sent", code="tokenizer_unreadable")
         return path.read_bytes()
     except (OSError, MotleyError) as error:

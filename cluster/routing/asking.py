@@ -10,8 +10,8 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from ...replicas.errors import MotleyError, Unavailable
-from ...replicas.protocol import KvEvents, ReplicaLoad, ReplicaProfile, sum_of
-from ...replicas.updates.file import WeightFile
+from ...replicas.types import KvEvents, ReplicaLoad, ReplicaProfile, sum_loads
+from ...replicas.updates.weight_file import WeightFile
 from ..errors import from_pool
 from ..fleet.status import PrefixStatus, WeightStatus
 from ..happening import happen, happening, until
@@ -87,7 +87,7 @@ class Asking:
         except TimeoutError:
             raise Unavailable("no replica answers", code="unhealthy") from None
         others = sorted({*placement.seen, *self.live.members} - {placement.replica})
-        return sum_of([first, *await all_of([self._load_of(name) for name in others])])
+        return sum_loads([first, *await all_of([self._load_of(name) for name in others])])
 
     async def _load_of(self, replica: str) -> ReplicaLoad:
         """Return a replica's load; an empty one after `HEALTH_S`, so that a slow replica fails no health check."""

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from ...replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Unavailable
-from ...replicas.protocol import Request, StreamMessage
+from ...replicas.types import Request, StreamMessage
 from ..errors import from_pool
 from .leave import leave
 from .placement import Placement

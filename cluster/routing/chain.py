@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import overload
 
-from ...replicas.blocks import root_hash
-from ...replicas.protocol import BLOCK_TOKENS, Request
+from ...replicas.kv.blocks import root_hash
+from ...replicas.types import BLOCK_TOKENS, Request
 
 __all__ = ["MOST_PIECES", "PIECE_TOKENS", "Chain"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...replicas.protocol import Request
+from ...replicas.types import Request
 
 __all__ = ["Contexts", "least", "whole"]
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
-from ...replicas.protocol import ReplicaLoad, ReplicaProfile, Request, Stored
+from ...replicas.types import PromptStoreStatus, ReplicaLoad, ReplicaProfile, Request
 from ..fleet.status import ReplicaStatus
 from .chain import PIECE_TOKENS, Chain
 from .contexts import Contexts, least, whole
@@ -192,7 +192,7 @@ class Live:
         self.stored.clear()
         self.stirred()
 
-    def told(self, member: Member, chain: Chain, stored: Stored) -> None:
+    def told(self, member: Member, chain: Chain, stored: PromptStoreStatus) -> None:
         """Record what a replica has reported of a prompt's prefix in its prefix store."""
         if member.store is not None:
             self.directory.reads(member.row, member.store, stored.token_s)

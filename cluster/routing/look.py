@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...replicas.protocol import Request
+from ...replicas.types import Request
 from .chain import Chain
 from .terms import Ask, Predicted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...replicas.protocol import ReplicaLoad, ReplicaProfile
+from ...replicas.types import ReplicaLoad, ReplicaProfile
 
 __all__ = ["Member"]
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...replicas.trunk import Ticket
+from ...replicas.engine.streams.stream_multiplexer import StreamId
 from .visit import Visit
 
 SUSPECT_S = 30.0  # after this Serve has replaced a replica that hangs, or it has answered
@@ -96,7 +96,7 @@ class Placement:
     visit: Visit | None = None
     pool: str = ""
     elsewhere: bool = False
-    ticket: Ticket | None = None
+    ticket: StreamId | None = None
     replica: str | None = None
     found: str = ""
     seen: frozenset[str] = frozenset()
@@ -104,7 +104,7 @@ class Placement:
     asked: set[str] = field(default_factory=set)
     _counted: bool = False
 
-    def __reduce__(self) -> tuple[Callable[[Ticket | None], Ticket | None], tuple[Ticket | None]]:
+    def __reduce__(self) -> tuple[Callable[[StreamId | None], StreamId | None], tuple[StreamId | None]]:
         return _only, (self.ticket,)
 
     def choose(self, candidates: Iterable[Candidate]) -> tuple[Candidate | None, bool]:
@@ -195,7 +195,7 @@ class Placement:
             self.on_nowhere()
 
 
-def _only(ticket: Ticket | None) -> Ticket | None:
+def _only(ticket: StreamId | None) -> StreamId | None:
     return ticket
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ...replicas.protocol import BATCHES, BLOCK_TOKENS, ReplicaLoad
+from ...replicas.types import BLOCK_TOKENS, PROFILED_BATCH_SIZES, ReplicaLoad
 from .terms import PIECES, Ask, Floats, Predicted, Slo, Speed, pieces
 
 __all__ = ["Ask", "Directory", "Predicted", "Slo", "Speed"]
@@ -35,7 +35,9 @@ _MARGIN = 0.85  # initial margin, as a share of the objective
 _OTHERS, _LAST = 1e6, 1e9  # strain that is added to replicas which come after all others
 _MARGINS = (0.5, 1.0)  # bounds of the margin: a request that is predicted to exceed its share counts as a miss
 
-_ENDS = np.asarray(BATCHES[1:], dtype=float)  # ends of the pieces where a step's time is linear, except the last
+_ENDS = np.asarray(
+    PROFILED_BATCH_SIZES[1:], dtype=float
+)  # ends of the pieces where a step's time is linear, except the last
 
 # Constants as arrays: numpy takes longer to convert a Python number than to add it to sixteen values.
 _ZERO, _ONE, _HALF, _LITTLE, _SILENT, _PACE = map(np.array, (0.0, 1.0, 0.5, 1e-3, _SILENT_S, _PACE_S))

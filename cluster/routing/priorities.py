@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ...replicas.protocol import Request
+from ...replicas.types import Request
 
 __all__ = ["Priorities"]
 

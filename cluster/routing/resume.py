@@ -22,7 +22,7 @@ from ...replicas.errors import (
     ReaderStalled,
     Unavailable,
 )
-from ...replicas.protocol import Delta, FinishReason, Request, StreamMessage, WeightsTold
+from ...replicas.types import Delta, FinishReason, Request, StreamMessage, WeightsStatus
 from .placement import Placement, Suspects
 
 # These reasons end a choice on one replica only: another replica may continue it.
@@ -69,9 +69,9 @@ class Progress:
         self._opened = False  # cached_tokens and prompt_logprobs have been seen
         self.begun = False
         self.late = False
-        self.weights: WeightsTold | None = None
+        self.weights: WeightsStatus | None = None
         self._cut = False
-        self._others: WeightsTold | None = None  # weights of the next part of the answer, if they differ
+        self._others: WeightsStatus | None = None  # weights of the next part of the answer, if they differ
 
     @property
     def done(self) -> bool:
@@ -144,7 +144,7 @@ class Progress:
         return True
 
 
-def _same(weights: WeightsTold | None, others: WeightsTold | None) -> bool:
+def _same(weights: WeightsStatus | None, others: WeightsStatus | None) -> bool:
     """Return whether two weights are the same: by their digests or, where there is none, by their version counts.
 
     Version counts are not compared where there are digests, since each replica counts on its own.

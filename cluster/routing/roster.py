@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from ...replicas.protocol import ReplicaLoad, ReplicaProfile
-from ...replicas.published import profile_of
+from ...replicas.engine.streams.profile_text import profile_from_text
+from ...replicas.types import ReplicaLoad, ReplicaProfile
 
 __all__ = ["ROSTER", "Listener", "Roster", "Seen", "this_process"]
 
@@ -58,7 +58,7 @@ class Roster:
             self.gone(pool, name)
         for name, seen in replicas.items():
             if name not in known and "profile" in seen.metadata:
-                profile = replace(profile_of(seen.metadata["profile"]), replica_id=name, pool=pool)
+                profile = replace(profile_from_text(seen.metadata["profile"]), replica_id=name, pool=pool)
                 known[name], self._stats[name] = profile, {}
                 for listener in list(self._listeners):
                     listener.joined(profile)

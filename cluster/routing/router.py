@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Any
 
 from ...replicas.errors import MotleyError, Overloaded, Unavailable
-from ...replicas.protocol import FinishReason, ReplicaLoad, Request, StreamMessage
+from ...replicas.types import FinishReason, ReplicaLoad, Request, StreamMessage
 from .. import access_log
 from ..errors import from_pool
 from ..fleet.status import FleetStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from ...replicas.protocol import StreamMessage
+from ...replicas.types import StreamMessage
 from ..gather import is_cut_off
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...replicas.protocol import BATCHES, ReplicaProfile
+from ...replicas.types import PROFILED_BATCH_SIZES, ReplicaProfile
 from .terms import Speed
 
 __all__ = ["Speeds", "speed_of"]
 
-_GUESS = Speed(1000.0, (0.05,) * len(BATCHES), 0.0, 512, 64, 1 << 17)  # for a replica that has measured nothing
+_GUESS = Speed(
+    1000.0, (0.05,) * len(PROFILED_BATCH_SIZES), 0.0, 512, 64, 1 << 17
+)  # for a replica that has measured nothing
 
 
 class Speeds:
@@ -41,7 +43,7 @@ def speed_of(profile: ReplicaProfile) -> Speed:
 
     A profile without rates, or with another release's, gets a guess that all such replicas share.
     """
-    if len(profile.decode_s) != len(BATCHES) or profile.prefill_tokens_per_s <= 0:
+    if len(profile.decode_s) != len(PROFILED_BATCH_SIZES) or profile.prefill_tokens_per_s <= 0:
         return _GUESS
     return Speed(
         profile.prefill_tokens_per_s,

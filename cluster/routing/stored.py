@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
-from ...replicas.protocol import Stored
+from ...replicas.types import PromptStoreStatus
 from .chain import PIECE_TOKENS
 from .prefixes import PrefixView
 
@@ -52,7 +52,7 @@ class StoredView:
             self._view.clear(number)
             self._free.append(number)
 
-    def learn(self, number: int, chain: Sequence[int], stored: Stored) -> None:
+    def learn(self, number: int, chain: Sequence[int], stored: PromptStoreStatus) -> None:
         """Record what a replica that reads the store has reported of a prompt."""
         if stored.tokens >= PIECE_TOKENS:
             self._view.add(number, chain[: stored.tokens // PIECE_TOKENS])

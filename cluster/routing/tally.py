@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ...replicas.errors import Overloaded
-from ...replicas.histogram import Histogram, Spread
-from ...replicas.protocol import Request, StreamMessage
+from ...replicas.kv.histogram import Histogram, HistogramSnapshot
+from ...replicas.types import Request, StreamMessage
 from ..fleet.status import Demand
 from .predict import Slo
 
@@ -43,7 +43,7 @@ class Latencies:
     def ended(self, seconds: float) -> None:
         self._e2e.add(seconds)
 
-    def spreads(self) -> dict[str, Spread]:
+    def spreads(self) -> dict[str, HistogramSnapshot]:
         """Return the histograms by vLLM's metric names."""
         return {
             "time_to_first_token_seconds": self._ttft.spread(),

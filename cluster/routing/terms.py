@@ -9,13 +9,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...replicas.protocol import BATCHES
+from ...replicas.types import PROFILED_BATCH_SIZES
 
 __all__ = ["PIECES", "Ask", "Floats", "Predicted", "Slo", "Speed", "pieces"]
 
 Floats = NDArray[np.float64]
 
-PIECES = len(BATCHES)  # intervals in which a step's time is linear: between two of BATCHES, and beyond the last
+PIECES = len(
+    PROFILED_BATCH_SIZES
+)  # intervals in which a step's time is linear: between two of PROFILED_BATCH_SIZES, and beyond the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Slo:
 class Speed:
     """Speed and limits of a replica, as its profile states them.
 
-    decode_s    seconds of one step at each batch size of BATCHES, with short contexts
+    decode_s    seconds of one step at each batch size of PROFILED_BATCH_SIZES, with short contexts
     context_s   seconds that each token of the contexts of a step's sequences adds
     chunk       maximum tokens of a step, prompts and decodes together
     kv_tokens   tokens that its KV blocks hold
@@ -87,11 +89,11 @@ class Predicted(NamedTuple):
 def pieces(speed: Speed, full_s: float) -> Floats:
     """Return offset and slope of a step's time in each piece, as an array [2, pieces].
 
-    A step with n tokens takes the offset plus n times the slope. Between two of BATCHES these follow the measurements,
-    and above the last the speed of prefill.
+    A step with n tokens takes the offset plus n times the slope. Between two of PROFILED_BATCH_SIZES these follow the
+    measurements, and above the last the speed of prefill.
     """
-    ends, seconds = np.asarray(BATCHES, dtype=float), np.asarray(speed.decode_s)
+    ends, seconds = np.asarray(PROFILED_BATCH_SIZES, dtype=float), np.asarray(speed.decode_s)
     rises = np.empty(PIECES)
     rises[:-1] = np.diff(seconds) / np.diff(ends)
-    rises[-1] = max(0.0, full_s - speed.decode_s[-1]) / max(1, speed.chunk - BATCHES[-1])
+    rises[-1] = max(0.0, full_s - speed.decode_s[-1]) / max(1, speed.chunk - PROFILED_BATCH_SIZES[-1])
     return np.stack([seconds - rises * ends, rises])

@@ -1,4 +1,6 @@
-"""Ingress side of the multiplexed streams: one for each replica that has several streams (see replicas/trunk.py)."""
+"""Ingress side of the multiplexed streams: one for each replica that has several streams (see
+replicas/engine/streams/stream_multiplexer.py).
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ import grpc
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from ...replicas.engine.streams.output_buffer import MAX_MERGED_MESSAGES, OutputBuffer
+from ...replicas.engine.streams.stream_multiplexer import unpack_message
 from ...replicas.errors import MotleyError, Unavailable
-from ...replicas.pile import MOST_MERGED, Pile
-from ...replicas.protocol import StreamMessage
-from ...replicas.trunk import unpack
+from ...replicas.types import StreamMessage
 from .leave import leave
 from .placement import Placement
 from .pulse import Attempt
@@ -45,7 +47,7 @@ class Line:
         self.placement = placement
         self._open_trunks = open_trunks
         self._apart = apart
-        self._ready = Pile()
+        self._ready = OutputBuffer()
         self._set_aside = False
         self._trunk: str | None = None  # the trunk that brings the next messages
         self._by_trunk = 0  # messages that came by the trunk
@@ -68,7 +70,7 @@ class Line:
                 return item
             self._switch(item, own)
             return await self.next(own)
-        return self._ready.take(1 if self._apart else MOST_MERGED)
+        return self._ready.take(1 if self._apart else MAX_MERGED_MESSAGES)
 
     def from_trunk(self, message: StreamMessage) -> None:
         """Accept a message from the trunk, which may come before its turn: `next` restores the order."""
@@ -190,7 +192,7 @@ class Trunks:
                 load, batch = item
                 for number, packed in batch:
                     if (line := self._lines.get(number)) is not None:
-                        line.from_trunk(unpack(packed, load))
+                        line.from_trunk(unpack_message(packed, load))
                         if line.falls_behind():
                             self._tell(replica, number)
         except FAILURES as error:

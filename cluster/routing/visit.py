@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from ...replicas.protocol import ReplicaLoad, Request, Stored, StreamMessage
+from ...replicas.types import PromptStoreStatus, ReplicaLoad, Request, StreamMessage
 from .chain import PIECE_TOKENS, Chain
 from .member import Member
 from .predict import Ask, Directory, Predicted
@@ -34,7 +34,7 @@ class DirectoryView(Protocol):
 
     def heard(self, replica: str | None, load: ReplicaLoad | None, since: float) -> None: ...
 
-    def told(self, member: Member, chain: Chain, stored: Stored) -> None: ...
+    def told(self, member: Member, chain: Chain, stored: PromptStoreStatus) -> None: ...
 
     def observed(self, member: Member) -> None: ...
 

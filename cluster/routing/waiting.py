@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from ...replicas.errors import DeadlineExceeded, MotleyError, Overloaded, Unavailable
-from ...replicas.protocol import Request
+from ...replicas.types import Request
 from .contexts import whole
 from .fair_queue import Entry, FairQueue
 from .live import Live, Order

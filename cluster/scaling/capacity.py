@@ -26,7 +26,7 @@ from dataclasses import astuple, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...replicas.protocol import BATCHES
+from ...replicas.types import PROFILED_BATCH_SIZES
 from ..routing.predict import Slo, Speed
 
 __all__ = ["Load", "carried"]
@@ -79,7 +79,7 @@ def carried(speed: Speed, slo: Slo, load: Load) -> float:
         return 0.0
     running = np.arange(1.0, most + 1)
     contexts_s = speed.context_s * (load.prompt + load.output / 2) * running
-    alone_s = np.interp(running, BATCHES, speed.decode_s) + contexts_s
+    alone_s = np.interp(running, PROFILED_BATCH_SIZES, speed.decode_s) + contexts_s
     full_s = speed.chunk / speed.prefill_tokens_per_s + contexts_s
     rate = np.maximum(speed.chunk - running, 0.0) / full_s
     slow_s = np.maximum(full_s, alone_s)

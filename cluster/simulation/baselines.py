@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...replicas.protocol import ReplicaLoad
-from ...replicas.simulated.virtual import Job
+from ...replicas.simulated.virtual_replica import SimulatedRequest
+from ...replicas.types import ReplicaLoad
 from .fleet import SimulatedReplica
 
 __all__ = ["BASELINES", "Baseline", "Cap"]
@@ -64,23 +64,23 @@ class Baseline:
             share = self.speeds / self.speeds.mean() if cap.by_speed else np.ones(self.size)
             self._room = np.maximum(2.0, cap.most * share)
 
-    def ranked(self, now: float, job: Job) -> Iterator[int]:
+    def ranked(self, now: float, job: SimulatedRequest) -> Iterator[int]:
         has_room = self._flying + self._others < self._room
         return (replica for replica in self.order(job) if has_room[replica])
 
-    def order(self, job: Job) -> Iterator[int]:
+    def order(self, job: SimulatedRequest) -> Iterator[int]:
         raise NotImplementedError
 
     def carried(self, replica: int) -> int:
         return int(self._flying[replica] + self._others[replica])
 
-    def sent(self, now: float, job: Job, replica: int) -> None:
+    def sent(self, now: float, job: SimulatedRequest, replica: int) -> None:
         self._change(now, replica, 1)
 
-    def first(self, now: float, job: Job, replica: int) -> None:
+    def first(self, now: float, job: SimulatedRequest, replica: int) -> None:
         pass
 
-    def done(self, now: float, job: Job, replica: int) -> None:
+    def done(self, now: float, job: SimulatedRequest, replica: int) -> None:
         self._change(now, replica, -1)
 
     def heard(self, now: float, replica: int, load: ReplicaLoad, of: float) -> None:
@@ -98,13 +98,13 @@ class Baseline:
 class RoundRobin(Baseline):
     _next = 0
 
-    def order(self, job: Job) -> Iterator[int]:
+    def order(self, job: SimulatedRequest) -> Iterator[int]:
         start, self._next = self._next, (self._next + 1) % self.size
         return ((start + step) % self.size for step in range(self.size))
 
 
 class Random(Baseline):
-    def order(self, job: Job) -> Iterator[int]:
+    def order(self, job: SimulatedRequest) -> Iterator[int]:
         return iter(self.rng.sample(range(self.size), min(self.size, TRIED)))
 
 
@@ -115,7 +115,7 @@ class LeastRequests(Baseline):
         super().__init__(fleet, seed, cap)
         self._chance = np.random.default_rng(seed)
 
-    def order(self, job: Job) -> Iterator[int]:
+    def order(self, job: SimulatedRequest) -> Iterator[int]:
         return _least(self._flying + self._others + self._chance.random(self.size))
 
 
@@ -129,7 +129,7 @@ class TwoChoices(Baseline):
 
     CAPS = (None, *_ALIKE)
 
-    def order(self, job: Job) -> Iterator[int]:
+    def order(self, job: SimulatedRequest) -> Iterator[int]:
         drawn = self.rng.sample(range(self.size), min(self.size, TRIED))
         pairs = (drawn[at : at + 2] for at in range(0, len(drawn), 2))
         return (replica for pair in pairs for replica in sorted(pair, key=self.carried))
@@ -161,7 +161,7 @@ class PrefixAffinity(Baseline):
         )
         self._points, self._replicas = zip(*sorted(points), strict=True)
 
-    def order(self, job: Job) -> Iterator[int]:
+    def order(self, job: SimulatedRequest) -> Iterator[int]:
         hashes = job.hashes[: self.BEGINNING]
         at = bisect(self._points, _point(hashes[-1] if hashes else self.rng.randbytes(8)))
         seen: list[int] = []
@@ -187,19 +187,19 @@ class WeightedLeastWork(Baseline):
         self._work = np.zeros(self.size)
         self._costs: dict[int, float] = {}
 
-    def order(self, job: Job) -> Iterator[int]:
+    def order(self, job: SimulatedRequest) -> Iterator[int]:
         return _least(self._work + self._cost(job.prompt_tokens) + self._others * self._cost(self._mean_prompt))
 
     def _cost(self, prompt_tokens: float) -> Floats:
         return prompt_tokens * self.prefill_s + self._mean_output * self.decode_s
 
-    def sent(self, now: float, job: Job, replica: int) -> None:
+    def sent(self, now: float, job: SimulatedRequest, replica: int) -> None:
         super().sent(now, job, replica)
         self._costs[id(job)] = cost = float(self._cost(job.prompt_tokens)[replica])
         self._mean_prompt += (job.prompt_tokens - self._mean_prompt) / 200
         self._work[replica] += cost
 
-    def done(self, now: float, job: Job, replica: int) -> None:
+    def done(self, now: float, job: SimulatedRequest, replica: int) -> None:
         super().done(now, job, replica)
         self._work[replica] = max(0.0, self._work[replica] - self._costs.pop(id(job)))
         self._mean_output += (job.output_tokens - self._mean_output) / 200

@@ -12,12 +12,12 @@ from multiprocessing import get_context
 from typing import Any
 
 from ...replicas.bench.report import machine, row, versions
-from ...replicas.cores import usable_cores
 from ...replicas.errors import InvalidRequest
+from ...replicas.host.cpu_cores import usable_cores
 from ..routing.predict import Slo
 from .baselines import BASELINES, Cap
 from .decision import decisions
-from .fleet import SimulatedReplica, fleet, model_named
+from .fleet import SimulatedReplica, find_model_shape, fleet
 from .measure import Measured, means, measured
 from .motley_router import MotleyRouter
 from .optimum import buckets, capacity, optimum
@@ -111,13 +111,13 @@ class _Run:
 
     def replicas(self) -> list[SimulatedReplica]:
         """Return the replicas, with the same hidden deviations for all compared routers, and others for each seed."""
-        return fleet(self.fleet, model_named(self.model), self.seed)
+        return fleet(self.fleet, find_model_shape(self.model), self.seed)
 
 
 def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
     """Run the benchmark and return its report. Raises InvalidRequest for an unknown fleet or model."""
     for name in plan.fleets:
-        fleet(name, model_named(plan.model), 0)  # raises before anything is started
+        fleet(name, find_model_shape(plan.model), 0)  # raises before anything is started
     before = machine()
     rows: list[dict[str, Any]] = []
     processes = plan.processes or usable_cores()

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...replicas.bench.report import row
-from ...replicas.protocol import ModelInfo, ReplicaLoad, ReplicaProfile, Request
 from ...replicas.sampling_params import SamplingParams
-from ...replicas.simulated.reckoned import reckoned
+from ...replicas.simulated.roofline_rates import roofline_rates
+from ...replicas.types import ModelInfo, ReplicaLoad, ReplicaProfile, Request
 from ..routing.contexts import least
 from ..routing.live import PROVEN, Live
 from ..routing.predict import Slo
 from ..routing.waiting import Routing, Waiting
-from .fleet import fleet, model_named
+from .fleet import find_model_shape, fleet
 
 __all__ = ["decisions"]
 
@@ -91,9 +91,9 @@ def _request(rng: random.Random, begins: list[int], tokens: int) -> Request:
 def _profiles(count: int) -> Iterator[ReplicaProfile]:
     """Yield profiles of the GPUs of the fleet `thousand`, in its proportions."""
     model = ModelInfo("", "", 32_000, 32_768, (), "", "")
-    every = fleet("thousand", model_named("qwen2.5-7b"), 0)
+    every = fleet("thousand", find_model_shape("qwen2.5-7b"), 0)
     for number, replica in enumerate(every[:: len(every) // count][:count]):
-        rates = reckoned(replica.known, replica.max_batch_tokens)
+        rates = roofline_rates(replica.known, replica.max_batch_tokens)
         yield ReplicaProfile(
             f"replica {number}", model, "simulated", replica.name, None, "simulated", "", rates.prefill_tokens_per_s,
             rates.decode_s[0], replica.known.num_blocks, replica.max_batch_tokens, {}, rates.decode_s, rates.context_s,

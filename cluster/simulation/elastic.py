@@ -9,7 +9,7 @@ from enum import Enum
 from itertools import pairwise
 
 from ...kernels.launch.model_shapes import ModelShape
-from ...replicas.simulated.virtual import Job
+from ...replicas.simulated.virtual_replica import SimulatedRequest
 from ..routing.predict import Slo
 from ..scaling.arrivals import ASK_S, Arrivals
 from ..scaling.state import Observed, Policy, PoolState, Target
@@ -90,7 +90,7 @@ class _Elastic(Simulation):
         self._turns = [0] * len(self._known)  # numbers of starts, to tell an abandoned start from a later one
         self._targets = [pool.initial for pool in pools]
         self._seen = [bool(pool.initial) for pool in pools]  # whether a replica was ever ready, so its speed is known
-        self._held: deque[tuple[int, Job]] = deque()
+        self._held: deque[tuple[int, SimulatedRequest]] = deque()
         self._came = Arrivals()  # arrivals since the policy was last asked
         self._scaled = Scaled(self._outcome)
 
@@ -129,7 +129,7 @@ class _Elastic(Simulation):
         if self._places[number] is not _Place.FREE:
             super()._publish(now, number)
 
-    def _ended(self, job: Job) -> None:
+    def _ended(self, job: SimulatedRequest) -> None:
         self._came += Arrivals(output_tokens=job.output_tokens)
 
     def _end_step(self, now: float, number: int) -> None:

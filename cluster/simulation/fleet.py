@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from ...kernels.launch.model_shapes import ModelShape
 from ...replicas.errors import InvalidRequest
-from ...replicas.simulated.device import SimulatedDevice, device_named, model_named
+from ...replicas.simulated.simulated_device import SimulatedDevice, find_model_shape, find_table_device
 
-__all__ = ["FLEETS", "SimulatedReplica", "fleet", "model_named"]
+__all__ = ["FLEETS", "SimulatedReplica", "find_model_shape", "fleet"]
 
 CHUNK_S = 0.15  # maximum seconds of prefill in a step, which decodes beside it have to wait
 _CHUNKS = (64, 2048)  # bounds of the tokens of a step
@@ -63,7 +63,7 @@ def _named(text: str, model: ModelShape) -> Iterator[tuple[str, SimulatedDevice]
         total += (count := int(found[1] or 1))
         if count < 1 or total > _MAX_REPLICAS:
             raise InvalidRequest(f"fleet: {total} replicas; expected 1 to {_MAX_REPLICAS}", param="fleet")
-        known = SimulatedDevice(device_named(found[2]), model)
+        known = SimulatedDevice(find_table_device(found[2]), model)
         known.num_blocks  # noqa: B018  # raises unless the model fits
         for _ in range(count):
             yield found[2], known

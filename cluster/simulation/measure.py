@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from ...replicas.bench.report import quantile
-from ...replicas.simulated.virtual import Job
+from ...replicas.simulated.virtual_replica import SimulatedRequest
 from ..routing.predict import Slo
 from .simulate import Outcome
 
@@ -67,12 +67,12 @@ def means(several: Iterable[Measured]) -> Measured:
     return Measured(*(sum(column) / len(column) for column in zip(*runs, strict=True)))
 
 
-def _ttft_s(job: Job) -> float:
+def _ttft_s(job: SimulatedRequest) -> float:
     assert job.first_s is not None, "all that were taken have ended"
     return job.first_s - job.sent_s
 
 
-def _tpot_s(job: Job) -> float | None:
+def _tpot_s(job: SimulatedRequest) -> float | None:
     """Return the seconds per token after the first; None if there is no second token."""
     assert job.first_s is not None
     assert job.done_s is not None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from ...replicas.protocol import BLOCK_TOKENS, ReplicaLoad
-from ...replicas.simulated.reckoned import reckoned
-from ...replicas.simulated.virtual import Job
+from ...replicas.simulated.roofline_rates import roofline_rates
+from ...replicas.simulated.virtual_replica import SimulatedRequest
+from ...replicas.types import BLOCK_TOKENS, ReplicaLoad
 from ..routing.predict import Ask, Directory, Predicted, Slo, Speed
 from ..routing.prefixes import PrefixView
 from ..routing.stored import MOST_PIECES
@@ -18,7 +18,7 @@ __all__ = ["MotleyRouter", "speed_of"]
 
 def speed_of(replica: SimulatedReplica) -> Speed:
     """Return a replica's speed according to its profile, not its true speed."""
-    rates = reckoned(replica.known, replica.max_batch_tokens)
+    rates = roofline_rates(replica.known, replica.max_batch_tokens)
     return Speed(
         prefill_tokens_per_s=rates.prefill_tokens_per_s,
         decode_s=rates.decode_s,
@@ -53,7 +53,7 @@ class MotleyRouter:
         self._ranked: dict[int, Predicted] = {}  # predictions for the job that is being placed, by replica
         self._predicted: dict[int, Predicted] = {}  # predictions by id of the job
 
-    def ranked(self, now: float, job: Job) -> list[int]:
+    def ranked(self, now: float, job: SimulatedRequest) -> list[int]:
         cached = self._prefixes.depths(job.hashes) if self._prefixes else {}
         in_tokens = {replica: depth * BLOCK_TOKENS for replica, depth in cached.items()}
         stored = {store: depth * BLOCK_TOKENS for store, depth in self._stored.depths(job.hashes).items()}
@@ -62,17 +62,17 @@ class MotleyRouter:
         self._ranked = {each.replica: each for each in ranked}
         return [each.replica for each in ranked]
 
-    def sent(self, now: float, job: Job, replica: int) -> None:
+    def sent(self, now: float, job: SimulatedRequest, replica: int) -> None:
         self._predicted[id(job)] = self._ranked[replica]
         self._directory.sent(now, replica, self._directory.computes(replica, self._ask))
         if self._prefixes is not None:
             self._prefixes.add(replica, job.hashes)
 
-    def first(self, now: float, job: Job, replica: int) -> None:
+    def first(self, now: float, job: SimulatedRequest, replica: int) -> None:
         self._stored.add(0, job.hashes[: job.stored_tokens // BLOCK_TOKENS])
         self._directory.saw_ttft(replica, self._predicted[id(job)], now - job.sent_s)
 
-    def done(self, now: float, job: Job, replica: int) -> None:
+    def done(self, now: float, job: SimulatedRequest, replica: int) -> None:
         predicted = self._predicted.pop(id(job))
         assert job.first_s is not None
         if job.output_tokens > 1:

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Protocol
 
 from ...replicas.errors import Overloaded
-from ...replicas.protocol import ReplicaLoad, Request
 from ...replicas.sampling_params import SamplingParams
-from ...replicas.simulated.virtual import Job, VirtualReplica
+from ...replicas.simulated.virtual_replica import SimulatedRequest, VirtualReplica
+from ...replicas.types import ReplicaLoad, Request
 from .fleet import SimulatedReplica
 from .traffic import Arrival, block_hashes
 
@@ -39,10 +39,10 @@ class Router(Protocol):
     heard              called with a replica's load as it was at `of`
     """
 
-    def ranked(self, now: float, job: Job) -> Iterable[int]: ...
-    def sent(self, now: float, job: Job, replica: int) -> None: ...
-    def first(self, now: float, job: Job, replica: int) -> None: ...
-    def done(self, now: float, job: Job, replica: int) -> None: ...
+    def ranked(self, now: float, job: SimulatedRequest) -> Iterable[int]: ...
+    def sent(self, now: float, job: SimulatedRequest, replica: int) -> None: ...
+    def first(self, now: float, job: SimulatedRequest, replica: int) -> None: ...
+    def done(self, now: float, job: SimulatedRequest, replica: int) -> None: ...
     def heard(self, now: float, replica: int, load: ReplicaLoad, of: float) -> None: ...
 
 
@@ -57,7 +57,7 @@ class Outcome:
     busy_s    seconds that each replica computed
     """
 
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[SimulatedRequest] = field(default_factory=list)
     replicas: list[int | None] = field(default_factory=list)
     refusals: int = 0
     ended_s: float = 0.0
@@ -179,7 +179,7 @@ class Simulation:
         self._outcome.jobs.append(job)
         self._outcome.replicas.append(self._place(now, job))
 
-    def _place(self, now: float, job: Job) -> int | None:
+    def _place(self, now: float, job: SimulatedRequest) -> int | None:
         router = self._rng.choice(self._routers)
         for number in router.ranked(now, job):
             replica = self._replicas[number]
@@ -226,10 +226,10 @@ class Simulation:
                 self._awaited -= job.sent_s < self._until_s
         self._begin(now, number)
 
-    def _ended(self, job: Job) -> None:
+    def _ended(self, job: SimulatedRequest) -> None:
         """Handle the end of a job; for subclasses that count."""
 
-    def _job(self, arrival: Arrival) -> Job:
+    def _job(self, arrival: Arrival) -> SimulatedRequest:
         prompt = self._prompts.setdefault(arrival.prompt_tokens, (0,) * arrival.prompt_tokens)
         request = Request("", prompt, _SAMPLING, tenant=arrival.tenant)
-        return Job(request, arrival.output_tokens, block_hashes(arrival), arrival.at_s)
+        return SimulatedRequest(request, arrival.output_tokens, block_hashes(arrival), arrival.at_s)

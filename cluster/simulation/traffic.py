@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ...replicas.protocol import BLOCK_TOKENS
+from ...replicas.types import BLOCK_TOKENS
 from ..bench.lengths import Lengths
 
 __all__ = ["HIGH_REUSE", "LOW_REUSE", "MIX", "Arrival", "Kind", "Reuse", "arrivals", "block_hashes", "thinned"]

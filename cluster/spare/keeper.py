@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...replicas.host_memory import available_memory
+from ...replicas.host.host_memory import available_memory
 from .places import Places
 from .process import PRELOADED, places
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.shown import shown
+from ...replicas.short_repr import short_repr
 from .http import error_response
 
 _METHOD = "access-control-request-method"
@@ -37,10 +37,10 @@ class Cors(CORSMiddleware):
     def _refused(self, headers: Headers) -> InvalidRequest:
         origin, method = headers["origin"], headers[_METHOD]
         if not self.is_allowed_origin(origin):
-            message = f"Origin: pages of {shown(origin)} may not call; --cors-origin of motley serve names who may"
+            message = f"Origin: pages of {short_repr(origin)} may not call; --cors-origin of motley serve names who may"
             return InvalidRequest(message, param="Origin", code="cors_refused")
         if method not in self.allow_methods:
-            message = f"Access-Control-Request-Method: {shown(method)}: expected {' or '.join(self.allow_methods)}"
+            message = f"Access-Control-Request-Method: {short_repr(method)}: expected {' or '.join(self.allow_methods)}"
             return InvalidRequest(message, param="Access-Control-Request-Method", code="cors_refused")
         message = "Access-Control-Request-Private-Network is not supported"
         return InvalidRequest(message, param="Access-Control-Request-Private-Network", code="cors_refused")

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...replicas.errors import InvalidRequest, MotleyError, NotFound
-from ...replicas.shown import MAX_CHARS
+from ...replicas.short_repr import MAX_REPR_CHARS
 from ..auth.guard import Guard
 from ..errors import http_error, internal_error
 from .cors import Cors
@@ -75,7 +75,7 @@ def _no_query(request: Request) -> None:
     """
     for name in request.query_params:
         if name != _AZURE_VERSION:
-            name = name[:MAX_CHARS]
+            name = name[:MAX_REPR_CHARS]
             raise InvalidRequest(f"{name}: this path takes no query", param=name, code="unknown_parameter")
 
 

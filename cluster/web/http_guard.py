@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...replicas.errors import InvalidRequest, MotleyError
-from ...replicas.shown import shown
+from ...replicas.short_repr import short_repr
 from .. import access_log
 from ..access_log import CallRecord, clean_id
 from ..auth.guard import Guard
@@ -113,7 +113,7 @@ class HttpGuard:
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit()):  # `int` does not take some digits of Latin-1
             raise InvalidRequest(
-                f"Content-Length: {shown(length)} is not accepted; expected a number of bytes",
+                f"Content-Length: {short_repr(length)} is not accepted; expected a number of bytes",
                 param="Content-Length",
                 code="invalid_value",
             )
@@ -158,7 +158,7 @@ def check_media(headers: Headers, kinds: Collection[str] = (_JSON,)) -> None:
         )
     if charset := _foreign_charset(headers):
         raise UnsupportedMedia(
-            f"Content-Type: charset {shown(charset)} is not supported; JSON is UTF-8",
+            f"Content-Type: charset {short_repr(charset)} is not supported; JSON is UTF-8",
             param="Content-Type",
             code="unsupported_media",
         )

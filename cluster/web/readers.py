@@ -1,8 +1,8 @@
 """Watch over clients that do not read their answer, or read it too slowly.
 
 A write to such a client waits, with it the replica's stream, and with that memory. How much may wait is bounded in
-bytes (replicas/mailbox.py, routing/trunks.py): then the engine pauses the sequence, and gives its place and its KV to
-others meanwhile. How long it may wait is bounded here.
+bytes (replicas/engine/streams/output_queue.py, routing/trunks.py): then the engine pauses the sequence, and gives its
+place and its KV to others meanwhile. How long it may wait is bounded here.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def weight_of(key):
 def uniform_bits(seed, choice, position):
     """Return the 53 bits of the random number, as the top bits of a uint64.
 
-    The generator is Philox4x32-10, the same as in replicas/philox.py.
+    The generator is Philox4x32-10, the same as in replicas/execution/philox.py.
     """
     c0 = position.to(tl.uint64) & 0xFFFFFFFF
     c1 = position.to(tl.uint64) >> 32

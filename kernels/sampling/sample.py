@@ -1,8 +1,8 @@
 """Sampling of tokens from logits on the device, with separate parameters for each row, without waiting for the host.
 
-The rule is that of replicas/sampler.py: temperature, min_p, top_k, top_p, in this order, then one draw by the inverse
-distribution function over token ids, with the Philox number of (seed, choice, position). Here it is computed in
-integers:
+The rule is that of replicas/execution/sampler.py: temperature, min_p, top_k, top_p, in this order, then one draw by
+the inverse distribution function over token ids, with the Philox number of (seed, choice, position). Here it is
+computed in integers:
 
     key     (largest logit - logit) / temperature, both steps in fp32 as the CPU sampler takes them, cut to 2**-25
     weight  2**44 exp(-key), by a polynomial in integers: integer_arithmetic.weight_of
@@ -170,7 +170,7 @@ def penalty_variant(vocabulary: int, config: Config, history: torch.dtype) -> Va
 
 
 def penalize_logits(logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows, config: Config) -> torch.Tensor:
-    """Return contiguous logits fp32 [R, V] with penalties applied, bit for bit as in replicas/sampler.py.
+    """Return contiguous logits fp32 [R, V] with penalties applied, bit for bit as in replicas/execution/sampler.py.
 
     history  int16 or int32 [H, V], contiguous: how often a token is in a sequence's output, minus 2**15 or 2**31 if it
              is in the prompt

@@ -16,7 +16,7 @@ from typing import IO, Any, Self
 
 from ..errors import EngineFault
 
-__all__ = ["WRITE_S", "Child", "ChildEnded", "ChildSilent", "answer"]
+__all__ = ["WRITE_S", "BenchChild", "ChildEnded", "ChildSilent", "answer"]
 
 SAID_CHARS = 500
 LOOK_S = 0.5  # seconds between two checks of whether the process still runs
@@ -31,7 +31,7 @@ class ChildSilent(EngineFault):
     """Error: the child process did not answer in time, or did not read what was written to it, and may never do so."""
 
 
-class Child:
+class BenchChild:
     """Process `python -m MODULE ARGUMENTS`, as a context manager: leaving it kills the process and all that it started.
 
     environment  environment variables in addition to this process's own

@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
-from ..decoder import Decoder
+from ..model.decoder import Decoder
 
 _OPS = ("rms_norm", "add_rms_norm", "silu_mul", "rotary_write", "attention")
 
 
-class Clocked(ExitStack):
+class OperatorTimer(ExitStack):
     """Context manager within which each operator of a decoder adds the seconds that it takes to `spent`, by its
     name.
     """
@@ -22,7 +22,7 @@ class Clocked(ExitStack):
         super().__init__()
         self._decoder, self._spent = decoder, spent
 
-    def __enter__(self) -> Clocked:
+    def __enter__(self) -> OperatorTimer:
         super().__enter__()
         for name in _OPS:
             self._replace(self._decoder.ops, name, name)

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ..cores import usable_cores
 from ..engine_config import MAX_DRAFTS
+from ..host.cpu_cores import usable_cores
 from .peers import PEERS, SideProcess, is_installed
 from .report import machine, row, versions
 from .shapes import SHAPES, write_gptq
@@ -47,7 +47,7 @@ def run(
     speculate_ngram  decode once more with at most so many n-gram drafts per step; how many are accepted depends on the
                      text, and a model of random weights repeats itself more than most
 
-    Raises ValueError for an unknown shape or peer, SideFailed if a side breaks.
+    Raises ValueError for an unknown shape or peer, SideError if a side breaks.
     """
     if quick:
         shape, prompt_tokens, output_tokens, repeats = "quick", min(prompt_tokens, 128), 8, 2
@@ -59,7 +59,9 @@ def run(
     installed = [name for name in peers if is_installed(name)]
     absent = [name for name in peers if name not in installed]
     names = ("motley", *installed)
-    begin = _Steps(progress, _count(len(names), len(batches), output_tokens, repeats, speculate_ngram > 0))
+    begin = _EngineBenchProgress(
+        progress, _count(len(names), len(batches), output_tokens, repeats, speculate_ngram > 0)
+    )
     before, folder = machine(), _checkpoint(shape, begin)
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
@@ -92,7 +94,7 @@ def run(
     }
 
 
-class _Steps:
+class _EngineBenchProgress:
     """Counter of steps that reports the name of each step that begins, its number and the total."""
 
     def __init__(self, progress: Progress, total: int) -> None:

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from .child import answer
-from .tasks import Tasks, serve
+from .tasks import TaskHandler, serve
 
-__all__ = ["OnDevice"]
+__all__ = ["DeviceSide"]
 
 SIDES = {"motley": "side_worker", "transformers": "side_static"}
 
 
-class OnDevice:
+class DeviceSide:
     """Base class of the sides on a device."""
 
     def __init__(self, device: str) -> None:
@@ -46,7 +46,7 @@ def main() -> None:
 
 def run(tasks: Any) -> None:
     answer({"ready": True, **tasks.describe()})
-    ready: Tasks = tasks
+    ready: TaskHandler = tasks
     serve(ready)
 
 

@@ -21,7 +21,7 @@ from .random_model import config_of
 from .report import machine, versions
 from .tasks import START_S, TaskProcess
 
-__all__ = ["BATCHES", "LENGTHS", "PEERS", "Cell", "Group", "Measuring", "run"]
+__all__ = ["BATCHES", "LENGTHS", "PEERS", "EngineMeasurement", "StreamWorkload", "WorkloadGroup", "run"]
 
 CHILD = "motley.replicas.bench.engine_child"
 PEERS = ("transformers",)
@@ -36,7 +36,7 @@ Progress = Callable[[str, int, int], None]  # name of the current step, number o
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class StreamWorkload:
     """Streams of equal lengths that are sent at once.
 
     batch  number of streams; 0: as many as fit into KV, at most MOST
@@ -48,7 +48,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class WorkloadGroup:
     """Measurements that one process makes of one side.
 
     idle    batch sizes whose decode is traced to find the GPU's idle time
@@ -58,13 +58,13 @@ class Group:
 
     shape: str
     side: str
-    cells: tuple[Cell, ...]
+    cells: tuple[StreamWorkload, ...]
     idle: tuple[int, ...] = ()
     until: float = 1.0
     drafts: int = 0
 
 
-class Measuring:
+class EngineMeasurement:
     """Measurements of groups, with all that they have found so far.
 
     device  "cuda", or "cpu" for a rehearsal
@@ -104,9 +104,9 @@ class Measuring:
         """
         self._left, self.cut = left, []
 
-    def group(self, group: Group) -> Group | None:
+    def group(self, group: WorkloadGroup) -> WorkloadGroup | None:
         """Measure a group; return the part of it that time did not reach, or None."""
-        left = _Until(self._left, group.until)
+        left = _TimeShare(self._left, group.until)
         if left() <= 0:
             self.cut.append(asdict(group))
             return group
@@ -133,8 +133,8 @@ class Measuring:
         return rest if rest.cells or rest.idle else None
 
     def _tasks(
-        self, group: Group, process: TaskProcess, left: Callable[[], float]
-    ) -> Iterator[tuple[str, Callable[[], list[dict[str, Any]]], Group]]:
+        self, group: WorkloadGroup, process: TaskProcess, left: Callable[[], float]
+    ) -> Iterator[tuple[str, Callable[[], list[dict[str, Any]]], WorkloadGroup]]:
         """Yield each measurement of a group: its name, the function that makes it, and a group that holds nothing else.
 
         The first cell comes before the traces, since it matters most.
@@ -152,14 +152,18 @@ class Measuring:
         ]  # fmt: skip
         yield from (*cells[:1], *idle, *cells[1:])
 
-    def _cell(self, group: Group, cell: Cell, process: TaskProcess, left: Callable[[], float]) -> list[dict[str, Any]]:
+    def _cell(
+        self, group: WorkloadGroup, cell: StreamWorkload, process: TaskProcess, left: Callable[[], float]
+    ) -> list[dict[str, Any]]:
         measure: Callable[..., Iterable[dict[str, Any]]] = partial(_ours, drafts=group.drafts)
         if group.side != "motley":
             measure = partial(_theirs, compiling=self._device != "cpu")
         about = {"shape": group.shape, "side": group.side, "what": "streams", **asdict(cell)}
         return [{**about, **each} for each in measure(process, cell, left)]
 
-    def _idle(self, group: Group, batch: int, process: TaskProcess, left: Callable[[], float]) -> list[dict[str, Any]]:
+    def _idle(
+        self, group: WorkloadGroup, batch: int, process: TaskProcess, left: Callable[[], float]
+    ) -> list[dict[str, Any]]:
         folder = str(self._out / "traces" / group.shape)
         told = process.ask("idle", left() + _GRACE_S, batch=batch, prompt_tokens=IDLE_PROMPT, folder=folder)
         return [{"shape": group.shape, "side": group.side, "what": "idle", "batch": batch, **_flat(told)}]
@@ -175,7 +179,7 @@ def _key(found: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(found.get(name) for name in names)
 
 
-class _Until:
+class _TimeShare:
     def __init__(self, left: Callable[[float], float], share: float) -> None:
         self._left, self._share = left, share
 
@@ -183,7 +187,9 @@ class _Until:
         return self._left(self._share)
 
 
-def _ours(process: TaskProcess, cell: Cell, left: Callable[[], float], *, drafts: int) -> Iterable[dict[str, Any]]:
+def _ours(
+    process: TaskProcess, cell: StreamWorkload, left: Callable[[], float], *, drafts: int
+) -> Iterable[dict[str, Any]]:
     lengths = {"prompt_tokens": cell.prompt_tokens, "output_tokens": cell.output_tokens}
     room = process.ask("most", **lengths)
     if "error" in room:
@@ -207,7 +213,7 @@ def _ours(process: TaskProcess, cell: Cell, left: Callable[[], float], *, drafts
 
 
 def _theirs(
-    process: TaskProcess, cell: Cell, left: Callable[[], float], *, compiling: bool
+    process: TaskProcess, cell: StreamWorkload, left: Callable[[], float], *, compiling: bool
 ) -> Iterable[dict[str, Any]]:
     """Yield a peer's results: prefill at batch 1, then decode without and with torch.compile, as far as time allows.
 
@@ -233,7 +239,7 @@ def _flat(told: dict[str, Any]) -> dict[str, Any]:
     return {**told.pop("result", {}), **told}
 
 
-def _said(cell: Cell) -> str:
+def _said(cell: StreamWorkload) -> str:
     return f"{cell.prompt_tokens}/{cell.output_tokens} at batch {cell.batch or 'as large as fits'}"
 
 
@@ -243,14 +249,16 @@ def groups_of(
     lengths: Sequence[tuple[int, int]],
     peers: Sequence[str],
     drafts: int = 0,
-) -> list[Group]:
+) -> list[WorkloadGroup]:
     """Return the groups that measure every batch at every length, for each shape and each side.
 
     Motley comes before the peers, and it alone has `drafts`.
     """
-    cells = tuple(Cell(batch, *length) for length in lengths for batch in batches)
+    cells = tuple(StreamWorkload(batch, *length) for length in lengths for batch in batches)
     return [
-        Group(shape, side, cells, IDLE_BATCHES, drafts=drafts) if side == "motley" else Group(shape, side, cells)
+        WorkloadGroup(shape, side, cells, IDLE_BATCHES, drafts=drafts)
+        if side == "motley"
+        else WorkloadGroup(shape, side, cells)
         for shape in shapes
         for side in ("motley", *peers)
     ]
@@ -289,7 +297,7 @@ def run(
     groups = groups_of(shapes, batches, lengths, installed, speculate_ngram)
     began, steps = time.monotonic(), sum(1 + len(group.cells) + len(group.idle) for group in groups)
     begun = iter(range(1, 10 * steps))
-    measuring = Measuring(
+    measuring = EngineMeasurement(
         device, out, lambda share: began + share * seconds - time.monotonic(),
         lambda what: progress(what, min(next(begun), steps), steps),
     )  # fmt: skip

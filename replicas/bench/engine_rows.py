@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 def rows_of(found: Sequence[Found], sides: Mapping[str, Mapping[str, Any]], *, real: bool) -> list[dict[str, Any]]:
     """Return the rows of a report for Motley's results, each beside a peer's where there is one.
 
-    found, sides  attributes of `Measuring`
+    found, sides  attributes of `EngineMeasurement`
     real          False for a rehearsal: its rows are marked as such, and are no measurement
     """
     rows: list[dict[str, Any]] = []
@@ -112,7 +112,7 @@ def _idle(each: Found) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class EngineGoal:
     """Goal of the engine benchmark.
 
     what     the goal in words
@@ -142,21 +142,21 @@ def _figure(metric: str, field: str = "value", peer: str = "", **workload: Any) 
 
 _SEVEN: dict[str, Any] = {"shape": "qwen2.5-7b", "batch": 1}
 GOALS = (
-    Goal("qwen2.5-7b, decode at batch 1: at least 400 tokens/s", _figure("decode", **_SEVEN), lambda it: it >= 400),
-    Goal(
+    EngineGoal("qwen2.5-7b, decode at batch 1: at least 400 tokens/s", _figure("decode", **_SEVEN),
+    lambda it: it >= 400), EngineGoal(
         "the same: at least 8 times transformers bf16, compiled",
         _figure("decode", "ratio", ", compiled", **_SEVEN), lambda it: it >= 8,
         instead=(_figure("decode", "ratio", ", as it comes", **_SEVEN), "transformers as it comes, not compiled"),
     ),
-    Goal(
+    EngineGoal(
         "qwen2.5-7b, GPU idle between steps at batch 1: below 3%",
         _figure("GPU idle between steps", **_SEVEN), lambda it: it < 0.03,
     ),
-    Goal(
+    EngineGoal(
         "qwen2.5-7b, GPU idle between steps at batch 64: below 3%",
         _figure("GPU idle between steps", shape="qwen2.5-7b", batch=64), lambda it: it < 0.03,
     ),
-    Goal(
+    EngineGoal(
         "llama-3-8b, 1000/1000: at least 8,000 output tokens/s in all",
         _figure("output of all streams", shape="llama-3-8b", prompt_tokens=1000, output_tokens=1000),
         lambda it: it >= 8000, best=True,

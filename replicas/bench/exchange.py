@@ -14,7 +14,7 @@ from typing import Any
 from ...kernels.cpu.c_kernels.native_build import load_library
 from ...kernels.cpu.c_kernels.shm_collectives import open_shared_memory
 from ..errors import EngineFault
-from .child import Child
+from .child import BenchChild
 from .report import machine, quantile, row, versions
 
 __all__ = ["SIZES", "run"]
@@ -48,7 +48,9 @@ def run(
             progress(f"starting {ranks} ranks")
             store = str(Path(folder) / "gloo")
             own = f"/proc/{os.getpid()}/fd/{memory}"
-            children = [stack.enter_context(Child(CHILD, own, store, str(rank), str(ranks))) for rank in range(ranks)]
+            children = [
+                stack.enter_context(BenchChild(CHILD, own, store, str(rank), str(ranks))) for rank in range(ranks)
+            ]
             for child in children:
                 child.read()
             for nbytes in sizes:
@@ -60,7 +62,7 @@ def run(
     return {"bench": "exchange", "machine": before | after, "versions": versions("motley", "torch"), "rows": rows}
 
 
-def _row(children: Sequence[Child], nbytes: int, turns: int) -> dict[str, Any]:
+def _row(children: Sequence[BenchChild], nbytes: int, turns: int) -> dict[str, Any]:
     count = max(10, min(_COUNT, _COUNT * SIZES[1] // nbytes))
     samples: dict[str, list[float]] = {"shared": [], "gloo": []}
     for _ in range(turns):

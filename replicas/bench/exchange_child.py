@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ...kernels.cpu.c_kernels.shm_collectives import ShmCollectives
-from ..shards.collective import CollectiveExchange
+from ..parallel.transport.collective import CollectiveExchange
 from .child import answer
 
 TIMEOUT_S = 60.0

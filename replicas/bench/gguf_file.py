@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .shapes import BIASED, Shape
+from .shapes import BIASED, CheckpointShape
 
 _NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -22,7 +22,7 @@ _NAMES = {
 _BLOCK = 32  # weights that share a scale, in both formats
 
 
-def write_gguf(shape: Shape, path: Path) -> None:
+def write_gguf(shape: CheckpointShape, path: Path) -> None:
     """Write the GGUF file of a shape to `path`. Needs the package `gguf`."""
     import gguf
 

@@ -34,11 +34,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .engine_gpu import Cell, Group, Measuring
+from .engine_gpu import EngineMeasurement, StreamWorkload, WorkloadGroup
 from .engine_rows import goal_line, judge_goals
 from .gpu_child import rig_of
-from .gpu_divided import Divided
-from .parts import Part, Parts, Stage
+from .gpu_divided import DividedPart
+from .parts import BenchPart, BenchSchedule, BenchTurn
 from .peers import is_installed
 from .tasks import TaskProcess
 
@@ -52,16 +52,16 @@ CHILD = "motley.replicas.bench.gpu_child"
 # Stages in order. Each weight is its seconds of the default time, in which all that goals and targets are about must
 # fit on an H200.
 STAGES = (
-    Stage("checks", 38.0, first=True),
-    Stage("engine", 35.0),
-    Stage("divided", 60.0),
-    Stage("tuning", 55.0, first=True),
-    Stage("kernels", 40.0, first=True),
-    Stage("streams", 202.0, first=True),
-    Stage("checks", 20.0),
-    Stage("tuning", 5.0),
-    Stage("kernels", 5.0),
-    Stage("streams", 0.0),
+    BenchTurn("checks", 38.0, first=True),
+    BenchTurn("engine", 35.0),
+    BenchTurn("divided", 60.0),
+    BenchTurn("tuning", 55.0, first=True),
+    BenchTurn("kernels", 40.0, first=True),
+    BenchTurn("streams", 202.0, first=True),
+    BenchTurn("checks", 20.0),
+    BenchTurn("tuning", 5.0),
+    BenchTurn("kernels", 5.0),
+    BenchTurn("streams", 0.0),
 )
 PARTS = tuple(dict.fromkeys(stage.part for stage in STAGES))
 _ENGINE_TOKENS, _REHEARSED_TOKENS = 32, 2
@@ -69,14 +69,16 @@ _GROUP_S = 20.0  # least seconds left with which a group is begun again
 
 # GROUPS are what the goals are about. `until` is a share of that turn's time.
 GROUPS = (
-    Group("qwen2.5-7b", "motley", (Cell(1, 128, 128), Cell(64, 128, 128)), idle=(1, 64), until=0.28),
-    Group("qwen2.5-7b", "transformers", (Cell(1, 128, 128),), until=0.58),
-    Group("llama-3-8b", "motley", (Cell(0, 1000, 1000),)),
+    WorkloadGroup(
+        "qwen2.5-7b", "motley", (StreamWorkload(1, 128, 128), StreamWorkload(64, 128, 128)), idle=(1, 64), until=0.28
+    ),
+    WorkloadGroup("qwen2.5-7b", "transformers", (StreamWorkload(1, 128, 128),), until=0.58),
+    WorkloadGroup("llama-3-8b", "motley", (StreamWorkload(0, 1000, 1000),)),
 )
-OTHER_GROUPS = (Group("qwen3-0.6b", "motley", (Cell(1, 128, 128), Cell(256, 128, 128))),)
+OTHER_GROUPS = (WorkloadGroup("qwen3-0.6b", "motley", (StreamWorkload(1, 128, 128), StreamWorkload(256, 128, 128))),)
 REHEARSED = (
-    Group("rehearsal", "motley", (Cell(2, 20, 6), Cell(0, 2040, 16)), idle=(2,)),
-    Group("rehearsal", "transformers", (Cell(1, 8, 8),)),
+    WorkloadGroup("rehearsal", "motley", (StreamWorkload(2, 20, 6), StreamWorkload(0, 2040, 16)), idle=(2,)),
+    WorkloadGroup("rehearsal", "transformers", (StreamWorkload(1, 8, 8),)),
 )
 
 
@@ -100,24 +102,24 @@ def run(
     (out / "machine.json").write_text(json.dumps(_machine(rig), indent=1) + "\n")
     wanted = parts or (("checks", "tuning", "kernels") if ops else PARTS)
     stages = [stage for stage in STAGES if stage.part in wanted]
-    plan = Parts(out, seconds, stages, {"rehearsal": not rig.real})
+    plan = BenchSchedule(out, seconds, stages, {"rehearsal": not rig.real})
     with TaskProcess(CHILD, *([rehearse] if rehearse else [])) as process, ExitStack() as compilers:
         kernels = KernelParts(rig, operations, out, process, compilers)
         right = plan.run(
             {
                 "checks": kernels.checks,
                 "engine": lambda part, first: _engine(process, rig, part),
-                "divided": Divided(real=rig.real).turn,
+                "divided": DividedPart(real=rig.real).turn,
                 "tuning": kernels.tuning,
                 "kernels": kernels.kernels,
-                "streams": _Streams(rig, out, kernels.pause).turn,
+                "streams": _StreamsPart(rig, out, kernels.pause).turn,
             }
         )
     print("\n".join(plan.lines()))
     return right
 
 
-def _engine(process: TaskProcess, rig: DeviceContext, part: Part) -> bool:
+def _engine(process: TaskProcess, rig: DeviceContext, part: BenchPart) -> bool:
     """Compare a small model's greedy texts, from all operators together, with those of the CPU in fp32; return whether
     they agree.
     """
@@ -129,7 +131,7 @@ def _engine(process: TaskProcess, rig: DeviceContext, part: Part) -> bool:
     return bool(part.fields.get("right"))
 
 
-class _Streams:
+class _StreamsPart:
     """Part `streams`: measurements of the engine in processes that have the GPU to themselves.
 
     A failure of a peer does not count as a failure of the part.
@@ -141,17 +143,17 @@ class _Streams:
         self._rig, self._pause = rig, pause
         groups = (*GROUPS, *OTHER_GROUPS) if rig.real else REHEARSED
         self._groups = [group for group in groups if group.side == "motley" or is_installed(group.side)]
-        self._measuring = Measuring(
+        self._measuring = EngineMeasurement(
             str(rig.device), out, lambda share: 0.0, lambda what: print(f"  {what}", file=sys.stderr, flush=True)
         )  # fmt: skip
 
-    def turn(self, part: Part, first: bool) -> bool:
+    def turn(self, part: BenchPart, first: bool) -> bool:
         """Measure the groups that are left, as far as time allows; return whether none of Motley's own failed.
 
         Groups that were cut off are left for another turn, in which each may use all of the turn's time.
         """
         self._pause()
-        measuring, later = self._measuring, list[Group]()
+        measuring, later = self._measuring, list[WorkloadGroup]()
         measuring.turn(part.left)
         for group in self._groups:
             if (first and group in OTHER_GROUPS) or (not first and self._rig.real and part.left() < _GROUP_S):

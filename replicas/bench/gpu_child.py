@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...kernels.device.device_context import DeviceContext
     from ..gpu.accelerator import Accelerator
 
-__all__ = ["Tasks", "parse_capability", "rig_of"]
+__all__ = ["GpuTasks", "parse_capability", "rig_of"]
 
 
 def parse_capability(text: str) -> tuple[int, int]:
@@ -48,7 +48,7 @@ def rig_of(capability: str) -> DeviceContext:
     return gpu_context(torch.device("cuda:0"))
 
 
-class Tasks:
+class GpuTasks:
     """Tasks of the process: each public method is one, and its arguments and result are JSON.
 
     accelerator  passed on to `gpu_engine.compare`
@@ -145,7 +145,7 @@ class Tasks:
 
 def main() -> None:
     capability = sys.argv[1] if len(sys.argv) > 1 else ""
-    tasks = Tasks(rig_of(capability))
+    tasks = GpuTasks(rig_of(capability))
     answer({"ready": True})
     serve(tasks)
 

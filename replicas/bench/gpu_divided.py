@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from .parts import Part
+from .parts import BenchPart
 from .tasks import TaskProcess
 
-__all__ = ["WAYS", "Divided", "Way"]
+__all__ = ["WAYS", "DividedPart", "ParallelCase"]
 
 CHILD = "motley.replicas.bench.gpu_divided_child"
 _REHEARSED = [("layers on disk", "bf16"), ("stages", "gptq-int4"), ("ranks", "gptq-int4")]
@@ -26,7 +26,7 @@ _TOLD_S = 10.0  # so long before the limit a process that hangs writes its stack
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ParallelCase:
     """Way to divide a model among memory tiers, pipeline stages and tensor-parallel ranks.
 
     devices  "gpu" or "cpu" for each process
@@ -51,19 +51,19 @@ class Way:
 
 _STAGES = {"pipeline_parallel": 2, "pipeline_layers": (1, 3)}
 WAYS = {
-    "layers in the host's memory": Way(tiers="host"),
-    "layers on disk": Way(tiers="disk"),
-    "layers in all tiers": Way(tiers="both"),
-    "stages": Way(("gpu",) * 2, _STAGES),
-    "a stage on the CPU": Way(("gpu", "cpu"), _STAGES, alike=False),
-    "ranks": Way(("gpu",) * 2, {"tensor_parallel": 2}, alike=False),
-    "stages of ranks": Way(("gpu",) * 4, {"tensor_parallel": 2, **_STAGES}, alike=False),
+    "layers in the host's memory": ParallelCase(tiers="host"),
+    "layers on disk": ParallelCase(tiers="disk"),
+    "layers in all tiers": ParallelCase(tiers="both"),
+    "stages": ParallelCase(("gpu",) * 2, _STAGES),
+    "a stage on the CPU": ParallelCase(("gpu", "cpu"), _STAGES, alike=False),
+    "ranks": ParallelCase(("gpu",) * 2, {"tensor_parallel": 2}, alike=False),
+    "stages of ranks": ParallelCase(("gpu",) * 4, {"tensor_parallel": 2, **_STAGES}, alike=False),
 }
 
 _CELLS = [(way, format) for format in ("gptq-int4", "bf16") for way in WAYS]
 
 
-class Divided:
+class DividedPart:
     """Comparisons of all `_CELLS` (ways and weight formats), over as many turns as they take.
 
     real  True on a GPU, False in a rehearsal
@@ -73,7 +73,7 @@ class Divided:
         self._real = real
         self._left: Sequence[tuple[str, str]] = _CELLS if real else _REHEARSED
 
-    def turn(self, part: Part, first: bool) -> bool:
+    def turn(self, part: BenchPart, first: bool) -> bool:
         """Compare the cells that are left, as far as time allows; return whether all succeeded and none is left for
         another turn.
         """

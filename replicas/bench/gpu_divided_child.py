@@ -20,31 +20,31 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ...kernels.ops import Ops
-from ..build import operators
-from ..checkpoint import inspect_checkpoint
+from ..capacity.device_fit import build_meta_decoder
+from ..engine.entrypoints.offline import Engine
 from ..engine_config import EngineConfig
 from ..errors import EngineFault
-from ..fit import outlined
+from ..execution.step_plan import PlanItem, StepPlan
 from ..gpu.swapper import pinned_bytes
-from ..offline import Engine
-from ..plan import PlanItem, StepPlan
-from ..prefix.courier import HostRecords
-from ..prefix.host_kv import HostKv, Payloads
-from ..prefix.record import Geometry
-from ..protocol import BLOCK_TOKENS
-from ..shards.host import DividedKv
-from ..shards.launch import Subprocesses
-from ..tiers.budget import sizes_of
-from ..tiers.placed import Placed
+from ..kv.store.host_kv import HostKv, RecordPayloads
+from ..kv.store.sealed_record import Geometry
+from ..kv.store.store_worker import HostRecords
+from ..loading.operator_choice import choose_operators
+from ..model.checkpoint_inspection import inspect_checkpoint
+from ..offload.planning.device_plan import DevicePlan
+from ..offload.planning.weight_budget import weight_sizes
+from ..parallel.leader.launcher import SubprocessLauncher
+from ..parallel.transport.shared_host_kv import ParallelHostRecords
+from ..types import BLOCK_TOKENS
 from .child import answer
-from .gpu_divided import WAYS, Way
+from .gpu_divided import WAYS, ParallelCase
 from .gpu_engine import NOISE, answers, beside, texts
-from .shapes import FORMATS, Shape
+from .shapes import FORMATS, CheckpointShape
 from .tasks import serve
 
-__all__ = ["Tasks"]
+__all__ = ["DividedTasks"]
 
-SHAPE = Shape(512, 1536, 4, 8, 4, 4096)
+SHAPE = CheckpointShape(512, 1536, 4, 8, 4, 4096)
 NEW = ("embed_tokens", "layers.0.", "layers.3.")  # tensors that an update changes: some of every process
 PROMPT = list(range(3, 80))
 _KV_BYTES = 2**24
@@ -54,7 +54,7 @@ _HOST_BYTES = 2**33  # more than the layers take
 SHARING_NCCL = (2, 30)
 
 
-class Tasks:
+class DividedTasks:
     """Tasks of the process: each public method is one, and its arguments and result are JSON.
 
     folder  folder for checkpoints, shared by all processes
@@ -110,7 +110,7 @@ class Tasks:
     def usable(self) -> bool:
         return not self._real or _answers_still()
 
-    def _compared(self, engine: Engine, folder: Path, way: Way, max_tokens: int) -> dict[str, Any]:
+    def _compared(self, engine: Engine, folder: Path, way: ParallelCase, max_tokens: int) -> dict[str, Any]:
         found, whole = self._beside_exact(engine, folder, max_tokens), self._whole(folder)
         as_whole = texts(engine, max_tokens) == texts(whole, max_tokens)
         logits, of_whole = engine.logits(PROMPT), whole.logits(PROMPT)
@@ -141,7 +141,7 @@ class Tasks:
             "right": ours.apart <= allowed and ours.closest <= 2 * allowed,
         }
 
-    def _copied(self, folder: Path, way: Way) -> dict[str, Any]:
+    def _copied(self, folder: Path, way: ParallelCase) -> dict[str, Any]:
         """Compare the KV of a prompt after it went to the host in parts, came back into other blocks, and went to the
         host again.
         """
@@ -155,25 +155,25 @@ class Tasks:
             "right": first.equal(second) and apart <= (0 if way.alike else _KV_APART),
         }
 
-    def _divided(self, folder: Path, way: Way, **more: Any) -> Engine:
+    def _divided(self, folder: Path, way: ParallelCase, **more: Any) -> Engine:
         settings: dict[str, Any] = {"kv_memory_bytes": _KV_BYTES, **way.settings, **more}
         if way.tiers is not None:
             settings |= self._budgets(folder, way.tiers)
-        launcher = _OnDevices([self._device(kind, number, way) for number, kind in enumerate(way.devices)])
+        launcher = _FixedDeviceLauncher([self._device(kind, number, way) for number, kind in enumerate(way.devices)])
         device = ",".join(launcher.devices[:: way.ranks])
         return Engine(folder, device=device, launcher=launcher, threads=2, **settings)
 
     def _whole(self, folder: Path, **more: Any) -> Engine:
         return Engine(folder, device="cuda:0" if self._real else "cpu", kv_memory_bytes=_KV_BYTES, threads=2, **more)
 
-    def _device(self, kind: str, number: int, way: Way) -> str:
+    def _device(self, kind: str, number: int, way: ParallelCase) -> str:
         """Return the device of one process of a divided model. Ranks have a GPU each if there are enough GPUs."""
         if kind == "cpu" or not self._real:
             return "cpu"
         enough = torch.cuda.device_count() >= len(way.devices)
         return f"cuda:{number}" if enough else "cuda:0"
 
-    def _lacking(self, way: Way) -> str:
+    def _lacking(self, way: ParallelCase) -> str:
         if not self._real or way.ranks == 1 or torch.cuda.device_count() >= len(way.devices):
             return ""
         version = _nccl_version()
@@ -184,10 +184,10 @@ class Tasks:
     def _budgets(self, folder: Path, tiers: str) -> dict[str, int]:
         found = inspect_checkpoint(folder)
         config = EngineConfig(device="cuda:0" if self._real else "cpu")
-        ops: Ops = operators(config, found.config.dtype)[0]
+        ops: Ops = choose_operators(config, found.config.dtype)[0]
         outlining: Callable[[], Ops] = getattr(ops, "for_meta_device", lambda: ops)
-        sizes = sizes_of(outlined(found.config, found.format, found.tensors, outlining()))
-        every = Placed.all_on("disk", sizes)
+        sizes = weight_sizes(build_meta_decoder(found.config, found.format, found.tensors, outlining()))
+        every = DevicePlan.all_on("disk", sizes)
         device = every.device_bytes + max(sizes.layers) * (tiers == "both")
         if not self._real:  # a CPU has one tier beside its memory
             return {"weights_memory_bytes": device + max(sizes.layers)}
@@ -196,7 +196,7 @@ class Tasks:
         return {"weights_memory_bytes": device, "weights_host_memory_bytes": host}
 
 
-class _OnDevices(Subprocesses):
+class _FixedDeviceLauncher(SubprocessLauncher):
     """Launcher of processes on the given devices; several processes may share one device."""
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -230,11 +230,11 @@ def _there_and_back(engine: Engine) -> list[torch.Tensor]:
             BLOCK_TOKENS * len(blocks),
         )  # fmt: skip
         ops = loaded.decoder.ops
-        records: HostRecords[Payloads]
+        records: HostRecords[RecordPayloads]
         if built.group is None:
             records = HostKv(swapper.slabs(), ops.kv_vectors, geometry)
         else:
-            records = DividedKv(built.group.shares, swapper, built.group.hosts, ops, geometry)
+            records = ParallelHostRecords(built.group.shares, swapper, built.group.hosts, ops, geometry)
         out, back = tuple(zip(blocks, host, strict=True)), tuple(zip(others, host, strict=True))
         for plans in ([StepPlan((), swap_out=out)], [StepPlan((), swap_in=back), StepPlan((), swap_out=back)]):
             for plan in plans:
@@ -284,7 +284,7 @@ def main(folder: Path, *, real: bool) -> None:
     # Lets ranks share a GPU; NCCL reads this when they join.
     os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     answer({"ready": True})
-    serve(Tasks(folder, real=real))
+    serve(DividedTasks(folder, real=real))
 
 
 if __name__ == "__main__":

@@ -13,22 +13,22 @@ from typing import Any
 
 from ...kernels.device.device_context import DeviceContext
 from ...kernels.gpu.gpu_ops import GpuOps
+from ..engine.entrypoints.offline import CompletionOutput, Engine
 from ..gpu.accelerator import Accelerator
-from ..offline import CompletionOutput, Engine
 from ..sampling_params import SamplingParams
-from .shapes import SHAPES, Shape, write_gptq
+from .shapes import SHAPES, CheckpointShape, write_gptq
 
-__all__ = ["NOISE", "Beside", "answers", "beside", "compare", "texts"]
+__all__ = ["NOISE", "LogprobComparison", "answers", "beside", "compare", "texts"]
 
 SHAPE = SHAPES["tiny"]
-REHEARSAL = Shape(128, 128, 1, 2, 1, 512)  # the smallest sizes that the kernels accept
+REHEARSAL = CheckpointShape(128, 128, 1, 2, 1, 512)  # the smallest sizes that the kernels accept
 PROMPTS = ([3, 141, 59, 26, 5], list(range(40, 60)), [7, 7, 9])  # three: the graph of their steps is padded
 # Allowed difference, as a multiple of the difference between the CPU's bf16 and fp32; fp16 rounds eight times finer.
 NOISE = {"fp16": 0.5, "bf16": 2.0}
 
 
 @dataclass(slots=True)
-class Beside:
+class LogprobComparison:
     """Differences between an engine's outputs and those in fp32, up to the first token where two texts differ.
 
     equal    number of equal tokens
@@ -98,8 +98,8 @@ def texts(engine: Engine, max_tokens: int) -> list[list[int]]:
     return [result.token_ids for params in (greedy, seeded) for result in engine.generate(PROMPTS, params)]
 
 
-def beside(found: Sequence[CompletionOutput], expected: Sequence[CompletionOutput]) -> Beside:
-    beside = Beside()
+def beside(found: Sequence[CompletionOutput], expected: Sequence[CompletionOutput]) -> LogprobComparison:
+    beside = LogprobComparison()
     for one, other in zip(found, expected, strict=True):
         beside.add(one, other)
     return beside

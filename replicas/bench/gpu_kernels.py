@@ -21,12 +21,12 @@ from ...kernels.launch.variant import Config
 from ...kernels.tuning import config_search, operation_bench
 from ...kernels.tuning.memory_bandwidth import MemoryBandwidth
 from ...kernels.tuning.table_writer import merge_into_table, order_shapes
-from ..cores import usable_cores
+from ..host.cpu_cores import usable_cores
 from . import gpu_targets
-from .child import WRITE_S, Child, ChildEnded, ChildSilent
+from .child import WRITE_S, BenchChild, ChildEnded, ChildSilent
 from .gpu_ahead import to_json
 from .kernels import gpu_cases
-from .parts import Part
+from .parts import BenchPart
 from .tasks import START_S, TaskProcess
 
 __all__ = ["KernelParts"]
@@ -68,7 +68,7 @@ class KernelParts:
         self._process = process
         self._compilers = compilers
         self._memory: MemoryBandwidth | None = None
-        self._ahead: Child | None = None
+        self._ahead: BenchChild | None = None
         self._occupied = False
         self._to_check: list[tuple[KernelOperation, ProblemShape, Config]] | None = None
         self._to_measure: list[tuple[str, KernelOperation, ProblemShape]] | None = None
@@ -76,7 +76,7 @@ class KernelParts:
         self._entries: dict[KernelOperation, dict[ProblemShape, ConfigEntry]] = {}
         self._sent: set[bool] = set()
 
-    def checks(self, part: Part, first: bool = False) -> bool:
+    def checks(self, part: BenchPart, first: bool = False) -> bool:
         """Check operators against their references, with the config that a launch would use and with the first config.
 
         first  True: check one shape of each operator only
@@ -105,7 +105,7 @@ class KernelParts:
         part.fields |= {"checked": len(rows), "unreached": len(left), "complete": not left and _answered(rows)}
         return not failed and not left
 
-    def tuning(self, part: Part, first: bool = False) -> bool:
+    def tuning(self, part: BenchPart, first: bool = False) -> bool:
         """Tune the operators in turn, the important ones more often; tables are written as they grow.
 
         Shapes that the device has no memory for are skipped and listed, here and in `kernels`; that is no failure.
@@ -155,7 +155,7 @@ class KernelParts:
         self._end_compiler()
         return self._memory is not None and _answered(rows)
 
-    def kernels(self, part: Part, first: bool = False) -> bool:
+    def kernels(self, part: BenchPart, first: bool = False) -> bool:
         """Measure the operators with the current tables: first what the targets are about, then each operator in turn.
 
         first  True: measure only what the targets are about
@@ -190,7 +190,7 @@ class KernelParts:
             print("\n".join([*shares_of, *map(gpu_targets.line, judged)]))
         return not failed and self._memory is not None
 
-    def _keep(self, part: Part, tuned: Iterable[KernelOperation], memory: MemoryBandwidth) -> None:
+    def _keep(self, part: BenchPart, tuned: Iterable[KernelOperation], memory: MemoryBandwidth) -> None:
         """Write tables of tuned configs to the folder in which launches look for them.
 
         If the installation cannot be written, launches look in the results folder from here on.
@@ -216,7 +216,7 @@ class KernelParts:
         if self._rig.real:
             self._process.end()
 
-    def _measure_memory(self, part: Part) -> dict[str, Any]:
+    def _measure_memory(self, part: BenchPart) -> dict[str, Any]:
         """Measure the memory bandwidth once, which all other figures are compared with; return it, or the error, for
         the report.
         """
@@ -227,7 +227,7 @@ class KernelParts:
             self._memory = MemoryBandwidth(told["result"])
         return self._memory.to_json()
 
-    def _compile_checked(self, part: Part, checks: Sequence[tuple[KernelOperation, ProblemShape, Config]]) -> None:
+    def _compile_checked(self, part: BenchPart, checks: Sequence[tuple[KernelOperation, ProblemShape, Config]]) -> None:
         """Compile the kernels of checks and wait for them; a launch compiles those that are not ready in time."""
         capability = self._rig.policy.capability.version
         jobs = [CompileJob(operation.name, capability, shape, config) for operation, shape, config in checks]
@@ -241,7 +241,7 @@ class KernelParts:
             self._occupied = True
         part.fields["compiled_ahead"] = told
 
-    def _compile_tuned(self, part: Part, first: bool) -> None:
+    def _compile_tuned(self, part: BenchPart, first: bool) -> None:
         """Start compiling the kernels that tuning will try, in the background.
 
         If the compiler does not accept the jobs, the report says so, and launches compile instead.
@@ -268,13 +268,13 @@ class KernelParts:
         self._compilers.close()
         self._ahead, self._occupied = None, False
 
-    def _compiler(self) -> Child:
+    def _compiler(self) -> BenchChild:
         """Return a compiler process that reads. One that is busy with a list is ended and replaced."""
         if self._occupied:
             self._end_compiler()
         if self._ahead is None:
             self._ahead = self._compilers.enter_context(
-                Child(
+                BenchChild(
                     AHEAD, "{}.{}".format(*self._rig.policy.capability.version),
                     str(max(1, usable_cores() - 1)),
                     environment={"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""},

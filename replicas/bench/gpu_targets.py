@@ -15,7 +15,7 @@ LARGE_BYTES = 30e6
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class KernelTarget:
     """Target for some rows of the kernel benchmark.
 
     what      the target in words
@@ -47,19 +47,19 @@ def _ratio(row: Row) -> float | None:
 
 
 TARGETS = (
-    Target(
+    KernelTarget(
         "int4 linear at 1 to 16 tokens, 30 MB of weights and more: share of the memory bandwidth measured",
         lambda row: _int4(row, range(1, 17), large=True), _bandwidth, 0.65,
     ),
-    Target(
+    KernelTarget(
         "int4 linear at 1 to 16 tokens, smaller weights: share of the memory bandwidth measured",
         lambda row: _int4(row, range(1, 17), large=False), _bandwidth, 0.35,
     ),
-    Target(
+    KernelTarget(
         "int4 linear at 1 token, 30 MB of weights and more: times torch.matmul",
         lambda row: _int4(row, range(1, 2), large=True) and str(row["peer"]).startswith("torch.matmul"), _ratio, 3.0,
     ),
-    Target(
+    KernelTarget(
         "decode attention, context of 2,048 and more, batch of 8 and more: share of the memory bandwidth measured",
         lambda row: row["metric"] == "attention_decode" and row["workload"]["context"] >= 2048
         and row["workload"]["batch"] >= 8, _bandwidth, 0.7,

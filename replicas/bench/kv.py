@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..build import BuiltEngine
-from ..decoder import Decoder
+from ..engine.startup.engine_builder import BuiltEngine
 from ..engine_config import EngineConfig
-from ..protocol import BLOCK_TOKENS
+from ..model.decoder import Decoder
+from ..types import BLOCK_TOKENS
 from .report import machine, row, versions
 from .side_motley import MotleySide
 
@@ -63,7 +63,7 @@ def run(
             device=device, dtype=dtype, threads=threads, reuse_prefixes=False, kv_memory_bytes=_KV_BYTES,
             max_running=max(64, *batches), max_batch_tokens=max(512, *batches),
         )  # fmt: skip
-        sides = _Sides(path, config)
+        sides = _KvSides(path, config)
         sides.check(batches, contexts, output_tokens)
         progress(f"{tokens} tokens of text, activations in {dtype}", next(steps), total)
         rows += [*_quality(sides, text, tokens), _memory(sides)]
@@ -81,7 +81,7 @@ def run(
     }
 
 
-class _Sides:
+class _KvSides:
     """One model loaded twice: with KV in int8, and with KV in the dtype of its activations."""
 
     def __init__(self, path: Path, config: EngineConfig) -> None:
@@ -102,7 +102,7 @@ class _Sides:
                 raise ValueError(f"batch: {max(batches)} sequences of {each} tokens do not fit into {room} KV blocks")
 
 
-def _quality(sides: _Sides, text: str, tokens: int) -> list[dict[str, Any]]:
+def _quality(sides: _KvSides, text: str, tokens: int) -> list[dict[str, Any]]:
     """Return rows on how far the two sides' distributions of the next token are apart, over the same text."""
     tokenizer = sides.plain.built.tokenizer
     if tokenizer is None:
@@ -143,7 +143,7 @@ def _logprobs(built: BuiltEngine, ids: tuple[int, ...]) -> torch.Tensor:
     return F.log_softmax(built.logits(ids).double(), dim=-1)
 
 
-def _memory(sides: _Sides) -> dict[str, Any]:
+def _memory(sides: _KvSides) -> dict[str, Any]:
     ours, theirs = ([_bytes_per_1000(side.built)] for side in (sides.int8, sides.plain))
     return row(
         "KV of 1,000 tokens", {"dtype": sides.dtype}, "bytes", ours, peer=sides.peer, peer_samples=theirs,
@@ -159,7 +159,7 @@ def _bytes_per_1000(built: BuiltEngine) -> float:
     return sum(cache.nbytes for cache in block) * 1000 / BLOCK_TOKENS
 
 
-def _decode(sides: _Sides, batch: int, context: int, tokens: int) -> dict[str, Any]:
+def _decode(sides: _KvSides, batch: int, context: int, tokens: int) -> dict[str, Any]:
     samples: dict[str, list[float]] = {"int8": [], "plain": []}
     pairs = [("int8", sides.int8), ("plain", sides.plain)]
     for _, side in pairs:

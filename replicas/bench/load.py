@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from ...kernels.cpu.memory.mapped_pages import resident_pages
-from ..cores import usable_cores
+from ..checkpoint.cache.weights_cache import MIN_CACHED_BYTES
 from ..errors import EngineFault
-from ..weights_cache import LEAST_BYTES
-from .child import Child
+from ..host.cpu_cores import usable_cores
+from .child import BenchChild
 from .engine_gpu import about_device
 from .report import machine, row, versions
 from .shapes import FORMATS, SHAPES, check
@@ -92,7 +92,7 @@ def run(
             progress(f"writing {shape} in {format}")
             checkpoint = Path(name) / format
             FORMATS[format](SHAPES[shape], checkpoint)
-            bench = _Bench(checkpoint, Path(name) / f"{format}-cache", threads or usable_cores(), device, progress)
+            bench = _LoadBench(checkpoint, Path(name) / f"{format}-cache", threads or usable_cores(), device, progress)
             bench.prepare()
             for turn in range(turns):
                 bench.turn(f"{format}, turn {turn + 1} of {turns}", turn)
@@ -107,7 +107,7 @@ def run(
     }
 
 
-class _Bench:
+class _LoadBench:
     """Measurements of one checkpoint, whose cache of repacked weights is the folder `cache`."""
 
     def __init__(self, checkpoint: Path, cache: Path, threads: int, device: str, progress: Progress) -> None:
@@ -126,7 +126,7 @@ class _Bench:
         """
         self._answer("second start", "ready")
         self._kept = self._entries()
-        if not self._kept and self._size() >= LEAST_BYTES:  # a smaller checkpoint is not cached
+        if not self._kept and self._size() >= MIN_CACHED_BYTES:  # a smaller checkpoint is not cached
             raise EngineFault(f"a start has cached no weights in {self._cache}; check that its disk has enough space")
 
     def _size(self) -> int:
@@ -255,7 +255,7 @@ class _Bench:
         state  state that the page cache is brought to before a process that waits is told to go on
         """
         began = _now()
-        with Child(
+        with BenchChild(
             CHILD, str(self._checkpoint), str(self._cache), str(self._threads), self._device, *asked,
             environment=environment,
         ) as child:  # fmt: skip

@@ -42,18 +42,18 @@ def _motley(checkpoint: Path, cache: Path, threads: int, device: str, what: str,
 
     as_replica  run the engine once and measure how fast it is before the first request, as a replica does
     """
-    from ..collector import paused
-    from ..early import ask_early
+    from ..checkpoint.cache.startup_prefetch import prefetch_model
     from ..engine_config import EngineConfig
+    from ..host.garbage_collection import pause_gc
 
     kept = str(cache) if what == "second start" else tempfile.mkdtemp(dir=cache.parent)
     config = EngineConfig(device=device, threads=threads, weights_cache=kept)
-    with paused():  # as in a replica
-        ask_early(checkpoint, config)
-        from ..build import build_engine
-        from ..protocol import Request
+    with pause_gc():  # as in a replica
+        prefetch_model(checkpoint, config)
+        from ..checkpoint.cache.weights_cache import WRITER
+        from ..engine.startup.engine_builder import build_engine
         from ..sampling_params import SamplingParams
-        from ..weights_cache import WRITER
+        from ..types import Request
 
         times = {"imported": time.monotonic()}
         built = build_engine(checkpoint, config)
@@ -78,7 +78,8 @@ def _motley(checkpoint: Path, cache: Path, threads: int, device: str, what: str,
 
 def _wait() -> None:
     """Import all that a replica imports, then wait for the parent."""
-    from .. import build, worker  # noqa: F401
+    from ..engine.entrypoints import worker  # noqa: F401
+    from ..engine.startup import engine_builder  # noqa: F401
 
     _told()
 
@@ -126,24 +127,24 @@ def _read(checkpoint: Path, reader: str, threads: int) -> dict[str, Any]:
         prefault.start_prefault(size)  # while torch is imported, as in a start
         from concurrent.futures import ThreadPoolExecutor
 
-        from ..checkpoint import inspect_checkpoint
-        from ..collector import paused
-        from ..early import ask
-        from ..layout import EMBEDDING
-        from ..reading import Reader
+        from ..checkpoint.cache.startup_prefetch import prefetch_files
+        from ..checkpoint.reading.tensor_reader import TensorReader
+        from ..host.garbage_collection import pause_gc
+        from ..model.checkpoint_inspection import inspect_checkpoint
+        from ..model.tensor_layout import EMBEDDING
 
         _told()
         began = time.perf_counter()
-        ask(files)  # a start does this before it imports torch
+        prefetch_files(files)  # a start does this before it imports torch
         tensors = inspect_checkpoint(checkpoint).tensors
         order = sorted(tensors, key=lambda name: (tensors[name][0], tensors[name][1].begin))
-        weights = Reader(tensors, order, digests=reader == "hashed", whole=True)
+        weights = TensorReader(tensors, order, digests=reader == "hashed", whole=True)
 
         def touched(names: Sequence[str]) -> None:  # then released, as after repacking
             for name in names:
                 weights.whole(name, kept=name == EMBEDDING)
 
-        with paused(), ThreadPoolExecutor(threads) as pool:  # as in a replica
+        with pause_gc(), ThreadPoolExecutor(threads) as pool:  # as in a replica
             list(pool.map(touched, weights.extents))
         weights.close()
     else:

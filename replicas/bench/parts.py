@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ARCHIVE", "Part", "Parts", "Stage", "archived"]
+__all__ = ["ARCHIVE", "BenchPart", "BenchSchedule", "BenchTurn", "archived"]
 
 ARCHIVE = "everything.tar.gz"
 
@@ -25,7 +25,7 @@ _TRACE_CHARS = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class BenchTurn:
     """One turn of a part.
 
     weight  share of the time, relative to the other stages' weights
@@ -37,7 +37,7 @@ class Stage:
     first: bool = False
 
 
-class Part:
+class BenchPart:
     """Part of a benchmark that is running, and its file of results.
 
     until   monotonic time at which its turn is over
@@ -72,10 +72,10 @@ class Part:
             self._path.write_text(json.dumps(self.fields, indent=1) + "\n")
 
 
-Work = Callable[[Part, bool], bool]  # (part, whether only its most important work) -> whether all was right
+Work = Callable[[BenchPart, bool], bool]  # (part, whether only its most important work) -> whether all was right
 
 
-class Parts:
+class BenchSchedule:
     """Runner of stages, one after the other, within one time limit.
 
     A stage that ends early leaves its time to the next. Time that a stage takes beyond its share is taken from all
@@ -88,12 +88,12 @@ class Parts:
     told    results of each part by name, as summary.json has them
     """
 
-    def __init__(self, out: Path, seconds: float, stages: Sequence[Stage], common: Mapping[str, Any]) -> None:
+    def __init__(self, out: Path, seconds: float, stages: Sequence[BenchTurn], common: Mapping[str, Any]) -> None:
         self._out, self._common = out, common
         self._began = time.monotonic()
         self._seconds = seconds
         self._stages = stages
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, BenchPart] = {}
         self.told: dict[str, dict[str, Any]] = {}
 
     def run(self, works: Mapping[str, Work]) -> bool:
@@ -115,7 +115,7 @@ class Parts:
 
     def _turn(self, name: str, work: Work, first: bool, until: float) -> None:
         if (part := self._parts.get(name)) is None:
-            part = self._parts[name] = Part(self._out / f"{name}.json", until, self._common)
+            part = self._parts[name] = BenchPart(self._out / f"{name}.json", until, self._common)
         elif "traceback" in part.fields or not self.told[name].get("unreached"):
             return
         else:

@@ -7,13 +7,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .child import Child, ChildEnded
+from .child import BenchChild, ChildEnded
 
 NEEDED_PACKAGES = {"motley": ("motley",), "transformers": ("transformers",), "llama.cpp": ("llama_cpp", "gguf")}
 PEERS = tuple(name for name in NEEDED_PACKAGES if name != "motley")
 
 
-class SideFailed(RuntimeError):
+class SideError(RuntimeError):
     """Error: a side of the comparison ended or refused to start. The message holds the end of its stderr."""
 
 
@@ -30,13 +30,13 @@ class SideProcess:
     def __init__(self, name: str, folder: Path, threads: int) -> None:
         self.name = name
         self.description: dict[str, Any] = {}
-        self._child = Child("motley.replicas.bench.side", name, str(folder), str(threads))
+        self._child = BenchChild("motley.replicas.bench.side", name, str(folder), str(threads))
 
     def __enter__(self) -> SideProcess:
         return self
 
     def wait_until_loaded(self) -> None:
-        """Wait until the side has loaded its model, and store its description. Raises SideFailed."""
+        """Wait until the side has loaded its model, and store its description. Raises SideError."""
         self.description = self._answer()
 
     def __exit__(
@@ -45,7 +45,7 @@ class SideProcess:
         self._child.__exit__(kind, error, trace)
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """Call the method `do` of the side and return its result. Raises SideFailed."""
+        """Call the method `do` of the side and return its result. Raises SideError."""
         self._child.write({"do": do, **arguments})
         return self._answer()
 
@@ -53,4 +53,4 @@ class SideProcess:
         try:
             return self._child.read()["result"]
         except ChildEnded as error:
-            raise SideFailed(f"{self.name}: {error.message}") from error
+            raise SideError(f"{self.name}: {error.message}") from error

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 
 from ...kernels.ops import Ops
-from ..config import ModelConfig
-from ..decoder import Decoder
-from ..families.registry import read_config
-from ..generation import GenerationDefaults
-from ..json_file import Fields
-from ..layout import decoder_layout
-from ..model import LoadedModel
-from ..quantization.base import TensorSpec
+from ..checkpoint.files.json_fields import JsonFields
+from ..checkpoint.files.safetensors_header import TensorInfo
+from ..checkpoint.reading.weight_loader import WeightLoader
+from ..loading.model_loader import LoadedModel
+from ..model.decoder import Decoder
+from ..model.families.registry import read_config
+from ..model.generation_config import GenerationDefaults
+from ..model.model_config import ModelConfig
+from ..model.tensor_layout import decoder_layout
 from ..quantization.gptq import GPTQ
-from ..safetensors_file import TensorInfo
-from ..weights import Weights
+from ..quantization.weight_format import TensorSpec
 from .shapes import GROUP_SIZE, SCALE
 
 __all__ = ["CONFIGS", "REHEARSAL", "config_of", "random_model"]
@@ -73,7 +73,7 @@ def random_model(name: str, ops: Ops) -> LoadedModel:
 
     Raises ValueError for an unknown name.
     """
-    config = read_config(Fields(config_of(name), "config.json"))
+    config = read_config(JsonFields(config_of(name), "config.json"))
     format = GPTQ(bits=4, group_size=GROUP_SIZE)
     weights = _RandomWeights(config, format, ops.device)
     decoder = Decoder(config, format, weights, ops)
@@ -82,7 +82,7 @@ def random_model(name: str, ops: Ops) -> LoadedModel:
     return LoadedModel(decoder, config, GenerationDefaults(), format.name, fingerprint, decoder.nbytes)
 
 
-class _RandomWeights(Weights):
+class _RandomWeights(WeightLoader):
     """Weights that are made when they are taken, so that at most one layer exists twice at a time."""
 
     def __init__(self, config: ModelConfig, format: GPTQ, device: torch.device) -> None:

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from ..cores import cpu_name, usable_cores
+from ..host.cpu_cores import cpu_name, usable_cores
 
 NOT_INSTALLED = "not installed"
 

@@ -17,7 +17,7 @@ SCALE = 0.0043  # uniform codes then have a standard deviation of about 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CheckpointShape:
     """Sizes of a Qwen2 model, whose head is tied to the embedding."""
 
     hidden_size: int
@@ -56,15 +56,15 @@ class Shape:
 
 
 SHAPES = {
-    "qwen2-0.5b": Shape(896, 4864, 24, 14, 2, 151_936),
-    "qwen2-1.5b": Shape(1536, 8960, 28, 12, 2, 151_936),
-    "quick": Shape(896, 4864, 4, 14, 2, 32_768),  # a sixth of qwen2-0.5b: the same layers, fewer of them
-    "tiny": Shape(256, 768, 2, 4, 2, 4_096),
+    "qwen2-0.5b": CheckpointShape(896, 4864, 24, 14, 2, 151_936),
+    "qwen2-1.5b": CheckpointShape(1536, 8960, 28, 12, 2, 151_936),
+    "quick": CheckpointShape(896, 4864, 4, 14, 2, 32_768),  # a sixth of qwen2-0.5b: the same layers, fewer of them
+    "tiny": CheckpointShape(256, 768, 2, 4, 2, 4_096),
 }
 BIASED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
-def config_json(shape: Shape) -> dict[str, object]:
+def config_json(shape: CheckpointShape) -> dict[str, object]:
     """Return the fields of a shape's config.json, without its quantization section."""
     return {
         "architectures": ["Qwen2ForCausalLM"],
@@ -80,13 +80,13 @@ def config_json(shape: Shape) -> dict[str, object]:
     }
 
 
-def write_gptq(shape: Shape, folder: Path, group_size: int = GROUP_SIZE) -> None:
+def write_gptq(shape: CheckpointShape, folder: Path, group_size: int = GROUP_SIZE) -> None:
     """Write a GPTQ int4 checkpoint (symmetric, v1) with random codes, which are always the same for a shape."""
     section = {"quant_method": "gptq", "bits": 4, "group_size": group_size, "sym": True, "desc_act": False}
     _write(shape, folder, partial(_gptq_linear, group_size), {"quantization_config": section})
 
 
-def write_dense(shape: Shape, folder: Path) -> None:
+def write_dense(shape: CheckpointShape, folder: Path) -> None:
     """Write an unquantized bf16 checkpoint with random weights, which are always the same for a shape."""
     _write(shape, folder, _dense_linear, {})
 
@@ -105,7 +105,7 @@ def check(shape: str, formats: Sequence[str]) -> None:
 _Linear = Callable[[torch.Generator, str, int, int], dict[str, torch.Tensor]]
 
 
-def _write(shape: Shape, folder: Path, linear: _Linear, section: dict[str, object]) -> None:
+def _write(shape: CheckpointShape, folder: Path, linear: _Linear, section: dict[str, object]) -> None:
     rng = torch.Generator().manual_seed(0)
     tensors = {
         "model.embed_tokens.weight": _normal(rng, shape.vocab_size, shape.hidden_size),

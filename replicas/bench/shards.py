@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ...kernels.cpu.c_kernels.native_build import load_library
-from ..checkpoint import inspect_checkpoint
-from ..cores import usable_cores
 from ..demo import demo_path
 from ..errors import EngineFault
+from ..host.cpu_cores import usable_cores
+from ..model.checkpoint_inspection import inspect_checkpoint
 from . import exchange
-from .child import Child
+from .child import BenchChild
 from .report import machine, row, versions
 from .shapes import SHAPES, write_gptq
 
@@ -69,7 +69,7 @@ def run(
             for name, (ranks, stages) in WAYS.items():
                 progress(f"{model}: loading, {name}")
                 arguments = str(folder), str(threads), str(ranks), str(stages)
-                children[name] = stack.enter_context(Child(CHILD, *arguments))
+                children[name] = stack.enter_context(BenchChild(CHILD, *arguments))
                 children[name].read()
             for batch in batches:
                 progress(f"{model}: decode at batch {batch}")
@@ -99,7 +99,9 @@ def _folder(model: str, progress: Progress) -> Path:
     return folder
 
 
-def _decode(children: Mapping[str, Child], batch: int, context: int, steps: int, turns: int) -> dict[str, list[float]]:
+def _decode(
+    children: Mapping[str, BenchChild], batch: int, context: int, steps: int, turns: int
+) -> dict[str, list[float]]:
     """Return the tokens per second of each turn, by way."""
     samples: dict[str, list[float]] = {name: [] for name in children}
     for child in children.values():
@@ -112,7 +114,7 @@ def _decode(children: Mapping[str, Child], batch: int, context: int, steps: int,
     return samples
 
 
-def _sums(child: Child, workload: dict[str, Any], layers: int, steps: int, turns: int) -> list[dict[str, Any]]:
+def _sums(child: BenchChild, workload: dict[str, Any], layers: int, steps: int, turns: int) -> list[dict[str, Any]]:
     """Return rows of how much of a step rank 0 spends in sums over ranks, including its waiting for the other rank."""
     found = [_ask(child, "sums", steps=steps) for _ in range(turns)]
     assert all(each["sums"] == (2 * layers + 1) * each["steps"] for each in found), "two of each layer, and one more"
@@ -130,6 +132,6 @@ def _exchange(model: str, hidden: int, batch: int, turns: int, progress: Progres
     return {**found, "workload": {"model": model, "batch": batch, **found["workload"]}}
 
 
-def _ask(child: Child, do: str, **arguments: Any) -> dict[str, Any]:
+def _ask(child: BenchChild, do: str, **arguments: Any) -> dict[str, Any]:
     child.write({"do": do, **arguments})
     return child.read()

@@ -17,17 +17,17 @@ from unittest.mock import patch
 import torch
 
 from ...kernels.cpu.c_kernels.shm_collectives import ShmCollectives
-from ..build import build_engine
+from ..engine.startup.engine_builder import build_engine
 from ..engine_config import EngineConfig
-from ..protocol import Request
 from ..sampling_params import SamplingParams
+from ..types import Request
 from .child import answer
 from .side import prompt
 
 _KV_BYTES = 1 << 28
 
 
-class Way:
+class OpenEngine:
     """Engine of one way to divide a model, with open sequences that continue without end."""
 
     def __init__(self, folder: str, config: EngineConfig) -> None:
@@ -99,7 +99,7 @@ def main(folder: str, threads: int, ranks: int, stages: int) -> None:
         dtype="bfloat16", threads=threads, tensor_parallel=ranks, pipeline_parallel=stages,
         reuse_prefixes=False, kv_memory_bytes=_KV_BYTES,
     )  # fmt: skip
-    way = Way(folder, config)
+    way = OpenEngine(folder, config)
     answer(way.describe())
     for line in sys.stdin:
         asked = json.loads(line)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 SIDES = {"motley": "side_motley", "transformers": "side_transformers", "llama.cpp": "side_llama"}
 
 
-class Side(Protocol):
+class BenchSide(Protocol):
     """Interface of one side of a comparison.
 
     Times are seconds by the monotonic clock, and include the greedy choice of the next token.
@@ -47,7 +47,7 @@ def prompt(tokens: int, vocab_size: int, seed: int) -> list[int]:
     return [(seed * 7919 + position * 104_729 + 17) % vocab_size for position in range(tokens)]
 
 
-def serve(side: Side) -> None:
+def serve(side: BenchSide) -> None:
     for line in sys.stdin:
         command = json.loads(line)
         method = command.pop("do")
@@ -58,7 +58,7 @@ def serve(side: Side) -> None:
 def main() -> None:
     name, folder, threads = sys.argv[1:]
     module = import_module(f".{SIDES[name]}", __package__)
-    side: Side = module.build(Path(folder), int(threads))
+    side: BenchSide = module.build(Path(folder), int(threads))
     print(json.dumps({"result": side.describe()}), flush=True)
     serve(side)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .gguf_file import write_gguf
-from .shapes import Shape
+from .shapes import CheckpointShape
 from .side import prompt
 
 _CHUNK = 512  # tokens of one llama_decode call
@@ -131,7 +131,7 @@ class LlamaSide:
 
 def build(folder: Path, threads: int) -> LlamaSide:
     fields = json.loads((folder / "config.json").read_text())
-    shape = Shape(**{name: fields[name] for name in Shape.__dataclass_fields__})
+    shape = CheckpointShape(**{name: fields[name] for name in CheckpointShape.__dataclass_fields__})
     file = folder / "model.gguf"
     if not file.exists():
         partial = file.with_suffix(".partial")

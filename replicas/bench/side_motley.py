@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from ...kernels.batch import BLOCK_TOKENS, StepBatch
-from ..build import build_engine
-from ..decoder import Decoder
+from ..engine.startup.engine_builder import build_engine
 from ..engine_config import EngineConfig
-from ..protocol import Request
+from ..model.decoder import Decoder
 from ..sampling_params import SamplingParams
-from .clocked import Clocked
+from ..types import Request
+from .clocked import OperatorTimer
 from .side import prompt
 
 _KV_BYTES = 1 << 30
@@ -104,7 +104,7 @@ class MotleySide:
         kv, step = self._bare_kv(batch, context), self._bare_batch(batch, context)
         self._decoder.forward(step, kv)
         spent: dict[str, float] = defaultdict(float)
-        with Clocked(self._decoder, spent):
+        with OperatorTimer(self._decoder, spent):
             spent["step"] = sum(_timed(lambda: self._decoder.forward(step, kv)) for _ in range(steps))
         return {name: seconds / steps for name, seconds in spent.items()}
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from .engine_child import OnDevice
+from .engine_child import DeviceSide
 from .random_model import config_of
 from .side import prompt
 
-__all__ = ["Static", "build"]
+__all__ = ["StaticCacheSide", "build"]
 
 Step = Callable[[torch.Tensor, Any], torch.Tensor]  # ids [B, n], cache -> the next ids [B, 1]
 
 
-class Static(OnDevice):
+class StaticCacheSide(DeviceSide):
     """Tasks of the transformers side. Its weights are random and made on the device, as Motley's are."""
 
     def __init__(self, shape: str, device: str) -> None:
@@ -97,5 +97,5 @@ class Static(OnDevice):
         return time.perf_counter() - before
 
 
-def build(shape: str, device: str) -> Static:
-    return Static(shape, device)
+def build(shape: str, device: str) -> StaticCacheSide:
+    return StaticCacheSide(shape, device)

@@ -17,22 +17,23 @@ import torch
 
 from ...kernels.device.device_context import DeviceContext
 from ...kernels.ops import Ops
-from ..blocks import blocks_for
-from ..build import BuiltEngine, assemble, operators
-from ..collector import settle
-from ..decoder import Decoder
+from ..engine.entrypoints.worker import Worker
+from ..engine.startup.engine_builder import BuiltEngine, assemble_engine
 from ..engine_config import EngineConfig
 from ..gpu.accelerator import Accelerator
-from ..gpu.runner import GpuRunner
-from ..predict import tpot_s
-from ..protocol import BLOCK_TOKENS
-from ..worker import Worker
+from ..gpu.gpu_runner import GpuRunner
+from ..host.garbage_collection import freeze_gc
+from ..kv.blocks import blocks_for
+from ..loading.operator_choice import choose_operators
+from ..model.decoder import Decoder
+from ..model.roofline_times import tpot_s
+from ..types import BLOCK_TOKENS
 from . import idle
-from .engine_child import OnDevice
+from .engine_child import DeviceSide
 from .random_model import random_model
 from .streams import drive, requests_of, summary
 
-__all__ = ["Streams", "build"]
+__all__ = ["WorkerSide", "build"]
 
 MAX_RUNNING = 256
 MAX_BATCH_TOKENS = 2048
@@ -64,15 +65,15 @@ class RandomWorker(Worker):
         self.built: BuiltEngine | None = None
 
     def _build(self) -> BuiltEngine:
-        ops, why = (self._ops, "as given") if self._ops else operators(self._config, torch.bfloat16)
+        ops, why = (self._ops, "as given") if self._ops else choose_operators(self._config, torch.bfloat16)
         loaded = random_model(self._shape, ops)
-        self.built = assemble(
+        self.built = assemble_engine(
             loaded, self._config, ops, name=self._shape, why=why, accelerator=self._accelerator
         )  # fmt: skip
         return self.built
 
 
-class Streams(OnDevice):
+class WorkerSide(DeviceSide):
     """Tasks of Motley's side on a GPU. They share one event loop; between tasks the engine has nothing to do.
 
     drafts  maximum number of drafts per step in the task `drafted`; the other tasks use none
@@ -92,7 +93,7 @@ class Streams(OnDevice):
         self._worker = RandomWorker(shape, settings(device, drafts), ops, accelerator)
         began = time.monotonic()
         self._loop.run(self._worker.start())
-        settle()  # as a replica does
+        freeze_gc()  # as a replica does
         self._start_s = time.monotonic() - began
         assert self._worker.built is not None
         self._built = self._worker.built
@@ -202,8 +203,8 @@ class Streams(OnDevice):
         requests = requests_of(
             batch, prompt_tokens, output, self._built.profile.model.vocab_size, next(self._seeds)
         )  # fmt: skip
-        steps = _Steps(batch)
-        watched = asyncio.ensure_future(drive(_Counted(self._worker, steps.count), requests, _SECONDS))
+        steps = _StreamTokenCounts(batch)
+        watched = asyncio.ensure_future(drive(_CountingWorker(self._worker, steps.count), requests, _SECONDS))
         try:
             await _unless_over(steps.reach(3), watched)
             with _profiler(self.device) as profiler:
@@ -215,7 +216,7 @@ class Streams(OnDevice):
         profiler.export_chrome_trace(path)
 
 
-class _Steps:
+class _StreamTokenCounts:
     """Counter of the tokens that each stream has got so far."""
 
     def __init__(self, batch: int) -> None:
@@ -236,7 +237,7 @@ class _Steps:
             await self._woken.wait()
 
 
-class _Counted:
+class _CountingWorker:
     """Wrapper of a worker that reports the tokens of each stream; streams are numbered in the order of their
     requests.
     """
@@ -271,5 +272,5 @@ def _profiler(device: torch.device) -> Any:
     return torch.profiler.profile(activities=[kinds.CPU], experimental_config=every)
 
 
-def build(shape: str, device: str, drafts: int = 0) -> Streams:
-    return Streams(shape, device, drafts)
+def build(shape: str, device: str, drafts: int = 0) -> WorkerSide:
+    return WorkerSide(shape, device, drafts)

@@ -10,22 +10,22 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..protocol import Request, StreamMessage
 from ..sampling_params import SamplingParams
+from ..types import Request, StreamMessage
 from .report import quantile
 from .side import prompt
 
-__all__ = ["Generates", "Heard", "drive", "requests_of", "summary"]
+__all__ = ["StreamGenerator", "StreamTimes", "drive", "requests_of", "summary"]
 
 
-class Generates(Protocol):
+class StreamGenerator(Protocol):
     """Interface of a worker, as far as it is used here."""
 
     def generate(self, request: Request) -> AsyncIterator[StreamMessage]: ...
 
 
 @dataclass(slots=True)
-class Heard:
+class StreamTimes:
     """Record of one stream, with times in monotonic seconds.
 
     began  when the request was sent
@@ -54,16 +54,16 @@ def requests_of(count: int, prompt_tokens: int, output_tokens: int, vocab_size: 
 
 
 async def drive(
-    worker: Generates, requests: Sequence[Request], limit_s: float, clock: Callable[[], float] = time.monotonic
-) -> list[Heard]:
+    worker: StreamGenerator, requests: Sequence[Request], limit_s: float, clock: Callable[[], float] = time.monotonic
+) -> list[StreamTimes]:
     """Send all requests at once and record their streams until all end or `limit_s` seconds are over.
 
     Raises what a stream raises.
     """
-    heard: list[Heard] = []
+    heard: list[StreamTimes] = []
 
     async def listen(request: Request) -> None:
-        mine = Heard(clock())
+        mine = StreamTimes(clock())
         heard.append(mine)
         async for message in worker.generate(request):
             if tokens := sum(len(delta.token_ids) for delta in message.deltas):
@@ -82,7 +82,7 @@ async def drive(
     return heard
 
 
-def summary(heard: Sequence[Heard]) -> dict[str, Any]:
+def summary(heard: Sequence[StreamTimes]) -> dict[str, Any]:
     """Return times and rates of recorded streams.
 
     output_tokens_per_s  output tokens of all streams per second, where the time includes the prompts
@@ -107,7 +107,7 @@ def summary(heard: Sequence[Heard]) -> dict[str, Any]:
     return found | _decoding(heard)
 
 
-def _decoding(heard: Sequence[Heard]) -> dict[str, Any]:
+def _decoding(heard: Sequence[StreamTimes]) -> dict[str, Any]:
     """Return the figures of the time in which every stream decodes: (last stream's first token .. first stream's last
     token].
     """

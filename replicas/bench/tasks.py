@@ -13,9 +13,9 @@ import traceback
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from .child import Child, ChildEnded, ChildSilent, answer
+from .child import BenchChild, ChildEnded, ChildSilent, answer
 
-__all__ = ["LEAST_S", "START_S", "TASK_S", "TaskProcess", "Tasks", "serve"]
+__all__ = ["LEAST_S", "START_S", "TASK_S", "TaskHandler", "TaskProcess", "serve"]
 
 TASK_S = 60.0  # a task that takes longer is taken to hang
 START_S = 180.0  # time limit of a start, which imports torch and Triton, maybe on a busy machine
@@ -24,7 +24,7 @@ _TRACE_CHARS = 3000
 _SAID_CHARS = 6000
 
 
-class Tasks(Protocol):
+class TaskHandler(Protocol):
     """Tasks that a process does: each public method is one, and its arguments and result are JSON."""
 
     def usable(self) -> bool:
@@ -32,7 +32,7 @@ class Tasks(Protocol):
         ...
 
 
-def serve(tasks: Tasks) -> None:
+def serve(tasks: TaskHandler) -> None:
     """Do tasks from stdin until it ends or the device is unusable."""
     for line in sys.stdin:
         task = json.loads(line)
@@ -60,7 +60,7 @@ class TaskProcess:
     def __init__(self, module: str, *arguments: str, start_s: float = START_S) -> None:
         self._module, self._arguments, self._start_s = module, arguments, start_s
         self._stack = ExitStack()
-        self._child: Child | None = None
+        self._child: BenchChild | None = None
         self._ready = False
         self.about: dict[str, Any] = {}
 
@@ -73,7 +73,7 @@ class TaskProcess:
     def begin(self) -> None:
         """Start the process without waiting for it."""
         if self._child is None:
-            self._child = self._stack.enter_context(Child(self._module, *self._arguments))
+            self._child = self._stack.enter_context(BenchChild(self._module, *self._arguments))
             self._ready = False
 
     def start(self, limit_s: float = math.inf) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cores import usable_cores
 from ..errors import EngineFault
-from .child import Child
+from ..host.cpu_cores import usable_cores
+from .child import BenchChild
 from .engine_gpu import about_device
 from .report import machine, row, versions
 from .shapes import FORMATS, SHAPES, check
@@ -60,7 +60,7 @@ def run(
             FORMATS[format](SHAPES[shape], Path(name) / "model")
             FORMATS[format](SHAPES["tiny"], Path(name) / "small")
             for rest in ("disk",) if device == "cpu" else ("host", "disk"):
-                bench = _Bench(Path(name), threads, tokens, device, rest, progress)
+                bench = _TiersBench(Path(name), threads, tokens, device, rest, progress)
                 about = {"shape": shape, "format": format, "threads": threads, "device": device, "the rest on": rest}
                 rows += bench.rows(about, share, turns)
     after = {"load_average_1min_after": machine()["load_average_1min"]}
@@ -73,7 +73,7 @@ def run(
     }
 
 
-class _Bench:
+class _TiersBench:
     """Measurements of one checkpoint, `folder`/model.
 
     `folder`/small is a tiny checkpoint that shows how much memory a process takes besides weights.
@@ -140,7 +140,7 @@ class _Bench:
 
     def _side(self, budget: int, what: str = "serve") -> dict[str, Any]:
         given = (self._threads, budget, self._tokens)
-        with Child(CHILD, str(self._folder), *map(str, given), what, self._device, self._rest) as child:
+        with BenchChild(CHILD, str(self._folder), *map(str, given), what, self._device, self._rest) as child:
             answer = child.read(_LIMIT_S)
         if "refused" in answer:
             raise EngineFault(answer["refused"])

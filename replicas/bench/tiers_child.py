@@ -25,7 +25,7 @@ from ..errors import InvalidRequest
 from .child import answer
 
 if TYPE_CHECKING:
-    from ..tiers.disk import DirectFile
+    from ..offload.disk.direct_file import DirectFile
 
 PROMPT = tuple(range(100, 116))
 _KV_BYTES = 2**24
@@ -33,7 +33,7 @@ _SKIPPED = 2  # first steps, which are not counted
 
 
 @dataclass(frozen=True)
-class Side:
+class TiersSide:
     folder: Path
     threads: int
     budget: int
@@ -59,29 +59,32 @@ class Side:
             return None
         import torch
 
-        from ..checkpoint import inspect_checkpoint
-        from ..fit import at_hand, outlined
-        from ..tiers.budget import sizes_of
-        from ..tiers.placed import Placed
+        from ..capacity.device_fit import build_meta_decoder, local_gpu
+        from ..model.checkpoint_inspection import inspect_checkpoint
+        from ..offload.planning.device_plan import DevicePlan
+        from ..offload.planning.weight_budget import weight_sizes
 
         found = inspect_checkpoint(self.folder / "model")
-        outline = outlined(found.config, found.format, found.tensors, at_hand(torch.device(self.device)).ops())
-        return Placed.all_on("disk", sizes_of(outline)).host_bytes
+        outline = build_meta_decoder(
+            found.config, found.format, found.tensors, local_gpu(torch.device(self.device)).ops()
+        )
+        return DevicePlan.all_on("disk", weight_sizes(outline)).host_bytes
 
 
-def main(side: Side, what: str) -> None:
+def main(side: TiersSide, what: str) -> None:
     try:
         answer(_fit(side) if what == "fit" else _serve(side))
     except InvalidRequest as error:
         answer({"refused": error.message})
 
 
-def _serve(side: Side) -> dict[str, Any]:
-    from ..build import build_engine
-    from ..protocol import Request
+def _serve(side: TiersSide) -> dict[str, Any]:
+    from ..engine.startup.engine_builder import build_engine
+    from ..offload.device.device_tier import DeviceTier
+    from ..offload.disk.disk_tier import DiskTier
+    from ..offload.planning.disk_plan import disk_step_s
     from ..sampling_params import SamplingParams
-    from ..tiers.plan import step_s
-    from ..tiers.tier import Tier
+    from ..types import Request
 
     on_gpu = side.device != "cpu"
     small = replace(side.config, weights_cache="off", weights_memory_bytes=None, weights_host_memory_bytes=None)
@@ -95,7 +98,7 @@ def _serve(side: Side) -> dict[str, Any]:
     ids: list[int] = []
     steps: list[float] = []
     tier = built.weights.loaded.decoder.tier if built.weights is not None else None
-    files = [place.file for place in tier.places] if isinstance(tier, Tier) else []
+    files = [place.file for place in tier.places] if isinstance(tier, DiskTier) else []
     reads: list[tuple[int, float]] = []
     while built.core.busy:
         reads.append(_read(files))
@@ -110,18 +113,18 @@ def _serve(side: Side) -> dict[str, Any]:
         "peak": (_peak_of_gpu() if on_gpu else _status("VmHWM")) - before,
         "weights": built.weights.loaded.weight_bytes if built.weights is not None else 0,
     }  # fmt: skip
-    if tier is not None and tier.expected is not None:
+    if isinstance(tier, (DiskTier, DeviceTier)) and tier.expected is not None:
         plan, expected = tier.plan, tier.expected
         found |= {
             "layers": len(plan.sizes.layers), "gone": len(plan.layers), "read": plan.read_bytes,
             "expected": expected.tokens_per_s, "GB/s": (expected.bytes_per_s or 0.0) / 1e9,
             "compute_s": expected.compute_s, "copied GB/s": (expected.copies_per_s or 0.0) / 1e9,
         }  # fmt: skip
-    if isinstance(tier, Tier) and tier.expected is not None:
+    if isinstance(tier, DiskTier) and tier.expected is not None:
         (bytes_before, seconds_before), (nbytes, seconds) = reads[1 + _SKIPPED], _read(files)
         if seconds > seconds_before:
             rate = (nbytes - bytes_before) / (seconds - seconds_before)
-            found["meanwhile"] = 1 / step_s(tier.plan, rate, tier.expected.layers_s, tier.expected.rest_s)
+            found["meanwhile"] = 1 / disk_step_s(tier.plan, rate, tier.expected.layers_s, tier.expected.rest_s)
     built.close()
     return found
 
@@ -131,20 +134,24 @@ def _read(files: Sequence[DirectFile]) -> tuple[int, float]:
     return sum(file.bytes_read for file in files), sum(file.seconds for file in files)
 
 
-def _fit(side: Side) -> dict[str, Any]:
+def _fit(side: TiersSide) -> dict[str, Any]:
     import torch
 
-    from ..build import operators
-    from ..checkpoint import inspect_checkpoint
-    from ..fit import Asked, at_hand, cpu, fit
-    from ..fit_measured import measured
+    from ..capacity.device_fit import FitWorkload, fit_model, local_cpu, local_gpu
+    from ..engine.startup.measured_fit import add_measured_speed
+    from ..loading.operator_choice import choose_operators
+    from ..model.checkpoint_inspection import inspect_checkpoint
 
     config, inspected = side.config, inspect_checkpoint(side.folder / "model")
     on_cpu = side.device == "cpu"
-    place = cpu(lambda: operators(config, inspected.config.dtype)[0]) if on_cpu else at_hand(torch.device(side.device))
+    place = (
+        local_cpu(lambda: choose_operators(config, inspected.config.dtype)[0])
+        if on_cpu
+        else local_gpu(torch.device(side.device))
+    )
     memory, host_memory = config.weights_memory_bytes, config.weights_host_memory_bytes
-    asked = Asked(len(PROMPT), 1, weights_memory_bytes=memory, weights_host_memory_bytes=host_memory)
-    expected = measured(fit(inspected, place, asked), config, inspected).expected
+    asked = FitWorkload(len(PROMPT), 1, weights_memory_bytes=memory, weights_host_memory_bytes=host_memory)
+    expected = add_measured_speed(fit_model(inspected, place, asked), config, inspected).expected
     assert expected is not None, "it was served with this budget"
     return {"expected": expected.tokens_per_s}
 
@@ -169,4 +176,4 @@ def _status(name: str) -> int:
 if __name__ == "__main__":
     folder, *numbers, what, device, rest = sys.argv[1:]
     threads, budget, tokens = map(int, numbers)
-    main(Side(Path(folder), threads, budget, tokens, device, rest), what)
+    main(TiersSide(Path(folder), threads, budget, tokens, device, rest), what)

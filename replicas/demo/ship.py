@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
-from ..quantization.calibrate import layer_inputs, quantize_layers
-from ..quantization.compress import GPTQSettings, pack
+from ..quantization.gptq_calibration import layer_inputs, quantize_layers
+from ..quantization.gptq_writer import GPTQSettings, pack_checkpoint
 from . import corpus
 from .measure import divergence, held_out_loss
 from .plain import load_plain
@@ -52,7 +52,7 @@ def quantized_tensors(
     tensors: dict[str, Tensor] = {}
     for index, made in enumerate(quantize_layers(layers, STAGES, inputs, settings, log)):
         for name, quantized in made.items():
-            for part, tensor in pack(quantized, settings).items():
+            for part, tensor in pack_checkpoint(quantized, settings).items():
                 tensors[f"model.layers.{index}.{name}.{part}"] = tensor
     covered = {name.removesuffix(".qweight") + ".weight" for name in tensors if name.endswith(".qweight")}
     for name, tensor in model.state_dict().items():

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Mark(Protocol):
+class DeviceEvent(Protocol):
     """Point in the order of a device's work, which can be waited for."""
 
     def wait(self) -> None:
@@ -55,15 +55,15 @@ class Copier(Protocol):
         """
         ...
 
-    def mark(self) -> Mark: ...
+    def mark(self) -> DeviceEvent: ...
 
-    def copy(self, work: Callable[[], None], after: Mark | None = None) -> Mark:
+    def copy(self, work: Callable[[], None], after: DeviceEvent | None = None) -> DeviceEvent:
         """Run work beside what is submitted: after all earlier calls of `copy`, and after the mark. Returns a mark of
         its end.
         """
         ...
 
-    def follow(self, mark: Mark) -> None:
+    def follow(self, mark: DeviceEvent) -> None:
         """Let the work that is submitted from now on run after that mark of a copy."""
         ...
 
@@ -84,7 +84,7 @@ class Accelerator(Copier, Protocol):
         """
         ...
 
-    def aside(self, work: Callable[[], T]) -> tuple[T, Mark]:
+    def aside(self, work: Callable[[], T]) -> tuple[T, DeviceEvent]:
         """Run `work` beside all that is submitted, in memory of its own, and return its result and a mark of when that
         is there.
 
@@ -98,7 +98,7 @@ class Accelerator(Copier, Protocol):
         ...
 
 
-class Cuda:
+class CudaAccelerator:
     """NVIDIA GPU. Work runs on its current stream, copies on a stream of their own, and work aside on another.
 
     Every call sets the device, since each thread has a current device of its own.
@@ -145,20 +145,20 @@ class Cuda:
         with torch.cuda.device(self.device):
             work()
 
-    def mark(self) -> Mark:
+    def mark(self) -> DeviceEvent:
         with torch.cuda.device(self.device):
-            return _Event()
+            return _CudaEvent()
 
     @torch.inference_mode()
-    def copy(self, work: Callable[[], None], after: Mark | None = None) -> Mark:
+    def copy(self, work: Callable[[], None], after: DeviceEvent | None = None) -> DeviceEvent:
         with torch.cuda.device(self.device), torch.cuda.stream(self._copies):
             if after is not None:
                 self.follow(after)
             work()
-            return _Event()
+            return _CudaEvent()
 
-    def follow(self, mark: Mark) -> None:
-        assert isinstance(mark, _Event)
+    def follow(self, mark: DeviceEvent) -> None:
+        assert isinstance(mark, _CudaEvent)
         mark.hold_up(torch.cuda.current_stream(self.device))
 
     @torch.inference_mode()
@@ -166,9 +166,9 @@ class Cuda:
         with self._capturing, torch.cuda.device(self.device):
             return self._capture(work)
 
-    def aside(self, work: Callable[[], T]) -> tuple[T, Mark]:
+    def aside(self, work: Callable[[], T]) -> tuple[T, DeviceEvent]:
         with torch.cuda.device(self.device), torch.cuda.stream(self._aside):
-            return work(), _Event()
+            return work(), _CudaEvent()
 
     def room(self) -> int:
         with self._capturing, torch.cuda.device(self.device):
@@ -192,7 +192,7 @@ class Cuda:
         return replay
 
 
-class _Event:
+class _CudaEvent:
     def __init__(self) -> None:
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record()
@@ -204,7 +204,7 @@ class _Event:
         stream.wait_event(self._event)
 
 
-class AtOnce:
+class CpuCopier:
     """CPU, on which work is done when the call returns."""
 
     device = torch.device("cpu")
@@ -222,29 +222,29 @@ class AtOnce:
     def moved(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
-    def mark(self) -> Mark:
-        return _Done()
+    def mark(self) -> DeviceEvent:
+        return _CompletedEvent()
 
     @torch.inference_mode()
-    def copy(self, work: Callable[[], None], after: Mark | None = None) -> Mark:
+    def copy(self, work: Callable[[], None], after: DeviceEvent | None = None) -> DeviceEvent:
         work()
-        return _Done()
+        return _CompletedEvent()
 
-    def follow(self, mark: Mark) -> None:
+    def follow(self, mark: DeviceEvent) -> None:
         return None
 
 
-class _Done:
+class _CompletedEvent:
     def wait(self) -> None:
         return None
 
 
-def accelerator_of(device: torch.device) -> Accelerator | None:
+def open_accelerator(device: torch.device) -> Accelerator | None:
     """Return the accelerator of a GPU; None for a CPU."""
-    return Cuda(device) if device.type == "cuda" else None
+    return CudaAccelerator(device) if device.type == "cuda" else None
 
 
-def to_host(values: torch.Tensor) -> torch.Tensor:
+def copy_to_host(values: torch.Tensor) -> torch.Tensor:
     """Copy a tensor to the host. The copy is there when what was submitted before the next mark is done."""
     if values.device.type == "cpu":
         return values.clone()

@@ -9,15 +9,15 @@ from functools import partial
 
 import torch
 
-from ..plan import StepPlan
-from .accelerator import Copier, Mark
-from .moves import Near, Staged
+from ..execution.step_plan import StepPlan
+from .accelerator import Copier, DeviceEvent
+from .block_copies import DirectBlockCopy, StagedBlockCopy
 
-STAGED_BLOCKS = 8  # blocks of the device's memory in which copies are assembled, since long copies are faster
+STAGING_BLOCKS = 8  # blocks of the device's memory in which copies are assembled, since long copies are faster
 SLAB_BYTES = 2**26  # a power of two, since pinned memory is allocated in powers of two
 _MEASURED_BLOCKS = 32
 
-Pair = tuple[int, int]  # a block of the device and one of the host
+BlockPair = tuple[int, int]  # a block of the device and one of the host
 
 
 class Swapper:
@@ -57,13 +57,13 @@ class Swapper:
             staging(min(self._per_slab, num_blocks - start) * self.block_bytes).view(-1, self.block_bytes)
             for start in range(0, num_blocks, self._per_slab)
         ]
-        moves = partial(Staged, copier, STAGED_BLOCKS) if copier.apart else Near
-        self._moves: Staged | Near = moves(self._parts, self._slabs)
-        self._pending: list[tuple[frozenset[int], Mark]] = []  # blocks of the device, in the order of the copies
+        moves = partial(StagedBlockCopy, copier, STAGING_BLOCKS) if copier.apart else DirectBlockCopy
+        self._moves: StagedBlockCopy | DirectBlockCopy = moves(self._parts, self._slabs)
+        self._pending: list[tuple[frozenset[int], DeviceEvent]] = []  # blocks of the device, in the order of the copies
 
     def swap(self, plan: StepPlan) -> None:
-        """Submit a plan's copies of KV blocks and return before they are made (`Swapping`); `order` makes steps wait
-        for them.
+        """Submit a plan's copies of KV blocks and return before they are made (`SwappingRunner`); `order` makes steps
+        wait for them.
         """
         for chunk in _chunks(plan.swap_out):
             self._submit(partial(self._moves.out, chunk), chunk, None)
@@ -82,7 +82,7 @@ class Swapper:
             self._copier.follow(self._pending[last][1])
             del self._pending[: last + 1]
 
-    def mark(self) -> Mark:
+    def mark(self) -> DeviceEvent:
         """Return a mark of the end of all copies of KV blocks so far."""
         return self._pending[-1][1] if self._pending else self._copier.copy(_nothing)
 
@@ -120,7 +120,7 @@ class Swapper:
         self.forget()
         return time.perf_counter() - began
 
-    def _submit(self, work: partial[None], chunk: Sequence[Pair], after: Mark | None) -> None:
+    def _submit(self, work: partial[None], chunk: Sequence[BlockPair], after: DeviceEvent | None) -> None:
         try:
             mark = self._copier.copy(work, after)
         except BaseException:
@@ -133,20 +133,20 @@ def pinned_bytes(num_blocks: int, block_bytes: int) -> int:
     """Bytes of pinned memory that so many blocks of the host take."""
     per_slab = max(1, SLAB_BYTES // block_bytes)
     slabs, rest = divmod(num_blocks, per_slab)
-    return slabs * power_of_two(per_slab * block_bytes) + power_of_two(rest * block_bytes)
+    return slabs * round_up_to_power_of_two(per_slab * block_bytes) + round_up_to_power_of_two(rest * block_bytes)
 
 
-def power_of_two(nbytes: int) -> int:
+def round_up_to_power_of_two(nbytes: int) -> int:
     """Round up to a power of two, which is what pinning so many bytes at once takes; 0 stays 0."""
     return 1 << (nbytes - 1).bit_length() if nbytes else 0
 
 
-def _chunks(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, ...]]:
+def _chunks(pairs: Sequence[BlockPair]) -> Iterator[tuple[BlockPair, ...]]:
     """Yield the pairs in chunks, the last first, since blocks of a sequence that is preempted are taken from its
     end.
     """
-    for end in range(len(pairs), 0, -STAGED_BLOCKS):
-        yield tuple(pairs[max(0, end - STAGED_BLOCKS) : end])
+    for end in range(len(pairs), 0, -STAGING_BLOCKS):
+        yield tuple(pairs[max(0, end - STAGING_BLOCKS) : end])
 
 
 def _nothing() -> None:

@@ -21,9 +21,9 @@ from ...kernels.cpu.layers.torch_linear import TorchInt8Linear
 from ...kernels.device.device_context import DeviceContext
 from ...kernels.tuning.memory_bandwidth import TORCH_COPY, MemoryBandwidth, measure_memory_bandwidth
 from ...kernels.tuning.timing import time_runs
-from .work import Work
+from .call_work import CallWork
 
-__all__ = ["Ceiling", "Figure", "Least", "of_cpu", "of_gpu"]
+__all__ = ["Ceiling", "CeilingFigure", "LeastTime", "cpu_ceiling", "gpu_ceiling"]
 
 Source = Literal["measured", "table"]
 
@@ -34,7 +34,7 @@ _BUDGET_S = 0.25  # seconds for each figure and number of threads
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class CeilingFigure:
     """A figure of a device. value: bytes/s or operations/s. source: "measured" in this run, or "table". how: in
     words.
     """
@@ -45,7 +45,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Least:
+class LeastTime:
     """Least time for some work, and what bounds it: "bandwidth", or the arithmetic."""
 
     seconds: float
@@ -61,15 +61,15 @@ class Ceiling:
     """
 
     name: str
-    bandwidth: Figure
-    rates: Mapping[str, Figure]
+    bandwidth: CeilingFigure
+    rates: Mapping[str, CeilingFigure]
 
     @property
     def source(self) -> Source:
         """Source of all figures: "measured" or "table"."""
         return self.bandwidth.source
 
-    def least(self, work: Work, arithmetic: str) -> Least:
+    def least(self, work: CallWork, arithmetic: str) -> LeastTime:
         """Return the least time for some work. The rate is that of `arithmetic`; if that has none, or is of integers
         and measured, it is the fastest rate.
         """
@@ -77,36 +77,38 @@ class Ceiling:
         if rate is None or (arithmetic == "int8" and self.source == "measured"):
             arithmetic, rate = max(self.rates.items(), key=lambda item: item[1].value)
         by_bytes, by_operations = work.needed / self.bandwidth.value, work.operations / rate.value
-        return Least(by_operations, arithmetic) if by_operations > by_bytes else Least(by_bytes, "bandwidth")
+        return LeastTime(by_operations, arithmetic) if by_operations > by_bytes else LeastTime(by_bytes, "bandwidth")
 
 
-def of_cpu(num_bytes: int, threads: int) -> Ceiling:
+def cpu_ceiling(num_bytes: int, threads: int) -> Ceiling:
     """Measure the ceiling of this CPU. num_bytes: bytes that a decode step reads, since data that fits a cache is read
     faster than memory allows.
     """
     size = min(max(num_bytes, _LEAST_BYTES), _MOST_BYTES)
     counts = sorted({1, threads})
-    memory = _memory(size, counts)
+    memory = _memory_bandwidth(size, counts)
     did = "copied" if memory.fastest == TORCH_COPY else "read"
     said = f"{size / 2**20:.3g} MiB {did}, as much as a decode step reads" if size == num_bytes else f"of memory, {did}"
     rates = {
-        name: Figure(_best(partial(_matmul, dtype), counts), "measured", f"torch.matmul, {_SIDE} a side")
+        name: CeilingFigure(
+            _best_figure(partial(_matmul_rate, dtype), counts), "measured", f"torch.matmul, {_SIDE} a side"
+        )
         for name, dtype in {"fp32": torch.float32, "bf16": torch.bfloat16}.items()
     }
-    c, onednn = (_best(partial(_int8, build), counts) for build in (build_int8, TorchInt8Linear))
+    c, onednn = (_best_figure(partial(_int8_rate, build), counts) for build in (build_int8, TorchInt8Linear))
     if best := max(c, onednn):  # else integer kernels are compared with rates of floats
         whose = "the C kernel's" if c > onednn else "oneDNN's"
-        rates["int8"] = Figure(best, "measured", f"{whose} int8 product, {_SIDE} a side, x rounded in it")
-    return Ceiling("this CPU", Figure(memory.bandwidth, "measured", said), rates)
+        rates["int8"] = CeilingFigure(best, "measured", f"{whose} int8 product, {_SIDE} a side, x rounded in it")
+    return Ceiling("this CPU", CeilingFigure(memory.bandwidth, "measured", said), rates)
 
 
-def of_gpu(rig: DeviceContext) -> Ceiling:
+def gpu_ceiling(rig: DeviceContext) -> Ceiling:
     about = rig.about
-    rates = {str(kind): Figure(rate, "table", about.source(kind)) for kind, rate in about.rates.items()}
-    return Ceiling(about.name, Figure(about.bandwidth, "table", about.source("bandwidth")), rates)
+    rates = {str(kind): CeilingFigure(rate, "table", about.source(kind)) for kind, rate in about.rates.items()}
+    return Ceiling(about.name, CeilingFigure(about.bandwidth, "table", about.source("bandwidth")), rates)
 
 
-def _best(figure: Callable[[], float], threads: list[int]) -> float:
+def _best_figure(figure: Callable[[], float], threads: list[int]) -> float:
     """Return the best figure with one thread or with all: on a busy machine more threads may only wait for each
     other.
     """
@@ -127,7 +129,7 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _memory(size: int, threads: list[int]) -> MemoryBandwidth:
+def _memory_bandwidth(size: int, threads: list[int]) -> MemoryBandwidth:
     """Return the memory bandwidth with the number of threads that gives the most."""
     found = []
     for count in threads:
@@ -136,12 +138,12 @@ def _memory(size: int, threads: list[int]) -> MemoryBandwidth:
     return max(found, key=lambda speed: speed.bandwidth)
 
 
-def _matmul(dtype: torch.dtype) -> float:
+def _matmul_rate(dtype: torch.dtype) -> float:
     x, w = (torch.ones(_SIDE, _SIDE, dtype=dtype) for _ in range(2))
     return 2 * _SIDE**3 / time_runs([lambda: x @ w.t()], _CPU, budget_s=_BUDGET_S).p20
 
 
-def _int8(build: Callable[[Weight, CpuLinearSettings], Linear]) -> float:
+def _int8_rate(build: Callable[[Weight, CpuLinearSettings], Linear]) -> float:
     """Return the rate of an int8 product; 0 if this CPU has none."""
     setting = CpuLinearSettings(torch.bfloat16, torch.bfloat16, "exact", "int8", load_native_kernels()[0])
     weight = DenseWeight(torch.randn(_SIDE, _SIDE, generator=torch.Generator().manual_seed(0)))

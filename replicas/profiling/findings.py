@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .causes import Cause, cause_of
-from .facts import Facts
-from .fold import ranges
-from .tree import Node
+from .layer_folding import format_ranges
+from .module_facts import ModuleFacts
+from .module_tree import ModuleNode
+from .slow_causes import SlowCause, find_cause
 
-__all__ = ["Finding", "findings"]
+__all__ = ["Finding", "find_slow_modules"]
 
 # Ratio to a sibling's time above which a module is reported; lower with a cause, since then it is not just noise.
 _APART, _APART_WITH_CAUSE = 2.0, 1.25
@@ -24,14 +24,14 @@ _EXCESS, _EXCESS_WITH_CAUSE = 0.03, 0.01  # least excess, as a share of the step
 _FAR = 1.5  # ratio to the least time by the roofline above which a module is reported
 _WIDE = 2.0  # ratio of bytes moved to those that the checkpoint's own weights need, above which a module is reported
 _LEAST_SHARE = 0.05  # least share of the step of a reported finding that is not against siblings
-_UNKNOWN = Cause(
+_UNKNOWN = SlowCause(
     "none that is known: kernel, dtypes and configs are its siblings'",
     lambda _: True,
     "profile again on a quiet machine; if it stays, please report it with --json",
 )
 
-Against = Literal["siblings", "roofline", "bytes"]
-_TOO_MUCH: Mapping[Against, str] = {
+Baseline = Literal["siblings", "roofline", "bytes"]
+_TOO_MUCH: Mapping[Baseline, str] = {
     "siblings": "take{s} {factor:.3g} times what its siblings in other layers take",
     "roofline": "take{s} {factor:.3g} times what the roofline allows",
     "bytes": "move{s} {factor:.3g} times the bytes that are needed",
@@ -54,7 +54,7 @@ class Finding:
     modules: tuple[str, ...]
     layers: str
     paths: tuple[str, ...]
-    against: Against
+    against: Baseline
     factor: float
     share: float
     kernel: str
@@ -71,15 +71,15 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class _Off:
+class _SlowModule:
     """One module of one layer that is too slow, before similar ones are grouped. took, usual: seconds, or bytes."""
 
-    node: Node
-    facts: Facts
-    against: Against
+    node: ModuleNode
+    facts: ModuleFacts
+    against: Baseline
     took: float
     usual: float
-    cause: Cause
+    cause: SlowCause
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -90,29 +90,31 @@ class _Off:
         return self.against, which, self.cause.name, self.facts.kernel
 
 
-def findings(step: Node) -> list[Finding]:
+def find_slow_modules(step: ModuleNode) -> list[Finding]:
     """Return the findings of a tree whose layers are not folded, those with the largest share first."""
-    roles: dict[str, list[Node]] = {}
+    roles: dict[str, list[ModuleNode]] = {}
     for node in step.walk():
         if node.facts:
             roles.setdefault(_role(node), []).append(node)
-    alike: dict[tuple[object, ...], list[_Off]] = {}
+    alike: dict[tuple[object, ...], list[_SlowModule]] = {}
     for nodes in roles.values():
-        for off in _off(nodes, step):
+        for off in _slow_modules(nodes, step):
             alike.setdefault(off.kind, []).append(off)
-    found = [_told(group, step.seconds) for group in alike.values()]
+    found = [_to_finding(group, step.seconds) for group in alike.values()]
     worth = [each for each in found if each.against == "siblings" or each.share >= _LEAST_SHARE]
     return sorted(worth, key=lambda each: -each.share)
 
 
-def _off(nodes: Sequence[Node], step: Node) -> Iterator[_Off]:
+def _slow_modules(nodes: Sequence[ModuleNode], step: ModuleNode) -> Iterator[_SlowModule]:
     """Yield what is too slow among `nodes`, which are the same module of all layers."""
-    apart = list(_apart(nodes, _fastest(step)))
+    apart = list(_slower_than_siblings(nodes, _fastest(step)))
     explained = [off.node for off in apart if off.cause is not _UNKNOWN]
-    return itertools.chain(apart, _far(node for node in nodes if all(node is not each for each in explained)))
+    return itertools.chain(
+        apart, _far_from_roofline(node for node in nodes if all(node is not each for each in explained))
+    )
 
 
-def _apart(nodes: Sequence[Node], step_s: float) -> Iterator[_Off]:
+def _slower_than_siblings(nodes: Sequence[ModuleNode], step_s: float) -> Iterator[_SlowModule]:
     """Yield nodes that are slower than the median sibling, per operation, since windows make attention shorter in some
     layers.
     """
@@ -122,13 +124,13 @@ def _apart(nodes: Sequence[Node], step_s: float) -> Iterator[_Off]:
     for node in nodes:
         assert node.facts is not None
         usual_s, took_s = _pace(typical) * max(node.work.operations, 1), _fastest(node)
-        cause = cause_of(node.facts, typical.facts)
+        cause = find_cause(node.facts, typical.facts)
         apart, excess = (_APART_WITH_CAUSE, _EXCESS_WITH_CAUSE) if cause else (_APART, _EXCESS)
         if took_s - usual_s >= excess * step_s and took_s >= apart * usual_s > 0:
-            yield _Off(node, node.facts, "siblings", took_s, usual_s, cause or _UNKNOWN)
+            yield _SlowModule(node, node.facts, "siblings", took_s, usual_s, cause or _UNKNOWN)
 
 
-def _far(nodes: Iterable[Node]) -> Iterator[_Off]:
+def _far_from_roofline(nodes: Iterable[ModuleNode]) -> Iterator[_SlowModule]:
     """Yield nodes that are far from the roofline for a known cause. Without a cause nothing is reported: how far is too
     far differs between kernels, and the tree shows it anyway.
 
@@ -136,21 +138,21 @@ def _far(nodes: Iterable[Node]) -> Iterator[_Off]:
     """
     for node in nodes:
         assert node.facts is not None
-        cause, least, work = cause_of(node.facts), node.least, node.work
+        cause, least, work = find_cause(node.facts), node.least, node.work
         if cause is None or least is None or least.seconds <= 0:
             continue
         if least.bound_by == "bandwidth" and work.moved >= _WIDE * work.needed:
-            yield _Off(node, node.facts, "bytes", work.moved, work.needed, cause)
+            yield _SlowModule(node, node.facts, "bytes", work.moved, work.needed, cause)
         elif (took_s := _fastest(node)) >= _FAR * least.seconds:
-            yield _Off(node, node.facts, "roofline", took_s, least.seconds, cause)
+            yield _SlowModule(node, node.facts, "roofline", took_s, least.seconds, cause)
 
 
-def _told(group: Sequence[_Off], step_s: float) -> Finding:
+def _to_finding(group: Sequence[_SlowModule], step_s: float) -> Finding:
     worst = max(group, key=lambda off: off.node.seconds)
     layers = {number for number in (_layer(off.node) for off in group) if number is not None}
     return Finding(
         modules=tuple(dict.fromkeys(_role(off.node) for off in group)),
-        layers=ranges(sorted(layers)),
+        layers=format_ranges(sorted(layers)),
         paths=tuple(off.node.path for off in group),
         against=worst.against,
         factor=sum(off.took for off in group) / sum(off.usual for off in group),
@@ -162,18 +164,18 @@ def _told(group: Sequence[_Off], step_s: float) -> Finding:
     )
 
 
-def _role(node: Node) -> str:
+def _role(node: ModuleNode) -> str:
     return node.path.split(".", 2)[2] if _layer(node) is not None else node.path
 
 
-def _layer(node: Node) -> int | None:
+def _layer(node: ModuleNode) -> int | None:
     words = node.path.split(".")
     return int(words[1]) if words[0] == "layers" else None
 
 
-def _fastest(node: Node) -> float:
+def _fastest(node: ModuleNode) -> float:
     return min(node.samples)
 
 
-def _pace(node: Node) -> float:
+def _pace(node: ModuleNode) -> float:
     return _fastest(node) / max(node.work.operations, 1)

@@ -12,24 +12,23 @@ from unittest.mock import patch
 
 import torch
 
-from ..build import BuiltEngine
-from ..decoder import Decoder
-from ..gpu.runner import GpuRunner
-from ..layers import Joined, Layer
-from ..plan import StepPlan
-from ..runner import Pipelined
-from ..tiers.disk import Rows
-from . import work
-from .recorder import Recorder
-from .stored import Stored
+from ..engine.startup.engine_builder import BuiltEngine
+from ..execution.runner import PipelinedRunner
+from ..execution.step_plan import StepPlan
+from ..gpu.gpu_runner import GpuRunner
+from ..model.decoder import Decoder, EmbeddingRows
+from ..model.layers import FusedLinear, Layer
+from . import call_work
+from .stored_weights import StoredSize
+from .time_recorder import TimeRecorder
 
-__all__ = ["Instruments", "Kind", "Part"]
+__all__ = ["Instruments", "ModuleKind", "TimedModule"]
 
-Kind = Literal["linear", "attention", "norm", "rotary", "activation", "lookup"]
+ModuleKind = Literal["linear", "attention", "norm", "rotary", "activation", "lookup"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TimedModule:
     """A module that is timed by itself.
 
     linear  the linear layer; None for other modules
@@ -38,20 +37,20 @@ class Part:
     """
 
     name: str
-    kind: Kind
+    kind: ModuleKind
     linear: Any = None
-    stored: Stored | None = None
+    stored: StoredSize | None = None
     window: int | None = None
 
 
 class Instruments(ExitStack):
     """Context in which `recorder` gets every step that `built` runs. `parts`: parts with times of their own."""
 
-    def __init__(self, built: BuiltEngine, recorder: Recorder, stored: Mapping[str, Stored]) -> None:
+    def __init__(self, built: BuiltEngine, recorder: TimeRecorder, stored: Mapping[str, StoredSize]) -> None:
         """Prepare the instruments. stored: weights in the checkpoint, by part."""
         super().__init__()
         assert isinstance(built.runner.model, Decoder)
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, TimedModule] = {}
         self._built, self._recorder, self._stored = built, recorder, stored
         self._decoder = built.runner.model
 
@@ -59,8 +58,12 @@ class Instruments(ExitStack):
         super().__enter__()
         decoder = self._decoder
         self._run()
-        self._set(decoder, "embedding", _Table(decoder.embedding, self._timed("embedding", "lookup", work.gather)))
-        self._called(decoder.rotary, "at", "rotary_table", "lookup", work.gather)
+        self._set(
+            decoder,
+            "embedding",
+            _TimedTable(decoder.embedding, self._timed("embedding", "lookup", call_work.gather_work)),
+        )
+        self._called(decoder.rotary, "at", "rotary_table", "lookup", call_work.gather_work)
         for index, layer in enumerate(decoder.layers):
             self._layer(layer, f"layers.{index}.")
         self._norms(decoder, "", {"norm": decoder.norm})
@@ -76,15 +79,15 @@ class Instruments(ExitStack):
             self._linear(attention, name, inner)
         heads = {"q_norm": attention.q_norm, "k_norm": attention.k_norm}
         ops, window = attention.ops, attention.window
-        rotary = self._timed(f"{inner}rotary_write", "rotary", work.rotary_write)(ops.rotary_write)
-        count = work.attention(attention.config.num_kv_heads)
+        rotary = self._timed(f"{inner}rotary_write", "rotary", call_work.rotary_write_work)(ops.rotary_write)
+        count = call_work.attention_work(attention.config.num_kv_heads)
         paged = self._timed(f"{inner}paged_attention", "attention", count, window=window)(ops.attention)
         self._norms(attention, inner, heads, rotary_write=rotary, attention=paged)
         inner = f"{prefix}mlp."
         for name in ("gate_up", "down"):
             self._linear(mlp, name, inner)
-        activation = self._timed(f"{inner}silu_mul", "activation", work.silu_mul)(mlp.ops.silu_mul)
-        self._set(mlp, "ops", _Scoped(mlp.ops, {"silu_mul": activation}))
+        activation = self._timed(f"{inner}silu_mul", "activation", call_work.silu_mul_work)(mlp.ops.silu_mul)
+        self._set(mlp, "ops", _TimedOps(mlp.ops, {"silu_mul": activation}))
 
     def _norms(
         self, owner: Any, prefix: str, weights: Mapping[str, torch.Tensor | None], **others: Callable[..., Any]
@@ -95,29 +98,29 @@ class Instruments(ExitStack):
         added: dict[int, Callable[..., Any]] = {}
         for name, weight in weights.items():
             if weight is not None:
-                plain[id(weight)] = self._timed(f"{prefix}{name}", "norm", work.norm)(ops.rms_norm)
-                added[id(weight)] = self._timed(f"{prefix}{name}", "norm", work.add_norm)(ops.add_rms_norm)
+                plain[id(weight)] = self._timed(f"{prefix}{name}", "norm", call_work.norm_work)(ops.rms_norm)
+                added[id(weight)] = self._timed(f"{prefix}{name}", "norm", call_work.add_norm_work)(ops.add_rms_norm)
         calls: dict[str, Callable[..., Any]] = {
             "rms_norm": lambda x, weight, eps: plain[id(weight)](x, weight, eps),
             "add_rms_norm": lambda x, residual, weight, eps: added[id(weight)](x, residual, weight, eps),
         }
-        self._set(owner, "ops", _Scoped(ops, {**calls, **others}))
+        self._set(owner, "ops", _TimedOps(ops, {**calls, **others}))
 
     def _linear(self, owner: Any, name: str, prefix: str) -> None:
-        linear: Joined | Any = getattr(owner, name)
+        linear: FusedLinear | Any = getattr(owner, name)
         part = f"{prefix}{name}"
         stored = self._stored[part]
-        count = work.linear(linear.held.nbytes, stored.nbytes)
+        count = call_work.linear_work(linear.held.nbytes, stored.nbytes)
         timed = self._timed(part, "linear", count, linear=linear, stored=stored)
         self._set(owner, name, timed(linear))
 
-    def _called(self, owner: Any, name: str, part: str, kind: Kind, count: work.Count) -> None:
+    def _called(self, owner: Any, name: str, part: str, kind: ModuleKind, count: call_work.WorkCounter) -> None:
         self._set(owner, name, self._timed(part, kind, count)(getattr(owner, name)))
 
     def _timed(
-        self, part: str, kind: Kind, count: work.Count, **about: Any
+        self, part: str, kind: ModuleKind, count: call_work.WorkCounter, **about: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        self.parts[part] = Part(part, kind, **about)
+        self.parts[part] = TimedModule(part, kind, **about)
         return lambda function: self._recorder.around(part, function, count)
 
     def _run(self) -> None:
@@ -125,7 +128,7 @@ class Instruments(ExitStack):
         be timed.
         """
         runner, decoder, recorder = self._built.runner, self._decoder, self._recorder
-        name = "launch" if isinstance(runner, Pipelined) else "run"
+        name = "launch" if isinstance(runner, PipelinedRunner) else "run"
         run, forward, mark = getattr(runner, name), decoder.forward, recorder.clock.mark
         reached: Any = None
 
@@ -155,7 +158,7 @@ class Instruments(ExitStack):
         self.enter_context(patch.object(owner, name, value))
 
 
-class _Scoped:
+class _TimedOps:
     """A device's operators for one module: some are timed, the others as they are."""
 
     def __init__(self, ops: Any, timed: Mapping[str, Callable[..., Any]]) -> None:
@@ -166,10 +169,12 @@ class _Scoped:
         return getattr(self._ops, name)
 
 
-class _Table:
+class _TimedTable:
     """The embedding, with timed lookups of its rows by index."""
 
-    def __init__(self, table: torch.Tensor | Rows, timed: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def __init__(
+        self, table: torch.Tensor | EmbeddingRows, timed: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
         self._table = table
         self._rows = timed(lambda ids: table[ids])
 

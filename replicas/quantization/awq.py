@@ -19,21 +19,30 @@ from dataclasses import dataclass
 import torch
 
 from ...kernels.canonical_weights import DenseWeight, GroupedWeight
-from ..json_file import Fields
-from ..weights import Weights
-from .base import FLOATS, LinearSpec, TensorSpec, is_part, left_plain
-from .bookkeeping import check_keys
-from .dense import Dense, bias_of
-from .left_out import RULES, head_is_quantized, left_out
-from .words import ACTIVATIONS, GROUP_SIZES, INTS, check_only_weights, check_words, group_of, scales_problem, unpack
+from ..checkpoint.files.json_fields import JsonFields
+from ..checkpoint.reading.weight_loader import WeightLoader
+from .config_keys import check_config_keys
+from .dense import Dense, take_bias
+from .int32_packing import (
+    ACTIVATION_KEYS,
+    GROUP_SIZES,
+    INT_DTYPES,
+    check_packed_sizes,
+    check_weight_only,
+    group_columns,
+    scales_problem,
+    unpack_codes,
+)
+from .unquantized_rules import RULE_KEYS, head_is_quantized, layers_left_out
+from .weight_format import FLOAT_DTYPES, LinearSpec, TensorSpec, find_unquantized, is_within_modules
 
 BITS = 4
 PER_WORD = 8
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # output of each nibble, the lowest nibble first
 
 _READ = (
-    ACTIVATIONS
-    | RULES
+    ACTIVATION_KEYS
+    | RULE_KEYS
     | {
         *("quant_method", "method", "bits", "w_bit", "group_size", "q_group_size", "zero_point", "sym"),
         *("version", "format", "checkpoint_format", "backend", "modules_to_not_convert", "pack_dtype", "lm_head"),
@@ -55,7 +64,7 @@ class AWQ:
     quantizes_head: bool = False
 
     @classmethod
-    def read(cls, config: Fields, names: Collection[str] = ()) -> AWQ:
+    def read(cls, config: JsonFields, names: Collection[str] = ()) -> AWQ:
         """Return the format from the `quantization_config` of config.json, or from AutoAWQ's quant_config.json.
 
         Zero points are read from the file even where `zero_point` is false: then all are the middle code.
@@ -64,11 +73,11 @@ class AWQ:
 
         Raises CheckpointError naming a key that asks for what is not supported or not understood.
         """
-        check_keys(config, _READ)
-        check_only_weights(config)
-        if _either(config, "bits", "w_bit") != BITS:
+        check_config_keys(config, _READ)
+        check_weight_only(config)
+        if _read_either_key(config, "bits", "w_bit") != BITS:
             raise config.error("bits", "4")
-        group_size = _either(config, "group_size", "q_group_size")
+        group_size = _read_either_key(config, "group_size", "q_group_size")
         if group_size not in GROUP_SIZES:
             raise config.error("group_size", ", ".join(map(str, GROUP_SIZES)))
         config.boolean("zero_point", True)
@@ -81,8 +90,8 @@ class AWQ:
         if config.boolean("lm_head", False):
             raise config.error("lm_head", "false: the gemm layout leaves the head as it is")
         modules = config.strings("modules_to_not_convert")
-        unconverted = left_plain(names, modules, "qweight") if names else modules
-        unconverted = (*unconverted, *left_out(config, names))
+        unconverted = find_unquantized(names, modules, "qweight") if names else modules
+        unconverted = (*unconverted, *layers_left_out(config, names))
         return cls(group_size, quantizes_head=head_is_quantized(config, names), unconverted=unconverted)
 
     @property
@@ -90,41 +99,41 @@ class AWQ:
         return f"awq-int{self.bits}" + (f"-g{self.group_size}" if self.group_size > 0 else "")
 
     def tensors(self, linear: LinearSpec) -> dict[str, TensorSpec]:
-        if is_part(linear.name, self.unconverted):
+        if is_within_modules(linear.name, self.unconverted):
             return Dense().tensors(linear)
-        outputs, inputs, group = linear.out_features, linear.in_features, group_of(linear, self.group_size)
-        check_words(linear, PER_WORD, outputs)
-        bias = {f"{linear.name}.bias": TensorSpec((outputs,), FLOATS)} if linear.bias else {}
+        outputs, inputs, group = linear.out_features, linear.in_features, group_columns(linear, self.group_size)
+        check_packed_sizes(linear, PER_WORD, outputs)
+        bias = {f"{linear.name}.bias": TensorSpec((outputs,), FLOAT_DTYPES)} if linear.bias else {}
         return {
-            f"{linear.name}.qweight": TensorSpec((inputs, outputs // PER_WORD), INTS),
-            f"{linear.name}.qzeros": TensorSpec((inputs // group, outputs // PER_WORD), INTS),
-            f"{linear.name}.scales": TensorSpec((inputs // group, outputs), FLOATS, problem=scales_problem),
+            f"{linear.name}.qweight": TensorSpec((inputs, outputs // PER_WORD), INT_DTYPES),
+            f"{linear.name}.qzeros": TensorSpec((inputs // group, outputs // PER_WORD), INT_DTYPES),
+            f"{linear.name}.scales": TensorSpec((inputs // group, outputs), FLOAT_DTYPES, problem=scales_problem),
             **bias,
         }
 
-    def linear(self, weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> DenseWeight | GroupedWeight:
+    def linear(self, weights: WeightLoader, linear: LinearSpec, dtype: torch.dtype) -> DenseWeight | GroupedWeight:
         name = linear.name
-        if is_part(name, self.unconverted):
+        if is_within_modules(name, self.unconverted):
             return Dense().linear(weights, linear, dtype)
-        group = group_of(linear, self.group_size)
+        group = group_columns(linear, self.group_size)
         words, of_group = linear.outputs(PER_WORD), linear.inputs(group)
-        codes = _by_outputs(weights.take(f"{name}.qweight", linear.inputs(), words))
+        codes = _unpack_by_outputs(weights.take(f"{name}.qweight", linear.inputs(), words))
         return GroupedWeight(
             codes=codes,
             scales=weights.take(f"{name}.scales", of_group, linear.outputs()).clone().t().contiguous(),
-            zeros=_by_outputs(weights.take(f"{name}.qzeros", of_group, words)),
+            zeros=_unpack_by_outputs(weights.take(f"{name}.qzeros", of_group, words)),
             bits=BITS,
             group_size=min(group, codes.shape[1]),  # less where a rank has part of a layer that is one group
-            bias=bias_of(weights, linear, dtype),
+            bias=take_bias(weights, linear, dtype),
         )
 
     def units(self, linear: LinearSpec) -> tuple[int, int]:
-        if is_part(linear.name, self.unconverted):
+        if is_within_modules(linear.name, self.unconverted):
             return Dense().units(linear)
         return PER_WORD, 1 if self.group_size == -1 else self.group_size
 
 
-def _either(config: Fields, key: str, older: str) -> int:
+def _read_either_key(config: JsonFields, key: str, older: str) -> int:
     """Return an integer that AutoAWQ calls `older` in its own file. Raises CheckpointError where both names exist and
     differ.
     """
@@ -134,8 +143,8 @@ def _either(config: Fields, key: str, older: str) -> int:
     return found[0] if found else config.integer(key, -1, 1 << 20)
 
 
-def _by_outputs(words: torch.Tensor) -> torch.Tensor:
+def _unpack_by_outputs(words: torch.Tensor) -> torch.Tensor:
     """Unpack words, int32 [R, N / 8], to uint8 [N, R], with outputs in their own order."""
-    nibbles = unpack(words, BITS).view(*words.shape, PER_WORD)
+    nibbles = unpack_codes(words, BITS).view(*words.shape, PER_WORD)
     of_outputs = [ORDER.index(output) for output in range(PER_WORD)]
     return nibbles[:, :, of_outputs].flatten(1).t().contiguous()

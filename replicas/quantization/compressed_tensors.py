@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ...kernels.canonical_weights import FP8_BLOCK
-from ..json_file import Fields
-from ..other_formats import ORIGINAL
-from .base import left_plain
-from .bookkeeping import check_keys
+from ..checkpoint.files.json_fields import JsonFields
+from ..checkpoint.files.unsupported_formats import USE_ORIGINAL_MODEL
+from .config_keys import check_config_keys
 from .fp8 import FP8
+from .weight_format import find_unquantized
 
 __all__ = ["read_compressed"]
 
@@ -33,7 +33,7 @@ _OF_TENSORS = frozenset(
 )
 
 
-def read_compressed(config: Fields, names: Collection[str] = ()) -> FP8:
+def read_compressed(config: JsonFields, names: Collection[str] = ()) -> FP8:
     """Return the format from the `quantization_config` of config.json.
 
     names  names of the checkpoint's tensors, which show which layers of `ignore` are unquantized, since it may name
@@ -41,9 +41,9 @@ def read_compressed(config: Fields, names: Collection[str] = ()) -> FP8:
 
     Raises CheckpointError naming a key that asks for what is not supported or not understood.
     """
-    check_keys(config, _READ)
+    check_config_keys(config, _READ)
     if config.raw.get("format") not in (None, *_FORMATS):
-        raise config.error("format", f"{' or '.join(_FORMATS)}, since others are not read here; {ORIGINAL}")
+        raise config.error("format", f"{' or '.join(_FORMATS)}, since others are not read here; {USE_ORIGINAL_MODEL}")
     config.choice("quantization_status", ("compressed", "frozen"), default="compressed")
     for key in ("kv_cache_scheme", "transform_config", "moe_sparsity_config"):
         if config.says(key):
@@ -56,24 +56,24 @@ def read_compressed(config: Fields, names: Collection[str] = ()) -> FP8:
         raise config.error("config_groups", "groups that hold their weights alike")
     ignored = config.strings("ignore")
     modules = ("",) if any(name.startswith("re:") for name in ignored) else ignored
-    return FP8(strategies == {"block"}, left_plain(names, modules, SCALE), SCALE)
+    return FP8(strategies == {"block"}, find_unquantized(names, modules, SCALE), SCALE)
 
 
-def _groups(config: Fields) -> list[str]:
+def _groups(config: JsonFields) -> list[str]:
     groups = config.section("config_groups")
     if groups is None or not groups.raw:
         raise config.error("config_groups", "an object with a group of layers")
     return list(groups.raw)
 
 
-def _strategy(config: Fields, name: str) -> str:
+def _strategy(config: JsonFields, name: str) -> str:
     """Return the strategy of a group's weights, after checking that everything else the group says is supported."""
     groups = config.section("config_groups")
     group = groups.section(name) if groups is not None else None
     weights = group.section("weights") if group is not None else None
     if group is None or weights is None:
         raise config.error("config_groups", f"a group {name} with weights")
-    check_keys(group, _OF_GROUP)
+    check_config_keys(group, _OF_GROUP)
     group.choice("format", _FORMATS, default=_FORMATS[0])
     if group.says("output_activations"):
         raise group.error("output_activations", "null: outputs are left as they are")
@@ -89,8 +89,8 @@ def _strategy(config: Fields, name: str) -> str:
     return strategy
 
 
-def _check_tensors(args: Fields, *, dynamic: bool) -> None:
-    check_keys(args, _OF_TENSORS)
+def _check_tensors(args: JsonFields, *, dynamic: bool) -> None:
+    check_config_keys(args, _OF_TENSORS)
     args.choice("type", ("float",))
     if args.integer("num_bits", 1, 64) != 8:
         raise args.error("num_bits", "8")

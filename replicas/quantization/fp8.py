@@ -20,13 +20,13 @@ from dataclasses import dataclass
 import torch
 
 from ...kernels.canonical_weights import FP8_BLOCK, DenseWeight, Fp8Weight, num_scale_blocks
-from ..json_file import Fields
-from ..weights import Weights, told
-from .base import FLOATS, LinearSpec, TensorSpec, is_part, left_plain
-from .bookkeeping import check_keys
-from .dense import Dense, bias_of
+from ..checkpoint.files.json_fields import JsonFields
+from ..checkpoint.reading.weight_loader import WeightLoader, satisfies
+from .config_keys import check_config_keys
+from .dense import Dense, take_bias
+from .weight_format import FLOAT_DTYPES, LinearSpec, TensorSpec, find_unquantized, is_within_modules
 
-LARGEST = 448.0  # largest number of e4m3
+MAX_E4M3 = 448.0  # largest number of e4m3
 INVERSE, SCALE = "weight_scale_inv", "weight_scale"
 
 _READ = frozenset(
@@ -53,14 +53,14 @@ class FP8:
     quantizes_head: bool = False
 
     @classmethod
-    def read(cls, config: Fields, names: Collection[str] = ()) -> FP8:
+    def read(cls, config: JsonFields, names: Collection[str] = ()) -> FP8:
         """Return the format from the `quantization_config` of config.json.
 
         names  names of the checkpoint's tensors, which show what scales are called and which layers are not in fp8
 
         Raises CheckpointError naming a key that asks for what is not supported or not understood.
         """
-        check_keys(config, _READ)
+        check_config_keys(config, _READ)
         _check_autoround(config)
         config.choice("fmt", ("e4m3", "float8_e4m3fn"), default="e4m3")
         config.choice("activation_scheme", ("dynamic",), default="dynamic")
@@ -71,50 +71,50 @@ class FP8:
         modules = config.strings("modules_to_not_convert") + config.strings("ignored_layers")
         found = [scale for scale in (INVERSE, SCALE) if any(name.endswith(f".{scale}") for name in names)]
         scale = found[0] if found else INVERSE if block else SCALE
-        return cls(bool(block), left_plain(names, modules, scale) if names else modules, scale)
+        return cls(bool(block), find_unquantized(names, modules, scale) if names else modules, scale)
 
     @property
     def name(self) -> str:
         return "fp8-e4m3" + (f"-b{FP8_BLOCK}" if self.in_blocks else "")
 
     def tensors(self, linear: LinearSpec) -> dict[str, TensorSpec]:
-        if is_part(linear.name, self.unconverted):
+        if is_within_modules(linear.name, self.unconverted):
             return Dense().tensors(linear)
         outputs, inputs = linear.out_features, linear.in_features
         scales = (
-            TensorSpec(num_scale_blocks(outputs, inputs), FLOATS)
+            TensorSpec(num_scale_blocks(outputs, inputs), FLOAT_DTYPES)
             if self.in_blocks
-            else TensorSpec((), FLOATS, others=((1,), (1, 1), (outputs, 1)))
+            else TensorSpec((), FLOAT_DTYPES, others=((1,), (1, 1), (outputs, 1)))
         )
-        bias = {f"{linear.name}.bias": TensorSpec((outputs,), FLOATS)} if linear.bias else {}
+        bias = {f"{linear.name}.bias": TensorSpec((outputs,), FLOAT_DTYPES)} if linear.bias else {}
         codes = TensorSpec((outputs, inputs), frozenset({"F8_E4M3"}), problem=_codes_problem)
         return {f"{linear.name}.weight": codes, f"{linear.name}.{self.scale}": scales, **bias}
 
-    def linear(self, weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> DenseWeight | Fp8Weight:
-        if is_part(linear.name, self.unconverted):
+    def linear(self, weights: WeightLoader, linear: LinearSpec, dtype: torch.dtype) -> DenseWeight | Fp8Weight:
+        if is_within_modules(linear.name, self.unconverted):
             return Dense().linear(weights, linear, dtype)
         name = f"{linear.name}.{self.scale}"
         scales = self._take_scales(weights, linear, name).clone()
-        if told(scales, lambda each: each.abs().amax() * LARGEST > torch.finfo(dtype).max, outlined=False):
+        if satisfies(scales, lambda each: each.abs().amax() * MAX_E4M3 > torch.finfo(dtype).max, outlined=False):
             raise weights.error(name, f"has weights beyond {str(dtype).removeprefix('torch.')}")
         return Fp8Weight(
             codes=weights.take(f"{linear.name}.weight", linear.outputs(), linear.inputs()).clone(),
             scales=scales if self.in_blocks else scales.view(-1, 1),
-            bias=bias_of(weights, linear, dtype),
+            bias=take_bias(weights, linear, dtype),
         )
 
     def units(self, linear: LinearSpec) -> tuple[int, int]:
-        in_blocks = self.in_blocks and not is_part(linear.name, self.unconverted)
+        in_blocks = self.in_blocks and not is_within_modules(linear.name, self.unconverted)
         return (FP8_BLOCK, FP8_BLOCK) if in_blocks else (1, 1)
 
-    def _take_scales(self, weights: Weights, linear: LinearSpec, name: str) -> torch.Tensor:
+    def _take_scales(self, weights: WeightLoader, linear: LinearSpec, name: str) -> torch.Tensor:
         if self.in_blocks:
             return weights.take(name, linear.outputs(FP8_BLOCK), linear.inputs(FP8_BLOCK))
         of_rows = weights.shape(name) == (linear.out_features, 1)
         return weights.take(name, linear.outputs()) if of_rows else weights.take(name)
 
 
-def _check_autoround(config: Fields) -> None:
+def _check_autoround(config: JsonFields) -> None:
     """Check keys of auto-round that repeat the format in its own words: 8 bits, and activations that are rounded
     dynamically.
 

@@ -21,17 +21,26 @@ from functools import partial
 import torch
 
 from ...kernels.canonical_weights import DenseWeight, GroupedWeight
-from ..json_file import Fields
-from ..weights import Weights, told
-from .base import FLOATS, LinearSpec, TensorSpec, is_part, left_plain
-from .bookkeeping import check_keys
+from ..checkpoint.files.json_fields import JsonFields
+from ..checkpoint.reading.weight_loader import WeightLoader, satisfies
+from .config_keys import check_config_keys
 from .dense import Dense
-from .left_out import RULES, head_is_quantized, left_out
-from .words import ACTIVATIONS, GROUP_SIZES, INTS, check_only_weights, check_words, group_of, scales_problem, unpack
+from .int32_packing import (
+    ACTIVATION_KEYS,
+    GROUP_SIZES,
+    INT_DTYPES,
+    check_packed_sizes,
+    check_weight_only,
+    group_columns,
+    scales_problem,
+    unpack_codes,
+)
+from .unquantized_rules import RULE_KEYS, head_is_quantized, layers_left_out
+from .weight_format import FLOAT_DTYPES, LinearSpec, TensorSpec, find_unquantized, is_within_modules
 
 _READ = (
-    ACTIVATIONS
-    | RULES
+    ACTIVATION_KEYS
+    | RULE_KEYS
     | {
         *("quant_method", "bits", "group_size", "sym", "desc_act", "lm_head", "checkpoint_format"),
         *("pack_dtype", "is_marlin_format", "format", "method", "modules_in_block_to_quantize"),
@@ -60,7 +69,7 @@ class GPTQ:
     unconverted: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, config: Fields, names: Collection[str] = ()) -> GPTQ:
+    def read(cls, config: JsonFields, names: Collection[str] = ()) -> GPTQ:
         """Return the format from the `quantization_config` of config.json, or from AutoGPTQ's quantize_config.json.
 
         names  names of the checkpoint's tensors, which show the unquantized layers where the config lists only
@@ -68,8 +77,8 @@ class GPTQ:
 
         Raises CheckpointError naming a key that asks for what is not supported or not understood.
         """
-        check_keys(config, _READ)
-        check_only_weights(config)
+        check_config_keys(config, _READ)
+        check_weight_only(config)
         bits = config.integer("bits", 1, 64)
         if bits not in (4, 8):
             raise config.error("bits", "4 or 8")
@@ -90,7 +99,7 @@ class GPTQ:
             zeros_borrow=not sym and "gptqmodel" in str(config.raw.get("meta")).lower(),
             desc_act=config.boolean("desc_act", False),
             quantizes_head=head_is_quantized(config, names),
-            unconverted=(*_unconverted(config, names), *left_out(config, names)),
+            unconverted=(*_unconverted(config, names), *layers_left_out(config, names)),
         )
 
     @property
@@ -102,23 +111,23 @@ class GPTQ:
         return 32 // self.bits
 
     def tensors(self, linear: LinearSpec) -> dict[str, TensorSpec]:
-        if is_part(linear.name, self.unconverted):
+        if is_within_modules(linear.name, self.unconverted):
             return Dense().tensors(linear)
         outputs, inputs, per_word = linear.out_features, linear.in_features, self.codes_per_word
-        group = group_of(linear, self.group_size)
-        check_words(linear, per_word, outputs, inputs)
+        group = group_columns(linear, self.group_size)
+        check_packed_sizes(linear, per_word, outputs, inputs)
         return {
-            f"{linear.name}.qweight": TensorSpec((inputs // per_word, outputs), INTS),
-            f"{linear.name}.qzeros": TensorSpec((inputs // group, outputs // per_word), INTS),
-            f"{linear.name}.scales": TensorSpec((inputs // group, outputs), FLOATS, problem=scales_problem),
-            f"{linear.name}.g_idx": TensorSpec((inputs,), INTS, True, partial(_groups_problem, group=group)),
-            f"{linear.name}.bias": TensorSpec((outputs,), FLOATS, optional=not linear.bias),
+            f"{linear.name}.qweight": TensorSpec((inputs // per_word, outputs), INT_DTYPES),
+            f"{linear.name}.qzeros": TensorSpec((inputs // group, outputs // per_word), INT_DTYPES),
+            f"{linear.name}.scales": TensorSpec((inputs // group, outputs), FLOAT_DTYPES, problem=scales_problem),
+            f"{linear.name}.g_idx": TensorSpec((inputs,), INT_DTYPES, True, partial(_groups_problem, group=group)),
+            f"{linear.name}.bias": TensorSpec((outputs,), FLOAT_DTYPES, optional=not linear.bias),
         }
 
-    def linear(self, weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> DenseWeight | GroupedWeight:
-        if is_part(linear.name, self.unconverted):
+    def linear(self, weights: WeightLoader, linear: LinearSpec, dtype: torch.dtype) -> DenseWeight | GroupedWeight:
+        if is_within_modules(linear.name, self.unconverted):
             return Dense().linear(weights, linear, dtype)
-        name, group = linear.name, group_of(linear, self.group_size)
+        name, group = linear.name, group_columns(linear, self.group_size)
         order = _permutation(weights, linear, likely=self.desc_act)
         of_group = linear.inputs(group)
         codes = self._codes(weights, linear, order)
@@ -134,29 +143,29 @@ class GPTQ:
         )
 
     def units(self, linear: LinearSpec) -> tuple[int, int]:
-        if is_part(linear.name, self.unconverted):
+        if is_within_modules(linear.name, self.unconverted):
             return Dense().units(linear)
         return self.codes_per_word, self.codes_per_word if self.group_size == -1 else self.group_size
 
-    def _codes(self, weights: Weights, linear: LinearSpec, order: torch.Tensor | None) -> torch.Tensor:
+    def _codes(self, weights: WeightLoader, linear: LinearSpec, order: torch.Tensor | None) -> torch.Tensor:
         """Return codes, uint8 [N, K], with columns in that order. With an order they are scattered in the file, and all
         are read.
         """
         name = f"{linear.name}.qweight"
         if order is None:
-            return unpack(weights.take(name, linear.inputs(self.codes_per_word), linear.outputs()).t(), self.bits)
-        return unpack(weights.take(name, slice(None), linear.outputs()).t(), self.bits)[:, order[linear.inputs()]]
+            return unpack_codes(weights.take(name, linear.inputs(self.codes_per_word), linear.outputs()).t(), self.bits)
+        return unpack_codes(weights.take(name, slice(None), linear.outputs()).t(), self.bits)[:, order[linear.inputs()]]
 
     def _zeros(self, packed: torch.Tensor) -> torch.Tensor:
         """Return the true zero points, uint8 [G, N], of packed ones, undoing what was subtracted before they were
         stored.
         """
         if packed.is_meta:  # an outline's tensors have shapes only
-            return unpack(packed, self.bits)
+            return unpack_codes(packed, self.bits)
         if self.zeros_borrow and self.zero_offset:
             ones = sum(1 << shift for shift in range(0, 32, self.bits))
-            return unpack((packed.view(torch.int32).long() + ones).to(torch.int32), self.bits)
-        stored = unpack(packed, self.bits)
+            return unpack_codes((packed.view(torch.int32).long() + ones).to(torch.int32), self.bits)
+        stored = unpack_codes(packed, self.bits)
         # Some writers say "gptq" and store symmetric zero points as they are: 8 and not 7 of 4 bits.
         if self.sym and bool((stored == 2 ** (self.bits - 1)).all()):
             return stored
@@ -164,7 +173,7 @@ class GPTQ:
         return (stored + self.zero_offset).bitwise_and(largest)
 
 
-def _unconverted(config: Fields, names: Collection[str]) -> tuple[str, ...]:
+def _unconverted(config: JsonFields, names: Collection[str]) -> tuple[str, ...]:
     """Return the layers that `modules_in_block_to_quantize` leaves out, and that the file holds unquantized.
 
     The key has names within a block of the model, "mlp.down_proj", in a list or in lists of those quantized together.
@@ -184,10 +193,10 @@ def _unconverted(config: Fields, names: Collection[str]) -> tuple[str, ...]:
     quantized = (name.removesuffix(".qweight") for name in sorted(names) if name.endswith(".qweight"))
     if surplus := next((name for name in quantized if not is_listed(name) and name != "lm_head"), None):
         raise config.error(key, f"a list with {surplus}, which the file holds quantized")
-    return tuple(name for name in left_plain(names, ("",), "qweight") if not is_listed(name))
+    return tuple(name for name in find_unquantized(names, ("",), "qweight") if not is_listed(name))
 
 
-def _version(config: Fields) -> str:
+def _version(config: JsonFields) -> str:
     """Return the version of the format. Newer files of GPTQModel call `checkpoint_format` `format`, and some
     have both.
     """
@@ -197,13 +206,13 @@ def _version(config: Fields) -> str:
     return next(iter(found.values()), "gptq")
 
 
-def _permutation(weights: Weights, linear: LinearSpec, *, likely: bool) -> torch.Tensor | None:
+def _permutation(weights: WeightLoader, linear: LinearSpec, *, likely: bool) -> torch.Tensor | None:
     """Return input features in the order of their groups; None where they are in that order already."""
     name = f"{linear.name}.g_idx"
     if name not in weights:
         return None
     groups = weights.take(name).long()
-    if told(groups, lambda each: (each[1:] >= each[:-1]).all(), outlined=not likely):
+    if satisfies(groups, lambda each: (each[1:] >= each[:-1]).all(), outlined=not likely):
         return None
     return torch.argsort(groups, stable=True)
 
@@ -217,12 +226,12 @@ def _groups_problem(groups: torch.Tensor, group: int) -> str | None:
     return None
 
 
-def _bias(weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> torch.Tensor | None:
+def _bias(weights: WeightLoader, linear: LinearSpec, dtype: torch.dtype) -> torch.Tensor | None:
     """Return a layer's bias. AutoGPTQ stores a bias of zeros for layers that have none, which is dropped."""
     name = f"{linear.name}.bias"
     if name not in weights:
         return None
     bias = weights.take_finite(name, dtype, linear.outputs())
-    if not linear.bias and told(bias, lambda each: (each != 0).any(), outlined=False):
+    if not linear.bias and satisfies(bias, lambda each: (each != 0).any(), outlined=False):
         raise weights.error(name, "is not zero, but config.json says that this layer has no bias")
     return bias if linear.adds_bias else None

@@ -1,5 +1,4 @@
-"""Simulated engine over a device that computes nothing and takes the time that a named GPU would.
+"""A device that computes nothing and takes the time that a named GPU would, in real and in virtual time.
 
-Scheduler, KV accounting and, in real time, engine and worker are the real ones. All results are simulated, and are
-marked as simulated wherever they are shown.
+May import engine and all below it; simulated fleets go to cluster.simulation.
 """

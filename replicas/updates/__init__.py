@@ -1,3 +1,4 @@
-"""Updates of a model's weights while it serves: new values are checked, built beside the old ones, and adopted between
-two steps.
+"""New values for the weights while the model serves: checked, built beside the old ones, taken up between two steps.
+
+May import loading, offload, gpu and model, never parallel. A new source of weights goes here.
 """

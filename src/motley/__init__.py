@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .replicas.engine.entrypoints.offline import CompletionOutput, Engine, RequestOutput
     from .replicas.errors import (
         CheckpointError,
         DeadlineExceeded,
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
         Overloaded,
         Unavailable,
     )
-    from .replicas.grammar_spec import GrammarSpec
-    from .replicas.offline import CompletionOutput, Engine, RequestOutput
-    from .replicas.protocol import Delta, FinishReason, TokenLogprob
+    from .replicas.grammar.grammar_spec import GrammarSpec
     from .replicas.sampling_params import SamplingParams
+    from .replicas.types import Delta, FinishReason, TokenLogprob
 
 __all__ = [
     "CheckpointError",
@@ -48,14 +48,14 @@ _ERRORS = (
     "Unavailable",
 )  # fmt: skip
 _HOME = dict.fromkeys(_ERRORS, ".replicas.errors") | {
-    "CompletionOutput": ".replicas.offline",
-    "Delta": ".replicas.protocol",
-    "Engine": ".replicas.offline",
-    "FinishReason": ".replicas.protocol",
-    "GrammarSpec": ".replicas.grammar_spec",
-    "RequestOutput": ".replicas.offline",
+    "CompletionOutput": ".replicas.engine.entrypoints.offline",
+    "Delta": ".replicas.types",
+    "Engine": ".replicas.engine.entrypoints.offline",
+    "FinishReason": ".replicas.types",
+    "GrammarSpec": ".replicas.grammar.grammar_spec",
+    "RequestOutput": ".replicas.engine.entrypoints.offline",
     "SamplingParams": ".replicas.sampling_params",
-    "TokenLogprob": ".replicas.protocol",
+    "TokenLogprob": ".replicas.types",
 }
 
 

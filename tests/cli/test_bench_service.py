@@ -22,9 +22,9 @@ from motley.cluster.bench.lengths import Lengths
 from motley.cluster.bench.samples import OK, Outcome, Sample
 from motley.cluster.bench.service import Service
 from motley.cluster.bench.workload import Workload
-from motley.replicas.bench.child import Child
+from motley.replicas.bench.child import BenchChild
 from motley.replicas.errors import EngineFault
-from motley.replicas.tokenizer import Tokenizer
+from motley.replicas.text.tokenizer.tokenizer import Tokenizer
 
 SHORT = Workload(concurrency=4, warmup_s=0.0, duration_s=0.6, output_tokens=Lengths("fixed", 6))
 ALPHABET = tuple(range(65, 90))
@@ -51,7 +51,7 @@ def test_a_process_that_breaks_says_why(tmp_path: Path) -> None:
 
 
 def test_plain_grpc_answers_the_same_load() -> None:
-    with Child("motley.cluster.bench.plain") as plain:
+    with BenchChild("motley.cluster.bench.plain") as plain:
         service = Service("grpc", plain.read()["target"], "m", ALPHABET, 1000, null=True)
         outcome = put(SHORT, service)
     assert {(sample.code, sample.tokens, sample.messages) for sample in outcome.samples} == {(OK, 6, 6)}

@@ -10,7 +10,7 @@ import pytest
 
 from motley.cli.app import run
 from motley.kernels.device.device_table import DEVICES
-from motley.replicas import weights
+from motley.replicas.checkpoint.reading import weight_loader
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
@@ -28,7 +28,7 @@ def test_no_tensor_is_read(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     def opened(*_: Any, **__: Any) -> None:
         raise AssertionError("a file of tensors was opened")
 
-    monkeypatch.setattr(weights, "safe_open", opened)
+    monkeypatch.setattr(weight_loader, "safe_open", opened)
     found = report(capsys, "demo", "--context", "2000", "--batch", "4")
     assert (found["fit"], found["source"]) == ("demo", "arithmetic")
     assert found["model"]["quantization"] == "gptq-int4-g64"
@@ -105,7 +105,7 @@ def test_a_divided_model_is_told_process_by_process(
     def opened(*_: Any, **__: Any) -> None:
         raise AssertionError("a file of tensors was opened")
 
-    monkeypatch.setattr(weights, "safe_open", opened)
+    monkeypatch.setattr(weight_loader, "safe_open", opened)
     found = report(capsys, *DIVIDED, "--device", "cpu", "--device", "Tesla T4", "--context", "1024", "--link", "pcie")
     assert (found["ranks"], found["stages"], found["layers"]) == (2, 2, [2, 4])
     cpu, t4 = found["rows"]

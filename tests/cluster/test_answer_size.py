@@ -21,7 +21,7 @@ from motley.cluster.protocols import kserve, motley_reply, openai, openai_logpro
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc, kserve_pb2, kserve_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
 from motley.cluster.web.answers import Streaming
-from motley.replicas.protocol import Delta, FinishReason, StreamMessage, TokenLogprob
+from motley.replicas.types import Delta, FinishReason, StreamMessage, TokenLogprob
 
 TOP = 20
 ENTRY = TokenLogprob(65, -0.5, tuple((65 + i, -0.5 - i) for i in range(TOP)))

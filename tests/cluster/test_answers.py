@@ -16,7 +16,7 @@ from scripted_worker import ScriptedWorker
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.replicas.errors import DeadlineExceeded, EngineFault, Overloaded, Unavailable
-from motley.replicas.protocol import Delta, FinishReason, StreamMessage, TokenLogprob
+from motley.replicas.types import Delta, FinishReason, StreamMessage, TokenLogprob
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

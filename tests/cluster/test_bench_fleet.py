@@ -16,13 +16,13 @@ from motley.cluster.fleet.spec import FleetSpec
 from motley.cluster.routing.live import Live
 from motley.cluster.routing.predict import RANKS, Ask, Directory, Speed
 from motley.cluster.routing.predict import Slo as Objectives
-from motley.replicas.protocol import BATCHES
+from motley.replicas.types import PROFILED_BATCH_SIZES
 
 PLAN = bench.Plan(rate=1.0, seconds=10.0, warmup_s=2.0, turns=1)
 
 
 def a_speed(factor: float) -> Speed:
-    return Speed(1000.0 * factor, (0.02 / factor,) * len(BATCHES), 0.0, 512, 64, 1 << 17)
+    return Speed(1000.0 * factor, (0.02 / factor,) * len(PROFILED_BATCH_SIZES), 0.0, 512, 64, 1 << 17)
 
 
 def test_two_choices_take_the_less_loaded_of_two_whatever_their_speeds() -> None:

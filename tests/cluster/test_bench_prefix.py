@@ -15,7 +15,7 @@ from motley.cluster.prefix.bench_routed import NONE, SEEN, UNSEEN, Fleet, routed
 from motley.cluster.prefix.bench_simulated import GPUS, simulated
 from motley.cluster.prefix.bench_trace import Trace
 from motley.cluster.prefix.server import find_redis
-from motley.replicas.bench.shapes import SHAPES, Shape
+from motley.replicas.bench.shapes import SHAPES, CheckpointShape
 
 
 def test_where_lines_cross_redis_begins_to_be_faster() -> None:
@@ -105,7 +105,7 @@ def test_a_part_is_measured_alone() -> None:
 @pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 def test_no_request_fails_whatever_redis_does_and_it_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     # Little KV, dear to compute: even on a busy machine it pays to read it.
-    monkeypatch.setitem(SHAPES, "wide", Shape(768, 3_072, 2, 12, 2, 4_096))
+    monkeypatch.setitem(SHAPES, "wide", CheckpointShape(768, 3_072, 2, 12, 2, 4_096))
     plan = Faults(shape="wide", prefix_tokens=256, rounds=1)
     rows = faults(plan, b"a secret of the tests alone, 32 bytes", lambda line: None)
     assert {each["workload"]["redis"] for each in rows} == set(KINDS)

@@ -16,10 +16,10 @@ from local_pool import LocalPool
 from motley.cluster.routing import bundles
 from motley.cluster.routing.resume import ResumePolicy
 from motley.cluster.routing.router import Router
+from motley.replicas.engine.entrypoints.worker import Worker
+from motley.replicas.engine.streams.output_buffer import merge_messages
 from motley.replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Overloaded
-from motley.replicas.pile import merge
-from motley.replicas.protocol import Request, SamplingParams, StreamMessage
-from motley.replicas.worker import Worker
+from motley.replicas.types import Request, SamplingParams, StreamMessage
 
 POLICY = ResumePolicy(stall_s=0.2, wait_s=5.0, backoff_s=0.001)
 
@@ -73,7 +73,7 @@ def asked(number: int, **params: Any) -> Request:
 
 async def answer(router: Router, request: Request) -> StreamMessage:
     async with aclosing(router.stream(request, whole=True)) as messages:
-        return plain(merge([message async for message in messages]))
+        return plain(merge_messages([message async for message in messages]))
 
 
 def plain(message: StreamMessage) -> StreamMessage:

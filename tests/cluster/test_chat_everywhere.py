@@ -16,7 +16,7 @@ from tool_templates import TEMPLATES
 from motley.client import AsyncClient, reply
 from motley.cluster.protos import inference_pb2 as pb
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.protocol import FinishReason
+from motley.replicas.types import FinishReason
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Weather?"}]

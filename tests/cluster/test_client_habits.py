@@ -20,7 +20,7 @@ from local_ingress import make_ingress
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
 from motley.cluster.routing.said import heard
-from motley.replicas.protocol import Delta, FinishReason, Request, StreamMessage
+from motley.replicas.types import Delta, FinishReason, Request, StreamMessage
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LENGTH = "maximum context length is 512 tokens"  # by such words libraries tell it from other errors

@@ -23,10 +23,12 @@ from motley.cluster.routing.predict import Slo
 from motley.cluster.routing.resume import ResumePolicy
 from motley.cluster.routing.roster import Roster, Seen
 from motley.cluster.routing.router import Router
+from motley.replicas.engine.entrypoints.worker import Worker
+from motley.replicas.engine.model_limits import ModelLimits
+from motley.replicas.engine.streams.profile_text import profile_to_text
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.limits import Limits
-from motley.replicas.protocol import (
-    BATCHES,
+from motley.replicas.types import (
+    PROFILED_BATCH_SIZES,
     FinishReason,
     ModelInfo,
     ReplicaLoad,
@@ -34,8 +36,6 @@ from motley.replicas.protocol import (
     Request,
     SamplingParams,
 )
-from motley.replicas.published import text_of
-from motley.replicas.worker import Worker
 
 POLICY = ResumePolicy(stall_s=5.0, wait_s=5.0, backoff_s=0.001)
 SHORT = 40
@@ -51,8 +51,8 @@ CASES: dict[str, dict[str, object]] = {
 def a_profile(longest: int, speed: float = 1.0, name: str = "") -> ReplicaProfile:
     return ReplicaProfile(
         name, ModelInfo("m", "f", 1000, longest, (1,), "float32", "none"), "cpu", f"of {longest}", None, "exact", "",
-        4000.0 * speed, 0.01, 4000, 512, decode_s=tuple((0.01 + 0.0003 * batch) / speed for batch in BATCHES),
-        max_running=64, pool="p",
+        4000.0 * speed, 0.01, 4000, 512,
+        decode_s=tuple((0.01 + 0.0003 * batch) / speed for batch in PROFILED_BATCH_SIZES), max_running=64, pool="p",
     )  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def test_what_a_context_must_hold_is_what_a_replica_checks(
         return
     asked = request(prompt, most, made, min_tokens=least_tokens)
     try:
-        Limits(1000, context, ()).check(asked)
+        ModelLimits(1000, context, ()).check(asked)
         fits = True
     except InvalidRequest:
         fits = False
@@ -167,7 +167,7 @@ class Service:
         for name in names:
             replica = self.short if name == "short" else self.long
             profile = replace(replica.worker.profile(), pool=name)
-            self.roster.update(name, {f"{name}-0": Seen({"profile": text_of(profile)}, {})})
+            self.roster.update(name, {f"{name}-0": Seen({"profile": profile_to_text(profile)}, {})})
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ async def test_what_a_shorter_one_refuses_that_nobody_has_heard_of_goes_on_where
     short, long = FaultyReplica(workers[0], []), FaultyReplica(workers[1], [Fault(20)])
     pool, roster = LocalPool(short, long, name="p-"), Roster()
     router = Router({"p": pool}, POLICY, roster=roster)
-    roster.update("p", {"p-1": Seen({"profile": text_of(replace(workers[1].profile(), pool="p"))}, {})})
+    roster.update("p", {"p-1": Seen({"profile": profile_to_text(replace(workers[1].profile(), pool="p"))}, {})})
     asked = Request("r", PROMPT, SamplingParams(max_tokens=60, seed=5, ignore_eos=True))
     made = []
     async for message in router.stream(asked):

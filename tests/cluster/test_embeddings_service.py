@@ -24,10 +24,10 @@ from motley.cluster.protocols import openai_embeddings
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 from motley.cluster.web.servicers import add_inference
+from motley.replicas.engine.entrypoints.offline import Engine
+from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.offline import Engine
 from motley.replicas.sampling_params import SamplingParams
-from motley.replicas.worker import Worker
 
 PATH = "/v1/embeddings"
 MAX_LEN = 64

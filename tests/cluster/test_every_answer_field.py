@@ -26,7 +26,7 @@ from motley.cluster.protos import vllm_common_pb2 as common
 from motley.cluster.protos import vllm_engine_pb2 as vllm
 from motley.cluster.web import servicers
 from motley.replicas.errors import Unavailable
-from motley.replicas.protocol import (
+from motley.replicas.types import (
     Delta,
     FinishReason,
     KvEvent,

@@ -26,7 +26,7 @@ from local_ingress import make_ingress
 from tool_templates import write_tool_tokenizer
 
 from motley.cluster.web.servicers import SERVICES
-from motley.replicas.protocol import KvEvent, KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage
+from motley.replicas.types import KvEvent, KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage
 
 OURS = ("motley.v1", "inference", "vllm.grpc.engine")
 RPCS = [rpc for service in SERVICES if service.file.package in OURS for rpc in service.methods]

@@ -18,11 +18,11 @@ from local_ingress import make_ingress
 from motley.client import AsyncClient
 from motley.cluster.feed import AT_ONCE, Feed
 from motley.cluster.streams import all_of, merge
-from motley.replicas.admission import Admission
+from motley.replicas.engine.entrypoints.worker import Worker
+from motley.replicas.engine.streams.admission_limiter import AdmissionLimiter
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import DeadlineExceeded, Overloaded
-from motley.replicas.protocol import Request, SamplingParams, StreamMessage
-from motley.replicas.worker import Worker
+from motley.replicas.types import Request, SamplingParams, StreamMessage
 
 MOST = 100
 
@@ -37,7 +37,7 @@ class Queue:
     """A router whose one replica admits by tokens; a request is its number of tokens, and begins at the next turn."""
 
     def __init__(self) -> None:
-        self.admission = Admission(max_waiting=10**6, max_waiting_tokens=MOST)
+        self.admission = AdmissionLimiter(max_waiting=10**6, max_waiting_tokens=MOST)
         self.inside = self.most_inside = self.refused = 0
 
     async def stream(self, request: Any, *, whole: bool = False) -> AsyncGenerator[Any, None]:

@@ -25,8 +25,8 @@ from motley.cluster.fleet.selector import ACCELERATOR, placement_options
 from motley.cluster.fleet.spec import ENGINE_NAMES, EngineSpec, FleetSpec, ReplicaRange, ScalingSpec, engine_config
 from motley.cluster.scaling.policies import POLICIES
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.protocol import BATCHES
-from motley.replicas.simulated.device import Attained
+from motley.replicas.simulated.simulated_device import RooflineShares
+from motley.replicas.types import PROFILED_BATCH_SIZES
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 EXAMPLES = sorted((DEPLOY / "examples").glob("*.yaml"))
@@ -144,7 +144,11 @@ def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, more: str, place: s
 
 def test_what_a_gpu_has_measured_is_read_once_and_kept(tmp_path: Path) -> None:
     """Replicas may be where the file is not; that it is measured, and by which file, stays with the figures."""
-    rates = {"prefill_tokens_per_s": 900.0, "decode_s": [0.03 + 1e-4 * batch for batch in BATCHES], "context_s": 4e-7}
+    rates = {
+        "prefill_tokens_per_s": 900.0,
+        "decode_s": [0.03 + 1e-4 * batch for batch in PROFILED_BATCH_SIZES],
+        "context_s": 4e-7,
+    }
     (tmp_path / "t4.json").write_text(json.dumps(rates))
     pool = "    simulate: T4\n    simulate_model: qwen2.5-7b\n"
     spec = load(tmp_path, HEAD + pool + "    measured: t4.json\n")
@@ -155,7 +159,7 @@ def test_what_a_gpu_has_measured_is_read_once_and_kept(tmp_path: Path) -> None:
     assert FleetSpec.model_validate_json(spec.model_dump_json()) == spec
     (tmp_path / "t4.json").unlink()
     make = app._make_worker(spec, found, None, None)
-    assert make()._attained == Attained(**found.attained.model_dump())
+    assert make()._attained == RooflineShares(**found.attained.model_dump())
     (tmp_path / "t4.json").write_text(json.dumps(rates | {"prefill_tokens_per_s": 500.0}))
     [again] = load(tmp_path, HEAD + pool + "    measured: t4.json\n").pools
     assert again != found, "another content is a change of the fleet"

@@ -20,8 +20,8 @@ from motley.cluster.prefix.shared import Shared, tell_wire
 from motley.kernels.device.device_spec import DeviceSpec
 from motley.kernels.device.device_table import DEVICES
 from motley.kernels.device.precision import policy_of
+from motley.replicas.engine.startup.prefix_setup import engine_kv_identity
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.prefix.setup import identity_of
 
 MIXED = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "mixed.yaml"
 REDIS = "redis://redis.internal:6379"
@@ -46,7 +46,7 @@ def identity(config: EngineConfig, capability: tuple[int, int], weights: str = "
     ops: Any = SimpleNamespace(dtype=storage, arithmetic=f"gpu-{capability}-{storage}-fast{kv}")
     shape = SimpleNamespace(num_layers=28, num_kv_heads=4, head_dim=128)
     loaded: Any = SimpleNamespace(fingerprint=weights, config=shape)
-    return identity_of(config, loaded, ops, ops.arithmetic)
+    return engine_kv_identity(config, loaded, ops, ops.arithmetic)
 
 
 def identities(spec: FleetSpec) -> dict[str, bytes]:

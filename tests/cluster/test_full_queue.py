@@ -19,7 +19,7 @@ from running import Running
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc, kserve_pb2, kserve_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
-from motley.replicas.plan import StepPlan, StepResult
+from motley.replicas.execution.step_plan import StepPlan, StepResult
 
 MOST = 200  # prompt tokens that may wait; of requests more than this test has
 LONG = "x" * 120

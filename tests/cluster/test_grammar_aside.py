@@ -15,8 +15,8 @@ from motley.cluster.protocols import chat_tools
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import vllm_engine_pb2 as vllm_pb
 from motley.cluster.protos import vllm_engine_pb2_grpc
-from motley.replicas import grammar_spec
 from motley.replicas.errors import InvalidRequest
+from motley.replicas.grammar import grammar_spec
 
 HELLO = [{"role": "user", "content": "x"}]
 TEXT = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["x"]}
@@ -89,7 +89,7 @@ async def test_what_may_need_automata_is_looked_at_aside(
         raise InvalidRequest("looked at", param="x")
 
     for module in (grammar_spec, chat_tools):
-        monkeypatch.setattr(module, "loosened", refuse)
+        monkeypatch.setattr(module, "relax_schema", refuse)
     body: dict[str, Any] = {"messages": HELLO}
     wanted = {"type": "object", "propertyNames": {"KEYWORD": "a"}}
     if kind == "a format":

@@ -15,7 +15,7 @@ from motley.cluster.protocols.kserve_binary import written
 from motley.cluster.protocols.kserve_reply import InferResponse
 from motley.cluster.protocols.kserve_statistics import InferStatistics
 from motley.cluster.protocols.kserve_tensors import Tensor
-from motley.replicas.protocol import Request
+from motley.replicas.types import Request
 
 Call = Callable[..., Any]
 LENGTH = "inference-header-content-length"

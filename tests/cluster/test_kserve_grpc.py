@@ -24,7 +24,7 @@ from motley.cluster.protos import kserve_pb2 as pb
 from motley.cluster.protos import kserve_pb2_grpc
 from motley.cluster.web import unparsed
 from motley.replicas.errors import EngineFault, InvalidRequest, MotleyError, Overloaded, Unavailable
-from motley.replicas.protocol import Delta, FinishReason, StreamMessage, TokenLogprob
+from motley.replicas.types import Delta, FinishReason, StreamMessage, TokenLogprob
 
 FINAL = "triton_final_response"
 EMPTY_FINAL = "triton_enable_empty_final_response"

@@ -15,11 +15,11 @@ from letters import Clock
 from motley.cluster import latencies
 from motley.cluster.latencies import HISTOGRAMS, HistogramExporter, LatencyExporter, tell_latencies
 from motley.cluster.routing.tally import Latencies, Tally
-from motley.replicas.histogram import Histogram, Spread
-from motley.replicas.protocol import Delta, Request, SamplingParams, StreamMessage
+from motley.replicas.kv.histogram import Histogram, HistogramSnapshot
+from motley.replicas.types import Delta, Request, SamplingParams, StreamMessage
 
 
-def spreads(*messages: tuple[float, int], choices: int = 1, ends: float = 0.0) -> dict[str, Spread]:
+def spreads(*messages: tuple[float, int], choices: int = 1, ends: float = 0.0) -> dict[str, HistogramSnapshot]:
     """Of a request whose messages came so many seconds after the one before, with so many tokens each."""
     clock = Clock()
     tally = Tally(None, clock)
@@ -35,7 +35,7 @@ def message(tokens: int) -> StreamMessage:
     return StreamMessage((Delta(0, tuple(range(tokens))),))
 
 
-def told(**of: Spread) -> dict[str, tuple[int, float]]:
+def told(**of: HistogramSnapshot) -> dict[str, tuple[int, float]]:
     return {name.split("_")[0]: (spread.count, pytest.approx(spread.total)) for name, spread in of.items()}
 
 
@@ -93,9 +93,9 @@ def test_they_are_told_as_prometheus_names_a_histogram() -> None:
 
     exporter = HistogramExporter({"model_name": "tiny"}, SimpleNamespace(Gauge=gauge))
     name = "time_to_first_token_seconds"
-    exporter.tell(name, Spread((0.1, 2.5), (0, 0, 0), 0.0))
+    exporter.tell(name, HistogramSnapshot((0.1, 2.5), (0, 0, 0), 0.0))
     assert not seen, "nothing is a zero that only stands for nothing"
-    exporter.tell(name, Spread((0.1, 2.5), (3, 1, 1), 9.5))
+    exporter.tell(name, HistogramSnapshot((0.1, 2.5), (3, 1, 1), 9.5))
     bucket = f"motley_{name}_bucket"
     assert seen == {
         (bucket, "0.1"): 3, (bucket, "2.5"): 4, (bucket, "+Inf"): 5,

@@ -24,7 +24,7 @@ from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import vllm_engine_pb2
 from motley.cluster.routing import router
 from motley.replicas.errors import DeadlineExceeded, Overloaded
-from motley.replicas.protocol import Request, SamplingParams, StreamMessage
+from motley.replicas.types import Request, SamplingParams, StreamMessage
 
 
 class Slow(EchoWorker):

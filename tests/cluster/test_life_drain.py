@@ -25,7 +25,7 @@ from motley.cluster.protos import kserve_pb2 as kserve_pb
 from motley.cluster.protos import vllm_engine_pb2 as vllm_pb
 from motley.cluster.web.servicers import add_inference
 from motley.replicas.errors import Overloaded
-from motley.replicas.protocol import Request, StreamMessage
+from motley.replicas.types import Request, StreamMessage
 
 LONG = {"prompt": "abc", "max_tokens": 400}
 STREAMING = {"name": "streaming", "datatype": "BOOL", "shape": [1], "contents": {"bool_contents": [True]}}

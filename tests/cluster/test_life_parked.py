@@ -17,16 +17,16 @@ from in_thread import InThread, in_thread
 from raw_calls import PROTOCOLS, Asked, Protocol, RawCall, deadline_told
 from served import wait_for
 
-from motley.replicas.blocks import BlockPool
-from motley.replicas.build import BuiltEngine
-from motley.replicas.engine import EngineCore
+from motley.replicas.engine.engine import EngineCore
+from motley.replicas.engine.entrypoints.worker import Worker
+from motley.replicas.engine.model_limits import ModelLimits
+from motley.replicas.engine.scheduler import Scheduler
+from motley.replicas.engine.sequence import Sequence
+from motley.replicas.engine.startup.engine_builder import BuiltEngine
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.limits import Limits
-from motley.replicas.protocol import ModelInfo, ReplicaProfile
-from motley.replicas.scheduler import Scheduler
-from motley.replicas.sequence import Sequence
-from motley.replicas.tokenizer import Tokenizer
-from motley.replicas.worker import Worker
+from motley.replicas.kv.blocks import BlockPool
+from motley.replicas.text.tokenizer.tokenizer import Tokenizer
+from motley.replicas.types import ModelInfo, ReplicaProfile
 
 BLOCKS, CONTEXT = 1024, 8192
 PROMISED_S = 1.0
@@ -44,7 +44,7 @@ class Parking(Worker):
         tokenizer = Tokenizer.load(Path(self._model))
         runner = FakeRunner(BLOCKS, tokenizer.vocab_size)
         scheduler = Scheduler(BlockPool(BLOCKS), max_batch_tokens=64, max_running=64)
-        core = EngineCore(runner, scheduler, Limits(tokenizer.vocab_size, CONTEXT, ()), tokenizer)
+        core = EngineCore(runner, scheduler, ModelLimits(tokenizer.vocab_size, CONTEXT, ()), tokenizer)
         info = ModelInfo("tiny", "fake", tokenizer.vocab_size, CONTEXT, (), "float32", "none")
         profile = ReplicaProfile("", info, "cpu", "", None, "exact", "", 0.0, 0.0, BLOCKS, 64)
         return BuiltEngine(core, runner, None, profile, {}, {})  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from motley.cluster.web import readers
 from motley.cluster.web.http import PART_BYTES
 from motley.cluster.web.readers import LEAST_BYTES_S, Reader, Readers
 from motley.cluster.web.servicers import add_inference
-from motley.replicas.protocol import Delta, FinishReason, Request, StreamMessage
+from motley.replicas.types import Delta, FinishReason, Request, StreamMessage
 
 TEXT = "x" * 2**20
 

@@ -24,9 +24,10 @@ from motley.cluster.routing.resume import ResumePolicy
 from motley.cluster.routing.roster import Roster, Seen
 from motley.cluster.routing.router import Router
 from motley.cluster.routing.waiting import Routing
+from motley.replicas.engine.streams.profile_text import profile_to_text
 from motley.replicas.errors import DeadlineExceeded, MotleyError, Overloaded, Unavailable
-from motley.replicas.protocol import (
-    BATCHES,
+from motley.replicas.types import (
+    PROFILED_BATCH_SIZES,
     Delta,
     FinishReason,
     ModelInfo,
@@ -36,7 +37,6 @@ from motley.replicas.protocol import (
     SamplingParams,
     StreamMessage,
 )
-from motley.replicas.published import text_of
 
 INFO = ModelInfo("m", "f", 1000, 4096, (1,), "float32", "none")
 POLICY = ResumePolicy(stall_s=5.0, wait_s=5.0, backoff_s=0.001)
@@ -45,7 +45,7 @@ POLICY = ResumePolicy(stall_s=5.0, wait_s=5.0, backoff_s=0.001)
 def a_profile(speed: float = 1.0, numerics: str = "exact", longest: int = 4096, running: int = 64) -> ReplicaProfile:
     return ReplicaProfile(
         "", replace(INFO, max_model_len=longest), "cpu", "", None, numerics, "", 4000.0 * speed, 0.01, 4000, 512,
-        decode_s=tuple((0.01 + 0.0003 * batch) / speed for batch in BATCHES), max_running=running,
+        decode_s=tuple((0.01 + 0.0003 * batch) / speed for batch in PROFILED_BATCH_SIZES), max_running=running,
     )  # fmt: skip
 
 
@@ -113,7 +113,7 @@ class Fleet:
     def tell(self) -> None:
         for name, pool in self.pools.items():
             pool.numerics = {each: stand.shown.numerics for each, stand in pool.replicas.items()}
-            told = {each: Seen({"profile": text_of(stand.shown)}, {}) for each, stand in pool.replicas.items()}
+            told = {each: Seen({"profile": profile_to_text(stand.shown)}, {}) for each, stand in pool.replicas.items()}
             self.roster.update(name, told)
 
     @property
@@ -268,7 +268,7 @@ async def test_one_that_drains_is_not_chosen_and_keeps_its_streams() -> None:
 
 async def test_what_another_ingress_has_drained_is_heard_of() -> None:
     fleet = Fleet(fast=[Stand(a_profile(4.0))], slow=[Stand()])
-    told = Seen({"profile": text_of(a_profile(4.0))}, {"load": asdict(ReplicaLoad(draining=True))})
+    told = Seen({"profile": profile_to_text(a_profile(4.0))}, {"load": asdict(ReplicaLoad(draining=True))})
     fleet.roster.update("fast", {"fast-0": told})
     await read(fleet.router)
     assert fleet.sent == {"slow-0": 1}
@@ -411,7 +411,7 @@ async def test_an_ingress_is_not_crowded_out_by_another_that_hears_of_room_first
         while True:
             await asyncio.sleep(0.05)
             stats = {"load": asdict(await only.load())}
-            fleet.roster.update("one", {"one-0": Seen({"profile": text_of(only.shown)}, stats)})
+            fleet.roster.update("one", {"one-0": Seen({"profile": profile_to_text(only.shown)}, stats)})
 
     telling = asyncio.create_task(tell())
     flood = [asyncio.create_task(read(fleet.router, request(tenant="many"))) for _ in range(40)]

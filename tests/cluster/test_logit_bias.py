@@ -15,7 +15,7 @@ from scripted_worker import ScriptedWorker
 
 from motley.cluster.logit_bias import MAX_TEXT_CHARS, bias_by_token
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.protocol import Delta, FinishReason, StreamMessage
+from motley.replicas.types import Delta, FinishReason, StreamMessage
 
 PATHS = {
     "/v1/completions": {"prompt": "abc", "max_tokens": 1},

@@ -26,7 +26,7 @@ TEXTS = {
 def test_a_body_is_not_even_read(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     body = f'{{"a": [{text}]}}'
     assert list(parse_object(body.encode()))
-    monkeypatch.setattr(openai_fields, "parse", None)
+    monkeypatch.setattr(openai_fields, "parse_strict_json", None)
     with pytest.raises(TooLarge) as caught:
         parse_object(body.encode(), MOST)
     assert caught.value.code == "too_many_values"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from motley.cluster.metrics import COUNTERS, GAUGES, Exporter
-from motley.replicas.histogram import Spread
-from motley.replicas.prefix.store import Breaker, StoreStats
-from motley.replicas.prefix.told import PrefixStats
-from motley.replicas.protocol import ModelInfo, ReplicaLoad, ReplicaProfile
+from motley.replicas.kv.histogram import HistogramSnapshot
+from motley.replicas.kv.prefix.prefix_stats import PrefixStats
+from motley.replicas.kv.store.prefix_store import BreakerState, StoreStats
+from motley.replicas.types import ModelInfo, ReplicaLoad, ReplicaProfile
 
 PROFILE = ReplicaProfile(
     "r", ModelInfo("qwen", "qwen2", 100, 512, (1,), "float16", "none"), "cuda:0", "Tesla P40", "6.1", "fast", "f",
@@ -57,16 +57,16 @@ LOAD = ReplicaLoad(
 )  # fmt: skip
 STORE = StoreStats(
     reads=4, read_s=0.5, bytes_read=1000, writes=2, write_s=0.25, bytes_written=500, queued=7,
-    errors={"timeout": 2}, dropped={"quota": 1}, breaker=Breaker.OPEN,
+    errors={"timeout": 2}, dropped={"quota": 1}, breaker=BreakerState.OPEN,
 )  # fmt: skip
 
 
 def test_totals_are_what_was_counted_however_often_they_are_told(exporter: Exporter, seen: Seen) -> None:
-    fetched = Spread((0.01,), (3, 1), 0.25)
+    fetched = HistogramSnapshot((0.01,), (3, 1), 0.25)
     stats = PrefixStats(512, 256, {"hit": 3, "miss": 1, "seal": 2}, 5, 1e9, 128, 1000, STORE, fetch_s=fetched)
     for _ in range(2):
         exporter.tell(LOAD, stats)
-    later = replace(STORE, reads=6, errors={"timeout": 5, "protocol": 1}, breaker=Breaker.CLOSED, queued=0)
+    later = replace(STORE, reads=6, errors={"timeout": 5, "protocol": 1}, breaker=BreakerState.CLOSED, queued=0)
     exporter.tell(
         replace(LOAD, running=0, prompt_tokens=1100, queried_tokens=950), replace(stats, hit_tokens=300, store=later)
     )

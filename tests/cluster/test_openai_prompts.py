@@ -13,7 +13,7 @@ import tokenizers
 from local_ingress import make_ingress
 from scripted_worker import ScriptedWorker
 
-from motley.replicas.protocol import Delta, FinishReason, PromptLogprob, Request, StreamMessage, TokenLogprob
+from motley.replicas.types import Delta, FinishReason, PromptLogprob, Request, StreamMessage, TokenLogprob
 
 COMPLETIONS = "/v1/completions"
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP

@@ -41,7 +41,7 @@ from motley.cluster.protocols.openai_table import CHAT, COMPLETION
 from motley.cluster.protocols.openapi_routes import OPERATIONS
 from motley.cluster.unknown_fields import says_nothing
 from motley.cluster.web.openapi import document
-from motley.replicas.protocol import ReplicaProfile, Request, StreamMessage
+from motley.replicas.types import ReplicaProfile, Request, StreamMessage
 
 # code -> how the message goes on -> why no schema says it
 RULES: dict[str, dict[str, str]] = {

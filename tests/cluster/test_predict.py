@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 
 from motley.cluster.routing.predict import Ask, Directory, Predicted, Slo, Speed
 from motley.cluster.routing.prefixes import PrefixView
-from motley.replicas.protocol import BATCHES, ReplicaLoad
+from motley.replicas.types import PROFILED_BATCH_SIZES, ReplicaLoad
 
 SLO = Slo(3.0, 0.1)
 
 
 def a_speed(factor=1.0):
     return Speed(
-        prefill_tokens_per_s=4000 * factor, decode_s=tuple((0.010 + 0.0003 * batch) / factor for batch in BATCHES),
-        context_s=1e-8 / factor, chunk=512, max_running=64, kv_tokens=200_000,
+        prefill_tokens_per_s=4000 * factor,
+        decode_s=tuple((0.010 + 0.0003 * batch) / factor for batch in PROFILED_BATCH_SIZES), context_s=1e-8 / factor,
+        chunk=512, max_running=64, kv_tokens=200_000,
     )  # fmt: skip
 
 
@@ -160,7 +161,7 @@ def test_misses_count_by_the_time_that_they_came_in():
 
 def a_jump(chunk=512):
     """As where kernels for few rows end: 65 rows take six times as long as 64, and hardly less than a full step."""
-    decode_s = tuple(0.03 if batch <= 64 else 0.18 for batch in BATCHES)
+    decode_s = tuple(0.03 if batch <= 64 else 0.18 for batch in PROFILED_BATCH_SIZES)
     return Speed(
         prefill_tokens_per_s=chunk / 0.2, decode_s=decode_s, context_s=0.0, chunk=chunk, max_running=256,
         kv_tokens=200_000,
@@ -219,8 +220,8 @@ def test_the_pace_is_that_of_steps_among_which_prompts_fall_as_they_come(tokens,
 
 @settings(derandomize=True, max_examples=200, deadline=None)
 @given(
-    st.lists(st.floats(1e-4, 0.5), min_size=len(BATCHES), max_size=len(BATCHES)), st.floats(10, 1e5),
-    st.integers(64, 8192), loads, st.integers(1, 20_000), st.integers(0, 100_000),
+    st.lists(st.floats(1e-4, 0.5), min_size=len(PROFILED_BATCH_SIZES), max_size=len(PROFILED_BATCH_SIZES)),
+    st.floats(10, 1e5), st.integers(64, 8192), loads, st.integers(1, 20_000), st.integers(0, 100_000),
 )  # fmt: skip
 def test_whatever_a_profile_says_no_step_is_faster_than_one_of_decodes_alone(
     decode_s, prefill, chunk, load, prompt, computed

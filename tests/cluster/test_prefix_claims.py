@@ -21,7 +21,7 @@ from motley.cluster.prefix.redis_store import RedisStore
 from motley.cluster.prefix.server import find_redis
 from motley.cluster.prefix.source import RedisSource
 from motley.cluster.prefix.stamps import Names
-from motley.replicas.prefix.store import Breaker, Wanted
+from motley.replicas.kv.store.prefix_store import BreakerState, ValueQuery
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
@@ -35,7 +35,7 @@ def lasting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def claims(store: RedisStore, key: bytes, *, anew: bool = False) -> bool:
-    return store.claim(Wanted(key, SIZE), time.monotonic() + 5, anew=anew)
+    return store.claim(ValueQuery(key, SIZE), time.monotonic() + 5, anew=anew)
 
 
 def test_one_of_two_writes_it_and_then_nobody(stores: list[RedisStore], lasting: None) -> None:
@@ -98,9 +98,9 @@ def test_where_nobody_says_who_is_at_it_it_is_written(tmp_path: Path) -> None:
         wait_for(lambda: store._connections.alive >= FAILURES, "connections")
         os.kill(server.process.pid, signal.SIGSTOP)
         began = time.monotonic()
-        assert all(store.claim(Wanted(b"a", SIZE), time.monotonic() + 0.05) for _ in range(10))
+        assert all(store.claim(ValueQuery(b"a", SIZE), time.monotonic() + 0.05) for _ in range(10))
         assert time.monotonic() - began < 10 * 0.05 + 2.0, "what a machine may be late by"
-        assert store.stats().breaker is Breaker.OPEN
+        assert store.stats().breaker is BreakerState.OPEN
         assert not store.put(b"a", [value(b"a")], "ann")
         assert store.stats().dropped == {"breaker_open": 1}
         os.kill(server.process.pid, signal.SIGCONT)
@@ -134,7 +134,7 @@ def test_the_user_of_the_example_may_do_all_that_is_done(tmp_path: Path) -> None
         assert known(store, b"a") == 1
         assert not claims(store, b"a")
         assert read(store, b"a") == [value(b"a")]
-        [parts] = store.get([Wanted(b"a", SIZE, ((0, 10), (50, 60)))], time.monotonic() + 5)
+        [parts] = store.get([ValueQuery(b"a", SIZE, ((0, 10), (50, 60)))], time.monotonic() + 5)
         assert parts is not None
         store.forget("ann")
         wait_for(lambda: not store._epochs.to_forget(), "Redis to know")

@@ -15,7 +15,7 @@ from tiny_checkpoints import build_checkpoint
 from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.prefix.server import find_redis
 from motley.cluster.prefix.stamps import STAMP_BYTES, Names, Stamp
-from motley.replicas.prefix.record import HEADER_BYTES
+from motley.replicas.kv.store.sealed_record import HEADER_BYTES
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 

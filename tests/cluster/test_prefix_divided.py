@@ -18,8 +18,8 @@ from motley.cluster.prefix.redis_store import RedisStore
 from motley.cluster.prefix.server import find_redis
 from motley.cluster.prefix.source import RedisSource
 from motley.kernels.cpu.c_kernels.native_build import load_library
-from motley.replicas.prefix.access import PrefixAccess
-from motley.replicas.prefix.prospects import Prospects
+from motley.replicas.kv.store.fetch_cost import FetchCostModel
+from motley.replicas.kv.store.store_access import PrefixStoreAccess
 
 pytestmark = [
     pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server"),
@@ -46,13 +46,13 @@ def engine(folder: Path, redis: RedisProcess | None, ranks: int = 1) -> Engine:
     if redis is not None:
         store = RedisStore(RedisSource(url=redis.url, secret=SECRET, connections=2))
         wait_for(lambda: store._connections.alive, "a connection")
-        access = PrefixAccess(store, SECRET)
+        access = PrefixStoreAccess(store, SECRET)
     made = Engine(
         folder, dtype="float32", kv_memory_bytes=1 << 20, threads=2, tensor_parallel=ranks, access=access,
         prefix_buffer_bytes=1 << 22, prefix_after=1, prefix_any_numerics=True,
     )  # fmt: skip
     if redis is not None:
-        made._built.core.scheduler.prefixes.prospects = Prospects(token_s=1.0, block_s=1e-9)
+        made._built.core.scheduler.prefixes.prospects = FetchCostModel(token_s=1.0, block_s=1e-9)
     return made
 
 

@@ -13,7 +13,7 @@ from served import wait_for
 from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.prefix.redis_store import RedisStore
 from motley.cluster.prefix.server import find_redis
-from motley.replicas.prefix.store import Wanted
+from motley.replicas.kv.store.prefix_store import ValueQuery
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
@@ -44,7 +44,7 @@ def there(store: RedisStore, *keys: bytes) -> int:
 def test_it_is_read_at_once(stores: list[RedisStore]) -> None:
     for store in stores:
         assert there(store, *KEYS) == 5
-    ranges = store.get([Wanted(key, SIZE, ((0, 10), (50, 60))) for key in KEYS], time.monotonic() + 5)
+    ranges = store.get([ValueQuery(key, SIZE, ((0, 10), (50, 60))) for key in KEYS], time.monotonic() + 5)
     assert [[bytes(part) for part in parts or ()] for parts in ranges] == [
         [value(key)[:10], value(key)[50:60]] for key in KEYS
     ]

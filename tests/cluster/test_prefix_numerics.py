@@ -19,21 +19,22 @@ from motley.kernels.cpu.cpu_ops import CpuOps
 from motley.kernels.device.device_context import interpreter_context
 from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.kernels.ops import Ops
-from motley.replicas.blocks import extend_hashes
 from motley.replicas.demo import demo_path
-from motley.replicas.gpu.accelerator import AtOnce
+from motley.replicas.engine.entrypoints.offline import Engine
+from motley.replicas.engine.kv_reuse import fetch_scheduler
+from motley.replicas.execution.step_plan import StepPlan
+from motley.replicas.gpu.accelerator import CpuCopier
 from motley.replicas.gpu.swapper import Swapper
-from motley.replicas.offline import Engine
-from motley.replicas.plan import StepPlan
-from motley.replicas.prefix import courier, fetches, prospects
-from motley.replicas.prefix.access import PrefixAccess
-from motley.replicas.prefix.courier import Clerk
-from motley.replicas.prefix.errands import HIT, MISS, RANGE, Fetch, Save
-from motley.replicas.prefix.host_kv import HostKv, Payloads
-from motley.replicas.prefix.prospects import Prospects
-from motley.replicas.prefix.record import Geometry, Seal
-from motley.replicas.prefix.rounding import BOUND_NATS
-from motley.replicas.protocol import SamplingParams
+from motley.replicas.kv.blocks import extend_hashes
+from motley.replicas.kv.prefix.rounding_trial import MAX_DIVERGENCE_NATS
+from motley.replicas.kv.store import fetch_cost, store_worker
+from motley.replicas.kv.store.fetch_cost import FetchCostModel
+from motley.replicas.kv.store.host_kv import HostKv, RecordPayloads
+from motley.replicas.kv.store.sealed_record import Geometry, RecordSealer
+from motley.replicas.kv.store.store_access import PrefixStoreAccess
+from motley.replicas.kv.store.store_ops import HIT, MISS, OUT_OF_RANGE, FetchOp, SaveOp
+from motley.replicas.kv.store.store_worker import StoreOpExecutor
+from motley.replicas.types import SamplingParams
 
 redis_only = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
@@ -49,10 +50,10 @@ class Card:
     def __init__(self, store: RedisStore, dtype: str, wire: str) -> None:
         self.ops: Ops = GpuOps(interpreter_context((6, 1) if dtype == "float16" else (8, 6)))
         self.kv = [cache.to(HALVES[dtype]) for cache in self.ops.allocate_kv(LAYERS, BLOCKS, HEADS, DIM)]
-        self.swapper = Swapper([part for cache in self.kv for part in self.ops.kv_parts(cache)], AtOnce(), BLOCKS)
+        self.swapper = Swapper([part for cache in self.kv for part in self.ops.kv_parts(cache)], CpuCopier(), BLOCKS)
         geometry = Geometry(wire, LAYERS, HEADS, DIM, BLOCKS * 16)
         host = HostKv(self.swapper.slabs(), self.ops.kv_vectors, geometry)
-        self.clerk: Clerk[Payloads] = Clerk(store, Seal(SECRET, geometry), host)
+        self.clerk: StoreOpExecutor[RecordPayloads] = StoreOpExecutor(store, RecordSealer(SECRET, geometry), host)
         self.desk, self.store = self.clerk.desk(), store
 
     @property
@@ -64,25 +65,25 @@ class Card:
     def numbers(self) -> torch.Tensor:
         return torch.stack([view.float() for view in self.views])
 
-    def write(self) -> Save:
+    def write(self) -> SaveOp:
         """Its KV, and wait until it is there."""
         self.swapper.swap(StepPlan((), swap_out=tuple((i, i) for i in range(BLOCKS))))
-        save = Save(key=KEY, blocks=tuple(range(BLOCKS)), owner="ann", mark=self.swapper.mark())
+        save = SaveOp(key=KEY, blocks=tuple(range(BLOCKS)), owner="ann", mark=self.swapper.mark())
         self.clerk.do(save, self.desk)
         self.store.flush(time.monotonic() + 20)
         return save
 
-    def read(self, expected: str = HIT) -> Fetch:
+    def read(self, expected: str = HIT) -> FetchOp:
         """Until it ends so: on a busy machine a read may be late."""
 
         def fetched() -> bool:
             nonlocal fetch
             now = time.monotonic()
-            fetch = Fetch(keys=(KEY,), blocks=(tuple(range(BLOCKS)),), value_s=1e3, sent=now, expires=now)
+            fetch = FetchOp(keys=(KEY,), blocks=(tuple(range(BLOCKS)),), value_s=1e3, sent=now, expires=now)
             self.clerk.do(fetch, self.desk)
             return fetch.outcome == expected
 
-        fetch: Fetch = Fetch(keys=(), blocks=(), value_s=0.0, sent=0.0, expires=0.0)
+        fetch: FetchOp = FetchOp(keys=(), blocks=(), value_s=0.0, sent=0.0, expires=0.0)
         wait_for(fetched, expected)
         if fetch.count:
             self.swapper.swap(StepPlan((), swap_in=tuple((i, i) for i in range(BLOCKS))))
@@ -162,7 +163,7 @@ def test_a_record_beyond_float16_is_computed_again_where_kv_is_so(store: RedisSt
     writer.views[3][1, 1, 15, 63] = 1e5
     assert writer.write().saved
     old, new = Card(store, "float16", "bfloat16"), Card(store, "bfloat16", "bfloat16")
-    assert old.read(RANGE).count == 0
+    assert old.read(OUT_OF_RANGE).count == 0
     new.read()
     assert new.numbers.max() > wrote.max()
 
@@ -174,9 +175,9 @@ SHARED: dict[str, Any] = {"threads": 1, "kv_memory_bytes": 2**24, "max_running":
 
 def engine(url: str, dtype: str, **settings: Any) -> Engine:
     """Fetching always seems faster, and computing to take long."""
-    access = PrefixAccess(RedisStore(RedisSource(url=url, secret=SECRET)), SECRET)
+    access = PrefixStoreAccess(RedisStore(RedisSource(url=url, secret=SECRET)), SECRET)
     made = Engine(demo_path(), dtype=dtype, access=access, prefix_after=1, **SHARED | settings)
-    made._built.core.scheduler.prefixes.prospects = Prospects(token_s=1.0, block_s=1e-9)
+    made._built.core.scheduler.prefixes.prospects = FetchCostModel(token_s=1.0, block_s=1e-9)
     return made
 
 
@@ -196,9 +197,9 @@ def test_engines_of_two_classes_read_each_other(
     redis: RedisProcess, one: str, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What comes is what the other has computed, rounded, and near to what one would have computed oneself."""
-    for module in (prospects, courier):
-        monkeypatch.setattr(module, "READ_S", 60.0)
-    monkeypatch.setattr(fetches, "_GRACE_S", 60.0)
+    for module in (fetch_cost, store_worker):
+        monkeypatch.setattr(module, "MAX_READ_S", 60.0)
+    monkeypatch.setattr(fetch_scheduler, "_GRACE_S", 60.0)
     redis.ask("FLUSHALL")
     writer, reader = (engine(redis.url, dtype, prefix_wire="float16") for dtype in (one, other))
     apart = engine(redis.url, other, prefix_wire="float16", prefix_any_numerics=False)
@@ -239,7 +240,7 @@ def test_what_another_dtype_costs_is_within_what_rounding_may(told: dict[tuple[s
     """The control shows that nothing else is measured; and bfloat16 through float16 is the same to the bit."""
     for way, each in told.items():
         nats = sum(one.nats for one in each) / len(each)
-        assert nats <= BOUND_NATS, way
+        assert nats <= MAX_DIVERGENCE_NATS, way
         lossless = way in (("bfloat16", "bfloat16", "bfloat16"), ("bfloat16", "float16", "bfloat16"))
         assert (max(one.logit for one in each) == 0) == lossless, way
     wires = [sum(one.nats for one in told["float32", wire, "float32"]) for wire in ("float16", "bfloat16")]

@@ -16,13 +16,13 @@ from motley.cluster.prefix.redis_store import RedisStore
 from motley.cluster.prefix.server import find_redis
 from motley.cluster.prefix.source import RedisSource
 from motley.kernels.cpu.cpu_ops import CpuOps
-from motley.replicas.gpu.accelerator import AtOnce
+from motley.replicas.execution.step_plan import StepPlan
+from motley.replicas.gpu.accelerator import CpuCopier
 from motley.replicas.gpu.swapper import Swapper
-from motley.replicas.plan import StepPlan
-from motley.replicas.prefix.courier import Clerk
-from motley.replicas.prefix.errands import HIT, Fetch, Save
-from motley.replicas.prefix.host_kv import HostKv, Payloads
-from motley.replicas.prefix.record import HEADER_BYTES, Geometry, Seal
+from motley.replicas.kv.store.host_kv import HostKv, RecordPayloads
+from motley.replicas.kv.store.sealed_record import HEADER_BYTES, Geometry, RecordSealer
+from motley.replicas.kv.store.store_ops import HIT, FetchOp, SaveOp
+from motley.replicas.kv.store.store_worker import StoreOpExecutor
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
@@ -37,10 +37,10 @@ class Rank:
     def __init__(self, store: RedisStore, heads: range) -> None:
         self.ops = CpuOps(torch.bfloat16, "exact", None, None, "tests")
         self.kv = self.ops.allocate_kv(GEOMETRY.layers, BLOCKS, len(heads), GEOMETRY.head_dim)
-        self.swapper = Swapper([part for cache in self.kv for part in self.ops.kv_parts(cache)], AtOnce(), BLOCKS)
-        self.seal, self.heads = Seal(SECRET, GEOMETRY), heads
+        self.swapper = Swapper([part for cache in self.kv for part in self.ops.kv_parts(cache)], CpuCopier(), BLOCKS)
+        self.seal, self.heads = RecordSealer(SECRET, GEOMETRY), heads
         self.host = HostKv(self.swapper.slabs(), self.ops.kv_vectors, GEOMETRY)
-        self.clerk: Clerk[Payloads] = Clerk(store, self.seal, self.host, heads)
+        self.clerk: StoreOpExecutor[RecordPayloads] = StoreOpExecutor(store, self.seal, self.host, heads)
 
     @property
     def vectors(self) -> torch.Tensor:
@@ -63,7 +63,7 @@ class Rank:
 
     def fetch(self) -> None:
         now = time.monotonic()
-        fetch = Fetch(keys=(KEY,), blocks=(tuple(range(BLOCKS)),), value_s=1e3, sent=now, expires=now)
+        fetch = FetchOp(keys=(KEY,), blocks=(tuple(range(BLOCKS)),), value_s=1e3, sent=now, expires=now)
         wait_for(lambda: self.clerk.do(fetch, self.clerk.desk()) or fetch.count, f"a hit, not {fetch.outcome}")
         assert fetch.outcome == HIT
         self.swapper.swap(StepPlan((), swap_in=tuple((i, i) for i in range(BLOCKS))))
@@ -116,7 +116,7 @@ def test_one_rank_of_one_writes_what_ranks_of_two_read(store: RedisStore) -> Non
     [writer] = ranks(store, 1)
     vectors = torch.randn(GEOMETRY.layers, 2, BLOCKS, GEOMETRY.heads, 16, GEOMETRY.head_dim).to(torch.bfloat16)
     writer.fill(vectors)
-    save = Save(key=KEY, blocks=tuple(range(BLOCKS)), owner="ann", mark=writer.swapper.mark())
+    save = SaveOp(key=KEY, blocks=tuple(range(BLOCKS)), owner="ann", mark=writer.swapper.mark())
     writer.clerk.do(save, writer.clerk.desk())
     assert save.saved
     store.flush(time.monotonic() + 20)

@@ -24,7 +24,7 @@ from motley.cluster.prefix.server import OwnRedis, find_redis
 from motley.cluster.prefix.shared import Shared, limit_own
 from motley.cluster.prefix.source import RedisSource, check_url, shown
 from motley.cluster.prefix.stamps import STAMP_BYTES, Names
-from motley.replicas.prefix.store import Breaker, Wanted
+from motley.replicas.kv.store.prefix_store import BreakerState, ValueQuery
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
@@ -52,7 +52,7 @@ def test_values_are_put_where_there_is_room_for_them(
 ) -> None:
     keys = [b"near", b"far", b"away"]
     write(store, *keys)
-    wanted = [Wanted(key, SIZE, ranges) for key in keys]
+    wanted = [ValueQuery(key, SIZE, ranges) for key in keys]
     for size in (3 * SIZE + 3000, SIZE + 3000, 10):  # for all, for one, for none
         room = memoryview(bytearray(size))
         for _ in range(2):
@@ -69,7 +69,7 @@ def recovers(store: RedisStore, seconds: float = 20.0) -> None:
         return read(store, b"again") == [value(b"again")]
 
     wait_for(again, "a store that is well again", seconds)
-    assert store.stats().breaker is Breaker.CLOSED
+    assert store.stats().breaker is BreakerState.CLOSED
 
 
 def in_time(store: RedisStore, *keys: bytes) -> list[bytes | None]:
@@ -85,7 +85,7 @@ def test_what_one_replica_writes_another_reads(redis: RedisProcess, store: Redis
         wait_for(lambda: other._connections.alive, "a connection")
         assert read(other, b"a", b"b", b"x", b"c") == [value(b"a"), value(b"b"), None, None]
         assert known(other, b"a", b"b", b"x", b"c") == 2
-        ranges = Wanted(b"c", SIZE, ((0, 64), (1000, 1500)))
+        ranges = ValueQuery(b"c", SIZE, ((0, 64), (1000, 1500)))
         ((head, heads),) = other.get([ranges], time.monotonic() + 5)  # type: ignore[misc]
         assert (bytes(head), bytes(heads)) == (value(b"c")[:64], value(b"c")[1000:1500])
         stats = other.stats()
@@ -183,7 +183,7 @@ def test_a_value_that_is_none_of_ours_is_a_miss(redis: RedisProcess, store: Redi
     redis.ask("SET", Names(SECRET).value(b"odd").decode(), stored.decode())
     write(store, b"before", b"after")
     assert read(store, b"before", b"odd", b"after") == [value(b"before"), None, None]
-    ranges = Wanted(b"odd", SIZE, ((0, 64), (SIZE - 10, SIZE)))
+    ranges = ValueQuery(b"odd", SIZE, ((0, 64), (SIZE - 10, SIZE)))
     assert store.get([ranges], time.monotonic() + 5) == [None]
     assert read(store, b"after") == [value(b"after")]  # the connection is in step
     assert sum(store.stats().errors.values()) == (2 if stored else 0)
@@ -196,7 +196,7 @@ def test_a_value_of_another_length_is_a_miss(store: RedisStore, size: int) -> No
     store.put(b"short or long", [bytes(size)], "ann")
     wait_for(lambda: store.stats().stored, "a write")
     assert read(store, b"short or long") == [None]
-    assert store.get([Wanted(b"short or long", SIZE, ((0, 1),))], time.monotonic() + 5) == [None]
+    assert store.get([ValueQuery(b"short or long", SIZE, ((0, 1),))], time.monotonic() + 5) == [None]
     assert store.stats().errors == {"size": 2}
 
 
@@ -204,7 +204,7 @@ def test_a_key_of_another_type_is_a_miss(redis: RedisProcess, store: RedisStore)
     redis.ask("LPUSH", Names(SECRET).value(b"list").decode(), "x")
     assert read(store, b"list") == [None]
     assert store.stats().errors == {"wrongtype": 1}
-    assert store.stats().breaker is Breaker.CLOSED
+    assert store.stats().breaker is BreakerState.CLOSED
 
 
 def test_redis_killed_and_restarted_empty(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_redis_killed_and_restarted_empty(tmp_path: Path) -> None:
         write(store, b"a")
         server.kill()
         assert not store.away
-        wait_for(lambda: in_time(store, b"a") == [None] and store.stats().breaker is Breaker.OPEN, "the breaker")
+        wait_for(lambda: in_time(store, b"a") == [None] and store.stats().breaker is BreakerState.OPEN, "the breaker")
         assert store.away
         assert known(store, b"a") is None, "nobody can tell"
         assert not store.put(b"b", [value(b"b")], "ann")
@@ -235,7 +235,7 @@ def test_redis_stopped(redis: RedisProcess, store: RedisStore) -> None:
     try:
         for _ in range(FAILURES):
             assert in_time(store, b"a") == [None]
-        assert store.stats().breaker is Breaker.OPEN
+        assert store.stats().breaker is BreakerState.OPEN
         assert store.stats().errors["timeout"] >= FAILURES
     finally:
         os.kill(redis.process.pid, signal.SIGCONT)
@@ -264,7 +264,7 @@ def test_a_slow_network(redis: RedisProcess, slow: dict[str, float]) -> None:
         proxy.slow(**slow)  # type: ignore[arg-type]
         for _ in range(FAILURES):
             assert in_time(store, b"a") == [None]
-        assert store.stats().breaker is not Breaker.CLOSED
+        assert store.stats().breaker is not BreakerState.CLOSED
         proxy.slow()
         recovers(store)
 
@@ -364,7 +364,7 @@ def test_the_breaker_lets_one_call_try() -> None:
     breaker.undecided()
     assert breaker.admit()
     breaker.succeeded()
-    assert breaker.state is Breaker.CLOSED
+    assert breaker.state is BreakerState.CLOSED
     assert breaker.due_s() is None
 
 

@@ -23,7 +23,7 @@ from motley.cluster.fleet.spec import FleetSpec
 from motley.cluster.prefix.redis_store import RedisStore
 from motley.cluster.prefix.server import find_redis
 from motley.cluster.prefix.shared import Shared, access_of
-from motley.replicas.prefix.store import Wanted
+from motley.replicas.kv.store.prefix_store import ValueQuery
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "redis"
 PASSWORD = "not-what-the-example-has"
@@ -115,14 +115,14 @@ def test_prefixes_are_stored_and_read_there(deployed: Deployed) -> None:
         store = store_of(deployed.url(host))
         try:
             wait_for(lambda store=store: store._connections.alive, "a connection")
-            wanted, deadline = Wanted(host.encode(), len(VALUE)), time.monotonic() + 20
+            wanted, deadline = ValueQuery(host.encode(), len(VALUE)), time.monotonic() + 20
             assert store.claim(wanted, deadline)
             assert store.put(wanted.key, [VALUE], "ann")
             store.flush(deadline)
             [found] = store.get([wanted], deadline)
             assert found is not None
             assert bytes(found[0]) == VALUE
-            [parts] = store.get([Wanted(wanted.key, len(VALUE), ((0, 7), (9, 20)))], deadline)
+            [parts] = store.get([ValueQuery(wanted.key, len(VALUE), ((0, 7), (9, 20)))], deadline)
             assert parts is not None
             assert [bytes(part) for part in parts] == [VALUE[:7], VALUE[9:20]]
             assert store.known([wanted], "ann", deadline) == 1
@@ -148,7 +148,7 @@ def test_nobody_else_is_let_in_and_nothing_is_told_to_another_server(
     try:
         wait_for(lambda: store.stats().errors, "a refusal")
         assert not store._connections.alive
-        assert store.get([Wanted(b"k", 1)], time.monotonic() + 5) == [None]
+        assert store.get([ValueQuery(b"k", 1)], time.monotonic() + 5) == [None]
     finally:
         store.close()
 

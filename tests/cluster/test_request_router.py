@@ -17,8 +17,8 @@ from motley.cluster.routing.live import Live
 from motley.cluster.routing.placement import Placement, Suspects
 from motley.cluster.routing.request_router import PoolRouter
 from motley.cluster.routing.roster import ROSTER
-from motley.replicas.protocol import ModelInfo, ReplicaLoad, ReplicaProfile, Request, SamplingParams
-from motley.replicas.published import text_of
+from motley.replicas.engine.streams.profile_text import profile_to_text
+from motley.replicas.types import ModelInfo, ReplicaLoad, ReplicaProfile, Request, SamplingParams
 
 REQUEST = Request("r", (1,), SamplingParams(seed=0))
 
@@ -130,7 +130,10 @@ async def test_what_it_hears_of_replicas_reaches_the_router_of_its_process(monke
     info = ModelInfo("m", "f", 10, 100, (), "float32", "none")
     profile = ReplicaProfile("", info, "cpu", "", None, "exact", "", 1.0, 1.0, 10, 64)
     one = replica("a")
-    one.replica_metadata, one.routing_stats = {"profile": text_of(profile)}, {"load": asdict(ReplicaLoad(running=3))}
+    one.replica_metadata, one.routing_stats = (
+        {"profile": profile_to_text(profile)},
+        {"load": asdict(ReplicaLoad(running=3))},
+    )
     made.update_replicas([one])
     assert live.pool_of("a") == "pool"
     assert live.members["a"].load.running == 3

@@ -18,16 +18,9 @@ from tokenizers import pre_tokenizers
 
 from motley.cluster.routing.resume import ResumePolicy
 from motley.cluster.routing.router import SHORT_TOKENS, Router
+from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Overloaded, Unavailable
-from motley.replicas.protocol import (
-    FinishReason,
-    PromptLogprob,
-    Request,
-    SamplingParams,
-    StreamMessage,
-    TokenLogprob,
-)
-from motley.replicas.worker import Worker
+from motley.replicas.types import FinishReason, PromptLogprob, Request, SamplingParams, StreamMessage, TokenLogprob
 
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 

@@ -19,8 +19,9 @@ from motley.cluster.routing.placement import Candidate, Placement, Suspects
 from motley.cluster.routing.resume import ResumePolicy
 from motley.cluster.routing.roster import Roster, Seen
 from motley.cluster.routing.router import Router
-from motley.replicas.protocol import (
-    BATCHES,
+from motley.replicas.engine.streams.profile_text import profile_to_text
+from motley.replicas.types import (
+    PROFILED_BATCH_SIZES,
     Delta,
     FinishReason,
     ModelInfo,
@@ -29,25 +30,24 @@ from motley.replicas.protocol import (
     Request,
     SamplingParams,
     StreamMessage,
-    WeightsTold,
+    WeightsStatus,
 )
-from motley.replicas.published import text_of
 
-OLD, NEW, OTHER = WeightsTold(0, "aa"), WeightsTold(1, "bb"), WeightsTold(1, "cc")
+OLD, NEW, OTHER = WeightsStatus(0, "aa"), WeightsStatus(1, "bb"), WeightsStatus(1, "cc")
 TOKENS = 6
 
 
 class Stand:
     """A replica with weights. `dies_after`: so many messages of a stream, and then it never takes another."""
 
-    def __init__(self, weights: WeightsTold, *, speed: float = 1.0, numerics: str = "exact") -> None:
+    def __init__(self, weights: WeightsStatus, *, speed: float = 1.0, numerics: str = "exact") -> None:
         self.weights = weights
         self.dies_after: int | None = None
         self.steps = 0
         info = ModelInfo("m", "f", 1000, 4096, (1,), "float32", "none")
         self.shown = ReplicaProfile(
             "", info, "cpu", f"of speed {speed}", None, numerics, "", 4000.0 * speed, 0.01, 4000, 512,
-            decode_s=tuple((0.01 + 0.0003 * batch) / speed for batch in BATCHES), max_running=64,
+            decode_s=tuple((0.01 + 0.0003 * batch) / speed for batch in PROFILED_BATCH_SIZES), max_running=64,
         )  # fmt: skip
 
     async def generate(self, request: Request) -> AsyncGenerator[StreamMessage, None]:
@@ -87,7 +87,8 @@ async def fleet(**stands: Stand) -> tuple[Router, LocalPool]:
     pool.weights = {name: stand.weights.contents for name, stand in stands.items()}
     loads = {name: await stand.load() for name, stand in stands.items()}
     seen = {
-        name: Seen({"profile": text_of(stand.shown)}, {"load": asdict(loads[name])}) for name, stand in stands.items()
+        name: Seen({"profile": profile_to_text(stand.shown)}, {"load": asdict(loads[name])})
+        for name, stand in stands.items()
     }
     roster.update("cpu", seen)
     return Router({"cpu": pool}, ResumePolicy(backoff_s=0.001), roster=roster), pool
@@ -97,10 +98,10 @@ def request() -> Request:
     return Request("r", tuple(random.choices(range(1000), k=40)), SamplingParams(max_tokens=100, seed=0))
 
 
-async def read(router: Router) -> tuple[list[int], list[tuple[int, WeightsTold]]]:
+async def read(router: Router) -> tuple[list[int], list[tuple[int, WeightsStatus]]]:
     """The tokens, and before which of them weights were told."""
     tokens: list[int] = []
-    told: list[tuple[int, WeightsTold]] = []
+    told: list[tuple[int, WeightsStatus]] = []
     async with aclosing(router.stream(request())) as messages:
         async for message in messages:
             if message.told is not None:
@@ -136,8 +137,8 @@ async def test_numerics_decide_among_the_same_weights() -> None:
     assert pool.sent == ["first", "slow"]
 
 
-@pytest.mark.parametrize("others", [NEW, WeightsTold(0, "of another model")])
-async def test_where_nobody_has_them_it_says_so_once(others: WeightsTold) -> None:
+@pytest.mark.parametrize("others", [NEW, WeightsStatus(0, "of another model")])
+async def test_where_nobody_has_them_it_says_so_once(others: WeightsStatus) -> None:
     first = Stand(OLD, speed=9.0)
     first.dies_after = 3
     router, _ = await fleet(first=first, other=Stand(others))
@@ -169,7 +170,7 @@ async def test_it_keeps_to_what_it_went_on_with() -> None:
 async def test_the_same_weights_are_the_same_whatever_a_replica_counts() -> None:
     first = Stand(OLD, speed=9.0)
     first.dies_after = 3
-    router, _ = await fleet(first=first, other=Stand(WeightsTold(2, OLD.contents)))
+    router, _ = await fleet(first=first, other=Stand(WeightsStatus(2, OLD.contents)))
     assert await read(router) == (list(range(TOKENS)), [(0, OLD)])
 
 
@@ -193,7 +194,7 @@ def test_serves_candidates_come_in_the_same_order() -> None:
     ("weights", "shown"),
     [([], ""), ([OLD], ""), ([NEW], "-1"), ([NEW, OLD], "-0-1"), ([NEW, NEW], "-1"), ([NEW, OTHER], "-1-1")],
 )
-def test_the_fingerprint_names_every_version(weights: list[WeightsTold], shown: str) -> None:
+def test_the_fingerprint_names_every_version(weights: list[WeightsStatus], shown: str) -> None:
     form = CompletionForm(None, "fp_x")  # type: ignore[arg-type]
     assert fingerprint_of(form, weights) == f"fp_x{shown}"
 

@@ -19,7 +19,7 @@ from motley.cluster.routing.leave import leave
 from motley.cluster.routing.resume import ResumePolicy
 from motley.cluster.routing.router import Router
 from motley.replicas.errors import EngineFault, InvalidRequest, MotleyError, Overloaded, Unavailable
-from motley.replicas.protocol import ReplicaLoad, Request, SamplingParams
+from motley.replicas.types import ReplicaLoad, Request, SamplingParams
 
 REQUEST = Request("r", (1, 2, 3), SamplingParams(max_tokens=5, seed=0))
 

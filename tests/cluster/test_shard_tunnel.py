@@ -12,7 +12,7 @@ import pytest
 
 from motley.cluster import shard_tunnel
 from motley.cluster.shard_tunnel import Door, call, pump
-from motley.replicas.shards.pipe import Pipe
+from motley.replicas.parallel.transport.pipe import MessagePipe
 
 LARGE = 1 << 22
 
@@ -55,7 +55,7 @@ def test_messages_come_by_a_pipe_and_a_connection_as_by_a_pipe(door: Door) -> No
     orders, answers = os.pipe(), os.pipe()
     pump("orders", orders[0], first.detach())
     pump("answers", second.detach(), answers[1])
-    near, far = Pipe(answers[0], orders[1]), Pipe(*ends)  # type: ignore[arg-type]
+    near, far = MessagePipe(answers[0], orders[1]), MessagePipe(*ends)  # type: ignore[arg-type]
 
     def echoes() -> None:
         with suppress(EOFError):

@@ -310,7 +310,7 @@ def test_a_stage_on_another_node_has_one_wait_there(monkeypatch: pytest.MonkeyPa
     asked: list[int] = []
     monkeypatch.setattr(shard_actors, "keep", lambda count, after_s: asked.append(count))
     monkeypatch.setattr(shard_actors.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "there"))
-    monkeypatch.setattr("motley.replicas.shards.follower_process.follow", lambda ends: None)
+    monkeypatch.setattr("motley.replicas.parallel.follower.follower_process.run_follower", lambda ends: None)
     for spare in (False, True):
         shard_actors.Shard().compute("", "here", "stage 1", shard_actors.Far(("127.0.0.1", 1), b"", (), spare))
         assert asked == [1] * spare

@@ -24,31 +24,32 @@ from motley.cluster.routing.router import Router
 from motley.cluster.routing.stored import MOST_IDLE, MOST_PIECES, StoredView
 from motley.cluster.routing.visit import Visit
 from motley.replicas.demo import demo_path
+from motley.replicas.engine.entrypoints.worker import Worker
+from motley.replicas.engine.kv_reuse import fetch_scheduler
+from motley.replicas.engine.streams.profile_text import profile_from_text, profile_to_text
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.prefix import courier, fetches, prospects
-from motley.replicas.prefix.access import memory_access
-from motley.replicas.prefix.memory import HostStore
-from motley.replicas.prefix.prospects import Prospects
-from motley.replicas.protocol import (
-    BATCHES,
+from motley.replicas.kv.store import fetch_cost, store_worker
+from motley.replicas.kv.store.fetch_cost import FetchCostModel
+from motley.replicas.kv.store.memory_store import MemoryPrefixStore
+from motley.replicas.kv.store.store_access import in_memory_access
+from motley.replicas.replica import Replica
+from motley.replicas.types import (
+    PROFILED_BATCH_SIZES,
     Delta,
     FinishReason,
     ModelInfo,
+    PromptStoreStatus,
     ReplicaLoad,
     ReplicaProfile,
     Request,
     SamplingParams,
-    Stored,
     StreamMessage,
 )
-from motley.replicas.published import profile_of, text_of
-from motley.replicas.replica import Replica
-from motley.replicas.worker import Worker
 
 INFO = ModelInfo("m", "f", 1000, 4096, (1,), "float32", "none")
 PREFILL = 4000.0  # tokens per second
 FAST, SLOW = 0.02 / PREFILL, 1.5 / PREFILL  # seconds to fetch one
-DECODE_S = tuple(0.01 + 0.0003 * batch for batch in BATCHES)
+DECODE_S = tuple(0.01 + 0.0003 * batch for batch in PROFILED_BATCH_SIZES)
 
 
 def a_profile(name: str = "", *, shares: str = "s", fetch_s: float = FAST) -> ReplicaProfile:
@@ -82,7 +83,7 @@ def send(live: Live, request: Request, replica: str) -> Visit:
     return visit
 
 
-def first(stored: Stored | None = None) -> StreamMessage:
+def first(stored: PromptStoreStatus | None = None) -> StreamMessage:
     return StreamMessage((Delta(0, (1,)),), cached_tokens=0, stored=stored)
 
 
@@ -95,7 +96,7 @@ def computed(live: Live, request: Request) -> dict[str, int]:
 async def test_what_one_has_stored_is_fetched_by_whoever_is_free() -> None:
     live, asked = a_live(one=a_profile(), two=a_profile()), a_request()
     visit = send(live, asked, "one")
-    visit.message(first(Stored(960, token_s=FAST)))
+    visit.message(first(PromptStoreStatus(960, token_s=FAST)))
     visit.end()
     await asyncio.sleep(0)
     assert computed(live, asked) == {"one": 1000 - 960, "two": 1000 - 960}
@@ -111,43 +112,43 @@ async def test_what_one_has_stored_is_fetched_by_whoever_is_free() -> None:
 async def test_the_queue_grows_by_what_is_computed_and_is_what_it_was_afterwards() -> None:
     live, asked = a_live(one=a_profile()), a_request()
     row = live.members["one"].row
-    send(live, asked, "one").message(first(Stored(960, token_s=FAST)))
+    send(live, asked, "one").message(first(PromptStoreStatus(960, token_s=FAST)))
     live.prefixes.clear(row)
     visit = send(live, asked, "one")
     assert live.directory._sent_tokens[row] == 1000 - 960
-    visit.message(first(Stored(960, token_s=SLOW)))  # what it is thought to cost meanwhile is of no interest
+    visit.message(first(PromptStoreStatus(960, token_s=SLOW)))  # what it is thought to cost meanwhile is of no interest
     assert live.directory._sent_tokens[row] == 0
 
 
 @pytest.mark.parametrize(("fetch_s", "tokens"), [(FAST, 40), (0.99 / PREFILL, 40), (SLOW, 1000), (0.0, 1000)])
 async def test_what_is_slower_than_computing_is_not_counted_on(fetch_s: float, tokens: int) -> None:
     live, asked = a_live(one=a_profile(), two=a_profile(fetch_s=fetch_s)), a_request()
-    send(live, asked, "one").message(first(Stored(960, token_s=FAST)))
+    send(live, asked, "one").message(first(PromptStoreStatus(960, token_s=FAST)))
     assert computed(live, asked)["two"] == tokens
     before = live.visit([asked]).order["two"].ttft_s
-    send(live, a_request(), "two").message(first(Stored(0, token_s=FAST)))
+    send(live, a_request(), "two").message(first(PromptStoreStatus(0, token_s=FAST)))
     assert computed(live, asked)["two"] == 40, "as it was measured there since"
     assert live.visit([asked]).order["two"].ttft_s < before * 1.01 + 0.1
 
 
 async def test_a_store_that_has_lost_it_is_believed_once() -> None:
     live, asked = a_live(one=a_profile(), two=a_profile()), a_request()
-    send(live, asked, "one").message(first(Stored(960, token_s=FAST)))
-    send(live, asked, "two").message(first(Stored(0, absent=256, token_s=FAST)))
+    send(live, asked, "one").message(first(PromptStoreStatus(960, token_s=FAST)))
+    send(live, asked, "two").message(first(PromptStoreStatus(0, absent=256, token_s=FAST)))
     await asyncio.sleep(0)
     live.prefixes.clear(live.members["two"].row)
     assert computed(live, asked)["two"] == 1000 - 256
-    send(live, asked, "two").message(first(Stored(0, absent=0)))
+    send(live, asked, "two").message(first(PromptStoreStatus(0, absent=0)))
     assert not live.stored.tokens(Chain(asked))
 
 
 async def test_another_group_another_store_and_a_flush_find_nothing() -> None:
     live = a_live(one=a_profile(), two=a_profile(), other=a_profile(shares="t"), none=a_profile(shares="", fetch_s=0))
     asked = a_request(cache_salt=b"one's")
-    send(live, asked, "one").message(first(Stored(960, token_s=FAST)))
+    send(live, asked, "one").message(first(PromptStoreStatus(960, token_s=FAST)))
     assert computed(live, asked) == {"one": 40, "two": 40, "other": 1000, "none": 1000}
     assert set(computed(live, replace(asked, cache_salt=b"another's")).values()) == {1000}
-    send(live, asked, "none").message(first(Stored(960, token_s=FAST)))
+    send(live, asked, "none").message(first(PromptStoreStatus(960, token_s=FAST)))
     assert computed(live, asked)["none"] == 1000, "it has published that it has no store"
     live.forget_prefixes()
     assert set(computed(live, asked).values()) == {1000}
@@ -157,10 +158,10 @@ async def test_what_a_store_has_outlives_those_who_wrote_it() -> None:
     live, asked = a_live(one=a_profile(), two=a_profile(shares="")), a_request()
     visit = send(live, asked, "one")
     live.left("one")
-    visit.message(first(Stored(960, token_s=FAST)))  # it is nobody's any more
+    visit.message(first(PromptStoreStatus(960, token_s=FAST)))  # it is nobody's any more
     live.joined(a_profile("three"))
     assert computed(live, asked)["three"] == 1000
-    send(live, asked, "three").message(first(Stored(960, token_s=FAST)))
+    send(live, asked, "three").message(first(PromptStoreStatus(960, token_s=FAST)))
     live.left("three")
     assert live.stored.tokens(Chain(asked)) == {}, "nobody reads it"
     live.joined(a_profile("four"))
@@ -170,7 +171,7 @@ async def test_what_a_store_has_outlives_those_who_wrote_it() -> None:
 def test_numbers_are_used_again_and_what_is_remembered_has_a_bound() -> None:
     view, chain = StoredView(), Chain(a_request())
     number = view.come("first")
-    view.learn(number, chain, Stored(960))
+    view.learn(number, chain, PromptStoreStatus(960))
     view.leave("first")
     numbers = set()
     for turn in range(50):
@@ -182,12 +183,12 @@ def test_numbers_are_used_again_and_what_is_remembered_has_a_bound() -> None:
     assert view.tokens(chain) == {}
     pieces = MOST_PIECES // 15 + 2
     for _ in range(pieces):
-        view.learn(again, Chain(a_request()), Stored(960))
+        view.learn(again, Chain(a_request()), PromptStoreStatus(960))
     assert len(view._view._holders) == MOST_PIECES
 
 
 # Where a token costs what any other does; else the last few of a step may cost less than what is fetched instead.
-SPEED = Speed(PREFILL, tuple(batch / PREFILL for batch in BATCHES), 0.0, 512, 64, 64_000)
+SPEED = Speed(PREFILL, tuple(batch / PREFILL for batch in PROFILED_BATCH_SIZES), 0.0, 512, 64, 64_000)
 
 
 @settings(deadline=None)
@@ -234,7 +235,7 @@ class Telling:
 
     def __init__(self, **profile: Any) -> None:
         self.shown = a_profile(**profile)
-        self.told: list[Stored | None] = [None, None]
+        self.told: list[PromptStoreStatus | None] = [None, None]
         self.deaths: list[str] = []
         self.together = asyncio.Event()
         self.seen: list[Request] = []
@@ -272,7 +273,7 @@ class Telling:
 
 def a_router(*replicas: Any) -> tuple[Router, LocalPool]:
     pool, roster = LocalPool(*replicas), Roster()
-    told = {name: Seen({"profile": text_of(each.shown)}, {}) for name, each in pool.replicas.items()}
+    told = {name: Seen({"profile": profile_to_text(each.shown)}, {}) for name, each in pool.replicas.items()}
     roster.update("pool", told)
     return Router({"pool": pool}, ResumePolicy(stall_s=5.0, wait_s=5.0, backoff_s=0.001), roster=roster), pool
 
@@ -286,7 +287,7 @@ async def test_the_last_message_may_know_more_than_the_first() -> None:
     one = Telling()
     router, _ = a_router(one)
     asked = a_request()
-    one.told = [Stored(0, token_s=FAST), Stored(512, token_s=FAST)]
+    one.told = [PromptStoreStatus(0, token_s=FAST), PromptStoreStatus(512, token_s=FAST)]
     await read(router, asked)
     assert router.live.stored.tokens(Chain(asked)) == {0: 512}
     await router.flush(None)
@@ -297,7 +298,7 @@ async def test_answers_that_come_whole_tell_too_of_the_longest_of_several() -> N
     one = Telling()
     router, _ = a_router(one)
     asked = [a_request(tokens) for tokens in (1000, 900, 800, 700, 600)]
-    one.told = [Stored(512, token_s=FAST), Stored(0, absent=0, token_s=FAST)]
+    one.told = [PromptStoreStatus(512, token_s=FAST), PromptStoreStatus(0, absent=0, token_s=FAST)]
     await asyncio.gather(*(read(router, each, whole=True) for each in asked))
     assert len(one.seen) == 5
     known = [bool(router.live.stored.tokens(Chain(each))) for each in asked]
@@ -310,7 +311,7 @@ async def test_a_request_that_goes_on_elsewhere_is_told_of_by_its_prompt() -> No
     one, two = Telling(), Telling()
     router, pool = a_router(one, two)
     one.deaths = two.deaths = ["of the first"]
-    one.told = two.told = [Stored(960, token_s=FAST), Stored(960, token_s=FAST)]
+    one.told = two.told = [PromptStoreStatus(960, token_s=FAST), PromptStoreStatus(960, token_s=FAST)]
     asked = a_request()
     messages = await read(router, asked)
     assert [token for message in messages for delta in message.deltas for token in delta.token_ids] == [0, 1, 2]
@@ -324,7 +325,7 @@ async def test_a_request_that_goes_on_elsewhere_is_told_of_by_its_prompt() -> No
 
 def test_a_profile_tells_whose_prefixes_it_shares() -> None:
     profile = a_profile()
-    assert profile_of(text_of(profile)) == profile
+    assert profile_from_text(profile_to_text(profile)) == profile
 
 
 # --- with engines -----------------------------------------------------------------------------------------------------
@@ -336,7 +337,7 @@ STORED = 512  # of it: four values of 128 tokens
 class Engines:
     """A router before workers with the demo's model, and the store that they share."""
 
-    def __init__(self, store: HostStore, workers: list[Worker], router: Router) -> None:
+    def __init__(self, store: MemoryPrefixStore, workers: list[Worker], router: Router) -> None:
         self.store, self.workers, self.router = store, workers, router
 
     async def ask(self, tenant: str = "one") -> tuple[str, int]:
@@ -366,20 +367,20 @@ class Shown(Replica):
 
 @pytest.fixture
 async def engines(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engines]:
-    for module in (prospects, courier):
-        monkeypatch.setattr(module, "READ_S", 60.0)
-    monkeypatch.setattr(fetches, "_GRACE_S", 60.0)
-    access = memory_access(2**28)
+    for module in (fetch_cost, store_worker):
+        monkeypatch.setattr(module, "MAX_READ_S", 60.0)
+    monkeypatch.setattr(fetch_scheduler, "_GRACE_S", 60.0)
+    access = in_memory_access(2**28)
     config = EngineConfig(threads=1, kv_memory_bytes=2**24, max_running=8, prefix_after=1)
     workers = [Worker(demo_path(), config, access=lambda: access) for _ in range(2)]
     replicas = []
     for worker in workers:
         replica = object.__new__(Shown)
         await replica.__init__(lambda worker=worker: worker)  # type: ignore[misc]
-        worker._core.scheduler.prefixes.prospects = Prospects(token_s=1.0, block_s=1e-9)
+        worker._core.scheduler.prefixes.prospects = FetchCostModel(token_s=1.0, block_s=1e-9)
         replicas.append(replica)
     router, _ = a_router(*replicas)
-    assert isinstance(access.store, HostStore)
+    assert isinstance(access.store, MemoryPrefixStore)
     yield Engines(access.store, workers, router)
     for worker in workers:
         await worker.close()

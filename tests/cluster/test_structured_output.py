@@ -27,11 +27,11 @@ from motley.cluster.protocols.formats import format_of
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 from motley.cluster.web import servicers
+from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.grammar_schema import check_schema
-from motley.replicas.grammar_spec import GrammarKind
-from motley.replicas.worker import Worker
+from motley.replicas.grammar.grammar_spec import GrammarKind
+from motley.replicas.grammar.schema.schema_check import check_schema
 
 COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
 NAMED = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR, "strict": True}}

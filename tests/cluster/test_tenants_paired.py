@@ -33,10 +33,10 @@ from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.prefix.redis_store import RedisStore
 from motley.cluster.prefix.server import find_redis
 from motley.cluster.prefix.source import RedisSource
+from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.prefix.access import PrefixAccess
-from motley.replicas.prefix.prospects import Prospects
-from motley.replicas.worker import Worker
+from motley.replicas.kv.store.fetch_cost import FetchCostModel
+from motley.replicas.kv.store.store_access import PrefixStoreAccess
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
@@ -121,10 +121,10 @@ async def service(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory)
     write_keys(path, [StoredKey(tenant, hash_key(key)) for tenant, key in keys.items()])
     spec = FleetSpec.model_validate({"model": "demo", "pools": [{"name": "cpu"}], "tenants": TENANTS})
 
-    def access() -> PrefixAccess:
+    def access() -> PrefixStoreAccess:
         store = RedisStore(RedisSource(url=redis.url, secret=SECRET))
         wait_for(lambda: store._connections.alive, "a connection")  # what is asked for before is a miss
-        return PrefixAccess(store, SECRET)
+        return PrefixStoreAccess(store, SECRET)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         patient(monkeypatch)
@@ -132,7 +132,7 @@ async def service(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory)
         worker = Worker(folder, config, access=access)
         await worker.start()
         ingress = await make_ingress(folder, worker, entrance=Entrance(api_keys=path, routing=routing_of(spec)))
-        worker._core.scheduler.prefixes.prospects = Prospects(token_s=1.0, block_s=1e-9)
+        worker._core.scheduler.prefixes.prospects = FetchCostModel(token_s=1.0, block_s=1e-9)
         yield Service(worker, ingress.__serve_build_asgi_app__(), keys)
         await worker.close()
 

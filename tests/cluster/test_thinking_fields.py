@@ -15,8 +15,8 @@ from tool_templates import TEMPLATES, write_tool_tokenizer
 
 from motley.cluster.protocols.chat_reasoning import read_arguments, template_arguments
 from motley.cluster.unknown_fields import UnknownFields
-from motley.replicas.chat_template import ChatTemplate
 from motley.replicas.errors import InvalidRequest
+from motley.replicas.text.chat.chat_template import ChatTemplate
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]

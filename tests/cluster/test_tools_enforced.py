@@ -25,12 +25,12 @@ from motley.cluster.parsers.styles import TOOL_PARSERS, Reading
 from motley.cluster.parsers.tags import Format, Signature, any_of, json_schema
 from motley.cluster.parsers.think import before
 from motley.cluster.protocols.chat_tools import tool_use
+from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.grammar_rules import of_schema
-from motley.replicas.grammar_schema import check_schema
-from motley.replicas.grammar_spec import GrammarKind
-from motley.replicas.worker import Worker
+from motley.replicas.grammar.grammar_spec import GrammarKind
+from motley.replicas.grammar.process.xgrammar_rules import schema_rules
+from motley.replicas.grammar.schema.schema_check import check_schema
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Weather?"}]
@@ -271,7 +271,7 @@ def test_a_length_does_not_cost_the_whole_request(keywords: dict[str, Any], kept
     note = {"type": "object", "properties": {"a": {"type": "string", **keywords}}, "required": ["a"]}
     held = {**note, "properties": {"a": {"type": "string", **kept}}}
     assert _kept(note) == check_schema(held, "x")
-    assert of_schema(json.dumps(_kept(note)), 1)
+    assert schema_rules(json.dumps(_kept(note)), 1)
 
 
 def test_what_is_left_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

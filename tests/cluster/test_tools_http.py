@@ -16,7 +16,7 @@ from scripted_model import Scripted
 from scripted_worker import ScriptedWorker
 from tool_templates import TEMPLATES
 
-from motley.replicas.protocol import FinishReason
+from motley.replicas.types import FinishReason
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Weather?"}]

@@ -12,7 +12,7 @@ from motley.cluster.failures import ConfigurationError
 from motley.cluster.options import ServeOptions
 from motley.cluster.parsers.styles import TOOL_PARSERS, choose, thinking
 from motley.cluster.serve import check
-from motley.replicas.tokenizer import Tokenizer
+from motley.replicas.text.tokenizer.tokenizer import Tokenizer
 
 QWEN3_CODER = "{% if tools %}<tool_call>\n<function={{ tools[0].function.name }}>{% endif %}"
 

@@ -17,11 +17,11 @@ from motley.cluster.routing.placement import Placement, Suspects
 from motley.cluster.routing.resume import ResumePolicy
 from motley.cluster.routing.router import Router
 from motley.cluster.routing.trunks import Line
-from motley.replicas import trunk as replica_side
+from motley.replicas.engine.streams import stream_multiplexer as replica_side
+from motley.replicas.engine.streams.output_buffer import MAX_MERGED_MESSAGES, message_bytes
 from motley.replicas.errors import Unavailable
-from motley.replicas.pile import MOST_MERGED, num_bytes
-from motley.replicas.protocol import Delta, Request, SamplingParams, StreamMessage
 from motley.replicas.replica import Replica
+from motley.replicas.types import Delta, Request, SamplingParams, StreamMessage
 
 LENGTH = 12
 
@@ -195,7 +195,7 @@ async def test_a_slow_reader_beside_steady_ones_is_set_aside_and_then_waited_for
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No more than the bound comes ahead of it; it misses nothing, and the others go on by the trunk."""
-    monkeypatch.setattr(cluster_side, "MOST_BYTES", 40 * num_bytes(token(1)))
+    monkeypatch.setattr(cluster_side, "MOST_BYTES", 40 * message_bytes(token(1)))
     replica = object.__new__(Replica)
     flood = Flood(str(folder))
     await replica.__init__(lambda: flood)  # type: ignore[arg-type, misc]
@@ -217,7 +217,7 @@ async def test_a_slow_reader_beside_steady_ones_is_set_aside_and_then_waited_for
         ahead = flood.made[long.request_id]
         await asyncio.sleep(0.05)
     assert ahead < len(found) + 80, "whoever makes them waits"
-    assert line._ready.num_bytes < 80 * num_bytes(token(1))
+    assert line._ready.num_bytes < 80 * message_bytes(token(1))
     assert await steady == [7 + step % 3 for step in range(2000)]
     assert found + await tokens(stream) == [1 + step % 3 for step in range(2000)]
 
@@ -292,7 +292,7 @@ async def test_what_piled_up_comes_in_parts_that_a_slow_reader_can_take() -> Non
     for number in range(1, 201):
         line.from_trunk(token(number))
     parts = [(await line.next(items)).deltas[0].token_ids for _ in range(4)]
-    assert [len(part) for part in parts] == [MOST_MERGED] * 3 + [200 - 3 * MOST_MERGED]
+    assert [len(part) for part in parts] == [MAX_MERGED_MESSAGES] * 3 + [200 - 3 * MAX_MERGED_MESSAGES]
     assert [number for part in parts for number in part] == list(range(1, 201))
     line.close()
 

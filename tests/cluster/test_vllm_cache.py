@@ -22,12 +22,12 @@ from motley.cluster.protocols.vllm_events import KvBatches
 from motley.cluster.protos import vllm_common_pb2 as common
 from motley.cluster.protos import vllm_engine_pb2 as pb
 from motley.cluster.routing.router import Router
-from motley.replicas import worker as worker_module
+from motley.replicas.engine.entrypoints import worker as worker_module
+from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.errors import InvalidRequest, Overloaded, Unavailable
-from motley.replicas.protocol import BLOCK_TOKENS, KvEvent, KvEvents, ReplicaLoad
 from motley.replicas.replica import Replica
-from motley.replicas.tokenizer import Tokenizer
-from motley.replicas.worker import Worker
+from motley.replicas.text.tokenizer.tokenizer import Tokenizer
+from motley.replicas.types import BLOCK_TOKENS, KvEvent, KvEvents, ReplicaLoad
 
 ONE, TWO = Caller(tenant="one"), Caller(tenant="two")
 PROMPT = list(range(3 * BLOCK_TOKENS + 1))
@@ -37,7 +37,7 @@ AT_ONCE = common.SubscribeKvEventsRequest(load_records_before_first_batch=True)
 
 @pytest.fixture
 async def workers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Worker]]:
-    monkeypatch.setattr(worker_module, "WATCH_S", 0.02)
+    monkeypatch.setattr(worker_module, "KV_EVENT_PERIOD_S", 0.02)
     workers = [await start_worker(folder, monkeypatch) for _ in range(2)]
     yield workers
     for worker in workers:
@@ -255,12 +255,12 @@ def test_runs_of_one_kind_are_one_event() -> None:
 
 
 def test_a_slow_reader_loses_everything_at_once_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from motley.replicas import kv_watcher
+    from motley.replicas.kv import kv_event_subscription
 
-    monkeypatch.setattr(kv_watcher, "MAX_UNREAD", 4)
+    monkeypatch.setattr(kv_event_subscription, "MAX_UNREAD_EVENTS", 4)
 
     async def scenario() -> None:
-        watcher = kv_watcher.KvWatcher("one")
+        watcher = kv_event_subscription.KvEventSubscription("one")
         event = KvEvent(b"a" * 32)
         watcher.put([("one", event)] * 3 + [("two", replace(event, hash=b"b" * 32))] * 9)
         assert await watcher.take(1.0) == ((event,) * 3, False)

@@ -28,7 +28,7 @@ from motley.cluster.protos import vllm_common_pb2 as common
 from motley.cluster.protos import vllm_engine_pb2 as pb
 from motley.cluster.protos import vllm_engine_pb2_grpc
 from motley.replicas.errors import EngineFault, NotFound
-from motley.replicas.protocol import Delta, FinishReason, StreamMessage, TokenLogprob
+from motley.replicas.types import Delta, FinishReason, StreamMessage, TokenLogprob
 
 NAMED = grpc.StatusCode.INVALID_ARGUMENT
 

@@ -15,7 +15,14 @@ from motley.cluster.routing.live import Live
 from motley.cluster.routing.predict import Slo
 from motley.cluster.routing.waiting import PATIENCE, SCAN_S, Routing, Waiting
 from motley.replicas.errors import Overloaded, Unavailable
-from motley.replicas.protocol import BATCHES, ModelInfo, ReplicaLoad, ReplicaProfile, Request, SamplingParams
+from motley.replicas.types import (
+    PROFILED_BATCH_SIZES,
+    ModelInfo,
+    ReplicaLoad,
+    ReplicaProfile,
+    Request,
+    SamplingParams,
+)
 
 
 class Fleet:
@@ -115,7 +122,8 @@ class Device:
         self.live, self.name, self.steps, self.running = live, name, 0, 8
         profile = ReplicaProfile(
             name, info, "simulated", name, None, "exact", "", prefill, 0.01, 10_000, 512,
-            decode_s=tuple(0.01 + batch / prefill for batch in BATCHES), max_running=self.running, pool=pool,
+            decode_s=tuple(0.01 + batch / prefill for batch in PROFILED_BATCH_SIZES), max_running=self.running,
+            pool=pool,
         )  # fmt: skip
         live.joined(profile)
         self.carries(0)

@@ -17,7 +17,7 @@ from motley.cluster.caller import Caller
 from motley.cluster.protocols import kserve_wire
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import kserve_pb2 as kserve
-from motley.replicas.protocol import Delta, FinishReason, StreamMessage
+from motley.replicas.types import Delta, FinishReason, StreamMessage
 
 OLD, NEW = pb.Weights(version=0, contents="aa"), pb.Weights(version=1, contents="bb")
 END = Delta(0, (67,), "d", finish_reason=FinishReason.STOP)

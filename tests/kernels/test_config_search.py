@@ -19,7 +19,7 @@ from motley.kernels.tuning import operation_bench, table_writer
 from motley.kernels.tuning.config_search import search_configs
 from motley.kernels.tuning.memory_bandwidth import MemoryBandwidth
 from motley.kernels.tuning.memory_limits import ShapeTooLarge
-from motley.replicas.bench.gpu_child import Tasks
+from motley.replicas.bench.gpu_child import GpuTasks
 
 GIB = 2**30
 DECODE = find_operation("attention_decode")
@@ -72,7 +72,7 @@ def test_the_fastest_config_loses_if_it_is_not_right(how: str, monkeypatch: pyte
     fake = FakeOperation(slow, right, bad)
     monkeypatch.setattr(registry, "find_operation", lambda name: fake)
     with fake_clock():
-        told = Tasks(small()).tune("fake", "n=4", None)
+        told = GpuTasks(small()).tune("fake", "n=4", None)
     assert told["found"]["config"] == right.to_json()
     assert told["found"]["microseconds"] == 2000
     assert told["tried"] == [

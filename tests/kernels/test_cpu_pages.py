@@ -70,5 +70,5 @@ def test_a_system_that_cannot_is_told_of_once_and_one_that_is_old_never(
 
 
 def test_an_engine_on_a_cpu_imports_no_triton() -> None:
-    code = "import motley.replicas.build, sys; assert 'triton' not in sys.modules"
+    code = "import motley.replicas.engine.startup.engine_builder, sys; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

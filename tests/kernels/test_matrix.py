@@ -30,7 +30,7 @@ from motley.kernels.w4a16.packed_int4 import pack_int4
 from motley.kernels.w8a8.int8_product import kernel_for as int8_kernel
 from motley.kernels.w8a8.packed_int8 import GROUP_SIZES as INT8_GROUPS
 from motley.kernels.w8a8.packed_int8 import pack_rows
-from motley.replicas.memory import history_dtype
+from motley.replicas.kv.memory_budget import history_dtype
 
 POLICIES = [policy_of(*version) for version in CAPABILITIES]
 LINEAR = ("w4a16_gemv", "w4a16_gemm", "w4a16_dequantize", "w8a8", "w8a8_dequantize")

@@ -18,8 +18,8 @@ from motley.kernels.sampling.integer_arithmetic import ADD_PTX, ceiling, uniform
 from motley.kernels.sampling.sample import PenaltyRows, SamplingRows, VocabularySplit, penalize_logits, sample
 from motley.kernels.sampling.sample_kernels import keys_and_weights
 from motley.kernels.sampling.sample_operation import SAMPLE, logprob_error, random_rows
-from motley.replicas import philox, sampler
-from motley.replicas.plan import SampleSpec
+from motley.replicas.execution import philox, sampler
+from motley.replicas.execution.step_plan import SampleSpec
 from motley.replicas.sampling_params import SamplingParams
 
 # numpy, on which the interpreter runs, warns of what is tested here
@@ -103,7 +103,7 @@ def test_keys_are_the_quotients_of_the_cpu_sampler(temperature: float) -> None:
     logits[:4] = torch.tensor([20.0, -math.inf, 19.999998, -1e30])
     keys, weights = torch.empty(1000, dtype=torch.int32), torch.empty(1000, dtype=torch.int64)
     _keys[(1,)](logits, torch.tensor([20.0, temperature, 0.0]), keys, weights, 1000, 1024)
-    quotients = -((logits - 20.0) / temperature)  # as sampler.py has them, but for the sign
+    quotients = -((logits - 20.0) / temperature)  # as replicas/execution/sampler.py has them, but for the sign
     assert torch.equal(keys.long(), (quotients.clamp(max=31.5) * 2**25).long())
     assert torch.equal(weights, sample_reference.weights_of(keys.long()))
     assert weights[[0, 1, 3]].tolist() == [2**44, 0, 0]
@@ -316,7 +316,7 @@ def test_penalties_are_to_the_bit_those_of_the_cpu_sampler(dtype: torch.dtype, s
         params = SamplingParams(
             repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency, seed=0
         )
-        expected.append(sampler.adjust(row, SampleSpec(params, 0, 0, len(output), (), prompt, output)))
+        expected.append(sampler.adjust_logits(row, SampleSpec(params, 0, 0, len(output), (), prompt, output)))
     for found in (penalize_logits(logits, history, given, CONFIG), sample_reference.penalize(logits, history, given)):
         assert torch.equal(found.view(torch.int32), torch.stack(expected).view(torch.int32))
 

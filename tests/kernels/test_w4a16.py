@@ -37,7 +37,7 @@ from motley.kernels.w4a16 import int4_gemm as w4a16_gemm
 from motley.kernels.w4a16 import int4_gemv as w4a16_gemv
 from motley.kernels.w4a16.int4_operations import OPERATIONS, kernel_for, linear_reference, rounding_allowance
 from motley.kernels.w4a16.packed_int4 import PackedInt4, fuse_weights, pack_int4, unpack_int4
-from motley.replicas.gpu.buckets import batch_sizes, bucket
+from motley.replicas.gpu.graph_buckets import batch_sizes, smallest_bucket
 
 GEMV = Config.of(1, 1, ROWS=4, REPEAT=1)
 GEMM = Config.of(4, 1, BLOCK_N=16, BLOCK_M=16, SPLITS=1)
@@ -353,7 +353,7 @@ def test_a_graph_has_the_kernel_of_the_steps_that_it_pads(name: str, measured: b
         assert {chosen(m) for m in range(9, 17)} == {more} == {"w4a16_gemm"}
     for most in (1, 5, 7, 37, 100, 256):
         sizes = batch_sizes(most)
-        assert {m for m in range(1, most + 1) if chosen(m) != chosen(bucket(sizes, m))} == set()
+        assert {m for m in range(1, most + 1) if chosen(m) != chosen(smallest_bucket(sizes, m))} == set()
 
 
 def halves(low: float, high: float, dtype: torch.dtype) -> int:

@@ -44,7 +44,7 @@ from motley.kernels.w8a8.int8_product import (
 from motley.kernels.w8a8.packed_int8 import PanelsInt8, pack_panels, pack_rows
 from motley.kernels.w8a8.quantize_panels import QuantizedPanels
 from motley.kernels.w8a8.quantize_rows import QuantizedRows, quantize_rows
-from motley.replicas.gpu.buckets import batch_sizes, bucket
+from motley.replicas.gpu.graph_buckets import batch_sizes, smallest_bucket
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "compile_dp4a.py"
 GEMV = Config.of(2, 1, BLOCK_N=32)
@@ -236,7 +236,7 @@ def test_a_graph_has_the_kernel_of_the_steps_that_it_pads(name: str, folder: Pat
 
     assert {chosen(m) for m in (1, 320)} == {"w8a8", "w8a8_dequantize"}
     sizes = batch_sizes(320)
-    assert {m for m in range(1, 321) if chosen(m) != chosen(bucket(sizes, m))} == set()
+    assert {m for m in range(1, 321) if chosen(m) != chosen(smallest_bucket(sizes, m))} == set()
 
 
 @pytest.mark.parametrize("ordered", [True, False])

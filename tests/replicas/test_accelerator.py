@@ -14,9 +14,9 @@ from motley.kernels.device.device_context import DeviceContext
 from motley.kernels.device.device_table import DEVICES
 from motley.kernels.device.precision import policy_of
 from motley.kernels.gpu.gpu_ops import GpuOps
-from motley.replicas.gpu.accelerator import Cuda, to_host
-from motley.replicas.gpu.moves import Staged
-from motley.replicas.gpu.packed import TURNS, Packed
+from motley.replicas.gpu.accelerator import CudaAccelerator, copy_to_host
+from motley.replicas.gpu.block_copies import StagedBlockCopy
+from motley.replicas.gpu.packed_transfer import NUM_SLOTS, PackedTransfer
 
 
 class FakeStream:
@@ -57,7 +57,7 @@ def test_all_captures_are_on_one_stream_and_in_one_pool(cuda: list[tuple[Any, di
 
     What the event loop's thread does meanwhile is no part of them, and no reason to fail.
     """
-    accelerator = Cuda(torch.device("cuda:0"))
+    accelerator = CudaAccelerator(torch.device("cuda:0"))
     ran: list[int] = []
     kept = [accelerator.capture(lambda number=number: ran.append(number)) for number in range(3)]  # type: ignore[misc]
     assert ran == [0, 0, 1, 1, 2, 2]
@@ -87,7 +87,7 @@ def test_what_is_made_aside_has_a_stream_of_its_own_and_no_memory_is_given_back_
         ("Event", FakeEvent), ("empty_cache", lambda: given_back.append(1)), ("mem_get_info", lambda _: (7, 9))
     ):  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, fake)
-    accelerator = Cuda(torch.device("cuda:0"))
+    accelerator = CudaAccelerator(torch.device("cuda:0"))
     accelerator.copy(lambda: None)
     made, _ = accelerator.aside(lambda: len(cuda))
     assert (made, events) == (2, [1, 2])
@@ -148,7 +148,7 @@ def crossings(monkeypatch: pytest.MonkeyPatch) -> Crossings:
     return found
 
 
-class FakeCuda(Cuda):
+class FakeCuda(CudaAccelerator):
     """Its memory is the host's."""
 
     def __init__(self) -> None:
@@ -163,18 +163,18 @@ class FakeCuda(Cuda):
 def test_numbers_of_a_step_are_pinned_and_nobody_waits_for_them(crossings: Crossings) -> None:
     """From memory that is not pinned a copy waits for the device, whatever it is asked for."""
     device = torch.device("cuda:0")
-    Cuda(device).moved(torch.ones(2))
+    CudaAccelerator(device).moved(torch.ones(2))
     hopper = next(each for each in DEVICES if each.capability.version == (9, 0))
     GpuOps(DeviceContext(device, policy_of(9, 0), hopper))._moved(torch.ones(2))
     assert crossings.moved == [(True, device, {"non_blocking": True})] * 2
-    packed = Packed(FakeCuda(), 3, {"token": torch.int64})
-    assert crossings.pinned == [True] * TURNS
+    packed = PackedTransfer(FakeCuda(), 3, {"token": torch.int64})
+    assert crossings.pinned == [True] * NUM_SLOTS
     turn = packed.turn()
     packed.send(turn)
     packed.fetch(turn)
     logits = torch.zeros(3, device="meta")
     crossings.pinned.clear()
-    to_host(logits)
+    copy_to_host(logits)
     assert crossings.pinned == [True]
     assert [nobody_waits for _, _, nobody_waits in crossings.copies] == [True] * 3
 
@@ -184,7 +184,7 @@ def test_nobody_waits_for_blocks_that_move(crossings: Crossings) -> None:
     accelerator = FakeCuda()
     part, slab = torch.arange(12, dtype=torch.int32).view(4, 3), accelerator.staging(24).view(2, 12)
     assert crossings.pinned == [True]
-    moves = Staged(accelerator, 2, [part], [slab])
+    moves = StagedBlockCopy(accelerator, 2, [part], [slab])
     before = part.clone()
     moves.out([(3, 0), (1, 1)])
     moves.back([(0, 0), (2, 1)])

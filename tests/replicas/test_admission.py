@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from motley.replicas.admission import MAX_RETRY_AFTER_S, Admission
+from motley.replicas.engine.streams.admission_limiter import MAX_RETRY_AFTER_S, AdmissionLimiter
 from motley.replicas.errors import Overloaded
 
 
@@ -18,8 +18,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def admission(clock: Clock, **settings: float) -> Admission:
-    return Admission(**{"max_waiting": 10, "max_waiting_tokens": 1000, "clock": clock} | settings)  # type: ignore[arg-type]
+def admission(clock: Clock, **settings: float) -> AdmissionLimiter:
+    return AdmissionLimiter(**{"max_waiting": 10, "max_waiting_tokens": 1000, "clock": clock} | settings)  # type: ignore[arg-type]
 
 
 def test_it_counts_requests_and_tokens_until_they_begin_or_leave(clock: Clock) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from motley.replicas.demo import demo_path
+from motley.replicas.engine.entrypoints.null_engine import build_null_engine, null_device
+from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.generation import answer_ends
-from motley.replicas.grammar_spec import GrammarSpec
-from motley.replicas.null_engine import build_hollow_engine, null_device
-from motley.replicas.offline import Engine
-from motley.replicas.protocol import FinishReason
-from motley.replicas.tokenizer import Tokenizer
+from motley.replicas.grammar.grammar_spec import GrammarSpec
+from motley.replicas.model.generation_config import end_token_ids
+from motley.replicas.text.tokenizer.tokenizer import Tokenizer
+from motley.replicas.types import FinishReason
 
 END_OF_TEXT, TURN_END = 0, 2
 CHAT = [{"role": "user", "content": "What does the with statement do?"}]
@@ -67,7 +67,7 @@ def test_a_grammar_may_end_with_it(engine: Engine) -> None:
 
 
 def test_an_engine_that_computes_nothing_ends_likewise(folder: Path) -> None:
-    built = build_hollow_engine(folder, EngineConfig(max_model_len=64), null_device(0.0))
+    built = build_null_engine(folder, EngineConfig(max_model_len=64), null_device(0.0))
     assert built.core.limits.eos_token_ids == (END_OF_TEXT, TURN_END)
 
 
@@ -82,7 +82,7 @@ def test_an_engine_that_computes_nothing_ends_likewise(folder: Path) -> None:
     ],
 )
 def test_every_file_that_names_an_end_counts(stated: tuple[int, ...], own: int | None, ends: tuple[int, ...]) -> None:
-    assert answer_ends(stated, own, 100) == ends
+    assert end_token_ids(stated, own, 100) == ends
 
 
 def test_a_turn_that_ends_with_another_token_is_told(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -12,16 +12,16 @@ from any_values import ANY, GIVEN, SAMPLING, VALID, Mute, outside, refusal_of
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from motley.replicas.admission import MAX_RETRY_AFTER_S, Admission
+from motley.replicas.engine.model_limits import ModelLimits
+from motley.replicas.engine.streams.admission_limiter import MAX_RETRY_AFTER_S, AdmissionLimiter
 from motley.replicas.errors import Overloaded
-from motley.replicas.limits import Limits
-from motley.replicas.plan import SampleSpec
-from motley.replicas.protocol import Request
-from motley.replicas.sampler import sample
+from motley.replicas.execution.sampler import sample
+from motley.replicas.execution.step_plan import SampleSpec
 from motley.replicas.sampling_params import SamplingParams
+from motley.replicas.types import Request
 
 VOCABULARY, CONTEXT = 259, 64
-LIMITS = Limits(VOCABULARY, CONTEXT, (258,))
+LIMITS = ModelLimits(VOCABULARY, CONTEXT, (258,))
 
 
 def made(fields: dict[str, Any]) -> SamplingParams | None:
@@ -102,7 +102,9 @@ STEPS = st.lists(st.tuples(st.sampled_from(["enter", "began", "left"]), st.integ
 def test_admission(steps: list[tuple[str, int]], most: int, tokens: int, rate: float) -> None:
     """Counts are those of who waits, bounded, and a refusal says when to come again."""
     now = 0.0
-    admission = Admission(max_waiting=most, max_waiting_tokens=tokens, prefill_tokens_per_s=rate, clock=lambda: now)
+    admission = AdmissionLimiter(
+        max_waiting=most, max_waiting_tokens=tokens, prefill_tokens_per_s=rate, clock=lambda: now
+    )
     waiting: list[int] = []
     for step, size in steps:
         now += 1.0

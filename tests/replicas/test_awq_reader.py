@@ -18,14 +18,14 @@ from motley.kernels.canonical_weights import GroupedWeight
 from motley.kernels.device.device_context import interpreter_context
 from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.kernels.w4a16.packed_int4 import pack_int4, unpack_int4
-from motley.replicas.checkpoint import inspect_checkpoint
+from motley.replicas.capacity.device_fit import build_meta_decoder
+from motley.replicas.checkpoint.reading.weight_loader import WeightLoader
+from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.errors import CheckpointError
-from motley.replicas.fit import outlined
-from motley.replicas.model import load_model
-from motley.replicas.offline import Engine
-from motley.replicas.quantization.base import LinearSpec, is_part
+from motley.replicas.loading.model_loader import load_model
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.quantization.weight_format import LinearSpec, is_within_modules
 from motley.replicas.sampling_params import SamplingParams
-from motley.replicas.weights import Weights
 
 PROMPT = torch.randint(0, 256, (48,), generator=torch.Generator().manual_seed(3)).tolist()
 UP = "model.layers.1.mlp.up_proj"
@@ -58,10 +58,10 @@ def test_tiles_of_gpus_hold_the_same_numbers(tmp_path: Path) -> None:
     packed, dense = build_awq(tmp_path, group_size=64)
     checkpoint, twin = (inspect_checkpoint(folder) for folder in (packed, dense))
     read = checkpoint.format.linear(
-        Weights(checkpoint.tensors, torch.device("cpu")), LinearSpec(UP, 256, 128, bias=False), torch.float16
+        WeightLoader(checkpoint.tensors, torch.device("cpu")), LinearSpec(UP, 256, 128, bias=False), torch.float16
     )
     assert isinstance(read, GroupedWeight)
-    expected = Weights(twin.tensors, torch.device("cpu")).take(f"{UP}.weight")
+    expected = WeightLoader(twin.tensors, torch.device("cpu")).take(f"{UP}.weight")
     assert torch.equal(unpack_int4(pack_int4(read)).float(), expected)
 
 
@@ -76,8 +76,8 @@ def test_layers_that_were_not_converted(tmp_path: Path) -> None:
 def test_modules_are_named_by_whole_parts() -> None:
     name = "model.layers.1.mlp.gate_proj"
     for module in (name, "model.layers.1", "layers.1.mlp", "mlp", "gate_proj", "mlp.gate_proj"):
-        assert is_part(name, [module])
-    assert not is_part(name, ["mlp.gate", "model.layers.11", "ayers.1", "lm_head", "proj"])
+        assert is_within_modules(name, [module])
+    assert not is_within_modules(name, ["mlp.gate", "model.layers.11", "ayers.1", "lm_head", "proj"])
 
 
 def test_name_and_what_writers_add(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_what_it_will_keep_is_told_from_headers(capability: tuple[int, int] | No
     else:
         rig = interpreter_context(capability)
         ops, hollow = GpuOps(rig), GpuOps(replace(rig, device=torch.device("meta")))
-    told = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, hollow).held
+    told = build_meta_decoder(checkpoint.config, checkpoint.format, checkpoint.tensors, hollow).held
     found = load_model(packed, ops).decoder.held
     assert (told.nbytes, told.metadata) == (found.nbytes, found.metadata)
     assert told.metadata

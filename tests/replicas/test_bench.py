@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from motley.replicas.bench import engine, kv, peers, report, shapes
 from motley.replicas.demo import demo_path, measure
 from motley.replicas.demo.plain import load_plain
-from motley.replicas.model import load_model
+from motley.replicas.loading.model_loader import load_model
 
 
 def test_row_has_quantiles_and_a_ratio_above_one_when_better():
@@ -39,7 +39,7 @@ def test_unknown_names_are_refused():
 
 
 def test_a_side_that_dies_says_why(tmp_path):
-    with peers.SideProcess("transformers", tmp_path, 1) as side, pytest.raises(peers.SideFailed, match=r"config\.json"):
+    with peers.SideProcess("transformers", tmp_path, 1) as side, pytest.raises(peers.SideError, match=r"config\.json"):
         side.wait_until_loaded()
 
 

@@ -11,7 +11,7 @@ from motley.replicas.bench import gpu_divided, gpu_divided_child
 
 def test_weights_that_are_not_those_asked_for_are_not_right(tmp_path: Path) -> None:
     """Before the update, or after it; and an update that changes nothing."""
-    tasks = gpu_divided_child.Tasks(tmp_path, real=False)
+    tasks = gpu_divided_child.DividedTasks(tmp_path, real=False)
     tasks.write()
     base, way = tmp_path / "bf16", gpu_divided.WAYS["layers on disk"]
     settled = tasks.said("layers on disk", "bf16", 2, 60.0)

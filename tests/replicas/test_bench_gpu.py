@@ -24,14 +24,14 @@ from motley.kernels.launch.kernel_operation import ProblemShape
 from motley.kernels.registry import OPERATIONS, find_operation
 from motley.kernels.tuning import table_writer
 from motley.replicas.bench import engine_gpu, gpu, gpu_divided, gpu_engine, gpu_kernels, parts, tasks
-from motley.replicas.bench.child import Child, ChildEnded, ChildSilent
-from motley.replicas.bench.engine_gpu import Cell, Group
+from motley.replicas.bench.child import BenchChild, ChildEnded, ChildSilent
+from motley.replicas.bench.engine_gpu import StreamWorkload, WorkloadGroup
 from motley.replicas.bench.gpu_targets import TARGETS, is_judged, judge, line
-from motley.replicas.bench.parts import Part, Parts, Stage, archived
+from motley.replicas.bench.parts import BenchPart, BenchSchedule, BenchTurn, archived
 from motley.replicas.bench.tasks import TaskProcess
-from motley.replicas.gpu.decode import DecodeGraphs, Key
-from motley.replicas.gpu.runner import GpuRunner
-from motley.replicas.plan import StepPlan
+from motley.replicas.execution.step_plan import StepPlan
+from motley.replicas.gpu.decode_graphs import DecodeGraphs, GraphKey
+from motley.replicas.gpu.gpu_runner import GpuRunner
 
 SUPPORT = Path(__file__).parents[1] / "support"
 AMPLE_S = 36_000.0  # A busy machine must not run out of the time that the benchmark has on a lent card.
@@ -99,7 +99,7 @@ def test_graphs_are_compared_padded_with_steps_that_prefill_as_much(monkeypatch:
     prefilled: dict[GpuRunner, list[int]] = {}
     launch, eager = DecodeGraphs.launch, GpuRunner._launch_eager
 
-    def graph(graphs: DecodeGraphs, key: Key, items: Any, *more: Any) -> Any:
+    def graph(graphs: DecodeGraphs, key: GraphKey, items: Any, *more: Any) -> Any:
         launched.append((key.batch, len(items)))
         return launch(graphs, key, items, *more)
 
@@ -184,17 +184,19 @@ def test_what_time_did_not_reach_is_counted_and_the_run_has_not_passed(
 def test_a_part_that_fails_costs_itself_alone(tmp_path: Path) -> None:
     seen: list[float] = []
 
-    def fails(part: Part, first: bool) -> bool:
+    def fails(part: BenchPart, first: bool) -> bool:
         part.fields |= {"rows": [1], "unreached": 1}
         raise ZeroDivisionError("of a kernel")
 
-    def works(part: Part, first: bool) -> bool:
+    def works(part: BenchPart, first: bool) -> bool:
         assert json.loads((tmp_path / "summary.json").read_text())["not_reached"] == ["two"]
         seen.append(part.left())
         part.fields["complete"] = True
         return True
 
-    parts = Parts(tmp_path, 100.0, [Stage("one", 1.0), Stage("two", 3.0), Stage("one", 1.0)], {"rehearsal": True})
+    parts = BenchSchedule(
+        tmp_path, 100.0, [BenchTurn("one", 1.0), BenchTurn("two", 3.0), BenchTurn("one", 1.0)], {"rehearsal": True}
+    )
     assert not parts.run({"one": fails, "two": works, "other": fails})
     [left] = seen
     assert 75 < left <= 77, "what the first did not need, and not all of the time: tasks may still be under way"
@@ -211,14 +213,19 @@ def test_a_part_that_was_cut_has_what_others_did_not_need(tmp_path: Path) -> Non
     turns: list[tuple[str, bool, int]] = []
     left = {"one": 3, "two": 1}
 
-    def work(name: str, part: Part, first: bool) -> bool:
+    def work(name: str, part: BenchPart, first: bool) -> bool:
         left[name] -= 1
         turns.append((name, first, round(part.left())))
         part.fields |= {"unreached": left[name], "complete": not left[name]}
         return not left[name]
 
-    stages = [Stage("one", 10.0, first=True), Stage("two", 10.0, first=True), Stage("one", 30.0), Stage("two", 50.0)]
-    assert Parts(tmp_path, 100 / 0.96, stages, {}).run({name: partial(work, name) for name in left})
+    stages = [
+        BenchTurn("one", 10.0, first=True),
+        BenchTurn("two", 10.0, first=True),
+        BenchTurn("one", 30.0),
+        BenchTurn("two", 50.0),
+    ]
+    assert BenchSchedule(tmp_path, 100 / 0.96, stages, {}).run({name: partial(work, name) for name in left})
     assert turns == [("one", True, 10), ("two", True, 20), ("one", False, 50), ("one", False, 100)]
     assert results(tmp_path)["one"]["complete"]
 
@@ -236,14 +243,14 @@ def test_no_turn_ends_after_eight_minutes_whichever_is_late(
     monkeypatch.setattr(parts, "archived", lambda out: None)
     turns: list[tuple[float, float]] = []  # began, and was given
 
-    def work(part: Part, first: bool) -> bool:
+    def work(part: BenchPart, first: bool) -> bool:
         given = part.left()
         turns.append((clock[0] - 1000.0, given))
         clock[0] += max(given, 0.0) + (LATE_S if len(turns) - 1 == late else 0.0)
         part.fields["unreached"] = 1
         return True
 
-    plan = Parts(tmp_path, gpu.SECONDS, gpu.STAGES, {})
+    plan = BenchSchedule(tmp_path, gpu.SECONDS, gpu.STAGES, {})
     plan.run(dict.fromkeys(gpu.PARTS, work))
     assert len(turns) >= len(gpu.STAGES)
     assert all(began + given <= 480 or given <= 0 for began, given in turns)
@@ -296,13 +303,13 @@ def test_what_hangs_near_the_end_does_not_end_after_eight_minutes(
             clock[0] += LOST_S if late else ANSWER_S
             return {"usable": not late, "result": results.get(self._do)}
 
-    monkeypatch.setattr(tasks, "Child", Hangs)
+    monkeypatch.setattr(tasks, "BenchChild", Hangs)
     ops = [find_operation("w4a16_gemm"), find_operation("rms_norm")]
     with TaskProcess("never_started") as process, ExitStack() as compilers:
         plan = gpu_kernels.KernelParts(a_gpu(), ops, tmp_path, process, compilers)
         monkeypatch.setattr(plan, "_compile_checked", lambda part, checks: None)
         monkeypatch.setattr(plan, "_compile_tuned", lambda part, first: None)
-        Parts(tmp_path, gpu.SECONDS, [Stage(part, 1.0)], {}).run({part: getattr(plan, part)})
+        BenchSchedule(tmp_path, gpu.SECONDS, [BenchTurn(part, 1.0)], {}).run({part: getattr(plan, part)})
     assert silent
     assert HANGS_S < clock[0] - 1000.0 <= gpu.SECONDS
 
@@ -336,9 +343,9 @@ def test_what_targets_and_goals_are_about_comes_first() -> None:
 
 
 def test_streams_that_were_cut_go_on_with_what_is_left_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = Cell(1, 8, 8), Cell(2, 8, 8)
-    group = Group("rehearsal", "motley", (one, two), idle=(1,), until=0.5)
-    measuring = engine_gpu.Measuring("cpu", tmp_path, lambda share: -1.0)
+    one, two = StreamWorkload(1, 8, 8), StreamWorkload(2, 8, 8)
+    group = WorkloadGroup("rehearsal", "motley", (one, two), idle=(1,), until=0.5)
+    measuring = engine_gpu.EngineMeasurement("cpu", tmp_path, lambda share: -1.0)
     assert measuring.group(group) == group
     times = iter((9.0, 9.0, 9.0))  # it starts, and measures its first cell
     measuring.turn(lambda share: next(times, -1.0))
@@ -407,7 +414,7 @@ def test_a_child_is_read_by_lines_and_ends_with_whatever_it_started(
         "    print(line.strip(), flush=True)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Child("talker") as child:
+    with BenchChild("talker") as child:
         pid = child.read(60)["pid"]
         child.write({"n": 1})
         child.write({"n": 2})
@@ -430,9 +437,9 @@ def test_a_child_that_does_not_read_holds_up_nobody(tmp_path: Path, monkeypatch:
         "import json, sys, time\ntime.sleep(0.3)\nprint(json.dumps({'chars': len(sys.stdin.readline())}), flush=True)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Child("busy") as child, pytest.raises(ChildSilent, match="busy of the measurement did not read in time"):
+    with BenchChild("busy") as child, pytest.raises(ChildSilent, match="busy of the measurement did not read in time"):
         child.write("x" * 2_000_000, 0.5)
-    with Child("late") as child:
+    with BenchChild("late") as child:
         child.write("x" * 2_000_000, 60)
         assert child.read(60) == {"chars": 2_000_003}
 
@@ -445,7 +452,7 @@ def test_compilers_that_are_silent_are_ended_and_told(tmp_path: Path, monkeypatc
     monkeypatch.setattr(gpu_kernels, "WRITE_S", 0.2)
     with TaskProcess("never_started") as process, ExitStack() as compilers:
         plan = gpu_kernels.KernelParts(a_gpu(), OPERATIONS, tmp_path, process, compilers)
-        part = Part(tmp_path / "checks.json", time.monotonic() + 0.2, {})
+        part = BenchPart(tmp_path / "checks.json", time.monotonic() + 0.2, {})
         plan._compile_checked(part, list(plan._checked(OPERATIONS[0])))
         assert "in time" in part.fields["compiled_ahead"]["error"]
         first = plan._ahead
@@ -472,7 +479,9 @@ class Silent:
 def test_what_did_not_answer_is_not_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     silent: Any = Silent()
     rig = interpreter_context((6, 1))
-    parts = Parts(tmp_path, 100.0, [Stage(name, 1.0) for name in gpu.PARTS if name not in ("divided", "streams")], {})
+    parts = BenchSchedule(
+        tmp_path, 100.0, [BenchTurn(name, 1.0) for name in gpu.PARTS if name not in ("divided", "streams")], {}
+    )
     with ExitStack() as compilers:
         plan = gpu_kernels.KernelParts(rig, [find_operation("rms_norm")], tmp_path, silent, compilers)
         monkeypatch.setattr(plan, "_compile_checked", lambda part, checks: None)
@@ -495,7 +504,7 @@ def test_what_did_not_answer_is_not_complete(tmp_path: Path, monkeypatch: pytest
     ],
 )  # fmt: skip
 def test_streams_that_were_cut_off_are_not_complete(found: dict[str, Any], complete: bool, tmp_path: Path) -> None:
-    measuring = engine_gpu.Measuring("cpu", tmp_path, lambda share: 1.0)
+    measuring = engine_gpu.EngineMeasurement("cpu", tmp_path, lambda share: 1.0)
     measuring.found = [{"side": "motley"}, {"side": "motley", **found}]
     assert measuring.complete is complete
     measuring.cut = [{}]
@@ -509,7 +518,7 @@ def test_one_file_has_all_of_them(tmp_path: Path) -> None:
         path = archived(tmp_path)
     with tarfile.open(path) as archive:
         assert {each.name for each in archive if each.isfile()} == {"traces/a.svg"}
-    Parts(tmp_path, 1.0, [Stage("one", 1.0)], {}).run({"one": lambda part, first: True})
+    BenchSchedule(tmp_path, 1.0, [BenchTurn("one", 1.0)], {}).run({"one": lambda part, first: True})
     with tarfile.open(path) as archive:
         assert {"one.json", "summary.json"} <= set(archive.getnames()), "as soon as a part has ended"
 
@@ -578,7 +587,7 @@ def test_turns_go_through_all_there_is_once(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(plan, "_compile_checked", lambda part, checks: None)
         monkeypatch.setattr(plan, "_compile_tuned", lambda part, first: None)
         stages = [stage for stage in gpu.STAGES if stage.part in ("checks", "tuning", "kernels")]
-        assert Parts(tmp_path, 1000.0, stages, {}).run(
+        assert BenchSchedule(tmp_path, 1000.0, stages, {}).run(
             {"checks": plan.checks, "tuning": plan.tuning, "kernels": plan.kernels}
         )
     assert all(results(tmp_path)[name]["complete"] for name in ("checks", "tuning", "kernels"))
@@ -616,7 +625,7 @@ def test_what_the_device_has_no_room_for_is_skipped_and_is_no_fault(
         plan = gpu_kernels.KernelParts(rig, [decode], tmp_path, answers, compilers)
         monkeypatch.setattr(plan, "_compile_tuned", lambda part, first: None)
         stages = [stage for stage in gpu.STAGES if stage.part in ("tuning", "kernels")]
-        parts = Parts(tmp_path, 1000.0, stages, {})
+        parts = BenchSchedule(tmp_path, 1000.0, stages, {})
         assert parts.run({"tuning": plan.tuning, "kernels": plan.kernels}), "all was right"
     found = results(tmp_path)
     for name, do in (("tuning", "tune"), ("kernels", "measure")):
@@ -654,11 +663,11 @@ def test_where_the_installation_cannot_be_written_launches_look_in_the_results(
 
 def run_tuning(out: Path, monkeypatch: pytest.MonkeyPatch, process: Any) -> None:
     out.mkdir()
-    monkeypatch.setattr(Part, "over", property(lambda part: process.over))
+    monkeypatch.setattr(BenchPart, "over", property(lambda part: process.over))
     with ExitStack() as compilers:
         plan = gpu_kernels.KernelParts(a_gpu(), [find_operation("rms_norm")], out, process, compilers)
         monkeypatch.setattr(plan, "_compile_tuned", lambda part, first: None)
-        plan.tuning(Part(out / "tuning.json", 1e9, {}))
+        plan.tuning(BenchPart(out / "tuning.json", 1e9, {}))
 
 
 def a_gpu() -> DeviceContext:

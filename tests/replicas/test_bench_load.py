@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from motley.replicas.bench import load
+from motley.replicas.checkpoint.cache.weights_cache import MIN_CACHED_BYTES
 from motley.replicas.errors import EngineFault
-from motley.replicas.weights_cache import LEAST_BYTES
 
 
 def test_unknown_names_are_refused() -> None:
@@ -26,15 +26,15 @@ def test_a_dropped_file_is_not_in_the_page_cache(tmp_path: Path) -> None:
     assert path.read_bytes() == bytes(1 << 20)
 
 
-@pytest.mark.parametrize(("size", "refused"), [(LEAST_BYTES - 1, False), (LEAST_BYTES, True)])
+@pytest.mark.parametrize(("size", "refused"), [(MIN_CACHED_BYTES - 1, False), (MIN_CACHED_BYTES, True)])
 def test_where_nothing_is_kept_there_is_no_second_start(
     size: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of what is too small to be kept there is none to measure, on any disk."""
-    monkeypatch.setattr(load._Bench, "_answer", lambda *_: {})
+    monkeypatch.setattr(load._LoadBench, "_answer", lambda *_: {})
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(size)
-    bench = load._Bench(tmp_path, tmp_path / "cache", 1, "cpu", lambda _: None)
+    bench = load._LoadBench(tmp_path, tmp_path / "cache", 1, "cpu", lambda _: None)
     with pytest.raises(EngineFault, match="has enough space") if refused else nullcontext():
         bench.prepare()
 

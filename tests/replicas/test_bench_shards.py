@@ -9,7 +9,7 @@ import pytest
 from motley.kernels.cpu.c_kernels.native_build import load_library
 from motley.replicas.bench import shards
 from motley.replicas.bench.report import table
-from motley.replicas.checkpoint import inspect_checkpoint
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
 
 
 @pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")

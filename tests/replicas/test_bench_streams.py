@@ -18,24 +18,24 @@ from late_engine_child import late_streams
 
 from motley.kernels.layer_memory import total_nbytes
 from motley.replicas.bench import engine_gpu, idle
-from motley.replicas.bench.engine_gpu import Cell, Group, Measuring
+from motley.replicas.bench.engine_gpu import EngineMeasurement, StreamWorkload, WorkloadGroup
 from motley.replicas.bench.engine_rows import goal_line, judge_goals, rows_of
 from motley.replicas.bench.random_model import config_of, random_model
-from motley.replicas.bench.streams import Heard, drive, requests_of, summary
-from motley.replicas.families.registry import read_config
-from motley.replicas.gpu.decode import Key
-from motley.replicas.gpu.runner import GpuRunner
-from motley.replicas.json_file import Fields
-from motley.replicas.layout import decoder_layout
-from motley.replicas.protocol import Delta, Request, StreamMessage
+from motley.replicas.bench.streams import StreamTimes, drive, requests_of, summary
+from motley.replicas.checkpoint.files.json_fields import JsonFields
+from motley.replicas.gpu.decode_graphs import GraphKey
+from motley.replicas.gpu.gpu_runner import GpuRunner
+from motley.replicas.model.families.registry import read_config
+from motley.replicas.model.tensor_layout import decoder_layout
 from motley.replicas.quantization.gptq import GPTQ
+from motley.replicas.types import Delta, Request, StreamMessage
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
-def heard(*streams: tuple[float, list[float]]) -> list[Heard]:
+def heard(*streams: tuple[float, list[float]]) -> list[StreamTimes]:
     """A token at each time."""
-    return [Heard(began, [(when, 1) for when in times], ended=True) for began, times in streams]
+    return [StreamTimes(began, [(when, 1) for when in times], ended=True) for began, times in streams]
 
 
 def test_rates_are_those_of_the_time_in_which_all_decode() -> None:
@@ -54,7 +54,7 @@ def test_streams_that_never_decode_together_have_no_step() -> None:
     found = summary(heard((0.0, [1.0, 2.0]), (0.0, [3.0, 4.0])))
     assert (found["step_s"], found["decode_tokens_per_s"]) == (None, None)
     assert found["output_tokens_per_s"] == 1.0
-    nothing = summary([Heard(0.0)])
+    nothing = summary([StreamTimes(0.0)])
     assert (nothing["complete"], nothing["tokens"], nothing["output_tokens_per_s"]) == (False, 0, None)
 
 
@@ -113,7 +113,9 @@ def test_the_worker_is_driven_on_a_device_that_computes_by_itself() -> None:
     graphs = streams._built.runner.graphs
     assert graphs is not None
     captured = set(graphs.captured)
-    assert captured >= {Key(8, 256, False), *(Key(batch, 512, False) for batch in (1, 2, 4, 8))}, "up to 262 tokens"
+    assert captured >= {GraphKey(8, 256, False), *(GraphKey(batch, 512, False) for batch in (1, 2, 4, 8))}, (
+        "up to 262 tokens"
+    )
     found = streams.run(8, 250, 12, 60.0)
     assert (found["tokens"], found["complete"]) == (96, True)
     assert found["roofline_step_s"] > 0
@@ -143,7 +145,7 @@ def test_streams_run_once_more_with_drafts() -> None:
 
 @pytest.mark.parametrize(("name", "billions"), [("qwen2.5-7b", 7.62), ("llama-3-8b", 8.03), ("qwen3-0.6b", 0.596)])
 def test_random_models_have_as_many_weights_as_their_models(name: str, billions: float) -> None:
-    layout = decoder_layout(read_config(Fields(config_of(name), "config.json")), GPTQ(bits=4, group_size=128))
+    layout = decoder_layout(read_config(JsonFields(config_of(name), "config.json")), GPTQ(bits=4, group_size=128))
     counts = {
         tensor: math.prod(spec.shape) * (8 if tensor.endswith(".qweight") else 1)
         for tensor, spec in layout.items()
@@ -275,8 +277,8 @@ def test_a_side_that_does_not_start_and_time_that_is_over_are_told(
 ) -> None:
     monkeypatch.setattr(engine_gpu, "CHILD", "no_such_module")
     left = iter([10.0, 10.0])
-    measuring = Measuring("cpu", tmp_path, lambda share: next(left, -1.0))
-    group = Group("rehearsal", "motley", (Cell(1, 8, 8),))
+    measuring = EngineMeasurement("cpu", tmp_path, lambda share: next(left, -1.0))
+    group = WorkloadGroup("rehearsal", "motley", (StreamWorkload(1, 8, 8),))
     measuring.group(group)
     measuring.group(group)
     assert "no_such_module" in measuring.failed[0]["error"]

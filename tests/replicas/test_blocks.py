@@ -5,9 +5,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from motley.replicas.blocks import Allocation, BlockPool, blocks_for, extend_hashes
-from motley.replicas.kv_log import KvLog
-from motley.replicas.protocol import BLOCK_TOKENS
+from motley.replicas.kv.blocks import Allocation, BlockPool, blocks_for, extend_hashes
+from motley.replicas.kv.kv_event_log import KvEventLog
+from motley.replicas.types import BLOCK_TOKENS
 
 TOTAL = 12
 
@@ -26,7 +26,7 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(TOTAL)
-        self.pool.log = KvLog()
+        self.pool.log = KvEventLog()
         self.told: dict[bytes, str] = {}  # what a listener knows: hash -> owner
         self.held: list[Allocation] = []
 

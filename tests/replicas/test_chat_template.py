@@ -11,12 +11,12 @@ import pytest
 import transformers
 from tool_templates import TEMPLATES
 
-from motley.replicas import chat_template
-from motley.replicas.bounded_jinja import BoundedTemplate, TemplateLimit
-from motley.replicas.chat_template import ChatTemplate
 from motley.replicas.errors import CheckpointError, InvalidRequest
-from motley.replicas.messages import check_messages
-from motley.replicas.tokenizer import Tokenizer
+from motley.replicas.text.chat import chat_template
+from motley.replicas.text.chat.chat_messages import check_messages
+from motley.replicas.text.chat.chat_template import ChatTemplate
+from motley.replicas.text.jinja.bounded_template import BoundedTemplate, TemplateLimit
+from motley.replicas.text.tokenizer.tokenizer import Tokenizer
 
 STYLES = ["qwen", "llama3", "llama2", "mistral"]
 CHATS: list[list[dict[str, str]]] = [

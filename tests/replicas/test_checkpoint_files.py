@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tiny_checkpoints import build_checkpoint
 
-from motley.replicas.checkpoint import inspect_checkpoint
+from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.errors import CheckpointError
-from motley.replicas.offline import Engine
-from motley.replicas.tokenizer import Tokenizer
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.text.tokenizer.tokenizer import Tokenizer
 
 TEMPLATE = "additional_chat_templates/tools.jinja"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", TEMPLATE)

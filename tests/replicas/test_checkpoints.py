@@ -20,12 +20,12 @@ from safetensors.torch import save_file
 from steps import exact_ops
 from tiny_checkpoints import build_checkpoint, rewrite_config
 
-from motley.replicas import model as model_module
-from motley.replicas import weights as weights_module
-from motley.replicas.checkpoint import inspect_checkpoint
+from motley.replicas.checkpoint.files.safetensors_header import read_header
+from motley.replicas.checkpoint.reading import weight_loader as weights_module
 from motley.replicas.errors import CheckpointError
-from motley.replicas.model import load_model
-from motley.replicas.safetensors_file import read_header
+from motley.replicas.loading import model_loader as model_module
+from motley.replicas.loading.model_loader import load_model
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -339,7 +339,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a tensor was read before the checkpoint was checked")
 
     monkeypatch.setattr(weights_module, "safe_open", refuse)
-    monkeypatch.setattr(weights_module, "Reader", refuse)
+    monkeypatch.setattr(weights_module, "TensorReader", refuse)
     monkeypatch.setattr(model_module, "Decoder", refuse)
 
 
@@ -421,4 +421,4 @@ def test_overflow_on_the_way_to_half_precision_names_the_remedy(tmp_path):
     path = tmp_path / "one.safetensors"
     found = {name: (path, info) for name, info in read_header(path).items()}
     with pytest.raises(CheckpointError, match="float16; load with dtype bfloat16"):
-        weights_module.Weights(found, torch.device("cpu")).take_finite("big", torch.float16)
+        weights_module.WeightLoader(found, torch.device("cpu")).take_finite("big", torch.float16)

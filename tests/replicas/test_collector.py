@@ -10,13 +10,13 @@ import pytest
 from letters import Letters
 
 from motley.replicas import replica
-from motley.replicas.blocks import BlockPool
-from motley.replicas.collector import YOUNG, settle
-from motley.replicas.engine import EngineCore
-from motley.replicas.limits import Limits
-from motley.replicas.null_engine import NullRunner
-from motley.replicas.protocol import Request, SamplingParams
-from motley.replicas.scheduler import Scheduler
+from motley.replicas.engine.engine import EngineCore
+from motley.replicas.engine.entrypoints.null_engine import NullRunner
+from motley.replicas.engine.model_limits import ModelLimits
+from motley.replicas.engine.scheduler import Scheduler
+from motley.replicas.host.garbage_collection import YOUNG_THRESHOLD, freeze_gc
+from motley.replicas.kv.blocks import BlockPool
+from motley.replicas.types import Request, SamplingParams
 
 BATCH, STEPS = 256, 12
 AS_PYTHON_SETS_IT = (700, 10, 10)
@@ -33,7 +33,7 @@ def as_before() -> Iterator[None]:
 def decoding() -> EngineCore:
     """A batch, each sequence of which gets a token in every step from now on."""
     scheduler = Scheduler(BlockPool(16 * BATCH), max_batch_tokens=4 * BATCH, max_running=BATCH)
-    core = EngineCore(NullRunner([1, 2, 3], 0.0), scheduler, Limits(27, 256, (26,)), Letters())  # type: ignore[arg-type]
+    core = EngineCore(NullRunner([1, 2, 3], 0.0), scheduler, ModelLimits(27, 256, (26,)), Letters())  # type: ignore[arg-type]
     params = SamplingParams(temperature=0.0, max_tokens=200, seed=0, ignore_eos=True)
     for key in range(BATCH):
         core.add(key, Request("r", (1, 2, 3), params))
@@ -64,7 +64,7 @@ def test_nothing_is_walked_while_a_batch_decodes() -> None:
     gc.unfreeze()
     gc.set_threshold(*AS_PYTHON_SETS_IT)  # whatever was tested before
     assert passes_in_steps() >= STEPS
-    settle()
+    freeze_gc()
     assert passes_in_steps() == 0
 
 
@@ -74,10 +74,10 @@ class Knot:
 
 
 def test_cycles_are_freed_all_the_same() -> None:
-    settle()
+    freeze_gc()
     assert gc.isenabled()
     old, new = weakref.ref(Knot()), []
-    while len(new) < 2 * YOUNG and old() is not None:
+    while len(new) < 2 * YOUNG_THRESHOLD and old() is not None:
         new.append([])
     assert old() is None, "what was made since, once there is enough of it"
 
@@ -85,10 +85,10 @@ def test_cycles_are_freed_all_the_same() -> None:
 def test_what_was_there_is_walked_once() -> None:
     """So that a process that waited for a replica need not walk all that it has imported when it is one."""
     kept = Knot()
-    settle()
+    freeze_gc()
     there, new = weakref.ref(kept), weakref.ref(Knot())
     del kept
-    settle()
+    freeze_gc()
     assert new() is None, "what has come since"
     assert there() is not None, "and nothing else"
 
@@ -100,7 +100,7 @@ async def test_a_replica_settles_when_its_model_is_there(monkeypatch: pytest.Mon
         async def start(self) -> None:
             told.append("start" if not gc.isenabled() else "start, and is walked")
 
-    monkeypatch.setattr(replica, "settle", lambda: told.append("settle"))
+    monkeypatch.setattr(replica, "freeze_gc", lambda: told.append("settle"))
     made = replica.Replica.__new__(replica.Replica)
     await made.__init__(Worker)  # type: ignore[misc,arg-type]  # as Serve does
     assert told == ["start", "settle"]

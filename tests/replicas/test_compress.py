@@ -9,19 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from motley.replicas.quantization.calibrate import layer_inputs, quantize_layers
-from motley.replicas.quantization.compress import (
+from motley.replicas.quantization.gptq_calibration import layer_inputs, quantize_layers
+from motley.replicas.quantization.gptq_writer import (
+    GptqCodes,
     GPTQSettings,
     Hessian,
-    Quantized,
     best_grid,
     fit_grid,
-    gptq,
     inverse_factor,
-    pack,
+    pack_checkpoint,
     pack_rows,
+    quantize_gptq,
     round_to_nearest,
-    unpack,
+    unpack_checkpoint,
     unpack_rows,
 )
 
@@ -61,7 +61,7 @@ def hessian_of(inputs: Tensor) -> Tensor:
     return hessian.mean()
 
 
-def output_error(weight: Tensor, quantized: Quantized, inputs: Tensor) -> float:
+def output_error(weight: Tensor, quantized: GptqCodes, inputs: Tensor) -> float:
     return float((inputs @ (quantized.dequantize() - weight).T).square().mean())
 
 
@@ -81,8 +81,8 @@ def test_packed_words_hold_each_code_at_its_own_bits(bits: int, words: int, colu
 
 @pytest.mark.parametrize("setting", ALL_SETTINGS, ids=str)
 def test_checkpoint_tensors_have_the_standard_shapes_and_come_back_the_same(setting: GPTQSettings):
-    made = gptq(random_weight(), hessian_of(correlated_inputs()), setting)
-    tensors = pack(made, setting)
+    made = quantize_gptq(random_weight(), hessian_of(correlated_inputs()), setting)
+    tensors = pack_checkpoint(made, setting)
     groups, per_word = K // setting.group_columns(K), 32 // setting.bits
     assert {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()} == {
         "qweight": ((K // per_word, N), torch.int32),
@@ -90,7 +90,7 @@ def test_checkpoint_tensors_have_the_standard_shapes_and_come_back_the_same(sett
         "scales": ((groups, N), torch.float16),
         "g_idx": ((K,), torch.int32),
     }
-    back = unpack(tensors, setting)
+    back = unpack_checkpoint(tensors, setting)
     for name in ("codes", "scales", "zeros", "g_idx"):
         assert torch.equal(getattr(back, name), getattr(made, name)), name
     assert torch.equal(back.dequantize(), made.dequantize())
@@ -99,7 +99,7 @@ def test_checkpoint_tensors_have_the_standard_shapes_and_come_back_the_same(sett
 @pytest.mark.parametrize(("form", "stored"), [("gptq", 0x77777777), ("gptq_v2", -0x77777778)])
 def test_symmetric_zero_points_are_stored_as_seven_in_v1_and_eight_in_v2(form: str, stored: int):
     setting = GPTQSettings(checkpoint_format=form)
-    qzeros = pack(round_to_nearest(random_weight(), setting), setting)["qzeros"]
+    qzeros = pack_checkpoint(round_to_nearest(random_weight(), setting), setting)["qzeros"]
     assert qzeros.unique().tolist() == [stored]
 
 
@@ -113,7 +113,7 @@ def test_v1_never_stores_a_zero_point_that_would_wrap():
 @pytest.mark.parametrize("setting", [s for s in ALL_SETTINGS if s.checkpoint_format == "gptq"], ids=str)
 def test_error_feedback_beats_rounding_to_nearest_on_correlated_inputs(setting: GPTQSettings):
     inputs, weight = correlated_inputs(), random_weight()
-    fed_back = output_error(weight, gptq(weight, hessian_of(inputs), setting), inputs)
+    fed_back = output_error(weight, quantize_gptq(weight, hessian_of(inputs), setting), inputs)
     nearest = output_error(weight, round_to_nearest(weight, setting), inputs)
     assert fed_back < 0.6 * nearest
 
@@ -121,7 +121,7 @@ def test_error_feedback_beats_rounding_to_nearest_on_correlated_inputs(setting: 
 def test_gain_holds_on_inputs_that_calibration_did_not_see():
     inputs, weight, setting = correlated_inputs(rows=1024), random_weight(), GPTQSettings(group_size=64)
     seen, unseen = inputs[:768], inputs[768:]
-    fed_back = output_error(weight, gptq(weight, hessian_of(seen), setting), unseen)
+    fed_back = output_error(weight, quantize_gptq(weight, hessian_of(seen), setting), unseen)
     assert fed_back < 0.8 * output_error(weight, round_to_nearest(weight, setting), unseen)
 
 
@@ -129,7 +129,7 @@ def test_gain_holds_on_inputs_that_calibration_did_not_see():
 @pytest.mark.parametrize("sym", [True, False])
 def test_without_correlation_gptq_is_rounding_to_nearest(group_size: int, sym: bool):
     setting, weight = GPTQSettings(group_size=group_size, sym=sym), random_weight()
-    made, nearest = gptq(weight, torch.eye(K), setting), round_to_nearest(weight, setting)
+    made, nearest = quantize_gptq(weight, torch.eye(K), setting), round_to_nearest(weight, setting)
     assert torch.equal(made.codes, nearest.codes)
     assert torch.equal(made.scales, nearest.scales)
 
@@ -137,7 +137,7 @@ def test_without_correlation_gptq_is_rounding_to_nearest(group_size: int, sym: b
 def test_activation_order_groups_columns_by_falling_activation():
     inputs = correlated_inputs() * torch.linspace(0.5, 4.0, K)[torch.randperm(K)]
     hessian = hessian_of(inputs)
-    made = gptq(random_weight(), hessian, GPTQSettings(group_size=32, desc_act=True))
+    made = quantize_gptq(random_weight(), hessian, GPTQSettings(group_size=32, desc_act=True))
     strength = hessian.diagonal()
     groups = [strength[made.g_idx == group] for group in range(K // 32)]
     assert all(len(group) == 32 for group in groups)
@@ -147,7 +147,7 @@ def test_activation_order_groups_columns_by_falling_activation():
 def test_columns_that_never_fire_are_zero_and_break_nothing():
     inputs = correlated_inputs()
     inputs[:, 5] = 0
-    made = gptq(random_weight(), hessian_of(inputs), GPTQSettings())
+    made = quantize_gptq(random_weight(), hessian_of(inputs), GPTQSettings())
     assert made.dequantize()[:, 5].abs().max() == 0
     assert made.dequantize().isfinite().all()
 
@@ -155,7 +155,7 @@ def test_columns_that_never_fire_are_zero_and_break_nothing():
 def test_an_all_zero_weight_stays_zero():
     weight = torch.zeros(N, K)
     for sym in (True, False):
-        assert gptq(weight, torch.eye(K), GPTQSettings(sym=sym)).dequantize().abs().max() == 0
+        assert quantize_gptq(weight, torch.eye(K), GPTQSettings(sym=sym)).dequantize().abs().max() == 0
 
 
 @settings(max_examples=25, deadline=None)
@@ -193,7 +193,7 @@ def test_later_layers_are_calibrated_on_what_quantized_layers_produce():
         seen_by_second = torch.cat([layers[0](batch) for batch in batches])  # layers[0] is quantized by now
     assert [sorted(layer) for layer in made] == [["0", "2"], ["0", "2"]]
     torch.testing.assert_close(layers[0][0].weight, made[0]["0"].dequantize())
-    expected = gptq(originals[1], hessian_of(seen_by_second), setting)
+    expected = quantize_gptq(originals[1], hessian_of(seen_by_second), setting)
     # Sums of other batch sizes differ in the last bit, which may turn a rare tie.
     assert (expected.codes != made[1]["0"].codes).float().mean() < 0.01
 

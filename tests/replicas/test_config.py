@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_checkpoints import to_dialect_4, to_dialect_5
 
-from motley.replicas.config import FOREIGN, ModelConfig
+from motley.replicas.checkpoint.files.json_fields import JsonFields, parse_json
 from motley.replicas.errors import CheckpointError
-from motley.replicas.families.registry import read_config
-from motley.replicas.generation import GenerationDefaults, read_generation
-from motley.replicas.json_file import Fields, parse_json
-from motley.replicas.rope import RopeConfig, RotaryTable, frequencies
+from motley.replicas.model.families.registry import read_config
+from motley.replicas.model.generation_config import GenerationDefaults, read_generation_config
+from motley.replicas.model.model_config import UNSUPPORTED_KEYS, ModelConfig
+from motley.replicas.model.rotary_embedding import RopeConfig, RotaryTable, rotary_frequencies
 
 # The fields that matter of published checkpoints, as their repositories have them.
 LLAMA_3_1_8B = {
@@ -58,7 +58,7 @@ PUBLISHED = [LLAMA_3_1_8B, MISTRAL_7B, QWEN2_5_HALF_B, QWEN3_SMALL]
 
 
 def read(raw: dict[str, Any]) -> ModelConfig:
-    return read_config(Fields(raw, "config.json"))
+    return read_config(JsonFields(raw, "config.json"))
 
 
 @pytest.mark.parametrize("raw", PUBLISHED, ids=lambda raw: raw["model_type"])
@@ -125,7 +125,7 @@ def test_rotary_table_does_not_depend_on_how_it_grew():
         grown.reserve(length)
     for one, other in zip(grown.at(positions, 9001), at_once.at(positions, 20_000), strict=True):
         assert torch.equal(one, other)
-    angles = positions[:, None] * frequencies(rope, 16).double()
+    angles = positions[:, None] * rotary_frequencies(rope, 16).double()
     assert torch.allclose(at_once.at(positions, 9001)[0].double(), angles.cos() * 1.2, atol=2e-3)
 
 
@@ -148,9 +148,9 @@ def test_what_only_other_decoders_compute_is_refused(key: str, raw: dict[str, An
     assert (refusal.value.file, refusal.value.tensor) == ("config.json", key)
 
 
-@pytest.mark.parametrize("key", FOREIGN)
+@pytest.mark.parametrize("key", UNSUPPORTED_KEYS)
 def test_a_foreign_key_that_changes_nothing_is_accepted(key: str):
-    for neutral in (None, *FOREIGN[key]):
+    for neutral in (None, *UNSUPPORTED_KEYS[key]):
         assert read(LLAMA_3_1_8B | {key: neutral}) == read(LLAMA_3_1_8B)
     with pytest.raises(CheckpointError, match=key):
         read(LLAMA_3_1_8B | {key: ["anything", "else"]})
@@ -169,7 +169,7 @@ def test_query_and_key_norms_are_the_familys(raw: dict[str, Any]):
 
 def defaults(folder: Path, **fields: Any) -> GenerationDefaults:
     (folder / "generation_config.json").write_text(json.dumps(fields))
-    return read_generation(folder.resolve(), 1000, config_eos=(7,))
+    return read_generation_config(folder.resolve(), 1000, config_eos=(7,))
 
 
 def test_generation_defaults(tmp_path: Path):
@@ -184,7 +184,7 @@ def test_generation_without_sampling_is_greedy(tmp_path: Path):
 
 
 def test_eos_ids_are_those_of_both_configurations(tmp_path: Path):
-    assert read_generation(tmp_path.resolve(), 1000, config_eos=(7,)) == GenerationDefaults(eos_token_ids=(7,))
+    assert read_generation_config(tmp_path.resolve(), 1000, config_eos=(7,)) == GenerationDefaults(eos_token_ids=(7,))
     assert defaults(tmp_path, temperature=0.5).eos_token_ids == (7,)
     assert defaults(tmp_path, eos_token_id=[9, 7]).eos_token_ids == (9, 7)
 
@@ -228,7 +228,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 def test_any_value_of_any_key_gives_a_config_or_a_checkpoint_error(raw: dict[str, Any], data: st.DataObject):
     keys = [
         *raw,
-        *FOREIGN,
+        *UNSUPPORTED_KEYS,
         "use_qk_norm",
         "head_dim",
         "layer_types",
@@ -246,7 +246,7 @@ def test_any_value_of_any_key_gives_a_config_or_a_checkpoint_error(raw: dict[str
     else:
         assert config.num_heads % config.num_kv_heads == 0
         assert all(window is None or window > 0 for window in config.windows)
-        assert torch.isfinite(frequencies(config.rope, config.head_dim)).all()
+        assert torch.isfinite(rotary_frequencies(config.rope, config.head_dim)).all()
 
 
 @given(st.binary(max_size=64) | JSON.map(lambda value: json.dumps(value).encode()))
@@ -257,4 +257,4 @@ def test_any_bytes_give_an_object_or_a_checkpoint_error(content: bytes):
 
 def test_nan_is_no_number():
     with pytest.raises(CheckpointError, match="a: nan"):
-        Fields({"a": math.nan}, "x.json").number("a", 0, 1)
+        JsonFields({"a": math.nan}, "x.json").number("a", 0, 1)

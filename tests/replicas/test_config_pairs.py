@@ -11,12 +11,12 @@ import torch
 from tiny_checkpoints import CONFIGS, FAMILIES, NATIVE_DIALECT
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from motley.replicas.config import ModelConfig
-from motley.replicas.config_pairs import OTHER_NAMES, SAID, SAME, value_at
+from motley.replicas.checkpoint.files.json_fields import JsonFields
 from motley.replicas.errors import CheckpointError
-from motley.replicas.families.registry import read_config
-from motley.replicas.json_file import Fields
-from motley.replicas.rope import frequencies
+from motley.replicas.model.config_synonyms import ALTERNATIVE_KEYS, EQUAL_KEYS, LOGGED_PAIRS, value_at
+from motley.replicas.model.families.registry import read_config
+from motley.replicas.model.model_config import ModelConfig
+from motley.replicas.model.rotary_embedding import rotary_frequencies
 
 LAYERS = 6
 BASE: dict[str, Any] = {
@@ -30,7 +30,7 @@ only_5 = pytest.mark.skipif(NATIVE_DIALECT < 5, reason="transformers 4 does not 
 
 
 def read(family: str, config: dict[str, Any]) -> ModelConfig:
-    return read_config(Fields({"model_type": family, **BASE, **config}, "config.json"))
+    return read_config(JsonFields({"model_type": family, **BASE, **config}, "config.json"))
 
 
 def theirs(family: str, config: dict[str, Any]) -> Any:
@@ -90,7 +90,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, str]]] = [
 def test_rope_is_what_transformers_takes(config: dict[str, Any], family: str) -> None:
     ours = read(family, config)
     expected, factor = their_frequencies(theirs(family, config))
-    assert torch.equal(frequencies(ours.rope, 16), expected)
+    assert torch.equal(rotary_frequencies(ours.rope, 16), expected)
     assert ours.rope.attention_factor == pytest.approx(factor)
 
 
@@ -131,7 +131,7 @@ def with_pair(first: str, second: str, *, differ: bool) -> dict[str, Any]:
     return config
 
 
-@pytest.mark.parametrize("pair", [*SAME, *OTHER_NAMES, *SAID], ids=" ".join)
+@pytest.mark.parametrize("pair", [*EQUAL_KEYS, *ALTERNATIVE_KEYS, *LOGGED_PAIRS], ids=" ".join)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_pair_that_agrees_is_no_matter(pair: tuple[str, str], family: str, caplog: pytest.LogCaptureFixture) -> None:
     config = with_pair(*pair, differ=False)
@@ -139,7 +139,7 @@ def test_a_pair_that_agrees_is_no_matter(pair: tuple[str, str], family: str, cap
     assert not caplog.records
 
 
-@pytest.mark.parametrize("pair", [*SAME, *OTHER_NAMES], ids=" ".join)
+@pytest.mark.parametrize("pair", [*EQUAL_KEYS, *ALTERNATIVE_KEYS], ids=" ".join)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_pair_that_differs_is_refused_naming_both(pair: tuple[str, str], family: str) -> None:
     with pytest.raises(CheckpointError) as caught:
@@ -160,7 +160,7 @@ THEIRS = {  # what transformers computes with, by our names, where the file says
 HEADS = {"num_attention_heads": 32, "hidden_size": 512}  # which all families' defaults of KV heads divide
 
 
-@pytest.mark.parametrize("pair", OTHER_NAMES, ids=" ".join)
+@pytest.mark.parametrize("pair", ALTERNATIVE_KEYS, ids=" ".join)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_another_decoders_name_alone_does_not_stand_for_ours(pair: tuple[str, str], family: str) -> None:
     """transformers takes the family's default then, whatever the value says: it is taken where it says the same."""
@@ -178,10 +178,10 @@ def test_another_decoders_name_alone_does_not_stand_for_ours(pair: tuple[str, st
 
 def read_only(family: str, config: dict[str, Any]) -> ModelConfig:
     window = {"sliding_window": None} if family == "mistral" else {}
-    return read_config(Fields({"model_type": family, **window, **config}, "config.json"))
+    return read_config(JsonFields({"model_type": family, **window, **config}, "config.json"))
 
 
-@pytest.mark.parametrize("pair", SAID, ids=" ".join)
+@pytest.mark.parametrize("pair", LOGGED_PAIRS, ids=" ".join)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_first_of_a_pair_that_is_said_counts(
     pair: tuple[str, str], family: str, caplog: pytest.LogCaptureFixture

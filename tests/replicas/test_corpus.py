@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 from steps import Session, exact_ops
 
-from motley.replicas.checkpoint import inspect_checkpoint
-from motley.replicas.layout import layer_spec
-from motley.replicas.model import load_model
-from motley.replicas.weights import Weights
+from motley.replicas.checkpoint.reading.weight_loader import WeightLoader
+from motley.replicas.loading.model_loader import load_model
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.model.tensor_layout import layer_spec
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 NAMES = {
@@ -41,7 +41,7 @@ def test_values_are_those_of_the_library_that_wrote_them(name: str, quantization
     """The libraries reckon in bfloat16; what is read here is exact, and rounded once gives the same."""
     checkpoint = inspect_checkpoint(CORPUS / name)
     assert checkpoint.quantization == quantization
-    weights = Weights(checkpoint.tensors, torch.device("cpu"))
+    weights = WeightLoader(checkpoint.tensors, torch.device("cpu"))
     theirs = load_file(CORPUS / name / "dequantized.safetensors")
     for index in range(checkpoint.config.num_layers):
         for linear in layer_spec(checkpoint.config, index).linears:

@@ -27,7 +27,7 @@ from motley.replicas.demo.ship import HELD_OUT, MANIFEST, settings_of
 from motley.replicas.demo.tokenizer import render, train_tokenizer
 from motley.replicas.demo.train import TokenStream, train
 from motley.replicas.demo.verify import digest_problems, loss_problems, run_verify
-from motley.replicas.quantization.compress import unpack
+from motley.replicas.quantization.gptq_writer import unpack_checkpoint
 
 END_OF_TEXT, TURN_START, TURN_END = range(len(SPECIAL_TOKENS))
 PROMPT, NEW_TOKENS = "The with statement", 64
@@ -172,7 +172,7 @@ def test_two_dequantizations_agree_on_the_shipped_weights():
     setting = settings_of(Recipe())
     for name in [key.removesuffix(".qweight") for key in tensors if key.endswith(".qweight")]:
         parts = {part: tensors[f"{name}.{part}"] for part in ("qweight", "qzeros", "scales", "g_idx")}
-        assert torch.equal(dequantize_int4_v1(**parts), unpack(parts, setting).dequantize()), name
+        assert torch.equal(dequantize_int4_v1(**parts), unpack_checkpoint(parts, setting).dequantize()), name
 
 
 def test_training_text_shares_no_paragraph_with_the_held_out(held_out: str):

@@ -21,17 +21,17 @@ from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.device.device_context import interpreter_context
 from motley.kernels.gpu.gpu_ops import GpuOps
-from motley.replicas import weights_cache
-from motley.replicas.checkpoint import inspect_checkpoint
+from motley.replicas.capacity.device_fit import FitWorkload, find_table_devices, fit_model
+from motley.replicas.checkpoint.cache import weights_cache
+from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineFault, InvalidRequest
-from motley.replicas.fit import Asked, fit, known
-from motley.replicas.offline import Engine
-from motley.replicas.tiers import device_speed
-from motley.replicas.tiers.device import FarLayer
-from motley.replicas.tiers.disk import DirectFile
-from motley.replicas.tiers.placed import Placed, paced_s, placed
-from motley.replicas.tiers.plan import Sizes
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.offload.device import device_speed
+from motley.replicas.offload.device.device_tier import OffloadedLayer
+from motley.replicas.offload.disk.direct_file import DirectFile
+from motley.replicas.offload.planning.device_plan import DevicePlan, offloaded_step_s, plan_device
+from motley.replicas.offload.planning.disk_plan import WeightSizes
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 SIZES = st.builds(
-    Sizes,
+    WeightSizes,
     st.integers(1, 10**9),
     st.integers(1, 10**9),
     st.lists(st.integers(1, 10**8), min_size=1, max_size=60).map(tuple)
@@ -55,9 +55,9 @@ SIZES = st.builds(
 
 
 @given(SIZES, st.integers(1, 2 * 10**9), st.integers(1, 2 * 10**9))
-def test_both_budgets_are_kept_and_a_refusal_says_what_would_do(sizes: Sizes, budget: int, host: int) -> None:
+def test_both_budgets_are_kept_and_a_refusal_says_what_would_do(sizes: WeightSizes, budget: int, host: int) -> None:
     try:
-        found = placed(sizes, budget, host)
+        found = plan_device(sizes, budget, host)
     except InvalidRequest as error:
         refused = error
     else:
@@ -66,25 +66,25 @@ def test_both_budgets_are_kept_and_a_refusal_says_what_would_do(sizes: Sizes, bu
         least = int(str(refused).split("expected ")[1].split()[0])
         of_device = refused.param == "weights_memory_bytes"
         assert least > (budget if of_device else host)
-        placed(sizes, *((least, AMPLE) if of_device else (budget, least)))
+        plan_device(sizes, *((least, AMPLE) if of_device else (budget, least)))
         return
     assert found.device_bytes <= budget
     assert found.host_bytes <= host or not found.layers
     assert bool(found.layers) == (sizes.nbytes > budget)
-    assert len(placed(sizes, budget + 10**8, host + 2**28).layers) <= len(found.layers)
+    assert len(plan_device(sizes, budget + 10**8, host + 2**28).layers) <= len(found.layers)
     if found.on("disk"):
-        assert placed(sizes, budget, AMPLE).host_bytes > host, "what could be pinned is"
+        assert plan_device(sizes, budget, AMPLE).host_bytes > host, "what could be pinned is"
 
 
 def test_a_step_takes_as_long_as_the_slowest_of_disk_link_and_computing() -> None:
-    sizes = Sizes(0, 0, (100,) * 4)
-    far, disk = (Placed(sizes, (where,) * 4) for where in ("host", "disk"))
-    assert paced_s(far, 100.0, 1.0, [0.1] * 4, 0.0) == pytest.approx(4.0)  # a second for each copy
-    assert paced_s(far, 1000.0, 1.0, [1.0] * 4, 0.5) == pytest.approx(4.5)
-    assert paced_s(disk, 1000.0, 50.0, [0.1] * 4, 0.0) == pytest.approx(8.0)
-    mixed = Placed(sizes, ("host", "device", "disk", "device"))
-    assert paced_s(mixed, 100.0, 1000.0, [0.5] * 4, 0.0) == pytest.approx(2.0)
-    assert paced_s(Placed(sizes, ("device",) * 4), 1.0, 1.0, [1.0] * 4, 0.5) == pytest.approx(4.5)
+    sizes = WeightSizes(0, 0, (100,) * 4)
+    far, disk = (DevicePlan(sizes, (where,) * 4) for where in ("host", "disk"))
+    assert offloaded_step_s(far, 100.0, 1.0, [0.1] * 4, 0.0) == pytest.approx(4.0)  # a second for each copy
+    assert offloaded_step_s(far, 1000.0, 1.0, [1.0] * 4, 0.5) == pytest.approx(4.5)
+    assert offloaded_step_s(disk, 1000.0, 50.0, [0.1] * 4, 0.0) == pytest.approx(8.0)
+    mixed = DevicePlan(sizes, ("host", "device", "disk", "device"))
+    assert offloaded_step_s(mixed, 100.0, 1000.0, [0.5] * 4, 0.0) == pytest.approx(2.0)
+    assert offloaded_step_s(DevicePlan(sizes, ("device",) * 4), 1.0, 1.0, [1.0] * 4, 0.5) == pytest.approx(4.5)
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -131,7 +131,7 @@ def test_a_device_that_heeds_no_order_says_something_else(checkpoint: Path, devi
 def test_what_is_held_is_what_the_plan_says(checkpoint: Path) -> None:
     with engine(checkpoint, LateDevice(), **budgets(checkpoint, "both")) as tiered:
         loaded, plan = tiered._built.weights.loaded, tier_of(tiered).plan
-        assert sum(isinstance(layer, FarLayer) for layer in loaded.decoder.layers) == LAYERS - 1
+        assert sum(isinstance(layer, OffloadedLayer) for layer in loaded.decoder.layers) == LAYERS - 1
         assert loaded.weight_bytes == pytest.approx(plan.device_bytes, abs=64 * 60)
         assert plan.sizes == sizes_in(checkpoint), "what headers tell is what the file has"
     with engine(checkpoint, LateDevice(), weights_memory_bytes=AMPLE) as ample:
@@ -196,7 +196,7 @@ def test_too_little_of_either_memory_is_refused(checkpoint: Path) -> None:
                 raise RuntimeError("CUDA error: out of memory")
             return super().staging(size)
 
-    good, least = budgets(checkpoint, "disk"), Placed(sizes_in(checkpoint), ("disk",) * LAYERS)
+    good, least = budgets(checkpoint, "disk"), DevicePlan(sizes_in(checkpoint), ("disk",) * LAYERS)
     for wrong, message in (
         ({"weights_memory_bytes": least.device_bytes - 1}, f"expected {least.device_bytes} bytes at least"),
         ({"weights_host_memory_bytes": least.host_bytes - 1}, f"expected {least.host_bytes} bytes at least, with 6 of"),
@@ -228,13 +228,13 @@ def test_an_engine_of_these_kernels_does_what_fit_says(tmp_path: Path, monkeypat
     monkeypatch.setattr(device_speed, "_ROUNDS", 2)
     folder = build_gptq(tmp_path / "model", "qwen2", **SHAPE)
     (tmp_path / "cache").mkdir(mode=0o700)
-    found, [place, *_] = inspect_checkpoint(folder), known("8.0")
-    sizes = fit(found, place, Asked(64, 1, weights_memory_bytes=AMPLE)).tiers.sizes
+    found, [place, *_] = inspect_checkpoint(folder), find_table_devices("8.0")
+    sizes = fit_model(found, place, FitWorkload(64, 1, weights_memory_bytes=AMPLE)).tiers.sizes
     budgets = {
-        "weights_memory_bytes": Placed(sizes, ("host",) * 3).device_bytes,
+        "weights_memory_bytes": DevicePlan(sizes, ("host",) * 3).device_bytes,
         "weights_host_memory_bytes": AMPLE,
     }
-    told = fit(found, place, Asked(64, 1, **budgets))
+    told = fit_model(found, place, FitWorkload(64, 1, **budgets))
     settings: dict[str, Any] = {"dtype": "float16", "threads": 1, "kv_memory_bytes": 2**20, "graphs": False}
     prompt = (3, 141, 59)
     logits = []
@@ -251,7 +251,7 @@ def test_an_engine_of_these_kernels_does_what_fit_says(tmp_path: Path, monkeypat
     assert max(copied, told.expected.compute_s) <= told.expected.step_s <= copied + told.expected.compute_s
     assert told.parts.graphs == 0
     assert told.parts.loaded <= budgets["weights_memory_bytes"]
-    least = Placed(sizes, ("disk",) * 3).host_bytes
-    slower = fit(found, place, Asked(64, 1, **{**budgets, "weights_host_memory_bytes": least}))
+    least = DevicePlan(sizes, ("disk",) * 3).host_bytes
+    slower = fit_model(found, place, FitWorkload(64, 1, **{**budgets, "weights_host_memory_bytes": least}))
     assert slower.tiers.on("disk") == (0, 1, 2)
     assert slower.expected is None, "a disk is in no table"

@@ -14,12 +14,12 @@ from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.memory.mapped_pages import can_populate, map_file, resident_pages
-from motley.replicas import early
 from motley.replicas.bench.load import drop
-from motley.replicas.early import ask_early
+from motley.replicas.checkpoint.cache import startup_prefetch
+from motley.replicas.checkpoint.cache.startup_prefetch import prefetch_model
+from motley.replicas.checkpoint.cache.weights_cache import WeightsCache
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.model import load_model
-from motley.replicas.weights_cache import WeightsCache
+from motley.replicas.loading.model_loader import load_model
 
 
 @pytest.fixture
@@ -31,13 +31,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         assert advice == os.POSIX_FADV_WILLNEED
         found.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
 
-    monkeypatch.setattr(early.os, "posix_fadvise", ask)
-    monkeypatch.setattr(early, "is_mappable", lambda _: False)  # as of an older system
+    monkeypatch.setattr(startup_prefetch.os, "posix_fadvise", ask)
+    monkeypatch.setattr(startup_prefetch, "is_mappable", lambda _: False)  # as of an older system
     return found
 
 
 def _ask(model: str | Path, config: EngineConfig) -> bool:
-    thread = ask_early(model, config)
+    thread = prefetch_model(model, config)
     if thread is not None:
         thread.join()
     return thread is not None
@@ -70,7 +70,7 @@ def test_a_hint_names_a_file_of_the_cache_and_no_other(tmp_path: Path, asked: li
     folder, cache = build_checkpoint(tmp_path / "model", "qwen2"), tmp_path / "cache"
     (cache / "hints").mkdir(parents=True)
     (tmp_path / "other").write_text("something else")
-    early.hint_path(cache, folder).write_text("../../other")
+    startup_prefetch.hint_path(cache, folder).write_text("../../other")
     assert _ask(folder, EngineConfig(weights_cache=str(cache)))
     assert asked == ["model.safetensors"]
 
@@ -88,17 +88,17 @@ def test_what_is_not_for_the_page_cache_or_not_known_is_not_asked_for(
 
 
 def test_no_more_than_there_is_room_for(tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early, "_STEP_BYTES", 10)
+    monkeypatch.setattr(startup_prefetch, "_STEP_BYTES", 10)
     paths = [tmp_path / name for name in ("a", "b", "c")]
     for path in paths:
         path.write_bytes(bytes(25))
-    early._ask(paths, 40)
+    startup_prefetch._prefetch(paths, 40)
     assert asked == ["a"] * 3 + ["b"] * 2
 
 
 @pytest.mark.skipif(not can_populate(), reason="the system has no MADV_POPULATE_READ")
 def test_pages_come_as_far_as_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early, "_STEP_BYTES", 2 * mmap.PAGESIZE)
+    monkeypatch.setattr(startup_prefetch, "_STEP_BYTES", 2 * mmap.PAGESIZE)
     paths = [tmp_path / name for name in ("a", "none", "b")]
     for path, pages in zip(paths, (5, 0, 64), strict=True):
         path.write_bytes(bytes(pages * mmap.PAGESIZE))
@@ -110,8 +110,8 @@ def test_pages_come_as_far_as_there_is_room(tmp_path: Path, monkeypatch: pytest.
         brought.append((begin // mmap.PAGESIZE, (begin + nbytes) // mmap.PAGESIZE))
         return map_file(descriptor, begin, nbytes)
 
-    monkeypatch.setattr(early, "map_file", noted)
-    early._ask(paths, 8 * mmap.PAGESIZE)
+    monkeypatch.setattr(startup_prefetch, "map_file", noted)
+    startup_prefetch._prefetch(paths, 8 * mmap.PAGESIZE)
     assert brought == [(0, 2), (2, 4), (4, 5), (0, 2), (2, 3)]
     for path, pages in ((paths[0], 5), (paths[2], 3)):
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as memory:
@@ -119,5 +119,5 @@ def test_pages_come_as_far_as_there_is_room(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys, motley.replicas.early; print('torch' in sys.modules)"
+    code = "import sys, motley.replicas.checkpoint.cache.startup_prefetch; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -8,9 +8,9 @@ import pytest
 import torch
 from tiny_checkpoints import build_model, save_model
 
+from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.offline import Engine
-from motley.replicas.protocol import Pooling, Request, SamplingParams
+from motley.replicas.types import Pooling, Request, SamplingParams
 
 PROMPTS = [[(7 + i * step) % 250 for i in range(length)] for step, length in ((3, 50), (5, 81), (11, 1), (3, 37))]
 SETTINGS = {"dtype": "float32", "threads": 1, "max_model_len": 128}

@@ -11,13 +11,13 @@ from fake_runner import AheadRunner, FakeRunner, StagedRunner, logits_of
 from hypothesis import given, settings
 from letters import Clock, Letters
 
-from motley.replicas.blocks import BlockPool
-from motley.replicas.engine import EngineCore
+from motley.replicas.engine.engine import EngineCore
+from motley.replicas.engine.model_limits import ModelLimits
+from motley.replicas.engine.scheduler import Scheduler
 from motley.replicas.errors import EngineFault, InvalidRequest
-from motley.replicas.limits import Limits
-from motley.replicas.plan import MAX_BIASED, StepPlan, StepResult
-from motley.replicas.protocol import Delta, FinishReason, Request, SamplingParams, StreamMessage
-from motley.replicas.scheduler import Scheduler
+from motley.replicas.execution.step_plan import MAX_BIASED, StepPlan, StepResult
+from motley.replicas.kv.blocks import BlockPool
+from motley.replicas.types import Delta, FinishReason, Request, SamplingParams, StreamMessage
 
 VOCAB = 27
 EOS = 26
@@ -37,7 +37,7 @@ def engine(blocks: int = 16, budget: int = 32, running: int = 8, reuse: bool = T
     lanes = StagedRunner.depth if Runner is StagedRunner else 1
     pool = BlockPool(blocks, reuse_prefixes=reuse)
     scheduler = Scheduler(pool, max_batch_tokens=budget, max_running=running, lanes=lanes)
-    limits = Limits(vocab_size=VOCAB, max_model_len=max_len, eos_token_ids=(EOS,))
+    limits = ModelLimits(vocab_size=VOCAB, max_model_len=max_len, eos_token_ids=(EOS,))
     return EngineCore(Runner(blocks, VOCAB), scheduler, limits, Letters(), clock=Clock())  # type: ignore[arg-type]
 
 

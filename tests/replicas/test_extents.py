@@ -16,14 +16,14 @@ from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.memory.mapped_pages import can_populate
-from motley.replicas import contents, extents
-from motley.replicas.contents import each_digest, piece_digests
+from motley.replicas.checkpoint.files.safetensors_header import TensorInfo, read_header
+from motley.replicas.checkpoint.reading import file_extents, weight_digests
+from motley.replicas.checkpoint.reading.file_extents import MappedFiles, group_extents
+from motley.replicas.checkpoint.reading.read_ahead import ReadAhead
+from motley.replicas.checkpoint.reading.tensor_reader import TensorReader
+from motley.replicas.checkpoint.reading.weight_digests import digest_pieces, digests_by_tensor
 from motley.replicas.errors import CheckpointError
-from motley.replicas.extents import MappedFiles, extents_of
-from motley.replicas.model import load_model
-from motley.replicas.read_ahead import ReadAhead
-from motley.replicas.reading import Reader
-from motley.replicas.safetensors_file import TensorInfo, read_header
+from motley.replicas.loading.model_loader import load_model
 
 pytestmark = pytest.mark.skipif(not can_populate(), reason="the system has no MADV_POPULATE_READ")
 
@@ -32,7 +32,7 @@ LARGE = torch.arange(1 << 19, dtype=torch.float32).view(1 << 9, 1 << 10)
 
 @pytest.fixture
 def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Path, TensorInfo]]:
-    monkeypatch.setattr(extents, "RUN_BYTES", 2 << 20)
+    monkeypatch.setattr(file_extents, "RUN_BYTES", 2 << 20)
     path = tmp_path / "layers.safetensors"
     tensors = {f"layers.{layer}.{name}": LARGE + layer for layer in range(3) for name in "ab"}
     save_file({**tensors, "alone": LARGE - 1, "small": torch.ones(5), "none": torch.empty(0, 2)}, path)
@@ -42,7 +42,7 @@ def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[P
 def test_of_a_mapped_file_everything_is_digested_and_nothing_is_copied(
     layers: dict[str, tuple[Path, TensorInfo]],
 ) -> None:
-    reader = Reader(layers, layers, digests=True, whole=True)
+    reader = TensorReader(layers, layers, digests=True, whole=True)
     assert torch.equal(reader.whole("layers.1.b"), LARGE + 1)
     assert torch.equal(reader.whole("layers.2.a"), LARGE + 2)
     copied = reader.whole("alone", kept=True)
@@ -56,12 +56,12 @@ def test_of_a_mapped_file_everything_is_digested_and_nothing_is_copied(
     assert path not in _file_at(copied)
     read = ["alone", "none", "small", *(f"layers.{layer}.{name}" for layer in range(3) for name in "ab")]
     reader.close()
-    assert reader.contents == each_digest(layers, sorted(read), piece_digests(layers, sorted(read)))
+    assert reader.contents == digests_by_tensor(layers, sorted(read), digest_pieces(layers, sorted(read)))
 
 
 def test_what_is_in_use_at_the_end_is_no_longer_the_files(layers: dict[str, tuple[Path, TensorInfo]]) -> None:
     """What is cut off would be a signal to whoever looks at it."""
-    reader = Reader(layers, layers, whole=True)
+    reader = TensorReader(layers, layers, whole=True)
     kept, gone = reader.whole("layers.1.b"), reader.whole("layers.2.b")
     kept[0, 0] = -1.0
     del gone
@@ -79,7 +79,7 @@ def test_what_is_in_use_at_the_end_is_no_longer_the_files(layers: dict[str, tupl
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(layers: dict[str, tuple[Path, TensorInfo]]) -> None:
-    reader = Reader(layers, layers, whole=True)
+    reader = TensorReader(layers, layers, whole=True)
     reader.whole("alone")
     path, info = layers["alone"]
     with path.open("r+b") as file:
@@ -92,27 +92,27 @@ def test_a_file_that_changes_while_it_is_read_is_refused(layers: dict[str, tuple
 
 def test_a_file_that_has_become_shorter_is_an_error_by_name(layers: dict[str, tuple[Path, TensorInfo]]) -> None:
     path, info = layers["layers.2.b"]
-    [extent] = (each for each in extents_of(layers, sorted(layers)) if "layers.2.b" in each.names)
+    [extent] = (each for each in group_extents(layers, sorted(layers)) if "layers.2.b" in each.names)
     assert extent.names == ["layers.2.a", "layers.2.b"]
     mapped = MappedFiles([extent])
     mapped._bring(extent.runs[0])
     os.truncate(path, path.stat().st_size - (max(each.end for _, each in layers.values()) - info.begin))
     with pytest.raises(CheckpointError, match=r"layers\.safetensors · .*is shorter than its header says"):
         mapped._bring(extent.runs[-1])
-    reader = Reader(layers, layers, whole=True)
+    reader = TensorReader(layers, layers, whole=True)
     with pytest.raises(CheckpointError, match=r"layers\.safetensors · .*is shorter than its header says"):
         reader.whole("layers.2.a")
     reader.stop()
 
 
 def test_a_load_that_fails_reads_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extents, "ReadAhead", partial(ReadAhead, lead=1))  # so that there is more to read
+    monkeypatch.setattr(file_extents, "ReadAhead", partial(ReadAhead, lead=1))  # so that there is more to read
     monkeypatch.setattr(MappedFiles, "_at_hand", lambda *_: False)
     folder = build_checkpoint(tmp_path / "model", "qwen2")
     path = folder / "model.safetensors"
     info = read_header(path)["model.layers.0.input_layernorm.weight"]
     with path.open("r+b") as file:
-        file.seek(contents.start_of(path) + info.begin)
+        file.seek(weight_digests.tensor_data_start(path) + info.begin)
         file.write(b"\xff" * info.nbytes)
     with pytest.raises(CheckpointError, match="finite"):
         load_model(folder, exact_ops())
@@ -130,14 +130,14 @@ def _files_open() -> list[str]:
 def test_a_file_that_changes_while_it_is_copied_at_the_end_is_refused(
     layers: dict[str, tuple[Path, TensorInfo]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    detach = extents.detach_file
+    detach = file_extents.detach_file
 
     def late(memory: Any) -> None:
         detach(memory)
         os.utime(layers["alone"][0], (1, 1))
 
-    monkeypatch.setattr(extents, "detach_file", late)
-    reader = Reader(layers, layers, whole=True)
+    monkeypatch.setattr(file_extents, "detach_file", late)
+    reader = TensorReader(layers, layers, whole=True)
     kept = reader.whole("layers.1.a")
     with pytest.raises(CheckpointError, match="has changed while it was read"):
         reader.close()
@@ -145,7 +145,7 @@ def test_a_file_that_changes_while_it_is_copied_at_the_end_is_refused(
 
 
 def test_another_name_of_a_file_is_no_change_of_it(layers: dict[str, tuple[Path, TensorInfo]], tmp_path: Path) -> None:
-    reader = Reader(layers, layers, whole=True)
+    reader = TensorReader(layers, layers, whole=True)
     reader.whole("layers.1.a")
     path = layers["alone"][0]
     os.link(path, tmp_path / "other")
@@ -170,7 +170,7 @@ def test_tensors_that_lie_at_no_multiple_of_their_type_are_copied(tmp_path: Path
         data = odd.view(torch.uint8).numpy().tobytes() + wide.numpy().tobytes()
         path.write_bytes(len(header).to_bytes(8, "little") + header + data)
         tensors = {name: (path, info) for name, info in read_header(path).items()}
-        reader = Reader(tensors, tensors, whole=True)
+        reader = TensorReader(tensors, tensors, whole=True)
         assert torch.equal(reader.whole("layers.0.b"), wide)
         assert torch.equal(reader.whole("layers.0.a").view(torch.uint8), odd.view(torch.uint8))
         reader.close()

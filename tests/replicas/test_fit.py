@@ -1,4 +1,4 @@
-"""What `fit` says before anything is loaded, beside what the loader then keeps."""
+"""What `fit_model` says before anything is loaded, beside what the loader then keeps."""
 
 from __future__ import annotations
 
@@ -28,33 +28,46 @@ from motley.kernels.device.device_context import gpu_context, interpreter_contex
 from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.kernels.launch.variant import Config, Variant
 from motley.kernels.sampling.sample import PenaltyRows, SamplingRows, penalize_logits, sample
-from motley.replicas import fit as module
 from motley.replicas.bench.shapes import SHAPES, config_json, write_gptq
-from motley.replicas.blocks import blocks_for
-from motley.replicas.build import build_engine, operators
-from motley.replicas.checkpoint import inspect_checkpoint
-from motley.replicas.decoder import Decoder
+from motley.replicas.capacity import device_fit as module
+from motley.replicas.capacity.device_fit import (
+    FitResult,
+    FitWorkload,
+    TargetDevice,
+    build_meta_decoder,
+    find_table_devices,
+    fit_model,
+    local_cpu,
+    local_gpu,
+    memory_parts,
+    store_value_blocks,
+    table_devices,
+)
+from motley.replicas.checkpoint.files.json_fields import JsonFields
+from motley.replicas.engine.entrypoints.offline import Engine
+from motley.replicas.engine.startup import prefix_setup
+from motley.replicas.engine.startup.engine_builder import build_engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.families.registry import read_config
-from motley.replicas.fit import Asked, Fit, Place, at_hand, cpu, fit, known, outlined, parts_of, table, value_blocks
-from motley.replicas.gpu.choose import Chooser, Later
-from motley.replicas.gpu.moves import Staged
-from motley.replicas.gpu.state import DeviceState
-from motley.replicas.gpu.swapper import STAGED_BLOCKS, pinned_bytes
-from motley.replicas.json_file import Fields
-from motley.replicas.memory import HISTOGRAM_BYTES, SWAP_BYTES, activation_bytes, copied_rows, table_bytes
-from motley.replicas.model import load_model
-from motley.replicas.offline import Engine
-from motley.replicas.plan import PlanItem, SampleSpec, StepPlan
-from motley.replicas.prefix import setup as prefix_setup
-from motley.replicas.rope import RotaryTable
-from motley.replicas.runner import ModelRunner
+from motley.replicas.execution.runner import ModelRunner
+from motley.replicas.execution.step_plan import PlanItem, SampleSpec, StepPlan
+from motley.replicas.gpu.block_copies import StagedBlockCopy
+from motley.replicas.gpu.device_state import DeviceState
+from motley.replicas.gpu.swapper import STAGING_BLOCKS, pinned_bytes
+from motley.replicas.gpu.token_chooser import DeferredTensor, TokenChooser
+from motley.replicas.kv.blocks import blocks_for
+from motley.replicas.kv.memory_budget import HISTOGRAM_BYTES, SWAP_BYTES, activation_bytes, copied_rows, table_bytes
+from motley.replicas.loading.model_loader import load_model
+from motley.replicas.loading.operator_choice import choose_operators
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.model.decoder import Decoder
+from motley.replicas.model.families.registry import read_config
+from motley.replicas.model.rotary_embedding import RotaryTable
 from motley.replicas.sampling_params import SamplingParams
 
 OUTLINES = Path(__file__).parents[1] / "support" / "outlines_child.py"
 SHAPE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2}
-ASKED = Asked(context=128, batch=1)
+ASKED = FitWorkload(context=128, batch=1)
 CLOSE = 0.05
 MODES = (None, "int4", "int8", "both", "dense")
 
@@ -62,10 +75,10 @@ MODES = (None, "int4", "int8", "both", "dense")
 def beside(folder: Path, config: EngineConfig) -> tuple[int, int, Decoder]:
     """What the outline says, what the loaded model keeps, and that model."""
     checkpoint = inspect_checkpoint(folder)
-    ops, _ = operators(config, checkpoint.config.dtype)
-    told = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, ops)
+    ops, _ = choose_operators(config, checkpoint.config.dtype)
+    told = build_meta_decoder(checkpoint.config, checkpoint.format, checkpoint.tensors, ops)
     assert all(tensor.is_meta for tensor in tensors_of(told, set()))
-    loaded = load_model(folder, operators(config, checkpoint.config.dtype)[0])
+    loaded = load_model(folder, choose_operators(config, checkpoint.config.dtype)[0])
     assert loaded.decoder.held == told.held
     assert loaded.weight_bytes == told.held.nbytes
     return told.held.nbytes, kept(loaded.decoder), loaded.decoder
@@ -110,7 +123,7 @@ def test_without_a_compiler_too(tmp_path: Path, mode: Any) -> None:
         if load_it:
             made.append(load_model(tmp_path, ops).decoder)
         else:
-            made.append(outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, ops))
+            made.append(build_meta_decoder(checkpoint.config, checkpoint.format, checkpoint.tensors, ops))
     chosen = [[part.kernel for linear in decoder.layers[0].linears for part in linear.parts] for decoder in made]
     if chosen[0] == chosen[1]:
         assert made[0].held.nbytes == pytest.approx(kept(made[1]), rel=CLOSE)
@@ -175,9 +188,9 @@ _GROWTH = """
 import ctypes, gc, re, sys
 from pathlib import Path
 import torch
-from motley.replicas.build import operators
+from motley.replicas.loading.operator_choice import choose_operators
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.model import load_model
+from motley.replicas.loading.model_loader import load_model
 
 def resident():
     gc.collect()
@@ -186,9 +199,9 @@ def resident():
 
 torch.set_num_threads(1)
 config = EngineConfig(dtype="bfloat16")
-first = load_model(sys.argv[1], operators(config, torch.bfloat16)[0])
+first = load_model(sys.argv[1], choose_operators(config, torch.bfloat16)[0])
 before = resident()
-model = load_model(sys.argv[2], operators(config, torch.bfloat16)[0])
+model = load_model(sys.argv[2], choose_operators(config, torch.bfloat16)[0])
 print(resident() - before, model.weight_bytes)
 """
 
@@ -243,7 +256,7 @@ class _Alive(TorchDispatchMode):
 @pytest.mark.parametrize(("family", "inner"), [("llama", 384), ("qwen3", 384), ("qwen2", 2048)])
 def test_activations_are_at_most_what_was_told(tmp_path: Path, family: str, inner: int) -> None:
     folder = build_gptq(tmp_path, family, **{**SHAPE, "intermediate_size": inner})
-    decoder = load_model(folder, operators(EngineConfig(dtype="bfloat16"), torch.float32)[0]).decoder
+    decoder = load_model(folder, choose_operators(EngineConfig(dtype="bfloat16"), torch.float32)[0]).decoder
     tokens = 128
     item = PlanItem(0, 0, tuple(range(tokens)), tuple(range(8)))
     kv = decoder.ops.allocate_kv(2, 8, decoder.config.num_kv_heads, decoder.config.head_dim)
@@ -262,12 +275,12 @@ def test_what_choosing_tokens_takes_on_a_device_is_at_most_what_was_told(
     """Of a step as it comes, with all that rows may ask for, and a prompt's log-probabilities. Kernels launch nothing,
     but take what they take."""
     monkeypatch.setattr(Variant, "launch", lambda *_: None)
-    config = read_config(Fields(LLAMA_7B, "config.json"))
-    asked = Asked(128, 1, tokens, running, max_drafts=drafts)
+    config = read_config(JsonFields(LLAMA_7B, "config.json"))
+    asked = FitWorkload(128, 1, tokens, running, max_drafts=drafts)
     device, sampled = LateDevice(), asked.sampled
     state = DeviceState(device, running, 1, 0, config.vocab_size, torch.int16)
     state.keep_history()
-    chooser = Chooser(device, _KernelsAlone(), state, sampled, penalties=not drafts)
+    chooser = TokenChooser(device, _KernelsAlone(), state, sampled, penalties=not drafts)
     params = SamplingParams(
         top_k=5, top_p=0.9, logit_bias={3: 1.0}, logprobs=20, repetition_penalty=1.0 if drafts else 1.1, seed=0
     )
@@ -276,7 +289,7 @@ def test_what_choosing_tokens_takes_on_a_device_is_at_most_what_was_told(
     items = [PlanItem(i, 0, (1,) * (1 + drafts), (0,), spec, verified=verified) for i in range(sampled // (1 + drafts))]
     if rest := tokens - sampled:
         items.append(PlanItem(99, 0, (1,) * rest, (0,), prompt_targets=(2,) * rest, prompt_top=20))
-    plan, logits = StepPlan(tuple(items)), Later()
+    plan, logits = StepPlan(tuple(items)), DeferredTensor()
     device.mark().wait()
     with _Alive(state.history) as alive:
         device.submit(lambda: logits.put(torch.zeros(tokens, config.vocab_size)))
@@ -301,7 +314,7 @@ class _KernelsAlone:
 
 @pytest.mark.parametrize(("longest", "running"), [(4096, 64), (5000, 3), (131_072, 64)])
 def test_tables_of_positions_and_blocks_are_as_large_as_was_told(longest: int, running: int) -> None:
-    config = read_config(Fields({**LLAMA_7B, "max_position_embeddings": longest}, "config.json"))
+    config = read_config(JsonFields({**LLAMA_7B, "max_position_embeddings": longest}, "config.json"))
     with _Alive() as alive:
         rotary = RotaryTable(config.rope, config.head_dim, torch.device("cpu"))
         rotary.reserve(longest)
@@ -314,25 +327,27 @@ def test_tables_of_positions_and_blocks_are_as_large_as_was_told(longest: int, r
 def test_steps_that_sample_more_rows_are_given_more_room(tmp_path: Path) -> None:
     """Three times its logits for a step of decodes alone, not twice."""
     checkpoint = inspect_checkpoint(write_hollow(tmp_path, LLAMA_7B))
-    [place] = known("Tesla P40")
-    one, all_of_them = (fit(checkpoint, place, Asked(128, 1, 512, running)).parts for running in (64, 512))
+    [place] = find_table_devices("Tesla P40")
+    one, all_of_them = (fit_model(checkpoint, place, FitWorkload(128, 1, 512, running)).parts for running in (64, 512))
     assert one is not None
     assert all_of_them is not None
     more = 2 * (512 - 64) * (4 * 32_000) + (512 - 64) * HISTOGRAM_BYTES + 2 * (512 - 64) * 32_000 * 2  # histories too
     assert all_of_them.activations - one.activations >= more
 
 
-def of(found: list[Fit]) -> dict[str, Fit]:
+def of(found: list[FitResult]) -> dict[str, FitResult]:
     return {each.place.name: each for each in found}
 
 
 def test_an_int4_model_of_7b_on_all_gpus_of_the_table(tmp_path: Path) -> None:
     checkpoint = inspect_checkpoint(write_hollow(tmp_path, {**LLAMA_7B, "quantization_config": INT4}))
-    asked = Asked(context=3072, batch=1)
-    found = of([fit(checkpoint, place, asked) for place in table()])
+    asked = FitWorkload(context=3072, batch=1)
+    found = of([fit_model(checkpoint, place, asked) for place in table_devices()])
     assert all(each.fits for each in found.values())
-    [p4] = known("Tesla P4")
-    assert not fit(checkpoint, p4, Asked(context=4096, batch=1)).fits  # a layer written out in fp32 is in the way
+    [p4] = find_table_devices("Tesla P4")
+    assert not fit_model(
+        checkpoint, p4, FitWorkload(context=4096, batch=1)
+    ).fits  # a layer written out in fp32 is in the way
     codes, tables = 6_476_005_376 / 2, 2 * 32_000 * 4096 * 2  # in layers; embedding and head in fp16
     for name, each in found.items():
         assert each.parts is not None
@@ -351,8 +366,10 @@ def test_an_int4_model_of_7b_on_all_gpus_of_the_table(tmp_path: Path) -> None:
 
 def test_more_context_and_more_sequences_take_longer(tmp_path: Path) -> None:
     checkpoint = inspect_checkpoint(write_hollow(tmp_path, {**LLAMA_7B, "quantization_config": INT4}))
-    [a100] = known("NVIDIA A100-SXM4-80GB")
-    short, long, many = (fit(checkpoint, a100, Asked(*asked)) for asked in ((512, 1), (4096, 1), (4096, 16)))
+    [a100] = find_table_devices("NVIDIA A100-SXM4-80GB")
+    short, long, many = (
+        fit_model(checkpoint, a100, FitWorkload(*asked)) for asked in ((512, 1), (4096, 1), (4096, 16))
+    )
     assert short.ttft_s < long.ttft_s == many.ttft_s
     assert short.tpot_s < long.tpot_s < many.tpot_s < 16 * long.tpot_s
     assert many.context == 4096
@@ -361,8 +378,8 @@ def test_more_context_and_more_sequences_take_longer(tmp_path: Path) -> None:
 
 def test_a_dense_model_that_is_too_large_is_told_what_would_fit(tmp_path: Path) -> None:
     checkpoint = inspect_checkpoint(write_hollow(tmp_path, LLAMA_7B))
-    [t4], [p40], [turing], [l4] = map(known, ("Tesla T4", "Tesla P40", "GeForce RTX 2080 Ti", "NVIDIA L4"))
-    told = fit(checkpoint, turing, Asked(4096, 1))
+    [t4], [p40], [turing], [l4] = map(find_table_devices, ("Tesla T4", "Tesla P40", "GeForce RTX 2080 Ti", "NVIDIA L4"))
+    told = fit_model(checkpoint, turing, FitWorkload(4096, 1))
     assert (told.fits, told.ttft_s, told.tpot_s, told.kv_tokens) == (False, None, None, 0)
     missing, quantized, divided, on_disk = told.advice.split("; ")
     assert missing.endswith("GiB are missing")
@@ -371,22 +388,24 @@ def test_a_dense_model_that_is_too_large_is_told_what_would_fit(tmp_path: Path) 
     assert divided.startswith("divided among 2 or more such devices it could fit: --pipeline-parallel 2 (or --tensor-")
     assert divided.endswith("tells what each would hold")
     assert on_disk.startswith("with --weights-memory SIZE layers beyond it would come from the host's memory")
-    pascal = fit(checkpoint, p40, Asked(4096, 1))
+    pascal = fit_model(checkpoint, p40, FitWorkload(4096, 1))
     assert pascal.parts.weights == pytest.approx(4 * 6.738e9, rel=0.05), "6.1 computes in fp32, and keeps weights so"
     assert "GiB are missing" in pascal.advice
-    assert fit(checkpoint, l4, Asked(4096, 1)).fits
-    small = fit(checkpoint, t4, Asked(4096, 1))
+    assert fit_model(checkpoint, l4, FitWorkload(4096, 1)).fits
+    small = fit_model(checkpoint, t4, FitWorkload(4096, 1))
     shorter, quantized = small.advice.split("; ")
     assert 1300 < small.kv_tokens < 1600
     assert shorter == f"1 of up to {small.kv_tokens} tokens fit"
     assert "leave room for" in quantized
-    fewer = fit(checkpoint, t4, Asked(4096, 500)).advice
+    fewer = fit_model(checkpoint, t4, FitWorkload(4096, 500)).advice
     assert fewer.startswith(f"fewer sequences fit: one alone has room for {small.kv_tokens} tokens; as GPTQ int4")
 
 
 def test_a_quantized_model_is_not_told_to_be_quantized(tmp_path: Path) -> None:
     large = {**LLAMA_7B, "num_hidden_layers": 320, "quantization_config": INT4}
-    told = fit(inspect_checkpoint(write_hollow(tmp_path, large)), known("Tesla T4")[0], Asked(128, 1)).advice
+    told = fit_model(
+        inspect_checkpoint(write_hollow(tmp_path, large)), find_table_devices("Tesla T4")[0], FitWorkload(128, 1)
+    ).advice
     assert "GPTQ" not in told
     assert "divided among 3 or more such devices" in told
 
@@ -395,23 +414,23 @@ def test_a_cpu_that_is_too_small_is_told_of_its_disk(tmp_path: Path) -> None:
     """And with the option it is told, the same model fits."""
     checkpoint = inspect_checkpoint(write_hollow(tmp_path, {**LLAMA_7B, "quantization_config": INT4}))
     config = EngineConfig(dtype="bfloat16", cpu_weights="dense")
-    ops = lambda: operators(config, torch.float16)[0]  # noqa: E731
-    small = Place("cpu", ops, 4 << 30, 4 << 30)
-    told = fit(checkpoint, small, Asked(128, 1))
+    ops = lambda: choose_operators(config, torch.float16)[0]  # noqa: E731
+    small = TargetDevice("cpu", ops, 4 << 30, 4 << 30)
+    told = fit_model(checkpoint, small, FitWorkload(128, 1))
     assert not told.fits
     assert told.advice.endswith("with --weights-memory SIZE what is beyond it would be read from disk in every step")
     assert "devices" not in told.advice
-    assert fit(checkpoint, small, Asked(128, 1, weights_memory_bytes=2 << 30)).fits
+    assert fit_model(checkpoint, small, FitWorkload(128, 1, weights_memory_bytes=2 << 30)).fits
 
 
 def test_weights_written_out_for_many_tokens_are_counted(tmp_path: Path) -> None:
     """In half precision for cuBLAS: int4 everywhere, int8 where that is faster than dp4a."""
-    [t4], [p40] = known("Tesla T4"), known("Tesla P40")
+    [t4], [p40] = find_table_devices("Tesla T4"), find_table_devices("Tesla P40")
     beside = {}
     for bits in (4, 8):
         quantized = {**LLAMA_7B, "quantization_config": {**INT4, "bits": bits}}
         checkpoint = inspect_checkpoint(write_hollow(tmp_path / str(bits), quantized))
-        beside[bits] = [fit(checkpoint, place, ASKED).parts.activations for place in (t4, p40)]
+        beside[bits] = [fit_model(checkpoint, place, ASKED).parts.activations for place in (t4, p40)]
     gate_up = 2 * 11_008 * 4096
     assert beside[4][0] > 2 * gate_up
     assert beside[4][1] - beside[4][0] == 2 * gate_up  # 6.1 computes in fp32
@@ -420,42 +439,46 @@ def test_weights_written_out_for_many_tokens_are_counted(tmp_path: Path) -> None
 
 def test_what_has_no_kernel_is_counted_as_written_out(tmp_path: Path) -> None:
     eight = inspect_checkpoint(build_gptq(tmp_path / "eight", "llama", bits=8, **SHAPE))
-    [p100], [p40] = known("Tesla P100-PCIE-12GB"), known("Tesla P40")
-    there, here = fit(eight, p100, ASKED), fit(eight, p40, ASKED)
+    [p100], [p40] = find_table_devices("Tesla P100-PCIE-12GB"), find_table_devices("Tesla P40")
+    there, here = fit_model(eight, p100, ASKED), fit_model(eight, p40, ASKED)
     assert there.parts.metadata == 0 < here.parts.metadata
     assert there.choices["layer, int8"].startswith("written out: int8: not on 6.0")
     assert here.choices["layer, int8"] == "w8a8"
     odd = inspect_checkpoint(build_gptq(tmp_path / "odd", "llama", head_dim=32, **SHAPE))
-    refused = fit(odd, p40, ASKED)
+    refused = fit_model(odd, p40, ASKED)
     assert (refused.parts, refused.fits) == (None, False)
     assert refused.refused.startswith("head_dim: 32 has no kernel")
 
 
 def test_a_cpu_has_room_by_what_is_free_and_no_times(tmp_path: Path) -> None:
     checkpoint = inspect_checkpoint(build_gptq(tmp_path, "qwen2", **SHAPE))
-    place = cpu(lambda: operators(EngineConfig(), torch.float32)[0])
-    found = fit(checkpoint, place, ASKED)
+    place = local_cpu(lambda: choose_operators(EngineConfig(), torch.float32)[0])
+    found = fit_model(checkpoint, place, ASKED)
     assert found.fits
     assert (found.ttft_s, found.tpot_s, found.parts.graphs, found.parts.context) == (None, None, 0, 0)
     assert found.kv_tokens == (place.free - found.parts.loaded) // 4 // found.parts.kv_block * 16
     assert "headers cannot show" in found.choices["values"]
-    small = fit(checkpoint, replace(place, free=found.parts.loaded - 1), ASKED)
+    small = fit_model(checkpoint, replace(place, free=found.parts.loaded - 1), ASKED)
     assert small.advice.startswith("0.0 GiB are missing")
 
 
 def test_kv_in_int8_has_room_for_more_and_is_read_sooner(tmp_path: Path) -> None:
     checkpoint = inspect_checkpoint(write_hollow(tmp_path, {**LLAMA_7B, "quantization_config": INT4}))
-    asked = Asked(context=4096, batch=16)
-    half, eight = (fit(checkpoint, known("NVIDIA A100-SXM4-80GB", kv)[0], asked) for kv in (None, "int8"))
+    asked = FitWorkload(context=4096, batch=16)
+    half, eight = (
+        fit_model(checkpoint, find_table_devices("NVIDIA A100-SXM4-80GB", kv)[0], asked) for kv in (None, "int8")
+    )
     assert half.parts.kv_tokens(1000) == 2 * 32 * 4096 * 2 * 1000
     assert eight.parts.kv_tokens(1000) == 2 * 32 * 32 * (128 + 4) * 1000, "a scale in fp32 for each vector"
     assert eight.parts.loaded == half.parts.loaded
     assert eight.kv_tokens > 1.9 * half.kv_tokens
     spared = 16 * 4096 * (half.parts.kv_tokens(1000) - eight.parts.kv_tokens(1000)) / 1000
     assert half.tpot_s - eight.tpot_s == pytest.approx(spared / half.place.device.bandwidth, rel=0.1)
-    blocks = {fit(checkpoint, place, ASKED).parts.kv_block for place in table("int8")}
+    blocks = {fit_model(checkpoint, place, ASKED).parts.kv_block for place in table_devices("int8")}
     assert blocks == {eight.parts.kv_block}
-    here = fit(checkpoint, cpu(lambda: operators(EngineConfig(kv_dtype="int8"), torch.float32)[0]), ASKED)
+    here = fit_model(
+        checkpoint, local_cpu(lambda: choose_operators(EngineConfig(kv_dtype="int8"), torch.float32)[0]), ASKED
+    )
     assert here.parts.kv_block == eight.parts.kv_block
 
 
@@ -464,14 +487,14 @@ def test_what_swapping_takes_is_what_the_engine_takes(tmp_path: Path, kv_dtype: 
     """On the device's stand-in: its staging, its blocks of KV, and what is pinned of the host's memory."""
     folder = build_gptq(tmp_path, "qwen3", **{**SHAPE, "head_dim": 64})
     ops = GpuOps(interpreter_context((8, 0)), kv_dtype)
-    asked = Asked(context=128, batch=1, max_running=4, swap_memory_bytes=2**20)
-    told = fit(inspect_checkpoint(folder), known("8.0", kv_dtype)[0], asked).parts
+    asked = FitWorkload(context=128, batch=1, max_running=4, swap_memory_bytes=2**20)
+    told = fit_model(inspect_checkpoint(folder), find_table_devices("8.0", kv_dtype)[0], asked).parts
     settings: dict[str, Any] = {"max_running": 4, "swap_memory_bytes": 2**20, "kv_memory_bytes": 2**22}
     engine = Engine(folder, dtype="float16", threads=1, ops=ops, accelerator=LateDevice(recorded=False), **settings)
     runner = engine._built.runner
     assert runner.swapper is not None
     assert sum(cache.nbytes for cache in runner.kv) == told.kv_block * (engine._built.profile.kv_blocks_total + 1)
-    assert isinstance(runner.swapper._moves, Staged)
+    assert isinstance(runner.swapper._moves, StagedBlockCopy)
     assert runner.swapper._moves._staged.nbytes == told.staging
     [slab] = runner.swapper._slabs
     assert told.host == 2 ** (slab.nbytes - 1).bit_length(), "pinned memory comes in powers of two"
@@ -488,48 +511,52 @@ def test_what_prefixes_take_is_what_the_engine_takes(
     asked = replace(ASKED, shares=True, swap_memory_bytes=0)
     config = EngineConfig(threads=1, kv_dtype=kv_dtype, kv_memory_bytes=2**22, prefix_cache="memory")
     built = build_engine(tmp_path, config)
-    here = fit(checkpoint, cpu(lambda: operators(config, checkpoint.config.dtype)[0]), asked).parts
+    here = fit_model(checkpoint, local_cpu(lambda: choose_operators(config, checkpoint.config.dtype)[0]), asked).parts
     assert built.core.scheduler.prefixes.pool.total * here.kv_block == here.buffers > 0.9 * 2**28
     built.close()
-    a100 = known("8.0", kv_dtype)[0]
-    told = fit(checkpoint, a100, asked).parts
-    assert (told.host, told.staging) == (0, STAGED_BLOCKS * told.kv_block)
+    a100 = find_table_devices("8.0", kv_dtype)[0]
+    told = fit_model(checkpoint, a100, asked).parts
+    assert (told.host, told.staging) == (0, STAGING_BLOCKS * told.kv_block)
     assert told.buffers == pinned_bytes(2**30 // told.kv_block, told.kv_block)
     monkeypatch.setattr(module, "free_memory", lambda: 2**20)
-    least = fit(checkpoint, replace(a100, at_hand=True), asked).parts
-    assert least.buffers == pinned_bytes(2 * value_blocks(checkpoint.config, a100.ops()), told.kv_block)
-    assert fit(checkpoint, a100, replace(asked, shares=False)).parts.buffers == 0
+    least = fit_model(checkpoint, replace(a100, at_hand=True), asked).parts
+    assert least.buffers == pinned_bytes(2 * store_value_blocks(checkpoint.config, a100.ops()), told.kv_block)
+    assert fit_model(checkpoint, a100, replace(asked, shares=False)).parts.buffers == 0
 
 
 def test_how_much_of_the_host_is_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for, the default, or none; never more than all that runs could fill; of a CPU's none."""
     checkpoint = inspect_checkpoint(build_gptq(tmp_path, "qwen2", **{**SHAPE, "head_dim": 64}))
-    a100 = known("8.0")[0]
+    a100 = find_table_devices("8.0")[0]
 
-    def of_host(swap: int | None, place: Place = a100, running: int = 64) -> tuple[int, int]:
+    def of_host(swap: int | None, place: TargetDevice = a100, running: int = 64) -> tuple[int, int]:
         """Blocks that are staged on the device, and bytes of the host."""
-        parts = fit(checkpoint, place, replace(ASKED, swap_memory_bytes=swap, max_running=running)).parts
+        parts = fit_model(checkpoint, place, replace(ASKED, swap_memory_bytes=swap, max_running=running)).parts
         return parts.staging // parts.kv_block, parts.host
 
-    block = fit(checkpoint, a100, ASKED).parts.kv_block
+    block = fit_model(checkpoint, a100, ASKED).parts.kv_block
     per_sequence = blocks_for(checkpoint.config.max_model_len) * block
     assert of_host(0) == (0, 0)
-    assert of_host(3 * block) == (STAGED_BLOCKS, 2 ** (3 * block - 1).bit_length())
+    assert of_host(3 * block) == (STAGING_BLOCKS, 2 ** (3 * block - 1).bit_length())
     assert 64 * per_sequence < SWAP_BYTES
     assert 64 * per_sequence <= of_host(None)[1] < 2 * 64 * per_sequence
     assert 8 * per_sequence <= of_host(None, running=8)[1] < 2 * 8 * per_sequence
     monkeypatch.setattr(module, "free_memory", lambda: 40 * block)
-    assert of_host(None, replace(a100, at_hand=True)) == (STAGED_BLOCKS, 2 ** (10 * block - 1).bit_length())
-    assert of_host(None, cpu(lambda: operators(EngineConfig(), torch.float32)[0])) == (0, 0)
+    assert of_host(None, replace(a100, at_hand=True)) == (STAGING_BLOCKS, 2 ** (10 * block - 1).bit_length())
+    assert of_host(None, local_cpu(lambda: choose_operators(EngineConfig(), torch.float32)[0])) == (0, 0)
     assert pinned_bytes(3, 2**25) == 2**26 + 2**25
     assert pinned_bytes(0, 5) == 0
     assert pinned_bytes(2, 2**26 + 1) == 2 * 2**27
 
 
 def test_unknown_devices_are_told_the_known_ones() -> None:
-    assert [place.name for place in known("6.1")] == ["Tesla P40", "Tesla P4", "NVIDIA GeForce GTX 1080 Ti"]
+    assert [place.name for place in find_table_devices("6.1")] == [
+        "Tesla P40",
+        "Tesla P4",
+        "NVIDIA GeForce GTX 1080 Ti",
+    ]
     with pytest.raises(InvalidRequest, match=r"device: '5\.2' is not in the table; .*6\.0, 6\.1.*Tesla T4") as told:
-        known("5.2")
+        find_table_devices("5.2")
     assert told.value.param == "device"
 
 
@@ -541,8 +568,8 @@ def test_a_gpu_at_hand_keeps_what_was_told(tmp_path: Path, flavour: dict[str, An
         folder = build_checkpoint(tmp_path, "qwen3", dtype="bfloat16", **shape)
     else:
         folder = build_gptq(tmp_path, "qwen3", **{**shape, **flavour})
-    place = at_hand(torch.device("cuda:0"))
-    told = fit(inspect_checkpoint(folder), place, ASKED)
+    place = local_gpu(torch.device("cuda:0"))
+    told = fit_model(inspect_checkpoint(folder), place, ASKED)
     before = torch.cuda.memory_allocated()
     loaded = load_model(folder, GpuOps(gpu_context(torch.device("cuda:0"))))
     torch.cuda.synchronize()
@@ -552,19 +579,19 @@ def test_a_gpu_at_hand_keeps_what_was_told(tmp_path: Path, flavour: dict[str, An
 
 def outlined_on(folder: Path, ops: Any) -> Any:
     checkpoint = inspect_checkpoint(folder)
-    decoder = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, ops)
-    assert parts_of(decoder, ASKED).loaded == decoder.held.nbytes
+    decoder = build_meta_decoder(checkpoint.config, checkpoint.format, checkpoint.tensors, ops)
+    assert memory_parts(decoder, ASKED).loaded == decoder.held.nbytes
     return decoder.held
 
 
 def test_histories_are_for_penalties_on_the_device_and_drafts_have_none(tmp_path: Path) -> None:
     checkpoint = inspect_checkpoint(write_hollow(tmp_path, LLAMA_7B))
-    [place] = known("Tesla P40")
-    few, many = (fit(checkpoint, place, Asked(128, 1, max_running=running)).parts for running in (8, 9))
+    [place] = find_table_devices("Tesla P40")
+    few, many = (fit_model(checkpoint, place, FitWorkload(128, 1, max_running=running)).parts for running in (8, 9))
     assert few is not None
     assert many is not None
     # Each has two rows of history and of blocks, and its histograms; a prompt's logits are copied in any case.
     assert many.activations - few.activations == 2 * (32_000 * 2 + 256 * 4) + HISTOGRAM_BYTES
-    drafting = fit(checkpoint, place, Asked(128, 1, max_running=8, max_drafts=1)).parts
+    drafting = fit_model(checkpoint, place, FitWorkload(128, 1, max_running=8, max_drafts=1)).parts
     assert drafting is not None
     assert drafting.activations - few.activations == -17 * 32_000 * 2 + 8 * HISTOGRAM_BYTES

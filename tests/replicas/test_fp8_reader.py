@@ -17,12 +17,12 @@ from motley.kernels.canonical_weights import Fp8Weight
 from motley.kernels.device.device_context import interpreter_context
 from motley.kernels.device.device_table import DEVICES
 from motley.kernels.gpu.gpu_ops import GpuOps
-from motley.replicas.checkpoint import inspect_checkpoint
+from motley.replicas.capacity.device_fit import build_meta_decoder
 from motley.replicas.errors import CheckpointError
-from motley.replicas.fit import outlined
-from motley.replicas.model import load_model
-from motley.replicas.predict import tpot_s
-from motley.replicas.quantization.base import fuse
+from motley.replicas.loading.model_loader import load_model
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.model.roofline_times import tpot_s
+from motley.replicas.quantization.weight_format import fuse_layer_weights
 
 PROMPT = torch.randint(0, 256, (48,), generator=torch.Generator().manual_seed(3)).tolist()
 SCALES = get_args(Scales)
@@ -61,7 +61,9 @@ def test_what_holds_it_on_a_gpu(capability: tuple[int, int], kernel: str, scales
     packed, _ = build_fp8(tmp_path, "qwen2", scales=scales, unconverted=("o_proj",), hidden_size=256, head_dim=64)
     ops, checkpoint = gpu_ops(capability), inspect_checkpoint(packed)
     decoder = load_model(packed, ops).decoder
-    told = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, gpu_ops(capability, hollow=True))
+    told = build_meta_decoder(
+        checkpoint.config, checkpoint.format, checkpoint.tensors, gpu_ops(capability, hollow=True)
+    )
     assert (told.held.nbytes, told.held.metadata) == (decoder.held.nbytes, decoder.held.metadata)
     layer = decoder.layers[0]
     assert [part.kernel for part in layer.attention.qkv.parts] == [kernel]
@@ -86,12 +88,12 @@ def test_members_are_fused_where_their_scales_allow_it() -> None:
         [weight(64, 64, 1), weight(40, 1, 1), weight(16, 1, 1)],
     ]
     for members in fitting:
-        (fused,) = fuse(members)
+        (fused,) = fuse_layer_weights(members)
         assert isinstance(fused, Fp8Weight)
         assert torch.equal(fused.dequantize(), torch.cat([member.dequantize() for member in members]))
     apart = [[weight(100, 1, 2), weight(128, 1, 2)], [weight(256, 2, 2), weight(128, 128, 1)]]
     for members in apart:  # a block in two members; blocks and rows
-        assert fuse(members) == members
+        assert fuse_layer_weights(members) == members
 
 
 def test_name_and_what_writers_add(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from tiny_checkpoints import rewrite_config
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from motley.kernels.canonical_weights import DenseWeight, GroupedWeight
-from motley.replicas.checkpoint import inspect_checkpoint
+from motley.replicas.checkpoint.reading.weight_loader import WeightLoader
 from motley.replicas.errors import CheckpointError
-from motley.replicas.model import load_model
-from motley.replicas.quantization.base import LinearSpec, fuse
+from motley.replicas.loading.model_loader import load_model
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
 from motley.replicas.quantization.gptq import GPTQ
-from motley.replicas.weights import Weights
+from motley.replicas.quantization.weight_format import LinearSpec, fuse_layer_weights
 
 PROMPT = torch.randint(0, 256, (48,), generator=torch.Generator().manual_seed(3)).tolist()
 TOLERANCE = 1e-4
@@ -94,7 +94,7 @@ def test_name_says_bits_and_group(tmp_path):
 
 def read_layer(folder: Path, name: str = Q) -> GroupedWeight:
     checkpoint = inspect_checkpoint(folder)
-    weights = Weights(checkpoint.tensors, torch.device("cpu"))
+    weights = WeightLoader(checkpoint.tensors, torch.device("cpu"))
     outputs = checkpoint.tensors[f"{name}.scales"][1].shape[1]
     spec = LinearSpec(name, outputs, checkpoint.config.hidden_size, bias=False)
     weight = checkpoint.format.linear(weights, spec, torch.float32)
@@ -181,7 +181,7 @@ def test_fused_rows_equal_their_members():
         return GroupedWeight(codes, scales, zeros, 4, 32, bias=torch.ones(outputs) if bias else None)
 
     members = [weight(16, bias=True), weight(8, bias=False)]
-    (fused,) = fuse(members)
+    (fused,) = fuse_layer_weights(members)
     assert isinstance(fused, GroupedWeight)
     assert fused.bias is not None
     assert torch.equal(fused.dequantize(), torch.cat([member.dequantize() for member in members]))
@@ -196,7 +196,7 @@ def test_rows_of_an_outline_are_stacked_by_shapes_alone(monkeypatch: pytest.Monk
     """Processes of a divided model make one when they start, and torch.cat on that device imports torch's compiler."""
     monkeypatch.setattr(torch, "cat", None)
     parts = [DenseWeight(torch.empty(rows, 4, device="meta"), torch.empty(rows, device="meta")) for rows in (2, 3)]
-    [whole] = fuse(parts)
+    [whole] = fuse_layer_weights(parts)
     assert isinstance(whole, DenseWeight)
     assert whole.bias is not None
     assert (whole.shape, whole.bias.shape) == ((5, 4), (5,))

@@ -21,9 +21,9 @@ from motley.kernels.device.device_context import interpreter_context
 from motley.kernels.gpu import config_cache
 from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.kernels.ops import choose_dtype, ops_for_device
-from motley.replicas import build
+from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.offline import Engine
+from motley.replicas.loading import operator_choice
 from motley.replicas.sampling_params import SamplingParams
 
 # The least that int4 tiles hold.
@@ -42,7 +42,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> Iter
     """Engines that are built inside compute as that capability would."""
     ops = GpuOps(interpreter_context(capability))
     with monkeypatch.context() as patch:
-        patch.setattr(build, "ops_for_device", lambda *_, **__: ops)
+        patch.setattr(operator_choice, "ops_for_device", lambda *_, **__: ops)
         yield ops
 
 

@@ -15,10 +15,10 @@ from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.device.device_context import interpreter_context
 from motley.kernels.gpu.gpu_ops import GpuOps
-from motley.replicas import weights_cache
-from motley.replicas.decoder import Decoder
-from motley.replicas.model import load_model
-from motley.replicas.weights_cache import WeightsCache
+from motley.replicas.checkpoint.cache import weights_cache
+from motley.replicas.checkpoint.cache.weights_cache import WeightsCache
+from motley.replicas.loading.model_loader import load_model
+from motley.replicas.model.decoder import Decoder
 
 # The least that int4 tiles hold.
 SHAPE = {

@@ -16,21 +16,21 @@ from tiny_checkpoints import build_checkpoint
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
-from motley.replicas import rates
-from motley.replicas.blocks import BlockPool, blocks_for
-from motley.replicas.engine import EngineCore
-from motley.replicas.gpu import decode
-from motley.replicas.gpu.buckets import batch_sizes, bucket, context_sizes, graph_rows
-from motley.replicas.gpu.decode import Key
-from motley.replicas.gpu.packed import Packed
-from motley.replicas.gpu.rows import Rows
-from motley.replicas.gpu.runner import GpuRunner
-from motley.replicas.limits import Limits
-from motley.replicas.model import load_model
-from motley.replicas.plan import MAX_BIASED, SampleSpec
-from motley.replicas.protocol import Delta, Pooling, Request, SamplingParams, StreamMessage
-from motley.replicas.runner import ModelRunner, Runner
-from motley.replicas.scheduler import Scheduler
+from motley.replicas.engine.engine import EngineCore
+from motley.replicas.engine.model_limits import ModelLimits
+from motley.replicas.engine.scheduler import Scheduler
+from motley.replicas.engine.startup import engine_rates
+from motley.replicas.execution.runner import ModelRunner, Runner
+from motley.replicas.execution.step_plan import MAX_BIASED, SampleSpec
+from motley.replicas.gpu import decode_graphs
+from motley.replicas.gpu.decode_graphs import GraphKey
+from motley.replicas.gpu.gpu_runner import GpuRunner
+from motley.replicas.gpu.graph_buckets import batch_sizes, context_sizes, graph_rows, smallest_bucket
+from motley.replicas.gpu.packed_transfer import PackedTransfer
+from motley.replicas.gpu.sequence_rows import SequenceRows
+from motley.replicas.kv.blocks import BlockPool, blocks_for
+from motley.replicas.loading.model_loader import load_model
+from motley.replicas.types import Delta, Pooling, Request, SamplingParams, StreamMessage
 
 BLOCKS, LONGEST, RUNNING = 40, 512, 6
 Make = Callable[..., tuple[EngineCore, Any]]
@@ -55,7 +55,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
                 graphs=kind == "graphs",
             )  # fmt: skip
         scheduler = Scheduler(BlockPool(blocks, reuse_prefixes=reuse), max_batch_tokens=budget, max_running=RUNNING)
-        limits = Limits(config.vocab_size, min(LONGEST, blocks * 16), ())
+        limits = ModelLimits(config.vocab_size, min(LONGEST, blocks * 16), ())
         return EngineCore(runner, scheduler, limits, None), runner
 
     return build
@@ -162,7 +162,7 @@ def test_alternatives_of_the_device_are_those_of_the_host(
     make: Make, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy, seeded, penalised, biased, of a prompt in parts and in pieces: in any company."""
-    monkeypatch.setattr("motley.replicas.gpu.alternatives.PROMPT_ROWS", 7)
+    monkeypatch.setattr("motley.replicas.gpu.top_logprobs.PROMPT_ROWS", 7)
     alone = [alternatives(run(make("cpu")[0], [one])[0]) for one in TOLD]
     prompts = [prompts_told(make("cpu")[0], [one])[0] for one in TOLD]
     assert sum(map(bool, prompts)) == 2
@@ -188,7 +188,7 @@ def test_where_alternatives_are_told_no_logits_are_copied_and_steps_are_planned_
         copied.append(values)
         return values.clone()
 
-    monkeypatch.setattr("motley.replicas.gpu.choose.to_host", to_host)
+    monkeypatch.setattr("motley.replicas.gpu.token_chooser.copy_to_host", to_host)
     requests = [request([key, 2, 3], max_tokens=40, logprobs=20, **(SEEDED if key else {})) for key in (0, 1)]
     run(core, requests)  # captures
     device = runner._accelerator
@@ -318,10 +318,10 @@ def test_few_biases_are_planned_ahead(make: Make) -> None:
 
 
 def test_graphs_that_do_as_well_are_those_with_more() -> None:
-    assert Key(1, 256, None).covers == ()
-    assert Key(1, 256, True, True, True).covers == ()
-    assert Key(1, 256, True, True).covers == (Key(1, 256, True, True, True),)
-    of_none = Key(4, 512, False).covers
+    assert GraphKey(1, 256, None).covers == ()
+    assert GraphKey(1, 256, True, True, True).covers == ()
+    assert GraphKey(1, 256, True, True).covers == (GraphKey(1, 256, True, True, True),)
+    of_none = GraphKey(4, 512, False).covers
     assert (len(of_none), len(set(of_none))) == (7, 7)
     assert [sum(key[2:]) for key in of_none] == [1, 1, 1, 2, 2, 2, 3]
 
@@ -444,7 +444,7 @@ def test_a_step_that_fails_leaves_nothing_wrong_behind(make: Make, monkeypatch: 
 def test_graphs_beyond_what_is_kept_make_room(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [request(prompt, max_tokens=12 + 5 * key) for key, prompt in enumerate(PROMPTS)]
     expected = [ids(deltas) for deltas in run(make("graphs")[0], requests)]
-    monkeypatch.setattr(decode, "MAX_GRAPHS", 2)
+    monkeypatch.setattr(decode_graphs, "MAX_GRAPHS", 2)
     core, runner = make("graphs")
     assert [ids(deltas) for deltas in run(core, requests)] == expected
     assert len(runner.graphs.captured) == 2
@@ -453,14 +453,14 @@ def test_graphs_beyond_what_is_kept_make_room(make: Make, monkeypatch: pytest.Mo
 
 def test_a_graph_that_makes_room_is_not_on_its_way(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once what was submitted is done, for which the host waits once; a CUDA graph must not go while it is launched."""
-    monkeypatch.setattr(decode, "MAX_GRAPHS", 2)
+    monkeypatch.setattr(decode_graphs, "MAX_GRAPHS", 2)
     _, runner = make("graphs")
     device, graphs = runner._accelerator, runner.graphs
-    first, second, third = (Key(batch, 256, True) for batch in (1, 2, 4))
+    first, second, third = (GraphKey(batch, 256, True) for batch in (1, 2, 4))
     assert graphs.has(first)
     assert graphs.has(second)
     assert device.waits == 0
-    seen: list[tuple[Key, ...]] = []
+    seen: list[tuple[GraphKey, ...]] = []
     device.submit(lambda: seen.append(graphs.captured))
     assert graphs.has(third)
     assert (seen, device.waits, graphs.captured) == ([(first, second)], 1, (second, third))
@@ -514,17 +514,17 @@ def test_what_was_captured_at_warm_up_is_all_that_decode_needs(make: Make) -> No
 def test_a_warm_up_ends_in_time_and_keeps_the_likeliest_longest(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     _, runner = make("graphs")
     runner.warm_up(0.0)
-    assert runner.graphs.captured == (Key(1, 256, True),), "the first, whatever it takes"
-    monkeypatch.setattr("motley.replicas.gpu.runner.MAX_GRAPHS", 4)
-    monkeypatch.setattr(decode, "MAX_GRAPHS", 4)
+    assert runner.graphs.captured == (GraphKey(1, 256, True),), "the first, whatever it takes"
+    monkeypatch.setattr("motley.replicas.gpu.gpu_runner.MAX_GRAPHS", 4)
+    monkeypatch.setattr(decode_graphs, "MAX_GRAPHS", 4)
     _, runner = make("graphs")
     runner.warm_up(60.0)
-    three = {Key(1, 256, True), Key(1, 512, True), Key(2, 256, True)}
-    assert set(runner.graphs.captured) == {*three, Key(1, 256, None)}
-    assert runner.graphs.has(Key(6, 512, True))
-    assert Key(1, 256, None) not in runner.graphs.captured
-    assert runner.graphs.has(Key(6, 256, True))
-    assert {Key(1, 256, True), Key(1, 512, True)} <= set(runner.graphs.captured)
+    three = {GraphKey(1, 256, True), GraphKey(1, 512, True), GraphKey(2, 256, True)}
+    assert set(runner.graphs.captured) == {*three, GraphKey(1, 256, None)}
+    assert runner.graphs.has(GraphKey(6, 512, True))
+    assert GraphKey(1, 256, None) not in runner.graphs.captured
+    assert runner.graphs.has(GraphKey(6, 256, True))
+    assert {GraphKey(1, 256, True), GraphKey(1, 512, True)} <= set(runner.graphs.captured)
 
 
 def test_how_many_graphs_are_captured_at_warm_up_follows_from_what_each_takes(
@@ -540,7 +540,7 @@ def test_how_many_graphs_are_captured_at_warm_up_follows_from_what_each_takes(
             return do(work)
 
         monkeypatch.setattr(runner._accelerator, "capture", slow)
-        monkeypatch.setattr(decode.time, "monotonic", lambda now=now: now[0])
+        monkeypatch.setattr(decode_graphs.time, "monotonic", lambda now=now: now[0])
         said = runner.warm_up(within_s)
         assert len(runner.graphs.captured) == count
         assert runner.longest_s() == seconds
@@ -554,12 +554,12 @@ def test_a_graph_that_filters_does_for_rows_that_do_not(make: Make) -> None:
     core, runner = make("graphs")
     greedy = request(PROMPTS[0])
     expected = run(make("graphs")[0], [greedy])
-    assert runner.graphs.has(Key(1, 256, True))
+    assert runner.graphs.has(GraphKey(1, 256, True))
     assert run(core, [greedy]) == expected
-    assert runner.graphs.captured == (Key(1, 256, True),)
-    assert runner.graphs.has(Key(1, 256, False))
+    assert runner.graphs.captured == (GraphKey(1, 256, True),)
+    assert runner.graphs.has(GraphKey(1, 256, False))
     run(core, [greedy])
-    assert runner.graphs.captured[-1] == Key(1, 256, False), "its own, where there is one"
+    assert runner.graphs.captured[-1] == GraphKey(1, 256, False), "its own, where there is one"
 
 
 def test_logits_are_kept_for_those_who_read_them(make: Make) -> None:
@@ -583,9 +583,9 @@ def test_rates_are_of_steps_that_have_landed(make: Make, monkeypatch: pytest.Mon
             return forward(batch, kv)
 
     monkeypatch.setitem(runner.models, 0, Slow())
-    monkeypatch.setattr(rates, "BUDGET_S", 0.0)
-    monkeypatch.setattr(rates, "PROMPT_S", 0.0)
-    found = rates.measured(core, compiles=True)
+    monkeypatch.setattr(engine_rates, "BUDGET_S", 0.0)
+    monkeypatch.setattr(engine_rates, "PROMPT_S", 0.0)
+    found = engine_rates.measure_rates(core, compiles=True)
     assert found.prefill_tokens_per_s <= core.scheduler.max_batch_tokens / seconds
     assert found.decode_s[0] < seconds
     assert max(sizes) == core.scheduler.max_batch_tokens, "a full step"
@@ -601,13 +601,13 @@ def test_sizes_of_graphs() -> None:
     assert context_sizes(3000) == (256, 512, 1024, 2048, 3000)
     for most in (1, 2, 3, 5, 64, 100, 333):
         sizes = batch_sizes(most)
-        assert [bucket(sizes, count) for count in sizes] == list(sizes)
-        assert all(count <= bucket(sizes, count) <= most for count in range(1, most + 1))
+        assert [smallest_bucket(sizes, count) for count in sizes] == list(sizes)
+        assert all(count <= smallest_bucket(sizes, count) <= most for count in range(1, most + 1))
         assert list(sizes) == sorted(set(sizes))
 
 
 def test_rows_of_this_step_and_the_last_are_kept() -> None:
-    rows = Rows(3)
+    rows = SequenceRows(3)
     first = rows.take([1, 2, 3])
     second = rows.take([4, 5, 6])
     assert len({*first, *second}) == 6
@@ -623,7 +623,7 @@ def test_rows_of_this_step_and_the_last_are_kept() -> None:
 def test_numbers_cross_in_one_copy_and_turns_are_not_taken_from_under_the_device() -> None:
     device = LateDevice()
     fields = {"small": torch.int32, "large": torch.int64, "real": torch.float32}
-    packed = Packed(device, 3, fields)
+    packed = PackedTransfer(device, 3, fields)
     seen = []
     for number in range(5):
         turn = packed.turn()
@@ -644,7 +644,7 @@ def test_sampling_numbers_are_those_of_the_step_whatever_the_turn_had_before() -
         return SampleSpec(SamplingParams(**{"seed": seed} | params), seed, choice, position, (), (), ())
 
     device = LateDevice()
-    turn = Packed(device, 4, decode.SAMPLING).turn()
+    turn = PackedTransfer(device, 4, decode_graphs.SAMPLING).turn()
     warm, cold = {"temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0.1}, {"temperature": 0.0}
     for specs, size in [
         ([spec(0, **warm), spec(4, **cold)], 4),
@@ -657,10 +657,10 @@ def test_sampling_numbers_are_those_of_the_step_whatever_the_turn_had_before() -
         ([spec(1, 1, **cold), spec(2), spec(3), spec(4, 2)], 4),
         ([], 4),
     ]:
-        fresh = Packed(device, 4, decode.SAMPLING).turn()
-        decode.write_sampling(turn, specs, size)
-        decode.write_sampling(fresh, specs, size)
-        for name in decode.SAMPLING:
+        fresh = PackedTransfer(device, 4, decode_graphs.SAMPLING).turn()
+        decode_graphs.write_sampling(turn, specs, size)
+        decode_graphs.write_sampling(fresh, specs, size)
+        for name in decode_graphs.SAMPLING:
             assert turn.here[name].tolist() == fresh.here[name].tolist(), name
         assert turn.here["place"].tolist() == [one.position for one in specs] + [0] * (size - len(specs))
 

@@ -9,21 +9,21 @@ from driven import drive
 from late_device import LateDevice, LateOps
 from tiny_checkpoints import build_checkpoint
 
-from motley.replicas.blocks import BlockPool, blocks_for
 from motley.replicas.demo import demo_path
-from motley.replicas.engine import EngineCore
-from motley.replicas.gpu import buckets
-from motley.replicas.gpu.choose import LogitRows
-from motley.replicas.gpu.runner import GpuRunner
+from motley.replicas.engine.engine import EngineCore
+from motley.replicas.engine.entrypoints.offline import Engine
+from motley.replicas.engine.kv_reuse.swap_planner import SwapPlanner, SwapRates
+from motley.replicas.engine.model_limits import ModelLimits
+from motley.replicas.engine.scheduler import Scheduler
+from motley.replicas.execution.step_plan import MAX_BIASED, PlanItem, SampleSpec, StepPlan
+from motley.replicas.gpu import graph_buckets
+from motley.replicas.gpu.gpu_runner import GpuRunner
 from motley.replicas.gpu.swapper import Swapper
-from motley.replicas.limits import Limits
-from motley.replicas.memory import MAX_GRAPHS
-from motley.replicas.model import LoadedModel, load_model
-from motley.replicas.offline import Engine
-from motley.replicas.plan import MAX_BIASED, PlanItem, SampleSpec, StepPlan
-from motley.replicas.protocol import Pooling, Request, SamplingParams
-from motley.replicas.scheduler import Scheduler
-from motley.replicas.swap import Swap, SwapRates
+from motley.replicas.gpu.token_chooser import LogitRows
+from motley.replicas.kv.blocks import BlockPool, blocks_for
+from motley.replicas.kv.memory_budget import MAX_GRAPHS
+from motley.replicas.loading.model_loader import LoadedModel, load_model
+from motley.replicas.types import Pooling, Request, SamplingParams
 
 LONGEST, RUNNING = 512, 6
 PROMPTS = ["with open(path) as f:\n    pass\nwith open(path) as f:\n    pass\n", "1, 2, 1, 2"]
@@ -122,9 +122,9 @@ def make(loaded: LoadedModel, kind: str, drafts: int, *, blocks: int, early: boo
         graphs=kind == "graphs",
         swapper=Swapper([part for cache in kv for part in ops.kv_parts(cache)], device, 40),
     )  # fmt: skip
-    swap = Swap(40, SwapRates(1e-9, 1e-9, 1.0))
+    swap = SwapPlanner(40, SwapRates(1e-9, 1e-9, 1.0))
     scheduler = Scheduler(BlockPool(blocks), max_batch_tokens=64, max_running=RUNNING, max_drafts=drafts, swap=swap)
-    return EngineCore(runner, scheduler, Limits(config.vocab_size, min(LONGEST, blocks * 16), (9,)), None)
+    return EngineCore(runner, scheduler, ModelLimits(config.vocab_size, min(LONGEST, blocks * 16), (9,)), None)
 
 
 def request(prompt: list[int], pooling: Pooling | None = None, **params: Any) -> Request:
@@ -190,7 +190,7 @@ def test_all_that_may_be_drafted_has_a_place(loaded: LoadedModel) -> None:
 
 def test_drafts_take_no_graphs_of_their_own(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are what counts, however drafts are spread: few sizes, and steps of more rows run as they come."""
-    monkeypatch.setattr(buckets, "_DRAFTED", 16)
+    monkeypatch.setattr(graph_buckets, "_MAX_DRAFTED_ROWS", 16)
     core = make(loaded, "graphs", 8, blocks=64)
     runner: Any = core._runner
     plans: list[StepPlan] = []

@@ -11,33 +11,39 @@ import pytest
 import xgrammar
 
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.grammar_child import _COUNTED, Matching, Vocabulary, _compile, _rules
-from motley.replicas.grammar_spec import GrammarKind, GrammarSpec
-from motley.replicas.grammar_wire import From
+from motley.replicas.grammar.grammar_spec import GrammarKind, GrammarSpec
+from motley.replicas.grammar.process.grammar_worker import (
+    _COUNTED,
+    CompiledGrammarMatchers,
+    TokenVocabulary,
+    _compile,
+    _library_rules,
+)
+from motley.replicas.host.child_frames import GrammarReply
 
 END = 256
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
+def vocabulary() -> TokenVocabulary:
     """A token for each byte, and one that ends."""
     tokens = [bytes([value]) for value in range(END)]
     info = xgrammar.TokenizerInfo([*tokens, b"<end>"], xgrammar.VocabType.RAW, vocab_size=END + 1, stop_token_ids=[END])
-    return Vocabulary(tokens=tokens, plain=info, json=info, vocab_size=END + 1, stop_ids=(END,))
+    return TokenVocabulary(tokens=tokens, plain=info, json=info, vocab_size=END + 1, stop_ids=(END,))
 
 
-def following(matching: Matching, begun: bytes, sequence: int) -> set[int]:
+def following(matching: CompiledGrammarMatchers, begun: bytes, sequence: int) -> set[int]:
     answer, mask = matching.take(sequence, list(begun), new=True)
-    assert answer is From.MASK
+    assert answer is GrammarReply.MASK
     bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
     return set(bits.nonzero()[0].tolist()) - {END}
 
 
 @pytest.mark.parametrize("pattern", [r"[^a]+", r"[^0-9]+", r"[^!-~]", r"."])
-def test_only_bytes_of_characters_follow(vocabulary: Vocabulary, pattern: str) -> None:
+def test_only_bytes_of_characters_follow(vocabulary: TokenVocabulary, pattern: str) -> None:
     """None written too long, no half of a pair, none beyond the last: decoding would put something else there."""
     spec = GrammarSpec.json_schema({"type": "string", "pattern": pattern})
-    matching = Matching(_compile(vocabulary, spec.kind, spec.source), vocabulary)
+    matching = CompiledGrammarMatchers(_compile(vocabulary, spec.kind, spec.source), vocabulary)
     sequences = itertools.count()
     for lead in range(0xC2, 0xF5):
         rest = b"\x80" * (1 if lead < 0xE0 else 2 if lead < 0xF0 else 3)
@@ -50,14 +56,14 @@ def written(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-def takes(vocabulary: Vocabulary, spec: GrammarSpec, text: str) -> bool:
+def takes(vocabulary: TokenVocabulary, spec: GrammarSpec, text: str) -> bool:
     """Whether it may be the whole text."""
-    return complete(Matching(_compile(vocabulary, spec.kind, spec.source), vocabulary), text)
+    return complete(CompiledGrammarMatchers(_compile(vocabulary, spec.kind, spec.source), vocabulary), text)
 
 
-def complete(matching: Matching, text: str) -> bool:
+def complete(matching: CompiledGrammarMatchers, text: str) -> bool:
     answer, mask = matching.take(0, list(text.encode()), new=True)
-    return answer is From.DONE or (answer is From.MASK and bool(mask[END // 8] >> END % 8 & 1))
+    return answer is GrammarReply.DONE or (answer is GrammarReply.MASK and bool(mask[END // 8] >> END % 8 & 1))
 
 
 def titled(name: str, kind: str) -> dict[str, Any]:
@@ -70,7 +76,7 @@ def both(a: Any, b: Any) -> GrammarSpec:
 
 
 @pytest.mark.parametrize("name", ["name", "title", "description", "default", "examples", "$comment", "readOnly"])
-def test_properties_called_as_annotations_are_told_apart(vocabulary: Vocabulary, name: str) -> None:
+def test_properties_called_as_annotations_are_told_apart(vocabulary: TokenVocabulary, name: str) -> None:
     kinds = both(titled(name, "string"), titled(name, "integer"))
     assert takes(vocabulary, kinds, written({"a": {name: "x"}, "b": {name: 1}}))
     assert not takes(vocabulary, kinds, written({"a": {name: "x"}, "b": {name: "x"}}))
@@ -84,13 +90,13 @@ def test_properties_called_as_annotations_are_told_apart(vocabulary: Vocabulary,
     assert not takes(vocabulary, listed, written({"a": 3, "b": [{name: 1}]}))
 
 
-def test_names_that_look_like_more_are_told_apart(vocabulary: Vocabulary) -> None:
+def test_names_that_look_like_more_are_told_apart(vocabulary: TokenVocabulary) -> None:
     constants = both({"const": {'x":1,"y': 2}}, {"const": {"x": 1, "y": 2}})
     assert takes(vocabulary, constants, written({"a": {'x":1,"y': 2}, "b": {"x": 1, "y": 2}}))
 
 
 @pytest.mark.parametrize("text", ["éa", "Größe", "\xa00", "\x80f", "\u2028a", "中5", "😀a", "\x1fa", "ÿ", "a\x7fb"])
-def test_letters_beside_digits_are_what_they_are(vocabulary: Vocabulary, text: str) -> None:
+def test_letters_beside_digits_are_what_they_are(vocabulary: TokenVocabulary, text: str) -> None:
     for schema in ({"const": text}, {"enum": [text, 1]}, {"const": {text: [text]}}):
         spec = GrammarSpec.json_schema(schema)
         value = schema.get("const", text)
@@ -100,14 +106,14 @@ def test_letters_beside_digits_are_what_they_are(vocabulary: Vocabulary, text: s
     assert takes(vocabulary, GrammarSpec.structural_tag({"format": tag}), f"{text}a")
 
 
-def test_each_schema_has_its_own_order(vocabulary: Vocabulary) -> None:
+def test_each_schema_has_its_own_order(vocabulary: TokenVocabulary) -> None:
     kinds: list[dict[str, Any]] = [{name: {"type": "null"} for name in names} for names in ("xy", "yx", "xy")]
     spec = both({"properties": kinds[0], "required": ["x", "y"]}, {"properties": kinds[1], "required": ["x", "y"]})
     assert takes(vocabulary, spec, written({"a": dict.fromkeys("xy"), "b": dict.fromkeys("yx")}))
     assert not takes(vocabulary, spec, written({"a": dict.fromkeys("xy"), "b": dict.fromkeys("xy")}))
 
 
-def test_a_count_of_names_that_the_library_would_let_come_twice_is_refused(vocabulary: Vocabulary) -> None:
+def test_a_count_of_names_that_the_library_would_let_come_twice_is_refused(vocabulary: TokenVocabulary) -> None:
     """Once the library keeps to this, it is to be served, and docs/guides/structured-output.md to say no more of it."""
     schema = {"additionalProperties": {"type": "integer"}, "minProperties": 2}
     with pytest.raises(InvalidRequest, match="'minProperties' of more than 1"):
@@ -120,11 +126,11 @@ NAMES = ['a"b', "a\\b", "a", "ab", "\n", "\x01", "é", "éa", "😀", "title", "
 
 
 @pytest.mark.parametrize("required", [[], NAMES])
-def test_other_names_are_none_of_the_schemas_own(vocabulary: Vocabulary, required: list[str]) -> None:
+def test_other_names_are_none_of_the_schemas_own(vocabulary: TokenVocabulary, required: list[str]) -> None:
     """Whatever characters they hold, and in escapes neither; what is no JSON is let in nowhere."""
     schema = {"type": "object", "properties": {name: {"type": "integer"} for name in NAMES}, "required": required}
     spec = GrammarSpec.json_schema({**schema, "additionalProperties": {"type": "string"}})
-    matching = Matching(_compile(vocabulary, spec.kind, spec.source), vocabulary)
+    matching = CompiledGrammarMatchers(_compile(vocabulary, spec.kind, spec.source), vocabulary)
     whole = dict.fromkeys(NAMES, 1)
     begun = written(whole).replace("\x7f", r"\u007f")[:-1] + ","  # as the library has them
     for name in [*NAMES, "b", 'a"', 'a"bc', "aa", "a\\", "\r", "e\u0301", "ö", "😁", "titl", "x" * 50]:
@@ -133,8 +139,8 @@ def test_other_names_are_none_of_the_schemas_own(vocabulary: Vocabulary, require
         assert not complete(matching, text), text
 
 
-def test_escapes_in_a_string_are_of_whole_characters(vocabulary: Vocabulary) -> None:
-    matching = Matching(_compile(vocabulary, GrammarKind.JSON_SCHEMA, '{"type":"string"}'), vocabulary)
+def test_escapes_in_a_string_are_of_whole_characters(vocabulary: TokenVocabulary) -> None:
+    matching = CompiledGrammarMatchers(_compile(vocabulary, GrammarKind.JSON_SCHEMA, '{"type":"string"}'), vocabulary)
     for text in ('"\\ud83d\\ude00"', '"\\uD7FF\\ue000"', '"\\u0000"', '"\\n\\/"', '"a"'):
         assert complete(matching, text), text
     for text in ('"\\ud800"', '"\\udc00"', '"\\ud83d\\ud83d"', '"\\uDBFFx"', '"\\x"'):
@@ -158,7 +164,7 @@ REFERENCES: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_references_lead_where_they_say(vocabulary: Vocabulary, name: str) -> None:
+def test_references_lead_where_they_say(vocabulary: TokenVocabulary, name: str) -> None:
     schema, good, bad = REFERENCES[name]
     spec = GrammarSpec.json_schema(schema)
     assert takes(vocabulary, spec, good)
@@ -176,7 +182,7 @@ def test_references_lead_where_they_say(vocabulary: Vocabulary, name: str) -> No
     ],
 )
 def test_a_keyword_that_implies_a_type_makes_it_so(
-    vocabulary: Vocabulary, schema: dict[str, Any], good: str, bad: list[str]
+    vocabulary: TokenVocabulary, schema: dict[str, Any], good: str, bad: list[str]
 ) -> None:
     spec = GrammarSpec.json_schema(schema)
     assert takes(vocabulary, spec, good)
@@ -196,7 +202,7 @@ def test_lengths_are_written_as_the_library_counts_them_at_once() -> None:
 
     def rules(**text: Any) -> str:
         spec = GrammarSpec.json_schema({"type": "object", "properties": {"text": {"type": "string", **text}}})
-        return _rules(spec.kind, spec.source)
+        return _library_rules(spec.kind, spec.source)
 
     title = rules(minLength=1, maxLength=200)
     assert '"\\"" root_prop_0_1_l0{1,200} "\\""' in title

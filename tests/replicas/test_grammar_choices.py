@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from schema_values import GROUPS, part, takes
 
-from motley.replicas.grammar_choices import CHOICES, distributed
+from motley.replicas.grammar.schema.choice_keywords import CHOICE_KEYWORDS, distribute_keywords
 
 INTEGER = {"type": "integer"}
 
@@ -22,10 +22,10 @@ def test_the_same_values_are_taken_and_none_less_where_a_keyword_was_lost() -> N
     draw = random.Random(0)
     exact = 0
     for group in GROUPS * 300:
-        choice = draw.choice(CHOICES)
+        choice = draw.choice(CHOICE_KEYWORDS)
         node = part(draw, group) | {choice: [part(draw, group) for _ in range(draw.randint(1, 3))]}
         before = json.dumps(node)
-        found, lost = distributed(node, as_it_is)
+        found, lost = distribute_keywords(node, as_it_is)
         assert json.dumps(node) == before
         assert found.keys() == {choice}
         if not lost:
@@ -47,15 +47,15 @@ def test_the_same_values_are_taken_and_none_less_where_a_keyword_was_lost() -> N
     ],
 )
 def test_what_has_nothing_beside_its_choice_or_no_plain_schemas_stays(schema: dict[str, Any]) -> None:
-    assert distributed(schema, as_it_is) == (schema, [])
+    assert distribute_keywords(schema, as_it_is) == (schema, [])
 
 
 def test_definitions_and_descriptions_stay_where_they_are() -> None:
     schema = {**INTEGER, "$defs": {"a": INTEGER}, "description": "A", "anyOf": [{"minimum": 1}]}
-    assert distributed(schema, as_it_is) == (
+    assert distribute_keywords(schema, as_it_is) == (
         {"$defs": {"a": INTEGER}, "description": "A", "anyOf": [{**INTEGER, "minimum": 1}]}, [],
     )  # fmt: skip
 
 
 def test_a_choice_that_may_nest_no_further_goes() -> None:
-    assert distributed({**INTEGER, "anyOf": [{"minimum": 1}]}, as_it_is, may_nest=False) == (INTEGER, ["anyOf"])
+    assert distribute_keywords({**INTEGER, "anyOf": [{"minimum": 1}]}, as_it_is, may_nest=False) == (INTEGER, ["anyOf"])

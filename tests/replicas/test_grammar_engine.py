@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from grammar_engine import make_engine, texts
 
-from motley.replicas import engine as engine_module
-from motley.replicas import grammar_process
+from motley.replicas.engine import engine as engine_module
+from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.grammar_spec import GrammarSpec
-from motley.replicas.offline import Engine
-from motley.replicas.plan import StepPlan, StepResult
-from motley.replicas.protocol import FinishReason
+from motley.replicas.execution.step_plan import StepPlan, StepResult
+from motley.replicas.grammar.grammar_spec import GrammarSpec
+from motley.replicas.grammar.process import grammar_process
 from motley.replicas.sampling_params import SamplingParams
+from motley.replicas.types import FinishReason
 
 OBJECT = {
     "type": "object",
@@ -115,7 +115,7 @@ def test_late_masks_change_nothing(engine: Engine, monkeypatch: pytest.MonkeyPat
 
     def seldom(*args: Any, **more: Any) -> None:
         if next(looks) % 2:
-            grammar_process.collect(*args, **more)
+            grammar_process.collect_masks(*args, **more)
 
     def counted(plan: StepPlan) -> StepResult:
         nonlocal in_vain
@@ -124,8 +124,8 @@ def test_late_masks_change_nothing(engine: Engine, monkeypatch: pytest.MonkeyPat
         in_vain += sum(item.sample is not None and not one.token for item, one in pairs)
         return result
 
-    monkeypatch.setattr(grammar_process, "ALONE", 0)
-    monkeypatch.setattr(engine_module, "collect", seldom)
+    monkeypatch.setattr(grammar_process, "UNSHARED_WAIT_FACTOR", 0)
+    monkeypatch.setattr(engine_module, "collect_masks", seldom)
     monkeypatch.setattr(engine._built.runner, "run", counted)
     assert ids(engine, sampling) == in_time
     assert in_vain > 0
@@ -185,12 +185,12 @@ def test_a_killed_grammar_harms_those_who_use_it_and_nobody_else(engine: Engine)
     grammars = engine._built.core.grammars
     assert grammars is not None
     grammars.prepare(GrammarSpec.regex("x")).result()
-    nursery = grammars._nursery._process.pid  # type: ignore[union-attr]
-    before = set(_children(nursery))
+    forkserver = grammars._forkserver._process.pid  # type: ignore[union-attr]
+    before = set(_children(forkserver))
     victim, neighbour = engine.stream("x", params(grammar=spec)), engine.stream("Say something:", free)
     got = [token for _ in range(5) for token in next(neighbour).token_ids]
     next(victim)
-    (child,) = set(_children(nursery)) - before
+    (child,) = set(_children(forkserver)) - before
     os.kill(child, signal.SIGKILL)
     with pytest.raises(InvalidRequest) as refused:
         list(victim)
@@ -200,15 +200,15 @@ def test_a_killed_grammar_harms_those_who_use_it_and_nobody_else(engine: Engine)
         ids(engine, params(grammar=spec))
 
 
-def test_a_lost_nursery_is_replaced(engine: Engine) -> None:
+def test_a_lost_forkserver_is_replaced(engine: Engine) -> None:
     grammars = engine._built.core.grammars
     assert grammars is not None
     stream = engine.stream("x", params())
     begun = list(next(stream).token_ids)
-    nursery = grammars._nursery
-    assert nursery is not None
-    nursery._process.kill()
-    nursery._process.wait()
+    forkserver = grammars._forkserver
+    assert forkserver is not None
+    forkserver._process.kill()
+    forkserver._process.wait()
     found = engine.generate("x", params(grammar=GrammarSpec.regex("new one")))[0]
     assert found.text == "new one"
     assert [*begun, *(token for delta in stream for token in delta.token_ids)] == ids_of(engine, "x", params())

@@ -8,11 +8,11 @@ import re
 
 import pytest
 
-from motley.replicas.grammar_formats import PATTERNS
+from motley.replicas.grammar.regex.string_formats import FORMAT_PATTERNS
 
 
 def takes(name: str, text: str) -> bool:
-    return re.fullmatch(PATTERNS[name], text) is not None
+    return re.fullmatch(FORMAT_PATTERNS[name], text) is not None
 
 
 @pytest.mark.parametrize("place", range(4))

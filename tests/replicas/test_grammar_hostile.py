@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from service_checkpoint import build
 
-from motley.replicas import grammar_queue
+from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import DeadlineExceeded, InvalidRequest
-from motley.replicas.grammar_process import GrammarProcess
-from motley.replicas.grammar_spec import GrammarSpec
-from motley.replicas.protocol import Request
+from motley.replicas.grammar.grammar_spec import GrammarSpec
+from motley.replicas.grammar.process import compile_queue
+from motley.replicas.grammar.process.grammar_process import GrammarProcess
 from motley.replicas.sampling_params import SamplingParams
-from motley.replicas.worker import Worker
+from motley.replicas.types import Request
 
 
 def _nested(depth: int, name: str = "a") -> dict[str, Any]:
@@ -73,7 +73,7 @@ async def _tokens(worker: Worker, request: Request) -> list[int]:
 @pytest.fixture(scope="module")
 async def worker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
     with pytest.MonkeyPatch.context() as patch:  # that they are kept to is what matters, not how long they are
-        patch.setattr(grammar_queue, "LAST_CPU_S", 0.6)
+        patch.setattr(compile_queue, "LAST_CPU_S", 0.6)
         async for worker in _started(tmp_path_factory):
             yield worker
 
@@ -138,7 +138,7 @@ async def test_what_takes_longer_than_the_first_try_is_compiled_at_the_second(
         tries.append(real(process, cpu_s))
         return tries[-1]
 
-    monkeypatch.setattr(grammar_queue, "FIRST_CPU_S", 1e-3)  # the timer's own grain is a few times as much
+    monkeypatch.setattr(compile_queue, "FIRST_CPU_S", 1e-3)  # the timer's own grain is a few times as much
     monkeypatch.setattr(GrammarProcess, "compile", noted)
     properties = {f"again{i}": {"type": "integer"} for i in range(300)}
     slow = GrammarSpec.json_schema({"type": "object", "properties": properties})
@@ -168,7 +168,7 @@ async def test_memory_has_a_limit(worker: Worker) -> None:
     outcome = await _outcome(worker, spec)
     assert outcome in ("grammar_too_complex", None)  # it may just fit
     code = (
-        "from motley.replicas import grammar_child as child\n"
+        "from motley.replicas.grammar.process import grammar_worker as child\n"
         "child._limit_memory()\n"
         "held = bytearray(child.MEMORY_BYTES // 2)\n"
         "try:\n    bytearray(child.MEMORY_BYTES)\nexcept MemoryError:\n    print('limited')\n"

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.replicas.grammar_keywords import KEYWORDS
-from motley.replicas.grammar_loose import MAX_REPAIRS, loosened
-from motley.replicas.grammar_schema import MAX_NODES, check_schema
-from motley.replicas.grammar_text import fault_of
+from motley.replicas.grammar.regex.text_rules import find_text_rule_fault
+from motley.replicas.grammar.schema.keywords import KEYWORDS
+from motley.replicas.grammar.schema.relaxed_schema import MAX_REPAIRS, relax_schema
+from motley.replicas.grammar.schema.schema_check import MAX_NODES, check_schema
 
 INT32 = {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}
 
@@ -166,7 +166,7 @@ KEPT: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
 
 def test_a_choice_of_itself_ends() -> None:
     itself = {**INTEGER, "anyOf": [{"$ref": "#/$defs/u"}, {"minimum": 5}]}
-    found, dropped = loosened(of(a={"$ref": "#/$defs/u"}) | {"$defs": {"u": itself}})
+    found, dropped = relax_schema(of(a={"$ref": "#/$defs/u"}) | {"$defs": {"u": itself}})
     node = found["$defs"]["0"]
     while "anyOf" in node:
         node, other = node["anyOf"]
@@ -179,7 +179,7 @@ def test_a_choice_of_itself_ends() -> None:
 def test_what_can_be_kept_is(name: str) -> None:
     given_schema, kept, dropped = KEPT[name]
     before = json.dumps(given_schema)
-    assert loosened(given_schema) == (kept, dropped)
+    assert relax_schema(given_schema) == (kept, dropped)
     assert json.dumps(given_schema) == before, "the client's own schema is what the model is shown"
 
 
@@ -188,7 +188,7 @@ def test_what_can_be_kept_to_is_kept_as_it_is() -> None:
         "$defs": {"a": of(b={"type": "string", "format": "date", "maxLength": 10})},
         **of(a={"$ref": "#/$defs/a"}),
     }
-    assert loosened(schema) == (check_schema(schema, "x"), [])
+    assert relax_schema(schema) == (check_schema(schema, "x"), [])
 
 
 @pytest.mark.parametrize("lengths", [{"maxLength": 100}, {"maxLength": 255}, {"minLength": 20, "maxLength": 30}])
@@ -197,21 +197,21 @@ def test_formats_keep_the_lengths_beside_them(name: str, lengths: dict[str, int]
     if name == "uuid" and lengths["maxLength"] == 30:
         lengths = {"maxLength": 36}
     schema = of(a={**TEXT, "format": name, **lengths})
-    assert loosened(schema) == (check_schema(schema, "x"), [])
+    assert relax_schema(schema) == (check_schema(schema, "x"), [])
 
 
 def test_many_patterns_take_no_more_effort_than_one_document_may() -> None:
     """The automata of each are near what one may be; those that are not looked at lose their lengths."""
     texts = {f"p{i}": {**TEXT, "pattern": f"^[a-y]+([{'|'.join('bcdfghjklm')}]+z{i})*$", "maxLength": 400}
              for i in range(300)}  # fmt: skip
-    before = fault_of.cache_info().misses
-    kept, dropped = loosened(of(**texts))
-    assert fault_of.cache_info().misses - before < 400
+    before = find_text_rule_fault.cache_info().misses
+    kept, dropped = relax_schema(of(**texts))
+    assert find_text_rule_fault.cache_info().misses - before < 400
     assert list(kept["properties"]) == list(texts)
     assert all("pattern" in inner for inner in kept["properties"].values())
     assert {line.rpartition(" ")[2] for line in dropped} <= {"'maxLength'"}
     assert len(dropped) > 100
-    assert loosened(of(**texts)) == (kept, dropped), "the same each time"
+    assert relax_schema(of(**texts)) == (kept, dropped), "the same each time"
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_many_patterns_take_no_more_effort_than_one_document_may() -> None:
     ids=["too many repairs", "too many schemas"],
 )
 def test_names_are_kept_of_what_is_too_much(schema: dict[str, Any]) -> None:
-    kept, dropped = loosened(schema)
+    kept, dropped = relax_schema(schema)
     assert list(kept["properties"]) == kept["required"] == ["a", "b"]
     assert dropped
 
@@ -242,7 +242,7 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
 @given(schema=st.dictionaries(st.sampled_from(["type", "properties", "required", "allOf", "$defs", "$ref"]), ANYTHING))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_any_schema_is_loosened_to_one_that_is_accepted(schema: dict[str, Any]) -> None:
-    kept, _ = loosened(schema)
+    kept, _ = relax_schema(schema)
     assert isinstance(kept, dict | bool)
     required = schema.get("required")
     if isinstance(kept, dict) and "properties" in kept and isinstance(required, list) and "allOf" not in schema:

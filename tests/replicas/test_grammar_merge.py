@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from schema_values import GROUPS, part, takes
 
-from motley.replicas.grammar_loose import loosened
-from motley.replicas.grammar_merge import merged
+from motley.replicas.grammar.schema.all_of import merge_schemas
+from motley.replicas.grammar.schema.relaxed_schema import relax_schema
 
 
 def test_what_is_merged_is_no_looser_and_no_stricter() -> None:
@@ -21,7 +21,7 @@ def test_what_is_merged_is_no_looser_and_no_stricter() -> None:
 
 def check(one: dict[str, Any], other: dict[str, Any]) -> None:
     before = json.dumps([one, other])
-    both, lost = merged(one, other)
+    both, lost = merge_schemas(one, other)
     assert json.dumps([one, other]) == before
     held = {keyword: value for keyword, value in other.items() if keyword not in lost}
     assert takes(both) == takes({"allOf": [one, held]}), (one, other, both, lost)
@@ -65,7 +65,7 @@ PAIRS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]] = 
 def test_two_that_say_the_same_of_a_value(
     one: dict[str, Any], other: dict[str, Any], both: dict[str, Any], lost: list[str]
 ) -> None:
-    assert merged(one, other) == (both, lost)
+    assert merge_schemas(one, other) == (both, lost)
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_tools_arguments_are_held_to_all_of_them(
     schema: dict[str, Any], kept: dict[str, Any], dropped: list[str]
 ) -> None:
     document = {"type": "object", "properties": {"x": schema}, "$defs": {"long": TEXT}}
-    expected, _ = loosened({"type": "object", "properties": {"x": kept}})
-    assert loosened(document) == (expected, dropped)
+    expected, _ = relax_schema({"type": "object", "properties": {"x": kept}})
+    assert relax_schema(document) == (expected, dropped)
 
 
 @pytest.mark.parametrize(("count", "whole"), [(3, True), (400, False)])
@@ -102,6 +102,6 @@ def test_schemas_that_refer_to_each_other_are_merged_in_bounds(count: int, whole
     """Each refers to the next `count` times; beyond what may be copied the rest is left out by name."""
     names = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * count} for i in range(3)}
     document = {"type": "object", "allOf": [{"$ref": "#/$defs/d0"}], "$defs": {**names, "d3": {"required": ["a"]}}}
-    kept, dropped = loosened(document)
+    kept, dropped = relax_schema(document)
     assert kept["type"] == "object"
     assert (kept.get("required") == ["a"], dropped == []) == (whole, whole)

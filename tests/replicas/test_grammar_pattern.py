@@ -11,12 +11,12 @@ import xgrammar
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from motley.replicas.grammar_automaton import TooManyStates
-from motley.replicas.grammar_characters import named
-from motley.replicas.grammar_pattern import parse_pattern
-from motley.replicas.grammar_rules import of_schema
-from motley.replicas.grammar_schema import check_schema
-from motley.replicas.grammar_text import TextRule, json_text_rules, regex_grammar
+from motley.replicas.grammar.process.xgrammar_rules import schema_rules
+from motley.replicas.grammar.regex.automaton import TooManyStates
+from motley.replicas.grammar.regex.character_sets import class_of_letter
+from motley.replicas.grammar.regex.regex_parser import parse_pattern
+from motley.replicas.grammar.regex.text_rules import TextRule, json_text_rules, regex_grammar
+from motley.replicas.grammar.schema.schema_check import check_schema
 
 LETTERS = ["a", "b", "1", "-", '"', "\\", "\n", "é", "😀", " ", ".", "c", "\x01", "A", "/"]
 TEXTS = ["".join(letters) for length in range(3) for letters in itertools.product(LETTERS, repeat=length)]
@@ -44,7 +44,7 @@ def written(text: str) -> str:
 
 def of_rule(compiler: xgrammar.GrammarCompiler, **schema: object) -> xgrammar.CompiledGrammar:
     words = check_schema({"type": "string", **schema}, "schema")
-    return compiler.compile_grammar(of_schema(json.dumps(words), 40))
+    return compiler.compile_grammar(schema_rules(json.dumps(words), 40))
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_what_is_not_taken_is_refused(pattern: str) -> None:
 def test_classes_are_what_ecmascript_and_python_agree_on(name: str) -> None:
     pattern = re.compile(name if name == "." else f"\\{name}")
     wide = "".join(map(chr, range(0x3000)))
-    sure = {code for first, last in named(name).sure for code in range(first, min(last, len(wide)) + 1)}
-    maybe = {code for first, last in named(name).maybe for code in range(first, min(last, len(wide)) + 1)}
+    sure = {code for first, last in class_of_letter(name).sure for code in range(first, min(last, len(wide)) + 1)}
+    maybe = {code for first, last in class_of_letter(name).maybe for code in range(first, min(last, len(wide)) + 1)}
     python = {ord(char) for char in wide if pattern.match(char)}
     assert {code for code in sure if code < len(wide)} <= python <= maybe
     assert all((code in sure) == (code in python) for code in range(0x80) if code not in (*range(0x1C, 0x20), 13))

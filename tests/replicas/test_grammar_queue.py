@@ -11,11 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.replicas import grammar_queue
 from motley.replicas.errors import InvalidRequest, Overloaded
-from motley.replicas.grammar_queue import FIRST_CPU_S, LAST_CPU_S, MAX_OF_TENANT, MAX_QUEUED, GrammarQueue
-from motley.replicas.grammar_spec import GrammarSpec
-from motley.replicas.grammars import MAX_COMPILING, Grammars
+from motley.replicas.grammar.grammar_spec import GrammarSpec
+from motley.replicas.grammar.process import compile_queue
+from motley.replicas.grammar.process.compile_queue import (
+    FIRST_CPU_S,
+    LAST_CPU_S,
+    MAX_OF_TENANT,
+    MAX_QUEUED,
+    GrammarQueue,
+)
+from motley.replicas.grammar.process.grammar_compiler import MAX_COMPILING, GrammarCompiler
 
 
 def spec(name: object) -> GrammarSpec:
@@ -56,7 +62,7 @@ def test_one_tenants_room_is_bounded_and_is_not_the_others() -> None:
 
 
 def test_all_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_queue, "MAX_OF_TENANT", MAX_QUEUED)
+    monkeypatch.setattr(compile_queue, "MAX_OF_TENANT", MAX_QUEUED)
     queue = GrammarQueue()
     for i in range(MAX_QUEUED):
         queue.put(str(i % 7), spec(i))
@@ -135,7 +141,7 @@ def test_one_at_a_time_of_those_that_take_long() -> None:
 def test_a_neighbour_is_compiled_while_hostile_grammars_take_all_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     goes, long = threading.Event(), threading.Semaphore(0)
 
-    def compile_(self: Grammars, spec: GrammarSpec, cpu_s: float) -> Any:
+    def compile_(self: GrammarCompiler, spec: GrammarSpec, cpu_s: float) -> Any:
         if spec.source == "xgood":
             return type("Process", (), {"alive": True})()
         if cpu_s > FIRST_CPU_S:
@@ -143,8 +149,8 @@ def test_a_neighbour_is_compiled_while_hostile_grammars_take_all_their_time(monk
             assert goes.wait(60)
         return None
 
-    monkeypatch.setattr(Grammars, "_compile", compile_)
-    grammars = Grammars(None, 1, ())  # type: ignore[arg-type]
+    monkeypatch.setattr(GrammarCompiler, "_compile", compile_)
+    grammars = GrammarCompiler(None, 1, ())  # type: ignore[arg-type]
     hostile = [grammars.prepare(spec(i), str(i)) for i in range(4)]
     assert long.acquire(timeout=60)
     assert grammars.prepare(spec("good"), "neighbour").result(60).alive
@@ -162,14 +168,14 @@ def test_a_neighbour_is_compiled_before_a_hostile_tenants_backlog(monkeypatch: p
     order: list[str] = []
     goes, began = threading.Semaphore(0), threading.Semaphore(0)
 
-    def compile_(self: Grammars, spec: GrammarSpec, cpu_s: float) -> Any:
+    def compile_(self: GrammarCompiler, spec: GrammarSpec, cpu_s: float) -> Any:
         began.release()
         assert goes.acquire(timeout=60)
         order.append(spec.source)
         return type("Process", (), {"alive": True})()
 
-    monkeypatch.setattr(Grammars, "_compile", compile_)
-    grammars = Grammars(None, 1, ())  # type: ignore[arg-type]
+    monkeypatch.setattr(GrammarCompiler, "_compile", compile_)
+    grammars = GrammarCompiler(None, 1, ())  # type: ignore[arg-type]
     hostile = [grammars.prepare(spec(i), "hostile") for i in range(MAX_COMPILING)]
     for _ in hostile:
         assert began.acquire(timeout=60)
@@ -187,13 +193,13 @@ def test_a_neighbour_is_compiled_before_a_hostile_tenants_backlog(monkeypatch: p
 def test_closing_ends_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     goes, began = threading.Event(), threading.Semaphore(0)
 
-    def compile_(self: Grammars, spec: GrammarSpec, cpu_s: float) -> Any:
+    def compile_(self: GrammarCompiler, spec: GrammarSpec, cpu_s: float) -> Any:
         began.release()
         assert goes.wait(60)
         return type("Process", (), {"alive": True})()
 
-    monkeypatch.setattr(Grammars, "_compile", compile_)
-    grammars = Grammars(None, 1, ())  # type: ignore[arg-type]
+    monkeypatch.setattr(GrammarCompiler, "_compile", compile_)
+    grammars = GrammarCompiler(None, 1, ())  # type: ignore[arg-type]
     futures = [grammars.prepare(spec(i)) for i in range(MAX_COMPILING + 3)]
     for _ in range(MAX_COMPILING):
         assert began.acquire(timeout=60)
@@ -205,12 +211,12 @@ def test_closing_ends_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_closing_ends_what_would_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     goes, began = threading.Event(), threading.Event()
 
-    def compile_(self: Grammars, spec: GrammarSpec, cpu_s: float) -> Any:
+    def compile_(self: GrammarCompiler, spec: GrammarSpec, cpu_s: float) -> Any:
         began.set()
         assert goes.wait(60)
 
-    monkeypatch.setattr(Grammars, "_compile", compile_)
-    grammars = Grammars(None, 1, ())  # type: ignore[arg-type]
+    monkeypatch.setattr(GrammarCompiler, "_compile", compile_)
+    grammars = GrammarCompiler(None, 1, ())  # type: ignore[arg-type]
     future = grammars.prepare(spec("slow"))
     assert began.wait(60)
     grammars.close()

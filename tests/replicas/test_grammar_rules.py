@@ -11,12 +11,24 @@ from typing import Any
 
 import pytest
 
-from motley.replicas import grammar_nursery, grammar_rules, grammars, nursery
 from motley.replicas.errors import Unavailable
-from motley.replicas.grammar_rules import UnknownRules, check_library, of_tag, with_exact_texts
-from motley.replicas.grammar_wire import From, To, frame, receive, vocabulary
+from motley.replicas.grammar.process import grammar_compiler, grammar_forkserver, xgrammar_rules
+from motley.replicas.grammar.process.xgrammar_rules import (
+    UnknownLibraryRules,
+    check_library,
+    exact_text_rules,
+    tag_rules,
+)
+from motley.replicas.host import forkserver
+from motley.replicas.host.child_frames import (
+    GrammarCommand,
+    GrammarReply,
+    encode_frame,
+    encode_vocabulary,
+    receive_frame,
+)
 
-REAL: Any = grammar_rules.xgrammar.Grammar.from_json_schema
+REAL: Any = xgrammar_rules.xgrammar.Grammar.from_json_schema
 
 
 def said_otherwise(monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str]) -> None:
@@ -25,7 +37,7 @@ def said_otherwise(monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str]
     def schema(*given: Any, **settings: Any) -> str:
         return change(str(REAL(*given, **settings)))
 
-    monkeypatch.setattr(grammar_rules.xgrammar, "Grammar", SimpleNamespace(from_json_schema=schema))
+    monkeypatch.setattr(xgrammar_rules.xgrammar, "Grammar", SimpleNamespace(from_json_schema=schema))
 
 
 OTHERWISE: dict[str, Callable[[str], str]] = {
@@ -49,13 +61,13 @@ OTHERWISE: dict[str, Callable[[str], str]] = {
 def test_rules_in_other_words_are_an_error(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     check_library()
     said_otherwise(monkeypatch, OTHERWISE[name])
-    with pytest.raises(UnknownRules, match=r"xgrammar [\d.]+ says its rules in a form that is not known: "):
+    with pytest.raises(UnknownLibraryRules, match=r"xgrammar [\d.]+ says its rules in a form that is not known: "):
         check_library()
 
 
 def test_words_within_texts_are_no_rules() -> None:
     line = 'root ::= (("\\"Regex(\\" basic_escape ::= " [Regex]))'
-    assert with_exact_texts(line) == line
+    assert exact_text_rules(line) == line
 
 
 def test_a_rule_that_dispatches_tags_has_several_lines() -> None:
@@ -63,30 +75,30 @@ def test_a_rule_that_dispatches_tags_has_several_lines() -> None:
     content = {"type": "json_schema", "json_schema": schema}
     tags = [{"begin": f"<tool_call>{name}:", "content": content, "end": "</tool_call>"} for name in ("one", "other")]
     triggered = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": tags}
-    rules = of_tag({"type": "structural_tag", "format": triggered})
+    rules = tag_rules({"type": "structural_tag", "format": triggered})
     assert "TagDispatch(\n" in rules
-    matcher = grammar_rules.xgrammar.GrammarMatcher(compiled(rules))
+    matcher = xgrammar_rules.xgrammar.GrammarMatcher(compiled(rules))
     assert matcher.accept_string('well <tool_call>other:{"city":"Oslo"}</tool_call> so')
     assert not matcher.accept_string('<tool_call>one:{"town":')
 
 
 def compiled(rules: str) -> Any:
-    info = grammar_rules.xgrammar.TokenizerInfo([bytes([i]) for i in range(256)], vocab_size=257, stop_token_ids=[256])
-    return grammar_rules.xgrammar.GrammarCompiler(info, max_threads=1).compile_grammar(rules)
+    info = xgrammar_rules.xgrammar.TokenizerInfo([bytes([i]) for i in range(256)], vocab_size=257, stop_token_ids=[256])
+    return xgrammar_rules.xgrammar.GrammarCompiler(info, max_threads=1).compile_grammar(rules)
 
 
-def test_the_nursery_says_so_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_forkserver_says_so_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, by the frames that its own would send."""
     said_otherwise(monkeypatch, OTHERWISE["escapes by another name"])
-    monkeypatch.setattr(grammar_nursery.os, "nice", lambda _: 0)
-    monkeypatch.setattr(grammar_nursery.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(grammar_forkserver.os, "nice", lambda _: 0)
+    monkeypatch.setattr(grammar_forkserver.signal, "signal", lambda *_: None)
     ours, theirs = socket.socketpair()
     with ours:
-        ours.sendall(frame(To.VOCABULARY, payload=vocabulary([b"a"], 2, (1,))))
-        grammar_nursery.main(theirs.detach())
-        answer = receive(ours)
+        ours.sendall(encode_frame(GrammarCommand.VOCABULARY, payload=encode_vocabulary([b"a"], 2, (1,))))
+        grammar_forkserver.main(theirs.detach())
+        answer = receive_frame(ours)
     assert answer is not None
-    assert answer[0] == From.REFUSED
+    assert answer[0] == GrammarReply.REFUSED
     assert b"says its rules in a form that is not known" in answer[2]
 
 
@@ -98,11 +110,13 @@ def test_the_engine_hears_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(command: list[str], pass_fds: list[int], **_: Any) -> Any:
         theirs = socket.socket(fileno=os.dup(pass_fds[0]))
         ends.append(theirs)
-        theirs.sendall(frame(From.REFUSED, payload=b"xgrammar 0.9 says its rules in a form that is not known: x"))
+        theirs.sendall(
+            encode_frame(GrammarReply.REFUSED, payload=b"xgrammar 0.9 says its rules in a form that is not known: x")
+        )
         return SimpleNamespace(pid=os.getpid(), wait=lambda *_: 0, poll=lambda: 0)
 
-    monkeypatch.setattr(nursery.subprocess, "Popen", start)
+    monkeypatch.setattr(forkserver.subprocess, "Popen", start)
     with pytest.raises(Unavailable, match=r"xgrammar 0\.9 says its rules") as refused:
-        grammars._Nursery(b"")
+        grammar_compiler._GrammarForkserver(b"")
     assert refused.value.code == "structured_output_unavailable"
     ends[0].close()

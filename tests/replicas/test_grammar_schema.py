@@ -15,21 +15,21 @@ import xgrammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.replicas import grammar_keywords, grammar_references
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.grammar_disjoint import Disjoint
-from motley.replicas.grammar_references import Place, References
-from motley.replicas.grammar_schema import MAX_PATTERNS, _nodes, check_schema
-from motley.replicas.tools import MAX_CHARS, MAX_VALUES, check_tools
+from motley.replicas.grammar.schema import keywords, references
+from motley.replicas.grammar.schema.one_of import DisjointnessProof
+from motley.replicas.grammar.schema.references import SchemaPath, SchemaReferences
+from motley.replicas.grammar.schema.schema_check import MAX_PATTERNS, _walk_schemas, check_schema
+from motley.replicas.text.chat.tool_definitions import MAX_CHARS, MAX_VALUES, check_tools
 
-KEYWORDS = sorted(grammar_keywords.KEYWORDS | grammar_keywords.ANNOTATIONS | {"x-own", "not"})
+KEYWORDS = sorted(keywords.KEYWORDS | keywords.ANNOTATION_KEYWORDS | {"x-own", "not"})
 WORDS = ("string", "object", "array", "date", "#", "#/properties", "#/$defs/a", "", r"\u{110000}", "[^]", "a")
 
 
 def _of_type(name: str, inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     """A schema with keywords of its type, whatever they are given."""
-    keywords = st.sampled_from((*grammar_keywords.OF_TYPE[name], "title"))
-    return st.dictionaries(keywords, inner, max_size=3).map(lambda given: {"type": name, **given})
+    allowed = st.sampled_from((*keywords.TYPE_KEYWORDS[name], "title"))
+    return st.dictionaries(allowed, inner, max_size=3).map(lambda given: {"type": name, **given})
 
 
 ANYTHING: st.SearchStrategy[Any] = st.recursive(
@@ -37,19 +37,19 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(KEYWORDS) | st.sampled_from(WORDS), inner, max_size=4)
-        | st.sampled_from(sorted(grammar_keywords.OF_TYPE)).flatmap(lambda name: _of_type(name, inner))
+        | st.sampled_from(sorted(keywords.TYPE_KEYWORDS)).flatmap(lambda name: _of_type(name, inner))
     ),
     max_leaves=12,
 )
 FIELD = "response_format.json_schema.schema"
 
 
-class Counted(dict[Place, Any]):
+class Counted(dict[SchemaPath, Any]):
     """Schemas that count how often one is looked up."""
 
     looked_up = 0
 
-    def __getitem__(self, place: Place) -> Any:
+    def __getitem__(self, place: SchemaPath) -> Any:
         self.looked_up += 1
         return super().__getitem__(place)
 
@@ -69,7 +69,7 @@ def test_each_link_of_a_chain_is_followed_once(links: int, refs: int) -> None:
     schema = chain(links, refs)
     assert check_schema(schema, FIELD) == schema
     schemas = counted(schema)
-    references = References(schemas)
+    references = SchemaReferences(schemas)
     for _ in range(refs):
         references.check("#/$defs/0")
     assert schemas.looked_up == links + 1
@@ -78,7 +78,7 @@ def test_each_link_of_a_chain_is_followed_once(links: int, refs: int) -> None:
 def test_a_chain_that_joins_a_known_one_ends_there() -> None:
     schemas = counted(chain(100, 1))
     schemas["$defs", "other"] = {"$ref": "#/$defs/50"}
-    references = References(schemas)
+    references = SchemaReferences(schemas)
     references.check("#/$defs/0")
     references.check("#/$defs/other")
     assert schemas.looked_up == 102
@@ -92,7 +92,7 @@ def test_a_circle_is_found_wherever_it_is_entered(start: str) -> None:
 
 
 def test_steps_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_references, "MAX_STEPS", 20)
+    monkeypatch.setattr(references, "MAX_STEPS", 20)
     check_schema(chain(9, 30), FIELD)
     with pytest.raises(InvalidRequest, match="takes too long") as caught:
         check_schema(chain(10, 1), FIELD)
@@ -178,7 +178,7 @@ def test_places_within_places_are_said_once_each() -> None:
 
 def test_each_value_is_held_to_each_type_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(grammar_keywords, "is_type", lambda value, name: asked.append(name) or name == "integer")
+    monkeypatch.setattr(keywords, "has_type", lambda value, name: asked.append(name) or name == "integer")
     check_schema({"type": ["null"] * 500 + ["integer"] * 500, "enum": [0] * 500}, FIELD)
     assert len(asked) == 2 * 500
 
@@ -321,8 +321,8 @@ def test_many_schemas_are_told_apart_in_as_many_steps(name: str) -> None:
         check_schema(many(name, count), FIELD)
     looked_up = []
     for count in (200, 800):
-        schemas = Counted({place: node for node, place, _ in _nodes(many(name, count), (), 0)})
-        Disjoint(schemas, References(schemas)).check(())
+        schemas = Counted({place: node for node, place, _ in _walk_schemas(many(name, count), (), 0)})
+        DisjointnessProof(schemas, SchemaReferences(schemas)).check(())
         looked_up.append(schemas.looked_up)
     assert looked_up[1] < 5 * looked_up[0] + 100
 
@@ -444,7 +444,7 @@ VALUES = list({repr(value): value for depth in (0, 1) for value in some_values(d
 def drawn(draw: random.Random, depth: int) -> Any:
     """A schema whose objects have no other properties, so that what is written is what is valid."""
     within = [drawn(draw, depth - 1) for _ in range(2)] if depth else [INTEGER, TEXT]
-    number = {key: draw.choice([-1, 0, 0.5, 1, 2]) for key in grammar_keywords.BOUNDS if draw.random() < 0.3}
+    number = {key: draw.choice([-1, 0, 0.5, 1, 2]) for key in keywords.NUMBER_BOUNDS if draw.random() < 0.3}
     size = {key: draw.randrange(3) for key in ("min", "max") if draw.random() < 0.5}
     names = draw.sample("ab", draw.randrange(3))
     needed = [name for name in names if draw.random() < 0.7]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.grammar_spec import MAX_SOURCE_BYTES, MAX_WRITTEN_BYTES, GrammarSpec
+from motley.replicas.grammar.grammar_spec import MAX_SOURCE_BYTES, MAX_WRITTEN_BYTES, GrammarSpec
 
 FIELD = "response_format.json_schema.schema"
 
@@ -28,7 +28,7 @@ def test_formats_are_written_out_whole(count: int) -> None:
     assert all(each["pattern"] == properties["at_0"]["pattern"] for each in properties.values())
     assert spec.named("other") == copy.deepcopy(spec) == spec
     part = {"type": "json_schema", "json_schema": json.loads(spec.source)}
-    assert json.loads(GrammarSpec.of_parts({"type": "structural_tag", "format": part}).source)["format"] == part
+    assert json.loads(GrammarSpec.from_checked_tag({"type": "structural_tag", "format": part}).source)["format"] == part
 
 
 def test_a_compact_text_is_kept_as_it_came() -> None:
@@ -58,5 +58,5 @@ def test_what_the_client_sent_has_its_own_limit(make: Any) -> None:
 
 def test_parts_have_a_limit_together() -> None:
     with pytest.raises(InvalidRequest, match=f"at most {MAX_WRITTEN_BYTES} are accepted") as caught:
-        GrammarSpec.of_parts({"type": "structural_tag", "format": "x" * MAX_WRITTEN_BYTES}, field=FIELD)
+        GrammarSpec.from_checked_tag({"type": "structural_tag", "format": "x" * MAX_WRITTEN_BYTES}, field=FIELD)
     assert (caught.value.param, caught.value.code) == (FIELD, "grammar_too_complex")

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.replicas import grammar_tag
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.grammar_spec import GrammarSpec
-from motley.replicas.grammar_tag import check_tag
-from motley.replicas.grammar_text import TextRule
+from motley.replicas.grammar import structural_tag_check
+from motley.replicas.grammar.grammar_spec import GrammarSpec
+from motley.replicas.grammar.regex.text_rules import TextRule
+from motley.replicas.grammar.structural_tag_check import check_tag
 
 FIELD = "response_format"
 TEXT = {"type": "any_text"}
@@ -62,7 +62,7 @@ def test_what_is_as_it_should_be_stays(inner: dict[str, Any]) -> None:
 
 
 def test_every_format_is_tried() -> None:
-    assert {inner["type"] for inner in FORMATS} == set(grammar_tag._FIELDS)
+    assert {inner["type"] for inner in FORMATS} == set(structural_tag_check._FIELDS)
 
 
 def test_one_of_a_list_of_tags_is_a_tag() -> None:
@@ -144,7 +144,7 @@ def test_schemas_are_in_the_librarys_words_and_parts_are_not_checked_twice() -> 
     spec = GrammarSpec.structural_tag(tagged({"type": "json_schema", "json_schema": schema}))
     said = {"items": {"type": "string", "pattern": TextRule(r"a\s").encoded()}, "type": "array"}
     assert json.loads(spec.source) == tagged({"type": "json_schema", "json_schema": said})
-    assert GrammarSpec.of_parts(json.loads(spec.source)).source == spec.source
+    assert GrammarSpec.from_checked_tag(json.loads(spec.source)).source == spec.source
 
 
 def test_limits_of_schemas_are_those_within_tags() -> None:
@@ -153,7 +153,7 @@ def test_limits_of_schemas_are_those_within_tags() -> None:
         GrammarSpec.structural_tag(tagged({"type": "json_schema", "json_schema": long}), field=FIELD)
     assert caught.value.code == "grammar_too_complex"
     deep: Any = TEXT
-    for _ in range(grammar_tag.MAX_DEPTH + 1):
+    for _ in range(structural_tag_check.MAX_DEPTH + 1):
         deep = {"type": "optional", "content": deep}
     with pytest.raises(InvalidRequest, match="deep are accepted") as caught:
         GrammarSpec.structural_tag(tagged(deep), field=FIELD)
@@ -161,8 +161,8 @@ def test_limits_of_schemas_are_those_within_tags() -> None:
     check_tag(tagged(deep["content"]), FIELD)
 
 
-KINDS = st.sampled_from(sorted(grammar_tag._FIELDS))
-NAMES = sorted({"type", *(name for fields in grammar_tag._FIELDS.values() for name in fields)})
+KINDS = st.sampled_from(sorted(structural_tag_check._FIELDS))
+NAMES = sorted({"type", *(name for fields in structural_tag_check._FIELDS.values() for name in fields)})
 ANYTHING: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | KINDS,
     lambda inner: (

@@ -10,10 +10,10 @@ import pytest
 from grammar_engine import SCHEMAS, check_json, make_engine, texts
 from hypothesis import HealthCheck, given, settings
 
+from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.grammar_formats import FORMATS
-from motley.replicas.grammar_spec import GrammarSpec
-from motley.replicas.offline import Engine
+from motley.replicas.grammar.grammar_spec import GrammarSpec
+from motley.replicas.grammar.regex.string_formats import FORMATS
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from motley.replicas.checkpoint import resolve_model
+from motley.replicas.checkpoint.files.model_hub import DOWNLOADED_FILES, IGNORED_FILES
 from motley.replicas.errors import CheckpointError
-from motley.replicas.hub import FILES, NOT
+from motley.replicas.model.checkpoint_inspection import resolve_model
 
 
 def test_a_folder_is_itself(tmp_path: Path):
@@ -47,7 +47,7 @@ def test_an_id_is_downloaded_without_pickles_or_code(tmp_path: Path, monkeypatch
         files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
     )
     assert list(kept) == files[:5]
-    assert (tuple(asked["allow_patterns"]), tuple(asked["ignore_patterns"])) == (FILES, NOT)
+    assert (tuple(asked["allow_patterns"]), tuple(asked["ignore_patterns"])) == (DOWNLOADED_FILES, IGNORED_FILES)
 
 
 @pytest.mark.parametrize("error", [LocalEntryNotFoundError("offline"), OSError("disk full"), ConnectionError("reset")])

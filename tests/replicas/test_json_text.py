@@ -3,8 +3,8 @@
 import pytest
 
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.grammar_spec import GrammarSpec
-from motley.replicas.json_text import Doubled, parse
+from motley.replicas.grammar.grammar_spec import GrammarSpec
+from motley.replicas.strict_json import DuplicateName, parse_strict_json
 
 
 @pytest.mark.parametrize(
@@ -17,17 +17,17 @@ from motley.replicas.json_text import Doubled, parse
     ],
 )
 def test_a_name_given_twice_is_told(text, path):
-    with pytest.raises(Doubled) as caught:
-        parse(text)
+    with pytest.raises(DuplicateName) as caught:
+        parse_strict_json(text)
     assert caught.value.path == path
 
 
 def test_other_values_are_as_json_has_them():
-    assert parse('{"a": [1, {"b": null}], "c": "x"}') == {"a": [1, {"b": None}], "c": "x"}
+    assert parse_strict_json('{"a": [1, {"b": null}], "c": "x"}') == {"a": [1, {"b": None}], "c": "x"}
     with pytest.raises(ValueError, match="Expecting"):
-        parse("{")
+        parse_strict_json("{")
     with pytest.raises(RecursionError):
-        parse("[" * 200_000)
+        parse_strict_json("[" * 200_000)
 
 
 def test_a_schema_with_a_name_twice_is_refused():

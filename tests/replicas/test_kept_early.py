@@ -14,18 +14,19 @@ from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.memory import prefault
-from motley.replicas import contents, early, kept_early, weights_cache
-from motley.replicas.early import ask_early, end_early, kept_file
+from motley.replicas.checkpoint.cache import packed_prefetch, startup_prefetch, weights_cache
+from motley.replicas.checkpoint.cache.startup_prefetch import end_prefetch, likely_packed_file, prefetch_model
+from motley.replicas.checkpoint.cache.weights_cache import WeightsCache
+from motley.replicas.checkpoint.reading import weight_digests
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.model import LoadedModel, load_model
-from motley.replicas.weights_cache import WeightsCache
+from motley.replicas.loading.model_loader import LoadedModel, load_model
 
 
 @pytest.fixture(autouse=True)
 def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(early, "usable_cores", lambda: 2)
+    monkeypatch.setattr(startup_prefetch, "usable_cores", lambda: 2)
     yield
-    end_early()
+    end_prefetch()
 
 
 @pytest.fixture
@@ -47,34 +48,34 @@ def cache(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def digested(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of each piece that is digested, but before torch is there."""
     found: list[int] = []
-    of_piece = contents.of_piece
+    of_piece = weight_digests.digest_piece
 
     def counted(data: memoryview) -> bytes:
         found.append(len(data))
         return of_piece(data)
 
-    monkeypatch.setattr(contents, "of_piece", counted)
+    monkeypatch.setattr(weight_digests, "digest_piece", counted)
     return found
 
 
-def _started(checkpoint: Path, cache: WeightsCache) -> kept_early.KeptEarly:
+def _started(checkpoint: Path, cache: WeightsCache) -> packed_prefetch.PackedPrefetch:
     """All of it is digested."""
-    ask_early(checkpoint, EngineConfig(weights_cache=str(cache.folder)))
-    begun = kept_early._now
+    prefetch_model(checkpoint, EngineConfig(weights_cache=str(cache.folder)))
+    begun = packed_prefetch._current
     assert begun is not None
     begun._thread.join()
     return begun
 
 
 def _kept(checkpoint: Path, cache: WeightsCache) -> Path:
-    found = kept_file(checkpoint, str(cache.folder))
+    found = likely_packed_file(checkpoint, str(cache.folder))
     assert found is not None
     return found
 
 
 def _loaded(checkpoint: Path, cache: WeightsCache, caplog: pytest.LogCaptureFixture) -> tuple[LoadedModel, bool]:
     """And whether it was as repacked before."""
-    with caplog.at_level(logging.INFO, "motley.replicas.model"):
+    with caplog.at_level(logging.INFO, "motley.replicas.loading.model_loader"):
         loaded = load_model(checkpoint, exact_ops(), cache=cache)
     cache.wait()
     [said] = [record.message for record in caplog.records if record.message.startswith("weights: ")]
@@ -94,7 +95,7 @@ def test_a_start_takes_over_what_was_digested(
     assert found
     assert not digested
     assert len(begun.found) > 10
-    end_early()  # the map is the model's now
+    end_prefetch()  # the map is the model's now
     assert bool((after.decoder.embedding[:] == before.decoder.embedding[:]).all())
     assert after.fingerprint == before.fingerprint
 
@@ -144,7 +145,7 @@ def test_what_is_no_such_file_harms_nothing(
     checkpoint: Path, cache: WeightsCache, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     _kept(checkpoint, cache).write_bytes(content)
-    ask_early(checkpoint, EngineConfig(weights_cache=str(cache.folder)))
+    prefetch_model(checkpoint, EngineConfig(weights_cache=str(cache.folder)))
     _, found = _loaded(checkpoint, cache, caplog)
     assert not found
 
@@ -155,14 +156,14 @@ def test_it_is_of_a_cpu_with_a_core_to_spare_and_gone_with_the_load(
     interval = sys.getswitchinterval()
     _started(checkpoint, cache)
     assert sys.getswitchinterval() == interval
-    end_early()
-    assert kept_early._now is None
-    monkeypatch.setattr(early, "usable_cores", lambda: 1)
-    ask_early(checkpoint, EngineConfig(weights_cache=str(cache.folder)))
-    assert kept_early._now is None
-    monkeypatch.setattr(early, "usable_cores", lambda: 2)
-    ask_early(checkpoint, EngineConfig(weights_cache=str(cache.folder), device="cuda"))
-    assert (kept_early._now, prefault._region) == (None, None)
+    end_prefetch()
+    assert packed_prefetch._current is None
+    monkeypatch.setattr(startup_prefetch, "usable_cores", lambda: 1)
+    prefetch_model(checkpoint, EngineConfig(weights_cache=str(cache.folder)))
+    assert packed_prefetch._current is None
+    monkeypatch.setattr(startup_prefetch, "usable_cores", lambda: 2)
+    prefetch_model(checkpoint, EngineConfig(weights_cache=str(cache.folder), device="cuda"))
+    assert (packed_prefetch._current, prefault._region) == (None, None)
 
 
 def test_a_first_start_takes_memory_as_much_as_the_files_have(
@@ -170,12 +171,15 @@ def test_a_first_start_takes_memory_as_much_as_the_files_have(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(prefault, "start_prefault", asked.append)
-    ask_early(checkpoint, EngineConfig(weights_cache="off"))
+    prefetch_model(checkpoint, EngineConfig(weights_cache="off"))
     assert asked == [(checkpoint / "model.safetensors").stat().st_size]
-    ask_early(checkpoint, EngineConfig(weights_cache=str(cache.folder)))
+    prefetch_model(checkpoint, EngineConfig(weights_cache=str(cache.folder)))
     assert len(asked) == 1
 
 
 def test_it_wants_no_torch() -> None:
-    code = "import motley.replicas.early, sys; assert 'torch' not in sys.modules; assert 'numpy' not in sys.modules"
+    code = (
+        "import motley.replicas.checkpoint.cache.startup_prefetch, sys; "
+        "assert 'torch' not in sys.modules; assert 'numpy' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -20,8 +20,8 @@ from motley.kernels.launch.model_shapes import MODELS
 from motley.kernels.launch.variant import Variant
 from motley.kernels.registry import OPERATIONS
 from motley.kernels.tuning.compile_matrix import select_jobs
-from motley.replicas.checkpoint import Checkpoint, inspect_checkpoint
-from motley.replicas.fit import outlined
+from motley.replicas.capacity.device_fit import build_meta_decoder
+from motley.replicas.model.checkpoint_inspection import Checkpoint, inspect_checkpoint
 
 INT8 = {**INT4, "bits": 8}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
@@ -89,7 +89,7 @@ def test_whatever_usual_checkpoints_launch_the_matrix_compiles(
     missing: dict[Kernel, Launched] = {}
     for name, each in checkpoints.items():
         for checkpoint in each:
-            decoder = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, ops)
+            decoder = build_meta_decoder(checkpoint.config, checkpoint.format, checkpoint.tensors, ops)
             layers = zip(("qkv", "o", "gate_up", "down"), decoder.layers[0].linears, strict=True)
             for layer, linear in layers:
                 columns = dict(next(model for model in MODELS if model.name == name).linears)[layer][1]

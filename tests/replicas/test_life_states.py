@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 from fake_runner import FakeRunner
 
-from motley.replicas import worker as module
-from motley.replicas.blocks import BlockPool
-from motley.replicas.build import BuiltEngine
-from motley.replicas.engine import EngineCore
+from motley.replicas.engine.engine import EngineCore
+from motley.replicas.engine.entrypoints import worker as module
+from motley.replicas.engine.entrypoints.worker import Worker
+from motley.replicas.engine.model_limits import ModelLimits
+from motley.replicas.engine.scheduler import Scheduler
+from motley.replicas.engine.sequence import Sequence, SequenceState
+from motley.replicas.engine.startup.engine_builder import BuiltEngine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import DeadlineExceeded, Overloaded
-from motley.replicas.grammar_spec import GrammarSpec
-from motley.replicas.limits import Limits
-from motley.replicas.plan import StepPlan, StepResult
-from motley.replicas.protocol import Delta, FinishReason, ModelInfo, ReplicaProfile, Request, SamplingParams
-from motley.replicas.scheduler import Scheduler
-from motley.replicas.sequence import Sequence, State
-from motley.replicas.worker import Worker
+from motley.replicas.execution.step_plan import StepPlan, StepResult
+from motley.replicas.grammar.grammar_spec import GrammarSpec
+from motley.replicas.kv.blocks import BlockPool
+from motley.replicas.types import Delta, FinishReason, ModelInfo, ReplicaProfile, Request, SamplingParams
 
 VOCAB = 50
 BUDGET = 64
@@ -73,7 +73,7 @@ class Bench:
         self.runner = Runner(blocks)
         self.scheduler = Scheduler(BlockPool(blocks), max_batch_tokens=BUDGET, max_running=max_running)
         self.ahead_s = 0.0
-        self.core = EngineCore(self.runner, self.scheduler, Limits(VOCAB, 16 * blocks, ()), None, self._clock)
+        self.core = EngineCore(self.runner, self.scheduler, ModelLimits(VOCAB, 16 * blocks, ()), None, self._clock)
         self.compiling = Compiling()
         self.core.grammars = self.compiling  # type: ignore[assignment]
         self.deltas: list[Delta] = []
@@ -168,7 +168,7 @@ async def queued(bench: Bench, given: Request) -> Reading:
     task = await bench.ask(given)
     await bench.step_until(lambda mine: len(mine) == 1)
     await bench.steps(2)
-    assert [one.state for one in bench.mine()] == [State.WAITING]
+    assert [one.state for one in bench.mine()] == [SequenceState.WAITING]
     return task
 
 
@@ -193,7 +193,7 @@ async def running(bench: Bench, given: Request) -> Reading:
 
 async def preempted(bench: Bench, given: Request) -> Reading:
     task = await bench.ask(given)
-    await bench.step_until(lambda mine: bool(mine and mine[0].output_ids and mine[0].state is State.WAITING))
+    await bench.step_until(lambda mine: bool(mine and mine[0].output_ids and mine[0].state is SequenceState.WAITING))
     assert bench.scheduler.num_preemptions > 0
     return task
 
@@ -214,7 +214,7 @@ async def held(bench: Bench, given: Request) -> Reading:
     task = await running(bench, given)
     [key] = [key for key in bench.worker._streams if key != bench.first]
     bench.worker._check_started().hold(key, True)
-    await bench.step_until(lambda mine: [one.state for one in mine] == [State.WAITING])
+    await bench.step_until(lambda mine: [one.state for one in mine] == [SequenceState.WAITING])
     assert bench.mine()[0].allocation is None
     return task
 
@@ -304,14 +304,14 @@ async def test_a_neighbour_takes_part_in_every_step_whatever_comes_and_goes(benc
             return
         refused += 1
 
-    while own.state is not State.FINISHED:
+    while own.state is not SequenceState.FINISHED:
         tasks += [asyncio.create_task(press(number)) for number in range(len(tasks), len(tasks) + 5)]
         await asyncio.sleep(0)
         for task in tasks[::3]:
             task.cancel()
         bench.runner.let.release()
         num = len(bench.runner.planned)
-        await until(lambda num=num: len(bench.runner.planned) > num or own.state is State.FINISHED)
+        await until(lambda num=num: len(bench.runner.planned) > num or own.state is SequenceState.FINISHED)
     steps = [{item.sequence_id for item in plan.items} for plan in bench.runner.planned]
     took = [own.id in step for step in steps]
     assert took[: len(own.output_ids)] == [True] * len(own.output_ids), "a token in each step"

@@ -10,7 +10,7 @@ from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley.replicas.errors import CheckpointError
-from motley.replicas.model import load_model
+from motley.replicas.loading.model_loader import load_model
 
 FILE = "model.safetensors"
 WRONG = "0" * 64

@@ -10,13 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.kernels.layer_memory import LayerMemory
-from motley.replicas.families.registry import read_config
-from motley.replicas.host_memory import available_memory, free_memory, memory_owner
-from motley.replicas.json_file import Fields
-from motley.replicas.memory import Parts, cpu_kv_budget, history_bytes, history_dtype, kv_budget, reserve_bytes
+from motley.replicas.checkpoint.files.json_fields import JsonFields
+from motley.replicas.host.host_memory import available_memory, free_memory, memory_owner
+from motley.replicas.kv.memory_budget import (
+    MemoryParts,
+    cpu_kv_budget,
+    history_bytes,
+    history_dtype,
+    kv_budget,
+    reserve_bytes,
+)
+from motley.replicas.model.families.registry import read_config
 
 MIB = 2**20
-PARTS = Parts(
+PARTS = MemoryParts(
     weights=4000 * MIB, metadata=100 * MIB, kv_block=MIB, activations=300 * MIB, graphs=50 * MIB, staging=8 * MIB
 )
 
@@ -41,7 +48,7 @@ def test_histories_are_as_wide_as_the_longest_output_needs() -> None:
     fields = {"model_type": "qwen2", "vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 1,
               "num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 64}  # fmt: skip
     for longest, dtype in ((2**15, torch.int16), (2**15 + 1, torch.int32)):
-        config = read_config(Fields({**fields, "max_position_embeddings": longest}, "config.json"))
+        config = read_config(JsonFields({**fields, "max_position_embeddings": longest}, "config.json"))
         assert history_dtype(longest) == dtype
         assert torch.iinfo(dtype).max >= longest - 1, "a prompt has a token"
         assert history_bytes(config, 8) == 17 * 1000 * dtype.itemsize

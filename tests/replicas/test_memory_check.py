@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from hollow_checkpoints import INT4, LLAMA_7B, write_hollow
 
-from motley.replicas import memory_check
+from motley.replicas.capacity.device_fit import find_table_devices
 from motley.replicas.demo import demo_path
+from motley.replicas.engine.startup import memory_check
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.fit import known
-from motley.replicas.host_memory import total_memory
+from motley.replicas.host.host_memory import total_memory
 
 LARGE = {
     **LLAMA_7B, "hidden_size": 65_536, "intermediate_size": 172_032, "num_hidden_layers": 40,
@@ -43,9 +43,9 @@ def test_what_it_is_kept_in_counts_and_not_its_files(tmp_path: Path, monkeypatch
     folder = write_hollow(tmp_path, LLAMA_7B)
     files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     monkeypatch.setattr(memory_check, "total_memory", lambda: int(0.4 * files))
-    assert "GiB on a CPU" in memory_check.too_large(folder, EngineConfig())
+    assert "GiB on a CPU" in memory_check.machine_shortage(folder, EngineConfig())
     monkeypatch.setattr(memory_check, "total_memory", lambda: 2 * files)
-    assert memory_check.too_large(folder, EngineConfig()) == ""
+    assert memory_check.machine_shortage(folder, EngineConfig()) == ""
 
 
 def test_a_container_has_what_its_group_may_have(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_a_container_has_what_its_group_may_have(tmp_path: Path) -> None:
 
 def gpus(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """As if these cards were in the machine."""
-    places = [place for name in names for place in known(name)]
-    monkeypatch.setattr(memory_check, "gpus_here", lambda config: places)
+    places = [place for name in names for place in find_table_devices(name)]
+    monkeypatch.setattr(memory_check, "local_gpus", lambda config: places)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_what_no_gpu_here_could_hold_is_told_as_fit_reckons(
     """14.6 GB of weights in half precision, for a step of many tokens."""
     gpus(monkeypatch, *cards)
     folder = write_hollow(tmp_path, LLAMA_7B)
-    message = memory_check.too_large_for_gpus(folder, EngineConfig(device="cuda", max_batch_tokens=8192, **changes))
+    message = memory_check.gpu_shortage(folder, EngineConfig(device="cuda", max_batch_tokens=8192, **changes))
     assert bool(message) == bool(words)
     for each in (*words, *(("motley fit", "--tensor-parallel") if words else ())):
         assert each in message
@@ -98,7 +98,7 @@ def test_what_no_gpu_here_could_hold_is_told_as_fit_reckons(
 def test_a_share_of_one_gpu_is_told_of_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(monkeypatch, "Tesla T4")
     config = EngineConfig(device="cuda", tensor_parallel=2)
-    message = memory_check.too_large_for_gpus(write_hollow(tmp_path, {**LARGE, "quantization_config": INT4}), config)
+    message = memory_check.gpu_shortage(write_hollow(tmp_path, {**LARGE, "quantization_config": INT4}), config)
     assert "its share of one of 2 GPUs" in message
     assert "--weights-memory" not in message  # parts of a model stay in memory
 
@@ -109,7 +109,7 @@ def test_gpus_are_asked_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pyt
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         asked.append(command)
-        return subprocess.CompletedProcess(command, memory_check.BAD, "model: no GPU here can hold it\n")
+        return subprocess.CompletedProcess(command, memory_check.EXIT_TOO_LARGE, "model: no GPU here can hold it\n")
 
     monkeypatch.setattr(memory_check.subprocess, "run", run)
     config = EngineConfig(device="cuda,cuda", pipeline_parallel=2, pipeline_layers=(10, 22), max_running=3)
@@ -120,6 +120,6 @@ def test_gpus_are_asked_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pyt
         memory_check.check_memory(folder, config)
     seen: list[EngineConfig] = []
     monkeypatch.setattr(sys, "argv", ["memory_check", *asked[0][3:]])
-    monkeypatch.setattr(memory_check, "too_large_for_gpus", lambda folder, config: seen.append(config) or "")
+    monkeypatch.setattr(memory_check, "gpu_shortage", lambda folder, config: seen.append(config) or "")
     assert memory_check.main() == 0
     assert seen == [config]

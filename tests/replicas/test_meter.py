@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from motley.replicas.meter import Meter
-from motley.replicas.protocol import RATE_WINDOW_S, ReplicaLoad
+from motley.replicas.engine.streams.throughput_meter import ThroughputMeter
+from motley.replicas.types import RATE_WINDOW_S, ReplicaLoad
 
 
 class Clock:
@@ -17,12 +17,12 @@ class Clock:
 
 def test_nothing_yet() -> None:
     load = ReplicaLoad(running=3, max_running=8)
-    assert Meter(Clock()).measured(load) == load
+    assert ThroughputMeter(Clock()).measured(load) == load
 
 
 def test_prompts_are_counted_for_good_and_tokens_for_a_while() -> None:
     clock = Clock()
-    meter = Meter(clock)
+    meter = ThroughputMeter(clock)
     meter.began(10, 4)
     meter.began(6, 0)
     for _ in range(50):  # within a grain, and over some

@@ -11,8 +11,8 @@ from loud_checkpoints import loudness, plant
 from tiny_checkpoints import build_checkpoint
 
 from motley.replicas.demo import demo_path
-from motley.replicas.offline import Engine, RequestOutput
-from motley.replicas.protocol import SamplingParams
+from motley.replicas.engine.entrypoints.offline import Engine, RequestOutput
+from motley.replicas.types import SamplingParams
 
 OUTLIER = 7  # a loud token: see loud_checkpoints
 FACTOR = 40.0  # of its one channel in the norms

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from motley.replicas.demo import demo_path
+from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.offline import Engine
-from motley.replicas.protocol import SamplingParams
+from motley.replicas.types import SamplingParams
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=4)
 

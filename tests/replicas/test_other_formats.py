@@ -19,13 +19,18 @@ from tiny_checkpoints import build_checkpoint, rewrite_config
 from typer.testing import CliRunner
 
 from motley.cli.app import app
-from motley.replicas import other_formats
-from motley.replicas.checkpoint import inspect_checkpoint, resolve_model
+from motley.replicas.checkpoint.files import unsupported_formats
+from motley.replicas.checkpoint.files.unsupported_formats import (
+    PACKINGS,
+    UNSUPPORTED_METHODS,
+    UNSUPPORTED_MODELS,
+    explain_models,
+)
 from motley.replicas.demo import demo_path
 from motley.replicas.errors import CheckpointError
-from motley.replicas.other_formats import METHODS, MODELS, PACKINGS, explain_models
-from motley.replicas.servable import check_in_process, check_servable
-from motley.replicas.tokenizer import Tokenizer
+from motley.replicas.loading.servable_check import check_servable, check_servable_in_child
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint, resolve_model
+from motley.replicas.text.tokenizer.tokenizer import Tokenizer
 
 Change = Callable[[Path], Any]
 
@@ -122,7 +127,7 @@ CASES: dict[str, tuple[Change, str, str, str]] = {  # how it is made -> file, te
         "model.safetensors", "", "Git LFS"),
     "a folder of folders": (within, "config.json", "", "base-w4g32"),
     **{method: (config(quantization_config={"quant_method": method, "bits": 4}), "config.json",
-                "quantization_config.quant_method", "not read here") for method in METHODS},
+                "quantization_config.quant_method", "not read here") for method in UNSUPPORTED_METHODS},
 }  # fmt: skip
 
 
@@ -138,11 +143,11 @@ def test_it_is_named_with_a_remedy(case: str, whole: Path, tmp_path: Path) -> No
     assert len(caught.value.message) < 500
 
 
-@pytest.mark.parametrize("pattern", MODELS)
+@pytest.mark.parametrize("pattern", UNSUPPORTED_MODELS)
 def test_each_line_of_the_table_can_be_met(pattern: str) -> None:
     error = explain_models(["README.md", pattern.replace("*", "x")])
     assert error is not None
-    assert error.message == f"{error.file}: is {MODELS[pattern]}"
+    assert error.message == f"{error.file}: is {UNSUPPORTED_MODELS[pattern]}"
 
 
 def test_files_of_other_kinds_beside_a_whole_model_do_no_harm(whole: Path, tmp_path: Path) -> None:
@@ -211,7 +216,7 @@ VOCABULARIES = [
 def test_a_vocabulary_alone_is_named(
     name: str, content: bytes, words: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(other_formats.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(unsupported_formats.importlib.util, "find_spec", lambda _: None)
     folder = Path(shutil.copytree(whole, tmp_path / "model"))
     for found in ("tokenizer.json", "vocab.json", "merges.txt"):
         (folder / found).unlink(missing_ok=True)
@@ -229,7 +234,7 @@ def test_with_sentencepiece_its_vocabulary_is_left_to_transformers(
 ) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\2")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
-    assert other_formats.explain_tokenizer(tmp_path) is None
+    assert unsupported_formats.explain_tokenizer(tmp_path) is None
 
 
 # --- each command says the same -----------------------------------------------------------------------------
@@ -243,7 +248,7 @@ def test_each_command_says_the_same(case: str, whole: Path, tmp_path: Path) -> N
         inspect_checkpoint(folder)
     said = caught.value.message
     with pytest.raises(CheckpointError) as served:  # serve, and a live roll
-        check_in_process(folder)
+        check_servable_in_child(folder)
     assert served.value.message == said
     chat = ("generate", "--chat") if case in ("gguf", "lora") else ("generate",)  # others have a tokenizer to chat with
     for command in (["generate", "--prompt", "x"], [*chat, "--prompt", "x"], ["fit"]):
@@ -252,4 +257,4 @@ def test_each_command_says_the_same(case: str, whole: Path, tmp_path: Path) -> N
 
 
 def test_the_demo_is_none_of_these() -> None:
-    other_formats.refuse_other_files(demo_path())
+    unsupported_formats.refuse_unsupported_files(demo_path())

@@ -13,8 +13,8 @@ from steps import Session, chunk_batch, exact_ops, prompt_logits
 from tiny_checkpoints import NATIVE_DIALECT, build_checkpoint, build_model, rewrite_config, save_model
 from transformers import AutoModelForCausalLM
 
-from motley.replicas.checkpoint import inspect_checkpoint
-from motley.replicas.model import load_model
+from motley.replicas.loading.model_loader import load_model
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
 
 PROMPT = torch.randint(0, 256, (96,), generator=torch.Generator().manual_seed(7)).tolist()
 NEW_TOKENS = 64

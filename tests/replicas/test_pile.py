@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from motley.replicas.pile import MOST_MERGED, MOST_MERGED_BYTES, Pile, num_bytes
-from motley.replicas.protocol import Delta, StreamMessage, TokenLogprob
+from motley.replicas.engine.streams.output_buffer import (
+    MAX_MERGED_BYTES,
+    MAX_MERGED_MESSAGES,
+    OutputBuffer,
+    message_bytes,
+)
+from motley.replicas.types import Delta, StreamMessage, TokenLogprob
 
 
 def message(number: int, top: int | None, choices: int = 1) -> StreamMessage:
@@ -40,36 +45,36 @@ def measured(value: Any, seen: set[int]) -> int:
 @pytest.mark.parametrize("top", [None, 0, 5, 20])
 def test_the_estimate_is_near(top: int | None, choices: int) -> None:
     given = message(7, top, choices)
-    assert num_bytes(given) == pytest.approx(measured(given, set()), rel=0.35)
+    assert message_bytes(given) == pytest.approx(measured(given, set()), rel=0.35)
 
 
 def test_prompts_and_embeddings_are_counted_too() -> None:
     prompt = (None, *(TokenLogprob(token, -1.0, ((1, -1.0),) * 20) for token in range(100)))
-    assert num_bytes(StreamMessage(prompt_logprobs=prompt)) > 100_000
-    assert num_bytes(StreamMessage(embedding=(0.5,) * 1000)) > 20_000
+    assert message_bytes(StreamMessage(prompt_logprobs=prompt)) > 100_000
+    assert message_bytes(StreamMessage(embedding=(0.5,) * 1000)) > 20_000
 
 
 @pytest.mark.parametrize(("top", "choices"), [(None, 1), (None, 8), (20, 1), (20, 8), (20, 128)])
 def test_what_is_taken_at_a_time_is_bounded_by_both(top: int | None, choices: int) -> None:
-    pile, count = Pile(), 3 * MOST_MERGED
+    pile, count = OutputBuffer(), 3 * MAX_MERGED_MESSAGES
     for number in range(count):
         pile.put(message(number, top, choices))
     seen: list[int] = []
     while pile:
         taken = pile.take()
         tokens = taken.deltas[0].token_ids
-        assert 1 <= len(tokens) <= MOST_MERGED
-        assert num_bytes(taken) <= MOST_MERGED_BYTES or len(tokens) == 1
+        assert 1 <= len(tokens) <= MAX_MERGED_MESSAGES
+        assert message_bytes(taken) <= MAX_MERGED_BYTES or len(tokens) == 1
         seen += tokens
     assert seen == [1000 + number for number in range(count)]
     assert pile.num_bytes == 0
 
 
 def test_tokens_alone_are_merged_by_number() -> None:
-    pile = Pile()
-    for number in range(MOST_MERGED + 1):
+    pile = OutputBuffer()
+    for number in range(MAX_MERGED_MESSAGES + 1):
         pile.put(message(number, None))
-    assert len(pile.take().deltas[0].token_ids) == MOST_MERGED
+    assert len(pile.take().deltas[0].token_ids) == MAX_MERGED_MESSAGES
     assert len(pile) == 1
     pile.clear()
     assert (len(pile), pile.num_bytes) == (0, 0)

@@ -19,34 +19,35 @@ from safetensors.torch import load_file, save_file
 from store_patience import be_patient
 from tiny_checkpoints import build_checkpoint
 
-from motley.replicas.blocks import BlockPool, blocks_for
-from motley.replicas.build import build_engine
 from motley.replicas.demo import demo_path
-from motley.replicas.engine import EngineCore
+from motley.replicas.engine.engine import EngineCore
+from motley.replicas.engine.entrypoints.offline import Engine
+from motley.replicas.engine.entrypoints.worker import Worker
+from motley.replicas.engine.kv_reuse.prefix_connector import PrefixConnector
+from motley.replicas.engine.kv_reuse.swap_planner import SwapPlanner, SwapRates
+from motley.replicas.engine.model_limits import ModelLimits
+from motley.replicas.engine.scheduler import Scheduler
+from motley.replicas.engine.startup.engine_builder import build_engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.gpu.accelerator import AtOnce
-from motley.replicas.gpu.runner import GpuRunner
+from motley.replicas.execution.runner import ModelRunner, Runner
+from motley.replicas.gpu.accelerator import CpuCopier
+from motley.replicas.gpu.gpu_runner import GpuRunner
 from motley.replicas.gpu.swapper import Swapper
-from motley.replicas.host_pool import LentPool
-from motley.replicas.limits import Limits
-from motley.replicas.model import LoadedModel, load_model
-from motley.replicas.offline import Engine
-from motley.replicas.prefix import host_kv, rounding
-from motley.replicas.prefix.access import PrefixAccess, memory_access
-from motley.replicas.prefix.courier import Clerk
-from motley.replicas.prefix.host_kv import HostKv
-from motley.replicas.prefix.keys import StoreKeys
-from motley.replicas.prefix.link import Link
-from motley.replicas.prefix.memory import HostStore
-from motley.replicas.prefix.prefixes import Prefixes
-from motley.replicas.prefix.prospects import Prospects
-from motley.replicas.prefix.record import Geometry, Seal
-from motley.replicas.protocol import Request, SamplingParams, StreamMessage
-from motley.replicas.runner import ModelRunner, Runner
-from motley.replicas.scheduler import Scheduler
-from motley.replicas.swap import Swap, SwapRates
-from motley.replicas.worker import Worker
+from motley.replicas.kv.blocks import BlockPool, blocks_for
+from motley.replicas.kv.host_blocks import LentBlockPool
+from motley.replicas.kv.prefix import rounding_trial
+from motley.replicas.kv.prefix.store_link import StoreLink
+from motley.replicas.kv.store import host_kv
+from motley.replicas.kv.store.fetch_cost import FetchCostModel
+from motley.replicas.kv.store.host_kv import HostKv
+from motley.replicas.kv.store.memory_store import MemoryPrefixStore
+from motley.replicas.kv.store.sealed_record import Geometry, RecordSealer
+from motley.replicas.kv.store.store_access import PrefixStoreAccess, in_memory_access
+from motley.replicas.kv.store.store_keys import StoreKeys
+from motley.replicas.kv.store.store_worker import StoreOpExecutor
+from motley.replicas.loading.model_loader import LoadedModel, load_model
+from motley.replicas.types import Request, SamplingParams, StreamMessage
 
 LONGEST, RUNNING, KEPT, LENT = 256, 6, 20, 24
 KINDS = ["cpu", "late", "early", "eager"]
@@ -58,13 +59,19 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 def make(
-    loaded: LoadedModel, kind: str, store: HostStore | None, *, blocks: int = 40, seed: int = 0, wire: str = "float32"
+    loaded: LoadedModel,
+    kind: str,
+    store: MemoryPrefixStore | None,
+    *,
+    blocks: int = 40,
+    seed: int = 0,
+    wire: str = "float32",
 ) -> EngineCore:
     """With a store, errands come back in their own time, and copies are made as late or as early as they may."""
     ops, config = LateOps(), loaded.config
     kv = ops.allocate_kv(config.num_layers, blocks + 1, config.num_kv_heads, config.head_dim)
     parts = [part for cache in kv for part in ops.kv_parts(cache)]
-    device = AtOnce() if kind == "cpu" else LateDevice(early=kind == "early")
+    device = CpuCopier() if kind == "cpu" else LateDevice(early=kind == "early")
     swapper = Swapper(parts, device, KEPT + LENT)
     runner: Runner
     if kind == "cpu":
@@ -80,18 +87,20 @@ def make(
     if store is not None:
         geometry = Geometry(wire, config.num_layers, config.num_kv_heads, config.head_dim, 32)
         rng = random.Random(seed)
-        clerk = Clerk(store, Seal(SECRET, geometry), HostKv(swapper.slabs(), ops.kv_vectors, geometry), clock=Clock())
-        link = Link(
-            TurnCourier(clerk, lambda: rng.randrange(4)), StoreKeys(SECRET, b"tiny"), LentPool(LENT, KEPT),
+        clerk = StoreOpExecutor(
+            store, RecordSealer(SECRET, geometry), HostKv(swapper.slabs(), ops.kv_vectors, geometry), clock=Clock()
+        )
+        link = StoreLink(
+            TurnCourier(clerk, lambda: rng.randrange(4)), StoreKeys(SECRET, b"tiny"), LentBlockPool(LENT, KEPT),
             swapper.mark, value_blocks=2, value_bytes=geometry.size, after=1,
         )  # fmt: skip
-        prefixes = Prefixes(link, Clock())
-        prefixes.prospects = Prospects(1e9, 1e-9)
+        prefixes = PrefixConnector(link, Clock())
+        prefixes.prospects = FetchCostModel(1e9, 1e-9)
     scheduler = Scheduler(
         BlockPool(blocks), max_batch_tokens=64, max_running=RUNNING, prefixes=prefixes,
-        swap=Swap(KEPT, SwapRates(1e-9, 1e-9, 1.0)),
+        swap=SwapPlanner(KEPT, SwapRates(1e-9, 1e-9, 1.0)),
     )  # fmt: skip
-    return EngineCore(runner, scheduler, Limits(config.vocab_size, min(LONGEST, blocks * 16), (9,)), None)
+    return EngineCore(runner, scheduler, ModelLimits(config.vocab_size, min(LONGEST, blocks * 16), (9,)), None)
 
 
 def request(prompt: list[int], **params: Any) -> Request:
@@ -134,7 +143,7 @@ def settle(core: EngineCore) -> None:
 def test_nobody_can_tell(loaded: LoadedModel, kind: str, blocks: int) -> None:
     """One engine writes, others read, with room on the device or hardly any, whichever way copies race with steps."""
     expected = run(make(loaded, kind, None, blocks=64))
-    store = HostStore(2**22, Clock())
+    store = MemoryPrefixStore(2**22, Clock())
     for seed in range(3):
         core = make(loaded, kind, store, blocks=blocks, seed=seed)
         assert run(core, apart=seed) == expected
@@ -174,7 +183,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def eager(engine: Engine) -> Engine:
     """Fetching always seems faster, and computing to take long."""
-    engine._built.core.scheduler.prefixes.prospects = Prospects(token_s=1.0, block_s=1e-9)
+    engine._built.core.scheduler.prefixes.prospects = FetchCostModel(token_s=1.0, block_s=1e-9)
     return engine
 
 
@@ -192,9 +201,9 @@ def expected() -> list[int]:
 
 
 @pytest.fixture
-def written(patient: None) -> Iterator[tuple[PrefixAccess, Engine]]:
+def written(patient: None) -> Iterator[tuple[PrefixStoreAccess, Engine]]:
     """A store that an engine has written to, and that engine."""
-    access = memory_access(2**28)
+    access = in_memory_access(2**28)
     writer = eager(Engine(demo_path(), access=access, prefix_after=1, **SETTINGS))
     writer.generate(PROMPT, GREEDY)
     finish(writer)
@@ -204,14 +213,14 @@ def written(patient: None) -> Iterator[tuple[PrefixAccess, Engine]]:
 
 
 def test_greedy_tokens_are_the_same_wherever_the_prefix_comes_from(
-    written: tuple[PrefixAccess, Engine], expected: list[int]
+    written: tuple[PrefixStoreAccess, Engine], expected: list[int]
 ) -> None:
     """Nowhere, the engine's own KV, the store, and half of the store."""
     access, writer = written
     assert "128 tokens" in writer.choices["prefix_store"]
     reader = eager(Engine(demo_path(), access=access, prefix_after=99, **SETTINGS))
     store = access.store
-    assert isinstance(store, HostStore)
+    assert isinstance(store, MemoryPrefixStore)
     held = [(writer, 592), (reader, 512), (reader, 592)]
     for engine, cached in held:
         [output] = engine.generate(PROMPT, GREEDY)
@@ -236,7 +245,7 @@ def test_greedy_tokens_are_the_same_wherever_the_prefix_comes_from(
 
 
 def test_other_weights_numerics_and_settings_do_not_meet(
-    written: tuple[PrefixAccess, Engine], expected: list[int], tmp_path: Any
+    written: tuple[PrefixStoreAccess, Engine], expected: list[int], tmp_path: Any
 ) -> None:
     access, _ = written
     others: list[dict[str, Any]] = [{"dtype": "float32"}, {"numerics": "fast"}, {"prefix_wire": "int8"}]
@@ -245,7 +254,7 @@ def test_other_weights_numerics_and_settings_do_not_meet(
         assert other.generate(PROMPT, GREEDY)[0].cached_tokens == 0, settings
         other._built.core.scheduler.prefixes.close()
     shared: dict[str, Any] = {"prefix_any_numerics": True, "dtype": "bfloat16"}
-    access = memory_access(2**28)
+    access = in_memory_access(2**28)
     exact = eager(Engine(demo_path(), access=access, prefix_after=1, **shared, **SETTINGS))
     exact.generate(PROMPT, GREEDY)
     finish(exact)
@@ -264,10 +273,10 @@ def test_a_checkpoint_with_other_weights_has_other_keys(loaded: LoadedModel, tmp
 
 
 async def test_a_worker_flushes_tells_and_closes(patient: None) -> None:
-    made: list[PrefixAccess] = []
+    made: list[PrefixStoreAccess] = []
 
-    def access() -> PrefixAccess:
-        made.append(memory_access(2**28))
+    def access() -> PrefixStoreAccess:
+        made.append(in_memory_access(2**28))
         return made[-1]
 
     worker = Worker(demo_path(), EngineConfig(**SETTINGS, prefix_after=1), access=access)
@@ -308,7 +317,7 @@ def test_an_engine_that_is_asked_to_keeps_prefixes_in_memory(patient: None) -> N
 
 
 def test_an_engine_that_is_closed_has_stored_what_it_should(patient: None) -> None:
-    access = memory_access(2**28)
+    access = in_memory_access(2**28)
     with eager(Engine(demo_path(), access=access, prefix_after=1, **SETTINGS)) as engine:
         open_still = engine.stream(PROMPT, GREEDY)
         next(open_still)
@@ -348,7 +357,7 @@ def test_what_rounding_costs_is_measured_before_it_is_done(wire: str) -> None:
     engine = Engine(demo_path(), prefix_cache="memory", prefix_wire=wire, **SETTINGS)
     told = engine.choices["prefix_store"]
     [nats] = re.findall(rf"rounded to {wire}: ([0-9.e+-]+) nats a token", told)
-    assert -1e-6 < float(nats) <= rounding.BOUND_NATS
+    assert -1e-6 < float(nats) <= rounding_trial.MAX_DIVERGENCE_NATS
     if wire == "int8":
         assert float(nats) > 1e-6, "it is not nothing"
     engine._built.close()
@@ -359,7 +368,7 @@ def test_rounding_that_costs_too_much_is_refused(monkeypatch: pytest.MonkeyPatch
         scale = x.float().abs().amax(-1) / 2
         return (x.float() / scale[..., None].clamp(1e-9)).round().to(torch.int8), scale
 
-    monkeypatch.setattr(host_kv, "rounded", coarse)
+    monkeypatch.setattr(host_kv, "quantize_int8", coarse)
     with pytest.raises(InvalidRequest, match="prefix_wire: int8 changes this model's tokens by") as e:
         build_engine(demo_path(), EngineConfig(prefix_cache="memory", prefix_wire="int8", **SETTINGS))
     assert e.value.param == "prefix_wire"
@@ -374,7 +383,7 @@ def test_kv_beyond_the_records_range_is_computed_and_not_stored(tmp_path: Any) -
     save_file(tensors, folder / "model.safetensors")
     loud = load_model(folder, LateOps())
     expected = run(make(loud, "cpu", None, blocks=64))
-    store = HostStore(2**22, Clock())
+    store = MemoryPrefixStore(2**22, Clock())
     core = make(loud, "cpu", store, wire="float16")
     assert run(core) == expected
     settle(core)

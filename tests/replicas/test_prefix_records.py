@@ -15,15 +15,15 @@ from motley.kernels.cpu.cpu_ops import CpuOps
 from motley.kernels.device.device_context import interpreter_context
 from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.kernels.ops import Ops
-from motley.replicas.blocks import chain_hash, root_hash
-from motley.replicas.gpu.accelerator import AtOnce
+from motley.replicas.execution.step_plan import StepPlan
+from motley.replicas.gpu.accelerator import CpuCopier
 from motley.replicas.gpu.swapper import Swapper
-from motley.replicas.plan import StepPlan
-from motley.replicas.prefix.host_kv import HostKv, Payloads
-from motley.replicas.prefix.keys import StoreKeys, identity, with_tokens
-from motley.replicas.prefix.memory import HostStore
-from motley.replicas.prefix.record import HEADER_BYTES, Flaw, Geometry, Seal
-from motley.replicas.prefix.store import Wanted
+from motley.replicas.kv.blocks import chain_hash, root_hash
+from motley.replicas.kv.store.host_kv import HostKv, RecordPayloads
+from motley.replicas.kv.store.memory_store import MemoryPrefixStore
+from motley.replicas.kv.store.prefix_store import ValueQuery
+from motley.replicas.kv.store.sealed_record import HEADER_BYTES, Geometry, RecordFlaw, RecordSealer
+from motley.replicas.kv.store.store_keys import StoreKeys, kv_identity, with_value_tokens
 
 SMALL = Geometry("float16", 2, 4, 8, 16)
 SECRET, KEY = bytes(range(32)), b"k" * 32
@@ -35,12 +35,14 @@ def payloads(geometry: Geometry, seed: int = 0) -> list[bytes]:
     return [bytes(row.tolist()) for row in bits]
 
 
-def record(seal: Seal, key: bytes = KEY) -> bytes:
+def record(seal: RecordSealer, key: bytes = KEY) -> bytes:
     header = seal.header()
     return header + seal.seal(key, header, payloads(seal.geometry))
 
 
-def opened(seal: Seal, key: bytes, *value: bytes, first: int = 0, heads: int | None = None) -> Flaw | list[bytes]:
+def opened(
+    seal: RecordSealer, key: bytes, *value: bytes, first: int = 0, heads: int | None = None
+) -> RecordFlaw | list[bytes]:
     count = seal.geometry.heads if heads is None else heads
     room = [memoryview(bytearray(seal.geometry.payload_bytes)) for _ in range(count)]
     flaw = seal.open(key, value, room, first)
@@ -48,9 +50,9 @@ def opened(seal: Seal, key: bytes, *value: bytes, first: int = 0, heads: int | N
 
 
 @pytest.fixture(params=["in place", "copied"])
-def seal(request: pytest.FixtureRequest) -> Seal:
+def seal(request: pytest.FixtureRequest) -> RecordSealer:
     """As with a `cryptography` that decrypts into a buffer, and with an older one."""
-    made = Seal(SECRET, SMALL)
+    made = RecordSealer(SECRET, SMALL)
     if request.param == "copied":
         made._in_place = False
     elif not made._in_place:
@@ -58,7 +60,7 @@ def seal(request: pytest.FixtureRequest) -> Seal:
     return made
 
 
-def test_what_is_sealed_is_opened(seal: Seal) -> None:
+def test_what_is_sealed_is_opened(seal: RecordSealer) -> None:
     value = record(seal)
     assert len(value) == SMALL.size
     assert opened(seal, KEY, value) == payloads(SMALL)
@@ -68,44 +70,47 @@ def test_what_is_sealed_is_opened(seal: Seal) -> None:
 @settings(max_examples=200, deadline=None)
 @given(at=st.integers(0, SMALL.size - 1), bit=st.integers(0, 7))
 def test_no_bit_can_be_changed(at: int, bit: int) -> None:
-    seal = Seal(SECRET, SMALL)
+    seal = RecordSealer(SECRET, SMALL)
     value = bytearray(record(seal))
     value[at] ^= 1 << bit
-    assert opened(seal, KEY, bytes(value)) in set(Flaw)
+    assert opened(seal, KEY, bytes(value)) in set(RecordFlaw)
 
 
 @given(size=st.integers(0, SMALL.size + 40).filter(lambda size: size != SMALL.size))
 def test_no_other_length_is_looked_at(size: int) -> None:
-    seal = Seal(SECRET, SMALL)
-    assert opened(seal, KEY, record(seal).ljust(size, b"\0")[:size]) is Flaw.SIZE
+    seal = RecordSealer(SECRET, SMALL)
+    assert opened(seal, KEY, record(seal).ljust(size, b"\0")[:size]) is RecordFlaw.SIZE
 
 
-def test_what_is_not_for_this_key_model_or_secret_is_not_opened(seal: Seal) -> None:
+def test_what_is_not_for_this_key_model_or_secret_is_not_opened(seal: RecordSealer) -> None:
     value = record(seal)
-    assert opened(seal, b"l" * 32, value) is Flaw.SEAL
-    assert opened(Seal(b"another secret", SMALL), KEY, value) is Flaw.SEAL
-    assert opened(seal, KEY, struct.pack("<8sH", b"MOTLEYKV", 2) + value[10:]) is Flaw.VERSION
-    assert opened(seal, KEY, b"PICKLE" + value[6:]) is Flaw.MAGIC
+    assert opened(seal, b"l" * 32, value) is RecordFlaw.SEAL
+    assert opened(RecordSealer(b"another secret", SMALL), KEY, value) is RecordFlaw.SEAL
+    assert opened(seal, KEY, struct.pack("<8sH", b"MOTLEYKV", 2) + value[10:]) is RecordFlaw.VERSION
+    assert opened(seal, KEY, b"PICKLE" + value[6:]) is RecordFlaw.MAGIC
     alike = [replace(SMALL, dtype="bfloat16"), replace(SMALL, layers=4, heads=2), replace(SMALL, head_dim=16, tokens=8)]
     for geometry in alike:
         assert geometry.payload_bytes * geometry.heads == SMALL.payload_bytes * SMALL.heads
-        assert opened(Seal(SECRET, geometry), KEY, value.ljust(geometry.size, b"\0")[: geometry.size]) is Flaw.GEOMETRY
+        assert (
+            opened(RecordSealer(SECRET, geometry), KEY, value.ljust(geometry.size, b"\0")[: geometry.size])
+            is RecordFlaw.GEOMETRY
+        )
 
 
 def test_heads_cannot_change_places() -> None:
-    seal, size = Seal(SECRET, SMALL), SMALL.sealed_bytes
+    seal, size = RecordSealer(SECRET, SMALL), SMALL.sealed_bytes
     value = record(seal)
     first, second = value[HEADER_BYTES:][:size], value[HEADER_BYTES + size :][:size]
     swapped = value[:HEADER_BYTES] + second + first + value[HEADER_BYTES + 2 * size :]
-    assert opened(seal, KEY, swapped) is Flaw.SEAL
+    assert opened(seal, KEY, swapped) is RecordFlaw.SEAL
     other = record(seal)
     mixed = value[:HEADER_BYTES] + value[HEADER_BYTES:][:size] + other[HEADER_BYTES + size :]
-    assert opened(seal, KEY, mixed) is Flaw.SEAL, "nor can records be mixed"
+    assert opened(seal, KEY, mixed) is RecordFlaw.SEAL, "nor can records be mixed"
 
 
 def test_no_key_and_nonce_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Same key of the store, same payloads: another record each time."""
-    seal, used = Seal(SECRET, SMALL), []
+    seal, used = RecordSealer(SECRET, SMALL), []
 
     class Noting:
         def __init__(self, key: bytes) -> None:
@@ -127,9 +132,9 @@ def test_no_key_and_nonce_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("read_by", [1, 2, 4])
 def test_whatever_the_degree_of_tensor_parallelism(written_by: int, read_by: int) -> None:
     """Ranks seal their own heads under one header; ranks of another degree read theirs, and not a byte more."""
-    seal, plain = Seal(SECRET, SMALL), payloads(SMALL)
+    seal, plain = RecordSealer(SECRET, SMALL), payloads(SMALL)
     header, share = seal.header(), SMALL.heads // written_by
-    store = HostStore(2**20)
+    store = MemoryPrefixStore(2**20)
     store.put(KEY, [header, *[seal.seal(KEY, header, plain[i : i + share], i) for i in range(0, 4, share)]], "")
     share = SMALL.heads // read_by
     for first in range(0, SMALL.heads, share):
@@ -151,7 +156,7 @@ def test_whatever_the_degree_of_tensor_parallelism(written_by: int, read_by: int
     ],
 )
 def test_a_value_has_one_to_two_mebibytes_where_it_can(shape: tuple[Any, ...], tokens: int, mib: float) -> None:
-    geometry = with_tokens(Geometry(*shape, 16))
+    geometry = with_value_tokens(Geometry(*shape, 16))
     assert geometry.tokens == tokens
     assert geometry.size == pytest.approx(mib * 2**20, rel=0.01)
 
@@ -167,7 +172,7 @@ def test_keys_tell_everything_apart_that_may_not_meet() -> None:
         (*base[:3], "any"),
     ]
     hashes = [chain_hash(root_hash(b"one"), range(16)), chain_hash(root_hash(b"two"), range(16))]
-    keys = [StoreKeys(SECRET, identity(*of)) for of in (base, *others)] + [StoreKeys(b"s" * 32, identity(*base))]
+    keys = [StoreKeys(SECRET, kv_identity(*of)) for of in (base, *others)] + [StoreKeys(b"s" * 32, kv_identity(*base))]
     found = [value.key for each in keys for value in each.values(hashes, 1)]
     assert len(set(found)) == len(found) == 16
     assert all(len(key) == 32 for key in found)
@@ -175,7 +180,7 @@ def test_keys_tell_everything_apart_that_may_not_meet() -> None:
 
 
 def swapper(ops: Ops, kv: list[torch.Tensor], blocks: int) -> Swapper:
-    return Swapper([part for cache in kv for part in ops.kv_parts(cache)], AtOnce(), blocks)
+    return Swapper([part for cache in kv for part in ops.kv_parts(cache)], CpuCopier(), blocks)
 
 
 CPU = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -216,7 +221,7 @@ def test_payloads_are_alike_whatever_the_layout_on_the_device(
         for here, there in zip(ours, theirs, strict=True):
             assert torch.equal(there[[5, 2]], here[[4, 1]])
             assert not there[[0, 1, 3, 4]].any()
-    again = Payloads(geometry, heads)
+    again = RecordPayloads(geometry, heads)
     assert hosts[1].pack((0, 19), again)
     assert list(map(bytes, again.buffers)) == list(map(bytes, room.buffers))
 
@@ -263,7 +268,7 @@ STORE_STEPS = st.lists(
 @settings(max_examples=100, deadline=None)
 @given(steps=STORE_STEPS)
 def test_the_hosts_store_keeps_what_was_used_last(steps: list[tuple[str, int, int]]) -> None:
-    store, held = HostStore(100), {}
+    store, held = MemoryPrefixStore(100), {}
     for what, number, size in steps:
         key, owner = bytes([number]), str(number % 2)
         if what == "put":
@@ -274,7 +279,7 @@ def test_the_hosts_store_keeps_what_was_used_last(steps: list[tuple[str, int, in
                 held.pop(next(iter(held)))
         elif what == "get":
             keys = [bytes([number]), bytes([(number + 1) % 6])]
-            found = store.get([Wanted(one, held.get(one, 7)) for one in keys], 1e18)
+            found = store.get([ValueQuery(one, held.get(one, 7)) for one in keys], 1e18)
             leading = 0 if keys[0] not in held else 1 if keys[1] not in held else 2
             assert [value is not None for value in found] == [i < leading for i in range(2)]
             for one in keys[:leading]:
@@ -282,7 +287,7 @@ def test_the_hosts_store_keeps_what_was_used_last(steps: list[tuple[str, int, in
         elif what == "known":
             keys = [bytes([i]) for i in range(number + 1)]
             leading = next((i for i in range(number + 1) if keys[i] not in held), number + 1)
-            assert store.known([Wanted(one, held.get(one, 7)) for one in keys], "", 1e18) == leading
+            assert store.known([ValueQuery(one, held.get(one, 7)) for one in keys], "", 1e18) == leading
         else:
             store.forget(owner)
             held = {one: size for one, size in held.items() if str(one[0] % 2) != owner}
@@ -291,15 +296,15 @@ def test_the_hosts_store_keeps_what_was_used_last(steps: list[tuple[str, int, in
 
 
 def test_the_hosts_store_refuses_and_counts() -> None:
-    store = HostStore(100)
+    store = MemoryPrefixStore(100)
     assert not store.put(b"k", [bytes(101)], "")
     assert store.put(b"k", [bytes(50)], "")
-    assert store.get([Wanted(b"k", 51)], 1e18) == [None]
-    assert store.get([Wanted(b"k", 50)], 0.0) == [None], "too late"
-    assert [store.known([Wanted(b"k", size)], "", 1e18) for size in (50, 51)] == [1, 0]
+    assert store.get([ValueQuery(b"k", 51)], 1e18) == [None]
+    assert store.get([ValueQuery(b"k", 50)], 0.0) == [None], "too late"
+    assert [store.known([ValueQuery(b"k", size)], "", 1e18) for size in (50, 51)] == [1, 0]
     store.close()
     assert not store.put(b"k", [b"x"], "")
-    assert store.known([Wanted(b"k", 50)], "", 1e18) == 0
+    assert store.known([ValueQuery(b"k", 50)], "", 1e18) == 0
     stats = store.stats()
     assert (stats.hits, stats.misses, dict(stats.errors)) == (0, 2, {"size": 1})
     assert dict(stats.dropped) == {"too_large": 1, "closed": 1}

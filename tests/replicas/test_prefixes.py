@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from letters import Clock
 from prefix_bench import KEPT, RUNNERS, Bench, cached, ids, prompt, request
 
+from motley.replicas.engine.sequence import SequenceState
 from motley.replicas.errors import EngineLost
-from motley.replicas.plan import StepPlan
-from motley.replicas.prefix.errands import Fetch, Release, Save
-from motley.replicas.protocol import StreamMessage
-from motley.replicas.sequence import State
+from motley.replicas.execution.step_plan import StepPlan
+from motley.replicas.kv.store.store_ops import FetchOp, ReleaseOp, SaveOp
+from motley.replicas.types import StreamMessage
 
 SAMPLINGS: list[dict[str, Any]] = [
     {},
@@ -140,7 +140,7 @@ def test_what_the_device_loses_while_the_rest_is_fetched_is_computed() -> None:
     bench.core.add(0, request(prompt(1, 100)))
     bench.core.step()
     [parked] = bench.core.scheduler.waiting
-    assert parked.state is State.WAITING_KV
+    assert parked.state is SequenceState.WAITING_KV
     bench.core.scheduler.pool.forget_prefixes()
     seen = [emission.message for _ in range(30) for emission in bench.core.step()]
     assert cached(seen) == 0
@@ -201,6 +201,6 @@ def test_errands_name_their_blocks_once() -> None:
 
 
 def _blocks(errand: object) -> list[int]:
-    if isinstance(errand, Fetch):
+    if isinstance(errand, FetchOp):
         return [block for value in errand.blocks for block in value]
-    return list(errand.blocks) if isinstance(errand, Save | Release) else []
+    return list(errand.blocks) if isinstance(errand, SaveOp | ReleaseOp) else []

@@ -7,8 +7,8 @@ from fake_prefixes import BadStore
 from letters import Clock
 from prefix_bench import Bench, cached, prompt, request
 
-from motley.replicas.prefix.errands import Save
-from motley.replicas.prefix.prospects import linger_s
+from motley.replicas.kv.store.fetch_cost import lookup_wait_s
+from motley.replicas.kv.store.store_ops import SaveOp
 
 
 def asked_anew(bench: Bench) -> int | None:
@@ -20,7 +20,7 @@ def asked_anew(bench: Bench) -> int | None:
 
 def saves(bench: Bench) -> int:
     assert bench.courier is not None
-    return sum(isinstance(errand, Save) for errand in bench.courier.sent)
+    return sum(isinstance(errand, SaveOp) for errand in bench.courier.sent)
 
 
 @pytest.mark.parametrize("times", [2, 3, 5, 12])
@@ -86,5 +86,5 @@ def test_what_is_missed_at_once_is_computed_beside_others() -> None:
 
 
 def test_others_wait_for_that_no_longer_than_it_matters() -> None:
-    assert linger_s(10.0) == 0.002
-    assert linger_s(0.05) == pytest.approx(0.0005)
+    assert lookup_wait_s(10.0) == 0.002
+    assert lookup_wait_s(0.05) == pytest.approx(0.0005)

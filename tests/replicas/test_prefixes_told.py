@@ -12,11 +12,11 @@ from hypothesis import given
 from letters import Clock
 from prefix_bench import RUNNERS, Bench, prompt, request, told
 
-from motley.replicas.prefix.errands import Save
-from motley.replicas.prefix.keys import StoreKeys
-from motley.replicas.prefix.known import Known
-from motley.replicas.prefix.popular import Popular
-from motley.replicas.protocol import Stored
+from motley.replicas.kv.prefix.known_values import KnownValues
+from motley.replicas.kv.prefix.popular_prefixes import PrefixPopularity
+from motley.replicas.kv.store.store_keys import StoreKeys
+from motley.replicas.kv.store.store_ops import SaveOp
+from motley.replicas.types import PromptStoreStatus
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -33,7 +33,7 @@ def test_what_the_store_has_of_a_prompt_is_told_once_it_is_known(runner: type[Fa
     assert told(messages) == [(96, None), None], "read"
     assert other.prefixes is not None
     assert other.prefixes.prospects is not None
-    assert messages[0].stored == Stored(96, None, other.prefixes.fetch_s)
+    assert messages[0].stored == PromptStoreStatus(96, None, other.prefixes.fetch_s)
     assert other.prefixes.fetch_s > 0
     assert told(other.run([request(prompt(1, 70))])[0]) == [(64, None), None]
     assert told(other.run([request([*prompt(1, 40), *prompt(3, 30)])])[0])[0] == (32, 32), "the rest is another's"
@@ -74,7 +74,7 @@ def test_what_is_flushed_is_not_told_of_though_its_writing_comes_back_later() ->
     store, turns = BadStore(Clock()), 3
     bench = Bench(store, turns=lambda: turns)
     bench.core.add(0, request(prompt(1, 50)))
-    while not any(isinstance(errand, Save) for errand in bench.courier.sent):  # type: ignore[union-attr]
+    while not any(isinstance(errand, SaveOp) for errand in bench.courier.sent):  # type: ignore[union-attr]
         bench.core.step()
     bench.core.scheduler.forget(None)
     while bench.core.busy:
@@ -86,7 +86,7 @@ def test_what_is_flushed_is_not_told_of_though_its_writing_comes_back_later() ->
 
 def test_what_is_known_of_a_store_is_believed_for_a_while() -> None:
     clock = Clock()
-    known = Known(clock, capacity=4)
+    known = KnownValues(clock, capacity=4)
     known.there([b"a", b"b", b"c"])
     assert known.leading([b"a", b"b", b"x", b"c"]) == 2
     known.there([b"d", b"e"])
@@ -110,7 +110,7 @@ def test_the_name_of_what_is_shared_is_that_of_its_secret_and_its_identity() -> 
 
 @given(st.lists(st.integers(0, 20), max_size=200), st.integers(1, 8))
 def test_what_is_asked_for_most_is_known_however_little_is_kept(asked: list[int], kept: int) -> None:
-    popular = Popular(kept)
+    popular = PrefixPopularity(kept)
     for number in asked:
         popular.saw("ann", bytes([number]), 16)
     found = {int(one.prefix, 16): one for one in popular.most(100)}
@@ -125,7 +125,7 @@ def test_what_is_asked_for_most_is_known_however_little_is_kept(asked: list[int]
 
 
 def test_tenants_prefixes_are_counted_apart_and_forgotten_apart() -> None:
-    popular = Popular()
+    popular = PrefixPopularity()
     for tenant, found in (("ann", 0), ("ann", 64), ("bob", 0)):
         popular.saw(tenant, b"key", found)
     popular.fetched("ann", b"key", 32, 64)

@@ -7,10 +7,10 @@ from fake_prefixes import BadStore
 from letters import Clock
 from prefix_bench import Bench, cached, ids, prompt, request
 
-from motley.replicas.prefix.errands import Fetch
-from motley.replicas.prefix.prospects import READ_S
-from motley.replicas.protocol import FinishReason, StreamMessage
-from motley.replicas.sequence import State
+from motley.replicas.engine.sequence import SequenceState
+from motley.replicas.kv.store.fetch_cost import MAX_READ_S
+from motley.replicas.kv.store.store_ops import FetchOp
+from motley.replicas.types import FinishReason, StreamMessage
 
 
 def test_others_go_on_while_one_waits() -> None:
@@ -22,11 +22,11 @@ def test_others_go_on_while_one_waits() -> None:
     bench.core.add(1, request(prompt(2, 5)))
     bench.core.step()
     first, second = sorted(bench.core.scheduler.sequences, key=lambda one: one.id)
-    assert (first.state, second.state) == (State.WAITING_KV, State.RUNNING)
+    assert (first.state, second.state) == (SequenceState.WAITING_KV, SequenceState.RUNNING)
     for _ in range(4):
         bench.core.step()
     assert len(second.output_ids) >= 4
-    assert first.state is State.WAITING_KV
+    assert first.state is SequenceState.WAITING_KV
     while bench.core.busy:
         bench.core.step()
     bench.settle()
@@ -46,7 +46,7 @@ def test_whoever_goes_while_it_waits_leaves_nothing(how: str, when: str) -> None
     bench.core.step()
     bench.core.step()
     parked = next(one for one in bench.core.scheduler.sequences if one.deadline)
-    assert parked.state is (State.WAITING if when == "here" else State.WAITING_KV)
+    assert parked.state is (SequenceState.WAITING if when == "here" else SequenceState.WAITING_KV)
     assert (parked.host_copy is not None) == (when == "here")
     if how == "cancel":
         bench.core.cancel(1)
@@ -56,7 +56,7 @@ def test_whoever_goes_while_it_waits_leaves_nothing(how: str, when: str) -> None
         assert last.message.deltas[-1].finish_reason is FinishReason.DEADLINE
     else:
         bench.core.hold(1, True)
-        assert parked.state is State.WAITING
+        assert parked.state is SequenceState.WAITING
         assert parked.host_copy is None
         bench.core.hold(1, False)
     while bench.core.busy:
@@ -69,12 +69,12 @@ def test_a_store_that_does_not_come_back_is_not_waited_for() -> None:
     store = BadStore(clock)
     bench = Bench(store, clock=clock, room=6)
     assert bench.courier is not None
-    bench.courier.lost = lambda errand: isinstance(errand, Fetch)
+    bench.courier.lost = lambda errand: isinstance(errand, FetchOp)
     bench.core.add(0, request(prompt(1, 100)))
     for _ in range(5):
         bench.core.step()
     assert not bench.runner.plans
-    clock.now += 2 * READ_S + 0.001
+    clock.now += 2 * MAX_READ_S + 0.001
     seen = [emission.message for _ in range(30) for emission in bench.core.step()]
     assert ids(seen) == ids(Bench().run([request(prompt(1, 100))])[0])
     assert bench.prefixes is not None
@@ -94,17 +94,17 @@ def test_what_comes_when_nobody_waits_any_more_changes_nothing() -> None:
     Bench(store, clock=clock).run([request(prompt(1, 100))])
     bench = Bench(store, clock=clock)
     assert bench.courier is not None
-    bench.courier.lost = lambda errand: isinstance(errand, Fetch)
+    bench.courier.lost = lambda errand: isinstance(errand, FetchOp)
     bench.core.add(0, request(prompt(1, 100), max_tokens=20))
     bench.core.step()
-    clock.now += 2 * READ_S + 0.001
+    clock.now += 2 * MAX_READ_S + 0.001
     bench.core.step()
     [sequence] = bench.core.scheduler.running
     bench.courier.lost = lambda errand: False
     seen = [emission.message for emission in bench.core.step()]
     assert bench.prefixes is not None
     assert not bench.courier.under_way
-    assert sequence.state is State.RUNNING
+    assert sequence.state is SequenceState.RUNNING
     assert (sequence.cached_tokens, bench.core.load().external_hit_tokens) == (0, 0)
     seen += [emission.message for _ in range(40) for emission in bench.core.step()]
     assert ids(seen) == ids(Bench().run([request(prompt(1, 100), max_tokens=20)])[0])
@@ -119,7 +119,7 @@ def test_who_waits_in_the_couriers_queue_waits_no_longer_for_it() -> None:
     bench = Bench(store, clock=clock, turns=lambda: 1)
     bench.core.add(0, request(prompt(1, 100)))
     bench.core.step()
-    clock.now += READ_S + 0.001
+    clock.now += MAX_READ_S + 0.001
     bench.core.step()
     bench.core.step()
     assert store.stats().reads == before
@@ -138,7 +138,7 @@ def test_what_is_coming_is_not_counted_as_work() -> None:
         bench.core.add(key, request(prompt(1, 100)))
     assert bench.core.load().queued_prefill_tokens == 200
     bench.core.step()
-    assert [s.state for s in bench.core.scheduler.waiting] == [State.WAITING_KV] * 2
+    assert [s.state for s in bench.core.scheduler.waiting] == [SequenceState.WAITING_KV] * 2
     assert bench.core.load().queued_prefill_tokens == 4 + (100 - 32), "the other one knows of the first value alone"
     bench.courier.lost = lambda errand: True  # type: ignore[union-attr]
     bench.clock.now += 1e12
@@ -171,7 +171,7 @@ def test_whoever_waits_for_anothers_fetch_does_not_wait_in_vain(how: str) -> Non
     bench.core.add(0, request(prompt(1, 100)))
     bench.core.add(1, request(prompt(1, 100)))
     bench.core.step()
-    assert [one.state for one in bench.core.scheduler.sequences] == [State.WAITING_KV] * 2
+    assert [one.state for one in bench.core.scheduler.sequences] == [SequenceState.WAITING_KV] * 2
     if how == "cancel":
         bench.core.cancel(0)
     elif how == "hold":

@@ -9,15 +9,21 @@ from hypothesis import given, settings
 from letters import Clock
 from prefix_bench import Bench, cached, prompt, request
 
-from motley.replicas.prefix.errands import Fetch, Save
-from motley.replicas.prefix.prospects import READ_S, Prospects, Sightings, leading_worth, patience_s
-from motley.replicas.protocol import Pooling
+from motley.replicas.kv.store.fetch_cost import (
+    MAX_READ_S,
+    ChunkCounter,
+    FetchCostModel,
+    fetch_timeout_s,
+    leading_worth_storing,
+)
+from motley.replicas.kv.store.store_ops import FetchOp, SaveOp
+from motley.replicas.types import Pooling
 
 
 def test_what_comes_once_is_not_stored_and_what_comes_again_is_once() -> None:
     store = BadStore(Clock())
     bench = Bench(store, after=2)
-    saves = lambda: sum(isinstance(errand, Save) for errand in bench.courier.sent)  # type: ignore[union-attr]  # noqa: E731
+    saves = lambda: sum(isinstance(errand, SaveOp) for errand in bench.courier.sent)  # type: ignore[union-attr]  # noqa: E731
     bench.run([request(prompt(family, 50)) for family in range(3)])
     assert saves() == store.stats().stored == 0
     bench.run([request(prompt(1, 100))])
@@ -25,7 +31,7 @@ def test_what_comes_once_is_not_stored_and_what_comes_again_is_once() -> None:
     for _ in range(5):
         bench.run([request(prompt(1, 50))])
     assert saves() == 3, "the store has it"
-    assert not any(isinstance(errand, Fetch) for errand in bench.courier.sent[-2:])  # type: ignore[union-attr]
+    assert not any(isinstance(errand, FetchOp) for errand in bench.courier.sent[-2:])  # type: ignore[union-attr]
 
 
 def test_what_was_not_computed_to_its_end_or_is_faulty_is_not_stored() -> None:
@@ -80,28 +86,28 @@ def test_what_is_slower_is_not_fetched() -> None:
 
 
 def test_prospects_follow_what_is_measured() -> None:
-    prospects = Prospects(token_s=1e-3, block_s=1e-4)
-    assert prospects.favour_fetch(tokens=128, nbytes=2**20, blocks=8)
+    prospects = FetchCostModel(token_s=1e-3, block_s=1e-4)
+    assert prospects.prefers_fetch(tokens=128, nbytes=2**20, blocks=8)
     for _ in range(40):
         prospects.learn(2**20, 1.0)
     assert prospects.bytes_per_s == pytest.approx(2**20, rel=0.01)
-    tried = [prospects.favour_fetch(tokens=128, nbytes=2**20, blocks=8) for _ in range(64)]
+    tried = [prospects.prefers_fetch(tokens=128, nbytes=2**20, blocks=8) for _ in range(64)]
     assert sum(tried) == 2, "now and then, to see whether it got faster"
     for _ in range(40):
         prospects.learn(2**20, 1e-3)
-    assert prospects.favour_fetch(tokens=128, nbytes=2**20, blocks=8)
-    assert not Prospects(1e-3, 1.0).favour_fetch(128, 2**20, 8), "the way to the device counts"
+    assert prospects.prefers_fetch(tokens=128, nbytes=2**20, blocks=8)
+    assert not FetchCostModel(1e-3, 1.0).prefers_fetch(128, 2**20, 8), "the way to the device counts"
 
 
 def test_nobody_waits_longer_than_half_of_what_it_saves_nor_than_the_limit() -> None:
-    assert patience_s(0.02) == 0.01
-    assert patience_s(60.0) == READ_S == 0.05
+    assert fetch_timeout_s(0.02) == 0.01
+    assert fetch_timeout_s(60.0) == MAX_READ_S == 0.05
 
 
 @settings(max_examples=50, deadline=None)
 @given(times=st.lists(st.integers(1, 40), max_size=8), after=st.integers(1, 5))
 def test_what_is_worth_storing(times: list[int], after: int) -> None:
-    leading = leading_worth(times, after)
+    leading = leading_worth_storing(times, after)
     assert all(seen >= after for seen in times[:leading])
     if leading:
         assert leading == len(times) or times[leading] < after
@@ -109,7 +115,7 @@ def test_what_is_worth_storing(times: list[int], after: int) -> None:
 
 
 def test_sightings_are_forgotten_oldest_first() -> None:
-    sightings = Sightings(capacity=3)
+    sightings = ChunkCounter(capacity=3)
     assert sightings.saw([b"a", b"b"]) == [1, 1]
     assert sightings.saw([b"a", b"c", b"d"]) == [2, 1, 1]
     assert sightings.saw([b"b", b"a"]) == [1, 3]

@@ -20,17 +20,17 @@ from motley.kernels.cpu.cpu_ops import CpuOps
 from motley.kernels.cpu.layers.linear_settings import CpuLinearSettings
 from motley.kernels.cpu.layers.torch_linear import TorchInt4Linear
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.gpu.runner import GpuRunner
-from motley.replicas.layers import Joined
-from motley.replicas.profiling import work
-from motley.replicas.profiling.clock import HostClock
-from motley.replicas.profiling.drive import Driver
-from motley.replicas.profiling.fold import folded, ranges
-from motley.replicas.profiling.page import page
-from motley.replicas.profiling.profile import Asked, Phase, Profile
-from motley.replicas.profiling.report import as_dict, text
-from motley.replicas.profiling.stored import stored_weights
-from motley.replicas.profiling.tree import Node
+from motley.replicas.gpu.gpu_runner import GpuRunner
+from motley.replicas.model.layers import FusedLinear
+from motley.replicas.profiling import call_work
+from motley.replicas.profiling.layer_folding import fold_layers, format_ranges
+from motley.replicas.profiling.module_tree import ModuleNode
+from motley.replicas.profiling.profile_driver import ProfileDriver
+from motley.replicas.profiling.profiler import Profile, ProfileOptions, ProfilePhase
+from motley.replicas.profiling.report.html_page import render_page
+from motley.replicas.profiling.report.text_report import render_text, to_json_report
+from motley.replicas.profiling.step_clock import HostClock
+from motley.replicas.profiling.stored_weights import stored_weights
 
 ROW = {"metric", "workload", "unit", "value", "p20", "p50", "p80", "peer", "peer_value", "ratio", "source"}  # DESIGN 7
 
@@ -46,7 +46,7 @@ def found(folder: Path) -> Profile:
     return profiled(loaded(folder))
 
 
-def leaves(phase: Phase) -> dict[str, Node]:
+def leaves(phase: ProfilePhase) -> dict[str, ModuleNode]:
     return {node.path: node for node in phase.step.walk() if node.facts}
 
 
@@ -85,7 +85,9 @@ def test_bytes_and_flops_of_a_prefill_are_those_of_hand_arithmetic(folder: Path)
 
 def test_a_decode_step_counts_each_sequences_context(folder: Path) -> None:
     """Three at 8 tokens: one by the prefill, two steps that warm up, one without instruments, then this one."""
-    decode = profiled(loaded(folder), Asked(prompt_tokens=4, batch=3, context_tokens=8, steps=1, repeats=1)).phases[1]
+    decode = profiled(
+        loaded(folder), ProfileOptions(prompt_tokens=4, batch=3, context_tokens=8, steps=1, repeats=1)
+    ).phases[1]
     attention = leaves(decode)["layers.2.attention.paged_attention"].work
     assert attention.operations == 4 * 4 * 32 * 3 * 12
     assert attention.moved == 2 * 3 * 128 * 2 + 2 * 3 * 12 * 64 * 2
@@ -96,7 +98,7 @@ def test_a_decode_step_counts_each_sequences_context(folder: Path) -> None:
 def test_each_phase_knows_what_its_own_modules_were_called_with(folder: Path) -> None:
     """Configs of a GPU's kernels go by rows."""
     model = loaded(folder)
-    driver = Driver(model.built, stored_weights(model.checkpoint), HostClock(), SMALL)
+    driver = ProfileDriver(model.built, stored_weights(model.checkpoint), HostClock(), SMALL)
     prefill, decode = driver.prefill(), driver.decode()
     assert prefill.seen["layers.3.mlp.down"] == (torch.bfloat16, 20)
     assert prefill.seen["head"] == (torch.bfloat16, 1)
@@ -147,16 +149,19 @@ def test_attention_counts_the_pairs_that_a_window_lets_through(sequences: Any, w
     pairs = sum(len(one) for each in keys for one in each)
     rows = sum(len(set().union(*each)) for each in keys)
     q, cache = torch.empty(sum(map(len, positions)), 4, 8), torch.empty(5, 2, 2, 8 * 16)
-    counted = work.attention(2)((q, cache, batch_of(*sequences), 1.0, window), q)
+    counted = call_work.attention_work(2)((q, cache, batch_of(*sequences), 1.0, window), q)
     assert counted.operations == 4 * 4 * 8 * pairs
     assert counted.moved == 2 * q.nbytes + 2 * rows * 2 * 8 * 4
     flat = torch.empty(99, dtype=torch.uint8)  # int8, with a scale for each vector, in one tensor
-    assert work.attention(2)((q, flat, batch_of(*sequences), 1.0, window), q).moved == 2 * q.nbytes + 2 * rows * 2 * 12
+    assert (
+        call_work.attention_work(2)((q, flat, batch_of(*sequences), 1.0, window), q).moved
+        == 2 * q.nbytes + 2 * rows * 2 * 12
+    )
 
 
 def test_times_and_shares_sum_to_the_step(found: Profile) -> None:
     for phase in found.phases:
-        for step in (phase.step, folded(phase.step)):
+        for step in (phase.step, fold_layers(phase.step)):
             for node in step.walk():
                 if node.children:
                     assert node.seconds == pytest.approx(sum(child.seconds for child in node.children))
@@ -170,13 +175,13 @@ def test_times_and_shares_sum_to_the_step(found: Profile) -> None:
 
 
 def test_layers_that_are_alike_are_folded(found: Profile) -> None:
-    model = folded(found.phases[1].step).children[2]
+    model = fold_layers(found.phases[1].step).children[2]
     names = [child.name for child in model.children]
     assert names == ["rotary_table", "embedding", "layers 0–3", "norm", "head", "between"]
     layers = model.children[2]
     assert layers.spread is not None
     assert (len(layers.spread.each_s), sum(layers.spread.each_s)) == (4, pytest.approx(layers.seconds))
-    assert ranges([5, 0, 1, 2]) == "0–2, 5"
+    assert format_ranges([5, 0, 1, 2]) == "0–2, 5"
 
 
 def test_the_engine_is_left_as_it_was(folder: Path) -> None:
@@ -208,7 +213,7 @@ def test_a_layer_that_is_slow_is_named_with_its_cause(
 ) -> None:
     model = loaded(folder, dtype=dtype, cpu_weights="int4")
     inner = decoder(model).layers[2].mlp.down
-    assert isinstance(inner, Joined)
+    assert isinstance(inner, FusedLinear)
     usual = inner.parts[0].kernel
     slow: Any = Slow(inner, usual if nbytes is None else kernel, inner.held.nbytes if nbytes is None else nbytes)
     decoder(model).layers[2].mlp.down = slow
@@ -220,10 +225,10 @@ def test_a_layer_that_is_slow_is_named_with_its_cause(
         assert first.cause.startswith(cause)
         assert first.remedy
         assert first.paths == ("layers.2.mlp.down",)
-        assert f"mlp.down of layer 2 ({first.kernel}) takes" in text(result)
-        assert f"likely cause: {first.cause}" in text(result)
-    assert page(result).count("<tr class='linear off'>") >= 2  # one in each phase
-    names = [child.name for child in folded(result.phases[0].step).children[2].children]
+        assert f"mlp.down of layer 2 ({first.kernel}) takes" in render_text(result)
+        assert f"likely cause: {first.cause}" in render_text(result)
+    assert render_page(result).count("<tr class='linear off'>") >= 2  # one in each phase
+    names = [child.name for child in fold_layers(result.phases[0].step).children[2].children]
     apart = nbytes is not None
     assert names[2:-3] == (["layers 0–1, 3", "layer 2"] if apart else ["layers 0–3"])
 
@@ -232,7 +237,7 @@ def test_a_real_operator_that_is_slow_is_named_with_its_cause(folder: Path) -> N
     """torch's int4 product of fp32 activations, which takes some twenty times as long as the other layers'."""
     model = loaded(folder, dtype="float32", cpu_weights="int4")
     mlp = decoder(model).layers[2].mlp
-    assert isinstance(mlp.down, Joined)
+    assert isinstance(mlp.down, FusedLinear)
     assert mlp.down.parts[0].kernel != TorchInt4Linear.kernel
     codes = torch.randint(0, 16, (128, 256), dtype=torch.uint8)
     weight = GroupedWeight(codes, torch.rand(128, 8) / 100, torch.full((128, 8), 8, dtype=torch.uint8), 4, 32)
@@ -272,7 +277,7 @@ def test_weights_that_are_written_out_in_every_layer_are_told_by_their_bytes(tmp
 
 
 def test_rows_have_the_form_of_every_measurement(found: Profile) -> None:
-    report = json.loads(json.dumps(as_dict(found)))
+    report = json.loads(json.dumps(to_json_report(found)))
     assert report["bench"] == "profile"
     assert report["roofline"]["bandwidth"] == {"value": 1e10, "source": "measured", "how": "given"}
     assert all(set(row) >= ROW for row in report["rows"])
@@ -292,16 +297,16 @@ def test_rows_have_the_form_of_every_measurement(found: Profile) -> None:
 
 def test_the_page_holds_all_and_needs_nothing(tmp_path: Path) -> None:
     folder = build_checkpoint(tmp_path / "<script>alert(1)", "qwen3", dtype="bfloat16")
-    asked = Asked(prompt_tokens=4, batch=1, context_tokens=4, steps=1, repeats=1)
+    asked = ProfileOptions(prompt_tokens=4, batch=1, context_tokens=4, steps=1, repeats=1)
     result = profiled(loaded(folder, asked), asked)
-    shown = page(result)
+    shown = render_page(result)
     assert "<script>" not in shown
     assert "<h1>&lt;script&gt;alert(1)</h1>" in shown
     assert not any(word in shown for word in ("http", "src=", "@import", "url("))
     for phase in result.phases:
-        for node in folded(phase.step).walk():
+        for node in fold_layers(phase.step).walk():
             assert f">{node.name}</th>" in shown
-    told = text(result)
+    told = render_text(result)
     assert "10 GB/s, measured: given" in told
     assert "q_norm" in told
     assert "decode of 1 at context " in told
@@ -310,16 +315,16 @@ def test_the_page_holds_all_and_needs_nothing(tmp_path: Path) -> None:
 def test_what_there_is_no_room_for_is_refused_by_name(folder: Path) -> None:
     model = loaded(folder)
     for asked, names in (
-        (Asked(prompt_tokens=256), "prompt_tokens: 256 and 1 more exceed the context of 256 tokens"),
-        (Asked(context_tokens=250), "context_tokens: 250 and 37 more exceed the context of 256 tokens"),
-        (Asked(batch=40, context_tokens=8), "batch: 40 sequences need 120 blocks of KV, and there are 64"),
-        (Asked(batch=65, context_tokens=8), "batch: 65 sequences, and this engine runs 64 at a time"),
+        (ProfileOptions(prompt_tokens=256), "prompt_tokens: 256 and 1 more exceed the context of 256 tokens"),
+        (ProfileOptions(context_tokens=250), "context_tokens: 250 and 37 more exceed the context of 256 tokens"),
+        (ProfileOptions(batch=40, context_tokens=8), "batch: 40 sequences need 120 blocks of KV, and there are 64"),
+        (ProfileOptions(batch=65, context_tokens=8), "batch: 65 sequences, and this engine runs 64 at a time"),
     ):
         with pytest.raises(InvalidRequest) as refused:
             profiled(model, asked)
         assert names in str(refused.value)
         assert refused.value.param == names.partition(":")[0]
-    usual = profiled(model, Asked(steps=1, repeats=1))  # what fits, where 512 do not
+    usual = profiled(model, ProfileOptions(steps=1, repeats=1))  # what fits, where 512 do not
     assert usual.phases[0].workload["prompt_tokens"] == 255
 
 

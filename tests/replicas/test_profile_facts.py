@@ -11,17 +11,17 @@ from motley.kernels.canonical_weights import DenseWeight, GroupedWeight
 from motley.kernels.device.compute_capability import CAPABILITIES
 from motley.kernels.device.device_context import interpreter_context
 from motley.kernels.gpu.gpu_ops import GpuOps
-from motley.replicas.layers import Joined
-from motley.replicas.profiling import clock as clocks
-from motley.replicas.profiling.causes import CAUSES, cause_of
-from motley.replicas.profiling.ceiling import Ceiling, Figure, of_cpu, of_gpu
-from motley.replicas.profiling.facts import Facts, facts_of
-from motley.replicas.profiling.findings import findings
-from motley.replicas.profiling.instruments import Part
-from motley.replicas.profiling.recorder import Recorder, Seen
-from motley.replicas.profiling.stored import Stored
-from motley.replicas.profiling.tree import Node
-from motley.replicas.profiling.work import Work
+from motley.replicas.model.layers import FusedLinear
+from motley.replicas.profiling import step_clock as clocks
+from motley.replicas.profiling.call_work import CallWork
+from motley.replicas.profiling.ceiling import Ceiling, CeilingFigure, cpu_ceiling, gpu_ceiling
+from motley.replicas.profiling.findings import find_slow_modules
+from motley.replicas.profiling.instruments import TimedModule
+from motley.replicas.profiling.module_facts import ModuleFacts, module_facts
+from motley.replicas.profiling.module_tree import ModuleNode
+from motley.replicas.profiling.slow_causes import CAUSES, find_cause
+from motley.replicas.profiling.stored_weights import StoredSize
+from motley.replicas.profiling.time_recorder import LastCall, TimeRecorder
 
 INT4 = {"kind": "linear", "stored_bits": 4.25, "held_bits": 4.5, "native": True, "activations": "bfloat16"}
 GPU = {"kind": "linear", "stored_bits": 4.25, "held_bits": 4.25}
@@ -54,10 +54,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("name", "facts"), EXAMPLES.items(), ids=EXAMPLES)
 def test_each_cause_is_told_by_its_facts(name: str, facts: dict[str, Any]) -> None:
-    cause = cause_of(Facts(**facts))
+    cause = find_cause(ModuleFacts(**facts))
     assert cause is not None
     assert cause.name.startswith(name)
-    assert cause_of(Facts(**facts), typical=Facts(**facts)) is None  # what holds of siblings too explains nothing
+    assert (
+        find_cause(ModuleFacts(**facts), typical=ModuleFacts(**facts)) is None
+    )  # what holds of siblings too explains nothing
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,9 @@ def test_each_cause_is_told_by_its_facts(name: str, facts: dict[str, Any]) -> No
 def test_without_a_compiler_rounding_is_not_what_is_to_blame(refused: str) -> None:
     """The C kernels would hold the weights as they are stored."""
     chosen = f"torch-dense: torch's own product (before it: no C kernels; {refused})"
-    cause = cause_of(Facts(**{**INT4, "native": False, "kernel": "torch-dense", "held_bits": 16.0, "chosen": chosen}))
+    cause = find_cause(
+        ModuleFacts(**{**INT4, "native": False, "kernel": "torch-dense", "held_bits": 16.0, "chosen": chosen})
+    )
     assert cause is not None
     assert "install a C compiler" in cause.remedy
 
@@ -90,7 +94,7 @@ def test_the_examples_are_all_causes_in_their_order() -> None:
     ],
 )
 def test_what_is_as_it_should_be_has_no_cause(facts: dict[str, Any]) -> None:
-    assert cause_of(Facts(**facts)) is None
+    assert find_cause(ModuleFacts(**facts)) is None
 
 
 def test_what_the_profiler_does_is_in_no_time() -> None:
@@ -100,15 +104,15 @@ def test_what_the_profiler_does_is_in_no_time() -> None:
         nonlocal now
         now += seconds
 
-    def count(args: Any, result: Any) -> Work:
+    def count(args: Any, result: Any) -> CallWork:
         tick(100.0)  # however slow counting is
-        return Work(7, 5, 3)
+        return CallWork(7, 5, 3)
 
     def compute(x: torch.Tensor) -> torch.Tensor:
         tick(2.0)
         return x
 
-    recorder = Recorder(clocks.HostClock(lambda: now))
+    recorder = TimeRecorder(clocks.HostClock(lambda: now))
     part = recorder.around("part", compute, count)
     began = recorder.clock.mark()
     for _ in range(3):
@@ -117,7 +121,7 @@ def test_what_the_profiler_does_is_in_no_time() -> None:
     recorder.add("step", began, recorder.clock.mark())
     sample = recorder.take()
     assert sample.seconds == {"part": 6.0, "step": 7.5}
-    assert sample.work["part"] == Work(21, 15, 9)
+    assert sample.work["part"] == CallWork(21, 15, 9)
     assert recorder.take().seconds == {}
 
 
@@ -160,14 +164,14 @@ def test_on_a_gpu_a_kernels_time_is_its_own_however_long_the_host_takes_to_launc
     launching: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, kernel = Stream(monkeypatch), 4e-6
-    recorder = Recorder(clocks.clock_of(torch.device("cuda")))
+    recorder = TimeRecorder(clocks.open_clock(torch.device("cuda")))
 
     def layer(x: torch.Tensor) -> torch.Tensor:
         stream.launch(launching, kernel)
         stream.launch(launching, kernel)
         return x
 
-    part = recorder.around("part", layer, lambda *_: Work())
+    part = recorder.around("part", layer, lambda *_: CallWork())
 
     def step() -> dict[str, float]:
         """Three in a whole, with something between them."""
@@ -197,22 +201,24 @@ def grouped(rows: int, columns: int, bits: int) -> GroupedWeight:
 def test_on_a_gpus_operators_facts_are_those_of_tables_and_policy() -> None:
     """Looked up as launches look them up; nothing is launched."""
     ops = GpuOps(interpreter_context((7, 5)))
-    half = Seen(torch.float16, 1)
+    half = LastCall(torch.float16, 1)
 
-    def facts(name: str, kind: Any, linear: Any = None) -> Facts:
-        stored = None if linear is None else Stored(256 * 256 // 2, 256 * 256)
-        return facts_of(Part(name, kind, linear, stored), half, ops)
+    def facts(name: str, kind: Any, linear: Any = None) -> ModuleFacts:
+        stored = None if linear is None else StoredSize(256 * 256 // 2, 256 * 256)
+        return module_facts(TimedModule(name, kind, linear, stored), half, ops)
 
-    down = facts("layers.0.mlp.down", "linear", Joined([ops.linear(grouped(256, 256, 4))]))
+    down = facts("layers.0.mlp.down", "linear", FusedLinear([ops.linear(grouped(256, 256, 4))]))
     assert (down.kernel, down.configs) == ("w4a16_gemv", frozenset({"static"}))
     assert (down.capability, down.activations, down.stored_bits) == (CAPABILITIES[7, 5], "float16", 4.0)
     assert down.arithmetic == "tensor-fp16"  # decode has fp32 alone, but prefill more
-    assert cause_of(down, typical=down) is None
+    assert find_cause(down, typical=down) is None
     eight = facts("layers.0.mlp.down", "linear", ops.linear(grouped(256, 256, 8)))
     assert (eight.kernel, eight.configs) == ("w8a8", frozenset())  # never launched, so nothing was looked up
     assert eight.arithmetic == "tensor-fp16"
     ops.configs.of("w8a8_dequantize", m=2048, n=256, k=256, group=128, zeros="yes")
-    many = facts_of(Part("down", "linear", ops.linear(grouped(256, 256, 8)), None), Seen(torch.float16, 2048), ops)
+    many = module_facts(
+        TimedModule("down", "linear", ops.linear(grouped(256, 256, 8)), None), LastCall(torch.float16, 2048), ops
+    )
     assert many.configs == frozenset({"static"})
     ops.configs.of("silu_mul", n=256, t=4)
     assert facts("layers.0.mlp.silu_mul", "activation").configs == frozenset()  # that was of other steps
@@ -221,45 +227,45 @@ def test_on_a_gpus_operators_facts_are_those_of_tables_and_policy() -> None:
     ops.configs.of("attention_decode", batch=1, context=16, heads=3, kv_heads=1, dim=64, window=0, kv="fp16")
     odd = facts("layers.0.attention.paged_attention", "attention")
     assert odd.configs == frozenset({"default"})  # no table has three heads to one
-    found = cause_of(odd)
+    found = find_cause(odd)
     assert found is not None
     assert found.name.startswith("kernel from the default table")
     odd_shape = facts("layers.0.attention.o", "linear", ops.linear(grouped(256, 384, 4)))
     assert odd_shape.kernel == "w4a16_gemv"
     head = facts("head", "linear", ops.linear(DenseWeight(torch.zeros(512, 256)), role="head"))
     assert head.kernel == "torch.matmul fp16"
-    assert {down.arithmetic, eight.arithmetic, odd.arithmetic, head.arithmetic} <= of_gpu(ops.rig).rates.keys()
-    assert of_gpu(ops.rig).source == "table"
+    assert {down.arithmetic, eight.arithmetic, odd.arithmetic, head.arithmetic} <= gpu_ceiling(ops.rig).rates.keys()
+    assert gpu_ceiling(ops.rig).source == "table"
 
 
 def ceiling(**rates: float) -> Ceiling:
-    figures = {name: Figure(rate, "measured", "") for name, rate in rates.items()}
-    return Ceiling("a device", Figure(100.0, "measured", ""), figures)
+    figures = {name: CeilingFigure(rate, "measured", "") for name, rate in rates.items()}
+    return Ceiling("a device", CeilingFigure(100.0, "measured", ""), figures)
 
 
 def test_the_least_time_is_that_of_what_takes_longer() -> None:
     roofline = ceiling(fp32=10.0, bf16=40.0)
-    assert roofline.least(Work(999, 20, 100), "fp32").seconds == 2.0
-    assert roofline.least(Work(999, 20, 100), "fp32").bound_by == "fp32"
-    assert roofline.least(Work(999, 20, 100), "bf16").bound_by == "bandwidth"  # 100 needed, whatever is moved
-    assert roofline.least(Work(999, 80, 100), "int8").bound_by == "bf16"  # the fastest there is
+    assert roofline.least(CallWork(999, 20, 100), "fp32").seconds == 2.0
+    assert roofline.least(CallWork(999, 20, 100), "fp32").bound_by == "fp32"
+    assert roofline.least(CallWork(999, 20, 100), "bf16").bound_by == "bandwidth"  # 100 needed, whatever is moved
+    assert roofline.least(CallWork(999, 80, 100), "int8").bound_by == "bf16"  # the fastest there is
 
 
 def test_the_ceiling_of_this_cpu_is_measured() -> None:
-    found = of_cpu(2**20, 1)
+    found = cpu_ceiling(2**20, 1)
     assert {figure.source for figure in (found.bandwidth, *found.rates.values())} == {"measured"}
     assert {"fp32", "bf16"} <= found.rates.keys()
     assert all(figure.value > 0 for figure in found.rates.values())
 
 
-def layer(index: int, seconds: float, operations: int = 100) -> Node:
+def layer(index: int, seconds: float, operations: int = 100) -> ModuleNode:
     name = f"layers.{index}.mlp.down"
-    facts = Facts(**INT4, kernel="c-int4")
-    return Node("down", name, [seconds] * 5, seconds, Work(10, operations, 10), None, facts)
+    facts = ModuleFacts(**INT4, kernel="c-int4")
+    return ModuleNode("down", name, [seconds] * 5, seconds, CallWork(10, operations, 10), None, facts)
 
 
-def step(*layers: Node) -> Node:
-    return Node("step", "step", [1.0] * 5, 1.0, children=list(layers))
+def step(*layers: ModuleNode) -> ModuleNode:
+    return ModuleNode("step", "step", [1.0] * 5, 1.0, children=list(layers))
 
 
 def test_siblings_are_compared_by_operation_and_by_their_fastest_step() -> None:
@@ -267,8 +273,8 @@ def test_siblings_are_compared_by_operation_and_by_their_fastest_step() -> None:
     longer = layer(3, 0.4, operations=400)
     noisy = layer(2, 0.1)
     noisy.samples = [0.1, 0.1, 9.0, 9.0, 0.1]
-    assert findings(step(layer(0, 0.1), layer(1, 0.1), noisy, longer)) == []
-    told = findings(step(layer(0, 0.1), layer(1, 0.1), layer(2, 0.1), layer(3, 0.4), layer(4, 0.4)))
+    assert find_slow_modules(step(layer(0, 0.1), layer(1, 0.1), noisy, longer)) == []
+    told = find_slow_modules(step(layer(0, 0.1), layer(1, 0.1), layer(2, 0.1), layer(3, 0.4), layer(4, 0.4)))
     assert [(each.layers, each.factor, each.cause) for each in told] == [
         ("3–4", pytest.approx(4.0), "none that is known: kernel, dtypes and configs are its siblings'")
     ]

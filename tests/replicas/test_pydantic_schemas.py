@@ -37,36 +37,41 @@ from pydantic import (
 )
 
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.grammar_child import Matching, Refused, Vocabulary, _compile
-from motley.replicas.grammar_spec import GrammarSpec
-from motley.replicas.grammar_wire import From
+from motley.replicas.grammar.grammar_spec import GrammarSpec
+from motley.replicas.grammar.process.grammar_worker import (
+    CompiledGrammarMatchers,
+    GrammarRefused,
+    TokenVocabulary,
+    _compile,
+)
+from motley.replicas.host.child_frames import GrammarReply
 
 END = 256
 MOST = 400  # bytes, behind which a text is brought to an end
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
+def vocabulary() -> TokenVocabulary:
     tokens = [bytes([value]) for value in range(END)]
     info = xgrammar.TokenizerInfo([*tokens, b"<end>"], xgrammar.VocabType.RAW, vocab_size=END + 1, stop_token_ids=[END])
-    return Vocabulary(tokens=tokens, plain=info, json=info, vocab_size=END + 1, stop_ids=(END,))
+    return TokenVocabulary(tokens=tokens, plain=info, json=info, vocab_size=END + 1, stop_ids=(END,))
 
 
-def texts(vocabulary: Vocabulary, schema: Any, count: int) -> list[str]:
+def texts(vocabulary: TokenVocabulary, schema: Any, count: int) -> list[str]:
     """Some that follow it, drawn byte by byte; few have much white space, and all end."""
     spec = GrammarSpec.json_schema(schema)
-    matching = Matching(_compile(vocabulary, spec.kind, spec.source), vocabulary)
+    matching = CompiledGrammarMatchers(_compile(vocabulary, spec.kind, spec.source), vocabulary)
     drawn = [_text(matching, random.Random(seed), seed) for seed in range(count)]
     return [text for text in drawn if text is not None]
 
 
-def _text(matching: Matching, draw: random.Random, sequence: int) -> str | None:
+def _text(matching: CompiledGrammarMatchers, draw: random.Random, sequence: int) -> str | None:
     said: list[int] = []
     while len(said) < 10 * MOST:
         answer, mask = matching.take(sequence, said[-1:], new=not said)
-        if answer is From.DONE:
+        if answer is GrammarReply.DONE:
             break
-        assert answer is From.MASK, bytes(said)
+        assert answer is GrammarReply.MASK, bytes(said)
         able = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little").nonzero()[0].tolist()
         if END in able and (len(able) == 1 or draw.random() < 0.5):
             break
@@ -273,7 +278,7 @@ LESS = ("any url", "decimal", "decimal with bounds")  # of these pydantic takes 
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_follows_a_models_schema_is_one_of_it(vocabulary: Vocabulary, name: str) -> None:
+def test_what_follows_a_models_schema_is_one_of_it(vocabulary: TokenVocabulary, name: str) -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(KINDS[name])
     schema = adapter.json_schema()
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
@@ -348,7 +353,7 @@ APART: list[tuple[Any, Any, bool]] = [
 
 
 @pytest.mark.parametrize(("one", "other", "apart"), APART)
-def test_schemas_of_one_of_are_told_apart(vocabulary: Vocabulary, one: Any, other: Any, apart: bool) -> None:
+def test_schemas_of_one_of_are_told_apart(vocabulary: TokenVocabulary, one: Any, other: Any, apart: bool) -> None:
     """In either order; and what is written under them is one of exactly one."""
     for schema in (one_of(one, other), one_of(other, one)):
         if not apart:
@@ -391,7 +396,7 @@ TAGGED = {
 
 
 @pytest.mark.parametrize("name", TAGGED)
-def test_tags_that_are_not_required_are_written(vocabulary: Vocabulary, name: str) -> None:
+def test_tags_that_are_not_required_are_written(vocabulary: TokenVocabulary, name: str) -> None:
     """What has its tag is taken just where the schema takes it, and what has none is not written."""
     schema = TAGGED[name]
     validator = jsonschema.Draft202012Validator(schema)
@@ -424,11 +429,11 @@ def test_the_members_of_unions_are_not_looked_at_for_ever() -> None:
     assert refused.value.code == "grammar_too_complex"
 
 
-def takes(vocabulary: Vocabulary, spec: GrammarSpec, value: Any) -> bool:
+def takes(vocabulary: TokenVocabulary, spec: GrammarSpec, value: Any) -> bool:
     """Whether the value's JSON may be written, its names in the schema's order."""
-    matching = Matching(_compile(vocabulary, spec.kind, spec.source), vocabulary)
+    matching = CompiledGrammarMatchers(_compile(vocabulary, spec.kind, spec.source), vocabulary)
     answer, mask = matching.take(0, list(json.dumps(value).encode()), new=True)
-    return answer is From.DONE or (answer is From.MASK and bool(mask[END // 8] >> END % 8 & 1))
+    return answer is GrammarReply.DONE or (answer is GrammarReply.MASK and bool(mask[END // 8] >> END % 8 & 1))
 
 
 TEXT = {"type": "string"}
@@ -463,7 +468,7 @@ TOGETHER: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("schema", TOGETHER)
-def test_keywords_beside_each_other_all_hold(vocabulary: Vocabulary, schema: dict[str, Any]) -> None:
+def test_keywords_beside_each_other_all_hold(vocabulary: TokenVocabulary, schema: dict[str, Any]) -> None:
     """What is not refused is kept to, as a validator reads it."""
     found = texts(vocabulary, schema, 8)
     assert len(found) > 5
@@ -482,7 +487,9 @@ def test_keywords_beside_each_other_all_hold(vocabulary: Vocabulary, schema: dic
         ("uri", 30, None),
     ],
 )
-def test_formats_hold_with_lengths_beside_them(vocabulary: Vocabulary, name: str, least: int, most: int | None) -> None:
+def test_formats_hold_with_lengths_beside_them(
+    vocabulary: TokenVocabulary, name: str, least: int, most: int | None
+) -> None:
     lengths = {"minLength": least} | ({} if most is None else {"maxLength": most})
     for text in texts(vocabulary, {**TEXT, "format": name, **lengths}, 4):
         value = json.loads(text)
@@ -502,9 +509,9 @@ def test_formats_hold_with_lengths_beside_them(vocabulary: Vocabulary, name: str
         ({"pattern": "^(?=.*a.{20}$)[ab]*$"}, "lookaheads"),
     ],
 )
-def test_what_needs_too_many_states_is_told(vocabulary: Vocabulary, keywords: dict[str, Any], why: str) -> None:
+def test_what_needs_too_many_states_is_told(vocabulary: TokenVocabulary, keywords: dict[str, Any], why: str) -> None:
     spec = GrammarSpec.json_schema({"type": "object", "properties": {"a": {**TEXT, **keywords}}})
-    with pytest.raises(Refused, match=re.escape(why)):
+    with pytest.raises(GrammarRefused, match=re.escape(why)):
         _compile(vocabulary, spec.kind, spec.source)
 
 

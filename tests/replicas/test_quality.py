@@ -22,8 +22,8 @@ from motley.kernels.cpu.layers.rounding_probe import ROUNDING_BOUND, rounding_er
 from motley.kernels.cpu.layers.torch_linear import TorchDenseLinear, TorchInt4Linear, TorchInt8Linear, _int8_refusal
 from motley.replicas.demo import demo_path
 from motley.replicas.demo.plain import load_plain
-from motley.replicas.offline import Engine
-from motley.replicas.quantization.compress import GPTQSettings, pack, round_to_nearest
+from motley.replicas.engine.entrypoints.offline import Engine
+from motley.replicas.quantization.gptq_writer import GPTQSettings, pack_checkpoint, round_to_nearest
 
 NUM_TOKENS = 512
 KL_BOUND = 0.002  # nats per token against the same weights in fp32, for whatever is chosen
@@ -76,7 +76,7 @@ def int8_folder(request: pytest.FixtureRequest, plain: Any, tmp_path_factory: py
     tensors = {name: tensor for name, tensor in old.items() if name.rpartition(".")[0] not in names}
     state = plain.state_dict()
     for name in names:
-        for part, tensor in pack(round_to_nearest(state[f"{name}.weight"], settings), settings).items():
+        for part, tensor in pack_checkpoint(round_to_nearest(state[f"{name}.weight"], settings), settings).items():
             tensors[f"{name}.{part}"] = tensor
         if f"{name}.bias" in old:
             tensors[f"{name}.bias"] = old[f"{name}.bias"]

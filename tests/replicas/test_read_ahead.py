@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from motley.replicas.read_ahead import ReadAhead
+from motley.replicas.checkpoint.reading.read_ahead import ReadAhead
 
 SPANS = dict.fromkeys("abcdefgh", 10)
 

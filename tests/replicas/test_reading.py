@@ -14,12 +14,13 @@ from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.memory.mapped_pages import can_populate
-from motley.replicas import contents, model, reading, reading_rooms
-from motley.replicas.contents import each_digest, piece_digests, pieces_of
-from motley.replicas.extents import MappedFiles, Run
-from motley.replicas.model import load_model
-from motley.replicas.reading import Reader
-from motley.replicas.safetensors_file import TensorInfo, read_header
+from motley.replicas.checkpoint.files.safetensors_header import TensorInfo, read_header
+from motley.replicas.checkpoint.reading import read_buffers, tensor_reader, weight_digests
+from motley.replicas.checkpoint.reading.file_extents import MappedFiles, PieceRun
+from motley.replicas.checkpoint.reading.tensor_reader import TensorReader
+from motley.replicas.checkpoint.reading.weight_digests import digest_pieces, digests_by_tensor, tensor_pieces
+from motley.replicas.loading import model_loader
+from motley.replicas.loading.model_loader import load_model
 
 LARGE = torch.arange(1 << 19, dtype=torch.float32).view(1 << 9, 1 << 10)
 TENSORS = {
@@ -42,25 +43,25 @@ def found(tmp_path: Path) -> dict[str, tuple[Path, TensorInfo]]:
 def test_tensors_are_read_whole_with_their_digests(
     piece_bytes: int, found: dict[str, tuple[Path, TensorInfo]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contents, "PIECE_BYTES", piece_bytes)
-    reader = Reader(found, found, digests=True)
+    monkeypatch.setattr(weight_digests, "PIECE_BYTES", piece_bytes)
+    reader = TensorReader(found, found, digests=True)
     for name, tensor in TENSORS.items():
         assert torch.equal(reader.whole(name), tensor)
-    assert reader.contents == each_digest(found, found, piece_digests(found, found))
+    assert reader.contents == digests_by_tensor(found, found, digest_pieces(found, found))
 
 
 def test_rows_are_read_and_nothing_else(
     found: dict[str, tuple[Path, TensorInfo]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = []
-    whole = reading.read_piece
+    whole = tensor_reader.read_piece
 
-    def noted(piece: contents.Piece, at: int, into: memoryview, *opened: Any) -> None:
+    def noted(piece: weight_digests.DigestPiece, at: int, into: memoryview, *opened: Any) -> None:
         read.append(len(into))
         whole(piece, at, into, *opened)
 
-    monkeypatch.setattr(reading, "read_piece", noted)
-    reader = Reader(found)
+    monkeypatch.setattr(tensor_reader, "read_piece", noted)
+    reader = TensorReader(found)
     assert torch.equal(reader.rows("large", 3, 9), LARGE[3:9])
     assert reader.rows("large", 4, 4).shape == (0, 1 << 10)
     assert sum(read) == LARGE[3:9].nbytes
@@ -72,11 +73,11 @@ def test_of_rows_the_pieces_that_lie_in_them_are_digested(
     piece_bytes: int, found: dict[str, tuple[Path, TensorInfo]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As those of the whole tensor are, and those alone that are asked for."""
-    monkeypatch.setattr(contents, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(weight_digests, "PIECE_BYTES", piece_bytes)
     names = sorted(found)
-    every = dict(zip(pieces_of(found, names), piece_digests(found, names), strict=True))
+    every = dict(zip(tensor_pieces(found, names), digest_pieces(found, names), strict=True))
     of_large = [piece for piece in every if piece.name == "large"]
-    reader = Reader(found, pieces=of_large[1:])
+    reader = TensorReader(found, pieces=of_large[1:])
     first, last, row_bytes = 2, 301, 4 << 10
     assert torch.equal(reader.rows("large", first, last), LARGE[first:last])
     assert torch.equal(reader.whole("as large"), LARGE + 1)
@@ -92,7 +93,7 @@ def test_of_rows_the_pieces_that_lie_in_them_are_digested(
 
 
 def test_memory_that_a_tensor_has_left_is_the_next_ones(found: dict[str, tuple[Path, TensorInfo]]) -> None:
-    reader = Reader(found)
+    reader = TensorReader(found)
     first = reader.whole("large")
     address, part = first.data_ptr(), first[100:]
     del first
@@ -113,7 +114,7 @@ def test_a_first_start_reads_every_byte_once(tmp_path: Path, monkeypatch: pytest
     read: list[tuple[Path, int, int]] = []
     bring = MappedFiles._bring
 
-    def noted(files: MappedFiles, run: Run) -> None:
+    def noted(files: MappedFiles, run: PieceRun) -> None:
         read.append((run[0].path, run[0].begin, run[-1].end))
         bring(files, run)
 
@@ -121,7 +122,7 @@ def test_a_first_start_reads_every_byte_once(tmp_path: Path, monkeypatch: pytest
         raise AssertionError("it is read for its digest alone")
 
     monkeypatch.setattr(MappedFiles, "_bring", noted)
-    monkeypatch.setattr(model, "piece_digests", again)
+    monkeypatch.setattr(model_loader, "digest_pieces", again)
     loaded = load_model(folder, exact_ops())
     assert loaded.checkpoint is not None
     tensors = loaded.checkpoint.tensors
@@ -132,13 +133,13 @@ def test_a_first_start_reads_every_byte_once(tmp_path: Path, monkeypatch: pytest
         assert [begin for begin, _ in found[1:]] == [end for _, end in found[:-1]]
         assert (found[0][0], found[-1][1]) == (0, max(end for of, _, end in ends if of == path))
     monkeypatch.undo()
-    assert loaded.contents == each_digest(tensors, tensors, piece_digests(tensors, tensors))
+    assert loaded.contents == digests_by_tensor(tensors, tensors, digest_pieces(tensors, tensors))
 
 
 def test_neighbours_of_a_layer_are_read_together_and_keep_nothing_but_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "is_mappable", lambda _: False)  # as of an older system, where all is read
+    monkeypatch.setattr(tensor_reader, "is_mappable", lambda _: False)  # as of an older system, where all is read
     path = tmp_path / "layers.safetensors"
     layers = {
         f"layers.{layer}.{name}": tensor + layer
@@ -147,7 +148,7 @@ def test_neighbours_of_a_layer_are_read_together_and_keep_nothing_but_themselves
     }
     save_file(layers, path)
     tensors = {name: (path, info) for name, info in read_header(path).items()}
-    reader = Reader(tensors, sorted(tensors), digests=True, whole=True)
+    reader = TensorReader(tensors, sorted(tensors), digests=True, whole=True)
     assert sorted(map(sorted, reader.extents)) == [[f"layers.{i}.{name}" for name in "abc"] for i in range(2)]
     small = reader.whole("layers.0.c")
     assert reader.contents.keys() == {"layers.0.a", "layers.0.b", "layers.0.c"}
@@ -161,7 +162,9 @@ def test_neighbours_of_a_layer_are_read_together_and_keep_nothing_but_themselves
     assert torch.equal(other, LARGE + 1)
     assert torch.equal(reader.whole("layers.0.a"), LARGE), "what was given before is read again"
     assert small.untyped_storage().nbytes() == small.nbytes
-    assert reader.contents == each_digest(tensors, sorted(reader.contents), piece_digests(tensors, reader.contents))
+    assert reader.contents == digests_by_tensor(
+        tensors, sorted(reader.contents), digest_pieces(tensors, reader.contents)
+    )
 
 
 class Pinning(LateDevice):
@@ -190,9 +193,9 @@ class Pinning(LateDevice):
 def test_what_goes_to_a_device_is_read_into_memory_that_it_copies_from(
     found: dict[str, tuple[Path, TensorInfo]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading_rooms, "_LEAST_PINNED", 3 << 20)
+    monkeypatch.setattr(read_buffers, "_LEAST_PINNED", 3 << 20)
     device = Pinning()
-    reader = Reader(found, found, digests=True, staging=device.staging)
+    reader = TensorReader(found, found, digests=True, staging=device.staging)
     large = reader.whole("large")
     assert device.has(large)
     assert torch.equal(large, LARGE)
@@ -206,7 +209,7 @@ def test_what_goes_to_a_device_is_read_into_memory_that_it_copies_from(
     assert len(device.given) == 2, "of another size, where the first was"
     assert torch.equal(reader.whole("small"), TENSORS["small"])
     assert reader.contents == {
-        name: digest for name, digest in each_digest(found, found, piece_digests(found, found)).items()
+        name: digest for name, digest in digests_by_tensor(found, found, digest_pieces(found, found)).items()
         if name in ("large", "as large", "small")
     }  # fmt: skip
 
@@ -218,11 +221,11 @@ def test_beyond_what_can_be_pinned_it_is_read_as_anything_else(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(reading_rooms, "_LEAST_PINNED", 1 << 20)
+    monkeypatch.setattr(read_buffers, "_LEAST_PINNED", 1 << 20)
     if limit == "ours":
-        monkeypatch.setattr(reading_rooms, "PINNED_BYTES", 2 * LARGE.nbytes - 1)
+        monkeypatch.setattr(read_buffers, "PINNED_BYTES", 2 * LARGE.nbytes - 1)
     device = Pinning(most=1)
-    reader = Reader(found, staging=device.staging)
+    reader = TensorReader(found, staging=device.staging)
     with caplog.at_level(logging.WARNING):
         kept = [reader.whole(name) for name in ("large", "as large", "large")]
     assert [device.has(tensor) for tensor in kept] == [True, False, False]
@@ -235,7 +238,7 @@ def test_beyond_what_can_be_pinned_it_is_read_as_anything_else(
 
 
 def test_a_model_for_a_device_gives_back_what_it_went_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_rooms, "MIN_BYTES", 1)
+    monkeypatch.setattr(read_buffers, "MIN_BYTES", 1)
     folder = build_checkpoint(tmp_path / "model", "qwen2")
     device = Pinning()
     loaded = load_model(folder, LateOps(), copier=device)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.replicas.regex_bounds import Bound, bound_of, has_long_runs, is_linear
+from motley.replicas.text.tokenizer.regex_cost import RegexCost, has_long_runs, is_linear, regex_cost
 
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -66,12 +66,12 @@ NOT_EVEN_THEN = [r"(\s+)+$", r"\s+\s+$", r"\s+$|a+b", r"[\s\p{L}]+$", r"\S+$", r
 
 @pytest.mark.parametrize("pattern", SHORT_RUNS.values(), ids=SHORT_RUNS)
 def test_white_space_at_the_end_is_safe_where_runs_are_short(pattern: str) -> None:
-    assert bound_of(pattern) is Bound.SHORT_RUNS
+    assert regex_cost(pattern) is RegexCost.SHORT_RUNS
 
 
 @pytest.mark.parametrize("pattern", NOT_EVEN_THEN)
 def test_what_only_looks_like_it_is_doubtful(pattern: str) -> None:
-    assert bound_of(pattern) is Bound.UNKNOWN
+    assert regex_cost(pattern) is RegexCost.UNKNOWN
 
 
 def test_which_texts_have_long_runs() -> None:

@@ -13,8 +13,8 @@ from raw_safetensors import join, split
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from motley.replicas.checkpoint.files.safetensors_header import read_header
 from motley.replicas.errors import CheckpointError
-from motley.replicas.safetensors_file import read_header
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.int32).view(2, 3),

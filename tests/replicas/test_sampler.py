@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.philox import philox4x32, uniform
-from motley.replicas.plan import SampleSpec
-from motley.replicas.protocol import SamplingParams
-from motley.replicas.sampler import _wide_nucleus, adjust, sample
+from motley.replicas.execution.philox import philox4x32, uniform
+from motley.replicas.execution.sampler import _wide_nucleus, adjust_logits, sample
+from motley.replicas.execution.step_plan import SampleSpec
 from motley.replicas.sampling_params import TokenIds
+from motley.replicas.types import SamplingParams
 
 
 def spec(
@@ -104,18 +104,18 @@ def test_buckets_find_the_nucleus_that_sorting_finds(levels: list[int], top_p: f
 
 def test_penalties() -> None:
     logits = torch.tensor([2.0, -2.0, 1.0, 0.5])
-    out = adjust(logits, spec(repetition_penalty=2.0, prompt=(1,), output=(0,)))
+    out = adjust_logits(logits, spec(repetition_penalty=2.0, prompt=(1,), output=(0,)))
     assert out.tolist() == [1.0, -4.0, 1.0, 0.5]
-    out = adjust(logits, spec(presence_penalty=0.5, frequency_penalty=0.25, prompt=(2,), output=(0, 0, 3)))
+    out = adjust_logits(logits, spec(presence_penalty=0.5, frequency_penalty=0.25, prompt=(2,), output=(0, 0, 3)))
     assert out.tolist() == [1.0, -2.0, 1.0, -0.25]
-    out = adjust(logits, spec(logit_bias={1: 10.0, 3: -1.0}))
+    out = adjust_logits(logits, spec(logit_bias={1: 10.0, 3: -1.0}))
     assert out.tolist() == [2.0, 8.0, 1.0, -0.5]
     assert logits.tolist() == [2.0, -2.0, 1.0, 0.5]
 
 
 def test_an_id_whose_bias_is_false_is_never_chosen() -> None:
     """Not even where the others are far below, or a temperature makes all alike."""
-    assert adjust(torch.tensor([300.0, 1.0]), spec(logit_bias={0: False, 1: 2.0})).tolist() == [-torch.inf, 3.0]
+    assert adjust_logits(torch.tensor([300.0, 1.0]), spec(logit_bias={0: False, 1: 2.0})).tolist() == [-torch.inf, 3.0]
     assert draw([300.0, 1.0, 1.0], n=100, logit_bias={0: False}, temperature=100.0).keys() == {1, 2}
     assert draw([300.0, 1.0, 2.0], n=1, logit_bias={0: False}, temperature=0.0) == {2: 1.0}
     with pytest.raises(InvalidRequest, match="logit_bias: False is not accepted; expected a token at least"):

@@ -5,11 +5,11 @@ from dataclasses import replace
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from motley.replicas.blocks import BlockPool, blocks_for
-from motley.replicas.plan import StepPlan
-from motley.replicas.protocol import BLOCK_TOKENS, Request, SamplingParams
-from motley.replicas.scheduler import MAX_DISPLACED, Scheduler
-from motley.replicas.sequence import Sequence, State
+from motley.replicas.engine.scheduler import MAX_DISPLACEMENTS, Scheduler
+from motley.replicas.engine.sequence import Sequence, SequenceState
+from motley.replicas.execution.step_plan import StepPlan
+from motley.replicas.kv.blocks import BlockPool, blocks_for
+from motley.replicas.types import BLOCK_TOKENS, Request, SamplingParams
 
 BLOCKS = 10
 
@@ -61,7 +61,7 @@ def test_every_sequence_ends_within_the_limits(jobs: list[tuple], budget: int, r
                 under_test.add(sequences[-1])
         for sequence in sequences:
             _, _, _, _, arrives, cancelled = jobs[sequence.id]
-            if cancelled is not None and now == arrives + cancelled and sequence.state is not State.FINISHED:
+            if cancelled is not None and now == arrives + cancelled and sequence.state is not SequenceState.FINISHED:
                 under_test.remove(sequence)
         if now > 6 and not under_test:
             break
@@ -74,7 +74,7 @@ def test_every_sequence_ends_within_the_limits(jobs: list[tuple], budget: int, r
         assert lengths == sorted(lengths, key=lambda n: n > 1)
         under_test.pool.check()
     assert len(sequences) == len(jobs)
-    assert all(sequence.state is State.FINISHED for sequence in sequences)
+    assert all(sequence.state is SequenceState.FINISHED for sequence in sequences)
     under_test.pool.check(idle=True)
 
 
@@ -139,10 +139,10 @@ def test_preemption_takes_the_lowest_rank_and_it_comes_back() -> None:
     urgent, patient = make(0, [1] * 16, 40, priority=1), make(1, [2] * 16, 40)
     under_test.add(urgent)
     under_test.add(patient)
-    while patient.state is not State.WAITING or not patient.output_ids:
+    while patient.state is not SequenceState.WAITING or not patient.output_ids:
         step(under_test)
     assert under_test.num_preemptions == 1
-    assert urgent.state is State.RUNNING
+    assert urgent.state is SequenceState.RUNNING
     while under_test:
         step(under_test)
     assert len(urgent.output_ids) == len(patient.output_ids) == 40
@@ -238,7 +238,7 @@ def test_nobody_goes_for_blocks_that_others_hold_too() -> None:
     step(under_test)
     assert under_test.pool.available == 3
     under_test.add(make(3, [3] * 108, 3, priority=3))
-    while urgent.state is State.RUNNING and {1, 2} & {*running(under_test)}:
+    while urgent.state is SequenceState.RUNNING and {1, 2} & {*running(under_test)}:
         assert step(under_test).items
         assert under_test.num_preemptions == 0, "they would make room for five"
     while under_test:
@@ -285,12 +285,12 @@ def test_who_has_lost_its_place_often_keeps_it() -> None:
     for number in range(1, 20):
         under_test.add(make(number, [number] * 20, 3, priority=number))
         step(under_test)
-        while under_test.running != [low] and low.state is not State.FINISHED:
+        while under_test.running != [low] and low.state is not SequenceState.FINISHED:
             step(under_test)
-    assert low.displaced == MAX_DISPLACED
+    assert low.displaced == MAX_DISPLACEMENTS
     while under_test:
         step(under_test)
-    assert low.displaced == MAX_DISPLACED
+    assert low.displaced == MAX_DISPLACEMENTS
 
 
 ranked = st.tuples(
@@ -317,31 +317,31 @@ def test_no_lower_priority_runs_in_the_place_of_a_higher_one(
         forced = under_test.num_preemptions
         before, ran = {sequence.id: sequence.displaced for sequence in sequences}, running(under_test)
         displaced = sum(before.values())
-        finished = sum(sequence.state is State.FINISHED for sequence in sequences)
+        finished = sum(sequence.state is SequenceState.FINISHED for sequence in sequences)
         plan = step(under_test)
         assert plan.items or not under_test
         assert plan.num_tokens <= budget
         assert len(under_test.running) <= places
         under_test.pool.check()
-        assert all(sequence.displaced <= MAX_DISPLACED for sequence in sequences)
+        assert all(sequence.displaced <= MAX_DISPLACEMENTS for sequence in sequences)
         lost = [sequence for sequence in sequences if sequence.displaced > before.get(sequence.id, 0)]
         planned = {item.sequence_id: len(item.token_ids) for item in plan.items}
         assert not lost or planned.keys() - {*ran}, "nobody was admitted in the place of those that went"
         forced = under_test.num_preemptions - forced
         if forced > sum(sequence.displaced for sequence in sequences) - displaced:
             continue  # room was found by force for one that runs: others are admitted by the next step
-        if sum(sequence.state is State.FINISHED for sequence in sequences) > finished:
+        if sum(sequence.state is SequenceState.FINISHED for sequence in sequences) > finished:
             continue  # there was less room when the step was planned
         for one in under_test.waiting[:1]:  # those behind it must not overtake it
             lesser = [s for s in under_test.running if s.request.priority < one.request.priority]
-            free = [s for s in lesser if s.displaced < MAX_DISPLACED]
+            free = [s for s in lesser if s.displaced < MAX_DISPLACEMENTS]
             needed = blocks_for(one.num_tokens + 1)
             assert not (
                 free
                 and any(planned.get(s.id, 0) > (plan.num_tokens == budget) for s in lesser)  # one token is no chunk
                 and needed <= under_test.pool.available
             ), "it had room, and a lower one had the place or the step"
-    assert all(sequence.state is State.FINISHED for sequence in sequences)
+    assert all(sequence.state is SequenceState.FINISHED for sequence in sequences)
     assert all(len(sequence.output_ids) == sequence.request.sampling.max_tokens for sequence in sequences)
     under_test.pool.check(idle=True)
 
@@ -353,7 +353,11 @@ def test_the_least_important_of_several_loses_its_place() -> None:
         under_test.add(sequence)
     while under_test.num_preemptions == 0:
         step(under_test)
-    assert [sequence.state for sequence in (first, second, third)] == [State.RUNNING, State.RUNNING, State.WAITING]
+    assert [sequence.state for sequence in (first, second, third)] == [
+        SequenceState.RUNNING,
+        SequenceState.RUNNING,
+        SequenceState.WAITING,
+    ]
 
 
 def test_a_prompt_that_fills_its_blocks_waits_for_room_for_its_first_token() -> None:
@@ -362,7 +366,7 @@ def test_a_prompt_that_fills_its_blocks_waits_for_room_for_its_first_token() -> 
     step(under_test)
     under_test.add(fills := make(1, [2] * BLOCK_TOKENS, 4))
     assert [item.sequence_id for item in step(under_test).items] == [0]
-    assert fills.state is State.WAITING
+    assert fills.state is SequenceState.WAITING
 
 
 def test_a_step_that_could_sample_nothing_is_made_once_more() -> None:
@@ -380,5 +384,5 @@ def test_tokens_of_a_step_without_a_result_are_planned_again() -> None:
     under_test = scheduler()
     under_test.add(make(0, [1] * 5, 2))
     plan = under_test.plan()
-    under_test.recalled(plan, under_test.launched(plan))
+    under_test.undo_launch(plan, under_test.launched(plan))
     assert under_test.plan().items == plan.items

@@ -12,17 +12,18 @@ from typing import Any, cast
 import pytest
 from fake_runner import AheadRunner, FakeRunner
 
-from motley.replicas import engine_thread, mailbox
-from motley.replicas import worker as module
-from motley.replicas.blocks import BlockPool
-from motley.replicas.build import BuiltEngine
-from motley.replicas.engine import EngineCore
+from motley.replicas.engine import engine_thread
+from motley.replicas.engine.engine import EngineCore
+from motley.replicas.engine.entrypoints import worker as module
+from motley.replicas.engine.entrypoints.worker import Worker
+from motley.replicas.engine.model_limits import ModelLimits
+from motley.replicas.engine.scheduler import Scheduler
+from motley.replicas.engine.startup.engine_builder import BuiltEngine
+from motley.replicas.engine.streams import output_queue
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.limits import Limits
-from motley.replicas.plan import ItemResult, PlanItem
-from motley.replicas.protocol import FinishReason, ModelInfo, ReplicaProfile, Request, SamplingParams, StreamMessage
-from motley.replicas.scheduler import Scheduler
-from motley.replicas.worker import Worker
+from motley.replicas.execution.step_plan import ItemResult, PlanItem
+from motley.replicas.kv.blocks import BlockPool
+from motley.replicas.types import FinishReason, ModelInfo, ReplicaProfile, Request, SamplingParams, StreamMessage
 
 BLOCKS, VOCAB, CONTEXT = 64, 50, 512
 MOST = 2**18
@@ -34,7 +35,7 @@ class Bench:
 
     def __init__(self, runner: FakeRunner) -> None:
         self.scheduler = Scheduler(BlockPool(BLOCKS), max_batch_tokens=64, max_running=2)
-        self.core = EngineCore(runner, self.scheduler, Limits(VOCAB, CONTEXT, ()), None)
+        self.core = EngineCore(runner, self.scheduler, ModelLimits(VOCAB, CONTEXT, ()), None)
         self.worker = Worker(Path("unused"), EngineConfig(reader_timeout_s=60.0))
 
     def built(self) -> BuiltEngine:
@@ -63,7 +64,7 @@ async def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     runner._run_item = in_its_time
     bench = Bench(runner)
     monkeypatch.setattr(module, "build_engine", lambda *_, **__: bench.built())
-    monkeypatch.setattr(mailbox, "MOST_BYTES", MOST)
+    monkeypatch.setattr(output_queue, "MAX_QUEUED_BYTES", MOST)
     await bench.worker.start()
     yield bench
     await bench.worker.close()
@@ -94,7 +95,7 @@ async def held(bench: Bench, given: Request) -> AsyncGenerator[StreamMessage, No
     await anext(stream)
     thread = bench.worker._thread
     assert thread is not None
-    await until(lambda: thread.step_began is None and bench.core.resting)
+    await until(lambda: thread.step_began is None and bench.core.waits_for_readers)
     return stream
 
 
@@ -134,7 +135,7 @@ async def test_it_keeps_neither_a_place_nor_blocks(bench: Bench) -> None:
     streams = [await held(bench, replace(request(300), request_id="1"))]
     second = bench.stream(request(301))
     await anext(second)
-    await until(lambda: bench.core.resting)
+    await until(lambda: bench.core.waits_for_readers)
     await until(lambda: bench.core.load().running == 0)
     load = bench.core.load()
     assert (load.running, load.waiting, load.kv_blocks_free) == (0, 2, BLOCKS)
@@ -174,6 +175,6 @@ async def test_it_leaves_like_any_other(bench: Bench) -> None:
     stream = await held(bench, request(n=2))
     await stream.aclose()
     await until(lambda: not bench.core.busy)
-    assert not bench.core.resting
+    assert not bench.core.waits_for_readers
     assert bench.scheduler.pool.available == BLOCKS
     assert len((await all_of(bench.stream(request(logprobs=None))))[0]) == 400

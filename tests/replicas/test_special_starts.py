@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.replicas.errors import CheckpointError
-from motley.replicas.special_starts import MAX_DEPTH, WIDE, special_starts
+from motley.replicas.text.special_token_search import MAX_DEPTH, WIDE, special_token_starts
 
 GEMMA = [f"<unused{i}>" for i in range(6242)] + ["<bos>", "<eos>", "<pad>", "<start_of_turn>", "<end_of_turn>"]
 CHINESE = [chr(0x4E00 + i) + chr(0x5000 + j) for i in range(120) for j in range(30)]
@@ -23,7 +23,7 @@ def places(tokens: list[str], text: str) -> list[int]:
 
 
 def found(tokens: list[str], text: str) -> list[int]:
-    starts = special_starts(tokens)
+    starts = special_token_starts(tokens)
     return [] if starts is None else [match.start() for match in starts.finditer(text)]
 
 
@@ -56,7 +56,7 @@ def branches(parsed: Any) -> Iterator[int]:
 
 @pytest.mark.parametrize("tokens", [GEMMA, CHINESE], ids=["gemma", "chinese"])
 def test_few_ways_are_tried_at_any_place(tokens: list[str]) -> None:
-    starts = special_starts(tokens)
+    starts = special_token_starts(tokens)
     assert starts is not None
     tried = list(branches(re._parser.parse(starts.pattern)))  # type: ignore[attr-defined]
     assert len(tried) > 100
@@ -66,10 +66,10 @@ def test_few_ways_are_tried_at_any_place(tokens: list[str]) -> None:
 def test_tokens_that_part_again_and_again_are_refused() -> None:
     assert found(["a" * i + "b" for i in range(MAX_DEPTH - 1)], "xaab") == [1, 2]
     with pytest.raises(CheckpointError, match="part more than") as caught:
-        special_starts(["a" * i + "b" for i in range(2 * MAX_DEPTH)])
+        special_token_starts(["a" * i + "b" for i in range(2 * MAX_DEPTH)])
     assert (caught.value.file, caught.value.tensor) == ("tokenizer.json", "added_tokens")
 
 
 def test_there_may_be_none() -> None:
-    assert special_starts([]) is None
-    assert special_starts(["a"]) is None
+    assert special_token_starts([]) is None
+    assert special_token_starts(["a"]) is None

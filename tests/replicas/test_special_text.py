@@ -13,8 +13,8 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.replicas.text import TextStream
-from motley.replicas.tokenizer import Tokenizer
+from motley.replicas.text.tokenizer.text_stream import TextStream
+from motley.replicas.text.tokenizer.tokenizer import Tokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 MARKS = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]")

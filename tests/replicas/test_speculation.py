@@ -11,17 +11,17 @@ from fake_runner import AheadRunner, FakeRunner, logits_of
 from hypothesis import given, settings
 from letters import Clock, Letters
 
-from motley.replicas.blocks import BlockPool
 from motley.replicas.demo import demo_path
-from motley.replicas.engine import EngineCore
+from motley.replicas.engine.engine import EngineCore
+from motley.replicas.engine.entrypoints.offline import Engine
+from motley.replicas.engine.model_limits import ModelLimits
+from motley.replicas.engine.scheduler import Scheduler
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineFault, InvalidRequest
-from motley.replicas.limits import Limits
-from motley.replicas.offline import Engine
-from motley.replicas.plan import ItemResult, PlanItem, SampleSpec
-from motley.replicas.protocol import Delta, FinishReason, Request, SamplingParams, StreamMessage, TokenLogprob
-from motley.replicas.scheduler import Scheduler
-from motley.replicas.speculation import Ngrams, accepted
+from motley.replicas.execution.ngram_drafter import NgramDrafter, accept_drafts
+from motley.replicas.execution.step_plan import ItemResult, PlanItem, SampleSpec
+from motley.replicas.kv.blocks import BlockPool
+from motley.replicas.types import Delta, FinishReason, Request, SamplingParams, StreamMessage, TokenLogprob
 
 VOCAB, EOS = 11, 10
 
@@ -55,7 +55,7 @@ def engine(
 ) -> EngineCore:
     pool = BlockPool(blocks)
     scheduler = Scheduler(pool, max_batch_tokens=budget, max_running=running, max_drafts=drafts)
-    limits = Limits(vocab_size=VOCAB, max_model_len=96, eos_token_ids=(EOS,))
+    limits = ModelLimits(vocab_size=VOCAB, max_model_len=96, eos_token_ids=(EOS,))
     return EngineCore(runner(blocks, VOCAB), scheduler, limits, Letters(), clock=Clock())  # type: ignore[arg-type]
 
 
@@ -258,7 +258,7 @@ def test_a_step_that_fails_is_run_apart() -> None:
 
 
 def test_ngrams() -> None:
-    ngrams = Ngrams()
+    ngrams = NgramDrafter()
     ngrams.extend([5, 6, 7, 8, 5, 6])
     assert ngrams.draft(3) == (7, 8, 5)
     assert ngrams.draft(6) == (7, 8, 5, 6, 7, 8), "what repeats is drafted beyond the end"
@@ -268,7 +268,7 @@ def test_ngrams() -> None:
     assert ngrams.draft(1) == (5,), "three tokens say more than two"
     ngrams.extend([3])
     assert ngrams.draft(4) == ()
-    assert Ngrams().draft(4) == ()
+    assert NgramDrafter().draft(4) == ()
     assert ngrams.draft(0) == ()
 
 
@@ -279,7 +279,7 @@ def test_drafts_are_accepted_up_to_the_first_that_is_wrong() -> None:
 
     def given(*found: int | None) -> ItemResult:
         results = [ItemResult(fault="bad") if n is None else ItemResult(token=TokenLogprob(n, -1.0)) for n in found]
-        return accepted(item, results)
+        return accept_drafts(item, results)
 
     assert given(2, 3, 4, 5) == ItemResult(token=tokens[3], accepted=tuple(tokens[:3]))
     assert given(2, 3, 9, 5) == ItemResult(token=TokenLogprob(9, -1.0), accepted=tuple(tokens[:2]))

@@ -13,24 +13,25 @@ from pathlib import Path
 import pytest
 from grammar_engine import make_engine
 
-from motley.replicas import grammar_process, nursery, stopped
+from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.errors import InvalidRequest, Unavailable
-from motley.replicas.grammar_process import GrammarProcess
-from motley.replicas.grammar_spec import GrammarSpec
-from motley.replicas.nursery import Line, Lost, Nursery
-from motley.replicas.offline import Engine
+from motley.replicas.grammar.grammar_spec import GrammarSpec
+from motley.replicas.grammar.process import grammar_process
+from motley.replicas.grammar.process.grammar_process import GrammarProcess
+from motley.replicas.host import forkserver, watched_process
+from motley.replicas.host.forkserver import Forkserver, ProcessLost, WatchedConnection
+from motley.replicas.host.watched_process import WatchedProcess
 from motley.replicas.sampling_params import SamplingParams
-from motley.replicas.stopped import WatchedProcess
-from motley.replicas.tokenizer_aside import TokenizerAside
+from motley.replicas.text.tokenizer.tokenizer_process import TokenizerProcess
 
 FREE = SamplingParams(temperature=0.0, max_tokens=40)
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopped, "STOPPED_S", 0.05)
-    for module in (nursery, grammar_process):
-        monkeypatch.setattr(module, "LOOK_S", 0.05)
+    monkeypatch.setattr(watched_process, "STOPPED_TIMEOUT_S", 0.05)
+    for module in (forkserver, grammar_process):
+        monkeypatch.setattr(module, "POLL_S", 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +71,12 @@ def test_only_a_stopped_process_is_ended(asleep: subprocess.Popen[bytes]) -> Non
 
 
 def test_one_that_is_continued_soon_is_not(asleep: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopped, "STOPPED_S", 1e9)
+    monkeypatch.setattr(watched_process, "STOPPED_TIMEOUT_S", 1e9)
     watched = WatchedProcess(asleep.pid)
     stop(asleep.pid)
     assert not watched.end_if_stopped()
     os.kill(asleep.pid, signal.SIGCONT)
-    monkeypatch.setattr(stopped, "STOPPED_S", 0.0)
+    monkeypatch.setattr(watched_process, "STOPPED_TIMEOUT_S", 0.0)
     while (state := Path(f"/proc/{asleep.pid}/stat").read_text().rpartition(")")[2].split()[0]) == "T":
         pass
     assert not watched.end_if_stopped()
@@ -94,7 +95,7 @@ def test_without_proc_nothing_counts_as_stopped(
     asleep: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stop(asleep.pid)
-    monkeypatch.setattr(stopped, "Path", lambda name: tmp_path / name.strip("/"))
+    monkeypatch.setattr(watched_process, "Path", lambda name: tmp_path / name.strip("/"))
     watched = WatchedProcess(asleep.pid)
     assert not watched.end_if_stopped(at_once=True)
     assert not watched.is_gone()
@@ -105,19 +106,19 @@ def test_a_line_ends_where_the_process_has_and_another_holds_its_end() -> None:
     watched = WatchedProcess(process.pid)
     process.wait()
     ours, theirs = socket.socketpair()
-    with ours, theirs, pytest.raises(Lost, match="has ended"):
-        Line(ours, watched, 60.0).recv(1)
+    with ours, theirs, pytest.raises(ProcessLost, match="has ended"):
+        WatchedConnection(ours, watched, 60.0).recv(1)
 
 
 # --- grammars ---
 
 
-def nursery_of(engine: Engine) -> Nursery:
+def forkserver_of(engine: Engine) -> Forkserver:
     grammars = engine._built.core.grammars
     assert grammars is not None
     grammars.prepare(GrammarSpec.regex("x")).result()
-    assert grammars._nursery is not None
-    return grammars._nursery
+    assert grammars._forkserver is not None
+    return grammars._forkserver
 
 
 def process_of(engine: Engine, spec: GrammarSpec) -> GrammarProcess:
@@ -126,7 +127,7 @@ def process_of(engine: Engine, spec: GrammarSpec) -> GrammarProcess:
     return grammars.prepare(spec).result()
 
 
-@pytest.mark.parametrize("which", [("child",), ("nursery",), ("nursery", "child")])
+@pytest.mark.parametrize("which", [("child",), ("forkserver",), ("forkserver", "child")])
 def test_streams_with_a_grammar_go_on_as_they_would_have(engine: Engine, which: tuple[str, ...]) -> None:
     """Both of one process; and beside them nobody notices."""
     spec = GrammarSpec.regex(f"[a-z]{{40,{40 + len(which) + len(which[0])}}}")
@@ -134,8 +135,8 @@ def test_streams_with_a_grammar_go_on_as_they_would_have(engine: Engine, which: 
     whole = [engine.generate("x", sampling)[0].token_ids for sampling in (*constrained, FREE)]
     streams = [engine.stream("x", sampling) for sampling in (*constrained, FREE)]
     begun = [list(next(stream).token_ids) for stream in streams]
-    old, first = nursery_of(engine), process_of(engine, spec)
-    pids = {"nursery": old._process.pid, "child": first._watched.pid}
+    old, first = forkserver_of(engine), process_of(engine, spec)
+    pids = {"forkserver": old._process.pid, "child": first._watched.pid}
     for name in which:
         stop(pids[name])
     fresh = GrammarSpec.regex(f"as well {''.join(which)}")
@@ -143,7 +144,7 @@ def test_streams_with_a_grammar_go_on_as_they_would_have(engine: Engine, which: 
     rest = [[token for delta in stream for token in delta.token_ids] for stream in streams]
     assert [a + b for a, b in zip(begun, rest, strict=True)] == whole
     assert first.stopped == ("child" in which)
-    assert old.alive == ("nursery" not in which)
+    assert old.alive == ("forkserver" not in which)
 
 
 def test_one_that_is_stopped_while_it_compiles_is_replaced(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,16 +156,16 @@ def test_one_that_is_stopped_while_it_compiles_is_replaced(engine: Engine, monke
 
 def stopped_children(monkeypatch: pytest.MonkeyPatch, count: int) -> list[WatchedProcess]:
     """The processes that are forked next, stopped before they have anything to do."""
-    real, found = Nursery.child, list[WatchedProcess]()
+    real, found = Forkserver.child, list[WatchedProcess]()
 
-    def child(self: Nursery) -> tuple[socket.socket, WatchedProcess]:
+    def child(self: Forkserver) -> tuple[socket.socket, WatchedProcess]:
         connection, watched = real(self)
         if len(found) < count:
             found.append(watched)
             stop(watched.pid)
         return connection, watched
 
-    monkeypatch.setattr(Nursery, "child", child)
+    monkeypatch.setattr(Forkserver, "child", child)
     return found
 
 
@@ -202,35 +203,35 @@ def test_what_is_stopped_ends_with_its_grammar(engine: Engine) -> None:
 
 
 @pytest.fixture(scope="module")
-def aside(folder: Path, engine: Engine) -> TokenizerAside:
-    aside = TokenizerAside(folder)
+def aside(folder: Path, engine: Engine) -> TokenizerProcess:
+    aside = TokenizerProcess(folder)
     aside.start()
     return aside
 
 
-def ids(aside: TokenizerAside) -> list[int]:
+def ids(aside: TokenizerProcess) -> list[int]:
     too_much = InvalidRequest("too much", param="prompt")
     return aside.begin("encode", {"text": "abc"}, tenant="", param="prompt", too_much=too_much).result()
 
 
-def test_a_stopped_tokenizer_is_replaced(aside: TokenizerAside) -> None:
-    whole, old = ids(aside), aside._nursery
+def test_a_stopped_tokenizer_is_replaced(aside: TokenizerProcess) -> None:
+    whole, old = ids(aside), aside._forkserver
     assert old is not None
     stop(old._process.pid)
     assert ids(aside) == whole
     assert not old.alive
-    assert aside._nursery is not old
+    assert aside._forkserver is not old
 
 
 def test_a_tokenizer_that_was_killed_a_moment_ago_is_replaced(
-    aside: TokenizerAside, monkeypatch: pytest.MonkeyPatch
+    aside: TokenizerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before it was noticed that it has ended."""
-    whole, old = ids(aside), aside._nursery
+    whole, old = ids(aside), aside._forkserver
     assert old is not None
     real = type(old).ask
 
-    def ask(self: Nursery, request: bytes) -> object:
+    def ask(self: Forkserver, request: bytes) -> object:
         if self is old:
             old._process.kill()
             old._process.wait()
@@ -240,15 +241,15 @@ def test_a_tokenizer_that_was_killed_a_moment_ago_is_replaced(
     assert ids(aside) == whole
 
 
-def test_a_stopped_process_of_one_text_is_replaced(aside: TokenizerAside, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, old = ids(aside), aside._nursery
+def test_a_stopped_process_of_one_text_is_replaced(aside: TokenizerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, old = ids(aside), aside._forkserver
     ended = stopped_children(monkeypatch, 1)
     assert ids(aside) == whole
     assert [watched.is_gone() for watched in ended] == [True]
-    assert aside._nursery is old
+    assert aside._forkserver is old
 
 
-def test_a_second_loss_is_told_as_one(aside: TokenizerAside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_loss_is_told_as_one(aside: TokenizerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped_children(monkeypatch, 2)
     with pytest.raises(Unavailable, match="lost twice") as refused:
         ids(aside)

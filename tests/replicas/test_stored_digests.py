@@ -14,16 +14,16 @@ from typing import Any, cast
 import pytest
 import torch
 
-from motley.replicas.config import ModelConfig
-from motley.replicas.known import fingerprint_of
-from motley.replicas.prefix.keys import StoreKeys, identity
-from motley.replicas.prefix.record import Geometry
+from motley.replicas.checkpoint.files.safetensors_header import TensorInfo
+from motley.replicas.kv.store.sealed_record import Geometry
+from motley.replicas.kv.store.store_keys import StoreKeys, kv_identity
+from motley.replicas.loading.cached_digests import model_fingerprint
+from motley.replicas.model.model_config import ModelConfig
+from motley.replicas.model.rotary_embedding import RopeConfig
 from motley.replicas.quantization.awq import AWQ
 from motley.replicas.quantization.dense import Dense
 from motley.replicas.quantization.fp8 import FP8
 from motley.replicas.quantization.gptq import GPTQ
-from motley.replicas.rope import RopeConfig
-from motley.replicas.safetensors_file import TensorInfo
 
 CONFIG = ModelConfig(
     family="qwen2", vocab_size=64, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -50,15 +50,15 @@ def test_a_models_fingerprint(format: Any, expected: str) -> None:
     info = TensorInfo("BF16", (64, 32), 0, 4096)
     described = SimpleNamespace(config=CONFIG, format=format, tensors={"model.embed_tokens.weight": (None, info)})
     contents = {"model.embed_tokens.weight": hashlib.sha256(b"values").digest()}
-    assert fingerprint_of(cast(Any, described), contents) == expected
+    assert model_fingerprint(cast(Any, described), contents) == expected
 
 
 def test_the_identity_of_kv_and_its_keys() -> None:
     geometry = Geometry("int8", layers=2, heads=4, head_dim=8, tokens=16)
-    found = identity("model", geometry, "bf16", "cpu-avx512")
+    found = kv_identity("model", geometry, "bf16", "cpu-avx512")
     assert found.hex() == "633528c876bafe24d12e1cc8a533ee145c06d2582af0a7dd640e811205d7bab1"
     assert (
-        identity("model", geometry, "bf16", None).hex()
+        kv_identity("model", geometry, "bf16", None).hex()
         == "ec53156b255e10c5d1b97da178410e2354dc60d03181474e687c0a6abd3a1ce1"
     )
     assert StoreKeys(b"secret", found).name == "f4068bdd857134ae"

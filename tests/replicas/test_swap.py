@@ -12,17 +12,17 @@ from fake_runner import AheadRunner, FakeRunner
 from hypothesis import given, settings
 from letters import Clock
 
-from motley.replicas.blocks import BlockPool
-from motley.replicas.engine import EngineCore
+from motley.replicas.engine.engine import EngineCore
+from motley.replicas.engine.kv_reuse.swap_planner import SwapPlanner, SwapRates
+from motley.replicas.engine.model_limits import ModelLimits
+from motley.replicas.engine.scheduler import Scheduler
+from motley.replicas.engine.sequence import Sequence, SequenceState
+from motley.replicas.engine.startup.swap_setup import measure_swap_rates
 from motley.replicas.errors import EngineFault
-from motley.replicas.host_pool import HostCopy, HostPool
-from motley.replicas.limits import Limits
-from motley.replicas.plan import StepPlan
-from motley.replicas.protocol import BLOCK_TOKENS, Delta, FinishReason, Pooling, Request, SamplingParams
-from motley.replicas.scheduler import Scheduler
-from motley.replicas.sequence import Sequence, State
-from motley.replicas.swap import Swap, SwapRates
-from motley.replicas.swapping import measure
+from motley.replicas.execution.step_plan import StepPlan
+from motley.replicas.kv.blocks import BlockPool
+from motley.replicas.kv.host_blocks import HostBlockPool, HostKvCopy
+from motley.replicas.types import BLOCK_TOKENS, Delta, FinishReason, Pooling, Request, SamplingParams
 
 VOCAB = 27
 EOS = 26
@@ -46,9 +46,9 @@ def engine(
         max_batch_tokens=budget,
         max_running=running,
         max_drafts=drafts,
-        swap=Swap(kept, rates),
+        swap=SwapPlanner(kept, rates),
     )
-    limits = Limits(VOCAB, min(128, 16 * blocks), (EOS,))
+    limits = ModelLimits(VOCAB, min(128, 16 * blocks), (EOS,))
     return EngineCore(runner(blocks, VOCAB), scheduler, limits, None, Clock())
 
 
@@ -83,7 +83,7 @@ def watch(core: EngineCore) -> None:
     pool = core.scheduler.swap.pool
     kept = [block for one in core.scheduler.sequences if one.host_copy for block in one.host_copy.blocks]
     assert sorted([*kept, *pool._free]) == list(range(pool.total))
-    assert all(one.state is State.WAITING for one in core.scheduler.sequences if one.host_copy)
+    assert all(one.state is SequenceState.WAITING for one in core.scheduler.sequences if one.host_copy)
 
 
 def idle(core: EngineCore) -> None:
@@ -216,7 +216,7 @@ def test_of_copies_only_what_the_cache_lost_comes_back() -> None:
     assert 0 < found < kept
     before = len(core._runner.plans)  # type: ignore[attr-defined]
     core.step()
-    assert victim.state is State.RUNNING
+    assert victim.state is SequenceState.RUNNING
     assert [len(plan.swap_in) for plan in plans] == [0, kept - found]
     assert victim.allocation is not None
     assert victim.allocation.prefix_blocks == found
@@ -229,8 +229,8 @@ def test_of_copies_only_what_the_cache_lost_comes_back() -> None:
 def test_blocks_that_others_have_too_are_not_copied_for() -> None:
     """A prompt that a sibling holds need not be computed again: then copying it there and back does not pay."""
     rates = SwapRates(out_s=4.0, in_s=4.0, token_s=1.0)
-    assert rates.favour_copy(blocks=4, shared=0, num_tokens=64)
-    assert not rates.favour_copy(blocks=4, shared=3, num_tokens=64)
+    assert rates.prefers_copy(blocks=4, shared=0, num_tokens=64)
+    assert not rates.prefers_copy(blocks=4, shared=3, num_tokens=64)
     for reuse in (True, False):
         core = engine(rates=rates, reuse=reuse, blocks=10)
         core.add(0, request([1] * 65, n=4, temperature=1.0))
@@ -259,8 +259,8 @@ def test_the_faster_way_is_taken(rates: SwapRates | None, swaps: bool) -> None:
 
 
 def test_what_was_measured_of_the_way_out_is_not_taken_for_the_way_back() -> None:
-    swap = Swap(4, None)
-    told = measure(swap, SimpleNamespace(measure=lambda: (0.001, 0.002)), 0.5)
+    swap = SwapPlanner(4, None)
+    told = measure_swap_rates(swap, SimpleNamespace(measure=lambda: (0.001, 0.002)), 0.5)
     assert swap.rates == SwapRates(out_s=0.001, in_s=0.002, token_s=0.5)
     assert "1 ms out and 2 ms in" in told
 
@@ -281,11 +281,11 @@ def test_whoever_lost_its_place_comes_back_before_newer_ones(runner: type[FakeRu
     crowd(core, 3)
     victim = step_until_swapped(core)
     core.add(9, request([9]))  # there is room for it at once
-    while victim.state is State.WAITING:
+    while victim.state is SequenceState.WAITING:
         core.step()
         newer = [one for one in core.scheduler.sequences if one.arrival > victim.arrival]
         assert newer
-        assert victim.state is State.RUNNING or all(one.state is State.WAITING for one in newer)
+        assert victim.state is SequenceState.RUNNING or all(one.state is SequenceState.WAITING for one in newer)
     assert victim.num_launched >= 16
 
 
@@ -332,7 +332,7 @@ def test_a_slow_reader_keeps_nothing_of_the_host(runner: type[FakeRunner]) -> No
                 held.add(core._job_of[sequence.id].key)
                 core.hold(next(iter(held)), True)
                 assert sequence.host_copy is None
-        if core.resting or len(core._jobs) == len(held):
+        if core.waits_for_readers or len(core._jobs) == len(held):
             for key in held:
                 core.hold(key, False)
     assert held
@@ -455,7 +455,7 @@ def test_what_is_kept_is_not_told_as_work() -> None:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(total=st.integers(0, 12), steps=st.lists(st.tuples(st.integers(0, 100), st.integers(0, 11)), max_size=40))
 def test_every_block_of_the_host_is_free_or_in_one_copy(total: int, steps: list[tuple[int, int]]) -> None:
-    pool, held = HostPool(total), list[HostCopy]()
+    pool, held = HostBlockPool(total), list[HostKvCopy]()
     for tokens, closed in steps:
         before = pool.available
         copy = pool.open(tokens)

@@ -15,25 +15,25 @@ from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.device.device_context import interpreter_context
 from motley.kernels.gpu.gpu_ops import GpuOps
-from motley.replicas.blocks import BlockPool, blocks_for
 from motley.replicas.demo import demo_path
-from motley.replicas.engine import EngineCore
+from motley.replicas.engine.engine import EngineCore
+from motley.replicas.engine.entrypoints.offline import Engine
+from motley.replicas.engine.kv_reuse.swap_planner import SwapPlanner, SwapRates
+from motley.replicas.engine.model_limits import ModelLimits
+from motley.replicas.engine.scheduler import Scheduler
+from motley.replicas.engine.startup.swap_setup import build_swapper
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
+from motley.replicas.execution.runner import ModelRunner, Runner
+from motley.replicas.execution.step_plan import StepPlan
 from motley.replicas.gpu import swapper as module
-from motley.replicas.gpu.accelerator import AtOnce
-from motley.replicas.gpu.runner import GpuRunner
+from motley.replicas.gpu.accelerator import CpuCopier
+from motley.replicas.gpu.gpu_runner import GpuRunner
 from motley.replicas.gpu.swapper import Swapper
-from motley.replicas.limits import Limits
-from motley.replicas.memory import SWAP_BYTES, swap_budget
-from motley.replicas.model import LoadedModel, load_model
-from motley.replicas.offline import Engine
-from motley.replicas.plan import StepPlan
-from motley.replicas.protocol import Request, SamplingParams
-from motley.replicas.runner import ModelRunner, Runner
-from motley.replicas.scheduler import Scheduler
-from motley.replicas.swap import Swap, SwapRates
-from motley.replicas.swapping import swapper_of
+from motley.replicas.kv.blocks import BlockPool, blocks_for
+from motley.replicas.kv.memory_budget import SWAP_BYTES, swap_budget
+from motley.replicas.loading.model_loader import LoadedModel, load_model
+from motley.replicas.types import Request, SamplingParams
 
 LONGEST, RUNNING = 512, 6
 ALWAYS = SwapRates(1e-9, 1e-9, 1.0)
@@ -51,7 +51,7 @@ def make(loaded: LoadedModel, kind: str, *, blocks: int, kept: int, reuse: bool 
     parts = [part for cache in kv for part in ops.kv_parts(cache)]
     runner: Runner
     if kind == "cpu":
-        runner = ModelRunner(loaded.decoder, kv, ops.device, Swapper(parts, AtOnce(), kept))
+        runner = ModelRunner(loaded.decoder, kv, ops.device, Swapper(parts, CpuCopier(), kept))
     else:
         device = LateDevice(early="early" in kind)
         runner = GpuRunner(
@@ -60,9 +60,9 @@ def make(loaded: LoadedModel, kind: str, *, blocks: int, kept: int, reuse: bool 
             graphs="eager" not in kind,
             swapper=Swapper(parts, device, kept),
         )  # fmt: skip
-    pool, swap = BlockPool(blocks, reuse_prefixes=reuse), Swap(kept, ALWAYS)
+    pool, swap = BlockPool(blocks, reuse_prefixes=reuse), SwapPlanner(kept, ALWAYS)
     scheduler = Scheduler(pool, max_batch_tokens=64, max_running=RUNNING, swap=swap)
-    return EngineCore(runner, scheduler, Limits(config.vocab_size, min(LONGEST, blocks * 16), (9,)), None)
+    return EngineCore(runner, scheduler, ModelLimits(config.vocab_size, min(LONGEST, blocks * 16), (9,)), None)
 
 
 def request(prompt: list[int], **params: Any) -> Request:
@@ -102,7 +102,7 @@ def test_nobody_can_tell(
     loaded: LoadedModel, alone: dict[str, Any], monkeypatch: pytest.MonkeyPatch, kind: str, staged: int, reuse: bool
 ) -> None:
     """Greedy and seeded, as graphs and as they come, whichever way copies race with steps."""
-    monkeypatch.setattr(module, "STAGED_BLOCKS", staged)
+    monkeypatch.setattr(module, "STAGING_BLOCKS", staged)
     expected = alone["eager" if "eager" in kind else "cpu" if kind == "cpu" else "late"]
     for blocks, kept in ((8, 40), (11, 5)):
         core = make(loaded, kind, blocks=blocks, kept=kept, reuse=reuse)
@@ -238,7 +238,7 @@ def test_memory_that_cannot_be_had_is_refused_by_name(monkeypatch: pytest.Monkey
     def fails(*_: Any) -> torch.Tensor:
         raise RuntimeError("the host pins no more")
 
-    monkeypatch.setattr(AtOnce, "staging", fails)
+    monkeypatch.setattr(CpuCopier, "staging", fails)
     with pytest.raises(InvalidRequest, match="swap_memory_bytes: the host pins no more"):
         Engine(demo_path(), swap_memory_bytes=2**22)
 
@@ -264,5 +264,5 @@ def test_what_was_pinned_in_vain_is_given_back(monkeypatch: pytest.MonkeyPatch) 
     parts = [part for cache in ops.allocate_kv(2, 8, 2, 16) for part in ops.kv_parts(cache)]
     block_bytes = sum(part[0].nbytes for part in parts)
     with pytest.raises(InvalidRequest, match="swap_memory_bytes: the host pins no more"):
-        swapper_of(config, ops, block_bytes, partial(Swapper, parts, copier), copier, 60)
+        build_swapper(config, ops, block_bytes, partial(Swapper, parts, copier), copier, 60)
     assert (len(pinned), alive) == (3, [0])

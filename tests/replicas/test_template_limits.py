@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.replicas import chat_template, jinja_meter
-from motley.replicas.bounded_jinja import BoundedTemplate, TemplateLimit
-from motley.replicas.chat_template import ChatTemplate
 from motley.replicas.errors import CheckpointError, InvalidRequest
+from motley.replicas.text.chat import chat_template
+from motley.replicas.text.chat.chat_template import ChatTemplate
+from motley.replicas.text.jinja import template_meter
+from motley.replicas.text.jinja.bounded_template import BoundedTemplate, TemplateLimit
 
 DAG = "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
 MAPPING = (
@@ -200,8 +201,8 @@ def test_memory_is_never_taken(tmp_path: Path) -> None:
     """In a process of its own: all of them together, and its peak."""
     script = """
 import json, resource, sys, time
-from motley.replicas.bounded_jinja import BoundedTemplate
-from motley.replicas.jinja_meter import TemplateLimit
+from motley.replicas.text.jinja.bounded_template import BoundedTemplate
+from motley.replicas.text.jinja.template_meter import TemplateLimit
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 refused, slowest = 0, 0.0
 for source in json.load(open(sys.argv[1])):
@@ -327,7 +328,7 @@ NESTED = st.recursive(
 @given(value=NESTED)
 def test_sizes_are_not_underestimated(value: Any) -> None:
     """But for the marks between, and characters that a repr escapes."""
-    assert len(str(value)) <= 12 * jinja_meter.text_size(value) + 12 * (str(value).count(",") + 2)
+    assert len(str(value)) <= 12 * template_meter.text_size(value) + 12 * (str(value).count(",") + 2)
 
 
 def test_limits_hold_after_a_rendering_too(monkeypatch: pytest.MonkeyPatch) -> None:

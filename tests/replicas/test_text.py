@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.replicas.text import TextStream
-from motley.replicas.tokenizer import Tokenizer
+from motley.replicas.text.tokenizer.text_stream import TextStream
+from motley.replicas.text.tokenizer.tokenizer import Tokenizer
 
 STYLES = ["qwen", "llama3", "llama2", "mistral"]
 TEXT = "The with statement 😀👩‍👩‍👧 wraps naïve 中文\n\n  blocks; abcabd aaab"

@@ -25,22 +25,29 @@ from steps import Session, exact_ops
 from tiny_checkpoints import FAMILIES, build_checkpoint
 
 from motley.kernels.cpu.cpu_ops import CpuOps
-from motley.replicas import weights_cache
 from motley.replicas.bench.shapes import SHAPES, write_dense
-from motley.replicas.build import build_engine
-from motley.replicas.checkpoint import inspect_checkpoint
-from motley.replicas.early import kept_file
+from motley.replicas.capacity.device_fit import FitWorkload, build_meta_decoder, fit_model, local_cpu
+from motley.replicas.checkpoint.cache import weights_cache
+from motley.replicas.checkpoint.cache.startup_prefetch import likely_packed_file
+from motley.replicas.checkpoint.cache.weights_cache import WeightsCache
+from motley.replicas.engine.entrypoints.offline import Engine
+from motley.replicas.engine.startup.engine_builder import build_engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineFault, InvalidRequest
-from motley.replicas.fit import Asked, cpu, fit, outlined
-from motley.replicas.model import LoadedModel, load_model
-from motley.replicas.offline import Engine
-from motley.replicas.tiers.ahead import Ahead
-from motley.replicas.tiers.budget import check_budget, sizes_of
-from motley.replicas.tiers.disk import DirectFile, Rows
-from motley.replicas.tiers.plan import PAGE, Sizes, Tiers, in_pages, planned, step_s
-from motley.replicas.tiers.tier import DiskLayer, Tier
-from motley.replicas.weights_cache import WeightsCache
+from motley.replicas.loading.model_loader import LoadedModel, load_model
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.offload.disk.direct_file import DirectFile, DiskTable
+from motley.replicas.offload.disk.disk_tier import DiskLayer, DiskTier
+from motley.replicas.offload.disk.layer_prefetch import LayerPrefetcher
+from motley.replicas.offload.planning.disk_plan import (
+    PAGE_BYTES,
+    DiskPlan,
+    WeightSizes,
+    disk_step_s,
+    plan_disk,
+    round_to_pages,
+)
+from motley.replicas.offload.planning.weight_budget import check_budget, weight_sizes
 
 PROMPT = list(range(3, 40))
 LAYERS = 6
@@ -76,27 +83,27 @@ def _cache(tmp_path: Path) -> WeightsCache:
     return WeightsCache(folder, least_bytes=0)
 
 
-def _sizes(folder: Path) -> Sizes:
+def _sizes(folder: Path) -> WeightSizes:
     checkpoint = inspect_checkpoint(folder)
-    return sizes_of(outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, exact_ops()))
+    return weight_sizes(build_meta_decoder(checkpoint.config, checkpoint.format, checkpoint.tensors, exact_ops()))
 
 
-def _least(sizes: Sizes) -> int:
+def _least(sizes: WeightSizes) -> int:
     """The smallest budget."""
-    return sizes.fixed + 2 * in_pages(max(sizes.layers))
+    return sizes.fixed + 2 * round_to_pages(max(sizes.layers))
 
 
 def _tiered(folder: Path, tmp_path: Path, budget: int, dtype: torch.dtype = torch.float32) -> LoadedModel:
     return load_model(folder, exact_ops(dtype), cache=_cache(tmp_path), weights_memory=budget)
 
 
-def _tier(loaded: LoadedModel) -> Tier:
-    assert isinstance(loaded.decoder.tier, Tier)
+def _tier(loaded: LoadedModel) -> DiskTier:
+    assert isinstance(loaded.decoder.tier, DiskTier)
     return loaded.decoder.tier
 
 
 SIZES = st.builds(
-    Sizes,
+    WeightSizes,
     st.integers(1, 10**9),
     st.integers(1, 10**9),
     st.lists(st.integers(1, 10**8), min_size=1, max_size=80).map(tuple)
@@ -105,10 +112,10 @@ SIZES = st.builds(
 
 
 @given(SIZES, st.integers(1, 2 * 10**9), st.integers(0, 10**9))
-def test_the_budget_is_kept_and_more_of_it_leaves_no_more_on_disk(sizes: Sizes, budget: int, more: int) -> None:
-    every = Tiers(sizes, (True,) * len(sizes.layers), embedding=True)
+def test_the_budget_is_kept_and_more_of_it_leaves_no_more_on_disk(sizes: WeightSizes, budget: int, more: int) -> None:
+    every = DiskPlan(sizes, (True,) * len(sizes.layers), embedding=True)
     try:
-        found = planned(sizes, budget)
+        found = plan_disk(sizes, budget)
     except InvalidRequest:
         found = None
     if found is None:
@@ -116,17 +123,17 @@ def test_the_budget_is_kept_and_more_of_it_leaves_no_more_on_disk(sizes: Sizes, 
         return
     assert found.memory_bytes <= budget
     assert bool(found.embedding or found.layers) == (sizes.nbytes > budget)
-    larger = planned(sizes, budget + more)
+    larger = plan_disk(sizes, budget + more)
     assert len(larger.layers) <= len(found.layers)
     assert larger.embedding <= found.embedding
 
 
 @given(st.integers(1, 80), st.data())
 def test_layers_on_disk_are_spread_evenly(count: int, data: st.DataObject) -> None:
-    sizes = Sizes(1, 1, (PAGE,) * count)
+    sizes = WeightSizes(1, 1, (PAGE_BYTES,) * count)
     gone = data.draw(st.integers(0, count))
-    budget = 1 + (count - gone) * PAGE + 2 * in_pages(PAGE)
-    on_disk = planned(sizes, budget).layers
+    budget = 1 + (count - gone) * PAGE_BYTES + 2 * round_to_pages(PAGE_BYTES)
+    on_disk = plan_disk(sizes, budget).layers
     if not on_disk:
         return
     assert len(on_disk) <= gone
@@ -136,28 +143,28 @@ def test_layers_on_disk_are_spread_evenly(count: int, data: st.DataObject) -> No
 
 
 def test_as_many_layers_stay_as_there_is_room_for() -> None:
-    sizes = Sizes(500, 1000, (PAGE,) * 10)
-    least = 1000 + 4 * PAGE  # two buffers of two pages each
+    sizes = WeightSizes(500, 1000, (PAGE_BYTES,) * 10)
+    least = 1000 + 4 * PAGE_BYTES  # two buffers of two pages each
     with pytest.raises(InvalidRequest, match=rf"expected {least} bytes at least"):
-        planned(sizes, least - 1)
-    assert len(planned(sizes, least).layers) == 10
-    assert len(planned(sizes, least + 3 * PAGE - 1).layers) == 8
-    assert len(planned(sizes, least + 3 * PAGE).layers) == 7
-    assert planned(sizes, sizes.nbytes - 1).on_disk == (False,) * 10  # the embedding alone goes
-    assert not planned(sizes, sizes.nbytes).embedding
+        plan_disk(sizes, least - 1)
+    assert len(plan_disk(sizes, least).layers) == 10
+    assert len(plan_disk(sizes, least + 3 * PAGE_BYTES - 1).layers) == 8
+    assert len(plan_disk(sizes, least + 3 * PAGE_BYTES).layers) == 7
+    assert plan_disk(sizes, sizes.nbytes - 1).on_disk == (False,) * 10  # the embedding alone goes
+    assert not plan_disk(sizes, sizes.nbytes).embedding
 
 
-def _plan(on_disk: tuple[bool, ...]) -> Tiers:
-    return Tiers(Sizes(0, 0, (100,) * len(on_disk)), on_disk, embedding=True)
+def _plan(on_disk: tuple[bool, ...]) -> DiskPlan:
+    return DiskPlan(WeightSizes(0, 0, (100,) * len(on_disk)), on_disk, embedding=True)
 
 
 def test_a_step_takes_as_long_as_the_slower_of_disk_and_computing() -> None:
     all_of_them = _plan((True,) * 4)
-    assert step_s(all_of_them, 100.0, [0.1] * 4, 0.0) == pytest.approx(4.0)  # 1 s to read each
-    assert step_s(all_of_them, 1000.0, [1.0] * 4, 0.5) == pytest.approx(4.5)
-    assert step_s(_plan((False,) * 4), 1.0, [1.0] * 4, 0.5) == pytest.approx(4.5)
+    assert disk_step_s(all_of_them, 100.0, [0.1] * 4, 0.0) == pytest.approx(4.0)  # 1 s to read each
+    assert disk_step_s(all_of_them, 1000.0, [1.0] * 4, 0.5) == pytest.approx(4.5)
+    assert disk_step_s(_plan((False,) * 4), 1.0, [1.0] * 4, 0.5) == pytest.approx(4.5)
     # Spread evenly each is read while two others compute; next to each other the second buffer helps once.
-    assert step_s(_plan((True, False, False) * 2), 100.0, [0.5] * 6, 0.0) == pytest.approx(3.0)
+    assert disk_step_s(_plan((True, False, False) * 2), 100.0, [0.5] * 6, 0.0) == pytest.approx(3.0)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.floats(1, 1e4), st.floats(0, 2), st.floats(0, 2))
@@ -166,7 +173,7 @@ def test_a_step_is_no_faster_than_its_parts_and_no_slower_than_one_after_the_oth
 ) -> None:
     plan = _plan(tuple(on_disk))
     reading, computing = plan.read_bytes / rate, len(on_disk) * layer_s + rest_s
-    found = step_s(plan, rate, [layer_s] * len(on_disk), rest_s)
+    found = disk_step_s(plan, rate, [layer_s] * len(on_disk), rest_s)
     assert max(reading, computing) * (1 - 1e-9) <= found + 1e-9
     assert found <= (reading + computing) * (1 + 1e-9) + 1e-9
 
@@ -223,19 +230,19 @@ def test_an_entry_of_a_start_without_tiers_serves_and_so_does_one_of_a_start_wit
 
 def test_fit_is_told_of_the_file_that_a_start_reads(checkpoint: Path, tmp_path: Path) -> None:
     cache = _cache(tmp_path)
-    assert kept_file(checkpoint, str(cache.folder)) is None
+    assert likely_packed_file(checkpoint, str(cache.folder)) is None
     found = _tiered(checkpoint, tmp_path, _least(_sizes(checkpoint)))
-    kept = kept_file(checkpoint, str(cache.folder))
+    kept = likely_packed_file(checkpoint, str(cache.folder))
     assert kept is not None
     assert kept.samefile(f"/proc/self/fd/{_tier(found).places[0].file.fileno()}")
-    assert kept_file(checkpoint, "off") is None
+    assert likely_packed_file(checkpoint, "off") is None
 
 
 def test_what_is_held_is_what_stays_and_two_buffers(checkpoint: Path, tmp_path: Path) -> None:
     sizes = _sizes(checkpoint)
     budget = _least(sizes) + max(sizes.layers)
     found = _tiered(checkpoint, tmp_path, budget)
-    rows = PAGE * 2  # that a row of the embedding is read into
+    rows = PAGE_BYTES * 2  # that a row of the embedding is read into
     assert found.weight_bytes <= budget + rows
     assert found.weight_bytes == pytest.approx(_tier(found).plan.memory_bytes, abs=rows + 64 * 40)
     assert found.weight_bytes < load_model(checkpoint, exact_ops()).weight_bytes
@@ -246,7 +253,7 @@ def test_what_is_held_is_what_stays_and_two_buffers(checkpoint: Path, tmp_path: 
 
 def test_one_layer_is_read_ahead_and_no_more() -> None:
     read: list[tuple[int, int]] = []
-    ahead = Ahead([1, 4, 7], lambda layer, buffer: read.append((layer, buffer)))
+    ahead = LayerPrefetcher([1, 4, 7], lambda layer, buffer: read.append((layer, buffer)))
     assert ahead.take(1) == 0
     assert ahead.take(4) == 1  # it was on its way while 1 computed
     assert read == [(1, 0), (4, 1)]  # 7 has no buffer before 1 has computed
@@ -266,7 +273,7 @@ def test_reading_goes_on_while_a_layer_computes() -> None:
             began.set()
             assert may_end.wait(60)
 
-    ahead = Ahead([0, 2], read)
+    ahead = LayerPrefetcher([0, 2], read)
     buffer = ahead.take(0)
     assert began.wait(60)  # the next is being read, and the first may compute meanwhile
     may_end.set()
@@ -282,7 +289,7 @@ def test_a_read_that_fails_is_told_of_its_own_layer_and_the_next_step_begins_ane
         if layer in broken:
             raise EngineFault(f"layer {layer}")
 
-    ahead = Ahead([1, 4, 7], read)
+    ahead = LayerPrefetcher([1, 4, 7], read)
     ahead.give(ahead.take(1))
     with pytest.raises(EngineFault, match="layer 4"):
         ahead.take(4)
@@ -325,7 +332,7 @@ def test_a_disk_that_fails_ends_the_requests_of_the_step_and_no_others(
         whole = DirectFile.read
 
         def failing(file: DirectFile, memory: memoryview, begin: int, end: int) -> int:
-            if end - begin > PAGE:
+            if end - begin > PAGE_BYTES:
                 raise EngineFault("weights on disk cannot be read: [Errno 5] Input/output error")
             return whole(file, memory, begin, end)
 
@@ -340,17 +347,22 @@ def test_a_disk_that_fails_ends_the_requests_of_the_step_and_no_others(
 @pytest.mark.parametrize("direct", [True, False])
 def test_reads_are_of_any_bytes_and_a_short_one_is_a_fault(direct: bool, tmp_path: Path) -> None:
     path = tmp_path / "file"
-    data = os.urandom(3 * PAGE + 100)
+    data = os.urandom(3 * PAGE_BYTES + 100)
     path.write_bytes(data)
     descriptor = os.open(path, os.O_RDONLY)
     file = DirectFile(descriptor, direct=direct)
-    memory = mmap.mmap(-1, 8 * PAGE)
-    for begin, end in [(0, 10), (64, 2 * PAGE), (PAGE + 64, 3 * PAGE + 100), (3 * PAGE, 3 * PAGE + 100)]:
+    memory = mmap.mmap(-1, 8 * PAGE_BYTES)
+    for begin, end in [
+        (0, 10),
+        (64, 2 * PAGE_BYTES),
+        (PAGE_BYTES + 64, 3 * PAGE_BYTES + 100),
+        (3 * PAGE_BYTES, 3 * PAGE_BYTES + 100),
+    ]:
         offset = file.read(memoryview(memory), begin, end)
         assert memory[offset : offset + end - begin] == data[begin:end]
-    for end in (3 * PAGE + 101, 4 * PAGE, 5 * PAGE):
+    for end in (3 * PAGE_BYTES + 101, 4 * PAGE_BYTES, 5 * PAGE_BYTES):
         with pytest.raises(EngineFault, match=f"{end} were expected"):
-            file.read(memoryview(memory), PAGE, end)
+            file.read(memoryview(memory), PAGE_BYTES, end)
     file.close()
     os.close(descriptor)
 
@@ -360,7 +372,7 @@ def test_rows_are_those_of_the_table_repeated_or_not(tmp_path: Path) -> None:
     path = tmp_path / "table"
     path.write_bytes(bytes(128) + table.numpy().tobytes())
     descriptor = os.open(path, os.O_RDONLY)
-    rows = Rows(DirectFile(descriptor), 128, (50, 700), torch.float32)
+    rows = DiskTable(DirectFile(descriptor), 128, (50, 700), torch.float32)
     ids = torch.tensor([49, 0, 7, 49, 0, 3])
     assert torch.equal(rows[ids], table[ids])
     os.close(descriptor)
@@ -369,7 +381,7 @@ def test_rows_are_those_of_the_table_repeated_or_not(tmp_path: Path) -> None:
 def test_too_little_memory_is_refused_before_anything_is_read(
     checkpoint: Path, tiered_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motley.replicas.model.piece_digests", None)
+    monkeypatch.setattr("motley.replicas.loading.model_loader.digest_pieces", None)
     less = tiered_config["weights_memory_bytes"] - 1
     with pytest.raises(InvalidRequest, match=r"weights_memory_bytes: .* are too few: head and norms take"):
         build_engine(checkpoint, EngineConfig(**{**tiered_config, "weights_memory_bytes": less}))
@@ -399,38 +411,38 @@ def test_without_c_kernels_it_is_refused(checkpoint: Path, tmp_path: Path) -> No
         load_model(checkpoint, ops, cache=_cache(tmp_path), weights_memory=10**6)
     found = inspect_checkpoint(checkpoint)
     with pytest.raises(InvalidRequest, match="cannot be kept on disk"):
-        check_budget(outlined(found.config, found.format, found.tensors, ops), 10**6)
+        check_budget(build_meta_decoder(found.config, found.format, found.tensors, ops), 10**6)
 
 
 def test_fit_tells_what_stays(checkpoint: Path) -> None:
     found = inspect_checkpoint(checkpoint)
     budget = _least(_sizes(checkpoint)) + max(_sizes(checkpoint).layers)
-    place = cpu(exact_ops)
-    all_of_it = fit(found, place, Asked(64, 1))
-    some = fit(found, place, Asked(64, 1, weights_memory_bytes=budget))
+    place = local_cpu(exact_ops)
+    all_of_it = fit_model(found, place, FitWorkload(64, 1))
+    some = fit_model(found, place, FitWorkload(64, 1, weights_memory_bytes=budget))
     assert all_of_it.parts is not None
     assert some.parts is not None
-    assert some.tiers == planned(_sizes(checkpoint), budget)
+    assert some.tiers == plan_disk(_sizes(checkpoint), budget)
     assert some.parts.loaded <= budget < all_of_it.parts.loaded
     assert some.kv_tokens >= all_of_it.kv_tokens
-    assert "are too few" in fit(found, place, Asked(64, 1, weights_memory_bytes=1)).refused
+    assert "are too few" in fit_model(found, place, FitWorkload(64, 1, weights_memory_bytes=1)).refused
 
 
 _START = """
 import ctypes, gc, re, sys
 from pathlib import Path
 import torch
-from motley.replicas.build import operators
+from motley.replicas.loading.operator_choice import choose_operators
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.model import load_model
-from motley.replicas.weights_cache import WeightsCache
+from motley.replicas.loading.model_loader import load_model
+from motley.replicas.checkpoint.cache.weights_cache import WeightsCache
 
 def status(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
 small, large, folder, budget = sys.argv[1:]
 torch.set_num_threads(1)
-ops = lambda: operators(EngineConfig(dtype="bfloat16"), torch.bfloat16)[0]
+ops = lambda: choose_operators(EngineConfig(dtype="bfloat16"), torch.bfloat16)[0]
 load_model(small, ops())
 before = status("VmRSS")
 model = load_model(large, ops(), cache=WeightsCache(Path(folder), least_bytes=0), weights_memory=int(budget))

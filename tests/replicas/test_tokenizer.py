@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.replicas.errors import CheckpointError, InvalidRequest
-from motley.replicas.tokenizer import Tokenizer
+from motley.replicas.text.tokenizer.tokenizer import Tokenizer
 
 STYLES = ["qwen", "llama3", "llama2", "mistral"]
 TEXTS = [

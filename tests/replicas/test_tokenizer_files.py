@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from motley.replicas.errors import CheckpointError
-from motley.replicas.tokenizer import Tokenizer
+from motley.replicas.text.tokenizer.tokenizer import Tokenizer
 
 # What a template sees of each name, and a place for the conversation.
 NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "image_token")

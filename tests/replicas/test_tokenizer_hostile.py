@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from motley.replicas import tokenizer, tokenizer_aside
 from motley.replicas.errors import CheckpointError, InvalidRequest, Overloaded
-from motley.replicas.tokenizer import Tokenizer
-from motley.replicas.tokenizer_aside import TokenizerAside
-from motley.replicas.tokenizer_bounds import doubt_about
+from motley.replicas.text.tokenizer import tokenizer, tokenizer_process
+from motley.replicas.text.tokenizer.tokenizer import Tokenizer
+from motley.replicas.text.tokenizer.tokenizer_cost import find_unbounded_component
+from motley.replicas.text.tokenizer.tokenizer_process import TokenizerProcess
 
 VOCABULARY = {char: i for i, char in enumerate("abcdefgh !px")}
 BPE = {"type": "BPE", "vocab": VOCABULARY, "merges": []}
@@ -118,7 +118,7 @@ DOUBTS = {
 
 @pytest.mark.parametrize(("state", "component"), DOUBTS.values(), ids=DOUBTS)
 def test_what_nothing_bounds_is_doubtful(state: dict[str, Any], component: str | None) -> None:
-    doubt = doubt_about(state)
+    doubt = find_unbounded_component(state)
     assert (None if doubt is None else doubt[0]) == component
 
 
@@ -166,14 +166,14 @@ def test_limits_and_refusals_are_those_of_every_text(backtracking: Tokenizer) ->
 
 def test_a_process_that_has_ended_is_started_again(backtracking: Tokenizer) -> None:
     assert backtracking._aside is not None
-    nursery = backtracking._aside._running()
-    nursery._process.kill()
-    nursery._process.wait()
+    forkserver = backtracking._aside._running()
+    forkserver._process.kill()
+    forkserver._process.wait()
     assert backtracking.encode("abc") == [0, 1, 2]
 
 
 def test_no_more_wait_than_may(backtracking: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer_aside, "MAX_WAITING", 0)
+    monkeypatch.setattr(tokenizer_process, "MAX_WAITING", 0)
     with pytest.raises(Overloaded) as caught:
         backtracking.encode("abc", param="input")
     assert (caught.value.param, caught.value.code) == ("input", "queue_full")
@@ -190,7 +190,7 @@ def test_a_normalizer_that_grows_ends_that_text_alone(tmp_path: Path) -> None:
 def test_a_long_text_that_may_grow_is_looked_at_in_small_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A normalizer within the bounds, of 60 characters for one: a part of 8 a token would be 60 times as many."""
     loaded = load(tmp_path, file(normalizer=replace({"String": "a"}, "a" * 60)))
-    assert not loaded.works_aside
+    assert not loaded.uses_own_process
     read: list[int] = []
     encode = loaded._encode
 
@@ -202,7 +202,7 @@ def test_a_long_text_that_may_grow_is_looked_at_in_small_parts(tmp_path: Path, m
     with pytest.raises(InvalidRequest) as caught:
         loaded.encode("a" * 100_000, max_tokens=1000)
     assert caught.value.code == "context_length_exceeded"
-    assert sum(read) <= tokenizer.PROBE_LEAST
+    assert sum(read) <= tokenizer.MIN_PROBE_TOKENS
     assert loaded.encode("b" * 2000, max_tokens=2000) == [1] * 2000
 
 
@@ -239,8 +239,8 @@ def test_ids_do_not_change_by_chance(tmp_path: Path) -> None:
 def test_nothing_is_started_before_it_is_needed(tmp_path: Path) -> None:
     loaded = load(tmp_path, file())
     loaded.encode("abc")
-    assert isinstance(loaded._aside, TokenizerAside)
-    assert loaded._aside._nursery is None
+    assert isinstance(loaded._aside, TokenizerProcess)
+    assert loaded._aside._forkserver is None
 
 
 # --- texts that are read aside for their white space ---
@@ -253,11 +253,11 @@ def spaced(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def test_ordinary_texts_stay_where_white_space_alone_is_in_doubt(spaced: Tokenizer) -> None:
-    assert not spaced.works_aside
+    assert not spaced.uses_own_process
     assert spaced.encode("a " * 1000) == [0, 8] * 1000
     assert spaced.chat([{"role": "user", "content": "a" + " " * 900 + "b"}]) == [0, *[8] * 900, 1]
     assert spaced._aside is not None
-    assert spaced._aside._nursery is None
+    assert spaced._aside._forkserver is None
     long = "a" + " " * 1100 + "b"
     assert isinstance(spaced.begin_encode(long), Future)
     assert spaced.chat([{"role": "user", "content": long}]) == [0, *[8] * 1100, 1]
@@ -272,7 +272,7 @@ def test_a_long_run_of_white_space_is_refused_alone(spaced: Tokenizer) -> None:
 # --- the line of those who wait ---
 
 
-class HeldAside(TokenizerAside):
+class HeldAside(TokenizerProcess):
     """What is read waits until it is let go; in which order is kept."""
 
     def __init__(self, folder: Path) -> None:
@@ -297,8 +297,8 @@ class HeldAside(TokenizerAside):
 def test_no_tenant_has_more_than_half_of_the_places_and_they_take_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer_aside, "MAX_WAITING", 20)
-    monkeypatch.setattr(tokenizer_aside, "MAX_RUNNING", 1)
+    monkeypatch.setattr(tokenizer_process, "MAX_WAITING", 20)
+    monkeypatch.setattr(tokenizer_process, "MAX_RUNNING", 1)
     aside = HeldAside(tmp_path)
     waiting = [aside.begin_text(f"a{i}", "a") for i in range(10)]
     assert aside.begun.wait(60)  # the first stands in line no more
@@ -331,10 +331,10 @@ def test_a_chat_that_takes_long_is_read_aside_and_comes_out_the_same(
     aside = slow._aside
     assert aside is not None
     assert slow.chat([{"role": "user", "content": "quick"}]) == [0, 1, 2]
-    assert aside._nursery is None
+    assert aside._forkserver is None
     monkeypatch.setattr(tokenizer, "QUICK_S", 0.001)
     assert slow.chat([{"role": "user", "content": "slow"}]) == [0, 1, 2]
-    assert aside._nursery is not None
+    assert aside._forkserver is not None
     assert slow.chat([{"role": "user", "content": "quick"}]) == [0, 1, 2]
 
 

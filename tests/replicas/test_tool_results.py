@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.messages import check_messages
+from motley.replicas.text.chat.chat_messages import check_messages
 
 USER = {"role": "user", "content": "Weather?"}
 SAID = {"role": "assistant", "content": "It rains."}

@@ -12,9 +12,9 @@ import transformers
 from tool_templates import MARKS, TEMPLATES, write_tool_tokenizer
 
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.messages import check_messages
-from motley.replicas.tokenizer import Tokenizer
-from motley.replicas.tools import check_tools
+from motley.replicas.text.chat.chat_messages import check_messages
+from motley.replicas.text.chat.tool_definitions import check_tools
+from motley.replicas.text.tokenizer.tokenizer import Tokenizer
 
 WEATHER: dict[str, Any] = {
     "type": "function",

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from motley.replicas.demo import demo_path
+from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.offline import Engine
-from motley.replicas.protocol import Delta, FinishReason, SamplingParams
+from motley.replicas.types import Delta, FinishReason, SamplingParams
 
 LONG = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 PROMPTS = ("The with statement", "A class", "In Python")

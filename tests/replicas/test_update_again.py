@@ -12,11 +12,11 @@ import pytest
 from new_weights import tensors_of, written
 from tiny_checkpoints import build_checkpoint
 
+from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest, Unavailable
 from motley.replicas.replica import Replica
-from motley.replicas.updates.file import WeightFile
-from motley.replicas.worker import Worker
+from motley.replicas.updates.weight_file import WeightFile
 
 
 @pytest.fixture(scope="module")

@@ -25,16 +25,18 @@ from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.device.device_context import interpreter_context
 from motley.kernels.gpu.gpu_ops import GpuOps
-from motley.replicas import sizing, weights_cache
+from motley.replicas.capacity import kv_sizing
+from motley.replicas.checkpoint.cache import weights_cache
+from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest, MotleyError, Unavailable
-from motley.replicas.gpu.swapper import power_of_two
-from motley.replicas.offline import Engine
-from motley.replicas.protocol import Request, SamplingParams, StreamMessage
-from motley.replicas.tiers import device_speed, pinned, renew_device
-from motley.replicas.tiers.plan import Budgets
-from motley.replicas.updates.beside import bytes_beside
-from motley.replicas.updates.file import WeightFile
+from motley.replicas.gpu.swapper import round_up_to_power_of_two
+from motley.replicas.offload.device import device_speed, pinned_memory
+from motley.replicas.offload.planning.disk_plan import WeightBudgets
+from motley.replicas.offload.renewal import device_renewal
+from motley.replicas.types import Request, SamplingParams, StreamMessage
+from motley.replicas.updates.device_update import update_bytes
+from motley.replicas.updates.weight_file import WeightFile
 
 APART, MIDWAY = 4, 6  # steps from one request to the next, and after which the weights change: two have begun
 
@@ -194,7 +196,7 @@ def test_layers_stay_pinned_as_far_as_the_budget_goes(
     """With ample memory what has not changed is shared; without, all is pinned anew rather than what slabs held before
     kept beside it. Either way no more than the budget is pinned of the weights that are left.
     """
-    monkeypatch.setattr(pinned, "SLAB_BYTES", 1 << 16)
+    monkeypatch.setattr(pinned_memory, "SLAB_BYTES", 1 << 16)
     monkeypatch.setattr("motley.replicas.gpu.swapper.SLAB_BYTES", 1 << 16)
     shared = []
     for kind, host in (("ample", AMPLE), ("exact", None)):
@@ -212,7 +214,7 @@ def test_layers_stay_pinned_as_far_as_the_budget_goes(
                 adopted(made, file)
                 now = tier_of(made).pinned
                 slabs = [piece.untyped_storage() for each in now.values() for piece in each]
-                taken = sum(map(power_of_two, {slab.data_ptr(): slab.nbytes() for slab in slabs}.values()))
+                taken = sum(map(round_up_to_power_of_two, {slab.data_ptr(): slab.nbytes() for slab in slabs}.values()))
                 assert taken <= settings["weights_host_memory_bytes"]
                 shared.append([each for each in sorted(now) if now[each] is before[each]])
             assert every(made) == whole(folder)[0]
@@ -247,8 +249,8 @@ def test_a_failed_update_leaves_everything_as_it_was(
         live, loaded, tier = built.weights, built.weights.loaded, tier_of(made)
         given = {"dtype": "float32", "threads": 1, "kv_memory_bytes": 2**20, "graphs": False}
         config = EngineConfig(**given, **settings)  # type: ignore[arg-type]
-        needed = bytes_beside(loaded.decoder, of_another(*folders, lambda name: ".mlp." in name).keys())
-        needed += sizing.step_bytes(config, loaded)
+        needed = update_bytes(loaded.decoder, of_another(*folders, lambda name: ".mlp." in name).keys())
+        needed += kv_sizing.largest_step_bytes(config, loaded)
 
         def runs_out(*_: Any, **__: Any) -> Any:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -270,9 +272,9 @@ def test_a_failed_update_leaves_everything_as_it_was(
                 device.left = left
                 refused(Unavailable, "it does not pin memory for the new weights: CUDA error")
             device.left = None
-            less = Budgets(tier.plan.device_bytes - 1, AMPLE), Budgets(AMPLE, tier.plan.host_bytes - 1)
+            less = WeightBudgets(tier.plan.device_bytes - 1, AMPLE), WeightBudgets(AMPLE, tier.plan.host_bytes - 1)
             for where, name, value, error, what in (
-                (renew_device, "available_memory", lambda: 2**16, Unavailable, "want .* of it pinned"),
+                (device_renewal, "available_memory", lambda: 2**16, Unavailable, "want .* of it pinned"),
                 (weights_cache, "FREE_SHARE", 1.0, Unavailable, "weights cache has no room"),
                 (tier, "budgets", less[0], InvalidRequest, "weights_memory_bytes"),
                 (tier, "budgets", less[1], InvalidRequest, "weights_host_memory_bytes"),

@@ -14,14 +14,14 @@ import torch
 from new_weights import changed, of_another, tensors_of, written
 from tiny_checkpoints import build_checkpoint
 
-from motley.replicas.build import build_engine
+from motley.replicas.engine.entrypoints.worker import Worker
+from motley.replicas.engine.startup.engine_builder import build_engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import CheckpointError, InvalidRequest, Unavailable
-from motley.replicas.plan import StepPlan, StepResult
-from motley.replicas.protocol import BLOCK_TOKENS, Request, SamplingParams, StreamMessage, WeightsTold
-from motley.replicas.runner import ModelRunner
-from motley.replicas.updates.file import WeightFile
-from motley.replicas.worker import Worker
+from motley.replicas.execution.runner import ModelRunner
+from motley.replicas.execution.step_plan import StepPlan, StepResult
+from motley.replicas.types import BLOCK_TOKENS, Request, SamplingParams, StreamMessage, WeightsStatus
+from motley.replicas.updates.weight_file import WeightFile
 
 PROMPT = tuple(range(3, 80))
 LONG = 120
@@ -146,10 +146,10 @@ async def test_what_has_begun_ends_on_what_it_began_with(
     assert said(begun) == before
     assert [message.told for message in begun if message.cached_tokens is not None] == [old_weights]
     assert await after == new_short
-    assert (await anext(worker.generate(short))).told == worker.weights == WeightsTold(1, fresh.weights.contents)
+    assert (await anext(worker.generate(short))).told == worker.weights == WeightsStatus(1, fresh.weights.contents)
     assert await answer(worker, long) == new
     load = worker.load()
-    assert WeightsTold(load.weights_version, load.weights_contents) == worker.weights
+    assert WeightsStatus(load.weights_version, load.weights_contents) == worker.weights
     assert list(runner_of(worker).models) == [1]
     assert worker.profile().fingerprint == fresh.profile().fingerprint
 

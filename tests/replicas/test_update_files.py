@@ -23,14 +23,18 @@ from new_weights import changed, of_another, tensors_of, written
 from steps import Session, exact_ops
 from tiny_checkpoints import build_checkpoint
 
-from motley.replicas import weights_cache
+from motley.replicas.checkpoint.cache import weights_cache
+from motley.replicas.checkpoint.cache.weights_cache import WeightsCache
 from motley.replicas.errors import CheckpointError, InvalidRequest, MotleyError, Unavailable
-from motley.replicas.model import LoadedModel, load_model
-from motley.replicas.updates import staging
-from motley.replicas.updates.file import WeightFile
-from motley.replicas.updates.live import LiveWeights
-from motley.replicas.updates.own_folder import give_up, is_there, own_folder
-from motley.replicas.weights_cache import WeightsCache
+from motley.replicas.loading.model_loader import LoadedModel, load_model
+from motley.replicas.updates import update_staging
+from motley.replicas.updates.live_weights import LiveWeights
+from motley.replicas.updates.process_folder import (
+    create_process_folder,
+    process_folder_exists,
+    release_process_folder,
+)
+from motley.replicas.updates.weight_file import WeightFile
 
 PROMPT = [7, 3, 200, 41, 41, 90, 5, 250]
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -195,7 +199,7 @@ def test_a_copy_that_has_no_room_is_no_fault_of_the_file(tmp_path: Path, monkeyp
     folder = build_checkpoint(tmp_path / "one", "qwen2")
     live = LiveWeights(loaded(folder))
     file = WeightFile(written(tmp_path / "new.safetensors", tensors_of(folder)))
-    monkeypatch.setattr(staging, "_created", lambda path: FileIO(os.open("/dev/full", os.O_WRONLY), "wb"))
+    monkeypatch.setattr(update_staging, "_created", lambda path: FileIO(os.open("/dev/full", os.O_WRONLY), "wb"))
     with pytest.raises(Unavailable, match="no room for a copy") as refused:
         live.prepare(file)
     assert refused.value.code == "no_room"
@@ -271,19 +275,22 @@ def test_a_model_that_was_made_up_is_refused(tmp_path: Path) -> None:
 def test_what_a_process_that_was_killed_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing of one that lives."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    code = "import os; from motley.replicas.updates.own_folder import own_folder; print(own_folder(), flush=True); "
+    code = (
+        "import os; from motley.replicas.updates.process_folder import create_process_folder; "
+        "print(create_process_folder(), flush=True); "
+    )
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     killed = subprocess.run(
         [sys.executable, "-c", code + "os._exit(1)"], capture_output=True, text=True, env=environment, check=False
     )
     left = Path(killed.stdout.strip())
     assert left.is_dir()
-    living = own_folder()
+    living = create_process_folder()
     assert not left.exists()
-    other = own_folder()
+    other = create_process_folder()
     assert living.is_dir()
     for folder in (living, other):
-        give_up(folder)
+        release_process_folder(folder)
     assert not list(tmp_path.glob("motley-weights-*"))
 
 
@@ -302,10 +309,10 @@ def test_a_folder_that_another_process_removes_while_it_is_made_is_made_again(
         flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    folder = own_folder()
+    folder = create_process_folder()
     assert removed != [folder]
-    assert is_there(folder)
-    give_up(folder)
+    assert process_folder_exists(folder)
+    release_process_folder(folder)
     assert not list(tmp_path.iterdir())
 
 
@@ -320,7 +327,7 @@ def test_when_the_folder_has_gone_updates_go_on(gone: str, tmp_path: Path, monke
         new = of_another(folder, other, lambda name, part=part: part in name)  # type: ignore[misc]
         live.adopt(live.prepare(WeightFile(written(tmp_path / f"{version}.safetensors", new))))
         folder = changed(folder, new, tmp_path / f"changed{version}")
-        [own] = (one for one in temporary.iterdir() if is_there(one))
+        [own] = (one for one in temporary.iterdir() if process_folder_exists(one))
         shutil.rmtree(own) if gone == "all of it" else (own / "lock").unlink()
     assert live.version == 2
     assert live.loaded.fingerprint == loaded(folder).fingerprint

@@ -25,20 +25,21 @@ from torch.utils._pytree import tree_flatten
 
 from motley.kernels.device.device_context import interpreter_context
 from motley.kernels.gpu.gpu_ops import GpuOps
-from motley.replicas import build, sizing
-from motley.replicas.build import BuiltEngine, build_engine
+from motley.replicas.capacity import kv_sizing
+from motley.replicas.checkpoint.files.safetensors_header import read_header
+from motley.replicas.engine.entrypoints.offline import Engine
+from motley.replicas.engine.startup import engine_builder
+from motley.replicas.engine.startup.engine_builder import BuiltEngine, build_engine
+from motley.replicas.engine.startup.engine_rates import EngineRates
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import CheckpointError, Unavailable
-from motley.replicas.gpu.decode import Key
-from motley.replicas.gpu.runner import GpuRunner
-from motley.replicas.model import load_model, updated_model
-from motley.replicas.offline import Engine
-from motley.replicas.protocol import BATCHES, Request, SamplingParams, StreamMessage
-from motley.replicas.rates import Rates
-from motley.replicas.safetensors_file import read_header
-from motley.replicas.updates import beside
-from motley.replicas.updates.beside import bytes_beside
-from motley.replicas.updates.file import WeightFile
+from motley.replicas.gpu.decode_graphs import GraphKey
+from motley.replicas.gpu.gpu_runner import GpuRunner
+from motley.replicas.loading.model_loader import load_model, updated_model
+from motley.replicas.types import PROFILED_BATCH_SIZES, Request, SamplingParams, StreamMessage
+from motley.replicas.updates import device_update
+from motley.replicas.updates.device_update import update_bytes
+from motley.replicas.updates.weight_file import WeightFile
 
 CONFIG = EngineConfig(dtype="float32", kv_memory_bytes=1 << 20, threads=1, max_running=4)
 PROMPT = tuple(range(3, 60))
@@ -82,7 +83,7 @@ def engine(folder: Path, *, graphs: bool = True) -> tuple[BuiltEngine, LateDevic
     return built, device, built.runner
 
 
-def captured(runner: GpuRunner) -> tuple[Key, ...]:
+def captured(runner: GpuRunner) -> tuple[GraphKey, ...]:
     return () if runner.graphs is None else runner.graphs.captured
 
 
@@ -165,7 +166,7 @@ def test_a_failed_update_leaves_everything_as_it_was(
     live, loaded = built.weights, built.weights.loaded
     norm = tensors_of(folders[0])["model.norm.weight"]
     wrong = WeightFile(written(tmp_path / "wrong.safetensors", {"model.norm.weight": norm * float("nan")}))
-    needed = bytes_beside(loaded.decoder, read_header(file.path).keys()) + sizing.step_bytes(CONFIG, loaded)
+    needed = update_bytes(loaded.decoder, read_header(file.path).keys()) + kv_sizing.largest_step_bytes(CONFIG, loaded)
     linear, made = loaded.decoder.ops.linear, itertools.count()
 
     def runs_out(*given: Any, **named: Any) -> Any:
@@ -201,10 +202,10 @@ def test_a_failed_update_leaves_everything_as_it_was(
 def test_an_idle_engine_has_its_graphs_again_when_it_has_other_weights(
     folders: tuple[Path, Path], file: WeightFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "RENEWED_S", 60.0)
+    monkeypatch.setattr(engine_builder, "UPDATE_WARM_UP_S", 60.0)
     built, device, runner = engine(folders[0])
     assert built.weights is not None
-    built.rates = lambda core: (Rates(1000.0, (0.01,) * len(BATCHES), 0.0), "reckoned")
+    built.rates = lambda core: (EngineRates(1000.0, (0.01,) * len(PROFILED_BATCH_SIZES), 0.0), "reckoned")
     built.warm_up()
     before = set(captured(runner))
     built.adopt(built.weights.prepare(file))
@@ -275,13 +276,13 @@ def test_what_is_reckoned_is_no_less_than_what_is_taken(
     """Of a GPU's operators, while all is read and repacked; without what is allowed for gaps, and not four times as
     much.
     """
-    monkeypatch.setattr(beside, "_GAPS_BYTES", 0)
-    monkeypatch.setattr(beside, "_GAPS_SHARE", 1 << 60)
+    monkeypatch.setattr(device_update, "_GAPS_BYTES", 0)
+    monkeypatch.setattr(device_update, "_GAPS_SHARE", 1 << 60)
     before = load_model(make(tmp_path), GpuOps(interpreter_context(capability)))
     assert before.checkpoint is not None
     with Peak() as peak:
         made = updated_model(before, before.checkpoint, before.checkpoint.tensors.keys())
-    reckoned = bytes_beside(before.decoder, before.checkpoint.tensors.keys())
+    reckoned = update_bytes(before.decoder, before.checkpoint.tensors.keys())
     assert made.decoder.nbytes <= peak.most <= reckoned <= 4 * peak.most
 
 

@@ -16,14 +16,14 @@ from safetensors.torch import load_file
 from steps import Session, exact_ops
 from tiny_checkpoints import build_checkpoint
 
+from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import CheckpointError, MotleyError
-from motley.replicas.model import load_model
-from motley.replicas.protocol import Request, SamplingParams, StreamMessage
-from motley.replicas.updates.file import WeightFile
-from motley.replicas.updates.live import LiveWeights
-from motley.replicas.updates.replay import needed
-from motley.replicas.worker import Worker
+from motley.replicas.loading.model_loader import load_model
+from motley.replicas.types import Request, SamplingParams, StreamMessage
+from motley.replicas.updates.live_weights import LiveWeights
+from motley.replicas.updates.update_replay import updates_to_replay
+from motley.replicas.updates.weight_file import WeightFile
 
 NORM, GATE, HEAD = "model.norm.weight", "model.layers.0.mlp.gate_proj.weight", "lm_head.weight"
 NAMES = (NORM, GATE, HEAD)
@@ -36,7 +36,7 @@ def file(names: str, *, delta: bool = False) -> WeightFile:
 
 
 def kept(*files: WeightFile, changeable: str = "abc") -> list[str]:
-    return [str(one.path) for one in needed(files, changeable, lambda path: set(str(path)))]
+    return [str(one.path) for one in updates_to_replay(files, changeable, lambda path: set(str(path)))]
 
 
 def test_what_later_ones_replace_is_not_needed() -> None:
@@ -54,15 +54,15 @@ def test_what_comes_before_all_is_replaced_is_not_looked_at() -> None:
         assert str(path) != "gone"
         return set(str(path))
 
-    found = needed([file("gone"), file("ab"), file("c"), file("a", delta=True)], "abc", names_of)
+    found = updates_to_replay([file("gone"), file("ab"), file("c"), file("a", delta=True)], "abc", names_of)
     assert [str(one.path) for one in found] == ["ab", "c", "a"]
 
 
 def test_the_last_alone_is_held_to_its_contents_if_any_is_missing() -> None:
     files = [file("a"), file("b"), file("a")]
-    assert [one.contents for one in needed(files, "abc", lambda path: set(str(path)))] == ["", "after a"]
+    assert [one.contents for one in updates_to_replay(files, "abc", lambda path: set(str(path)))] == ["", "after a"]
     whole = [file("a"), file("b")]
-    assert needed(whole, "abc", lambda path: set(str(path))) == whole
+    assert updates_to_replay(whole, "abc", lambda path: set(str(path))) == whole
 
 
 @settings(max_examples=300, deadline=None)
@@ -83,7 +83,7 @@ def test_they_give_what_all_of_them_give(steps: list[tuple[set[str], bool]]) -> 
                 found[name] = [*(found[name] if one.delta else []), one.path]
         return found
 
-    taken = needed(files, "abc", names_of)
+    taken = updates_to_replay(files, "abc", names_of)
     assert history(taken) == history(files)
     used = {path for paths in history(files).values() for path in paths}
     assert {one.path for one in taken} == used

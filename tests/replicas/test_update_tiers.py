@@ -18,17 +18,17 @@ from steps import Session, exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.c_kernels.native_build import load_library
-from motley.replicas import weights_cache
+from motley.replicas.checkpoint.cache import weights_cache
+from motley.replicas.checkpoint.cache.weights_cache import WeightsCache
+from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import CheckpointError, InvalidRequest, Unavailable
-from motley.replicas.model import LoadedModel, load_model
-from motley.replicas.protocol import Request, SamplingParams, StreamMessage
-from motley.replicas.tiers.plan import Tiers
-from motley.replicas.tiers.tier import Tier
-from motley.replicas.updates.file import WeightFile
-from motley.replicas.updates.live import LiveWeights
-from motley.replicas.weights_cache import WeightsCache
-from motley.replicas.worker import Worker
+from motley.replicas.loading.model_loader import LoadedModel, load_model
+from motley.replicas.offload.disk.disk_tier import DiskTier
+from motley.replicas.offload.planning.disk_plan import DiskPlan
+from motley.replicas.types import Request, SamplingParams, StreamMessage
+from motley.replicas.updates.live_weights import LiveWeights
+from motley.replicas.updates.weight_file import WeightFile
 
 pytestmark = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 
@@ -71,14 +71,14 @@ def tiered(folder: Path, tmp_path: Path, on_disk: int) -> LoadedModel:
     sizes = tier_of(found).plan.sizes
     tier_of(found).close()
     layers = tuple(index < on_disk for index in range(LAYERS))
-    budget = Tiers(sizes, layers, embedding=True).memory_bytes
+    budget = DiskPlan(sizes, layers, embedding=True).memory_bytes
     found = load_model(folder, exact_ops(), cache=cache_in(tmp_path), weights_memory=budget)
     assert len(tier_of(found).plan.layers) == on_disk
     return found
 
 
-def tier_of(loaded: LoadedModel) -> Tier:
-    assert isinstance(loaded.decoder.tier, Tier)
+def tier_of(loaded: LoadedModel) -> DiskTier:
+    assert isinstance(loaded.decoder.tier, DiskTier)
     return loaded.decoder.tier
 
 

@@ -8,17 +8,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from motley.replicas.checkpoint.files.safetensors_header import read_header
+from motley.replicas.checkpoint.reading.weight_loader import WeightLoader
 from motley.replicas.errors import CheckpointError
-from motley.replicas.safetensors_file import read_header
-from motley.replicas.weights import Weights
 
 TENSORS = {"a": torch.arange(4.0), "b": torch.ones(2, 2, dtype=torch.bfloat16)}
 
 
-def open_weights(folder: Path, tensors: dict[str, torch.Tensor] = TENSORS) -> Weights:
+def open_weights(folder: Path, tensors: dict[str, torch.Tensor] = TENSORS) -> WeightLoader:
     path = folder / "some.safetensors"
     save_file(tensors, path)
-    return Weights({name: (path, info) for name, info in read_header(path).items()}, torch.device("cpu"))
+    return WeightLoader({name: (path, info) for name, info in read_header(path).items()}, torch.device("cpu"))
 
 
 def test_what_was_not_taken_is_named(tmp_path: Path):

@@ -17,13 +17,14 @@ from steps import Session, exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.cpu_ops import CpuOps
-from motley.replicas import contents, weights_cache
 from motley.replicas.bench.shapes import SHAPES, write_dense
+from motley.replicas.checkpoint.cache import weights_cache
+from motley.replicas.checkpoint.cache.weights_cache import WeightsCache, open_weights_cache
+from motley.replicas.checkpoint.reading import weight_digests
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.layers import Source
-from motley.replicas.model import LoadedModel, load_model
-from motley.replicas.weights_cache import WeightsCache, open_cache
+from motley.replicas.loading.model_loader import LoadedModel, load_model
+from motley.replicas.model.layers import LayerSource
 
 PROMPT = list(range(3, 40))
 DTYPES = [torch.float32, torch.bfloat16]
@@ -93,7 +94,7 @@ def test_the_second_start_repacks_nothing_and_computes_the_same_bits(
     def read(*_: object, **__: object) -> bytes:
         raise AssertionError("the checkpoint is read again")
 
-    monkeypatch.setattr("motley.replicas.model.piece_digests", read)
+    monkeypatch.setattr("motley.replicas.loading.model_loader.digest_pieces", read)
     second = _start(folder, tmp_path, dtype)
     assert not taken
     assert plain.fingerprint == first.fingerprint == second.fingerprint
@@ -113,7 +114,7 @@ def test_the_second_start_digests_what_it_has_mapped_and_reads_nothing_else(
     def read(*_: object) -> None:
         raise AssertionError("it is read beside its pages")
 
-    monkeypatch.setattr(contents, "read_piece", read)
+    monkeypatch.setattr(weight_digests, "read_piece", read)
     assert torch.equal(_logits(_start(checkpoint, tmp_path)), _logits(first))
     assert not taken
 
@@ -181,9 +182,10 @@ def test_a_file_that_was_written_just_now_is_read_again(
     monkeypatch.setattr(weights_cache, "RACY_S", 3600.0)
     _start(checkpoint, tmp_path)
     read = []
-    whole = contents.piece_digests
+    whole = weight_digests.digest_pieces
     monkeypatch.setattr(
-        "motley.replicas.model.piece_digests", lambda *given, **named: read.append(1) or whole(*given, **named)
+        "motley.replicas.loading.model_loader.digest_pieces",
+        lambda *given, **named: read.append(1) or whole(*given, **named),
     )
     _start(checkpoint, tmp_path)
     assert read
@@ -256,7 +258,8 @@ def test_what_is_known_of_a_checkpoint_may_be_damaged(
 def test_two_processes_at_once(checkpoint: Path, tmp_path: Path, taken: list[str]) -> None:
     code = (
         "import sys, torch; from pathlib import Path; from motley.kernels.ops import ops_for_device;"
-        "from motley.replicas.model import load_model; from motley.replicas.weights_cache import WeightsCache;"
+        "from motley.replicas.loading.model_loader import load_model;"
+        "from motley.replicas.checkpoint.cache.weights_cache import WeightsCache;"
         "cache = WeightsCache(Path(sys.argv[2]), least_bytes=0);"
         "print('ready', flush=True); sys.stdin.readline();"
         "print(load_model(sys.argv[1], ops_for_device('cpu', torch.float32, 'exact'), cache=cache).fingerprint)"
@@ -290,7 +293,7 @@ def test_a_full_disk_is_a_word_in_the_log_and_leaves_nothing(
         file.write(b"half of it")  # type: ignore[attr-defined]
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(weights_cache, "write_kept", full)
+    monkeypatch.setattr(weights_cache, "write_packed_weights", full)
     _start(checkpoint, tmp_path)
     assert "No space left on device" in caplog.text
     assert _entries(tmp_path) == []
@@ -302,7 +305,7 @@ def test_what_was_not_used_for_longest_goes_first(
     _start(checkpoint, tmp_path, torch.float32)
     [old] = _entries(tmp_path)
     os.utime(old, (1, 1))
-    monkeypatch.setattr(weights_cache, "MOST_BYTES", old.stat().st_size + 10)
+    monkeypatch.setattr(weights_cache, "MAX_CACHE_BYTES", old.stat().st_size + 10)
     _start(checkpoint, tmp_path, torch.bfloat16)
     [new] = _entries(tmp_path)
     assert new != old
@@ -317,14 +320,14 @@ def test_a_disk_that_would_be_full_keeps_nothing(
     assert "no space for" in caplog.text
 
 
-@pytest.mark.parametrize(("what", "value"), [("MOST_BYTES", 1), ("FREE_SHARE", 1.0)])
+@pytest.mark.parametrize(("what", "value"), [("MAX_CACHE_BYTES", 1), ("FREE_SHARE", 1.0)])
 def test_what_can_have_no_room_takes_nothing_away(
     what: str, value: float, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _start(checkpoint, tmp_path)
     before = _entries(tmp_path)
     monkeypatch.setattr(weights_cache, what, value)
-    cache = open_cache(str(before[0].parent.parent))
+    cache = open_weights_cache(str(before[0].parent.parent))
     assert cache is not None
     assert not cache.fill("another\nkey", 2**20, lambda file: None)
     assert _entries(tmp_path) == before != []
@@ -333,14 +336,14 @@ def test_what_can_have_no_room_takes_nothing_away(
 def test_a_folder_of_others_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    assert open_cache(str(tmp_path / "open")) is None
+    assert open_weights_cache(str(tmp_path / "open")) is None
     assert "others may write to it" in caplog.text
-    assert open_cache("off") is None
+    assert open_weights_cache("off") is None
 
 
 def test_the_default_folder_is_the_user_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cache = open_cache(None)
+    cache = open_weights_cache(None)
     assert cache is not None
     assert cache.folder == tmp_path / "motley" / "weights"
     assert cache.folder.stat().st_mode & 0o777 == 0o700
@@ -371,27 +374,27 @@ def test_the_setting_is_a_folder_or_off() -> None:
     assert EngineConfig(weights_cache="off").weights_cache == "off"
     with pytest.raises(InvalidRequest, match="weights_cache"):
         EngineConfig(weights_cache="")
-    assert Source.__dataclass_fields__["shelf"].default is not None
+    assert LayerSource.__dataclass_fields__["shelf"].default is not None
 
 
 _STARTS = """
 import ctypes, gc, re, sys
 from pathlib import Path
 import torch
-from motley.replicas.build import operators
+from motley.replicas.loading.operator_choice import choose_operators
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.model import load_model
-from motley.replicas.weights_cache import WeightsCache
+from motley.replicas.loading.model_loader import load_model
+from motley.replicas.checkpoint.cache.weights_cache import WeightsCache
 
 def status(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
 small, large, folder = sys.argv[1:]
 torch.set_num_threads(2)
-first = load_model(small, operators(EngineConfig(dtype="bfloat16"), torch.bfloat16)[0])
+first = load_model(small, choose_operators(EngineConfig(dtype="bfloat16"), torch.bfloat16)[0])
 before, anonymous = status("VmRSS"), status("RssAnon")
 cache = WeightsCache(Path(folder), least_bytes=0)
-model = load_model(large, operators(EngineConfig(dtype="bfloat16"), torch.bfloat16)[0], cache=cache)
+model = load_model(large, choose_operators(EngineConfig(dtype="bfloat16"), torch.bfloat16)[0], cache=cache)
 cache.wait()
 gc.collect()
 ctypes.CDLL(None).malloc_trim(0)
@@ -404,8 +407,8 @@ import sys
 from pathlib import Path
 import torch
 from motley.kernels.ops import ops_for_device
-from motley.replicas import weights_cache
-from motley.replicas.model import load_model
+from motley.replicas.checkpoint.cache import weights_cache
+from motley.replicas.loading.model_loader import load_model
 
 weights_cache.READY_S = 3600.0
 cache = weights_cache.WeightsCache(Path(sys.argv[2]), least_bytes=0)

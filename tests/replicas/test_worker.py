@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 from fake_runner import AheadRunner, FakeRunner
 
-from motley.replicas import engine_thread
-from motley.replicas import worker as module
-from motley.replicas.blocks import BlockPool
-from motley.replicas.build import BuiltEngine
-from motley.replicas.engine import EngineCore
+from motley.replicas.engine import engine_thread
+from motley.replicas.engine.engine import EngineCore
+from motley.replicas.engine.entrypoints import worker as module
+from motley.replicas.engine.entrypoints.worker import Worker
+from motley.replicas.engine.model_limits import ModelLimits
+from motley.replicas.engine.scheduler import Scheduler
+from motley.replicas.engine.startup.engine_builder import BuiltEngine
+from motley.replicas.engine.streams.output_buffer import MAX_MERGED_MESSAGES, merge_messages
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import (
     DeadlineExceeded,
@@ -24,21 +27,18 @@ from motley.replicas.errors import (
     ReaderStalled,
     Unavailable,
 )
-from motley.replicas.limits import Limits
-from motley.replicas.pile import MOST_MERGED, merge
-from motley.replicas.plan import StepPlan, StepResult
-from motley.replicas.protocol import (
+from motley.replicas.execution.step_plan import StepPlan, StepResult
+from motley.replicas.kv.blocks import BlockPool
+from motley.replicas.types import (
     Delta,
     FinishReason,
     ModelInfo,
+    PromptStoreStatus,
     ReplicaProfile,
     Request,
     SamplingParams,
-    Stored,
     StreamMessage,
 )
-from motley.replicas.scheduler import Scheduler
-from motley.replicas.worker import Worker
 
 BLOCKS = 32
 VOCAB = 50
@@ -61,7 +61,7 @@ class GatedRunner(FakeRunner):
 
 def built(runner: FakeRunner) -> BuiltEngine:
     scheduler = Scheduler(BlockPool(BLOCKS), max_batch_tokens=64, max_running=8)
-    core = EngineCore(runner, scheduler, Limits(VOCAB, 256, ()), None)
+    core = EngineCore(runner, scheduler, ModelLimits(VOCAB, 256, ()), None)
     info = ModelInfo("fake", "fake", VOCAB, 256, (), "float32", "none")
     profile = ReplicaProfile("", info, "cpu", "", None, "", "", 0.0, 0.0, BLOCKS, 64)
     return BuiltEngine(core, runner, None, profile, {}, {})  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ async def test_a_slow_reader_gets_everything_merged_in_parts_it_can_take(worker:
     await until(lambda: idle(worker))  # the engine has finished; the reader has not
     rest = [message async for message in stream]
     sizes = [sum(len(delta.token_ids) for delta in message.deltas) for message in (first, *rest)]
-    assert max(sizes) <= MOST_MERGED < 100
+    assert max(sizes) <= MAX_MERGED_MESSAGES < 100
     assert 4 <= len(sizes) <= 5, "merged: not a message for each step"
     slow = [token for message in (first, *rest) for delta in message.deltas for token in delta.token_ids]
     assert slow == quick
@@ -274,7 +274,7 @@ async def test_a_capture_is_not_a_step_that_is_slow_or_hangs(
     await until(lambda: thread.step_began is not None and time.monotonic() - thread.step_began > 0.05)
     worker.check_pace()
     await worker.check_health()
-    monkeypatch.setattr(engine_thread, "LEAST_CAPTURE_S", 0.0)
+    monkeypatch.setattr(engine_thread, "MIN_CAPTURE_S", 0.0)
     runner.longest = 1e-6  # so captures are known to be short, and this one is not as they are
     with pytest.raises(EngineFault, match="no step has ended"):
         worker.check_pace()
@@ -339,7 +339,7 @@ async def test_a_probe_that_finds_the_engine_busy_and_then_idle_is_not_lost(work
     assert core.busy, "with the probe"
     core.cancel(engine_thread._PROBE_KEY)
     thread.add(1001, request(), time.monotonic())
-    thread._inbox.put(engine_thread._Add(engine_thread._PROBE_KEY, engine_thread._PROBE, 0.0))
+    thread._inbox.put(engine_thread._AddRequest(engine_thread._PROBE_KEY, engine_thread._PROBE, 0.0))
     assert thread._take_commands(0.0)
     core.cancel(1001)
     assert not core.busy, "what is busy steps anyway"
@@ -470,11 +470,13 @@ async def test_closing_ends_what_is_left(worker: Worker, runner: GatedRunner) ->
 def test_merge_keeps_order_per_choice_and_the_first_ones_header() -> None:
     first = StreamMessage((Delta(0, (1,), "a"), Delta(1, (2,), "b")), cached_tokens=16)
     second = StreamMessage((Delta(0, (3,), "c", finish_reason=FinishReason.STOP, stop_reason="x"),))
-    merged = merge([first, second])
+    merged = merge_messages([first, second])
     assert merged.cached_tokens == 16
     assert merged.deltas == (
         Delta(0, (1, 3), "ac", finish_reason=FinishReason.STOP, stop_reason="x"),
         Delta(1, (2,), "b"),
     )
-    assert merge([first._replace(stored=Stored(0)), second]).stored == Stored(0)
-    assert merge([first._replace(stored=Stored(0)), second._replace(stored=Stored(16))]).stored == Stored(16)
+    assert merge_messages([first._replace(stored=PromptStoreStatus(0)), second]).stored == PromptStoreStatus(0)
+    assert merge_messages(
+        [first._replace(stored=PromptStoreStatus(0)), second._replace(stored=PromptStoreStatus(16))]
+    ).stored == PromptStoreStatus(16)

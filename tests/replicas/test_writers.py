@@ -18,15 +18,15 @@ from safetensors.torch import load_file, save_file
 from steps import prompt_logits
 from tiny_checkpoints import build_checkpoint, rewrite_config
 
-from motley.replicas.checkpoint import inspect_checkpoint
+from motley.replicas.checkpoint.files.json_fields import JsonFields
+from motley.replicas.checkpoint.reading.weight_loader import WeightLoader
 from motley.replicas.errors import CheckpointError
-from motley.replicas.json_file import Fields
-from motley.replicas.layout import layer_spec
-from motley.replicas.quantization.bookkeeping import WRITERS, check_keys
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.model.tensor_layout import layer_spec
 from motley.replicas.quantization.compressed_tensors import read_compressed
+from motley.replicas.quantization.config_keys import WRITERS, check_config_keys
 from motley.replicas.quantization.fp8 import FP8
 from motley.replicas.quantization.registry import READERS
-from motley.replicas.weights import Weights
 
 PROMPT = torch.randint(0, 256, (24,), generator=torch.Generator().manual_seed(5)).tolist()
 CORPUS = Path(__file__).parents[1] / "corpus"
@@ -42,7 +42,7 @@ def section(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize("key", sorted({key for keys in WRITERS.values() for key in keys}))
 def test_bookkeeping_of_known_writers_is_taken(key: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    check_keys(Fields({key: "anything"}, "config.json"), {"bits"})
+    check_config_keys(JsonFields({key: "anything"}, "config.json"), {"bits"})
     assert not caplog.records
 
 
@@ -80,13 +80,13 @@ def test_how_it_was_made_or_is_to_be_run_is_no_matter(method: str, more: dict[st
 
 
 def read(config: dict[str, Any]) -> Any:
-    return READERS[config["quant_method"]](Fields(config, "config.json", "quantization_config."), ())
+    return READERS[config["quant_method"]](JsonFields(config, "config.json", "quantization_config."), ())
 
 
 @pytest.mark.parametrize("key", ["next_version", "export_time", "seed", "calibration_seqlen", "author", "num_samples"])
 def test_an_unknown_key_of_where_a_file_comes_from_is_said(key: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    check_keys(Fields({key: "anything"}, "config.json", "quantization_config."), {"bits"})
+    check_config_keys(JsonFields({key: "anything"}, "config.json", "quantization_config."), {"bits"})
     assert [f"quantization_config.{key}" in record.getMessage() for record in caplog.records] == [True]
 
 
@@ -95,9 +95,9 @@ def test_an_unknown_key_of_where_a_file_comes_from_is_said(key: str, caplog: pyt
 )
 def test_an_unknown_key_that_may_change_values_is_refused(key: str) -> None:
     for nothing in (None, False, "", [], {}):
-        check_keys(Fields({key: nothing}, "config.json"), {"bits"})
+        check_config_keys(JsonFields({key: nothing}, "config.json"), {"bits"})
     with pytest.raises(CheckpointError, match=rf"{key}: .* not understood here"):
-        check_keys(Fields({key: {"layer": 3}}, "config.json"), {"bits"})
+        check_config_keys(JsonFields({key: {"layer": 3}}, "config.json"), {"bits"})
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_layers_that_gptq_leaves_out(listed: Any, tmp_path: Path) -> None:
     others = ["self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj"]
     folder = build_gptq(tmp_path)
     checkpoint, path = inspect_checkpoint(folder), folder / "model.safetensors"
-    weights = Weights(checkpoint.tensors, torch.device("cpu"))
+    weights = WeightLoader(checkpoint.tensors, torch.device("cpu"))
     plain = prompt_logits(folder, PROMPT)
     found = load_file(path)
     for index in range(checkpoint.config.num_layers):
@@ -343,7 +343,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_compressed_tensors_in_other_words(path: str, value: Any) -> None:
-    section = Fields(changed(path, value), "config.json").section("quantization_config")
+    section = JsonFields(changed(path, value), "config.json").section("quantization_config")
     assert section is not None
     assert read_compressed(section, ["lm_head.weight"]) == FP8(in_blocks=False, unconverted=("lm_head",))
 
@@ -363,7 +363,7 @@ def test_compressed_tensors_in_other_words(path: str, value: Any) -> None:
     ],
 )  # fmt: skip
 def test_other_compressed_tensors_are_refused_by_name(path: str, value: Any) -> None:
-    section = Fields(changed(path, value), "config.json").section("quantization_config")
+    section = JsonFields(changed(path, value), "config.json").section("quantization_config")
     assert section is not None
     with pytest.raises(CheckpointError) as caught:
         read_compressed(section, [])

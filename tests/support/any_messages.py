@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from motley.cluster.protocols.kserve_ask import INPUTS
 from motley.cluster.protocols.kserve_reply import OUTPUTS
-from motley.replicas.protocol import Delta, FinishReason, Request, StreamMessage
+from motley.replicas.types import Delta, FinishReason, Request, StreamMessage
 
 NAMES = [*INPUTS, *OUTPUTS, "temperature", "n", "stop", "logprobs", "max_tokens", "seed", "json_schema", "regex", "x"]
 WORDS = st.sampled_from([*NAMES, "BYTES", "INT32", "INT64", "BOOL", "FP32", "echo", "1", "[1]", "{}", "", "é", "\0"])

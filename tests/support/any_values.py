@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.grammar_spec import GrammarSpec
+from motley.replicas.grammar.grammar_spec import GrammarSpec
 from motley.replicas.sampling_params import SEED_RANGE, SamplingParams
 
 SAMPLING = tuple(field.name for field in fields(SamplingParams))

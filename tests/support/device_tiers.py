@@ -15,14 +15,14 @@ from motley.kernels.contract import Linear, Role
 from motley.kernels.cpu.layers.torch_linear import TorchDenseLinear
 from motley.kernels.layer_memory import LayerMemory
 from motley.kernels.packed_layer import PackedLayer, contiguous_on_host
-from motley.replicas.checkpoint import inspect_checkpoint
-from motley.replicas.fit import outlined
+from motley.replicas.capacity.device_fit import build_meta_decoder
+from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.gpu.swapper import pinned_bytes
-from motley.replicas.offline import Engine
-from motley.replicas.tiers.budget import sizes_of
-from motley.replicas.tiers.device import DeviceTier
-from motley.replicas.tiers.placed import Placed
-from motley.replicas.tiers.plan import Sizes
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.offload.device.device_tier import DeviceTier
+from motley.replicas.offload.planning.device_plan import DevicePlan
+from motley.replicas.offload.planning.disk_plan import WeightSizes
+from motley.replicas.offload.planning.weight_budget import weight_sizes
 
 PROMPTS = [list(range(3, 40)), [7, 8, 9], list(range(100, 120))]
 LAYERS = 6
@@ -62,15 +62,15 @@ class KeptOps(LateOps):
         return made
 
 
-def sizes_in(folder: Path) -> Sizes:
+def sizes_in(folder: Path) -> WeightSizes:
     found = inspect_checkpoint(folder)
-    return sizes_of(outlined(found.config, found.format, found.tensors, KeptOps()))
+    return weight_sizes(build_meta_decoder(found.config, found.format, found.tensors, KeptOps()))
 
 
 def budgets(folder: Path, kind: str) -> dict[str, int]:
     """Settings of a plan with no layer that stays, or of "both" with one, and the others where `kind` says."""
     sizes = sizes_in(folder)
-    every = Placed(sizes, ("disk",) * LAYERS)
+    every = DevicePlan(sizes, ("disk",) * LAYERS)
     device = every.device_bytes + max(sizes.layers) * (kind == "both")
     two = pinned_bytes(2 * max(sizes.layers), 1)
     host = {"host": AMPLE, "disk": every.host_bytes, "both": every.host_bytes + two}[kind]

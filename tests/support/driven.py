@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from motley.replicas.engine import EngineCore
-from motley.replicas.protocol import Request, StreamMessage
+from motley.replicas.engine.engine import EngineCore
+from motley.replicas.types import Request, StreamMessage
 
 _STEPS = 3000
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from motley.replicas.protocol import (
+from motley.replicas.text.tokenizer.tokenizer import Tokenizer
+from motley.replicas.types import (
     Delta,
     FinishReason,
     KvEvents,
@@ -16,7 +17,6 @@ from motley.replicas.protocol import (
     Request,
     StreamMessage,
 )
-from motley.replicas.tokenizer import Tokenizer
 
 MAX_MODEL_LEN = 512
 

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from motley.replicas.shards import follower_process, pipe
-from motley.replicas.shards.launch import Handle, Subprocesses
+from motley.replicas.parallel.follower import follower_process
+from motley.replicas.parallel.leader.launcher import ProcessHandle, SubprocessLauncher
+from motley.replicas.parallel.transport import pipe
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Host:
     full: int = 0
 
 
-class Elsewhere(Subprocesses):
+class Elsewhere(SubprocessLauncher):
     """Implements `Launcher`. hosts: of each of the others."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
@@ -38,7 +39,7 @@ class Elsewhere(Subprocesses):
     def host(self) -> str | None:
         return "127.0.0.1"
 
-    def launch(self, number: int, name: str, ends: Mapping[str, int]) -> Handle:
+    def launch(self, number: int, name: str, ends: Mapping[str, int]) -> ProcessHandle:
         self.run = (str(Path(__file__)), json.dumps(asdict(self._hosts[number - 1])))
         handle = super().launch(number, name, ends)
         handle.shares_memory = False
@@ -49,9 +50,9 @@ def main() -> None:
     host = Host(**json.loads(sys.argv.pop(1)))
     if host.temporary is not None:
         os.environ["TMPDIR"] = host.temporary
-    receive, allocate, left = pipe.Pipe.receive, os.posix_fallocate, [host.full]
+    receive, allocate, left = pipe.MessagePipe.receive, os.posix_fallocate, [host.full]
 
-    def elsewhere(one: pipe.Pipe) -> pipe.Message:
+    def elsewhere(one: pipe.MessagePipe) -> pipe.Message:
         fields, tensors = receive(one)
         if host.folder is not None and "folder" in fields:
             fields["folder"] = host.folder
@@ -63,7 +64,7 @@ def main() -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         allocate(*given)
 
-    pipe.Pipe.receive = elsewhere  # type: ignore[method-assign]
+    pipe.MessagePipe.receive = elsewhere  # type: ignore[method-assign]
     os.posix_fallocate = full
     follower_process.main()
 

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from motley.kernels.cpu.c_kernels.shm_collectives import RankLost, ShmCollectives
-from motley.replicas.shards.collective import CollectiveExchange
-from motley.replicas.shards.meeting import join
-from motley.replicas.shards.ranks import Exchange
+from motley.replicas.model.sharding.ranks import Exchange
+from motley.replicas.parallel.transport.collective import CollectiveExchange
+from motley.replicas.parallel.transport.rendezvous import join_group
 
 
 def made(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -28,7 +28,7 @@ def made(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def through_gloo(store: str, rank: int, size: int) -> CollectiveExchange:
-    return CollectiveExchange(join(dist.FileStore(store, size), "test", 0, rank, size, torch.device("cpu"), None))
+    return CollectiveExchange(join_group(dist.FileStore(store, size), "test", 0, rank, size, torch.device("cpu"), None))
 
 
 def check(exchange: Exchange, rank: int, size: int, count: int) -> None:

@@ -13,9 +13,9 @@ from motley.cluster.control.state import PoolPlan, State, dump, load
 from motley.cluster.failures import Forbidden
 from motley.cluster.fleet.status import Demand, FleetStatus, PrefixStatus, ReplicaStatus, WeightStatus
 from motley.replicas.errors import InvalidRequest, MotleyError, Unavailable
-from motley.replicas.prefix.told import PrefixStats
-from motley.replicas.protocol import ModelInfo, ReplicaLoad, ReplicaProfile, WeightsTold
-from motley.replicas.updates.file import WeightFile
+from motley.replicas.kv.prefix.prefix_stats import PrefixStats
+from motley.replicas.types import ModelInfo, ReplicaLoad, ReplicaProfile, WeightsStatus
+from motley.replicas.updates.weight_file import WeightFile
 
 MODEL = ModelInfo("tiny", "llama", 256, 1024, (0,), "float32", "none")
 PROFILE = ReplicaProfile("", MODEL, "cpu", "P40, simulated", "6.1", "exact", "f", 1000.0, 0.02, 640, 512)
@@ -170,7 +170,7 @@ class FakeFleet:
         self.weights[name], self.contents[name] = version, contents
         if name in self.silent:
             return WeightStatus(name, error=Unavailable("it was lost", code="replica_lost"))
-        return WeightStatus(name, WeightsTold(version, contents))
+        return WeightStatus(name, WeightsStatus(version, contents))
 
     async def end(self, replica_id: str) -> None:
         self.calls.append(("end", replica_id))

@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 import torch
 from fake_runner import FakeRunner
 
-from motley.replicas.host_pool import LentPool
-from motley.replicas.prefix.courier import Clerk
-from motley.replicas.prefix.errands import Errand, Fetch
-from motley.replicas.prefix.host_kv import Payloads
-from motley.replicas.prefix.keys import StoreKeys
-from motley.replicas.prefix.link import Link
-from motley.replicas.prefix.memory import HostStore
-from motley.replicas.prefix.prefixes import Prefixes
-from motley.replicas.prefix.prospects import Prospects
-from motley.replicas.prefix.record import Geometry, Seal
-from motley.replicas.prefix.store import Buffer, Found, Wanted
-from motley.replicas.protocol import BLOCK_TOKENS
+from motley.replicas.engine.kv_reuse.prefix_connector import PrefixConnector
+from motley.replicas.kv.host_blocks import LentBlockPool
+from motley.replicas.kv.prefix.store_link import StoreLink
+from motley.replicas.kv.store.fetch_cost import FetchCostModel
+from motley.replicas.kv.store.host_kv import RecordPayloads
+from motley.replicas.kv.store.memory_store import MemoryPrefixStore
+from motley.replicas.kv.store.prefix_store import Buffer, ValueParts, ValueQuery
+from motley.replicas.kv.store.sealed_record import Geometry, RecordSealer
+from motley.replicas.kv.store.store_keys import StoreKeys
+from motley.replicas.kv.store.store_ops import FetchOp, StoreOp
+from motley.replicas.kv.store.store_worker import StoreOpExecutor
+from motley.replicas.types import BLOCK_TOKENS
 
 SECRET = b"a secret of the tests alone, 32 bytes"
 
@@ -35,15 +35,15 @@ class CellRecords:
     def __init__(self, runner: FakeRunner, geometry: Geometry) -> None:
         self._kept, self._geometry = runner.kept, geometry
 
-    def room(self) -> Payloads:
-        return Payloads(self._geometry, self._geometry.heads)
+    def room(self) -> RecordPayloads:
+        return RecordPayloads(self._geometry, self._geometry.heads)
 
-    def pack(self, blocks: Sequence[int], payloads: Payloads) -> bool:
+    def pack(self, blocks: Sequence[int], payloads: RecordPayloads) -> bool:
         cells = [cell for block in blocks for cell in self._kept[block]]
         payloads.numbers[:] = torch.tensor(cells, dtype=torch.float32)[:, None]
         return -1 not in cells
 
-    def unpack(self, payloads: Payloads, blocks: Sequence[int]) -> bool:
+    def unpack(self, payloads: RecordPayloads, blocks: Sequence[int]) -> bool:
         cells = [int(cell) for cell in payloads.numbers[0, 0, 0, :, 0].tolist()]
         for i, block in enumerate(blocks):
             self._kept[block] = cells[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS]
@@ -53,22 +53,22 @@ class CellRecords:
 class TurnCourier:
     """Does an errand when it is asked for the so-manyth time whether it is back; `lost`: it never comes back."""
 
-    def __init__(self, clerk: Clerk[Payloads], turns: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, clerk: StoreOpExecutor[RecordPayloads], turns: Callable[[], int] = lambda: 0) -> None:
         self.clerk, self.turns = clerk, turns
-        self.sent: list[Errand] = []
+        self.sent: list[StoreOp] = []
         self.under_way: list[list[object]] = []
-        self.lost: Callable[[Errand], bool] = lambda errand: False
+        self.lost: Callable[[StoreOp], bool] = lambda errand: False
         self._desk = clerk.desk()
 
     @property
     def away(self) -> bool:
         return self.clerk.away
 
-    def send(self, errand: Errand) -> None:
+    def send(self, errand: StoreOp) -> None:
         self.sent.append(errand)
         self.under_way.append([self.turns(), errand])
 
-    def take(self) -> list[Errand]:
+    def take(self) -> list[StoreOp]:
         back = []
         for entry in list(self.under_way):
             left, errand = entry
@@ -89,14 +89,14 @@ class TurnCourier:
         return None
 
     @property
-    def fetches(self) -> list[Fetch]:
-        return [errand for errand in self.sent if isinstance(errand, Fetch)]
+    def fetches(self) -> list[FetchOp]:
+        return [errand for errand in self.sent if isinstance(errand, FetchOp)]
 
 
 FAULTS = ("none", "miss", "raise", "few", "many", "late", "flip", "cut", "other", "zeros", "empty")
 
 
-class BadStore(HostStore):
+class BadStore(MemoryPrefixStore):
     """Each call takes its fault from `fault`, the word for it; the clock is moved by what comes too late.
 
     gone: nobody is asked any more
@@ -107,7 +107,9 @@ class BadStore(HostStore):
         self.fault, self._random = fault, random.Random(seed)
         self.gone = False
 
-    def get(self, wanted: Sequence[Wanted], deadline: float, room: memoryview | None = None) -> Sequence[Found | None]:
+    def get(
+        self, wanted: Sequence[ValueQuery], deadline: float, room: memoryview | None = None
+    ) -> Sequence[ValueParts | None]:
         fault = self.fault()
         found = list(super().get(wanted, deadline))
         if fault == "raise":
@@ -123,7 +125,7 @@ class BadStore(HostStore):
             return [None] * len(wanted)
         return [value and self._spoilt(fault, value, wanted[i]) for i, value in enumerate(found)]
 
-    def _spoilt(self, fault: str, value: Found, wanted: Wanted) -> Found:
+    def _spoilt(self, fault: str, value: ValueParts, wanted: ValueQuery) -> ValueParts:
         [data] = [bytearray(part) for part in value]
         if fault == "flip":
             data[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
@@ -142,14 +144,14 @@ class BadStore(HostStore):
     def away(self) -> bool:
         return self.gone
 
-    def known(self, wanted: Sequence[Wanted], owner: str, deadline: float) -> int | None:
+    def known(self, wanted: Sequence[ValueQuery], owner: str, deadline: float) -> int | None:
         if self.gone:
             return None
         if self.fault() == "raise":
             raise ConnectionError("told to")
         return super().known(wanted, owner, deadline)
 
-    def claim(self, wanted: Wanted, deadline: float, *, anew: bool = False) -> bool:
+    def claim(self, wanted: ValueQuery, deadline: float, *, anew: bool = False) -> bool:
         if self.fault() == "raise":
             raise ConnectionError("told to")
         return self.gone or super().claim(wanted, deadline, anew=anew)
@@ -163,7 +165,7 @@ class BadStore(HostStore):
 
 def prefixes(
     runner: FakeRunner,
-    store: HostStore,
+    store: MemoryPrefixStore,
     clock: Callable[[], float],
     *,
     room: int = 64,
@@ -173,19 +175,21 @@ def prefixes(
     identity: bytes = b"this model",
     turns: Callable[[], int] = lambda: 0,
     token_s: float | None = 1e9,
-) -> tuple[Prefixes, TurnCourier]:
+) -> tuple[PrefixConnector, TurnCourier]:
     """For a fake runner: its host's blocks from `first` on, `room` of them. token_s: None is not known."""
     geometry = Geometry("float32", 1, 2, 1, value_blocks * BLOCK_TOKENS)
-    courier = TurnCourier(Clerk(store, Seal(SECRET, geometry), CellRecords(runner, geometry), clock=clock), turns)
-    link = Link(
+    courier = TurnCourier(
+        StoreOpExecutor(store, RecordSealer(SECRET, geometry), CellRecords(runner, geometry), clock=clock), turns
+    )
+    link = StoreLink(
         courier=courier,
         keys=StoreKeys(SECRET, identity),
-        pool=LentPool(room, first),
+        pool=LentBlockPool(room, first),
         mark=Done,
         value_blocks=value_blocks,
         value_bytes=geometry.size,
         after=after,
     )
-    found = Prefixes(link, clock)
-    found.prospects = None if token_s is None else Prospects(token_s, block_s=1e-9)
+    found = PrefixConnector(link, clock)
+    found.prospects = None if token_s is None else FetchCostModel(token_s, block_s=1e-9)
     return found, courier

@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import torch
 
-from motley.replicas.plan import UNKNOWN, ItemResult, PlanItem, StepPlan, StepResult
-from motley.replicas.protocol import BLOCK_TOKENS
-from motley.replicas.sampler import sample, token_logprob
-from motley.replicas.speculation import accepted
+from motley.replicas.execution.ngram_drafter import accept_drafts
+from motley.replicas.execution.sampler import sample, token_logprob
+from motley.replicas.execution.step_plan import UNKNOWN_TOKEN, ItemResult, PlanItem, StepPlan, StepResult
+from motley.replicas.types import BLOCK_TOKENS
 
 EMPTY = -1
 
@@ -64,7 +64,7 @@ class FakeRunner:
             return ItemResult(prompt_logprobs=found)
         lengths = range(item.end - len(item.specs) + 1, item.end + 1)
         rows = torch.stack([self._logits(history[:length]) for length in lengths])
-        return accepted(item, sample(rows, item.specs))._replace(prompt_logprobs=found)
+        return accept_drafts(item, sample(rows, item.specs))._replace(prompt_logprobs=found)
 
     def _logits(self, history: list[int]) -> torch.Tensor:
         logits = logits_of(history, self.vocab_size)
@@ -127,8 +127,8 @@ class AheadRunner(FakeRunner):
         outcome.append(result)
 
     def _known(self, item: PlanItem) -> PlanItem:
-        assert UNKNOWN not in item.token_ids[:-1]
-        if item.token_ids[-1] != UNKNOWN:
+        assert UNKNOWN_TOKEN not in item.token_ids[:-1]
+        if item.token_ids[-1] != UNKNOWN_TOKEN:
             return item
         assert not self.staged, "tokens of a pipeline are chosen where it ends"
         return item._replace(token_ids=(*item.token_ids[:-1], self._sampled[item.sequence_id]))

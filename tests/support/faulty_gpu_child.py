@@ -14,7 +14,7 @@ from motley.replicas.bench.child import answer
 from motley.replicas.bench.tasks import serve
 
 
-class Faulty(gpu_child.Tasks):
+class Faulty(gpu_child.GpuTasks):
     def check(self, op: str, shape: str, config: Any) -> dict[str, Any]:
         fault = json.loads(os.environ["FAULTS"]).get(op)
         if fault == "hang":

@@ -14,20 +14,20 @@ from fake_runner import FakeRunner
 from ray.exceptions import ActorDiedError
 from running import Running
 
-from motley.replicas import worker as module
-from motley.replicas.blocks import BlockPool
-from motley.replicas.build import BuiltEngine
-from motley.replicas.engine import EngineCore
+from motley.replicas.engine.engine import EngineCore
+from motley.replicas.engine.entrypoints import worker as module
+from motley.replicas.engine.entrypoints.worker import Worker
+from motley.replicas.engine.model_limits import ModelLimits
+from motley.replicas.engine.scheduler import Scheduler
+from motley.replicas.engine.startup.engine_builder import BuiltEngine
+from motley.replicas.engine.streams.output_buffer import merge_messages
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import Overloaded, Unavailable
-from motley.replicas.limits import Limits
-from motley.replicas.pile import merge
-from motley.replicas.plan import StepPlan, StepResult
-from motley.replicas.protocol import ModelInfo, ReplicaLoad, ReplicaProfile, Request, StreamMessage
+from motley.replicas.execution.step_plan import StepPlan, StepResult
+from motley.replicas.kv.blocks import BlockPool
 from motley.replicas.replica import Replica
-from motley.replicas.scheduler import Scheduler
-from motley.replicas.tokenizer import Tokenizer
-from motley.replicas.worker import Worker
+from motley.replicas.text.tokenizer.tokenizer import Tokenizer
+from motley.replicas.types import ModelInfo, ReplicaLoad, ReplicaProfile, Request, StreamMessage
 
 BLOCKS = 64
 CONTEXT = 256
@@ -76,7 +76,7 @@ async def start_worker(
 
     def build(*_: object, **__: object) -> BuiltEngine:
         scheduler = Scheduler(BlockPool(BLOCKS), max_batch_tokens=64, max_running=8)
-        core = EngineCore(runner, scheduler, Limits(tokenizer.vocab_size, context, ()), tokenizer)
+        core = EngineCore(runner, scheduler, ModelLimits(tokenizer.vocab_size, context, ()), tokenizer)
         info = ModelInfo("fake", "fake", tokenizer.vocab_size, context, (), "float32", "none")
         profile = ReplicaProfile("", info, "cpu", "", None, "exact", "", 0.0, 0.0, BLOCKS, 64)
         return BuiltEngine(core, runner, None, profile, {}, {})  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ class FaultyReplica:
             await messages.aclose()
 
     async def answer(self, request: Request) -> StreamMessage:
-        return merge([message async for message in self.generate(request)])
+        return merge_messages([message async for message in self.generate(request)])
 
     async def load(self) -> ReplicaLoad:
         if self.hangs:

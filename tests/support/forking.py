@@ -30,9 +30,9 @@ _PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 _ROOM = 16 << 10  # for the longest command line
 _MESSAGE = 200 << 10
 _IMPORTED = (
-    "motley.replicas.shards.follower",
-    "motley.replicas.build",
-    "motley.replicas.model",
+    "motley.replicas.parallel.follower.follower_loop",
+    "motley.replicas.engine.startup.engine_builder",
+    "motley.replicas.loading.model_loader",
     "late_device",
     "late_exchange",
     "torch._dynamo",  # by the first operator of ours that torch dispatches
@@ -45,7 +45,7 @@ _DEFAULT = (signal.SIGINT, signal.SIGPIPE)
 class Zygote:
     """Started by the first who asks. Ends with this process, or when it is closed.
 
-    Stands for the module `subprocess` in launch.py.
+    Stands for the module `subprocess` in replicas/parallel/leader/launcher.py.
     """
 
     DEVNULL = subprocess.DEVNULL

@@ -11,10 +11,10 @@ import jsonschema
 from hypothesis import strategies as st
 from service_checkpoint import build
 
-from motley.replicas.grammar_spec import GrammarSpec
-from motley.replicas.offline import CompletionOutput, Engine
-from motley.replicas.protocol import FinishReason
+from motley.replicas.engine.entrypoints.offline import CompletionOutput, Engine
+from motley.replicas.grammar.grammar_spec import GrammarSpec
 from motley.replicas.sampling_params import SamplingParams
+from motley.replicas.types import FinishReason
 
 CONTEXT = 2048
 # Those of annotations too: the grammar library drops them from what it takes for a schema.

@@ -8,9 +8,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from motley.replicas.families.registry import read_config
-from motley.replicas.json_file import Fields
-from motley.replicas.layout import decoder_layout
+from motley.replicas.checkpoint.files.json_fields import JsonFields
+from motley.replicas.model.families.registry import read_config
+from motley.replicas.model.tensor_layout import decoder_layout
 from motley.replicas.quantization.registry import read_format
 
 LLAMA_7B: dict[str, Any] = {
@@ -25,8 +25,8 @@ def write_hollow(folder: Path, config: dict[str, Any], dtype: str = "F16") -> Pa
     """All tensors that a config.json implies, floats in `dtype`; of what is optional only g_idx."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    model = read_config(Fields(config, "config.json"))
-    format = read_format(Fields(config, "config.json"), folder, model)
+    model = read_config(JsonFields(config, "config.json"))
+    format = read_format(JsonFields(config, "config.json"), folder, model)
     header, end = {}, 0
     for name, spec in decoder_layout(model, format).items():
         if spec.optional and not name.endswith("g_idx"):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from motley.kernels.batch import StepBatch
-from motley.replicas.decoder import Decoder, Stream
+from motley.replicas.model.decoder import Decoder, HiddenStream
 
 
 class InStages:
@@ -19,7 +19,7 @@ class InStages:
         self.config, self.ops, self.local = first.config, first.ops, first.local
 
     def forward(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor:
-        stream: Stream | None = None
+        stream: HiddenStream | None = None
         for decoder in self.decoders[:-1]:
             stream = decoder.through(batch, kv[slice(*decoder.stage.layers)], stream)
         last = self.decoders[-1]

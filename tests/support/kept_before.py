@@ -16,9 +16,9 @@ from motley.cluster.auth.keys import StoredKey
 from motley.cluster.control import state
 from motley.cluster.fleet.lines import read_yaml
 from motley.cluster.fleet.spec import FleetSpec
-from motley.replicas.prefix.keys import StoreKeys, identity
-from motley.replicas.prefix.record import Geometry, Seal
-from motley.replicas.protocol import ModelInfo, ReplicaProfile
+from motley.replicas.kv.store.sealed_record import Geometry, RecordSealer
+from motley.replicas.kv.store.store_keys import StoreKeys, kv_identity
+from motley.replicas.types import ModelInfo, ReplicaProfile
 
 FOLDER = Path(__file__).parents[1] / "kept"
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
@@ -67,7 +67,7 @@ def digests() -> dict[str, list[str]]:
     """Of each geometry what names it in a store: the identity of records, and a key of a value."""
     found = {}
     for name, geometry in GEOMETRIES.items():
-        whose = identity("a model's digest", geometry, "float16", "fp16")
+        whose = kv_identity("a model's digest", geometry, "float16", "fp16")
         [value] = StoreKeys(SECRET, whose).values([b"one", b"two"], 2)
         found[name] = [whose.hex(), value.key.hex()]
     return found
@@ -83,7 +83,7 @@ def main() -> None:
     (FOLDER / "served.json").write_bytes(served.dump("org/tiny", PROFILE) + b"\n")
     (FOLDER / "digests.json").write_text(json.dumps(digests(), indent=1) + "\n")
     for name, geometry in GEOMETRIES.items():
-        seal = Seal(SECRET, geometry)
+        seal = RecordSealer(SECRET, geometry)
         header = seal.header()
         sealed = seal.seal(STORE_KEY, header, [payload(geometry, head) for head in range(geometry.heads)])
         (FOLDER / f"record-{name}.bin").write_bytes(header + sealed)

@@ -9,7 +9,7 @@ import torch
 
 from motley.kernels.cpu.cpu_ops import CpuOps
 from motley.kernels.gpu.gpu_ops import GpuOps
-from motley.replicas.decoder import Decoder
+from motley.replicas.model.decoder import Decoder
 
 
 def tensors_of(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:

@@ -9,7 +9,7 @@ from late_device import LateDevice, LateOps
 from motley.kernels.device.device_context import DeviceContext, interpreter_context
 from motley.replicas.bench import side_static
 from motley.replicas.bench.engine_child import run
-from motley.replicas.bench.side_worker import Streams
+from motley.replicas.bench.side_worker import WorkerSide
 
 __all__ = ["late_streams"]
 
@@ -20,8 +20,8 @@ class RiggedOps(LateOps):
     rig: DeviceContext = interpreter_context((9, 0))
 
 
-def late_streams(drafts: int = 0) -> Streams:
-    return Streams("rehearsal", "cpu", drafts, RiggedOps(), LateDevice())
+def late_streams(drafts: int = 0) -> WorkerSide:
+    return WorkerSide("rehearsal", "cpu", drafts, RiggedOps(), LateDevice())
 
 
 if __name__ == "__main__":

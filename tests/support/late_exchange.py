@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from motley.replicas.shards.collective import CollectiveExchange, Collectives
+from motley.replicas.parallel.transport.collective import CollectiveBackend, CollectiveExchange
 
 _NUMBERS = itertools.count()
 _EXCHANGES: dict[int, CollectiveExchange] = {}
@@ -16,7 +16,7 @@ _EXCHANGES: dict[int, CollectiveExchange] = {}
 class LateExchange(CollectiveExchange):
     """In the place of a `CollectiveExchange`."""
 
-    def __init__(self, group: Collectives | None = None) -> None:
+    def __init__(self, group: CollectiveBackend | None = None) -> None:
         super().__init__(group)
         self._number = next(_NUMBERS)
         _EXCHANGES[self._number] = self

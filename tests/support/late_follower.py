@@ -22,20 +22,20 @@ from typing import Any
 from late_device import LateDevice, LateOps
 from late_exchange import LateExchange
 
-from motley.replicas import build
-from motley.replicas.shards import follower, follower_process, gpu_follower
-from motley.replicas.shards.launch import Handle, Subprocesses
-from motley.replicas.shards.places import Account
-from motley.replicas.shards.versions import Versions
+from motley.replicas.loading import operator_choice
+from motley.replicas.parallel.follower import follower_loop, follower_process, gpu_follower
+from motley.replicas.parallel.follower.weight_versions import WeightVersions
+from motley.replicas.parallel.leader.launcher import ProcessHandle, SubprocessLauncher
+from motley.replicas.parallel.planning.device_report import DeviceReport
 
 
-class LateProcesses(Subprocesses):
+class LateProcesses(SubprocessLauncher):
     """Implements `Launcher`. what, says: of each; what: or of all."""
 
     def __init__(self, what: str | Sequence[str] = "serves", says: Sequence[Mapping[str, Any]] = ()) -> None:
         self._what, self._says = what, says
 
-    def launch(self, number: int, name: str, ends: Mapping[str, int]) -> Handle:
+    def launch(self, number: int, name: str, ends: Mapping[str, int]) -> ProcessHandle:
         said = self._says[number - 1] if self._says else {}
         what = self._what if isinstance(self._what, str) else self._what[number - 1]
         self.run = (str(Path(__file__)), what, json.dumps(said))
@@ -50,7 +50,7 @@ class Tight(LateDevice):
         return free
 
 
-class Forgetful(Versions):
+class Forgetful(WeightVersions):
     """Sees that nothing has those weights any more, by counting references alone: no process looks for cycles."""
 
     def forget(self, version: int) -> None:
@@ -78,18 +78,18 @@ class Unlike(LateOps):
 
 def main() -> None:
     what, said = sys.argv.pop(1), json.loads(sys.argv.pop(1))
-    here = follower.account_here
+    here = follower_loop.report_local_device
 
-    def says(*given: Any, **known: Any) -> Account:
+    def says(*given: Any, **known: Any) -> DeviceReport:
         return replace(here(*given, **known), **said)
 
-    follower.account_here = says
-    follower.Versions = Forgetful  # type: ignore[misc]
+    follower_loop.report_local_device = says
+    follower_loop.WeightVersions = Forgetful  # type: ignore[misc]
     if what != "on_cpu":
         device = {"cannot_capture": CannotCapture, "has_no_room": Tight}.get(what, LateDevice)
-        build.operators = lambda *_: (Unlike() if what == "unlike" else LateOps(), "tests")
-        follower.accelerator_of = lambda _: device()
-        follower.CollectiveExchange = LateExchange  # type: ignore[misc]
+        operator_choice.choose_operators = lambda *_: (Unlike() if what == "unlike" else LateOps(), "tests")
+        follower_loop.open_accelerator = lambda _: device()
+        follower_loop.CollectiveExchange = LateExchange  # type: ignore[misc]
         gpu_follower.IDLE_S = 0.0  # what it was told is done when no more is there to be told
     follower_process.main()
 

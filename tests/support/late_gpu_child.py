@@ -12,6 +12,6 @@ if __name__ == "__main__":
     rig = gpu_child.rig_of(sys.argv[1])
     from late_device import LateDevice
 
-    tasks = gpu_child.Tasks(rig, lambda: LateDevice(recorded=False))
+    tasks = gpu_child.GpuTasks(rig, lambda: LateDevice(recorded=False))
     answer({"ready": True})
     serve(tasks)

@@ -11,9 +11,9 @@ from late_device import LateDevice, LateOps
 from late_follower import LateProcesses
 from served import alive, children, command_line
 
-from motley.replicas.build import BuiltEngine, build_engine
+from motley.replicas.engine.startup.engine_builder import BuiltEngine, build_engine
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.prefix.access import PrefixAccess
+from motley.replicas.kv.store.store_access import PrefixStoreAccess
 
 RANKS: dict[str, Any] = {"tensor_parallel": 2}
 STAGES: dict[str, Any] = {"pipeline_parallel": 2, "pipeline_layers": (1, 3)}
@@ -30,7 +30,7 @@ def built(
     what: str | Sequence[str] = "serves",
     says: Sequence[dict[str, Any]] = (),
     stand_in: LateDevice | None = None,
-    access: PrefixAccess | None = None,
+    access: PrefixStoreAccess | None = None,
     **way: Any,
 ) -> BuiltEngine:
     """The first process on a GPU too, that stand-in, unless the devices of all are named. access: to a store."""

@@ -14,7 +14,7 @@ class Letters:
     def push(self, token_ids: Any) -> str:
         return "".join(chr(ord("a") + token) for token in token_ids)
 
-    works_aside = False
+    uses_own_process = False
 
     def spellings(self, texts: Any) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(ord(letter) - ord("a") for letter in text) for text in texts)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from scripted_worker import ScriptedWorker
 
-from motley.replicas.protocol import ReplicaProfile
+from motley.replicas.types import ReplicaProfile
 
 
 class LongWorker(ScriptedWorker):

@@ -13,8 +13,8 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import rewrite_config
 
-from motley.replicas.offline import Engine
-from motley.replicas.protocol import SamplingParams
+from motley.replicas.engine.entrypoints.offline import Engine
+from motley.replicas.types import SamplingParams
 
 CHANNEL = 5
 EMBEDDED = 30_000.0  # what the loud token has there, and keeps to the last norm; others' embeddings are below 1

@@ -15,8 +15,8 @@ from motley.kernels.cpu.c_kernels.native_kernels import load_native_kernels
 from motley.kernels.cpu.cpu_ops import CpuOps
 from motley.kernels.device.device_context import interpreter_context
 from motley.kernels.gpu.gpu_ops import GpuOps
-from motley.replicas.checkpoint import inspect_checkpoint
-from motley.replicas.fit import outlined
+from motley.replicas.capacity.device_fit import build_meta_decoder
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
 
 CAPABILITIES = ((6, 1), (7, 5), (8, 0), (9, 0))
 
@@ -41,7 +41,7 @@ def main(*folders: str) -> None:
     for folder in folders:
         found = inspect_checkpoint(Path(folder))
         for kind in kinds:
-            outlined(found.config, found.format, found.tensors, kind())
+            build_meta_decoder(found.config, found.format, found.tensors, kind())
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ from fake_prefixes import BadStore, prefixes
 from fake_runner import AheadRunner, FakeRunner
 from letters import Clock
 
-from motley.replicas.blocks import BlockPool
-from motley.replicas.engine import EngineCore
-from motley.replicas.limits import Limits
-from motley.replicas.protocol import Request, SamplingParams, StreamMessage
-from motley.replicas.scheduler import Scheduler
-from motley.replicas.swap import Swap, SwapRates
+from motley.replicas.engine.engine import EngineCore
+from motley.replicas.engine.kv_reuse.swap_planner import SwapPlanner, SwapRates
+from motley.replicas.engine.model_limits import ModelLimits
+from motley.replicas.engine.scheduler import Scheduler
+from motley.replicas.kv.blocks import BlockPool
+from motley.replicas.types import Request, SamplingParams, StreamMessage
 
 VOCAB = 27
 
@@ -47,10 +47,10 @@ class Bench:
                 BlockPool(blocks),
                 max_batch_tokens=budget,
                 max_running=8,
-                swap=Swap(KEPT, SwapRates(1e-9, 1e-9, 1.0)) if swaps else None,
+                swap=SwapPlanner(KEPT, SwapRates(1e-9, 1e-9, 1.0)) if swaps else None,
                 prefixes=self.prefixes,
             ),
-            Limits(VOCAB, min(128, 16 * blocks), (26,)),
+            ModelLimits(VOCAB, min(128, 16 * blocks), (26,)),
             None,
             self.clock,
         )

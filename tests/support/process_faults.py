@@ -88,7 +88,7 @@ class Role:
     doubt: bool = False
 
 
-GRAMMARS = "grammar_nursery"
+GRAMMARS = "grammar_forkserver"
 LETTERS = "[a-z ]*"  # goes on until max_tokens
 ROLES = {
     "serve": Role("`motley serve` itself", ""),
@@ -119,8 +119,8 @@ ROLES = {
                         last=True, regex="[a-z .]*"),  # no other role's, so that it is the youngest
     "grammar-all": Role("all processes for grammars, of both replicas", GRAMMARS, engine=REAL, every=True,
                         regex=LETTERS, fresh=True),
-    "tokenizer": Role("the process for a tokenizer in doubt, of 2", "tokenizer_nursery", engine=REAL, doubt=True),
-    "tokenizer-all": Role("all processes for tokenizers in doubt", "tokenizer_nursery", engine=REAL, every=True,
+    "tokenizer": Role("the process for a tokenizer in doubt, of 2", "tokenizer_forkserver", engine=REAL, doubt=True),
+    "tokenizer-all": Role("all processes for tokenizers in doubt", "tokenizer_forkserver", engine=REAL, every=True,
                           doubt=True),
     "rank": Role("the other process of a divided replica, of 2", ".follower_process", engine=DIVIDED),
     "divided": Role("a divided replica's first process, of 2", "ray::ServeReplica:motley:main", engine=DIVIDED),

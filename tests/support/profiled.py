@@ -10,32 +10,32 @@ import torch
 
 from motley.kernels.contract import Ops
 from motley.kernels.layer_memory import LayerMemory
-from motley.replicas.decoder import Decoder
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.gpu.accelerator import Accelerator
-from motley.replicas.profiling.ceiling import Ceiling, Figure
-from motley.replicas.profiling.profile import Asked, Loaded, Profile, load, profile_built
+from motley.replicas.model.decoder import Decoder
+from motley.replicas.profiling.ceiling import Ceiling, CeilingFigure
+from motley.replicas.profiling.profiler import LoadedEngine, Profile, ProfileOptions, load_engine, profile_engine
 
-CEILING = Ceiling("a CPU", Figure(1e10, "measured", "given"), {"fp32": Figure(1e12, "measured", "given")})
-SMALL = Asked(prompt_tokens=20, batch=3, context_tokens=8, steps=4, repeats=3)
+CEILING = Ceiling("a CPU", CeilingFigure(1e10, "measured", "given"), {"fp32": CeilingFigure(1e12, "measured", "given")})
+SMALL = ProfileOptions(prompt_tokens=20, batch=3, context_tokens=8, steps=4, repeats=3)
 
 
 def loaded(
     folder: Path,
-    asked: Asked = SMALL,
+    asked: ProfileOptions = SMALL,
     ops: Ops | None = None,
     accelerator: Accelerator | None = None,
     **settings: Any,
-) -> Loaded:
+) -> LoadedEngine:
     config = EngineConfig(**{"dtype": "bfloat16", "threads": 1, "kv_memory_bytes": 2**20, **settings})
-    return load(folder, config, asked, ops=ops, accelerator=accelerator)
+    return load_engine(folder, config, asked, ops=ops, accelerator=accelerator)
 
 
-def profiled(model: Loaded, asked: Asked = SMALL, ceiling: Ceiling | None = CEILING) -> Profile:
-    return profile_built(model, asked, ceiling=ceiling)
+def profiled(model: LoadedEngine, asked: ProfileOptions = SMALL, ceiling: Ceiling | None = CEILING) -> Profile:
+    return profile_engine(model, asked, ceiling=ceiling)
 
 
-def decoder(model: Loaded) -> Decoder:
+def decoder(model: LoadedEngine) -> Decoder:
     found = model.built.runner.model
     assert isinstance(found, Decoder)
     return found

@@ -16,9 +16,9 @@ from described import check_refusal
 from google.protobuf.message import Message
 
 from motley.cluster.protos import inference_pb2, kserve_pb2, vllm_engine_pb2
+from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.errors import MotleyError
-from motley.replicas.grammar_spec import GrammarSpec
-from motley.replicas.offline import Engine
+from motley.replicas.grammar.grammar_spec import GrammarSpec
 
 Fields = Mapping[str, Any]
 PROMPT = "abc"

@@ -14,13 +14,13 @@ from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.prefix.redis_store import RedisStore
 from motley.cluster.prefix.source import RedisSource
 from motley.cluster.prefix.stamps import Names
-from motley.replicas.build import BuiltEngine, build_engine
 from motley.replicas.demo import demo_path
+from motley.replicas.engine.startup.engine_builder import BuiltEngine, build_engine
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.prefix.access import PrefixAccess
-from motley.replicas.prefix.prospects import Prospects
-from motley.replicas.prefix.told import PrefixStats
-from motley.replicas.protocol import Request, SamplingParams, Stored
+from motley.replicas.kv.prefix.prefix_stats import PrefixStats
+from motley.replicas.kv.store.fetch_cost import FetchCostModel
+from motley.replicas.kv.store.store_access import PrefixStoreAccess
+from motley.replicas.types import PromptStoreStatus, Request, SamplingParams
 
 VALUE = 128  # tokens of each
 SETTINGS: dict[str, Any] = {"threads": 1, "kv_memory_bytes": 2**24, "max_running": 8}
@@ -50,15 +50,15 @@ class SharingEngine:
         if redis is not None:
             store = RedisStore(RedisSource(url=redis.url, secret=secret))
             wait_for(lambda: store._connections.alive, "a connection")
-            access = PrefixAccess(store, secret)
+            access = PrefixStoreAccess(store, secret)
         config = EngineConfig(**SETTINGS | settings, prefix_after=after)
         self.built: BuiltEngine = build_engine(model or demo_path(), config, access=access)
         self.scheduler = self.built.core.scheduler
         self.tokens: list[int] = []
-        self.stored: list[Stored | None] = []
+        self.stored: list[PromptStoreStatus | None] = []
         self._asked = 0
         if access is not None:
-            self.scheduler.prefixes.prospects = Prospects(token_s=1.0, block_s=1e-9)
+            self.scheduler.prefixes.prospects = FetchCostModel(token_s=1.0, block_s=1e-9)
 
     @property
     def stats(self) -> PrefixStats:

@@ -10,7 +10,7 @@ from served import wait_for
 
 from motley.cluster.prefix.redis_store import RedisStore
 from motley.cluster.prefix.source import RedisSource
-from motley.replicas.prefix.store import Wanted
+from motley.replicas.kv.store.prefix_store import ValueQuery
 
 SECRET = b"s" * 32
 SIZE = 200_000
@@ -30,7 +30,7 @@ def value(key: bytes) -> bytes:
 
 
 def read(store: RedisStore, *keys: bytes, seconds: float = 5.0) -> list[bytes | None]:
-    found = store.get([Wanted(key, SIZE) for key in keys], time.monotonic() + seconds)
+    found = store.get([ValueQuery(key, SIZE) for key in keys], time.monotonic() + seconds)
     return [None if parts is None else bytes(parts[0]) for parts in found]
 
 
@@ -42,4 +42,4 @@ def write(store: RedisStore, *keys: bytes, owner: str = "ann") -> None:
 
 
 def known(store: RedisStore, *keys: bytes, owner: str = "ann") -> int | None:
-    return store.known([Wanted(key, SIZE) for key in keys], owner, time.monotonic() + 5)
+    return store.known([ValueQuery(key, SIZE) for key in keys], owner, time.monotonic() + 5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from motley.replicas.worker import Worker
+from motley.replicas.engine.entrypoints.worker import Worker
 
 
 class Running:

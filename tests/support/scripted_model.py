@@ -11,7 +11,7 @@ from local_ingress import make_ingress
 from long_worker import LongWorker
 from tool_templates import write_tool_tokenizer
 
-from motley.replicas.protocol import Delta, FinishReason, StreamMessage, TokenLogprob
+from motley.replicas.types import Delta, FinishReason, StreamMessage, TokenLogprob
 
 
 class Scripted:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from echo_worker import EchoWorker
 
-from motley.replicas.protocol import Request, StreamMessage
+from motley.replicas.types import Request, StreamMessage
 
 
 class ScriptedWorker(EchoWorker):

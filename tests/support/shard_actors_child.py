@@ -34,7 +34,7 @@ class Replica:
     def __init__(self, folder: str, way: dict[str, int], spread: bool, other: str | None) -> None:
         from motley.cluster import shard_actors
         from motley.cluster.shard_actors import Actors
-        from motley.replicas.build import build_engine
+        from motley.replicas.engine.startup.engine_builder import build_engine
         from motley.replicas.engine_config import EngineConfig
 
         if other is not None:
@@ -48,7 +48,7 @@ class Replica:
 
     def update(self, path: str) -> int:
         """Files that the other node has of it."""
-        from motley.replicas.updates.file import WeightFile
+        from motley.replicas.updates.weight_file import WeightFile
 
         assert self._engine.weights is not None
         self._engine.adopt(self._engine.weights.prepare(WeightFile(Path(path))))
@@ -69,17 +69,17 @@ class Replica:
 def elsewhere(other: str) -> type:
     """What runs in an actor, where the model's folder is another."""
     from motley.cluster.shard_actors import Shard
-    from motley.replicas.shards import pipe
+    from motley.replicas.parallel.transport import pipe
 
     class ShardElsewhere(Shard):
         def compute(self, *given: Any) -> None:
-            receive = pipe.Pipe.receive
+            receive = pipe.MessagePipe.receive
 
-            def received(one: pipe.Pipe) -> pipe.Message:
+            def received(one: pipe.MessagePipe) -> pipe.Message:
                 fields, tensors = receive(one)
                 return {**fields, **({"folder": other} if "folder" in fields else {})}, tensors
 
-            pipe.Pipe.receive = received  # type: ignore[method-assign]
+            pipe.MessagePipe.receive = received  # type: ignore[method-assign]
             super().compute(*given)
 
     return ShardElsewhere

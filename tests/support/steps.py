@@ -8,7 +8,7 @@ import torch
 
 from motley.kernels.batch import BLOCK_TOKENS, StepBatch
 from motley.kernels.ops import Ops, ops_for_device
-from motley.replicas.model import Decoder, load_model
+from motley.replicas.loading.model_loader import Decoder, load_model
 
 
 def chunk_batch(token_ids: Sequence[int], computed: int, blocks: Sequence[int]) -> StepBatch:

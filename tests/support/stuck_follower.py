@@ -17,13 +17,15 @@ from typing import Any
 
 import late_follower
 
-from motley.replicas.shards import calls, follower_process, pipe
-from motley.replicas.shards.launch import Handle, Subprocesses
+from motley.replicas.parallel.calls import decoder_calls
+from motley.replicas.parallel.follower import follower_process
+from motley.replicas.parallel.leader.launcher import ProcessHandle, SubprocessLauncher
+from motley.replicas.parallel.transport import pipe
 
 COMPUTES_S = 8.0
 
 
-class Stuck(Subprocesses):
+class Stuck(SubprocessLauncher):
     """Implements `Launcher`. number: of the process; when: the file; far: ranks exchange over TCP."""
 
     def __init__(self, what: str, when: Path, number: int = 1, *, far: bool = False) -> None:
@@ -32,9 +34,9 @@ class Stuck(Subprocesses):
     def host(self) -> str | None:
         return "127.0.0.1" if self._far else None
 
-    def launch(self, number: int, name: str, ends: Mapping[str, int]) -> Handle:
+    def launch(self, number: int, name: str, ends: Mapping[str, int]) -> ProcessHandle:
         stuck = (str(Path(__file__)), self._what, str(self._when))
-        self.run = stuck if number == self._number else Subprocesses.run
+        self.run = stuck if number == self._number else SubprocessLauncher.run
         return super().launch(number, name, ends)
 
 
@@ -62,9 +64,9 @@ def main() -> None:
         return stands
 
     if what == "between_calls":
-        pipe.Inbox.receive = first(pipe.Inbox.receive)  # type: ignore[method-assign]
+        pipe.MessageInbox.receive = first(pipe.MessageInbox.receive)  # type: ignore[method-assign]
     else:
-        calls.make = first(calls.make)
+        decoder_calls.execute_call = first(decoder_calls.execute_call)
     if what == "compiles":
         sys.argv[1:1] = ["serves", "{}"]
         late_follower.main()

@@ -12,12 +12,12 @@ import torch
 from in_stages import InStages
 
 from motley.kernels.ops import Ops
-from motley.replicas.checkpoint import inspect_checkpoint
-from motley.replicas.decoder import Decoder
-from motley.replicas.shards.ranks import Ranks
-from motley.replicas.shards.split import split
-from motley.replicas.shards.stages import stages_of
-from motley.replicas.weights import Weights
+from motley.replicas.checkpoint.reading.weight_loader import WeightLoader
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.model.decoder import Decoder
+from motley.replicas.model.sharding.ranks import Ranks
+from motley.replicas.model.sharding.split import shard_for_rank
+from motley.replicas.model.sharding.stages import pipeline_stages
 
 T = TypeVar("T")
 
@@ -56,8 +56,10 @@ def on_ranks(
 ) -> list[T]:
     """`work` on the decoder of each rank, all at once; its results by rank. layers: of stages that each rank has."""
     checkpoint = inspect_checkpoint(folder)
-    parts = [split(checkpoint.config, checkpoint.format, rank, size) for rank in range(size)] if size > 1 else []
-    stages = stages_of(checkpoint.config.num_layers, layers or (checkpoint.config.num_layers,))
+    parts = (
+        [shard_for_rank(checkpoint.config, checkpoint.format, rank, size) for rank in range(size)] if size > 1 else []
+    )
+    stages = pipeline_stages(checkpoint.config.num_layers, layers or (checkpoint.config.num_layers,))
     barrier: threading.Barrier = threading.Barrier(size)
     tensors: list[torch.Tensor | None] = [None] * size
 
@@ -67,7 +69,12 @@ def on_ranks(
             ranks = Ranks(parts, rank, ThreadExchange(rank, barrier, tensors)) if parts else None
             decoders = [
                 Decoder(
-                    checkpoint.config, checkpoint.format, Weights(checkpoint.tensors, ops.device), ops, ranks, stage
+                    checkpoint.config,
+                    checkpoint.format,
+                    WeightLoader(checkpoint.tensors, ops.device),
+                    ops,
+                    ranks,
+                    stage,
                 )
                 for stage in stages
             ]

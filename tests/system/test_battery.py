@@ -31,7 +31,7 @@ from served import Served
 from thorough import thorough
 
 from motley.client import Client
-from motley.replicas.offline import Engine
+from motley.replicas.engine.entrypoints.offline import Engine
 
 ROOT = Path(__file__).parents[2]
 EMBEDS = EMBEDDINGS + NO_SAMPLING

@@ -145,8 +145,8 @@ def held(protocol: Protocol) -> Asked:
 
 def signal_all(service: Served, number: signal.Signals) -> None:
     """To every process that has a grammar: children of the one that they are forked from."""
-    nurseries = [pid for pid in service.descendants() if "grammar_nursery" in command_line(pid)]
-    for pid in [child for nursery in nurseries for child in children(nursery)]:
+    forkservers = [pid for pid in service.descendants() if "grammar_forkserver" in command_line(pid)]
+    for pid in [child for forkserver in forkservers for child in children(forkserver)]:
         os.kill(pid, number)
 
 

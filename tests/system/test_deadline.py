@@ -10,7 +10,7 @@ from raw_calls import PROTOCOLS, Asked, Protocol, RawCall, deadline_told
 from served import Served, wait_for
 
 from motley.client import Client
-from motley.replicas.protocol import BLOCK_TOKENS
+from motley.replicas.types import BLOCK_TOKENS
 
 LEAST_S = 0.001
 

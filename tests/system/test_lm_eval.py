@@ -13,7 +13,7 @@ from client_env import run_client
 from served import Served
 from transformers import AutoModelForCausalLM
 
-from motley.replicas.tokenizer import Tokenizer
+from motley.replicas.text.tokenizer.tokenizer import Tokenizer
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "third_party" / "lm_eval_run.py"
 EACH_TOKEN = 0.01  # nats by which the service, in its own arithmetic, may differ from transformers in fp32

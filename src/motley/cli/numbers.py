@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from ..replicas.shown import shown
+from ..replicas.short_repr import short_repr
 
 __all__ = [
     "DAY_S",
@@ -83,7 +83,7 @@ def check_number(name: Callable[[], str], value: float, bounds: Between | None =
     bounds = bounds or Between(*_default(value))
     if value not in bounds:
         kind = "a number" if isinstance(value, float) else "an integer"
-        raise typer.BadParameter(f"{name()}: {shown(value)} is not accepted; expected {bounds.words(kind)}")
+        raise typer.BadParameter(f"{name()}: {short_repr(value)} is not accepted; expected {bounds.words(kind)}")
 
 
 def _default(value: float) -> tuple[float, float]:

@@ -160,8 +160,8 @@ def _numbers(text: str, flag: str) -> tuple[int, ...]:
 
 def parse_size(text: str, flag: str) -> int:
     """Parse a number of bytes such as "512MiB", "2G" or "1073741824"."""
+    from ..replicas.byte_sizes import parse_size as parse
     from ..replicas.errors import InvalidRequest
-    from ..replicas.sizes import parse_size as parse
 
     try:
         return parse(text)

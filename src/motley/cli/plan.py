@@ -68,11 +68,11 @@ def plan(
     """
     from ..cluster.plan import report as reports
     from ..cluster.plan.search import Asked, search
-    from ..replicas.simulated.device import model_named
+    from ..replicas.simulated.simulated_device import find_model_shape
 
     asked = Asked(
         trace=_trace(trace, rate, requests, seed), offers=_measured(_offers(gpus or EXAMPLES), measured, model),
-        model=model_named(model),
+        model=find_model_shape(model),
         slo=_slo(slo), share=share, tries=tries, seed=seed,
     )  # fmt: skip
     with doing("reckoning") as say:
@@ -110,7 +110,7 @@ def _slo(text: str) -> Slo:
 def _offers(text: str) -> list[Offer]:
     """Parse GPUs and their prices. Raises InvalidRequest for a GPU that is not in the table."""
     from ..cluster.plan.search import Offer
-    from ..replicas.simulated.device import device_named
+    from ..replicas.simulated.simulated_device import find_table_device
 
     offers: dict[str, Offer] = {}  # by the name in the table
     for part in text.split(","):
@@ -118,7 +118,7 @@ def _offers(text: str) -> list[Offer]:
         if found is None:
             raise typer.BadParameter(f"--gpus {part.strip()!r}: expected GPU=PRICE, such as A10=0.75")
         check_number(lambda: "--gpus", float(found[2]))
-        device = device_named(found[1])
+        device = find_table_device(found[1])
         if device.name in offers:
             raise typer.BadParameter(f"--gpus {found[1]}: {device.name} is there twice")
         offers[device.name] = Offer(found[1], float(found[2]))
@@ -129,22 +129,22 @@ def _measured(offers: list[Offer], text: str | None, model: str) -> list[Offer]:
     """Return the offers with the roofline shares fitted to their files. Raises InvalidRequest for a wrong file or
     another GPU's.
     """
-    from ..replicas.simulated.device import device_named
-    from ..replicas.simulated.measured import attained
+    from ..replicas.simulated.device_measurements import read_attained_shares
+    from ..replicas.simulated.simulated_device import find_table_device
 
     files: dict[str, Path] = {}  # by the name in the table
     for part in text.split(",") if text else ():
         gpu, equals, file = part.strip().partition("=")
         if not (gpu and equals and file):
             raise typer.BadParameter(f"--measured {part.strip()!r}: expected GPU=FILE, such as T4=t4/streams.json")
-        if (name := device_named(gpu).name) in files:
+        if (name := find_table_device(gpu).name) in files:
             raise typer.BadParameter(f"--measured {gpu}: {name} is there twice")
         files[name] = Path(file)
-    names = [device_named(offer.gpu).name for offer in offers]
+    names = [find_table_device(offer.gpu).name for offer in offers]
     if unknown := sorted(set(files) - set(names)):
         raise typer.BadParameter(f"--measured {unknown[0]}: it is none of --gpus")
     return [
-        replace(offer, attained=attained(files[name], offer.gpu, model)) if name in files else offer
+        replace(offer, attained=read_attained_shares(files[name], offer.gpu, model)) if name in files else offer
         for name, offer in zip(names, offers, strict=True)
     ]
 

@@ -65,20 +65,22 @@ def profile(
     )
     if html is not None:
         _write(html, "")  # fail now rather than after minutes of measuring
-    from ..replicas.hub import resolve_model
-    from ..replicas.profiling import report
-    from ..replicas.profiling.page import page
-    from ..replicas.profiling.profile import Asked, load, profile_built
+    from ..replicas.checkpoint.files.model_hub import resolve_model
+    from ..replicas.profiling.profiler import ProfileOptions, load_engine, profile_engine
+    from ..replicas.profiling.report import text_report
+    from ..replicas.profiling.report.html_page import render_page
 
-    asked = Asked(prompt_tokens=prompt_tokens, batch=batch, context_tokens=context_tokens, steps=steps, repeats=repeats)
+    asked = ProfileOptions(
+        prompt_tokens=prompt_tokens, batch=batch, context_tokens=context_tokens, steps=steps, repeats=repeats
+    )
     folder = resolve_model(options.find_model(model))
     with load_bar(f"loading {folder.name}") as loading:
-        loaded = load(folder, settings, asked, progress=loading)
+        loaded = load_engine(folder, settings, asked, progress=loading)
     with doing("profiling") as tell:
-        found = profile_built(loaded, asked, tell)
+        found = profile_engine(loaded, asked, tell)
     if html is not None:
-        _write(html, page(found))
-    print(json.dumps(report.as_dict(found)) if as_json else report.text(found))
+        _write(html, render_page(found))
+    print(json.dumps(text_report.to_json_report(found)) if as_json else text_report.render_text(found))
 
 
 def _write(file: Path, text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 
 from ..cluster.protos import inference_pb2 as pb
 from ..replicas.errors import InvalidRequest
-from ..replicas.shown import shown
+from ..replicas.short_repr import short_repr
 from .build import built, named
 from .tools import Message, Tool, ToolChoice, choice_of, messages_of, tools_of
 
@@ -116,7 +116,7 @@ def embeddings_request(
     with named("inputs", prompts):
         inputs = [pb.EmbeddingInput(**_prompt(f"inputs[{index}]", prompt)) for index, prompt in enumerate(prompts)]
     if pooling not in tuple(_POOLING):  # a tuple, as the value may not be hashable
-        raise InvalidRequest(f"pooling: {shown(pooling)} is not accepted; expected last or mean", param="pooling")
+        raise InvalidRequest(f"pooling: {short_repr(pooling)} is not accepted; expected last or mean", param="pooling")
     return built(pb.EmbeddingsRequest, {"inputs": inputs, "pooling": _POOLING[pooling], "normalize": normalize})
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ..replicas.errors import InvalidRequest
-from ..replicas.shown import MAX_CHARS, shown
+from ..replicas.short_repr import MAX_REPR_CHARS, short_repr
 
 Made = TypeVar("Made")
 _UNFIT = (TypeError, ValueError, OverflowError, KeyError, AttributeError)  # UnicodeEncodeError is a ValueError
@@ -35,7 +35,7 @@ def named(param: str, value: Any) -> Iterator[None]:
     try:
         yield
     except _UNFIT as error:
-        param = param[:MAX_CHARS]
+        param = param[:MAX_REPR_CHARS]
         if str(error).startswith("Protocol message ") and " has no " in str(error):
             raise InvalidRequest(f"{param}: there is no such field", param=param, code="unknown_parameter") from error
-        raise InvalidRequest(f"{param}: {shown(value)} is not accepted: {error}", param=param) from error
+        raise InvalidRequest(f"{param}: {short_repr(value)} is not accepted: {error}", param=param) from error

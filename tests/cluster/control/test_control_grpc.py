@@ -24,9 +24,9 @@ from motley.cluster.control.state import PolicyPlan, PoolPlan
 from motley.cluster.edge.ports import listens, settled_block
 from motley.cluster.fleet.status import Demand
 from motley.cluster.protos import control_pb2 as pb
-from motley.replicas.prefix.popular import PopularPrefix
-from motley.replicas.prefix.store import Breaker, StoreStats
-from motley.replicas.prefix.told import PrefixStats
+from motley.replicas.kv.prefix.popular_prefixes import PopularPrefix
+from motley.replicas.kv.prefix.prefix_stats import PrefixStats
+from motley.replicas.kv.store.prefix_store import BreakerState, StoreStats
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.full_name)
@@ -66,7 +66,7 @@ POPULAR = PopularPrefix("ann", "ab" * 8, 5, found_tokens=300, fetched_tokens=96,
 async def test_prefixes_are_shown_and_flushed(plane: Plane) -> None:
     alone = await plane.call("GetPrefixes", pb.GetPrefixesRequest())
     assert [(one.shares, one.prompt_tokens, one.cached_tokens) for one in alone.replicas] == [(False, 100, 40)]
-    store = StoreStats(hits=3, misses=1, reads=4, read_s=2.0, errors={"timeout": 2}, breaker=Breaker.OPEN)
+    store = StoreStats(hits=3, misses=1, reads=4, read_s=2.0, errors={"timeout": 2}, breaker=BreakerState.OPEN)
     plane.bench.fleet.prefix_stats = PrefixStats(64, 48, {"hit": 3}, 2, 1e9, 16, 1000, store, (POPULAR,))
     (shown,) = (await plane.call("GetPrefixes", pb.GetPrefixesRequest())).replicas
     assert (shown.queried_tokens, shown.hit_tokens, dict(shown.outcomes), shown.value_bytes) == (

@@ -12,7 +12,7 @@ from motley.cluster.control.fleet import Planned, PoolLook
 from motley.cluster.control.state import PolicyPlan, PoolPlan
 from motley.cluster.fleet.status import Demand, FleetStatus, Gathered, ReplicaStatus
 from motley.replicas.errors import NotFound, Unavailable
-from motley.replicas.protocol import ReplicaLoad
+from motley.replicas.types import ReplicaLoad
 
 
 async def test_up_and_down_and_to_nothing_and_back() -> None:

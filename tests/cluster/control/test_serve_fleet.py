@@ -146,7 +146,7 @@ def test_a_roll_between_models_of_which_one_has_no_tokenizer_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its tokenizer may be made from older files, and then nothing tells whether both read text alike."""
-    monkeypatch.setattr("motley.cluster.control.serve_fleet.check_in_process", lambda folder: None)
+    monkeypatch.setattr("motley.cluster.control.serve_fleet.check_servable_in_child", lambda folder: None)
     folder = Path(shutil.copytree(demo_path(), tmp_path / "served"))
     (folder / "tokenizer.json").unlink()
     deployed = SimpleNamespace(fleet=SimpleNamespace(model=str(folder)))

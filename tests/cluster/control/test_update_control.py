@@ -15,7 +15,7 @@ from motley.cluster.control.state import dump, load
 from motley.cluster.failures import Conflict, Forbidden
 from motley.cluster.weights import within
 from motley.replicas.errors import InvalidRequest, NotFound, Unavailable
-from motley.replicas.updates.file import WeightFile
+from motley.replicas.updates.weight_file import WeightFile
 
 ONE, TWO = WeightFile(Path("/w/one"), False, "digest of one"), WeightFile(Path("/w/two"), True, "digest of two")
 

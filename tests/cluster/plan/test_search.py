@@ -11,14 +11,14 @@ from motley.cluster.plan import report as reports
 from motley.cluster.plan.search import Asked, Offer, guess, search
 from motley.cluster.plan.trace import synthetic
 from motley.cluster.routing.predict import Slo
-from motley.cluster.simulation.fleet import fleet, model_named
+from motley.cluster.simulation.fleet import find_model_shape, fleet
 from motley.cluster.simulation.measure import measured
 from motley.cluster.simulation.motley_router import MotleyRouter
 from motley.cluster.simulation.simulate import simulate
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.protocol import BATCHES
+from motley.replicas.types import PROFILED_BATCH_SIZES
 
-MODEL = model_named("qwen2.5-7b")
+MODEL = find_model_shape("qwen2.5-7b")
 OFFERS = (Offer("T4", 0.4), Offer("A10", 0.75))  # prices are only made up
 
 
@@ -106,7 +106,11 @@ def test_the_command_reads_a_trace_and_names_the_gpus(tmp_path, capsys):
 def test_gpus_are_as_measured_where_they_were(tmp_path, capsys):
     """Of one that was found to be slow more are taken, and all that is shown says which was measured."""
     trace = ["--trace", "synthetic", "--requests", "60", "--rate", "4", "--tries", "8", "--gpus", "A10=0.5,T4=90"]
-    rates = {"prefill_tokens_per_s": 600.0, "decode_s": [0.05 + 6e-4 * batch for batch in BATCHES], "context_s": 4e-7}
+    rates = {
+        "prefill_tokens_per_s": 600.0,
+        "decode_s": [0.05 + 6e-4 * batch for batch in PROFILED_BATCH_SIZES],
+        "context_s": 4e-7,
+    }
     (tmp_path / "a10.json").write_text(json.dumps(rates))
     costs = []
     for more, said, file in (

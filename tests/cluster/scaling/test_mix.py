@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from motley.cluster.routing.predict import BATCHES, Slo, Speed
+from motley.cluster.routing.predict import PROFILED_BATCH_SIZES, Slo, Speed
 from motley.cluster.scaling.capacity import Load, carried
 from motley.cluster.scaling.mix import Class, cheapest
 
@@ -16,8 +16,9 @@ SLO = Slo(3.0, 0.1)
 
 def a_speed(factor=1.0, **fields):
     speed = Speed(
-        prefill_tokens_per_s=4000 * factor, decode_s=tuple((0.010 + 0.0003 * batch) / factor for batch in BATCHES),
-        context_s=1e-8 / factor, chunk=512, max_running=64, kv_tokens=200_000,
+        prefill_tokens_per_s=4000 * factor,
+        decode_s=tuple((0.010 + 0.0003 * batch) / factor for batch in PROFILED_BATCH_SIZES), context_s=1e-8 / factor,
+        chunk=512, max_running=64, kv_tokens=200_000,
     )  # fmt: skip
     return replace(speed, **fields)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.cluster.routing.predict import BATCHES, Slo, Speed
+from motley.cluster.routing.predict import PROFILED_BATCH_SIZES, Slo, Speed
 from motley.cluster.scaling.capacity import Load, carried
 from motley.cluster.scaling.forecast import Forecast
 from motley.cluster.scaling.policies import POLICIES, policy_named
@@ -22,8 +22,9 @@ law = settings(derandomize=True, max_examples=40, deadline=None)
 
 def a_speed(factor=1.0):
     return Speed(
-        prefill_tokens_per_s=4000 * factor, decode_s=tuple((0.010 + 0.0003 * batch) / factor for batch in BATCHES),
-        context_s=1e-8 / factor, chunk=512, max_running=64, kv_tokens=200_000,
+        prefill_tokens_per_s=4000 * factor,
+        decode_s=tuple((0.010 + 0.0003 * batch) / factor for batch in PROFILED_BATCH_SIZES), context_s=1e-8 / factor,
+        chunk=512, max_running=64, kv_tokens=200_000,
     )  # fmt: skip
 
 

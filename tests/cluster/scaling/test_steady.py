@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.cluster.routing.predict import BATCHES, Slo, Speed
+from motley.cluster.routing.predict import PROFILED_BATCH_SIZES, Slo, Speed
 from motley.cluster.scaling.forecast import Forecast
 from motley.cluster.scaling.policies import policy_named
 from motley.cluster.scaling.state import Observed, PoolState, Target
@@ -18,8 +18,8 @@ from motley.cluster.scaling.steady import MAX_STEP_S, Idle, Latest, LeftTargets,
 SLO = Slo(3.0, 0.1)
 SETTLE_S, IDLE_S = 120.0, 200.0
 SPEED = Speed(
-    prefill_tokens_per_s=4000.0, decode_s=tuple(0.010 + 0.0003 * batch for batch in BATCHES), context_s=1e-8,
-    chunk=512, max_running=64, kv_tokens=200_000,
+    prefill_tokens_per_s=4000.0, decode_s=tuple(0.010 + 0.0003 * batch for batch in PROFILED_BATCH_SIZES),
+    context_s=1e-8, chunk=512, max_running=64, kv_tokens=200_000,
 )  # fmt: skip
 law = settings(derandomize=True, max_examples=80, deadline=None)
 POLICIES = {

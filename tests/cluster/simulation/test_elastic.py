@@ -6,12 +6,12 @@ from motley.cluster.routing.predict import Slo
 from motley.cluster.scaling.policies import policy_named
 from motley.cluster.scaling.state import Target
 from motley.cluster.simulation.elastic import SimulatedPool, simulate_scaled
-from motley.cluster.simulation.fleet import model_named
+from motley.cluster.simulation.fleet import find_model_shape
 from motley.cluster.simulation.measure import measured
 from motley.cluster.simulation.traffic import arrivals, thinned
 
 SLO = Slo(3.0, 0.1)
-MODEL = model_named("qwen2.5-7b")
+MODEL = find_model_shape("qwen2.5-7b")
 SECONDS, PEAK = 900.0, 6.0
 
 

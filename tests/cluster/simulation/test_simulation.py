@@ -5,7 +5,7 @@ import pytest
 from motley.cluster.routing.predict import Slo
 from motley.cluster.simulation.baselines import BASELINES
 from motley.cluster.simulation.bench import MOTLEY, TOLD, Plan, Size, kept, run, text
-from motley.cluster.simulation.fleet import fleet, model_named
+from motley.cluster.simulation.fleet import find_model_shape, fleet
 from motley.cluster.simulation.measure import measured
 from motley.cluster.simulation.motley_router import MotleyRouter
 from motley.cluster.simulation.optimum import buckets, capacity, optimum
@@ -14,7 +14,7 @@ from motley.cluster.simulation.traffic import HIGH_REUSE, LOW_REUSE, arrivals, b
 from motley.replicas.errors import InvalidRequest
 
 SLO = Slo(3.0, 0.1)
-MODEL = model_named("qwen2.5-7b")
+MODEL = find_model_shape("qwen2.5-7b")
 SMALL = "P40+T4+A10"
 
 
@@ -112,7 +112,7 @@ def test_a_fleet_is_read_as_it_is_written():
         with pytest.raises(InvalidRequest):
             fleet(wrong, MODEL, 1)
     with pytest.raises(InvalidRequest, match="does not hold qwen3-32b"):
-        fleet("T4", model_named("qwen3-32b"), 1)
+        fleet("T4", find_model_shape("qwen3-32b"), 1)
 
 
 def test_the_benchmark_says_that_it_is_simulated():

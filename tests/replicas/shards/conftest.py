@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from forking import Zygote
 
-STARTS = "motley.replicas.shards.launch.subprocess"
+STARTS = "motley.replicas.parallel.leader.launcher.subprocess"
 
 
 @pytest.fixture(autouse=True, scope="package")

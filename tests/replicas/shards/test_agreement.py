@@ -20,17 +20,21 @@ from served import alive, children, command_line
 from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
-from motley.replicas import weights_cache
-from motley.replicas.build import BuiltEngine, build_engine
-from motley.replicas.checkpoint import inspect_checkpoint
+from motley.replicas.checkpoint.cache import weights_cache
+from motley.replicas.checkpoint.cache.weights_cache import WeightsCache
+from motley.replicas.engine.startup.engine_builder import BuiltEngine, build_engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import CheckpointError
-from motley.replicas.known import Known, known_of
-from motley.replicas.model import load_model
-from motley.replicas.shards.agreement import Agreement, remember, told
-from motley.replicas.shards.readers import Readers
-from motley.replicas.shards.stages import stages_of
-from motley.replicas.weights_cache import WeightsCache
+from motley.replicas.loading.cached_digests import CachedDigests, find_cached_digests
+from motley.replicas.loading.digest_assignment import DigestReaders
+from motley.replicas.loading.model_loader import load_model
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.model.sharding.stages import pipeline_stages
+from motley.replicas.parallel.planning.checkpoint_agreement import (
+    CheckpointAgreement,
+    cache_shared_digests,
+    encode_digests,
+)
 
 LAYERS = 3
 NORM = "model.layers.0.input_layernorm.weight"
@@ -74,15 +78,15 @@ class Processes:
     def __init__(self, folders: Sequence[Path]) -> None:
         self._opened = [inspect_checkpoint(folder) for folder in folders]
         self._caches = [cache_of(folder) for folder in folders]
-        self.known = [known_of(one, cache) for one, cache in zip(self._opened, self._caches, strict=True)]
-        self._agreement = Agreement(self._opened[0], self.known[0], len(folders), 1, near=False)
+        self.known = [find_cached_digests(one, cache) for one, cache in zip(self._opened, self._caches, strict=True)]
+        self._agreement = CheckpointAgreement(self._opened[0], self.known[0], len(folders), 1, near=False)
         self._layers = (*[1] * (len(folders) - 1), LAYERS - len(folders) + 1)
         self._agreement.divide(self._layers)
 
     def hear(self) -> list[tuple[int, ...] | None]:
         """With whom each finds digests."""
         others = zip(self._opened[1:], self.known[1:], strict=True)
-        said = [told(one, known, self._agreement.asked) for one, known in others]
+        said = [encode_digests(one, known, self._agreement.asked) for one, known in others]
         self._agreement.hear(json.loads(json.dumps(said)))
         every = [self._agreement.readers(number) for number in range(len(self._opened))]
         assert [each and each.number for each in every] == [each and number for number, each in enumerate(every)]
@@ -90,16 +94,16 @@ class Processes:
 
     def load(self) -> str:
         """The fingerprint. What is to be remembered is."""
-        stages = stages_of(LAYERS, self._layers)
+        stages = pipeline_stages(LAYERS, self._layers)
         found: list[Sequence[bytes]] = []
         for number in (*range(1, len(self._opened)), 0):
             readers = self._agreement.readers(number)
             known = self.known[number]
             if number:
                 fingerprint = "" if readers else self.known[0].fingerprint or known.fingerprint
-                known = Known(fingerprint=fingerprint, readers=readers)
+                known = CachedDigests(fingerprint=fingerprint, readers=readers)
             else:
-                known = Known(known.signature, known.contents, known.fingerprint, readers)
+                known = CachedDigests(known.signature, known.contents, known.fingerprint, readers)
             loaded = load_model(
                 self._opened[number].folder, exact_ops(), stage=stages[number], known=known,
                 others=None if number else lambda: self._agreement.own(found), cache=self._caches[number],
@@ -107,7 +111,7 @@ class Processes:
             if number:
                 found.append(loaded.digests)
         for number, row in self._agreement.check(loaded.contents, found).items():
-            remember(self._caches[number], self._opened[number], self.known[number], row)
+            cache_shared_digests(self._caches[number], self._opened[number], self.known[number], row)
         return loaded.fingerprint
 
 
@@ -145,15 +149,15 @@ def test_what_one_host_knows_the_other_is_held_to(known: str, tmp_path: Path) ->
 def test_of_one_host_each_knows_its_part_before_others_have_said_anything(tmp_path: Path) -> None:
     """And files that are others by the time that somebody looks are no model's."""
     one = inspect_checkpoint(checkpoint(tmp_path / "one"))
-    agreement = Agreement(one, Known(), 3, 1, near=True)
+    agreement = CheckpointAgreement(one, CachedDigests(), 3, 1, near=True)
     agreement.divide((1, 1, 1))
     assert [agreement.readers(number) for number in range(3)] == [
-        Readers((1, 1, 1), 1, (0, 1, 2), number) for number in range(3)
+        DigestReaders((1, 1, 1), 1, (0, 1, 2), number) for number in range(3)
     ]
-    agreement.hear([told(one, Known(), agreement.asked)])
+    agreement.hear([encode_digests(one, CachedDigests(), agreement.asked)])
     os.utime(one.folder / "model.safetensors", (1, 1))
     with pytest.raises(CheckpointError, match="its files have changed"):
-        agreement.hear([told(one, Known(), agreement.asked)])
+        agreement.hear([encode_digests(one, CachedDigests(), agreement.asked)])
 
 
 def test_hosts_that_know_different_weights_load_none(tmp_path: Path) -> None:

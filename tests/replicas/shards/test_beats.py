@@ -15,16 +15,21 @@ from served import alive, children, command_line, wait_for
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.c_kernels.native_build import load_library
-from motley.replicas.build import BuiltEngine, build_engine
+from motley.replicas.engine.startup.engine_builder import BuiltEngine, build_engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineLost
-from motley.replicas.protocol import Request, SamplingParams
-from motley.replicas.shards import group
-from motley.replicas.shards.beats import START_S, Beats, Patience, Watch
-from motley.replicas.shards.group import Group
-from motley.replicas.shards.launch import Handle, Subprocesses
-from motley.replicas.shards.pipe import Pipe
-from motley.replicas.updates.file import WeightFile
+from motley.replicas.parallel.leader import follower_group
+from motley.replicas.parallel.leader.follower_group import FollowerGroup
+from motley.replicas.parallel.leader.launcher import ProcessHandle, SubprocessLauncher
+from motley.replicas.parallel.transport.heartbeats import (
+    STARTUP_TIMEOUT_S,
+    HeartbeatChecker,
+    HeartbeatMonitor,
+    HeartbeatSender,
+)
+from motley.replicas.parallel.transport.pipe import MessagePipe
+from motley.replicas.types import Request, SamplingParams
+from motley.replicas.updates.weight_file import WeightFile
 
 COMPILED = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 WAYS = [
@@ -35,7 +40,7 @@ WAYS = [
 
 
 def followers() -> list[int]:
-    return [pid for pid in children(os.getpid()) if "shards.follower" in command_line(pid) and alive([pid])]
+    return [pid for pid in children(os.getpid()) if "parallel.follower" in command_line(pid) and alive([pid])]
 
 
 @pytest.fixture(autouse=True)
@@ -44,13 +49,13 @@ def nothing_is_left() -> Iterator[None]:
     assert followers() == []
 
 
-class Hurts(Subprocesses):
+class Hurts(SubprocessLauncher):
     """Sends that signal to the last process as soon as it has been started."""
 
     def __init__(self, fault: signal.Signals, last: int = 1) -> None:
         self._fault, self._last = fault, last
 
-    def launch(self, number: int, name: str, ends: Mapping[str, int]) -> Handle:
+    def launch(self, number: int, name: str, ends: Mapping[str, int]) -> ProcessHandle:
         handle = super().launch(number, name, ends)
         if number == self._last:
             handle._process.send_signal(self._fault)  # type: ignore[attr-defined]
@@ -63,7 +68,7 @@ def built(folder: Path, **given: Any) -> BuiltEngine:
     return build_engine(folder, config, launcher=launcher, progress=progress)
 
 
-def lose_patience(with_others: Group) -> None:
+def lose_patience(with_others: FollowerGroup) -> None:
     """Now that none of them imports anything any more, which takes a busy machine how long it may."""
     with_others._watch._patience._limit_s = lambda: 3.0
 
@@ -73,7 +78,7 @@ def lose_patience(with_others: Group) -> None:
 def test_one_that_hangs_before_it_has_loaded_is_lost(
     way: dict[str, int], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "SILENCE_S", 3.0)
+    monkeypatch.setattr(follower_group, "SILENCE_TIMEOUT_S", 3.0)
     last = way.get("tensor_parallel", 1) * way.get("pipeline_parallel", 1) - 1
     with pytest.raises(EngineLost, match=rf"({name}) has sent no heartbeat for 3 s; its last activity: "):
         built(build_checkpoint(tmp_path / "model"), launcher=Hurts(signal.SIGSTOP, last), **way)
@@ -84,15 +89,15 @@ def test_one_that_hangs_when_it_has_loaded_is_lost(
     way: dict[str, int], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before it has room for KV; and it has said what it did."""
-    allocate = Group.allocate
+    allocate = FollowerGroup.allocate
 
-    def stopped(self: Group, *given: Any) -> None:
+    def stopped(self: FollowerGroup, *given: Any) -> None:
         wait_for(lambda: self._followers[0].doing == "waits for the others to load", "a sign of life")
         os.kill(followers()[0], signal.SIGSTOP)
         lose_patience(self)
         allocate(self, *given)
 
-    monkeypatch.setattr(Group, "allocate", stopped)
+    monkeypatch.setattr(FollowerGroup, "allocate", stopped)
     with pytest.raises(
         EngineLost, match=f"{name} has sent no heartbeat for 3 s; its last activity: waits for the others"
     ):
@@ -104,7 +109,7 @@ def to_its_end(engine: BuiltEngine) -> None:
         engine.core.step()
 
 
-class Apart(Subprocesses):
+class Apart(SubprocessLauncher):
     """As on another node: ranks exchange over TCP."""
 
     def host(self) -> str:
@@ -115,7 +120,7 @@ class Apart(Subprocesses):
 def test_a_rank_of_another_node_that_hangs_in_a_step_is_lost_sooner_than_at_other_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "ANSWER_S", 2.0)
+    monkeypatch.setattr(follower_group, "ANSWER_TIMEOUT_S", 2.0)
     engine = built(build_checkpoint(tmp_path / "model"), launcher=Apart(), tensor_parallel=2)
     params = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True, seed=0)
     try:
@@ -171,7 +176,7 @@ class Other:
 def test_only_silence_counts_however_long_it_takes() -> None:
     """In looks of whoever waits: one that was held up for an hour itself has looked once."""
     one, other = Other("rank 1"), Other("rank 2")
-    patience = Patience([one, other], lambda: 3.0)
+    patience = HeartbeatChecker([one, other], lambda: 3.0)
     for moment in range(100):
         one.heard = float(moment + 1)
         other.heard = float(moment // 2 + 1)
@@ -190,8 +195,8 @@ def test_what_has_yet_to_begin_is_silent_for_longer() -> None:
     """And has all of the time that others have, when it has begun."""
     actor = Other("rank 1")
     actor.starting = True
-    patience = Patience([actor], lambda: 3.0)
-    for _ in range(int(START_S) - 1):
+    patience = HeartbeatChecker([actor], lambda: 3.0)
+    for _ in range(int(STARTUP_TIMEOUT_S) - 1):
         patience.look()
     actor.starting = False
     for _ in range(3):
@@ -199,8 +204,8 @@ def test_what_has_yet_to_begin_is_silent_for_longer() -> None:
     with pytest.raises(EngineLost, match="for 3 s"):
         patience.look()
     actor.starting = True
-    patience = Patience([actor], lambda: 3.0)
-    for _ in range(int(START_S) - 1):
+    patience = HeartbeatChecker([actor], lambda: 3.0)
+    for _ in range(int(STARTUP_TIMEOUT_S) - 1):
         patience.look()
     with pytest.raises(EngineLost, match="for 300 s"):
         patience.look()
@@ -214,7 +219,7 @@ def test_who_watches_tells_it_once() -> None:
         told.append(error)
         heard.set()
 
-    watch = Watch([Other("rank 1")], lambda: 1.0, lost)
+    watch = HeartbeatMonitor([Other("rank 1")], lambda: 1.0, lost)
     assert heard.wait(60)
     watch.close()
     assert len(told) == 1
@@ -222,7 +227,7 @@ def test_who_watches_tells_it_once() -> None:
 
 def test_beats_say_what_is_done_until_nobody_reads() -> None:
     reads, writes = os.pipe()
-    beats, pipe = Beats(Pipe(writes=writes)), Pipe(reads=reads)
+    beats, pipe = HeartbeatSender(MessagePipe(writes=writes)), MessagePipe(reads=reads)
 
     def says(doing: str) -> None:
         while pipe.receive()[0] != {"doing": doing}:
@@ -232,7 +237,7 @@ def test_beats_say_what_is_done_until_nobody_reads() -> None:
     with beats.during("imports its libraries"):
         says("imports its libraries")
     says("starts")
-    beats.of_bytes(3_000_000, 9_000_000)
+    beats.report_bytes(3_000_000, 9_000_000)
     says("loads weights, 3 of 9 MB")
     os.close(reads)
     wait_for(lambda: all(each.name != "beats" for each in threading.enumerate()), "the end of the beats")

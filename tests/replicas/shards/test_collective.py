@@ -14,10 +14,10 @@ from tiny_checkpoints import build_checkpoint
 from motley.kernels.cpu.c_kernels.native_build import load_library
 from motley.replicas.bench import exchange
 from motley.replicas.bench.report import table
-from motley.replicas.build import build_engine
+from motley.replicas.engine.startup.engine_builder import build_engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineLost
-from motley.replicas.shards.launch import Subprocesses
+from motley.replicas.parallel.leader.launcher import SubprocessLauncher
 
 
 def test_gloo_does_what_shared_memory_does(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_gloo_does_what_shared_memory_does(tmp_path: Path) -> None:
         assert [said(child) for child in both] == ["same"] * 2
 
 
-class Apart(Subprocesses):
+class Apart(SubprocessLauncher):
     """As if others were on other nodes: they are called, and share no memory."""
 
     def host(self) -> str | None:
@@ -45,7 +45,7 @@ def test_ranks_that_share_no_memory_say_what_one_process_says(tmp_path: Path) ->
         for row, other in zip(made.logits(tokens).tolist(), expected.tolist(), strict=True):
             assert row == pytest.approx(other, abs=1e-4)
         assert made.profile.numerics.endswith("-gloo-2ranks")
-        rank = next(pid for pid in children(os.getpid()) if "shards.follower" in command_line(pid))
+        rank = next(pid for pid in children(os.getpid()) if "parallel.follower" in command_line(pid))
         os.kill(rank, signal.SIGKILL)
         with pytest.raises(EngineLost, match=r"stage 0, rank 1 ended with status -9"):
             made.logits(tokens)

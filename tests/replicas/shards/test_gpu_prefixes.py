@@ -21,12 +21,12 @@ from store_patience import be_patient
 from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
-from motley.replicas.build import BuiltEngine
-from motley.replicas.prefix.access import PrefixAccess
-from motley.replicas.prefix.prospects import Prospects
-from motley.replicas.protocol import Request, SamplingParams
-from motley.replicas.shards import group
-from motley.replicas.swap import SwapRates
+from motley.replicas.engine.kv_reuse.swap_planner import SwapRates
+from motley.replicas.engine.startup.engine_builder import BuiltEngine
+from motley.replicas.kv.store.fetch_cost import FetchCostModel
+from motley.replicas.kv.store.store_access import PrefixStoreAccess
+from motley.replicas.parallel.leader import follower_group
+from motley.replicas.types import Request, SamplingParams
 
 SYSTEM = [(7 * i) % 101 + 3 for i in range(150)]
 CROWD = [[*SYSTEM[: 40 * part], *range(part, 60 + part)] for part in (1, 2, 3)] + [[*SYSTEM, 1, 2, 3], SYSTEM[::-1]]
@@ -45,7 +45,7 @@ class LastingStore(BadStore):
 
 @pytest.fixture(autouse=True)
 def _processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(group, "CollectiveExchange", LateExchange)
+    monkeypatch.setattr(follower_group, "CollectiveExchange", LateExchange)
     be_patient(monkeypatch)
     yield
     assert followers() == []
@@ -58,11 +58,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def engine(folder: Path, store: BadStore | None, early: bool = False, what: str = "serves", **way: Any) -> BuiltEngine:
     """To which fetching always seems faster; what it has computed once, it stores. early: so are its copies made."""
-    access = None if store is None else PrefixAccess(store, SECRET)
+    access = None if store is None else PrefixStoreAccess(store, SECRET)
     given = {"prefix_buffer_bytes": 1 << 22, "prefix_after": 1, "prefix_any_numerics": True} | way
     made = built(folder, what, stand_in=LateDevice(early=early), access=access, **given)
     if store is not None:
-        made.core.scheduler.prefixes.prospects = Prospects(token_s=1.0, block_s=1e-9)
+        made.core.scheduler.prefixes.prospects = FetchCostModel(token_s=1.0, block_s=1e-9)
     return made
 
 

@@ -22,30 +22,32 @@ from late_exchange import LateExchange
 from late_shards import KV_BYTES, MIXED, RANKS, STAGES, built, followers
 from tiny_checkpoints import build_checkpoint
 
-from motley.replicas.build import BuiltEngine, operators
-from motley.replicas.checkpoint import inspect_checkpoint
-from motley.replicas.decoder import Decoder
+from motley.replicas.capacity.device_fit import find_table_devices, local_cpu
+from motley.replicas.checkpoint.reading.weight_loader import WeightLoader
+from motley.replicas.engine.startup.engine_builder import BuiltEngine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineLost, InvalidRequest
-from motley.replicas.fit import cpu, known
-from motley.replicas.gpu.runner import GpuRunner
-from motley.replicas.plan import PlanItem, StepPlan
-from motley.replicas.protocol import Pooling, Request, SamplingParams
-from motley.replicas.runner import prepare
-from motley.replicas.shards import calls, group
-from motley.replicas.shards.costs import best_layers
-from motley.replicas.shards.gpu_lead import Guarded, Together
-from motley.replicas.shards.gpu_stage import OnDevice
-from motley.replicas.shards.launch import Subprocesses
-from motley.replicas.shards.own import config_of_process, devices_of
-from motley.replicas.shards.places import Account, account_of
-from motley.replicas.shards.stages import stages_of
-from motley.replicas.weights import Weights
+from motley.replicas.execution.runner import prepare_batch
+from motley.replicas.execution.step_plan import PlanItem, StepPlan
+from motley.replicas.gpu.gpu_runner import GpuRunner
+from motley.replicas.loading.operator_choice import choose_operators
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.model.decoder import Decoder
+from motley.replicas.model.sharding.stages import pipeline_stages
+from motley.replicas.parallel.calls import decoder_calls
+from motley.replicas.parallel.calls.stage_executor import StageExecutor
+from motley.replicas.parallel.leader import follower_group
+from motley.replicas.parallel.leader.gpu_leader import GuardedAccelerator, SynchronizedAccelerator
+from motley.replicas.parallel.leader.launcher import SubprocessLauncher
+from motley.replicas.parallel.leader.process_config import process_config, process_devices
+from motley.replicas.parallel.planning.device_report import DeviceReport, device_report
+from motley.replicas.parallel.planning.layer_assignment import best_layers
+from motley.replicas.types import Pooling, Request, SamplingParams
 
 
 @pytest.fixture(autouse=True)
 def _processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(group, "CollectiveExchange", LateExchange)
+    monkeypatch.setattr(follower_group, "CollectiveExchange", LateExchange)
     yield
     assert followers() == []
 
@@ -117,7 +119,7 @@ def test_stages_may_be_on_gpus_and_on_cpus(
         assert found[0] == whole[0]
         assert found[1] == pytest.approx(whole[1], abs=1e-4)
         assert made.group is not None
-        assert made.group.why_kv_stays == "the processes of the model have it in float32 on CPUs and float32 on GPUs"
+        assert made.group.host_kv_refusal == "the processes of the model have it in float32 on CPUs and float32 on GPUs"
         kinds = made.profile.numerics.split("+")
         assert len(kinds) == len(made.group.stages)
         assert len(set(kinds)) > 1
@@ -133,21 +135,21 @@ def test_each_stage_computes_in_the_dtype_of_its_own_device(folder: Path) -> Non
     finally:
         made.close()
     checkpoint = inspect_checkpoint(folder)
-    both = [LateOps(), operators(EngineConfig(dtype="bfloat16"), checkpoint.config.dtype)[0]]
+    both = [LateOps(), choose_operators(EngineConfig(dtype="bfloat16"), checkpoint.config.dtype)[0]]
     stream: Any = None
     plan = StepPlan((PlanItem(0, 0, (1, 2, 3, 4, 5), (0,)),))
-    batch = prepare(plan, lambda values: values, all_rows=True)
-    for stage, ops in zip(stages_of(4, (2, 2)), both, strict=True):
-        weights = Weights(checkpoint.tensors, ops.device)
+    batch = prepare_batch(plan, lambda values: values, all_rows=True)
+    for stage, ops in zip(pipeline_stages(4, (2, 2)), both, strict=True):
+        weights = WeightLoader(checkpoint.tensors, ops.device)
         decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, stage=stage)
-        method, tensors = calls.message("forward", batch)
-        stream = calls.make(decoder, ops.allocate_kv(2, 2, 2, 16), method, tensors, stream)
+        method, tensors = decoder_calls.call_message("forward", batch)
+        stream = decoder_calls.execute_call(decoder, ops.allocate_kv(2, 2, 2, 16), method, tensors, stream)
     assert torch.equal(found, stream)
 
 
 def test_graphs_are_all_ranks_and_steps_are_planned_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second time nothing is captured, and what is told of a step is the number of its graph."""
-    monkeypatch.setattr("motley.replicas.gpu.decode.MAX_GRAPHS", 3)
+    monkeypatch.setattr("motley.replicas.gpu.decode_graphs.MAX_GRAPHS", 3)
     made = built(folder, **RANKS)
     assert made.group is not None
     told: list[dict[str, Any]] = []
@@ -222,7 +224,7 @@ def test_a_process_that_is_killed_ends_the_engine(folder: Path, way: dict[str, A
 def test_a_rank_that_hangs_in_a_step_is_lost_sooner_than_at_other_times(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "ANSWER_S", 2.0)
+    monkeypatch.setattr(follower_group, "ANSWER_TIMEOUT_S", 2.0)
     made = built(folder, **RANKS)
     try:
         made.core.add(0, request([1, 2, 3], max_tokens=200))
@@ -250,7 +252,7 @@ def test_where_the_first_rank_cannot_capture_the_engine_ends(folder: Path, monke
     made = built(folder, **RANKS)
     try:
         accelerator = made.runner._accelerator  # type: ignore[union-attr]
-        assert isinstance(accelerator, Together)
+        assert isinstance(accelerator, SynchronizedAccelerator)
 
         def fails(_: object) -> None:
             raise MemoryError("no room here")
@@ -270,8 +272,8 @@ def test_what_an_exchange_leaves_that_was_given_up_is_not_believed() -> None:
         if lost:
             raise lost[0]
 
-    others = SimpleNamespace(check=check, waited_for=nullcontext)
-    accelerator = Guarded(LateDevice(), others)  # type: ignore[arg-type]
+    others = SimpleNamespace(check=check, waiting_for_followers=nullcontext)
+    accelerator = GuardedAccelerator(LateDevice(), others)  # type: ignore[arg-type]
     accelerator.mark().wait()
     accelerator.submit(lambda: lost.append(EngineLost("rank 1 ended")))
     with pytest.raises(EngineLost, match="rank 1 ended"):
@@ -291,20 +293,24 @@ def test_there_are_as_many_blocks_as_the_process_with_the_least_room_has(folder:
 def test_what_comes_from_another_card_is_computed_in_the_dtype_of_this_one(folder: Path) -> None:
     """And goes on in it."""
     checkpoint, ops, device = inspect_checkpoint(folder), LateOps(), LateDevice()
-    last = stages_of(4, (1, 3))[1]
-    decoder = Decoder(checkpoint.config, checkpoint.format, Weights(checkpoint.tensors, ops.device), ops, stage=last)
+    last = pipeline_stages(4, (1, 3))[1]
+    decoder = Decoder(
+        checkpoint.config, checkpoint.format, WeightLoader(checkpoint.tensors, ops.device), ops, stage=last
+    )
     plan = StepPlan((PlanItem(0, 0, (1, 2, 3), (0,), pooling=Pooling.MEAN),))
-    batch = prepare(plan, lambda values: values)
+    batch = prepare_batch(plan, lambda values: values)
     half = tuple(torch.randn(2, 3, 64).half())
     found = [
-        OnDevice(device).make(decoder, ops.allocate_kv(3, 2, 2, 16), *calls.message("hidden", batch), stream)
+        StageExecutor(device).make(
+            decoder, ops.allocate_kv(3, 2, 2, 16), *decoder_calls.call_message("hidden", batch), stream
+        )
         for stream in (half, tuple(part.float() for part in half))
     ]
     assert found[0].dtype == torch.float32
     assert torch.equal(*found)
 
 
-class Booked(Subprocesses):
+class Booked(SubprocessLauncher):
     """Whose processes see one GPU each, as Ray's do."""
 
     def device(self, number: int) -> str | None:
@@ -312,17 +318,18 @@ class Booked(Subprocesses):
 
 
 def test_gpus_are_one_after_the_other_unless_each_process_sees_its_own() -> None:
-    assert devices_of(EngineConfig(device="cuda:1", pipeline_parallel=3)) == ["cuda:1", "cuda:2", "cuda:3"]
-    assert devices_of(EngineConfig(device="cuda", pipeline_parallel=2), Booked()) == ["cuda", "cuda"]
+    assert process_devices(EngineConfig(device="cuda:1", pipeline_parallel=3)) == ["cuda:1", "cuda:2", "cuda:3"]
+    assert process_devices(EngineConfig(device="cuda", pipeline_parallel=2), Booked()) == ["cuda", "cuda"]
     of_each = EngineConfig(device="cuda,cpu,cuda:3,cuda", tensor_parallel=2, pipeline_parallel=4)
-    assert devices_of(of_each) == ["cuda:0", "cuda:1", "cpu", "cpu", "cuda:3", "cuda:4", "cuda:5", "cuda:6"]
+    assert process_devices(of_each) == ["cuda:0", "cuda:1", "cpu", "cpu", "cuda:3", "cuda:4", "cuda:5", "cuda:6"]
 
 
 def test_layers_go_by_what_gpus_there_are(tmp_path: Path) -> None:
     folder = build_checkpoint(tmp_path, num_hidden_layers=12, vocab_size=64, hidden_size=256, intermediate_size=512)
     checkpoint = inspect_checkpoint(folder)
     p40, t4, a100 = (
-        account_of(checkpoint, known(name)[0]) for name in ("Tesla P40", "Tesla T4", "NVIDIA A100-SXM4-40GB")
+        device_report(checkpoint, find_table_devices(name)[0])
+        for name in ("Tesla P40", "Tesla T4", "NVIDIA A100-SXM4-40GB")
     )
     slow, fast, other = best_layers(checkpoint.config, [t4, a100, a100], 1, 16)[0]
     assert slow < fast
@@ -331,14 +338,14 @@ def test_layers_go_by_what_gpus_there_are(tmp_path: Path) -> None:
     assert first < second, "of two ranks each does as much as the weaker"
     first, second = best_layers(checkpoint.config, [p40, t4], 1, 16)[0]
     assert first < second, "a P40 reads a dense layer in fp32"
-    assert Account(**json.loads(json.dumps(asdict(t4)))) == t4
+    assert DeviceReport(**json.loads(json.dumps(asdict(t4)))) == t4
     assert str(t4) == "Tesla T4 (7.5), 320 GB/s (table), 14.1 of 14.7 GiB free, in float16"
 
 
 def test_layers_go_by_what_each_process_says_of_the_card_that_it_alone_sees(tmp_path: Path) -> None:
     """Of the second three times the first's bandwidth; of the third as much, and room for two layers."""
     folder = build_checkpoint(tmp_path, "qwen2", num_hidden_layers=12, vocab_size=64)
-    own = account_of(inspect_checkpoint(folder), cpu(LateOps), threads=1)
+    own = device_report(inspect_checkpoint(folder), local_cpu(LateOps), threads=1)
     fast: dict[str, Any] = {"name": "a card", "bandwidth": 3 * own.bandwidth, "compute": 3 * own.compute}
     room = 2 * (own.layers[0] + own.kv_block) + own.head + 2**28  # which is kept in reserve
     says = [fast, fast | {"name": "a small one", "total": room, "free": room}]
@@ -367,17 +374,17 @@ def test_ranks_that_compute_in_other_dtypes_are_refused(folder: Path) -> None:
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     with pytest.raises(InvalidRequest, match=r"4 processes want a GPU each, cuda:0 to cuda:3, and torch can use 3"):
-        config_of_process(EngineConfig(device="cuda", tensor_parallel=2, pipeline_parallel=2))
-    assert config_of_process(EngineConfig(device="cuda", tensor_parallel=2, pipeline_parallel=2), Booked())
+        process_config(EngineConfig(device="cuda", tensor_parallel=2, pipeline_parallel=2))
+    assert process_config(EngineConfig(device="cuda", tensor_parallel=2, pipeline_parallel=2), Booked())
     with pytest.raises(InvalidRequest, match="cuda:2 to cuda:3"):
-        config_of_process(EngineConfig(device="cuda:2", tensor_parallel=2))
+        process_config(EngineConfig(device="cuda:2", tensor_parallel=2))
     with pytest.raises(InvalidRequest, match="a GPU of its own for each process"):
-        config_of_process(EngineConfig(device="cuda:1,cpu,cuda:1", pipeline_parallel=3))
+        process_config(EngineConfig(device="cuda:1,cpu,cuda:1", pipeline_parallel=3))
     with pytest.raises(InvalidRequest, match=r"'cpu,cuda' is not accepted; expected a device, or one for each of 3"):
         EngineConfig(device="cpu,cuda", pipeline_parallel=3)
 
 
 def test_where_some_are_on_gpus_cpus_share_the_threads() -> None:
     config = EngineConfig(device="cpu,cuda,cpu", pipeline_parallel=3, threads=6)
-    assert config_of_process(config, given=True).threads == 3
-    assert config_of_process(replace(config, device="cpu"), given=True).threads == 2
+    assert process_config(config, given=True).threads == 3
+    assert process_config(replace(config, device="cpu"), given=True).threads == 2

@@ -21,11 +21,11 @@ from tiny_checkpoints import build_checkpoint
 from motley import Engine, SamplingParams
 from motley.kernels.cpu.c_kernels import shm_collectives
 from motley.kernels.cpu.c_kernels.native_build import load_library
+from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineFault, EngineLost, InvalidRequest, Unavailable
-from motley.replicas.layers import MLP
-from motley.replicas.protocol import Request
-from motley.replicas.worker import Worker
+from motley.replicas.model.layers import MLP
+from motley.replicas.types import Request
 
 pytestmark = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 
@@ -48,7 +48,7 @@ def engine(folder: Path, ranks: int = 2, **settings: Any) -> Engine:
 def followers(parent: int | None = None) -> list[int]:
     """Processes of ranks that a process has started and that run."""
     started = children(os.getpid() if parent is None else parent)
-    return [pid for pid in started if "shards.follower" in command_line(pid) and alive([pid])]
+    return [pid for pid in started if "parallel.follower" in command_line(pid) and alive([pid])]
 
 
 @pytest.fixture(autouse=True)

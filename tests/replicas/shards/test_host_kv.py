@@ -16,26 +16,31 @@ from motley.kernels.contract import KvDtype
 from motley.kernels.cpu.cpu_ops import CpuOps
 from motley.kernels.device.device_context import interpreter_context
 from motley.kernels.gpu.gpu_ops import GpuOps
-from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.errors import EngineLost
-from motley.replicas.gpu.accelerator import AtOnce
+from motley.replicas.execution.step_plan import StepPlan
+from motley.replicas.gpu.accelerator import CpuCopier
 from motley.replicas.gpu.swapper import Swapper
-from motley.replicas.plan import StepPlan
-from motley.replicas.prefix.record import Geometry
-from motley.replicas.shards.calls import copies_message, copies_of
-from motley.replicas.shards.copies import Copied, Copies
-from motley.replicas.shards.host import DividedKv, Share, SharedHost, shares_of
-from motley.replicas.shards.split import split
-from motley.replicas.shards.stages import stages_of
+from motley.replicas.kv.store.sealed_record import Geometry
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.model.sharding.split import shard_for_rank
+from motley.replicas.model.sharding.stages import pipeline_stages
+from motley.replicas.parallel.calls.decoder_calls import copies_message, read_copies
+from motley.replicas.parallel.leader.copy_tracker import CopyTracker, TrackedCopyEvent
+from motley.replicas.parallel.transport.shared_host_kv import (
+    KvShare,
+    ParallelHostRecords,
+    SharedHostMemory,
+    kv_shares,
+)
 
 BLOCKS, HOST = 3, 7
 GEOMETRY = Geometry("float32", layers=3, heads=2, head_dim=32, tokens=32)
-WHOLE = [Share((0, 3), (0, 2), keeps=True)]
+WHOLE = [KvShare((0, 3), (0, 2), keeps=True)]
 SHARES = {
-    "two ranks": [Share((0, 3), (0, 1), keeps=True), Share((0, 3), (1, 2), keeps=True)],
-    "four ranks of two heads": [Share((0, 3), (head, head + 1), keep) for head in (0, 1) for keep in (True, False)],
-    "two stages": [Share((0, 1), (0, 2), keeps=True), Share((1, 3), (0, 2), keeps=True)],
-    "two stages of two ranks": [Share(of, (h, h + 1), keeps=True) for of in ((0, 2), (2, 3)) for h in (0, 1)],
+    "two ranks": [KvShare((0, 3), (0, 1), keeps=True), KvShare((0, 3), (1, 2), keeps=True)],
+    "four ranks of two heads": [KvShare((0, 3), (head, head + 1), keep) for head in (0, 1) for keep in (True, False)],
+    "two stages": [KvShare((0, 1), (0, 2), keeps=True), KvShare((1, 3), (0, 2), keeps=True)],
+    "two stages of two ranks": [KvShare(of, (h, h + 1), keeps=True) for of in ((0, 2), (2, 3)) for h in (0, 1)],
 }
 
 
@@ -44,7 +49,7 @@ def test_a_share_is_reckoned_without_the_operators_that_serve() -> None:
     ops = GpuOps(interpreter_context((8, 0)), "int8")
     [own] = ops.allocate_kv(1, 6, 1, 64)
     before = [part.shape for part in ops.kv_parts(own)]
-    block = Share((0, 2), (1, 3), True).block(ops, 64)
+    block = KvShare((0, 2), (1, 3), True).block(ops, 64)
     assert [part.shape for part in block[: len(before)]] == [(1, 2, *shape[2:]) for shape in before]
     assert [part.shape for part in ops.kv_parts(own)] == before
 
@@ -52,7 +57,7 @@ def test_a_share_is_reckoned_without_the_operators_that_serve() -> None:
 class Processes:
     """In one: each has its KV and its part of the host's blocks, of which those after the first are files."""
 
-    def __init__(self, shares: Sequence[Share], kv_dtype: KvDtype | None) -> None:
+    def __init__(self, shares: Sequence[KvShare], kv_dtype: KvDtype | None) -> None:
         self.ops = CpuOps(torch.float32, "exact", None, None, "tests", kv_dtype)
         dtype = kv_dtype or "float32"
         self.geometry = replace(GEOMETRY, dtype=dtype)
@@ -62,15 +67,15 @@ class Processes:
             kv = self.ops.allocate_kv(share.num_layers, BLOCKS, heads, GEOMETRY.head_dim)
             parts = [part for cache in kv for part in self.ops.kv_parts(cache)]
             if number == 0:
-                self.swappers.append(Swapper(parts, AtOnce(), HOST))
+                self.swappers.append(Swapper(parts, CpuCopier(), HOST))
             else:
                 file = os.memfd_create("tests")
                 os.ftruncate(file, HOST * sum(part[0].nbytes for part in parts))
-                self.swappers.append(Swapper(parts, AtOnce(), HOST, SharedHost(file).staging))
-                hosts.append(SharedHost(file))
+                self.swappers.append(Swapper(parts, CpuCopier(), HOST, SharedHostMemory(file).staging))
+                hosts.append(SharedHostMemory(file))
                 os.close(file)
             self.kv.append(kv)
-        self.host = DividedKv(shares, self.swappers[0], hosts, self.ops, self.geometry)
+        self.host = ParallelHostRecords(shares, self.swappers[0], hosts, self.ops, self.geometry)
 
     def views(self, process: int) -> list[list[torch.Tensor]]:
         """Of each layer keys and values, and their scales."""
@@ -107,8 +112,12 @@ def numbers(kv_dtype: KvDtype | None) -> torch.Tensor:
 def test_shares_follow_from_how_the_model_is_divided(name: str, ranks: int, layers: list[int], tmp_path: Path) -> None:
     folder = build_checkpoint(tmp_path / "model", "llama", num_hidden_layers=3, num_key_value_heads=2)
     checkpoint = inspect_checkpoint(folder)
-    parts = [split(checkpoint.config, checkpoint.format, rank, ranks) for rank in range(ranks)] if ranks > 1 else []
-    assert shares_of(checkpoint.config, stages_of(3, layers), parts) == SHARES[name]
+    parts = (
+        [shard_for_rank(checkpoint.config, checkpoint.format, rank, ranks) for rank in range(ranks)]
+        if ranks > 1
+        else []
+    )
+    assert kv_shares(checkpoint.config, pipeline_stages(3, layers), parts) == SHARES[name]
 
 
 @pytest.mark.parametrize("kv_dtype", [None, "int8"])
@@ -170,17 +179,17 @@ def test_of_ranks_with_the_same_head_one_keeps_it() -> None:
 def test_copies_travel() -> None:
     plan = StepPlan((), swap_out=((1, 2), (3, 4)), swap_in=((5, 6),))
     fields, tensors = copies_message(3, plan)
-    assert (copies_of(fields), tensors) == (plan, {})
+    assert (read_copies(fields), tensors) == (plan, {})
 
 
 def test_a_mark_is_reached_when_every_process_has_copied() -> None:
-    copies = Copies(2)
-    Copied(copies, 0).wait()
+    copies = CopyTracker(2)
+    TrackedCopyEvent(copies, 0).wait()
     copies.asked = 2
     came = threading.Event()
 
     def wait() -> None:
-        Copied(copies, 2).wait()
+        TrackedCopyEvent(copies, 2).wait()
         came.set()
 
     thread = threading.Thread(target=wait, daemon=True)
@@ -194,12 +203,12 @@ def test_a_mark_is_reached_when_every_process_has_copied() -> None:
 
 
 def test_nobody_waits_for_the_copies_of_one_who_has_gone() -> None:
-    copies = Copies(1)
+    copies = CopyTracker(1)
     failed: list[BaseException] = []
 
     def wait() -> None:
         try:
-            Copied(copies, 1).wait()
+            TrackedCopyEvent(copies, 1).wait()
         except EngineLost as lost:
             failed.append(lost)
 

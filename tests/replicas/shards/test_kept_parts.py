@@ -19,16 +19,16 @@ from tiny_checkpoints import build_checkpoint
 from motley import Engine, SamplingParams
 from motley.kernels.cpu.c_kernels.native_build import load_library
 from motley.kernels.cpu.cpu_ops import CpuOps
-from motley.replicas import weights_cache
 from motley.replicas.bench.shapes import SHAPES, write_dense
-from motley.replicas.checkpoint import inspect_checkpoint
-from motley.replicas.known import Known, known_of
-from motley.replicas.model import LoadedModel, load_model
-from motley.replicas.shards.ranks import Ranks
-from motley.replicas.shards.readers import Readers
-from motley.replicas.shards.split import split
-from motley.replicas.shards.stages import stages_of
-from motley.replicas.weights_cache import WeightsCache
+from motley.replicas.checkpoint.cache import weights_cache
+from motley.replicas.checkpoint.cache.weights_cache import WeightsCache
+from motley.replicas.loading.cached_digests import CachedDigests, find_cached_digests
+from motley.replicas.loading.digest_assignment import DigestReaders
+from motley.replicas.loading.model_loader import LoadedModel, load_model
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.model.sharding.ranks import Ranks
+from motley.replicas.model.sharding.split import shard_for_rank
+from motley.replicas.model.sharding.stages import pipeline_stages
 
 pytestmark = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 
@@ -66,16 +66,20 @@ class Divided:
     def __init__(self, folder: Path, cache: Path, size: int, layers: Sequence[int]) -> None:
         checkpoint = inspect_checkpoint(folder)
         cache.mkdir(mode=0o700, exist_ok=True)
-        stages = stages_of(checkpoint.config.num_layers, layers)
-        parts = [split(checkpoint.config, checkpoint.format, rank, size) for rank in range(size)] if size > 1 else []
+        stages = pipeline_stages(checkpoint.config.num_layers, layers)
+        parts = (
+            [shard_for_rank(checkpoint.config, checkpoint.format, rank, size) for rank in range(size)]
+            if size > 1
+            else []
+        )
         barrier, tensors = threading.Barrier(size), [None] * size
-        self.known = known_of(checkpoint, WeightsCache(cache, least_bytes=0))
+        self.known = find_cached_digests(checkpoint, WeightsCache(cache, least_bytes=0))
         self.loaded: dict[tuple[int, int], LoadedModel] = {}
         whose = [(stage, rank) for stage in stages for rank in range(size)]
         for stage, rank in [*whose[1:], whose[0]]:
             first = (stage.index, rank) == (0, 0)
             everyone = tuple(range(size * len(stages)))
-            readers = Readers(tuple(layers), size, everyone, stage.index * size + rank)
+            readers = DigestReaders(tuple(layers), size, everyone, stage.index * size + rank)
             kept = WeightsCache(cache, least_bytes=0)
             ranks = Ranks(parts, rank, ThreadExchange(rank, barrier, tensors)) if parts else None  # type: ignore[arg-type]
             self.loaded[stage.index, rank] = made = load_model(
@@ -85,7 +89,7 @@ class Divided:
                 stage=stage,
                 cache=kept,
                 known=replace(
-                    self.known if first else Known(fingerprint=self.known.fingerprint),
+                    self.known if first else CachedDigests(fingerprint=self.known.fingerprint),
                     readers=None if self.known.fingerprint else readers,
                 ),
                 others=(lambda: [each.digests for each in self.loaded.values()]) if first else None,
@@ -125,7 +129,7 @@ def test_the_second_start_repacks_nothing_and_computes_the_same_bits(
     assert not first.known.fingerprint
     assert first.fingerprint == load_model(folder, exact_ops()).fingerprint
     taken.clear()
-    monkeypatch.setattr("motley.replicas.model.piece_digests", None)
+    monkeypatch.setattr("motley.replicas.loading.model_loader.digest_pieces", None)
     second = Divided(folder, cache, size, layers)
     assert not taken
     assert second.fingerprint == first.fingerprint
@@ -161,7 +165,7 @@ def test_processes_keep_and_find_their_parts(tmp_path: Path, caplog: pytest.LogC
     shape = replace(SHAPES["tiny"], hidden_size=512, intermediate_size=2048, num_hidden_layers=6, vocab_size=24000)
     folder, cache = tmp_path / "model", tmp_path / "cache"
     write_dense(shape, folder)
-    assert (folder / "model.safetensors").stat().st_size > weights_cache.LEAST_BYTES
+    assert (folder / "model.safetensors").stat().st_size > weights_cache.MIN_CACHED_BYTES
     caplog.set_level("INFO")
     said, fingerprints = [], set()
     for _ in range(2):

@@ -11,20 +11,20 @@ import pytest
 from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
-from motley.replicas.checkpoint import Checkpoint, inspect_checkpoint
+from motley.replicas.capacity.device_fit import local_cpu
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineFault
-from motley.replicas.fit import cpu
-from motley.replicas.shards import group
-from motley.replicas.shards.group import Group
-from motley.replicas.shards.launch import Handle, Subprocesses
-from motley.replicas.shards.own import config_of_process
-from motley.replicas.shards.places import Account, account_of
+from motley.replicas.model.checkpoint_inspection import Checkpoint, inspect_checkpoint
+from motley.replicas.parallel.leader import follower_group
+from motley.replicas.parallel.leader.follower_group import FollowerGroup
+from motley.replicas.parallel.leader.launcher import ProcessHandle, SubprocessLauncher
+from motley.replicas.parallel.leader.process_config import process_config
+from motley.replicas.parallel.planning.device_report import DeviceReport, device_report
 
 pytestmark = pytest.mark.started
 
 
-class Counted(Subprocesses):
+class Counted(SubprocessLauncher):
     """With more threads for each process than for the one before it."""
 
     def threads(self, number: int) -> int | None:
@@ -42,24 +42,24 @@ class Noted:
     def kill(self) -> None:
         return None
 
-    def says_no_more(self) -> None:
+    def mark_lost(self) -> None:
         return None
 
     def close(self) -> None:
         return None
 
 
-def of_cpu(checkpoint: Checkpoint) -> Account:
-    return account_of(checkpoint, cpu(exact_ops))
+def of_cpu(checkpoint: Checkpoint) -> DeviceReport:
+    return device_report(checkpoint, local_cpu(exact_ops))
 
 
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: Subprocesses) -> list[tuple[int, int]]:
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: SubprocessLauncher) -> list[tuple[int, int]]:
     """Of each process its number and its threads, the first one's among them."""
-    monkeypatch.setattr(group, "Member", Noted)
+    monkeypatch.setattr(follower_group, "FollowerHandle", Noted)
     checkpoint = inspect_checkpoint(build_checkpoint(tmp_path / "model"))
-    config = config_of_process(EngineConfig(pipeline_parallel=3, threads=6), launcher)
+    config = process_config(EngineConfig(pipeline_parallel=3, threads=6), launcher)
     assert config.threads is not None
-    found = Group(checkpoint, config, ["cpu"] * 3, of_cpu(checkpoint), launcher)
+    found = FollowerGroup(checkpoint, config, ["cpu"] * 3, of_cpu(checkpoint), launcher)
     try:
         others = [(each.number, each.threads) for each in found._followers]  # type: ignore[attr-defined]
         return [(0, config.threads), *others]
@@ -68,7 +68,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: Subprocesses
 
 
 def test_each_process_has_its_share_of_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert made(tmp_path, monkeypatch, Subprocesses()) == [(0, 2), (1, 2), (2, 2)]
+    assert made(tmp_path, monkeypatch, SubprocessLauncher()) == [(0, 2), (1, 2), (2, 2)]
 
 
 def test_each_process_has_the_threads_that_its_launcher_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,15 +76,15 @@ def test_each_process_has_the_threads_that_its_launcher_says(tmp_path: Path, mon
 
 
 def test_where_one_cannot_be_started_nothing_is_left(tmp_path: Path) -> None:
-    class Refuses(Subprocesses):
-        def launch(self, number: int, name: str, ends: Mapping[str, int]) -> Handle:
+    class Refuses(SubprocessLauncher):
+        def launch(self, number: int, name: str, ends: Mapping[str, int]) -> ProcessHandle:
             if number == 2:
                 raise EngineFault("no place for it")
             return super().launch(number, name, ends)
 
     checkpoint = inspect_checkpoint(build_checkpoint(tmp_path / "model"))
-    config = config_of_process(EngineConfig(dtype="float32", pipeline_parallel=3, threads=3))
+    config = process_config(EngineConfig(dtype="float32", pipeline_parallel=3, threads=3))
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(EngineFault, match="no place for it"):
-        Group(checkpoint, config, ["cpu"] * 3, of_cpu(checkpoint), Refuses())
+        FollowerGroup(checkpoint, config, ["cpu"] * 3, of_cpu(checkpoint), Refuses())
     assert set(os.listdir("/proc/self/fd")) <= before

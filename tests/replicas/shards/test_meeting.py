@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from motley.kernels.cpu.c_kernels.shm_collectives import RankLost
-from motley.replicas.shards.collective import CollectiveExchange
-from motley.replicas.shards.meeting import Meeting, NcclGroup, store_of
+from motley.replicas.parallel.transport.collective import CollectiveExchange
+from motley.replicas.parallel.transport.rendezvous import NcclGroup, Rendezvous, open_rendezvous_store
 
 CONTENTS = b"weights, of which nothing may change"
 
 
 def test_a_store_that_goes_late_writes_to_no_file_that_was_opened_meanwhile(tmp_path: Path) -> None:
     """torch's goes when nothing refers to it, long after an engine's end, and then writes once more, by a number."""
-    meeting = Meeting(None)
+    meeting = Rendezvous(None)
     assert meeting.descriptor is not None
-    store = store_of(meeting.descriptor, None)
+    store = open_rendezvous_store(meeting.descriptor, None)
     store.set("somebody", "has come")
     files = [tmp_path / f"{number}.safetensors" for number in range(64)]
     with ExitStack() as opened:
@@ -59,7 +59,7 @@ def test_giving_up_waits_for_no_graph() -> None:
 
 
 def test_meetings_of_one_process_know_nothing_of_each_other() -> None:
-    first, second = Meeting(None), Meeting(None)
+    first, second = Rendezvous(None), Rendezvous(None)
     assert first.descriptor == second.descriptor, "of which none is closed, so that there is one"
     assert first.name != second.name
     assert first.descriptor is not None

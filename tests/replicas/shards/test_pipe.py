@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from motley.replicas.errors import EngineLost
-from motley.replicas.shards import pipe as pipes
-from motley.replicas.shards.pipe import Inbox, Pipe
+from motley.replicas.parallel.transport import pipe as pipes
+from motley.replicas.parallel.transport.pipe import MessageInbox, MessagePipe
 
 Ends = tuple[int, int]
 LARGE = {"x": torch.arange(1 << 18)}  # 2 MiB: many times what a pipe of the system takes
@@ -36,30 +36,30 @@ def ends() -> Iterator[Ends]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_what_is_sent_is_received(ends: Ends, shape: tuple[int, int], dtype: torch.dtype) -> None:
     x = torch.arange(shape[0] * shape[1]).view(shape).to(dtype)
-    Pipe(writes=ends[1]).send({"a": [1, None, "b"]}, {"x": x})
-    fields, tensors = Pipe(reads=ends[0]).receive()
+    MessagePipe(writes=ends[1]).send({"a": [1, None, "b"]}, {"x": x})
+    fields, tensors = MessagePipe(reads=ends[0]).receive()
     assert fields == {"a": [1, None, "b"]}
     assert torch.equal(tensors["x"], x)
     assert tensors["x"].dtype == dtype
 
 
 def test_who_reads_nothing_is_given_up(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipes, "SEND_S", 0.05)
+    monkeypatch.setattr(pipes, "SEND_TIMEOUT_S", 0.05)
     with pytest.raises(EngineLost, match="has read nothing"):
-        Pipe(writes=ends[1]).send({}, LARGE)
+        MessagePipe(writes=ends[1]).send({}, LARGE)
     os.close(ends[0])
     with pytest.raises(EngineLost, match="has ended"):
-        Pipe(writes=ends[1]).send({})
+        MessagePipe(writes=ends[1]).send({})
 
 
 def test_who_reads_slowly_is_not(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look at the clock is a second after the last: the message takes far longer than a reader is waited for."""
-    inbox = Inbox(Pipe(reads=ends[0]), "reader")
+    inbox = MessageInbox(MessagePipe(reads=ends[0]), "reader")
     seconds = count()
     monkeypatch.setattr(pipes.time, "monotonic", lambda: float(next(seconds)))
-    Pipe(writes=ends[1]).send({}, LARGE)
+    MessagePipe(writes=ends[1]).send({}, LARGE)
     monkeypatch.undo()
-    assert next(seconds) > 2 * pipes.SEND_S
+    assert next(seconds) > 2 * pipes.SEND_TIMEOUT_S
     assert torch.equal(inbox.receive(60)[1]["x"], LARGE["x"])
 
 
@@ -72,7 +72,7 @@ def test_an_inbox_takes_messages_that_nobody_has_asked_for_yet(ends: Ends) -> No
             heeded.set()
         return "ping" in fields
 
-    inbox, writer = Inbox(Pipe(reads=ends[0]), "inbox", heed, ended.set), Pipe(writes=ends[1])
+    inbox, writer = MessageInbox(MessagePipe(reads=ends[0]), "inbox", heed, ended.set), MessagePipe(writes=ends[1])
     for number in range(3):
         writer.send({"number": number}, LARGE)
     writer.send({"ping": 0})
@@ -89,7 +89,7 @@ def test_an_inbox_takes_messages_that_nobody_has_asked_for_yet(ends: Ends) -> No
 
 
 def test_an_inbox_that_is_closed_waits_for_nobody(ends: Ends) -> None:
-    inbox = Inbox(Pipe(reads=ends[0]), "inbox")
+    inbox = MessageInbox(MessagePipe(reads=ends[0]), "inbox")
     inbox.close()
     with pytest.raises(EOFError):
         inbox.receive()

@@ -26,18 +26,18 @@ from tiny_checkpoints import build_checkpoint
 
 from motley import Engine, SamplingParams
 from motley.kernels.cpu.c_kernels.native_build import load_library
-from motley.replicas import sizing
-from motley.replicas.build import build_engine
-from motley.replicas.checkpoint import inspect_checkpoint
-from motley.replicas.decoder import Decoder, Stream
+from motley.replicas.capacity import kv_sizing
+from motley.replicas.capacity.device_fit import local_cpu
+from motley.replicas.engine.startup.engine_builder import build_engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineLost, InvalidRequest
-from motley.replicas.fit import cpu
-from motley.replicas.layers import MLP
-from motley.replicas.shards.costs import best_layers, chosen_layers
-from motley.replicas.shards.launch import Subprocesses
-from motley.replicas.shards.lead import Line
-from motley.replicas.shards.places import account_of
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.model.decoder import Decoder, HiddenStream
+from motley.replicas.model.layers import MLP
+from motley.replicas.parallel.leader.launcher import SubprocessLauncher
+from motley.replicas.parallel.leader.leader_model import PipelineLeader
+from motley.replicas.parallel.planning.device_report import device_report
+from motley.replicas.parallel.planning.layer_assignment import best_layers, choose_layers
 
 PROMPTS = [[7, 3, 200, 41, 41, 90, 5, 250], [17, 33, 101], list(range(60))]
 FOUR = {"num_hidden_layers": 4}
@@ -71,7 +71,7 @@ def engine(folder: Path, stages: int = 2, **settings: Any) -> Engine:
 def followers(parent: int | None = None) -> list[int]:
     """Processes that a process has started for its model and that run, in the order of their start."""
     started = children(os.getpid() if parent is None else parent)
-    return sorted(pid for pid in started if "shards.follower" in command_line(pid) and alive([pid]))
+    return sorted(pid for pid in started if "parallel.follower" in command_line(pid) and alive([pid]))
 
 
 @pytest.fixture(autouse=True)
@@ -128,12 +128,12 @@ def test_layers_are_chosen_by_what_stages_cost(tmp_path: Path) -> None:
         on = r"on cpu, \d+ threads of .*, \d+ GB/s \(measured\)"
         assert re.search(rf"stage 0: layers 0 to 4 {on}.*; stage 1: layer 5 {on}", made._built.choices["stages"])
     checkpoint, config = inspect_checkpoint(folder), EngineConfig(pipeline_parallel=2, pipeline_layers=(2, 4))
-    assert chosen_layers(checkpoint.config, config, lambda: []) == ((2, 4), "2, 4 layers: as configured")
+    assert choose_layers(checkpoint.config, config, lambda: []) == ((2, 4), "2, 4 layers: as configured")
     even = inspect_checkpoint(build_checkpoint(tmp_path / "even", num_hidden_layers=6, vocab_size=16))
-    assert best_layers(even.config, [account_of(even, cpu(exact_ops))] * 2, 1, 16)[0] == (3, 3)
+    assert best_layers(even.config, [device_report(even, local_cpu(exact_ops))] * 2, 1, 16)[0] == (3, 3)
 
 
-class Unequal(Subprocesses):
+class Unequal(SubprocessLauncher):
     """The second has three times the threads of the first."""
 
     def threads(self, number: int) -> int | None:
@@ -154,7 +154,7 @@ def test_layers_go_by_the_threads_that_each_process_has(tmp_path: Path) -> None:
 def test_hosts_are_told_apart_by_what_they_measured(tmp_path: Path) -> None:
     """And processes of one by their threads, whatever each of them has measured beside the other."""
     checkpoint = inspect_checkpoint(build_checkpoint(tmp_path / "model", num_hidden_layers=12, vocab_size=16))
-    one = account_of(checkpoint, cpu(exact_ops), threads=2, owner="one")
+    one = device_report(checkpoint, local_cpu(exact_ops), threads=2, owner="one")
     fast = replace(one, bandwidth=3 * one.bandwidth)
     assert best_layers(checkpoint.config, [one, replace(fast, owner="other")], 1, 16)[0] == (3, 9)
     assert best_layers(checkpoint.config, [one, fast], 1, 16)[0] == (6, 6)
@@ -164,7 +164,7 @@ def test_hosts_are_told_apart_by_what_they_measured(tmp_path: Path) -> None:
 def test_a_host_s_memory_is_counted_once_for_all_of_its_stages(tmp_path: Path) -> None:
     """Of two hosts each has its own; and where one has two stages of three, these have less together."""
     checkpoint = inspect_checkpoint(build_checkpoint(tmp_path / "model", num_hidden_layers=12, vocab_size=16))
-    whole = account_of(checkpoint, cpu(exact_ops))
+    whole = device_report(checkpoint, local_cpu(exact_ops))
     needed = sum(whole.layers) + whole.embedding + whole.head + 12 * whole.kv_block
     one, other = (replace(whole, free=int(0.6 * needed), owner=owner) for owner in ("one", "other"))
     assert best_layers(checkpoint.config, [one, other], 1, 16)[0] == (6, 6)
@@ -177,7 +177,7 @@ def test_a_host_s_memory_is_counted_once_for_all_of_its_stages(tmp_path: Path) -
 def test_a_process_of_another_host_has_room_of_its_own_for_kv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here a quarter of what is free is for all four layers, or, where the others are elsewhere, for the first."""
     folder, free = build_checkpoint(tmp_path / "model", **FOUR), 2**23
-    monkeypatch.setattr(sizing, "free_memory", lambda: free)
+    monkeypatch.setattr(kv_sizing, "free_memory", lambda: free)
     config = EngineConfig(dtype="float32", threads=2, pipeline_parallel=2, pipeline_layers=(1, 3))
     of_layer = sum(cache.nbytes for cache in exact_ops().allocate_kv(1, 1, 2, 16))
     for says, layers in (({}, 4), ({"owner": "elsewhere"}, 1)):
@@ -240,13 +240,13 @@ def test_a_stage_computes_a_step_while_the_one_before_it_computes_the_next(
     with engine(build_checkpoint(tmp_path / "model", **FOUR)) as made:
         expected = [output.token_ids for output in made.generate(PROMPTS[:2], greedy())]
         line, [second] = made._built.runner.model, followers()
-        assert isinstance(line, Line)
+        assert isinstance(line, PipelineLeader)
         assert made._built.group is not None
         [inbox] = [follower.inbox for follower in made._built.group._followers]
         assert inbox is not None
         through, on_their_way, answers = Decoder.through, [], line._answers
 
-        def computes(decoder: Decoder, *step: Any) -> Stream:
+        def computes(decoder: Decoder, *step: Any) -> HiddenStream:
             on_their_way.append(answers._called - answers._answered)
             if len(on_their_way) == 1:
                 os.kill(second, signal.SIGSTOP)

@@ -16,18 +16,18 @@ from steps import exact_ops
 from thread_ranks import ThreadExchange
 from tiny_checkpoints import build_checkpoint
 
-from motley.replicas import contents, reading
-from motley.replicas.checkpoint import Checkpoint, inspect_checkpoint
-from motley.replicas.contents import Piece, pieces_of
-from motley.replicas.known import Known, names_of
-from motley.replicas.layout import decoder_layout
-from motley.replicas.model import LoadedModel, load_model
-from motley.replicas.quantization.base import Span
-from motley.replicas.shards.ranks import Ranks
-from motley.replicas.shards.readers import Readers, owners, reads
-from motley.replicas.shards.split import split
-from motley.replicas.shards.stages import stages_of
-from motley.replicas.weights import Weights, rows_of
+from motley.replicas.checkpoint.reading import tensor_reader, weight_digests
+from motley.replicas.checkpoint.reading.weight_digests import DigestPiece, tensor_pieces
+from motley.replicas.checkpoint.reading.weight_loader import WeightLoader, rows_of_part
+from motley.replicas.loading.cached_digests import CachedDigests, digested_names
+from motley.replicas.loading.digest_assignment import DigestReaders, assign_digests, reads_by_process
+from motley.replicas.loading.model_loader import LoadedModel, load_model
+from motley.replicas.model.checkpoint_inspection import Checkpoint, inspect_checkpoint
+from motley.replicas.model.sharding.ranks import Ranks
+from motley.replicas.model.sharding.split import shard_for_rank
+from motley.replicas.model.sharding.stages import pipeline_stages
+from motley.replicas.model.tensor_layout import decoder_layout
+from motley.replicas.quantization.weight_format import Span
 
 LAYERS = 3
 TABLE = "model.embed_tokens.weight"
@@ -47,32 +47,37 @@ DIVISIONS: list[tuple[tuple[int, ...], int]] = [((1, 2), 1), ((LAYERS,), 2), ((2
 
 @pytest.fixture(autouse=True)
 def _pieces_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(weight_digests, "PIECE_BYTES", 1 << 10)
 
 
-def all_readers(layers: tuple[int, ...], ranks: int) -> list[Readers]:
+def all_readers(layers: tuple[int, ...], ranks: int) -> list[DigestReaders]:
     everyone = tuple(range(len(layers) * ranks))
-    return [Readers(layers, ranks, everyone, number) for number in everyone]
+    return [DigestReaders(layers, ranks, everyone, number) for number in everyone]
 
 
-def by_owner(checkpoint: Checkpoint, readers: Readers) -> list[list[Piece]]:
-    found: list[list[Piece]] = [[] for _ in readers.processes]
-    pieces = pieces_of(checkpoint.tensors, names_of(checkpoint))
-    for piece, owner in zip(pieces, owners(checkpoint, names_of(checkpoint), readers), strict=True):
+def by_owner(checkpoint: Checkpoint, readers: DigestReaders) -> list[list[DigestPiece]]:
+    found: list[list[DigestPiece]] = [[] for _ in readers.processes]
+    pieces = tensor_pieces(checkpoint.tensors, digested_names(checkpoint))
+    for piece, owner in zip(pieces, assign_digests(checkpoint, digested_names(checkpoint), readers), strict=True):
         found[owner].append(piece)
     return found
 
 
-def loaded(folder: Path, readers: Readers, found: list[Sequence[bytes]] | None = None) -> LoadedModel:
+def loaded(folder: Path, readers: DigestReaders, found: list[Sequence[bytes]] | None = None) -> LoadedModel:
     """A process's part. found: by the others; None: it does not tell the fingerprint."""
     checkpoint = inspect_checkpoint(folder)
     stage, rank = divmod(readers.number, readers.ranks)
-    parts = [split(checkpoint.config, checkpoint.format, each, readers.ranks) for each in range(readers.ranks)]
+    parts = [shard_for_rank(checkpoint.config, checkpoint.format, each, readers.ranks) for each in range(readers.ranks)]
     ranks = Ranks(parts, rank, ThreadExchange(rank, None, [])) if readers.ranks > 1 else None  # type: ignore[arg-type]
     others = None if found is None else (lambda: found)
-    known = Known(readers=readers)
+    known = CachedDigests(readers=readers)
     return load_model(
-        folder, exact_ops(), ranks=ranks, stage=stages_of(LAYERS, readers.layers)[stage], known=known, others=others
+        folder,
+        exact_ops(),
+        ranks=ranks,
+        stage=pipeline_stages(LAYERS, readers.layers)[stage],
+        known=known,
+        others=others,
     )
 
 
@@ -82,11 +87,11 @@ def test_stages_digest_what_they_have(tied: bool, tmp_path: Path) -> None:
     folder = build_checkpoint(tmp_path / "model", num_hidden_layers=LAYERS, tie_word_embeddings=tied)
     checkpoint = inspect_checkpoint(folder)
     found = by_owner(checkpoint, all_readers((1, 2), 1)[0])
-    for stage, pieces in zip(stages_of(LAYERS, (1, 2)), found, strict=True):
+    for stage, pieces in zip(pipeline_stages(LAYERS, (1, 2)), found, strict=True):
         own = decoder_layout(checkpoint.config, checkpoint.format, stage).keys() & checkpoint.tensors.keys()
         assert (TABLE in own) == (stage.is_first or tied)
         assert {piece.name for piece in pieces} - {TABLE} == own - {TABLE}
-    every = Counter(pieces_of(checkpoint.tensors, names_of(checkpoint)))
+    every = Counter(tensor_pieces(checkpoint.tensors, digested_names(checkpoint)))
     assert Counter(piece for pieces in found for piece in pieces) == every
     assert TABLE in {piece.name for piece in found[0]}
     assert tied or TABLE not in {piece.name for piece in found[1]}
@@ -96,7 +101,7 @@ def test_ranks_digest_their_rows_and_of_columns_as_much_as_the_others(tmp_path: 
     checkpoint = inspect_checkpoint(FORMATS["qwen2"](tmp_path / "model"))
     found = by_owner(checkpoint, all_readers((LAYERS,), 2)[0])
     nbytes = [sum(piece.end - piece.begin for piece in pieces) for pieces in found]
-    assert abs(nbytes[0] - nbytes[1]) <= contents.PIECE_BYTES
+    assert abs(nbytes[0] - nbytes[1]) <= weight_digests.PIECE_BYTES
     for name in (TABLE, "lm_head.weight", "model.layers.1.mlp.gate_proj.weight"):
         info = checkpoint.tensors[name][1]
         half = info.begin + info.nbytes // 2
@@ -116,7 +121,7 @@ def test_a_piece_of_two_ranks_rows_goes_to_the_one_with_more_of_it(
 ) -> None:
     checkpoint = inspect_checkpoint(FORMATS["qwen2"](tmp_path / "model"))
     _, info = checkpoint.tensors[TABLE]
-    monkeypatch.setattr(contents, "PIECE_BYTES", 5 * info.nbytes // 8)
+    monkeypatch.setattr(weight_digests, "PIECE_BYTES", 5 * info.nbytes // 8)
     first, second = by_owner(checkpoint, all_readers((LAYERS,), 2)[0])
     of = [[piece.begin - info.begin for piece in pieces if piece.name == TABLE] for pieces in (first, second)]
     assert of == [[0], [5 * info.nbytes // 8]]
@@ -126,17 +131,17 @@ def test_what_no_process_of_a_host_reads_they_divide(tmp_path: Path) -> None:
     """As it has to say whether its files are those of the others."""
     checkpoint = inspect_checkpoint(FORMATS["qwen2"](tmp_path / "model"))
     layers = (1, 1, 1)
-    found = by_owner(checkpoint, Readers(layers, 1, (1, 2), 1))
-    every = [*pieces_of(checkpoint.tensors, names_of(checkpoint))]
+    found = by_owner(checkpoint, DigestReaders(layers, 1, (1, 2), 1))
+    every = [*tensor_pieces(checkpoint.tensors, digested_names(checkpoint))]
     assert Counter(piece for pieces in found for piece in pieces) == Counter(every)
     nbytes = [sum(piece.end - piece.begin for piece in pieces) for pieces in found]
-    assert abs(nbytes[0] - nbytes[1]) <= contents.PIECE_BYTES
+    assert abs(nbytes[0] - nbytes[1]) <= weight_digests.PIECE_BYTES
     names = [{piece.name for piece in pieces} for pieces in found]
     assert TABLE in names[0]
     for stage in (1, 2):
         name = f"model.layers.{stage}.mlp.down_proj.weight"
         assert [name in each for each in names] == [stage == 1, stage == 2]
-    [everything] = by_owner(checkpoint, Readers(layers, 1, (2,), 2))
+    [everything] = by_owner(checkpoint, DigestReaders(layers, 1, (2,), 2))
     assert everything == every
 
 
@@ -149,17 +154,17 @@ def test_it_is_known_before_what_each_process_reads(
     folder = FORMATS[name](tmp_path / "model")
     checkpoint = inspect_checkpoint(folder)
     taken: dict[str, Span] = {}
-    whole = Weights._read
+    whole = WeightLoader._read
 
-    def noted(weights: Weights, name: str, *part: slice, kept: bool) -> torch.Tensor:
+    def noted(weights: WeightLoader, name: str, *part: slice, kept: bool) -> torch.Tensor:
         info = checkpoint.tensors[name][1]
-        rows, row_bytes = rows_of(info.shape, part), info.nbytes // info.shape[0]
+        rows, row_bytes = rows_of_part(info.shape, part), info.nbytes // info.shape[0]
         taken[name] = (0, info.nbytes) if rows is None else (rows[0] * row_bytes, rows[1] * row_bytes)
         return whole(weights, name, *part, kept=kept)
 
-    monkeypatch.setattr(Weights, "_read", noted)
+    monkeypatch.setattr(WeightLoader, "_read", noted)
     every = all_readers(layers, ranks)
-    for readers, expected in zip(every, reads(checkpoint, every[0]), strict=True):
+    for readers, expected in zip(every, reads_by_process(checkpoint, every[0]), strict=True):
         taken.clear()
         loaded(folder, readers)
         assert taken == expected
@@ -171,12 +176,12 @@ class Reads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.for_tensors: Counter[tuple[str, int]] = Counter()
         self.for_digests: Counter[tuple[str, int]] = Counter()
-        for module, into in ((reading, self.for_tensors), (contents, self.for_digests)):
-            monkeypatch.setattr(module, "read_piece", self._noting(into, contents.read_piece))
+        for module, into in ((tensor_reader, self.for_tensors), (weight_digests, self.for_digests)):
+            monkeypatch.setattr(module, "read_piece", self._noting(into, weight_digests.read_piece))
 
     @staticmethod
     def _noting(found: Counter[tuple[str, int]], whole: Callable[..., None]) -> Callable[..., None]:
-        def noted(piece: Piece, at: int, into: memoryview, *file: Any) -> None:
+        def noted(piece: DigestPiece, at: int, into: memoryview, *file: Any) -> None:
             found.update((piece.path.name, byte) for byte in range(piece.begin, piece.end))
             whole(piece, at, into, *file)
 
@@ -199,7 +204,7 @@ def test_the_fingerprint_is_that_of_one_process_and_nothing_of_other_stages_is_r
     checkpoint = inspect_checkpoint(folder)
     fingerprint = load_model(folder, exact_ops()).fingerprint
     every, found = all_readers(layers, ranks), []
-    stages = stages_of(LAYERS, layers)
+    stages = pipeline_stages(LAYERS, layers)
     for readers in [*every[1:], every[0]]:
         with monkeypatch.context() as patched:
             read = Reads(patched)

@@ -18,11 +18,11 @@ from tiny_checkpoints import build_checkpoint
 
 from motley import Engine, SamplingParams
 from motley.kernels.cpu.c_kernels.native_build import load_library
+from motley.replicas.engine.kv_reuse.swap_planner import SwapRates
 from motley.replicas.errors import EngineLost
-from motley.replicas.prefix.access import PrefixAccess
-from motley.replicas.prefix.prospects import Prospects
-from motley.replicas.prefix.store import Found, Wanted
-from motley.replicas.swap import SwapRates
+from motley.replicas.kv.store.fetch_cost import FetchCostModel
+from motley.replicas.kv.store.prefix_store import ValueParts, ValueQuery
+from motley.replicas.kv.store.store_access import PrefixStoreAccess
 
 COMPILED = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, seed=0, logprobs=0)
@@ -53,7 +53,9 @@ class LastingStore(BadStore):
         self.goes_on, self.asked = threading.Event(), threading.Event()
         self.goes_on.set()
 
-    def get(self, wanted: Sequence[Wanted], deadline: float, room: memoryview | None = None) -> Sequence[Found | None]:
+    def get(
+        self, wanted: Sequence[ValueQuery], deadline: float, room: memoryview | None = None
+    ) -> Sequence[ValueParts | None]:
         self.asked.set()
         self.goes_on.wait()
         return super().get(wanted, deadline, room)
@@ -82,16 +84,16 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def followers() -> list[int]:
-    return [pid for pid in children(os.getpid()) if "shards.follower" in command_line(pid) and alive([pid])]
+    return [pid for pid in children(os.getpid()) if "parallel.follower" in command_line(pid) and alive([pid])]
 
 
 def engine(folder: Path, store: BadStore | None, **settings: Any) -> Engine:
     """To which fetching always seems faster; what it has computed once, it stores."""
-    access = None if store is None else PrefixAccess(store, SECRET)
+    access = None if store is None else PrefixStoreAccess(store, SECRET)
     given = {"kv_memory_bytes": 1 << 20, "threads": 2, "prefix_buffer_bytes": 1 << 22, "prefix_after": 1}
     made = Engine(folder, dtype="float32", access=access, **given | settings)
     if store is not None:
-        made._built.core.scheduler.prefixes.prospects = Prospects(token_s=1.0, block_s=1e-9)
+        made._built.core.scheduler.prefixes.prospects = FetchCostModel(token_s=1.0, block_s=1e-9)
     return made
 
 

@@ -17,15 +17,15 @@ from thread_ranks import ThreadExchange, on_ranks
 from tiny_checkpoints import FAMILIES, build_checkpoint
 
 from motley.kernels.canonical_weights import GroupedWeight, Weight
-from motley.replicas.checkpoint import inspect_checkpoint
-from motley.replicas.decoder import Decoder
+from motley.replicas.checkpoint.reading.weight_loader import WeightLoader
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.layout import LayerSpec, layer_spec
-from motley.replicas.model import load_model
-from motley.replicas.quantization.base import LinearSpec
-from motley.replicas.shards.ranks import Ranks
-from motley.replicas.shards.split import Split, split
-from motley.replicas.weights import Weights
+from motley.replicas.loading.model_loader import load_model
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.model.decoder import Decoder
+from motley.replicas.model.sharding.ranks import Ranks
+from motley.replicas.model.sharding.split import TensorShard, shard_for_rank
+from motley.replicas.model.tensor_layout import LayerSpec, layer_spec
+from motley.replicas.quantization.weight_format import LinearSpec
 
 PROMPT = [7, 3, 200, 41, 41, 90, 5, 250, 17, 33, 101, 64, 8, 8, 190, 2, 77, 13, 255, 0]
 UNCONVERTED = ("self_attn.k_proj", "layers.1.mlp.down_proj")
@@ -113,14 +113,14 @@ def test_two_sums_a_layer(tmp_path: Path) -> None:
     assert on_ranks(folder, 2, exact_ops, count) == [(2 * layers + 1, 1)] * 2
 
 
-def parts_of(folder: Path, size: int) -> list[Split]:
+def parts_of(folder: Path, size: int) -> list[TensorShard]:
     checkpoint = inspect_checkpoint(folder)
-    return [split(checkpoint.config, checkpoint.format, rank, size) for rank in range(size)]
+    return [shard_for_rank(checkpoint.config, checkpoint.format, rank, size) for rank in range(size)]
 
 
 def weights_of(folder: Path, change: Callable[[LayerSpec], LayerSpec] = lambda spec: spec) -> list[Weight]:
     checkpoint = inspect_checkpoint(folder)
-    weights = Weights(checkpoint.tensors, torch.device("cpu"))
+    weights = WeightLoader(checkpoint.tensors, torch.device("cpu"))
     spec = change(layer_spec(checkpoint.config, 0))
     return [checkpoint.format.linear(weights, linear, torch.float32) for linear in spec.linears]
 
@@ -143,14 +143,14 @@ def dense(weight: Weight) -> torch.Tensor:
 def test_a_rank_reads_its_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of linears divided in two, half of the bytes, in whichever format."""
     read: list[int] = []
-    whole_or_part = Weights._read
+    whole_or_part = WeightLoader._read
 
-    def counting(self: Weights, name: str, *part: slice, kept: bool) -> torch.Tensor:
+    def counting(self: WeightLoader, name: str, *part: slice, kept: bool) -> torch.Tensor:
         tensor = whole_or_part(self, name, *part, kept=kept)
         read.append(tensor.nbytes)
         return tensor
 
-    monkeypatch.setattr(Weights, "_read", counting)
+    monkeypatch.setattr(WeightLoader, "_read", counting)
     for name in ("gptq-int4", "awq", "fp8, rows"):
         folder = FORMATS[name](tmp_path / name)
         dim = inspect_checkpoint(folder).config.head_dim
@@ -220,7 +220,7 @@ def test_every_rank_has_a_part_of_everything(tmp_path: Path) -> None:
         assert all(one[1] == other[0] for one, other in pairwise(spans))
         assert all(last > first for first, last in spans)
     assert [part.kv_heads for part in parts] == [(0, 1), (0, 1), (1, 2), (1, 2)]
-    assert {field.name for field in dataclasses.fields(Split)} >= {"heads", "kv_heads", "inner", "tokens"}
+    assert {field.name for field in dataclasses.fields(TensorShard)} >= {"heads", "kv_heads", "inner", "tokens"}
 
 
 def test_rows_of_a_part_in_units() -> None:

@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from steps import Session, exact_ops
 from tiny_checkpoints import FAMILIES, build_checkpoint
 
-from motley.replicas.checkpoint import inspect_checkpoint
-from motley.replicas.decoder import Decoder
+from motley.replicas.checkpoint.reading.weight_loader import WeightLoader
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.known import Known
-from motley.replicas.model import LoadedModel, load_model
-from motley.replicas.shards.readers import Readers
-from motley.replicas.shards.stages import stages_of
-from motley.replicas.weights import Weights
+from motley.replicas.loading.cached_digests import CachedDigests
+from motley.replicas.loading.digest_assignment import DigestReaders
+from motley.replicas.loading.model_loader import LoadedModel, load_model
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.model.decoder import Decoder
+from motley.replicas.model.sharding.stages import pipeline_stages
 
 PROMPT = [7, 3, 200, 41, 41, 90, 5, 250, 17, 33, 101, 64, 8, 8, 190, 2, 77, 13, 255, 0]
 FOUR = {"num_hidden_layers": 4}
@@ -41,7 +41,7 @@ class Staged(InStages):
     """Of a folder, as its stages load it."""
 
     def __init__(self, folder: Path, sizes: Sequence[int]) -> None:
-        stages = stages_of(inspect_checkpoint(folder).config.num_layers, sizes)
+        stages = pipeline_stages(inspect_checkpoint(folder).config.num_layers, sizes)
         self.loaded = [load_model(folder, exact_ops(), stage=stage) for stage in stages]
         super().__init__([each.decoder for each in self.loaded])
 
@@ -74,14 +74,14 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     names: set[str] = set()
 
     def noted(reads: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def noting(self: Weights, name: str, *part: slice, **how: bool) -> torch.Tensor:
+        def noting(self: WeightLoader, name: str, *part: slice, **how: bool) -> torch.Tensor:
             names.add(name)
             return reads(self, name, *part, **how)
 
         return noting
 
     for way in ("_read", "peek"):
-        monkeypatch.setattr(Weights, way, noted(getattr(Weights, way)))
+        monkeypatch.setattr(WeightLoader, way, noted(getattr(WeightLoader, way)))
     return names
 
 
@@ -90,12 +90,12 @@ def test_a_stage_reads_its_own_tensors_alone(tied: bool, tmp_path: Path, read: s
     """All are read by one of them; of a tied head's table, by the first and the last."""
     folder = build_checkpoint(tmp_path / "model", tie_word_embeddings=tied, **FOUR)
     by_stage = []
-    for stage in stages_of(4, (1, 2, 1)):
+    for stage in pipeline_stages(4, (1, 2, 1)):
         read.clear()
         load_model(folder, exact_ops(), stage=stage)
         by_stage.append(set(read))
     assert set().union(*by_stage) == set(inspect_checkpoint(folder).tensors)
-    for stage, names in zip(stages_of(4, (1, 2, 1)), by_stage, strict=True):
+    for stage, names in zip(pipeline_stages(4, (1, 2, 1)), by_stage, strict=True):
         layers = {int(name.split(".")[2]) for name in names if name.startswith("model.layers.")}
         assert layers == set(range(*stage.layers))
     others = [{name for name in names if not name.startswith("model.layers.")} for names in by_stage]
@@ -138,8 +138,8 @@ def test_stages_tell_the_fingerprint_of_the_whole(tmp_path: Path) -> None:
 
     def divided() -> str:
         found: list[Sequence[bytes]] = []
-        for stage in (*stages_of(4, (1, 2, 1))[1:], stages_of(4, (1, 2, 1))[0]):
-            known = Known(readers=Readers((1, 2, 1), 1, (0, 1, 2), stage.index))
+        for stage in (*pipeline_stages(4, (1, 2, 1))[1:], pipeline_stages(4, (1, 2, 1))[0]):
+            known = CachedDigests(readers=DigestReaders((1, 2, 1), 1, (0, 1, 2), stage.index))
             others = (lambda: found) if stage.is_first else None
             loaded = load_model(folder, exact_ops(), stage=stage, known=known, others=others)
             found.append(loaded.digests)
@@ -158,7 +158,7 @@ def test_stages_tell_the_fingerprint_of_the_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sizes", [(1, 2), (4, 0), (5, -1), (2, 3)])
 def test_layers_that_are_not_those_of_the_model_are_refused(sizes: Sequence[int]) -> None:
     with pytest.raises(InvalidRequest, match="4 layers of the model") as refused:
-        stages_of(4, sizes)
+        pipeline_stages(4, sizes)
     assert refused.value.param == "pipeline_layers"
 
 

@@ -17,13 +17,14 @@ from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.c_kernels.native_build import load_library
-from motley.replicas.build import BuiltEngine, build_engine
+from motley.replicas.engine.startup.engine_builder import BuiltEngine, build_engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineLost
-from motley.replicas.protocol import Request, SamplingParams
-from motley.replicas.shards import beats, group, pipe
-from motley.replicas.shards.beats import Beats, Patience
-from motley.replicas.shards.pipe import Inbox, Pipe
+from motley.replicas.parallel.leader import follower_group
+from motley.replicas.parallel.transport import heartbeats, pipe
+from motley.replicas.parallel.transport.heartbeats import HeartbeatChecker, HeartbeatSender
+from motley.replicas.parallel.transport.pipe import MessageInbox, MessagePipe
+from motley.replicas.types import Request, SamplingParams
 
 COMPILED = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 TOKENS = 8
@@ -64,7 +65,7 @@ def test_one_that_hangs_in_a_step_is_lost_while_it_says_that_it_lives(
     what: str, number: int, name: str, way: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And no other, though these wait for it, or for what it has to hand on."""
-    monkeypatch.setattr(group, "ANSWER_S", 3.0)
+    monkeypatch.setattr(follower_group, "ANSWER_TIMEOUT_S", 3.0)
     when = tmp_path / "when"
     engine = built(tmp_path / "model", Stuck(what, when, number, far="pipeline_parallel" not in way), **way)
     try:
@@ -91,14 +92,14 @@ def waits_it_out(engine: BuiltEngine, when: Path) -> None:
 @pytest.mark.parametrize("number", [1, *thorough(2)])
 def test_one_that_computes_for_long_is_not_lost(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is one that waits meanwhile for what it has to hand on."""
-    monkeypatch.setattr(group, "ANSWER_S", 3.0)
+    monkeypatch.setattr(follower_group, "ANSWER_TIMEOUT_S", 3.0)
     when = tmp_path / "when"
     waits_it_out(built(tmp_path / "model", Stuck("computes", when, number), pipeline_parallel=3), when)
 
 
 def test_one_whose_kernels_are_compiled_for_a_gpu_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By another process, for which it waits."""
-    monkeypatch.setattr(group, "ANSWER_S", 3.0)
+    monkeypatch.setattr(follower_group, "ANSWER_TIMEOUT_S", 3.0)
     when = tmp_path / "when"
     config = EngineConfig(dtype="float32", threads=1, kv_memory_bytes=1 << 20, pipeline_parallel=2)
     folder, launcher = build_checkpoint(tmp_path / "model"), Stuck("compiles", when)
@@ -107,14 +108,14 @@ def test_one_whose_kernels_are_compiled_for_a_gpu_is_not_lost(tmp_path: Path, mo
 
 def test_beats_say_for_how_long_a_thread_stands_still_and_not_that_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor, of one to which a while is given, before that is over."""
-    monkeypatch.setattr(beats, "BEAT_S", 0.25)
-    monkeypatch.setattr(pipe, "LOOK_S", 0.05)
+    monkeypatch.setattr(heartbeats, "HEARTBEAT_S", 0.25)
+    monkeypatch.setattr(pipe, "POLL_S", 0.05)
     reads, writes = os.pipe()
     orders, orders_end = os.pipe()
-    inbox, says, hangs = Inbox(Pipe(reads=orders), "orders"), Pipe(reads=reads), threading.Lock()
+    inbox, says, hangs = MessageInbox(MessagePipe(reads=orders), "orders"), MessagePipe(reads=reads), threading.Lock()
 
     def computes() -> None:
-        Beats(Pipe(writes=writes)).of_this_thread(least_s=0.5)
+        HeartbeatSender(MessagePipe(writes=writes)).watch_current_thread(least_s=0.5)
         for _ in range(2):
             inbox.receive()
             with hangs:
@@ -126,7 +127,7 @@ def test_beats_say_for_how_long_a_thread_stands_still_and_not_that_it_waits(monk
     thread = threading.Thread(target=computes)
     thread.start()
     assert still(8) == [0.0] * 8
-    to_it = Pipe(writes=orders_end)
+    to_it = MessagePipe(writes=orders_end)
     with hangs:
         to_it.send({})
         found = still(8)
@@ -144,11 +145,11 @@ def test_beats_say_for_how_long_a_thread_stands_still_and_not_that_it_waits(monk
 
 def test_nothing_is_said_where_the_clock_is_coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who wakes up and looks about itself would seem to stand still."""
-    monkeypatch.setattr(beats, "BEAT_S", 0.01)
+    monkeypatch.setattr(heartbeats, "HEARTBEAT_S", 0.01)
     monkeypatch.setattr(time, "thread_time_ns", lambda: 10_000_000)
     reads, writes = os.pipe()
-    says = Pipe(reads=reads)
-    Beats(Pipe(writes=writes)).of_this_thread()
+    says = MessagePipe(reads=reads)
+    HeartbeatSender(MessagePipe(writes=writes)).watch_current_thread()
     time.sleep(0.1)  # this thread stands still
     assert all(says.receive()[0] == {"doing": "starts"} for _ in range(5))
     os.close(reads)
@@ -162,7 +163,7 @@ class Other:
 
 def test_who_says_that_it_stands_still_is_lost_when_it_has_for_as_long_as_is_allowed() -> None:
     other, limit_s = Other(), 30.0
-    patience = Patience([other], lambda: limit_s)
+    patience = HeartbeatChecker([other], lambda: limit_s)
     for moment in range(29):
         other.heard, other.still_s = float(moment), float(moment)
         patience.look()

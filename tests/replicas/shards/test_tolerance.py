@@ -29,8 +29,8 @@ from tiny_checkpoints import FAMILIES, build_checkpoint
 
 from motley.kernels.cpu.layers.rounding_probe import ROUNDING_BOUND
 from motley.kernels.ops import Ops
-from motley.replicas.decoder import Decoder
-from motley.replicas.model import load_model
+from motley.replicas.loading.model_loader import load_model
+from motley.replicas.model.decoder import Decoder
 
 LAYERS = 4
 PROMPT = [7, 3, 200, 41, 41, 90, 5, 250, 17, 33, 101, 64, 8, 8, 190, 2, 77, 13, 255, 0]

@@ -23,16 +23,16 @@ from new_weights import changed, of_another, tensors_of, written
 from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
-from motley.replicas import build
-from motley.replicas.build import BuiltEngine
+from motley.replicas.engine.startup import engine_builder
+from motley.replicas.engine.startup.engine_builder import BuiltEngine
+from motley.replicas.engine.startup.engine_rates import EngineRates
 from motley.replicas.errors import CheckpointError, EngineLost, MotleyError, Unavailable
-from motley.replicas.gpu.runner import GpuRunner
-from motley.replicas.protocol import BATCHES, Request, SamplingParams, StreamMessage
-from motley.replicas.rates import Rates
-from motley.replicas.shards import group
-from motley.replicas.shards.gpu_follower import _Rank
-from motley.replicas.updates.file import WeightFile
-from motley.replicas.updates.live import Prepared
+from motley.replicas.gpu.gpu_runner import GpuRunner
+from motley.replicas.parallel.follower.gpu_follower import _GpuRank
+from motley.replicas.parallel.leader import follower_group
+from motley.replicas.types import PROFILED_BATCH_SIZES, Request, SamplingParams, StreamMessage
+from motley.replicas.updates.live_weights import PreparedVersion
+from motley.replicas.updates.weight_file import WeightFile
 
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "ranks": ("serves", RANKS),
@@ -51,7 +51,7 @@ NEW = ("embed_tokens", "layers.0.", "layers.3.")  # of every process a part
 
 @pytest.fixture(autouse=True)
 def _processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(group, "CollectiveExchange", LateExchange)
+    monkeypatch.setattr(follower_group, "CollectiveExchange", LateExchange)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     yield
     assert followers() == []
@@ -100,7 +100,7 @@ def fresh(folder: Path, name: str, way: str) -> tuple[list[Any], str]:
 def over(made: BuiltEngine, file: WeightFile, asked: Request) -> list[StreamMessage]:
     """A request that runs over an update, which a thread of its own prepares, as a replica does."""
     assert made.weights is not None
-    weights, prepared = made.weights, list[Prepared]()
+    weights, prepared = made.weights, list[PreparedVersion]()
     thread = threading.Thread(target=lambda: prepared.append(weights.prepare(file)))
     found: list[StreamMessage] = []
 
@@ -210,7 +210,7 @@ def test_where_one_process_cannot_all_stay_as_they_are(
     device = LateDevice()
     made = built(folder, what, stand_in=device, **given)
     assert made.weights is not None
-    live, loaded, prepare = made.weights, made.weights.loaded, group.Group.prepare
+    live, loaded, prepare = made.weights, made.weights.loaded, follower_group.FollowerGroup.prepare
     steps, failed = 0, list[MotleyError]()
 
     def fails(*_: Any, **__: Any) -> Any:
@@ -228,7 +228,9 @@ def test_where_one_process_cannot_all_stay_as_they_are(
                 patch.setattr(loaded.decoder.ops, "linear", fails)
             elif where == "in another":
                 lost = tmp_path / "gone.safetensors"
-                patch.setattr(group.Group, "prepare", lambda ranks, version, _: prepare(ranks, version, lost))
+                patch.setattr(
+                    follower_group.FollowerGroup, "prepare", lambda ranks, version, _: prepare(ranks, version, lost)
+                )
             with pytest.raises(MotleyError) as met:
                 live.prepare(file)
         failed.append(met.value)
@@ -253,8 +255,8 @@ def test_where_one_process_cannot_all_stay_as_they_are(
 
 def test_replays_are_of_the_version_of_their_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the number of the graph; ranks let go of those of a version with it, and an idle engine has them again."""
-    monkeypatch.setattr(build, "RENEWED_S", 60.0)
-    for where in ("decode", "runner"):
+    monkeypatch.setattr(engine_builder, "UPDATE_WARM_UP_S", 60.0)
+    for where in ("decode_graphs", "gpu_runner"):
         monkeypatch.setattr(f"motley.replicas.gpu.{where}.MAX_GRAPHS", 4)
     folder, file, _ = folders(tmp_path, "dense")
     made = built(folder, **RANKS)
@@ -266,7 +268,7 @@ def test_replays_are_of_the_version_of_their_step(tmp_path: Path, monkeypatch: p
     tell = made.group.tell
     monkeypatch.setattr(made.group, "tell", lambda fields: told.append(fields) or tell(fields))
     try:
-        made.rates = lambda core: (Rates(1000.0, (0.01,) * len(BATCHES), 0.0), "reckoned")
+        made.rates = lambda core: (EngineRates(1000.0, (0.01,) * len(PROFILED_BATCH_SIZES), 0.0), "reckoned")
         made.warm_up()
         before = made.runner.graphs.captured
         made.adopt(made.weights.prepare(file))
@@ -315,7 +317,7 @@ def test_a_rank_lets_go_of_graphs_with_their_weights() -> None:
     versions: Any = SimpleNamespace(decoder=models.__getitem__)
     exchange: Any = SimpleNamespace(broadcast=lambda x: x)
     device = LateDevice(recorded=False)
-    rank = _Rank(versions, [], exchange, device)
+    rank = _GpuRank(versions, [], exchange, device)
     call = {"method": "logits", "hidden": [1, 4]}
     for number in range(2):
         rank.heed({**call, "weights": number, "capture": 10 + number, "drop": []})

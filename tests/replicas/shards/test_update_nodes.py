@@ -22,17 +22,18 @@ from new_weights import changed, of_another, written
 from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
+from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import CheckpointError, MotleyError, Unavailable
-from motley.replicas.protocol import Request, SamplingParams
-from motley.replicas.shards import arrivals, deliveries
-from motley.replicas.shards.arrivals import Arrivals
-from motley.replicas.shards.deliveries import AHEAD, Updates
-from motley.replicas.shards.hosts import temporary_here
-from motley.replicas.shards.pipe import Pipe
-from motley.replicas.updates import own_folder
-from motley.replicas.updates.file import WeightFile
-from motley.replicas.worker import Worker
+from motley.replicas.parallel.follower import weight_receiver
+from motley.replicas.parallel.follower.weight_receiver import WeightFileReceiver
+from motley.replicas.parallel.leader import weight_sender
+from motley.replicas.parallel.leader.weight_sender import MAX_UNACKNOWLEDGED, FollowerUpdates
+from motley.replicas.parallel.transport.file_identity import local_temp_identity
+from motley.replicas.parallel.transport.pipe import MessagePipe
+from motley.replicas.types import Request, SamplingParams
+from motley.replicas.updates import process_folder
+from motley.replicas.updates.weight_file import WeightFile
 
 SHAPES: dict[str, dict[str, Any]] = {
     "ranks": {"tensor_parallel": 2},
@@ -71,7 +72,7 @@ async def test_processes_of_two_hosts_say_what_those_of_a_fresh_load_do(
     shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a stream runs over it. A file that is needed no more goes, at the latest with the process."""
-    monkeypatch.setattr(deliveries, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(weight_sender, "PIECE_BYTES", 1000)
     folder, other = (checkpoint(tmp_path / part, seed) for seed, part in enumerate(("one", "two")))
     (there := tmp_path / "there").mkdir()
     worker = await started(folder, shape, there)
@@ -121,7 +122,7 @@ async def test_where_a_host_has_no_room_all_stay_as_they_are(tmp_path: Path, mon
         assert no.value.code == "no_room"
         with monkeypatch.context() as patched:
             other_digest = SimpleNamespace(sha256=lambda: hashlib.sha256(b"something else"))
-            patched.setattr(deliveries, "hashlib", other_digest)
+            patched.setattr(weight_sender, "hashlib", other_digest)
             with pytest.raises(CheckpointError, match="what came has the SHA-256"):
                 await worker.update_weights(file)
         assert copies(there) == []
@@ -143,7 +144,8 @@ async def _until(true: Callable[[], bool]) -> None:
 
 @dataclass
 class Far:
-    """Another process, as `Updates` has it, in threads of this one: it answers that it has prepared whatever it is to.
+    """Another process, as `FollowerUpdates` has it, in threads of this one: it answers that it has prepared whatever
+    it is to.
 
     full  there is no room there; ahead: most pieces that were on their way at once
     """
@@ -156,8 +158,8 @@ class Far:
 
     def __post_init__(self) -> None:
         orders, answers = os.pipe(), os.pipe()
-        self.pipe, self._theirs = Pipe(answers[0], orders[1]), Pipe(orders[0], answers[1])
-        self.arrivals = Arrivals(self._theirs)
+        self.pipe, self._theirs = MessagePipe(answers[0], orders[1]), MessagePipe(orders[0], answers[1])
+        self.arrivals = WeightFileReceiver(self._theirs)
         self._said: dict[str, queue.SimpleQueue[dict[str, Any]]] = {
             "took": queue.SimpleQueue(), "prepared": queue.SimpleQueue()
         }  # fmt: skip
@@ -198,8 +200,8 @@ class Far:
 
 @pytest.fixture
 def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Far]]:
-    monkeypatch.setattr(own_folder.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(deliveries, "PIECE_BYTES", 100)
+    monkeypatch.setattr(process_folder.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(weight_sender, "PIECE_BYTES", 100)
     made: list[Far] = []
 
     def make(name: str, **more: Any) -> Far:
@@ -214,8 +216,8 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 def test_a_host_is_sent_a_file_once(far: Callable[..., Far], tmp_path: Path) -> None:
     """The first of its processes has it, and all read it there; who is on this host reads this one."""
     members = [far("near"), far("a1"), far("b1"), far("a2")]
-    updates = Updates(members)  # type: ignore[arg-type]
-    updates.temporaries = [temporary_here(), "a", "b", "a"]
+    updates = FollowerUpdates(members)  # type: ignore[arg-type]
+    updates.temporaries = [local_temp_identity(), "a", "b", "a"]
     (file := tmp_path / "file").write_bytes(os.urandom(12345))
     updates.prepare(1, file)
     [near], [a1], [b1], [a2] = (each.prepared_of for each in members)
@@ -237,7 +239,7 @@ def test_where_one_host_cannot_take_it_no_host_keeps_any(
 ) -> None:
     """Nor is any process told to prepare it; and the next is none the worse."""
     members = [far("a"), far("b"), far("c")]
-    updates = Updates(members)  # type: ignore[arg-type]
+    updates = FollowerUpdates(members)  # type: ignore[arg-type]
     updates.temporaries = ["a", "b", "c"]
     (file := tmp_path / "file").write_bytes(os.urandom(12345))
     turn = iter([0, errno.ENOSPC, 0])
@@ -247,7 +249,7 @@ def test_where_one_host_cannot_take_it_no_host_keeps_any(
             raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patched:
-        patched.setattr(arrivals.os, "posix_fallocate", full)
+        patched.setattr(weight_receiver.os, "posix_fallocate", full)
         with pytest.raises(MotleyError, match="No space left") as refused:
             updates.prepare(1, file)
     assert refused.value.code == "no_room"
@@ -273,8 +275,8 @@ def test_few_pieces_are_on_their_way_at_a_time(far: Callable[..., Far], tmp_path
 
     member.pipe.send = send  # type: ignore[method-assign,assignment]
     member.took = taken  # type: ignore[method-assign]
-    updates = Updates([member])  # type: ignore[list-item]
+    updates = FollowerUpdates([member])  # type: ignore[list-item]
     updates.temporaries = ["a"]
     (file := tmp_path / "file").write_bytes(os.urandom(5000))
     updates.prepare(1, file)
-    assert max(most) == AHEAD + 1  # and the word that all has been sent
+    assert max(most) == MAX_UNACKNOWLEDGED + 1  # and the word that all has been sent

@@ -13,13 +13,13 @@ from new_weights import changed, of_another, written
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.c_kernels.native_build import load_library
+from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import CheckpointError, EngineFault, MotleyError
-from motley.replicas.protocol import Request, SamplingParams, StreamMessage
-from motley.replicas.shards import group
-from motley.replicas.updates import live
-from motley.replicas.updates.file import WeightFile
-from motley.replicas.worker import Worker
+from motley.replicas.parallel.leader import follower_group
+from motley.replicas.types import Request, SamplingParams, StreamMessage
+from motley.replicas.updates import live_weights
+from motley.replicas.updates.weight_file import WeightFile
 
 pytestmark = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 
@@ -121,16 +121,18 @@ async def test_where_one_process_cannot_all_stay_as_they_are(
     def fails(*given: object) -> None:
         raise CheckpointError("it does not fit")
 
-    prepare = group.Group.prepare
+    prepare = follower_group.FollowerGroup.prepare
     worker = await started(folder, shape)
     try:
         old = await tokens(worker)
         with monkeypatch.context() as patched:
             if where == "the first":
-                patched.setattr(live, "updated_model", fails)
+                patched.setattr(live_weights, "updated_model", fails)
             else:
                 gone = tmp_path / "gone.safetensors"
-                patched.setattr(group.Group, "prepare", lambda ranks, version, _: prepare(ranks, version, gone))
+                patched.setattr(
+                    follower_group.FollowerGroup, "prepare", lambda ranks, version, _: prepare(ranks, version, gone)
+                )
             with pytest.raises(MotleyError, match="does not fit" if where == "the first" else "could not take it"):
                 await worker.update_weights(file)
         assert await tokens(worker) == old

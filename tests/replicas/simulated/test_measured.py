@@ -13,27 +13,33 @@ import pytest
 from motley.replicas.demo import demo_path
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.protocol import BATCHES
-from motley.replicas.simulated.device import ASSUMED, Attained, SimulatedDevice, device_named, model_named
-from motley.replicas.simulated.measured import attained
-from motley.replicas.simulated.reckoned import LONG, reckoned
-from motley.replicas.simulated.worker import SimulatedWorker
+from motley.replicas.simulated.device_measurements import read_attained_shares
+from motley.replicas.simulated.roofline_rates import LONG_CONTEXT, roofline_rates
+from motley.replicas.simulated.simulated_device import (
+    ASSUMED_SHARES,
+    RooflineShares,
+    SimulatedDevice,
+    find_model_shape,
+    find_table_device,
+)
+from motley.replicas.simulated.simulated_worker import SimulatedWorker
+from motley.replicas.types import PROFILED_BATCH_SIZES
 
-SEVEN = model_named("qwen2.5-7b")
-MANY = len(BATCHES)
-TRUE = (Attained(0.8, 0.3, 2e-3), Attained(0.4, 0.7, 1e-4), Attained(0.95, 0.9, 5e-3))
+SEVEN = find_model_shape("qwen2.5-7b")
+MANY = len(PROFILED_BATCH_SIZES)
+TRUE = (RooflineShares(0.8, 0.3, 2e-3), RooflineShares(0.4, 0.7, 1e-4), RooflineShares(0.95, 0.9, 5e-3))
 
 
-def a_device(gpu: str, at: Attained) -> SimulatedDevice:
-    return SimulatedDevice(device_named(gpu), SEVEN, attained=at)
+def a_device(gpu: str, at: RooflineShares) -> SimulatedDevice:
+    return SimulatedDevice(find_table_device(gpu), SEVEN, attained=at)
 
 
 def profile_of(device: SimulatedDevice, chunk: int = 1024) -> dict[str, Any]:
     """As a replica that takes just that time would measure itself."""
     return {
         "prefill_tokens_per_s": chunk / device.step_s(0, 0, [(chunk, 0)]),
-        "decode_s": [device.step_s(batch, batch) for batch in BATCHES],
-        "context_s": (device.step_s(1, LONG) - device.step_s(1, 1)) / (LONG - 1),
+        "decode_s": [device.step_s(batch, batch) for batch in PROFILED_BATCH_SIZES],
+        "context_s": (device.step_s(1, LONG_CONTEXT) - device.step_s(1, 1)) / (LONG_CONTEXT - 1),
         "max_batch_tokens": chunk,
         "device_name": device.device.names[0],
     }
@@ -65,31 +71,31 @@ def written(folder: Path, told: Any) -> Path:
 @pytest.mark.parametrize("true", TRUE, ids=str)
 @pytest.mark.parametrize("told", [profile_of, bench_of])
 def test_what_was_measured_is_what_it_takes(
-    tmp_path: Path, gpu: str, true: Attained, told: Callable[[SimulatedDevice], dict[str, Any]]
+    tmp_path: Path, gpu: str, true: RooflineShares, told: Callable[[SimulatedDevice], dict[str, Any]]
 ) -> None:
     device = a_device(gpu, true)
-    found = attained(written(tmp_path, told(device)), gpu, SEVEN.name)
+    found = read_attained_shares(written(tmp_path, told(device)), gpu, SEVEN.name)
     assert found.measured == "seen.json"
-    took, takes = (reckoned(replace(device, attained=each), 1024) for each in (true, found))
+    took, takes = (roofline_rates(replace(device, attained=each), 1024) for each in (true, found))
     assert takes.prefill_tokens_per_s == pytest.approx(took.prefill_tokens_per_s, rel=0.05)
     assert takes.decode_s == pytest.approx(took.decode_s, rel=0.05)
     assert takes.context_s == pytest.approx(took.context_s, rel=0.05)
 
 
 def test_nothing_is_said_of_what_nothing_was_seen_of(tmp_path: Path) -> None:
-    device = a_device("H100", Attained(0.8, 0.3, 1e-3))
+    device = a_device("H100", RooflineShares(0.8, 0.3, 1e-3))
     bench = bench_of(device)
     bench["rows"] = [each for each in bench["rows"] if each["workload"].get("batch") == 1 and "step" not in each][:1]
-    assert attained(written(tmp_path, bench), "H100").arithmetic == ASSUMED.arithmetic
+    assert read_attained_shares(written(tmp_path, bench), "H100").arithmetic == ASSUMED_SHARES.arithmetic
 
 
 def test_the_machine_may_be_told_in_a_file_beside(tmp_path: Path) -> None:
     bench = bench_of(a_device("T4", TRUE[0]))
     (tmp_path / "machine.json").write_text(json.dumps({"machine": bench.pop("machine")}))
     path = written(tmp_path, bench | {"rehearsal": False})
-    assert attained(path, "T4").bandwidth == pytest.approx(TRUE[0].bandwidth, rel=0.05)
+    assert read_attained_shares(path, "T4").bandwidth == pytest.approx(TRUE[0].bandwidth, rel=0.05)
     with pytest.raises(InvalidRequest, match="measured on Tesla T4"):
-        attained(path, "P40")
+        read_attained_shares(path, "P40")
 
 
 @pytest.mark.parametrize(
@@ -103,34 +109,34 @@ def test_the_machine_may_be_told_in_a_file_beside(tmp_path: Path) -> None:
         ({"prefill_tokens_per_s": 0}, "prefill_tokens_per_s: 0 is not accepted; expected a number"),
         ({"prefill_tokens_per_s": 1, "context_s": 0, "decode_s": [1.0]}, r"decode_s: \[1.0\].*expected .* numbers"),
         (
-            {"prefill_tokens_per_s": 1, "context_s": 0, "decode_s": [None] * len(BATCHES)},
+            {"prefill_tokens_per_s": 1, "context_s": 0, "decode_s": [None] * len(PROFILED_BATCH_SIZES)},
             "decode_s is missing|decode_s: is miss",
         ),
         (
-            {"prefill_tokens_per_s": 1e-2, "context_s": 0, "decode_s": [1e-6] * len(BATCHES)},
+            {"prefill_tokens_per_s": 1e-2, "context_s": 0, "decode_s": [1e-6] * len(PROFILED_BATCH_SIZES)},
             "times off what Tesla T4 could take",
         ),
-        (profile_of(a_device("H100", ASSUMED)), "it was measured on .*H100.*; expected Tesla T4"),
+        (profile_of(a_device("H100", ASSUMED_SHARES)), "it was measured on .*H100.*; expected Tesla T4"),
         ({"device_name": "Tesla T4, simulated with tiny in 4 bits"}, "nothing was measured"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, told: Any, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
-        attained(written(tmp_path, told), "T4", SEVEN.name)
+        read_attained_shares(written(tmp_path, told), "T4", SEVEN.name)
     assert str(tmp_path / "seen.json") in caught.value.message
 
 
 def test_whose_rates_they_are_is_asked_for_where_nobody_says(tmp_path: Path) -> None:
-    path = written(tmp_path, profile_of(a_device("T4", ASSUMED)))
+    path = written(tmp_path, profile_of(a_device("T4", ASSUMED_SHARES)))
     with pytest.raises(InvalidRequest, match="of which model"):
-        attained(path, "T4")
+        read_attained_shares(path, "T4")
     with pytest.raises(InvalidRequest, match="No such file"):
-        attained(tmp_path / "none.json", "T4")
+        read_attained_shares(tmp_path / "none.json", "T4")
 
 
 async def test_a_replica_says_that_it_is_simulated_as_measured(tmp_path: Path) -> None:
     true = TRUE[0]
-    found = attained(written(tmp_path, profile_of(a_device("T4", true))), "T4", SEVEN.name)
+    found = read_attained_shares(written(tmp_path, profile_of(a_device("T4", true))), "T4", SEVEN.name)
     worker = SimulatedWorker(demo_path(), EngineConfig(max_running=4), "T4", SEVEN.name, hidden=0.0, attained=found)
     await worker.start()
     try:
@@ -140,4 +146,4 @@ async def test_a_replica_says_that_it_is_simulated_as_measured(tmp_path: Path) -
     assert profile.device == "simulated"
     assert "simulated with qwen2.5-7b in 4 bits, as measured (seen.json)" in profile.device_name
     assert "as measured (seen.json)" in profile.choices["engine"]
-    assert profile.decode_s == pytest.approx(reckoned(a_device("T4", true), 512).decode_s, rel=0.05)
+    assert profile.decode_s == pytest.approx(roofline_rates(a_device("T4", true), 512).decode_s, rel=0.05)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from motley.replicas.protocol import BLOCK_TOKENS, Request, SamplingParams
-from motley.replicas.simulated.device import SimulatedDevice, device_named, model_named
-from motley.replicas.simulated.sharing import SharingReplica, Shelf
-from motley.replicas.simulated.virtual import Job
+from motley.replicas.simulated.sharing_replica import SharingReplica, SimulatedStore
+from motley.replicas.simulated.simulated_device import SimulatedDevice, find_model_shape, find_table_device
+from motley.replicas.simulated.virtual_replica import SimulatedRequest
+from motley.replicas.types import BLOCK_TOKENS, Request, SamplingParams
 
-DEVICE = SimulatedDevice(device_named("T4"), model_named("qwen2.5-7b"))
+DEVICE = SimulatedDevice(find_table_device("T4"), find_model_shape("qwen2.5-7b"))
 FAST = 1e-6  # seconds to fetch a token
 
 
-def a_job(beginning: bytes, number: int, tokens: int = 1000) -> Job:
+def a_job(beginning: bytes, number: int, tokens: int = 1000) -> SimulatedRequest:
     request = Request("", (0,) * tokens, SamplingParams(seed=0))
     shared = [beginning + bytes([block]) for block in range(48)]
     own = [b"own %d %d" % (number, block) for block in range(48, tokens // BLOCK_TOKENS)]
-    return Job(request, 4, shared + own)
+    return SimulatedRequest(request, 4, shared + own)
 
 
-def serve(replica: SharingReplica, jobs: list[Job], now: float = 0.0) -> float:
+def serve(replica: SharingReplica, jobs: list[SimulatedRequest], now: float = 0.0) -> float:
     """One after the other; when the last has ended."""
     for job in jobs:
         job.sent_s = now
@@ -35,7 +35,7 @@ def serve(replica: SharingReplica, jobs: list[Job], now: float = 0.0) -> float:
 
 
 def test_what_one_was_asked_for_twice_another_fetches() -> None:
-    shelf = Shelf(1000)
+    shelf = SimulatedStore(1000)
     one, two, without = (SharingReplica(name, DEVICE, shelf=shelf, fetch_s=FAST) for name in ("one", "two", "without"))
     jobs = [a_job(b"a", number) for number in range(4)]
     serve(one, jobs[:1])
@@ -54,7 +54,7 @@ def test_what_one_was_asked_for_twice_another_fetches() -> None:
 
 
 def test_what_is_slower_to_fetch_or_has_made_room_is_computed() -> None:
-    shelf = Shelf(48)
+    shelf = SimulatedStore(48)
     one, slow = (
         SharingReplica("", DEVICE, shelf=shelf, fetch_s=FAST),
         SharingReplica("", DEVICE, shelf=shelf, fetch_s=1.0),

@@ -10,13 +10,19 @@ from fp8_files import build_fp8
 from gptq_files import build_gptq
 from tiny_checkpoints import build_checkpoint
 
-from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.demo import demo_path
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.protocol import BATCHES, Request, SamplingParams
-from motley.replicas.simulated.device import INT4, SimulatedDevice, Weights, device_named, model_named
-from motley.replicas.simulated.worker import SIMULATED, SimulatedWorker, weights_of
+from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
+from motley.replicas.simulated.simulated_device import (
+    INT4_WEIGHTS,
+    SimulatedDevice,
+    SimulatedWeights,
+    find_model_shape,
+    find_table_device,
+)
+from motley.replicas.simulated.simulated_worker import SIMULATED, SimulatedWorker, checkpoint_weights
+from motley.replicas.types import PROFILED_BATCH_SIZES, Request, SamplingParams
 
 
 def a_request(tokens, output):
@@ -41,7 +47,7 @@ def test_it_takes_the_time_of_the_gpu_and_says_so():
         return profile, first, whole, tokens
 
     profile, first, whole, tokens = asyncio.run(scenario())
-    device = SimulatedDevice(device_named("P40"), model_named("qwen2.5-7b"))
+    device = SimulatedDevice(find_table_device("P40"), find_model_shape("qwen2.5-7b"))
     assert tokens == 20
     # It cannot be faster than what is hidden allows; a busy machine may make it slower.
     assert first > device.step_s(0, 0, [(100, 0)]) / 1.31
@@ -50,7 +56,7 @@ def test_it_takes_the_time_of_the_gpu_and_says_so():
     assert "Tesla P40, simulated" in profile.device_name
     assert profile.compute_capability == "6.1"
     assert profile.prefill_tokens_per_s == 512 / device.step_s(0, 0, [(512, 512)]), "what everybody knows of a P40"
-    assert profile.decode_s == tuple(device.step_s(batch, batch) for batch in BATCHES)
+    assert profile.decode_s == tuple(device.step_s(batch, batch) for batch in PROFILED_BATCH_SIZES)
     assert profile.max_running == 8
     assert "computes nothing" in profile.choices["engine"]
 
@@ -71,16 +77,16 @@ def test_by_itself_it_takes_the_checkpoints_own_shape():
 
 def test_a_card_that_is_not_known_or_too_small_is_refused():
     with pytest.raises(InvalidRequest, match="Tesla P40"):
-        device_named("Voodoo 2")
+        find_table_device("Voodoo 2")
     with pytest.raises(InvalidRequest, match=r"qwen2\.5-7b"):
-        model_named("gpt-2")
+        find_model_shape("gpt-2")
     worker = SimulatedWorker(demo_path(), EngineConfig(), "T4", "qwen3-32b")
     with pytest.raises(InvalidRequest, match="does not hold qwen3-32b"):
         asyncio.run(worker.start())
 
 
 def test_every_replica_is_off_its_profile_in_its_own_way():
-    device = SimulatedDevice(device_named("T4"), model_named("qwen2.5-7b"))
+    device = SimulatedDevice(find_table_device("T4"), find_model_shape("qwen2.5-7b"))
     steps = {device.hidden(random.Random(seed)).step_s(4, 4000) for seed in range(5)}
     assert len(steps) == 5
     assert all(0.7 < each / device.step_s(4, 4000) < 1.5 for each in steps)
@@ -113,16 +119,16 @@ def checkpoints(tmp_path_factory):
     ],
 )
 def test_a_checkpoint_is_read_as_that_gpu_holds_it(checkpoints, format_, gpu, expected):
-    checkpoint, device = inspect_checkpoint(checkpoints[format_]), device_named(gpu)
-    weights = weights_of(checkpoint, device)
+    checkpoint, device = inspect_checkpoint(checkpoints[format_]), find_table_device(gpu)
+    weights = checkpoint_weights(checkpoint, device)
     assert (weights.bits, weights.activations) == expected
 
 
 def test_a_dense_model_takes_the_time_of_its_own_bytes(checkpoints):
     """In a step of one sequence weights are all that is read: near four times those of int4, twice those of fp8."""
     four, eight, dense = (
-        SimulatedDevice(device_named("H100"), model_named("qwen2.5-7b"), weights)
-        for weights in (INT4, Weights(8, 1 << 14, "fp8"), Weights(16))
+        SimulatedDevice(find_table_device("H100"), find_model_shape("qwen2.5-7b"), weights)
+        for weights in (INT4_WEIGHTS, SimulatedWeights(8, 1 << 14, "fp8"), SimulatedWeights(16))
     )
     ratio = dense._linears_s(1, 1) / four._linears_s(1, 1)
     assert 2.5 < ratio < 4

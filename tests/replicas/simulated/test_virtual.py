@@ -8,22 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.kernels.launch.model_shapes import MODELS
-from motley.replicas.blocks import BlockPool, extend_hashes
-from motley.replicas.engine import EngineCore
+from motley.replicas.engine.engine import EngineCore
+from motley.replicas.engine.model_limits import ModelLimits
+from motley.replicas.engine.scheduler import Scheduler
 from motley.replicas.errors import Overloaded
-from motley.replicas.limits import Limits
-from motley.replicas.protocol import Request, SamplingParams
-from motley.replicas.scheduler import Scheduler
-from motley.replicas.simulated.device import SimulatedDevice, device_named
-from motley.replicas.simulated.runner import RooflineRunner
-from motley.replicas.simulated.virtual import Job, VirtualReplica
+from motley.replicas.kv.blocks import BlockPool, extend_hashes
+from motley.replicas.simulated.roofline_runner import RooflineRunner
+from motley.replicas.simulated.simulated_device import SimulatedDevice, find_table_device
+from motley.replicas.simulated.virtual_replica import SimulatedRequest, VirtualReplica
+from motley.replicas.types import Request, SamplingParams
 
 MODEL = next(model for model in MODELS if model.name == "qwen2.5-7b")
 SIZES = {"max_batch_tokens": 256, "max_running": 6}
 
 
 def a_device(name="P40"):
-    return SimulatedDevice(device_named(name), MODEL)
+    return SimulatedDevice(find_table_device(name), MODEL)
 
 
 def a_request(prompt_ids, output_tokens):
@@ -53,7 +53,7 @@ def by_the_engine(device, work, num_blocks, sizes=SIZES):
 
     pool = BlockPool(num_blocks)
     core = EngineCore(
-        RooflineRunner(device, [7], take), Scheduler(pool, **sizes), Limits(1000, num_blocks * 16, ()), None,
+        RooflineRunner(device, [7], take), Scheduler(pool, **sizes), ModelLimits(1000, num_blocks * 16, ()), None,
         clock=lambda: now,
     )  # fmt: skip
     left, first, done = list(enumerate(work)), {}, {}
@@ -76,7 +76,7 @@ def in_virtual_time(device, work, num_blocks, sizes=SIZES):
     for at, prompt, outputs in work:
         hashes = []
         extend_hashes(hashes, b"", prompt)
-        jobs.append(Job(a_request(prompt, outputs), outputs, hashes, at))
+        jobs.append(SimulatedRequest(a_request(prompt, outputs), outputs, hashes, at))
     arrivals = [(job.sent_s, number) for number, job in enumerate(jobs)]
     heapq.heapify(arrivals)
     steps = 0
@@ -131,13 +131,13 @@ def test_whatever_is_advanced_together_ends_as_step_by_step(seed, num_blocks, ru
 
 def test_one_who_comes_ends_steps_that_are_taken_together():
     replica = VirtualReplica("r", a_device())
-    replica.add(0.0, Job(a_request([1] * 10, 1000), 1000, []))
+    replica.add(0.0, SimulatedRequest(a_request([1] * 10, 1000), 1000, []))
     replica.end(replica.begin(0.0))
     began = replica.device.step_s(0, 0, [(10, 0)])
     ends = replica.begin(began)
     assert ends > began + 900 * replica.device.step_s(1, 11)
     comes = began + 5.5 * replica.device.step_s(1, 11)
-    late = Job(a_request([2] * 10, 5), 5, [])
+    late = SimulatedRequest(a_request([2] * 10, 5), 5, [])
     replica.add(comes, late)
     assert comes < replica.ends < comes + replica.device.step_s(1, 20)
     now = replica.ends
@@ -149,9 +149,9 @@ def test_one_who_comes_ends_steps_that_are_taken_together():
 
 def test_it_refuses_by_tokens():
     replica = VirtualReplica("r", a_device(), max_waiting_tokens=100)
-    replica.add(0.0, Job(a_request([1] * 90, 5), 5, []))
+    replica.add(0.0, SimulatedRequest(a_request([1] * 90, 5), 5, []))
     with pytest.raises(Overloaded):
-        replica.add(0.0, Job(a_request([1] * 20, 5), 5, []))
+        replica.add(0.0, SimulatedRequest(a_request([1] * 20, 5), 5, []))
 
 
 def test_a_hidden_truth_changes_the_time_and_not_the_profile():

@@ -69,7 +69,7 @@ def engine(
     batches = [*(batch or ()), *(more or ())]
     if any(size < 1 for size in batches):
         raise typer.BadParameter(f"--batch {min(batches)}: expected numbers of at least 1")
-    from ...replicas.bench.peers import SideFailed
+    from ...replicas.bench.peers import SideError
     from ...replicas.bench.report import table
     from ...replicas.errors import MotleyError
 
@@ -87,7 +87,7 @@ def engine(
                 report = _on_gpu(device, shape, batches, peer, lengths, seconds, out, speculate_ngram, progress)
     except ValueError as error:
         raise typer.BadParameter(f"--{error}") from error
-    except (SideFailed, RuntimeError) as error:
+    except (SideError, RuntimeError) as error:
         raise MotleyError(" ".join(str(error).split())) from error
     tell(report, table, None, as_json=as_json)
 

@@ -51,8 +51,8 @@ def kv(
     """
     from ...replicas.bench import kv as bench
     from ...replicas.bench.report import table
-    from ...replicas.checkpoint import resolve_model
     from ...replicas.demo import demo_path
+    from ...replicas.model.checkpoint_inspection import resolve_model
 
     try:
         with counted("starting") as progress:

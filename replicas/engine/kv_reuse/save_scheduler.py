@@ -1,0 +1,158 @@
+"""Choice of which KV of prompts is given to a prefix store, and when it is copied for that. Pure.
+
+A block that is found by its hash holds what the hash says. It is copied to the host during a step, and any later step
+overwrites it only after that copy, so that no block need be held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from ...kv.blocks import BlockPool
+from ...kv.prefix.known_values import KnownValues
+from ...kv.prefix.store_link import StoreLink
+from ...kv.store.store_keys import StoreValue
+from ...kv.store.store_ops import CopyEvent, LookupOp, SaveOp
+from ..sequence import Sequence, SequenceState
+
+__all__ = ["BlockPair", "SaveScheduler"]
+
+BlockPair = tuple[int, int]  # a block of the device and one of the host
+
+_MAX_PLAN_BYTES = 2**23  # most bytes of values that are copied during one step
+_MAX_REQUESTS = 256  # most sequences with values to be stored
+_MAX_LOOKUPS = 64  # most sequences for whose values the store is being asked
+
+
+@dataclass(frozen=True, slots=True)
+class _SaveRequest:
+    """Values of a sequence's prompt that are to be stored.
+
+    anew  store key of a value that the store has, but that is useless and must be replaced
+    """
+
+    sequence: Sequence
+    values: deque[StoreValue]
+    anew: bytes | None = None
+
+    @property
+    def owner(self) -> str:
+        return self.sequence.request.tenant
+
+
+class SaveScheduler:
+    """Values on their way to the store; they take at most half of the blocks of the host.
+
+    saved  number of values given to the store
+    """
+
+    def __init__(self, link: StoreLink, known: KnownValues) -> None:
+        self.saved = 0
+        self._link, self._known = link, known
+        self._per_plan = max(1, _MAX_PLAN_BYTES // link.value_bytes)
+        self._asked: dict[LookupOp, _SaveRequest] = {}
+        self._wishes: list[_SaveRequest] = []
+        self._leaving: list[tuple[SaveOp, tuple[BlockPair, ...]]] = []  # copies of the plan that is being made
+        self._out = 0  # blocks of the host that are being stored
+        self._keys: set[bytes] = set()  # keys of all values above, which need not be offered again
+
+    @property
+    def pending(self) -> bool:
+        """Whether KV of prefixes is to be stored or is being stored."""
+        return bool(self._asked or self._wishes or self._out)
+
+    def offer(self, sequence: Sequence, values: tuple[StoreValue, ...]) -> None:
+        """Store those values of a prefix that the store does not have, which it is asked first."""
+        if sequence.outdated:
+            return
+        if (new := self._new(values)) and len(self._asked) < _MAX_LOOKUPS:
+            ask = LookupOp(keys=tuple(value.key for value in new), owner=sequence.request.tenant)
+            self._asked[ask] = _SaveRequest(sequence, new)
+            self._keys.update(ask.keys)
+            self._link.courier.send(ask)
+
+    def wish(self, sequence: Sequence, values: tuple[StoreValue, ...], anew: bytes | None = None) -> None:
+        """Store all these values of a prefix.
+
+        anew  store key of one that the store has, but that is useless and must be replaced
+        """
+        if sequence.outdated:
+            return
+        if (new := self._new(values)) and len(self._wishes) < _MAX_REQUESTS:
+            self._wishes.append(_SaveRequest(sequence, new, anew))
+            self._keys.update(value.key for value in new)
+
+    def answered(self, ask: LookupOp) -> None:
+        wish = self._asked.pop(ask)
+        self._keys.difference_update(ask.keys)
+        if ask.known is not None:
+            self._known.there(ask.keys[: ask.known])
+            self._known.gone(ask.keys[ask.known :])
+            self.wish(wish.sequence, tuple(wish.values)[ask.known :])
+
+    def ended(self, save: SaveOp) -> None:
+        self.saved += save.saved
+        if save.saved:
+            self._known.there((save.key,))
+        self._out -= len(save.blocks)
+        self._keys.discard(save.key)
+        self._link.pool.free(save.blocks)
+
+    def choose(self, pool: BlockPool) -> None:
+        """Choose copies for the next plan: of prompts that were computed completely, the blocks that the device still
+        has.
+        """
+        assert not self._leaving, "the last plan's were copied, or were not"
+        for wish in self._wishes:
+            sequence = wish.sequence
+            if sequence.num_computed >= sequence.num_prompt:
+                self._take(wish, pool)
+            elif sequence.state is SequenceState.FINISHED:
+                self._drop(wish)
+        self._wishes = [wish for wish in self._wishes if wish.values]
+
+    def _new(self, values: tuple[StoreValue, ...]) -> deque[StoreValue]:
+        return deque(value for value in values if value.key not in self._keys)
+
+    def _drop(self, wish: _SaveRequest) -> None:
+        self._keys.difference_update(value.key for value in wish.values)
+        wish.values.clear()
+
+    def _take(self, wish: _SaveRequest, pool: BlockPool) -> None:
+        host = self._link.pool
+        while wish.values and len(self._leaving) < self._per_plan:
+            blocks = pool.listed(wish.values[0].hashes)
+            if blocks is None:
+                self._drop(wish)  # later values are useless without this one
+                return
+            if self._out + len(blocks) > host.total // 2 or len(blocks) > host.available:
+                return
+            kept = host.take(len(blocks))
+            self._out += len(kept)
+            key = wish.values.popleft().key
+            save = SaveOp(key=key, blocks=tuple(kept), owner=wish.owner, anew=key == wish.anew)
+            self._leaving.append((save, tuple(zip(blocks, kept, strict=True))))
+
+    def copies(self) -> tuple[BlockPair, ...]:
+        """Return the copies from device to host, of blocks to be stored, that the plan is to make."""
+        return tuple(pair for _, pairs in self._leaving for pair in pairs)
+
+    def copied(self, mark: CopyEvent) -> None:
+        """Record that the plan's copies are in flight and have ended at `mark`, and send the values to be written."""
+        for save, _ in self._leaving:
+            save.mark = mark
+            self._link.courier.send(save)
+        self._leaving = []
+
+    def not_copied(self) -> None:
+        for save, _ in self._leaving:
+            self.ended(save)
+        self._leaving = []
+
+    def forget(self, owner: str | None) -> None:
+        """Drop values of an owner that are not being stored yet; None for those of all owners."""
+        for wish in (*self._wishes, *self._asked.values()):
+            if owner in (None, wish.owner):
+                self._drop(wish)
+        self._wishes = [wish for wish in self._wishes if wish.values]

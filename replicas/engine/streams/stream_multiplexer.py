@@ -1,0 +1,150 @@
+"""Stream from a replica to an ingress that carries the messages of many requests together, called the trunk.
+
+A message between two processes costs more than what is in it. So the ingress keeps one stream open for all of
+its requests, the trunk, and what a step has made for each of them goes there as one batch: still one message for
+each request and step, in order. A request's own stream says where its messages went:
+
+    message, message, ... the trunk's name   [messages by the trunk]   how many they were   message, message, ...
+
+Without a trunk a request's own stream has all of its messages. The first message always goes by it; and so do, from
+then on, those of a request that the ingress has set aside, since a trunk waits for no single reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
+
+from ...errors import Unavailable
+from ...types import Delta, FinishReason, ReplicaLoad, StreamMessage
+from .output_buffer import message_bytes
+
+IDLE_S = 0.5  # an unused trunk ends after this time, so that it does not delay the removal of a replica
+MAX_READY = 2048  # most messages that wait for the ingress; beyond it their streams wait, with a reader timeout
+MAX_READY_BYTES = 2**22  # most bytes that wait for the ingress
+
+StreamId = tuple[str, int]  # name of the ingress, and number of its request
+PackedDelta = tuple[int, tuple[int, ...], str, FinishReason | None, str | int | None]
+PackedMessage = tuple[PackedDelta, ...] | StreamMessage
+MessageBatch = tuple[ReplicaLoad | None, list[tuple[int, PackedMessage]]]
+
+
+class StreamMultiplexer:
+    """Stream of one ingress for many requests. Lives on the event loop. `name`: unique to each trunk. `closed`: the
+    ingress no longer reads it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.closed = False
+        self._lines: set[int] = set()
+        self._aside: set[int] = set()
+        self._load: ReplicaLoad | None = None
+        self._ready: list[tuple[int, PackedMessage]] = []
+        self._bytes = 0  # bytes of the messages that are ready
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+
+    @contextmanager
+    def in_use(self, line: int) -> Iterator[None]:
+        self._lines.add(line)
+        try:
+            yield
+        finally:
+            self._lines.discard(line)
+            self._aside.discard(line)
+
+    def set_aside(self, line: int) -> None:
+        """Send the rest of a request by its own stream, which waits for its client, since that reads too slowly."""
+        self._aside.update({line} & self._lines)
+
+    def carries(self, line: int) -> bool:
+        return line not in self._aside
+
+    async def put(self, line: int, message: StreamMessage) -> None:
+        """Add a message, waiting while the trunk is full. Raises Unavailable if the ingress has gone."""
+        while (len(self._ready) >= MAX_READY or self._bytes >= MAX_READY_BYTES) and not self.closed:
+            self._room.clear()
+            await self._room.wait()
+        if self.closed:
+            raise Unavailable("the trunk to the ingress is closed", code="replica_lost")
+        self._load = message.load
+        self._ready.append((line, pack_message(message)))
+        self._bytes += message_bytes(message)
+        self._wake.set()
+
+    async def batches(self) -> AsyncGenerator[MessageBatch, None]:
+        """Yield all messages that are ready, each time the ingress asks; ends if no request has used the trunk for
+        IDLE_S.
+        """
+        try:
+            while await self._something():
+                self._wake.clear()
+                ready, self._ready, self._bytes = self._ready, [], 0
+                self._room.set()
+                yield self._load, ready
+        finally:
+            self.closed = True
+            self._room.set()
+
+    async def _something(self) -> bool:
+        while True:
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    return await self._wake.wait()
+            except TimeoutError:
+                if self._ready:  # a message came at the moment of the timeout
+                    return True
+                if not self._lines:
+                    return False
+
+
+async def split_stream(
+    messages: AsyncGenerator[StreamMessage, None], trunks: Mapping[str, StreamMultiplexer], ticket: StreamId | None
+) -> AsyncGenerator[StreamMessage | str | int, None]:
+    """Yield what a request's own stream carries: see the module. Closing it does not close `messages`, as with a loop
+    over them.
+    """
+    ingress, line = ticket or ("", 0)
+    async for message in messages:
+        yield message
+        trunk = trunks.get(ingress)
+        if trunk is not None and not trunk.closed and _can_multiplex(message):
+            break
+    else:
+        return
+    yield trunk.name
+    count = 0
+    with trunk.in_use(line):
+        async for message in messages:
+            await trunk.put(line, message)
+            count += 1
+            if not trunk.carries(line):
+                break
+    yield count
+    async for message in messages:
+        yield message
+
+
+def pack_message(message: StreamMessage) -> PackedMessage:
+    """Return the message in a form that pickles fast; a message with more in it than tokens and text stays as it is."""
+    if message.deltas and message == StreamMessage(message.deltas, message.load):
+        plain = tuple([(d.index, d.token_ids, d.text, d.finish_reason, d.stop_reason) for d in message.deltas])
+        if all(delta.logprobs is None for delta in message.deltas):
+            return plain
+    return message
+
+
+def unpack_message(packed: PackedMessage, load: ReplicaLoad | None) -> StreamMessage:
+    if isinstance(packed, StreamMessage):
+        return packed
+    return StreamMessage(tuple([Delta(i, ids, text, None, end, why) for i, ids, text, end, why in packed]), load)
+
+
+def _can_multiplex(message: StreamMessage) -> bool:
+    """Return whether further messages are likely, and have no log-probabilities, which would pile up for a slow
+    reader.
+    """
+    deltas = message.deltas
+    return all(delta.logprobs is None for delta in deltas) and not all(delta.finish_reason for delta in deltas)

@@ -1,0 +1,179 @@
+"""Layout of a decoder: the tensors it consists of, and the proof that a checkpoint has exactly those, with sound
+values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ..checkpoint.files.safetensors_header import TensorInfo
+from ..checkpoint.reading.weight_loader import WeightLoader
+from ..errors import CheckpointError
+from ..host.threaded_tasks import run_in_threads
+from ..quantization.dense import Dense
+from ..quantization.weight_format import FLOAT_DTYPES, LinearSpec, TensorSpec, WeightFormat
+from .model_config import ModelConfig
+from .sharding.stages import PipelineStage
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+HEAD = "lm_head"
+
+# Tensors that real checkpoints hold needlessly: tables that are computed here.
+TOLERATED_TENSORS = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """Linears and norms of one decoder layer, by their names in the checkpoint."""
+
+    q: LinearSpec
+    k: LinearSpec
+    v: LinearSpec
+    o: LinearSpec
+    gate: LinearSpec
+    up: LinearSpec
+    down: LinearSpec
+    input_norm: str
+    post_attention_norm: str
+    q_norm: str
+    k_norm: str
+
+    @property
+    def linears(self) -> tuple[LinearSpec, ...]:
+        return (self.q, self.k, self.v, self.o, self.gate, self.up, self.down)
+
+
+def layer_spec(config: ModelConfig, index: int) -> LayerSpec:
+    prefix = f"model.layers.{index}"
+    hidden, inner = config.hidden_size, config.intermediate_size
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    return LayerSpec(
+        q=LinearSpec(f"{attention}.q_proj", heads, hidden, config.qkv_bias),
+        k=LinearSpec(f"{attention}.k_proj", kv_heads, hidden, config.qkv_bias),
+        v=LinearSpec(f"{attention}.v_proj", kv_heads, hidden, config.qkv_bias),
+        o=LinearSpec(f"{attention}.o_proj", hidden, heads, config.output_bias),
+        gate=LinearSpec(f"{mlp}.gate_proj", inner, hidden, config.mlp_bias),
+        up=LinearSpec(f"{mlp}.up_proj", inner, hidden, config.mlp_bias),
+        down=LinearSpec(f"{mlp}.down_proj", hidden, inner, config.mlp_bias),
+        input_norm=f"{prefix}.input_layernorm.weight",
+        post_attention_norm=f"{prefix}.post_attention_layernorm.weight",
+        q_norm=f"{attention}.q_norm.weight" if config.qk_norm else "",
+        k_norm=f"{attention}.k_norm.weight" if config.qk_norm else "",
+    )
+
+
+def head_spec(config: ModelConfig) -> LinearSpec:
+    return LinearSpec(HEAD, config.vocab_size, config.hidden_size, bias=False)
+
+
+def head_format(format: WeightFormat) -> WeightFormat:
+    return format if format.quantizes_head else Dense()
+
+
+def head_is_tied(config: ModelConfig, format: WeightFormat) -> bool:
+    """Return whether the head is the embedding. A quantized head never is, whatever the config says."""
+    return config.tie_word_embeddings and not format.quantizes_head
+
+
+def decoder_layout(
+    config: ModelConfig, format: WeightFormat, stage: PipelineStage | None = None
+) -> dict[str, TensorSpec]:
+    """Return every tensor that the checkpoint may hold, by name; for a pipeline stage, those that it reads."""
+    return dict(_tensors(config, format, stage or whole_stage(config)))
+
+
+def whole_stage(config: ModelConfig) -> PipelineStage:
+    """Return the only stage of a model that is not divided by layers."""
+    return PipelineStage(0, 1, (0, config.num_layers))
+
+
+def _tensors(config: ModelConfig, format: WeightFormat, stage: PipelineStage) -> Iterator[tuple[str, TensorSpec]]:
+    hidden = config.hidden_size
+    tied = head_is_tied(config, format)
+    if stage.is_first or (stage.is_last and tied):
+        yield EMBEDDING, TensorSpec((config.vocab_size, hidden), FLOAT_DTYPES)
+    for index in range(*stage.layers):
+        layer = layer_spec(config, index)
+        for linear in layer.linears:
+            yield from format.tensors(linear).items()
+        for norm in (layer.input_norm, layer.post_attention_norm):
+            yield norm, TensorSpec((hidden,), FLOAT_DTYPES)
+        if config.qk_norm:
+            yield layer.q_norm, TensorSpec((config.head_dim,), FLOAT_DTYPES)
+            yield layer.k_norm, TensorSpec((config.head_dim,), FLOAT_DTYPES)
+    if not stage.is_last:
+        return
+    yield FINAL_NORM, TensorSpec((hidden,), FLOAT_DTYPES)
+    for name, spec in head_format(format).tensors(head_spec(config)).items():
+        # Some writers store the tied head once more.
+        yield name, TensorSpec(spec.shape, spec.dtypes, tied or spec.optional)
+
+
+def check_tensors(found: Mapping[str, tuple[Path, TensorInfo]], wanted: Mapping[str, TensorSpec]) -> None:
+    """Raise CheckpointError unless `found` holds exactly what is wanted, in shape and dtype."""
+    some_file = next((path.name for path, _ in found.values()), "")
+    for name, spec in wanted.items():
+        if name in found:
+            path, info = found[name]
+            check_tensor(name, path.name, info, spec)
+        elif not spec.optional:
+            raise CheckpointError("is missing", file=some_file, tensor=name)
+    for name, (path, _) in found.items():
+        if name not in wanted and not TOLERATED_TENSORS.fullmatch(name):
+            raise CheckpointError("belongs to no part of the model", file=path.name, tensor=name)
+
+
+def check_values(weights: WeightLoader, wanted: Mapping[str, TensorSpec]) -> None:
+    """Check every value in the mapped files, before memory is allocated for any weight.
+
+    Raises CheckpointError naming file and tensor.
+    """
+
+    def check(name: str, spec: TensorSpec) -> None:
+        if (problem := find_problem(spec, weights.peek(name))) is not None:
+            raise weights.error(name, problem)
+
+    run_in_threads([partial(check, name, spec) for name, spec in wanted.items() if name in weights])
+
+
+def find_problem(spec: TensorSpec, tensor: torch.Tensor) -> str | None:
+    """Return what is wrong with a tensor's values, in words; None: nothing."""
+    return (spec.problem or _not_finite)(tensor)
+
+
+def check_tied_head(weights: WeightLoader, *part: slice) -> None:
+    """Raise CheckpointError if a tied head is stored once more and differs from the embedding, in the given part of
+    both.
+    """
+    name = f"{HEAD}.weight"
+    if name in weights:
+        head, embedding = weights.peek(name, *part), weights.peek(EMBEDDING, *part)
+        if not torch.equal(head, embedding.to(head.dtype)):
+            raise weights.error(name, f"differs from {EMBEDDING}, though config.json says tie_word_embeddings")
+
+
+def _not_finite(tensor: torch.Tensor) -> str | None:
+    if not tensor.is_floating_point():
+        return None
+    low, high = torch.aminmax(tensor)  # NaN wins both
+    return None if bool(torch.isfinite(low) & torch.isfinite(high)) else "has values that are not finite"
+
+
+def check_tensor(name: str, file: str, info: TensorInfo, spec: TensorSpec) -> None:
+    """Check a tensor's shape and dtype as its header states them. Raises CheckpointError."""
+    shapes = (spec.shape, *spec.others)
+    if info.shape not in shapes:
+        implied = " or ".join(str(list(shape)) for shape in shapes)
+        raise CheckpointError(f"shape is {list(info.shape)}; config.json implies {implied}", file=file, tensor=name)
+    if info.dtype not in spec.dtypes:
+        raise CheckpointError(
+            f"dtype is {info.dtype}; expected {' or '.join(sorted(spec.dtypes))}", file=file, tensor=name
+        )

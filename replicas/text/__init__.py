@@ -1,0 +1,4 @@
+"""Between text and tokens: tokenizers, chat templates, tools.
+
+May import checkpoint.files and host, never the engine. Loose here is what both tokenizer/ and chat/ need.
+"""
