@@ -118,7 +118,7 @@ reference: $(VENV)/.dev  ## write docs/api.md and the pages of docs/reference th
 	$(BIN)/python tools/reference_pages.py
 
 schema: $(VENV)/.dev  ## write deploy/fleet.schema.json anew
-	$(BIN)/python -m motley.cluster.fleet.schema
+	$(BIN)/python -m motley.cluster.fleet.spec.fleet_schema
 
 written: graph reference schema  ## all that is written anew from the sources: before each commit
 

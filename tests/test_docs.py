@@ -22,7 +22,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from motley.cli.app import app
-from motley.cluster.fleet.spec import FleetSpec
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from kept_before import FOLDER, GEOMETRIES, KEYS, PROFILE, SECRET, STATE, STORE_KEY, digests, payload
 
-from motley.cluster import served
-from motley.cluster.auth.key_file import read_keys
-from motley.cluster.control import state
-from motley.cluster.fleet.lines import read_yaml
-from motley.cluster.fleet.spec import FleetSpec
+from motley.cluster.fleet.control.state import control_state
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec
+from motley.cluster.fleet.spec.yaml_lines import read_yaml
+from motley.cluster.security.auth.key_file import read_keys
+from motley.cluster.service.deployment import served_profile
 from motley.replicas.kv.store.sealed_record import RecordSealer
 
 
@@ -28,13 +28,15 @@ def test_files_of_keys(name: str) -> None:
 
 def test_the_control_planes_state() -> None:
     kept = (FOLDER / "control.json").read_bytes()
-    assert state.load(kept) == STATE
-    assert json.loads(state.dump(STATE)) == json.loads(kept), "an earlier version, rolled back to, reads it too"
+    assert control_state.decode_state(kept) == STATE
+    assert json.loads(control_state.encode_state(STATE)) == json.loads(kept), (
+        "an earlier version, rolled back to, reads it too"
+    )
 
 
 def test_what_was_served() -> None:
     kept = (FOLDER / "served.json").read_bytes()
-    assert served.load("org/tiny", kept) == PROFILE
+    assert served_profile.decode_profile("org/tiny", kept) == PROFILE
     assert json.loads(kept)["profile"].keys() <= asdict(PROFILE).keys()
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import typer
 
 from motley.cli.app import app
-from motley.cluster.fleet.schema import schema
-from motley.cluster.latencies import HISTOGRAMS
-from motley.cluster.metrics import COUNTERS, GAUGES
+from motley.cluster.fleet.spec.fleet_schema import fleet_schema
 from motley.cluster.reference.markdown import table
+from motley.cluster.service.deployment.histogram_metrics import HISTOGRAMS
+from motley.cluster.service.deployment.replica_metrics import COUNTERS, GAUGES
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
@@ -113,7 +113,7 @@ def _bounds(parameter: Any) -> str:
 
 def fleet_file() -> str:
     """Return a section for each object of a fleet file, with its keys."""
-    whole = schema()
+    whole = fleet_schema()
     objects: dict[str, Any] = whole["$defs"]
     parts = [
         "# The fleet file",

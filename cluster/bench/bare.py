@@ -19,9 +19,9 @@ from ...replicas.engine.entrypoints.null_engine import NullWorker
 from ...replicas.engine.entrypoints.worker import Worker
 from ...replicas.engine_config import EngineConfig
 from ...replicas.types import Request, SamplingParams
-from .load import Load
-from .samples import Outcome
-from .workload import Job, Workload, jobs
+from .load import LoadGenerator
+from .samples import LoadOutcome
+from .workload import LoadRequest, Workload, generate_requests
 
 KV_BYTES = 512 << 20
 
@@ -33,7 +33,7 @@ class WorkerSender:
         self._worker = worker
         self._numbers = itertools.count()
 
-    async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
+    async def stream(self, job: LoadRequest, on_message: Callable[[], None]) -> int:
         tokens = 0
         async for message in self._worker.generate(self._request(job)):
             if message.deltas:
@@ -41,36 +41,36 @@ class WorkerSender:
                 tokens += sum(len(delta.token_ids) for delta in message.deltas)
         return tokens
 
-    async def whole(self, job: Job) -> int:
+    async def whole(self, job: LoadRequest) -> int:
         return await self.stream(job, lambda: None)
 
     async def close(self) -> None:
         await self._worker.close()
 
-    def _request(self, job: Job) -> Request:
+    def _request(self, job: LoadRequest) -> Request:
         sampling = SamplingParams(max_tokens=job.output_tokens, ignore_eos=True, temperature=0.0, seed=0)
         return Request(f"bare {next(self._numbers)}", job.prompt_ids, sampling)
 
 
-class Bare:
+class BareWorkerProcess:
     """Handle of the process with the bare worker, for its parent, as a context manager."""
 
     def __init__(self, model: str, *, null: bool) -> None:
         self._child = BenchChild("motley.cluster.bench.bare", model, "null" if null else "real")
 
-    def __enter__(self) -> Bare:
+    def __enter__(self) -> BareWorkerProcess:
         self._child.read()  # it is ready
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._child.__exit__(*exc_info)
 
-    def run(self, workload: Workload, alphabet: tuple[int, ...]) -> Outcome:
+    def run(self, workload: Workload, alphabet: tuple[int, ...]) -> LoadOutcome:
         self._child.write({"workload": workload.to_json(), "alphabet": alphabet})
-        return Outcome.from_json(self._child.read())
+        return LoadOutcome.from_json(self._child.read())
 
 
-async def serve(model: str, *, null: bool) -> None:
+async def serve_workloads(model: str, *, null: bool) -> None:
     # Two engines share this machine's memory, and without a limit one would take all that is free.
     worker = NullWorker(model, EngineConfig()) if null else Worker(model, EngineConfig(kv_memory_bytes=KV_BYTES))
     await worker.start()
@@ -79,11 +79,11 @@ async def serve(model: str, *, null: bool) -> None:
         answer((await _measure(worker, json.loads(line))).to_json())
 
 
-async def _measure(worker: Worker, asked: dict[str, Any]) -> Outcome:
+async def _measure(worker: Worker, asked: dict[str, Any]) -> LoadOutcome:
     workload = Workload.from_json(asked["workload"])
-    work = jobs(workload, asked["alphabet"])
-    return await Load(workload, WorkerSender(worker), work, time.monotonic()).run(workload.concurrency)
+    work = generate_requests(workload, asked["alphabet"])
+    return await LoadGenerator(workload, WorkerSender(worker), work, time.monotonic()).run(workload.concurrency)
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], null=sys.argv[2] == "null"))
+    asyncio.run(serve_workloads(sys.argv[1], null=sys.argv[2] == "null"))

@@ -15,27 +15,27 @@ from typing import Any
 
 from ...client import Tls
 from ...replicas.bench.child import answer
-from .load import Load
-from .samples import Outcome
+from .load import LoadGenerator
+from .samples import LoadOutcome
 from .sender_factory import create_sender
-from .workload import Workload, jobs
+from .workload import Workload, generate_requests
 
 
-async def measure(part: dict[str, Any]) -> Outcome:
+async def run_client_part(part: dict[str, Any]) -> LoadOutcome:
     """Run one client's part of a workload and return its outcome.
 
     part  workload, target, model, api_key, tls, alphabet, the client's index, and the number of clients
     """
     workload = Workload.from_json(part["workload"])
     index, clients = part["index"], part["clients"]
-    mine = itertools.islice(jobs(workload, part["alphabet"]), index, None, clients)
+    mine = itertools.islice(generate_requests(workload, part["alphabet"]), index, None, clients)
     concurrency = len(range(index, workload.concurrency, clients))
     tls = None if part["tls"] is None else Tls(**part["tls"])
     service = create_sender(workload, part["target"], part["model"], part["api_key"], tls)
     try:
         answer({"ready": True})
         started = float(await asyncio.to_thread(sys.stdin.readline))
-        return await Load(workload, service, mine, started).run(concurrency)
+        return await LoadGenerator(workload, service, mine, started).run(concurrency)
     finally:
         await service.close()
 
@@ -43,10 +43,10 @@ async def measure(part: dict[str, Any]) -> Outcome:
 def main() -> None:
     part = json.loads(sys.stdin.readline())
     gc.freeze()  # the garbage collector need not visit imported objects again and again
-    answer(on_fast_loop(measure(part)).to_json())
+    answer(run_on_fastest_loop(run_client_part(part)).to_json())
 
 
-def on_fast_loop(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+def run_on_fastest_loop(work: Coroutine[Any, Any, LoadOutcome]) -> LoadOutcome:
     """Run a coroutine on uvloop's event loop if it is installed, since a client should use as little CPU as it can."""
     try:
         import uvloop

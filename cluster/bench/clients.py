@@ -8,17 +8,17 @@ from contextlib import ExitStack
 from typing import Any
 
 from ...replicas.bench.child import BenchChild
-from ..grpc_environment import EXPERIMENTS, experiments
-from .samples import Outcome
-from .service import Service
+from ..service.startup.grpc_environment import EXPERIMENTS, grpc_experiments
+from .samples import LoadOutcome
+from .service import MeasuredService
 from .workload import Workload
 
 _LEAD_S = 0.2  # seconds from telling the clients to begin to the moment at which they begin
 
 
-def run(workload: Workload, service: Service, clients: int = 1) -> Outcome:
+def run_clients(workload: Workload, service: MeasuredService, clients: int = 1) -> LoadOutcome:
     """Measure from `clients` processes together and return their merged outcome. Raises EngineFault if one breaks."""
-    environment = {EXPERIMENTS: experiments(os.environ)}
+    environment = {EXPERIMENTS: grpc_experiments(os.environ)}
     with ExitStack() as stack:
         children = [
             stack.enter_context(BenchChild("motley.cluster.bench.client", environment=environment))
@@ -31,13 +31,13 @@ def run(workload: Workload, service: Service, clients: int = 1) -> Outcome:
         begin = time.monotonic() + _LEAD_S  # one clock for all processes of a machine
         for child in children:
             child.write(begin)
-        outcome = Outcome()
+        outcome = LoadOutcome()
         for child in children:
-            outcome.merge(Outcome.from_json(child.read()))
+            outcome.merge(LoadOutcome.from_json(child.read()))
     return outcome
 
 
-def _part(workload: Workload, service: Service, index: int, clients: int) -> dict[str, Any]:
+def _part(workload: Workload, service: MeasuredService, index: int, clients: int) -> dict[str, Any]:
     return {
         "workload": workload.to_json(),
         "target": service.target,

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ..processes import descendants
+from ..process_tree import descendants
 
 
-class Cores:
+class CoreUsage:
     """Meter of the CPU time that is used from its creation on. Without /proc it finds nothing.
 
     root  process id of the service

@@ -16,7 +16,7 @@ import pycurl
 
 from ...client import Tls
 
-__all__ = ["CallFailed", "CurlChannel"]
+__all__ = ["CurlCallFailed", "CurlChannel"]
 
 _PREFIX = struct.Struct(">BI")  # prefix of a message: whether it is compressed, and its length
 _STATUS = dict(enumerate((
@@ -26,7 +26,7 @@ _STATUS = dict(enumerate((
 )))  # fmt: skip
 
 
-class CallFailed(Exception):
+class CurlCallFailed(Exception):
     """Error of a call that failed.
 
     code  name of its gRPC status; UNAVAILABLE if the connection broke
@@ -60,7 +60,7 @@ class CurlChannel:
         self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
 
     async def call(self, path: str, request: bytes, on_message: Callable[[bytes], None]) -> None:
-        """Make a call; `on_message` gets each message of the response. Raises CallFailed.
+        """Make a call; `on_message` gets each message of the response. Raises CurlCallFailed.
 
         Cancelling the caller cancels the call.
         """
@@ -78,7 +78,7 @@ class CurlChannel:
         if status != "0":
             known = status is not None and status.isdigit()
             message = unquote(trailers.get("grpc-message", f"HTTP status {curl.getinfo(pycurl.RESPONSE_CODE)}"))
-            raise CallFailed(_STATUS.get(int(status or 0), "UNKNOWN") if known else "UNKNOWN", message)
+            raise CurlCallFailed(_STATUS.get(int(status or 0), "UNKNOWN") if known else "UNKNOWN", message)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -147,9 +147,9 @@ class CurlChannel:
             for curl in ended:
                 self._end(curl, None)
             for curl, _, message in failed:
-                self._end(curl, CallFailed("UNAVAILABLE", message))
+                self._end(curl, CurlCallFailed("UNAVAILABLE", message))
 
-    def _end(self, curl: Any, error: CallFailed | None) -> None:
+    def _end(self, curl: Any, error: CurlCallFailed | None) -> None:
         done = self._calls.get(curl)
         if done is None or done.done():
             return

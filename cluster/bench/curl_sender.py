@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from ...client import Tls, complete_request
 from ..protos import inference_pb2 as pb
-from .curl import CallFailed, CurlChannel
-from .senders import RequestFailed, options
-from .workload import Job
+from .curl import CurlCallFailed, CurlChannel
+from .senders import RequestFailed, grpc_call_options
+from .workload import LoadRequest
 
 SERVICE = "/motley.v1.Inference"
 
@@ -21,7 +21,7 @@ class CurlSender:
         metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._channel = CurlChannel(target, metadata, tls)
 
-    async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
+    async def stream(self, job: LoadRequest, on_message: Callable[[], None]) -> int:
         tokens = 0
 
         def read(message: bytes) -> None:
@@ -34,7 +34,7 @@ class CurlSender:
         await self._call("CompleteStream", job, read)
         return tokens
 
-    async def whole(self, job: Job) -> int:
+    async def whole(self, job: LoadRequest) -> int:
         answers: list[bytes] = []
         await self._call("Complete", job, answers.append)
         return int(pb.Completion.FromString(answers[0]).usage.completion_tokens)
@@ -42,9 +42,9 @@ class CurlSender:
     async def close(self) -> None:
         self._channel.close()
 
-    async def _call(self, method: str, job: Job, on_message: Callable[[bytes], None]) -> None:
-        request = complete_request(job.prompt_ids, options(self._model, job)).SerializeToString()
+    async def _call(self, method: str, job: LoadRequest, on_message: Callable[[bytes], None]) -> None:
+        request = complete_request(job.prompt_ids, grpc_call_options(self._model, job)).SerializeToString()
         try:
             await self._channel.call(f"{SERVICE}/{method}", request, on_message)
-        except CallFailed as error:
+        except CurlCallFailed as error:
             raise RequestFailed(error.code) from error

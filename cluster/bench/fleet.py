@@ -18,24 +18,24 @@ from typing import Any
 
 from ...replicas.bench.report import machine, quantile, row, versions
 from ...replicas.errors import InvalidRequest, Unavailable
-from ..fleet.file import load_fleet
-from ..fleet.running import Running, find_running
-from ..fleet.spec import FleetSpec
-from ..join import joined
-from ..objectives import routing_of
+from ..fleet.deployed.running_services import RunningService, find_running_service
+from ..fleet.spec.fleet_file_loader import load_fleet
+from ..fleet.spec.fleet_spec import FleetSpec
+from ..service.deployment.routing_settings import fleet_routing_config
+from ..service.startup.join_cluster import join_cluster
+from ..simulation.length_distribution import LengthDistribution
 from . import clients
-from .cores import Cores
-from .lengths import Lengths
-from .report import client
-from .samples import OK, Outcome, Sample, Slo, codes, in_window
-from .service import Service, inspect, started
-from .two_choices import two_choices
+from .cores import CoreUsage
+from .report import client_report
+from .samples import OK, BenchSlo, LoadOutcome, RequestSample, count_codes, samples_in_window
+from .service import MeasuredService, inspect_service, start_service
+from .two_choices import order_by_two_choices
 from .workload import Workload
 
 Progress = Callable[[str], None]
 Row = dict[str, Any]
 
-MOTLEY, TWO = "motley", "two choices"
+MOTLEY, TWO_CHOICES = "motley", "two choices"
 SETTLE_S = 1.0  # pause after a turn, by which replicas have reported their loads
 # Four GPUs of unequal speed, and this CPU; the seeds decide how far the GPUs are off their profiles.
 FLEET: dict[str, Any] = {
@@ -53,7 +53,7 @@ FLEET: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class FleetBenchPlan:
     """Settings of `motley bench fleet`. In each turn both sides get the same requests at the same times.
 
     fleet  fleet file, which must have objectives; None: FLEET
@@ -63,8 +63,8 @@ class Plan:
 
     fleet: Path | None = None
     rate: float = 6.0
-    prompt_tokens: Lengths = Lengths("uniform", 200, 1800)  # noqa: RUF009  frozen
-    output_tokens: Lengths = Lengths("uniform", 20, 80)  # noqa: RUF009  frozen
+    prompt_tokens: LengthDistribution = LengthDistribution("uniform", 200, 1800)  # noqa: RUF009  frozen
+    output_tokens: LengthDistribution = LengthDistribution("uniform", 20, 80)  # noqa: RUF009  frozen
     turns: int = 2
     seconds: float = 40.0
     warmup_s: float = 10.0
@@ -74,19 +74,19 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _PlacementTurn:
     """Results of one side in one turn.
 
     prompt_tokens  prompt tokens that each pool computed
     cores          cores used on average, by group of processes
     """
 
-    outcome: Outcome
+    outcome: LoadOutcome
     prompt_tokens: dict[str, int]
     cores: dict[str, float]
 
 
-def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
+def run(plan: FleetBenchPlan, progress: Progress = lambda _: None) -> dict[str, Any]:
     """Run `motley bench fleet` and return its report. Raises InvalidRequest, Unavailable, ConfigurationError and
     EngineFault.
     """
@@ -96,11 +96,11 @@ def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
         if spec.slo is None:
             raise InvalidRequest("--fleet: the file has no `slo`, by which requests are judged", param="fleet")
         progress("starting the fleet")
-        with started([str(path)]) as endpoints:
-            service = inspect("grpc", endpoints["grpc"])
-            with _joined(endpoints):
+        with start_service([str(path)]) as endpoints:
+            service = inspect_service("grpc", endpoints["grpc"])
+            with _joined_cluster(endpoints):
                 sides = asyncio.run(_sides(plan, spec, service, int(endpoints["pid"]), progress))
-    slo = Slo(spec.slo.ttft_ms / 1e3, spec.slo.tpot_ms / 1e3)
+    slo = BenchSlo(spec.slo.ttft_ms / 1e3, spec.slo.tpot_ms / 1e3)
     return {
         "bench": "fleet",
         "machine": before,
@@ -111,13 +111,13 @@ def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
             **_workload(plan, 0).to_json(),
         },
         "rows": list(_rows(plan, slo, sides)),
-        "sides": {name: [_told(plan, slo, number, turn) for number, turn in enumerate(turns)]
+        "sides": {name: [_turn_report(plan, slo, number, turn) for number, turn in enumerate(turns)]
                   for name, turns in sides.items()},
     }  # fmt: skip
 
 
 @contextmanager
-def _fleet_file(plan: Plan) -> Iterator[Path]:
+def _fleet_file(plan: FleetBenchPlan) -> Iterator[Path]:
     if plan.fleet is not None:
         yield plan.fleet
         return
@@ -128,57 +128,60 @@ def _fleet_file(plan: Plan) -> Iterator[Path]:
 
 
 @contextmanager
-def _joined(endpoints: dict[str, str]) -> Iterator[None]:
+def _joined_cluster(endpoints: dict[str, str]) -> Iterator[None]:
     ports = [int(endpoints[name].rpartition(":")[2]) for name in ("http", "grpc")]
-    running: Running | None = find_running(*ports)
+    running: RunningService | None = find_running_service(*ports)
     if running is None:
         raise Unavailable("the fleet that was started no longer runs")
-    with joined(running.address, running.environment):
+    with join_cluster(running.address, running.environment):
         yield
 
 
-async def _sides(plan: Plan, spec: FleetSpec, service: Service, pid: int, progress: Progress) -> dict[str, list[_Turn]]:
+async def _sides(
+    plan: FleetBenchPlan, spec: FleetSpec, service: MeasuredService, pid: int, progress: Progress
+) -> dict[str, list[_PlacementTurn]]:
     """Run all turns and return them by side.
 
     The side that is second in a turn is first in the next. All run in one event loop, since Serve's handles are bound
     to theirs.
     """
-    found: dict[str, list[_Turn]] = {MOTLEY: [], TWO: []}
+    found: dict[str, list[_PlacementTurn]] = {MOTLEY: [], TWO_CHOICES: []}
     for turn in range(plan.turns):
-        for name in (MOTLEY, TWO) if turn % 2 == 0 else (TWO, MOTLEY):
+        for name in (MOTLEY, TWO_CHOICES) if turn % 2 == 0 else (TWO_CHOICES, MOTLEY):
             progress(f"turn {turn + 1} of {plan.turns}: {name}")
             found[name].append(await _turn(plan, spec, service, pid, name, turn))
     return found
 
 
-async def _turn(plan: Plan, spec: FleetSpec, service: Service, pid: int, name: str, turn: int) -> _Turn:
-    from ..every_ingress import use_pools
+async def _turn(
+    plan: FleetBenchPlan, spec: FleetSpec, service: MeasuredService, pid: int, name: str, turn: int
+) -> _PlacementTurn:
+    from ..routing.ingress_broadcast import set_ingress_pools
 
-    routing = replace(routing_of(spec), order=two_choices if name == TWO else None)
-    await use_pools([pool.name for pool in spec.pools], routing)
-    before, cores = await _computed(), Cores(pid, _part)
-    outcome = await asyncio.to_thread(clients.run, _workload(plan, turn), service, plan.clients)
+    routing = replace(fleet_routing_config(spec), order=order_by_two_choices if name == TWO_CHOICES else None)
+    await set_ingress_pools([pool.name for pool in spec.pools], routing)
+    before, cores = await _prompt_tokens_by_pool(), CoreUsage(pid, _part)
+    outcome = await asyncio.to_thread(clients.run_clients, _workload(plan, turn), service, plan.clients)
     used = cores.used()
     await asyncio.sleep(SETTLE_S)
-    after = await _computed()
-    return _Turn(outcome, {pool.name: after[pool.name] - before[pool.name] for pool in spec.pools}, used)
+    after = await _prompt_tokens_by_pool()
+    return _PlacementTurn(outcome, {pool.name: after[pool.name] - before[pool.name] for pool in spec.pools}, used)
 
 
-def _workload(plan: Plan, turn: int) -> Workload:
+def _workload(plan: FleetBenchPlan, turn: int) -> Workload:
     return Workload(
         rate=plan.rate, prompt_tokens=plan.prompt_tokens, output_tokens=plan.output_tokens, seed=plan.seed + turn,
         warmup_s=plan.warmup_s, duration_s=plan.seconds,
     )  # fmt: skip
 
 
-async def _computed() -> Counter[str]:
+async def _prompt_tokens_by_pool() -> Counter[str]:
     """Return the number of prompt tokens that each pool has taken so far."""
     from ray import serve
 
-    from ..every_ingress import of_every_ingress
-    from ..fleet.store import APPLICATION
+    from ..routing.ingress_broadcast import APPLICATION, call_every_ingress
 
-    seen = await of_every_ingress(serve.get_app_handle(APPLICATION), "fleet", timeout_s=30.0)
+    seen = await call_every_ingress(serve.get_app_handle(APPLICATION), "fleet", timeout_s=30.0)
     found: Counter[str] = Counter()
     for one in seen[0].replicas:
         found[one.pool] += one.load.prompt_tokens
@@ -191,48 +194,50 @@ def _part(command: str) -> str:
     return "Ray and HAProxy"
 
 
-def _rows(plan: Plan, slo: Slo, sides: dict[str, list[_Turn]]) -> Iterator[Row]:
+def _rows(plan: FleetBenchPlan, slo: BenchSlo, sides: dict[str, list[_PlacementTurn]]) -> Iterator[Row]:
     """Yield the report's rows of goodput, TTFT and TPOT of both routers; a row has a sample for each turn."""
     what = {"rate": plan.rate, "prompt": str(plan.prompt_tokens), "output": str(plan.output_tokens)}
 
-    def of(metric: str, unit: str, figure: Callable[[Sequence[Sample]], float], *, higher: bool = False) -> Row:
-        ours, theirs = ([figure(_counted(plan, turn.outcome)) for turn in sides[name]] for name in (MOTLEY, TWO))
-        return row(metric, what, unit, ours, peer=TWO, peer_samples=theirs, higher_is_better=higher) | {
+    def of(metric: str, unit: str, figure: Callable[[Sequence[RequestSample]], float], *, higher: bool = False) -> Row:
+        ours, theirs = (
+            [figure(_samples_in_window(plan, turn.outcome)) for turn in sides[name]] for name in (MOTLEY, TWO_CHOICES)
+        )
+        return row(metric, what, unit, ours, peer=TWO_CHOICES, peer_samples=theirs, higher_is_better=higher) | {
             "source": "simulated"
         }
 
     yield of("goodput", "requests/s", lambda window: sum(map(slo.met_by, window)) / plan.seconds, higher=True)
-    yield of("in time", "%", lambda window: 100 * _in_time(slo, window), higher=True)
+    yield of("in time", "%", lambda window: 100 * _share_in_time(slo, window), higher=True)
     for name in ("ttft", "tpot"):
         for share in (0.5, 0.95, 0.99):
             yield of(f"{name} p{share * 100:g}", "ms", lambda window, n=name, s=share: _tail(window, n, s))  # type: ignore[misc]
 
 
-def _counted(plan: Plan, outcome: Outcome) -> list[Sample]:
-    return in_window(outcome.samples, plan.warmup_s, plan.warmup_s + plan.seconds)
+def _samples_in_window(plan: FleetBenchPlan, outcome: LoadOutcome) -> list[RequestSample]:
+    return samples_in_window(outcome.samples, plan.warmup_s, plan.warmup_s + plan.seconds)
 
 
-def _in_time(slo: Slo, window: Sequence[Sample]) -> float:
+def _share_in_time(slo: BenchSlo, window: Sequence[RequestSample]) -> float:
     return sum(map(slo.met_by, window)) / max(1, len(window))
 
 
-def _tail(window: Sequence[Sample], name: str, share: float) -> float:
+def _tail(window: Sequence[RequestSample], name: str, share: float) -> float:
     """Return a quantile of TTFT or TPOT in milliseconds, over the requests that were answered."""
     values = [getattr(sample, f"{name}_s") for sample in window if sample.code == OK]
     return 1e3 * quantile([value for value in values if value is not None] or [0.0], share)
 
 
-def _told(plan: Plan, slo: Slo, number: int, turn: _Turn) -> dict[str, Any]:
-    window = _counted(plan, turn.outcome)
+def _turn_report(plan: FleetBenchPlan, slo: BenchSlo, number: int, turn: _PlacementTurn) -> dict[str, Any]:
+    window = _samples_in_window(plan, turn.outcome)
     tokens = sum(turn.prompt_tokens.values())
     return {
         "requests": len(window),
-        "in_time": round(_in_time(slo, window), 4),
-        "met": _in_time(slo, window) >= plan.share,
-        "ended": codes(window),
+        "in_time": round(_share_in_time(slo, window), 4),
+        "met": _share_in_time(slo, window) >= plan.share,
+        "ended": count_codes(window),
         "prompt_tokens_by_pool": {pool: round(count / max(1, tokens), 4) for pool, count in turn.prompt_tokens.items()},
         "cores": turn.cores,
-        "client": client(_workload(plan, number), turn.outcome),
+        "client": client_report(_workload(plan, number), turn.outcome),
     }
 
 
@@ -251,7 +256,7 @@ def text(report: dict[str, Any]) -> str:
             if turn["client"]["limited"]:
                 lines.append(f"  LIMITED BY THE CLIENT: {turn['client']['why']}")
     figures = [
-        f"  {each['metric']:<12}{each['value']:>10,.1f} {each['unit']:<11}{TWO} {each['peer_value']:>10,.1f}"
+        f"  {each['metric']:<12}{each['value']:>10,.1f} {each['unit']:<11}{TWO_CHOICES} {each['peer_value']:>10,.1f}"
         for each in report["rows"]
     ]
     return "\n".join([head, *lines, *figures])

@@ -15,7 +15,7 @@ _LEAST_S = 1e-7
 
 
 @dataclass(slots=True)
-class Histogram:
+class DurationHistogram:
     """Histogram of durations in seconds: quantiles are within 1%; count, sum and greatest are exact."""
 
     counts: Counter[int] = field(default_factory=Counter)
@@ -27,7 +27,7 @@ class Histogram:
         self.total += seconds
         self.greatest = max(self.greatest, seconds)
 
-    def merge(self, other: Histogram) -> None:
+    def merge(self, other: DurationHistogram) -> None:
         self.counts.update(other.counts)
         self.total += other.total
         self.greatest = max(self.greatest, other.greatest)

@@ -8,28 +8,28 @@ import resource
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 
-from .histogram import Histogram
-from .samples import OK, UNFINISHED, Outcome, Sample
-from .senders import RequestFailed, Sender
-from .workload import Job, Workload
+from .histogram import DurationHistogram
+from .samples import OK, UNFINISHED, LoadOutcome, RequestSample
+from .senders import LoadSender, RequestFailed
+from .workload import LoadRequest, Workload
 
 _LAG_PERIOD_S = 0.02
 
 
-class Load:
+class LoadGenerator:
     """One client's part of a workload.
 
     started  monotonic time that all clients count as 0
     """
 
-    def __init__(self, workload: Workload, sender: Sender, jobs: Iterator[Job], started: float) -> None:
+    def __init__(self, workload: Workload, sender: LoadSender, jobs: Iterator[LoadRequest], started: float) -> None:
         self._workload = workload
         self._sender = sender
         self._jobs = jobs
         self._started = started
-        self._outcome = Outcome()
+        self._outcome = LoadOutcome()
 
-    async def run(self, concurrency: int) -> Outcome:
+    async def run(self, concurrency: int) -> LoadOutcome:
         """Run the whole measurement and return its outcome.
 
         concurrency  this client's number of concurrent requests; has no meaning under open loop
@@ -68,7 +68,7 @@ class Load:
             for task in left:
                 task.cancel()
 
-    async def _request(self, job: Job, intended_s: float) -> None:
+    async def _request(self, job: LoadRequest, intended_s: float) -> None:
         sent_s = self._now()
         arrivals: list[float] = []
         code, tokens = UNFINISHED, 0
@@ -86,7 +86,7 @@ class Load:
     def _record(self, intended_s: float, sent_s: float, arrivals: list[float], code: str, tokens: int) -> None:
         end_s = self._now()
         first_s, last_s = (arrivals[0], arrivals[-1]) if arrivals else (None, None)
-        sample = Sample(intended_s, sent_s, end_s, code, first_s, last_s, tokens, len(arrivals))
+        sample = RequestSample(intended_s, sent_s, end_s, code, first_s, last_s, tokens, len(arrivals))
         self._outcome.samples.append(sample)
         begin, end = self._workload.warmup_s, self._workload.end_s
         if not self._workload.streaming:
@@ -102,7 +102,7 @@ class Load:
     async def _watch(self) -> None:
         """Record how much of a core this client uses in the window, and how late its event loop is."""
         await self._until(self._workload.warmup_s)
-        spent, began, lags = _cpu_s(), self._now(), Histogram()
+        spent, began, lags = _cpu_s(), self._now(), DurationHistogram()
         lags.add(max(0.0, began - self._workload.warmup_s))  # all there is if the loop stood still throughout
         while (now := self._now()) < self._workload.end_s:
             await asyncio.sleep(_LAG_PERIOD_S)

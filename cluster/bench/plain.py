@@ -36,7 +36,7 @@ def handlers() -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler("motley.v1.Inference", methods)
 
 
-async def serve() -> None:
+async def serve_plain_grpc() -> None:
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((handlers(),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -46,4 +46,4 @@ async def serve() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve())
+    asyncio.run(serve_plain_grpc())

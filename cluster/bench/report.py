@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...replicas.bench.report import machine, quantile, row, versions
-from .chart import bars, histogram
-from .histogram import Histogram
-from .samples import OK, UNFINISHED, Outcome, Sample, Slo, codes, in_window
+from .chart import draw_bars, draw_histogram
+from .histogram import DurationHistogram
+from .samples import OK, UNFINISHED, BenchSlo, LoadOutcome, RequestSample, count_codes, samples_in_window
 from .sender_factory import grpc_client_name
-from .service import Service
+from .service import MeasuredService
 from .workload import Workload
 
 PACKAGES = ("motley", "ray", "grpcio", "protobuf", "aiohttp", "uvloop", "torch")
@@ -23,7 +23,9 @@ _TAIL = ("p50", "p90", "p99", "mean")
 Row = dict[str, Any]
 
 
-def build(workload: Workload, service: Service, outcome: Outcome, slo: Slo, clients: int) -> dict[str, Any]:
+def build_report(
+    workload: Workload, service: MeasuredService, outcome: LoadOutcome, slo: BenchSlo, clients: int
+) -> dict[str, Any]:
     """Return the report, which is the one object that `--json` prints."""
     return {
         "bench": "serve",
@@ -37,15 +39,15 @@ def build(workload: Workload, service: Service, outcome: Outcome, slo: Slo, clie
             **workload.to_json(),
             "slo": {name: getattr(slo, name) for name in ("ttft_s", "tpot_s", "e2e_s")},
         },
-        "client": client(workload, outcome),
-        "errors": {code: number for code, number in codes(outcome.samples).items() if code != OK},
-        "rows": rows(workload, outcome, slo),
+        "client": client_report(workload, outcome),
+        "errors": {code: number for code, number in count_codes(outcome.samples).items() if code != OK},
+        "rows": metric_rows(workload, outcome, slo),
         "by_second": by_second(workload, outcome),
         "charts": _charts(workload, outcome),
     }
 
 
-def client(workload: Workload, outcome: Outcome) -> dict[str, Any]:
+def client_report(workload: Workload, outcome: LoadOutcome) -> dict[str, Any]:
     """Return how busy the clients were, and whether that limited what they measured."""
     late_s = quantile([sample.sent_s - sample.intended_s for sample in outcome.samples] or [0.0], 0.99)
     ttfts = [sample.ttft_s for sample in outcome.samples if sample.ttft_s is not None]
@@ -65,13 +67,13 @@ def client(workload: Workload, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def rows(workload: Workload, outcome: Outcome, slo: Slo) -> list[Row]:
+def metric_rows(workload: Workload, outcome: LoadOutcome, slo: BenchSlo) -> list[Row]:
     """One row for each metric that is defined here.
 
     Latencies are of requests meant to be sent in the window, rates of those that ended in it.
     """
-    what = described(workload)
-    window = in_window(outcome.samples, workload.warmup_s, workload.end_s)
+    what = describe_workload(workload)
+    window = samples_in_window(outcome.samples, workload.warmup_s, workload.end_s)
     good = [sample for sample in window if sample.code == OK]
     seconds = workload.duration_s
     ended = [s for s in outcome.samples if s.code == OK and workload.warmup_s <= s.end_s < workload.end_s]
@@ -90,26 +92,26 @@ def rows(workload: Workload, outcome: Outcome, slo: Slo) -> list[Row]:
     return found
 
 
-def by_second(workload: Workload, outcome: Outcome) -> list[int]:
+def by_second(workload: Workload, outcome: LoadOutcome) -> list[int]:
     """Return the number of messages (or of whole responses, if they are not streamed) in each second of the window."""
     return [outcome.by_second[second] for second in range(int(workload.duration_s))]
 
 
-def described(workload: Workload) -> dict[str, Any]:
+def describe_workload(workload: Workload) -> dict[str, Any]:
     loop = f"closed:{workload.concurrency}" if workload.rate is None else f"poisson:{workload.rate:g}/s"
     kind = "stream" if workload.streaming else "unary"
     lengths = {"prompt": str(workload.prompt_tokens), "output": str(workload.output_tokens)}
     return {"over": workload.protocol, "kind": kind, "loop": loop, **lengths}
 
 
-def _messages(what: dict[str, Any], workload: Workload, outcome: Outcome) -> Row:
+def _messages(what: dict[str, Any], workload: Workload, outcome: LoadOutcome) -> Row:
     """Return the row of messages per second: the mean over the window, with p20 to p80 over its seconds."""
     seconds = [float(number) for number in by_second(workload, outcome)] or [0.0]
     mean = outcome.messages / workload.duration_s
     return row("messages", what, "messages/s", seconds) | {"value": mean}
 
 
-def _latencies(good: Sequence[Sample]) -> dict[str, list[float]]:
+def _latencies(good: Sequence[RequestSample]) -> dict[str, list[float]]:
     pairs: dict[str, list[float | None]] = {
         "ttft": [sample.ttft_s for sample in good],
         "tpot": [sample.tpot_s for sample in good],
@@ -124,7 +126,7 @@ def _latency(name: str, what: dict[str, Any], seconds: Sequence[float]) -> Row:
     return row(name, what, "ms", times, higher_is_better=False) | tail | {"count": len(times)}
 
 
-def _gaps(what: dict[str, Any], gaps: Histogram) -> Row:
+def _gaps(what: dict[str, Any], gaps: DurationHistogram) -> Row:
     shares = {"p20": 0.2, "p50": 0.5, "p80": 0.8, "p90": 0.9, "p99": 0.99}
     found = {name: gaps.quantile(share) * 1e3 for name, share in shares.items()}
     tail = {"value": found["p50"], "mean": gaps.mean * 1e3, "count": gaps.count}
@@ -162,8 +164,10 @@ def _head(report: dict[str, Any]) -> str:
     return f"{settings['model']} at {settings['target']}: {kind} over {settings['protocol']}, {loop}{null}"
 
 
-def _charts(workload: Workload, outcome: Outcome) -> dict[str, str]:
-    good = in_window([sample for sample in outcome.samples if sample.code == OK], workload.warmup_s, workload.end_s)
+def _charts(workload: Workload, outcome: LoadOutcome) -> dict[str, str]:
+    good = samples_in_window(
+        [sample for sample in outcome.samples if sample.code == OK], workload.warmup_s, workload.end_s
+    )
     found = {f"{name}, ms": values for name, values in _latencies(good).items() if values and name != "tpot"}
-    charts = {name: histogram([max(each, 1e-6) * 1e3 for each in values]) for name, values in found.items()}
-    return charts | {"by second": bars(by_second(workload, outcome))}
+    charts = {name: draw_histogram([max(each, 1e-6) * 1e3 for each in values]) for name, values in found.items()}
+    return charts | {"by second": draw_bars(by_second(workload, outcome))}

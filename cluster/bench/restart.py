@@ -30,9 +30,9 @@ from ...replicas.bench.shapes import FORMATS, SHAPES, check
 from ...replicas.checkpoint.cache.startup_prefetch import likely_packed_file
 from ...replicas.checkpoint.cache.weights_cache import MIN_CACHED_BYTES
 from ...replicas.errors import EngineFault
-from ..processes import descendants, wait_until
+from ..process_tree import descendants, wait_until
 from .checkpoint import write_tokenizer
-from .service import started
+from .service import start_service
 
 __all__ = ["FORMATS", "run"]
 
@@ -74,8 +74,8 @@ def run(
             arguments = [str(checkpoint), "--weights-cache", str(cache), "--served-model-name", "bench", "--no-control"]
             arguments += [] if threads is None else ["--threads", str(threads)]
             progress(f"{format}: starting a service")
-            with started(arguments) as endpoints:
-                bench = _Bench(endpoints["http"], int(endpoints["pid"]), checkpoint, cache)
+            with start_service(arguments) as endpoints:
+                bench = _RestartBench(endpoints["http"], int(endpoints["pid"]), checkpoint, cache)
                 for turn in range(turns):
                     for state in states:
                         for start, process in product(STARTS, PROCESSES):
@@ -92,7 +92,7 @@ def run(
     }
 
 
-class _Bench:
+class _RestartBench:
     """Measurements of one service.
 
     service  process id of the service; its replicas, and the processes that wait, are its descendants
@@ -170,7 +170,7 @@ class _Bench:
             return False
 
     def _titled(self, title: str) -> list[int]:
-        return titled(self._service, title)
+        return processes_below(self._service, title)
 
     def _waiting(self) -> bool:
         """Return whether a process waits that has imported everything."""
@@ -183,7 +183,7 @@ class _Bench:
             raise EngineFault(f"waited {_LIMIT_S:g} s in vain for {what}")
 
 
-def titled(root: int, title: str) -> list[int]:
+def processes_below(root: int, title: str) -> list[int]:
     """Return the ids of processes below `root` whose titles begin with `title`."""
     found = []
     for pid in descendants(root):

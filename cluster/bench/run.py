@@ -9,10 +9,10 @@ from typing import Any
 
 from ...client import Tls
 from ...replicas.errors import InvalidRequest
+from ..simulation.length_distribution import LengthDistribution
 from . import clients, report
-from .lengths import Lengths
-from .samples import Slo
-from .service import Service, inspect, started
+from .samples import BenchSlo
+from .service import MeasuredService, inspect_service, start_service
 from .workload import PROTOCOLS, Workload
 
 Progress = Callable[[str], None]
@@ -20,7 +20,7 @@ TARGETS = {"grpc": "127.0.0.1:9000", "http": "http://127.0.0.1:8000"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ServeBenchConfig:
     """Settings of `motley bench serve`.
 
     target  address of a running service; None takes TARGETS
@@ -29,7 +29,7 @@ class Asked:
     """
 
     workload: Workload
-    slo: Slo = field(default_factory=Slo)
+    slo: BenchSlo = field(default_factory=BenchSlo)
     target: str | None = None
     start: Sequence[str] | None = None
     clients: int = 1
@@ -37,16 +37,16 @@ class Asked:
     tls: Tls | None = None
 
 
-def run(asked: Asked, progress: Progress = lambda _: None) -> dict[str, Any]:
+def run(asked: ServeBenchConfig, progress: Progress = lambda _: None) -> dict[str, Any]:
     """Run `motley bench serve` and return its report. Raises InvalidRequest, Unavailable, EngineFault."""
     with _service(asked, progress) as service:
-        check(asked.workload, service)
+        check_workload_fits(asked.workload, service)
         progress(f"{asked.workload.end_s:g} s of load on {service.model}")
-        outcome = clients.run(asked.workload, service, asked.clients)
-        return report.build(asked.workload, service, outcome, asked.slo, asked.clients)
+        outcome = clients.run_clients(asked.workload, service, asked.clients)
+        return report.build_report(asked.workload, service, outcome, asked.slo, asked.clients)
 
 
-def workload(*, protocol: str, rate: float | None, **settings: Any) -> Workload:
+def parse_workload(*, protocol: str, rate: float | None, **settings: Any) -> Workload:
     """Make a workload from the command line's options. Raises InvalidRequest that names the option."""
     if protocol not in PROTOCOLS:
         raise _invalid("protocol", f"{protocol!r}: expected {' or '.join(PROTOCOLS)}")
@@ -54,18 +54,18 @@ def workload(*, protocol: str, rate: float | None, **settings: Any) -> Workload:
         raise _invalid("rate", f"{rate}: expected requests per second, above 0")
     for name in ("prompt_tokens", "output_tokens"):
         try:
-            settings[name] = Lengths.parse(settings[name])
+            settings[name] = LengthDistribution.parse(settings[name])
         except ValueError as error:
             raise _invalid(name, str(error)) from error
     return Workload(protocol=protocol, rate=rate, **settings)
 
 
-def slo(*, ttft_ms: float | None, tpot_ms: float | None, e2e_ms: float | None) -> Slo:
+def parse_slo(*, ttft_ms: float | None, tpot_ms: float | None, e2e_ms: float | None) -> BenchSlo:
     seconds = (None if value is None else value / 1e3 for value in (ttft_ms, tpot_ms, e2e_ms))
-    return Slo(*seconds)
+    return BenchSlo(*seconds)
 
 
-def check(workload: Workload, service: Service) -> None:
+def check_workload_fits(workload: Workload, service: MeasuredService) -> None:
     """Raise InvalidRequest when not even the shortest request fits the model."""
     shortest = sum(
         lengths.a for lengths in (workload.prompt_tokens, workload.output_tokens) if lengths.kind != "lognormal"
@@ -78,16 +78,16 @@ def check(workload: Workload, service: Service) -> None:
 
 
 @contextmanager
-def _service(asked: Asked, progress: Progress) -> Iterator[Service]:
+def _service(asked: ServeBenchConfig, progress: Progress) -> Iterator[MeasuredService]:
     protocol = asked.workload.protocol
     if asked.start is None:
-        yield inspect(protocol, asked.target or TARGETS[protocol], asked.api_key, asked.tls)
+        yield inspect_service(protocol, asked.target or TARGETS[protocol], asked.api_key, asked.tls)
         return
     if asked.target is not None:
         raise _invalid("target", "give either the target of a running service, or --start")
     progress("starting the service")
-    with started(asked.start) as endpoints:
-        yield inspect(protocol, endpoints[protocol], asked.api_key, asked.tls)
+    with start_service(asked.start) as endpoints:
+        yield inspect_service(protocol, endpoints[protocol], asked.api_key, asked.tls)
 
 
 def _invalid(option: str, problem: str) -> InvalidRequest:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from .histogram import Histogram
+from .histogram import DurationHistogram
 
 OK = "OK"
 UNFINISHED = "UNFINISHED"  # the request was still running when the measurement had to end
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class RequestSample:
     """Record of one request, with times in seconds from the start of the measurement.
 
     code             OK, or the code it failed with
@@ -50,7 +50,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Outcome:
+class LoadOutcome:
     """Outcome of one client process, or of several together.
 
     gaps              times between messages of a stream that came in the window
@@ -60,15 +60,15 @@ class Outcome:
     by_second         messages in each second of the window
     """
 
-    samples: list[Sample] = field(default_factory=list)
-    gaps: Histogram = field(default_factory=Histogram)
+    samples: list[RequestSample] = field(default_factory=list)
+    gaps: DurationHistogram = field(default_factory=DurationHistogram)
     messages: int = 0
     tokens: float = 0.0
     busy: float = 0.0
     lag_s: float = 0.0
     by_second: Counter[int] = field(default_factory=Counter)
 
-    def merge(self, other: Outcome) -> None:
+    def merge(self, other: LoadOutcome) -> None:
         self.samples += other.samples
         self.gaps.merge(other.gaps)
         self.messages += other.messages
@@ -84,31 +84,31 @@ class Outcome:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
         return cls(
-            samples=[Sample(*values) for values in fields.pop("samples")],
-            gaps=Histogram.from_json(fields.pop("gaps")),
+            samples=[RequestSample(*values) for values in fields.pop("samples")],
+            gaps=DurationHistogram.from_json(fields.pop("gaps")),
             by_second=Counter({int(second): count for second, count in fields.pop("by_second").items()}),
             **fields,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
+class BenchSlo:
     """Objectives that a request must meet to count as good; None: no limit."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_s: float | None = None
 
-    def met_by(self, sample: Sample) -> bool:
+    def met_by(self, sample: RequestSample) -> bool:
         pairs = ((sample.ttft_s, self.ttft_s), (sample.tpot_s, self.tpot_s), (sample.e2e_s, self.e2e_s))
         return sample.code == OK and all(limit is None or value is None or value <= limit for value, limit in pairs)
 
 
-def in_window(samples: Sequence[Sample], begin_s: float, end_s: float) -> list[Sample]:
+def samples_in_window(samples: Sequence[RequestSample], begin_s: float, end_s: float) -> list[RequestSample]:
     """Return the samples that were meant to be sent within the window."""
     return [sample for sample in samples if begin_s <= sample.intended_s < end_s]
 
 
-def codes(samples: Sequence[Sample]) -> dict[str, int]:
+def count_codes(samples: Sequence[RequestSample]) -> dict[str, int]:
     """Return how many samples ended with each code, the most frequent first."""
     return dict(Counter(sample.code for sample in samples).most_common())

@@ -5,13 +5,15 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from ...client import Tls
-from .senders import GrpcSender, HttpSender, Sender
+from .senders import GrpcSender, HttpSender, LoadSender
 from .workload import Workload
 
 __all__ = ["create_sender", "grpc_client_name"]
 
 
-def create_sender(workload: Workload, target: str, model: str, api_key: str | None, tls: Tls | None = None) -> Sender:
+def create_sender(
+    workload: Workload, target: str, model: str, api_key: str | None, tls: Tls | None = None
+) -> LoadSender:
     """Return the sender for the workload's protocol. It must be called where the event loop runs.
 
     target  host:port for gRPC, a URL without a path for HTTP

@@ -13,7 +13,7 @@ import aiohttp
 from ...client import AsyncClient, Tls
 from ...client.asks import CallOptions
 from ...replicas.errors import MotleyError
-from .workload import Job
+from .workload import LoadRequest
 
 
 class RequestFailed(Exception):
@@ -27,17 +27,17 @@ class RequestFailed(Exception):
         self.code = code
 
 
-class Sender(Protocol):
+class LoadSender(Protocol):
     """Interface of a sender. Both calls return the number of output tokens, and raise RequestFailed.
 
     Cancelling the caller cancels the request.
     """
 
-    async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
+    async def stream(self, job: LoadRequest, on_message: Callable[[], None]) -> int:
         """Send a request with a streamed response; `on_message` is called for each message that carries part of it."""
         ...
 
-    async def whole(self, job: Job) -> int:
+    async def whole(self, job: LoadRequest) -> int:
         """Send a request whose response comes in one piece."""
         ...
 
@@ -51,10 +51,10 @@ class GrpcSender:
         self._client = AsyncClient(target, api_key=api_key, tls=tls, retries=0, silence_s=None)
         self._model = model
 
-    async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
+    async def stream(self, job: LoadRequest, on_message: Callable[[], None]) -> int:
         tokens = 0
         try:
-            async with self._client.stream(job.prompt_ids, **options(self._model, job)) as chunks:
+            async with self._client.stream(job.prompt_ids, **grpc_call_options(self._model, job)) as chunks:
                 async for chunk in chunks:
                     if chunk.choices:
                         on_message()
@@ -63,9 +63,9 @@ class GrpcSender:
             raise RequestFailed(str(error.code).upper()) from error
         return tokens
 
-    async def whole(self, job: Job) -> int:
+    async def whole(self, job: LoadRequest) -> int:
         try:
-            reply = await self._client.complete(job.prompt_ids, **options(self._model, job))
+            reply = await self._client.complete(job.prompt_ids, **grpc_call_options(self._model, job))
         except MotleyError as error:
             raise RequestFailed(str(error.code).upper()) from error
         return int(reply.usage.completion_tokens)
@@ -82,12 +82,12 @@ class HttpSender:
         self._model = model
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=trust(tls)),
+            connector=aiohttp.TCPConnector(limit=0, ssl=http_ssl_context(tls)),
             timeout=aiohttp.ClientTimeout(total=None),
             headers=headers,
         )
 
-    async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
+    async def stream(self, job: LoadRequest, on_message: Callable[[], None]) -> int:
         tokens = 0
         try:
             async with self._session.post(self._url, data=self._body(job, stream=True)) as response:
@@ -104,7 +104,7 @@ class HttpSender:
             raise RequestFailed(type(error).__name__) from error
         return tokens
 
-    async def whole(self, job: Job) -> int:
+    async def whole(self, job: LoadRequest) -> int:
         try:
             async with self._session.post(self._url, data=self._body(job, stream=False)) as response:
                 await _check(response)
@@ -116,18 +116,18 @@ class HttpSender:
         await self._session.close()
         await asyncio.sleep(0)  # aiohttp closes its sockets in the next iteration of the loop
 
-    def _body(self, job: Job, *, stream: bool) -> bytes:
+    def _body(self, job: LoadRequest, *, stream: bool) -> bytes:
         fields: dict[str, Any] = {"model": self._model, "prompt": job.prompt_ids, "max_tokens": job.output_tokens}
         fields |= {"temperature": 0, "ignore_eos": True, "stream": stream}
         return json.dumps(fields | ({"stream_options": {"include_usage": True}} if stream else {})).encode()
 
 
-def options(model: str, job: Job) -> CallOptions:
+def grpc_call_options(model: str, job: LoadRequest) -> CallOptions:
     """Return the options of a request over gRPC, in the form of motley.client."""
     return CallOptions(model=model, max_tokens=job.output_tokens, ignore_eos=True, temperature=0.0)
 
 
-def trust(tls: Tls | None) -> ssl.SSLContext:
+def http_ssl_context(tls: Tls | None) -> ssl.SSLContext:
     """Return the TLS context of a client over HTTP."""
     return ssl.create_default_context(cafile=None if tls is None else tls.ca)
 

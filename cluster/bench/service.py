@@ -18,9 +18,9 @@ from typing import Any
 
 from ...client import Client, Tls
 from ...replicas.errors import MotleyError, Unavailable
-from ..edge.ports import SETTLED, is_free
-from ..failures import Forbidden, Unauthenticated
-from .senders import trust
+from ..security.edge.ports import FIXED_PORT_RANGE, is_free
+from ..service_errors import Forbidden, Unauthenticated
+from .senders import http_ssl_context
 
 # Prompts are made of the tokens of this text, so of ids that a model's tokenizer gives for ordinary words.
 WORDS = (
@@ -33,7 +33,7 @@ CALL_S = 120.0  # long enough for a busy machine
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class MeasuredService:
     """Running service over one protocol.
 
     alphabet  token ids that prompts are made of
@@ -50,26 +50,26 @@ class Service:
     tls: Tls | None = None
 
 
-def inspect(protocol: str, target: str, api_key: str | None = None, tls: Tls | None = None) -> Service:
+def inspect_service(protocol: str, target: str, api_key: str | None = None, tls: Tls | None = None) -> MeasuredService:
     """Request a running service's description. Raises Unavailable."""
-    ask = _over_grpc if protocol == "grpc" else _over_http
+    ask = _inspect_grpc if protocol == "grpc" else _inspect_http
     try:
         model, ids, length, null = ask(target, api_key, tls)
     except (Unauthenticated, Forbidden, urllib.error.HTTPError) as error:
         raise Unavailable(f"the service at {target} refuses the request: {error}") from error
     except (MotleyError, urllib.error.URLError, OSError) as error:
         raise Unavailable(f"no service answers at {target}: {error}; start one, or give --start") from error
-    return Service(protocol, target, model, tuple(sorted(set(ids))), length, null, api_key, tls)
+    return MeasuredService(protocol, target, model, tuple(sorted(set(ids))), length, null, api_key, tls)
 
 
-def _over_grpc(target: str, api_key: str | None, tls: Tls | None) -> tuple[str, Sequence[int], int, bool]:
+def _inspect_grpc(target: str, api_key: str | None, tls: Tls | None) -> tuple[str, Sequence[int], int, bool]:
     with Client(target, api_key=api_key, tls=tls, timeout_s=CALL_S, retries=0) as client:
         [model] = client.models()
         ids = client.tokenize(WORDS)
     return model.name, ids, model.max_model_len, model.family == "null"
 
 
-def _over_http(base: str, api_key: str | None, tls: Tls | None) -> tuple[str, Sequence[int], int, bool]:
+def _inspect_http(base: str, api_key: str | None, tls: Tls | None) -> tuple[str, Sequence[int], int, bool]:
     model = _get(f"{base}/v1/models", api_key, tls)["data"][0]
     tokens = _get(f"{base}/tokenize", api_key, tls, {"prompt": WORDS})
     return model["id"], tokens["tokens"], tokens["max_model_len"], model.get("quantization") == "null"
@@ -79,12 +79,12 @@ def _get(url: str, api_key: str | None, tls: Tls | None, body: dict[str, Any] | 
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, headers)
-    with urllib.request.urlopen(request, timeout=CALL_S, context=trust(tls)) as response:
+    with urllib.request.urlopen(request, timeout=CALL_S, context=http_ssl_context(tls)) as response:
         return json.load(response)
 
 
 @contextmanager
-def started(arguments: Sequence[str]) -> Iterator[dict[str, str]]:
+def start_service(arguments: Sequence[str]) -> Iterator[dict[str, str]]:
     """Run `motley serve` with these arguments on free ports, as a process; yield its endpoints and `pid`.
 
     Raises Unavailable if it does not start.
@@ -114,6 +114,6 @@ def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log: Path) -> dic
 
 
 def _free_port() -> int:
-    while not is_free("127.0.0.1", port := random.randrange(*SETTLED)):
+    while not is_free("127.0.0.1", port := random.randrange(*FIXED_PORT_RANGE)):
         pass
     return port

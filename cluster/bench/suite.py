@@ -16,17 +16,17 @@ from ...replicas.bench.report import machine, quantile, row, versions
 from ...replicas.bench.shapes import SHAPES
 from ...replicas.demo import demo_path
 from ...replicas.errors import EngineFault
+from ..simulation.length_distribution import LengthDistribution
 from . import clients, report
-from .bare import KV_BYTES, Bare
+from .bare import KV_BYTES, BareWorkerProcess
 from .checkpoint import random_checkpoint
-from .lengths import Lengths
 from .report import Row
-from .samples import OK, Outcome, Sample, codes, in_window
-from .service import Service, inspect, started
+from .samples import OK, LoadOutcome, RequestSample, count_codes, samples_in_window
+from .service import MeasuredService, inspect_service, start_service
 from .workload import Workload
 
 Progress = Callable[[str], None]
-Turn = Callable[[Workload], Outcome]
+Turn = Callable[[Workload], LoadOutcome]
 
 NULL_STREAMS, UNARY = 16, 32
 REAL_STREAMS = 8
@@ -39,7 +39,7 @@ MODELS = ("qwen2-0.5b", DEMO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ServiceBenchPlan:
     """Settings of `motley bench service`.
 
     models    shapes with random weights, or "demo"
@@ -55,7 +55,7 @@ class Plan:
     clients: int = 1
 
 
-def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
+def run(plan: ServiceBenchPlan, progress: Progress = lambda _: None) -> dict[str, Any]:
     """Run `motley bench service` and return its report.
 
     Raises ValueError for an unknown shape, Unavailable or EngineFault when something breaks.
@@ -67,7 +67,7 @@ def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
     rows: list[Row] = []
     limits: list[dict[str, Any]] = []
     proxies: set[str] = set()
-    for part in (_null, *(_real(model) for model in plan.models)):
+    for part in (_measure_null_engine, *(_real_engine_measurement(model) for model in plan.models)):
         found = part(plan, progress)
         rows += found.rows
         limits += found.clients
@@ -90,36 +90,38 @@ def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class _Found:
+class _ServiceBenchResult:
     rows: list[Row]
     clients: list[dict[str, Any]]
     proxy: str
 
 
-def _null(plan: Plan, progress: Progress) -> _Found:
+def _measure_null_engine(plan: ServiceBenchPlan, progress: Progress) -> _ServiceBenchResult:
     progress("starting the null engine, with the service and without")
     with (
-        started(["demo", "--null-engine"]) as at,
-        Bare(str(demo_path()), null=True) as bare,
+        start_service(["demo", "--null-engine"]) as at,
+        BareWorkerProcess(str(demo_path()), null=True) as bare,
         BenchChild(PLAIN) as plain,
     ):
-        grpc, http = inspect("grpc", at["grpc"]), inspect("http", at["http"])
+        grpc, http = inspect_service("grpc", at["grpc"]), inspect_service("http", at["http"])
         server = replace(grpc, target=plain.read()["target"])
-        bench = _Bench(plan, progress, at["proxy"], null=True)
+        bench = _ServiceComparison(plan, progress, at["proxy"], null=True)
         sides: dict[str, Turn] = {
-            "service": _over(grpc, plan),
+            "service": _turn_over_service(grpc, plan),
             "bare worker": lambda workload: bare.run(workload, grpc.alphabet),
         }
-        alone = Workload(concurrency=1, output_tokens=Lengths("fixed", 8))
+        alone = Workload(concurrency=1, output_tokens=LengthDistribution("fixed", 8))
         bench.compare("unloaded, streams", alone, sides, {"ttft": ttfts})
-        plainly = {"plain grpc server": _over(server, plan)}
+        plainly = {"plain grpc server": _turn_over_service(server, plan)}
         streamed = {"messages": messages, "itl": gaps}
         for name, tokens in (("streams", LONG), ("short streams", SHORT)):
-            many = Workload(concurrency=NULL_STREAMS, output_tokens=Lengths("fixed", tokens))
+            many = Workload(concurrency=NULL_STREAMS, output_tokens=LengthDistribution("fixed", tokens))
             bench.compare(f"{NULL_STREAMS} {name}", many, sides | plainly, streamed)
             over_http = replace(many, protocol="http")
-            bench.compare(f"{NULL_STREAMS} {name} over HTTP", over_http, {"service": _over(http, plan)}, streamed)
-        unary = Workload(streaming=False, output_tokens=Lengths("fixed", 1))
+            bench.compare(
+                f"{NULL_STREAMS} {name} over HTTP", over_http, {"service": _turn_over_service(http, plan)}, streamed
+            )
+        unary = Workload(streaming=False, output_tokens=LengthDistribution("fixed", 1))
         for concurrency in (1, NULL_STREAMS, UNARY):
             bench.compare(
                 f"{concurrency} unary", replace(unary, concurrency=concurrency),
@@ -128,17 +130,17 @@ def _null(plan: Plan, progress: Progress) -> _Found:
     return bench.found
 
 
-def _real(model: str) -> Callable[[Plan, Progress], _Found]:
-    def measure(plan: Plan, progress: Progress) -> _Found:
+def _real_engine_measurement(model: str) -> Callable[[ServiceBenchPlan, Progress], _ServiceBenchResult]:
+    def measure(plan: ServiceBenchPlan, progress: Progress) -> _ServiceBenchResult:
         progress(f"starting {model}, with the service and without")
         folder = str(demo_path() if model == DEMO else random_checkpoint(model))
         arguments = [folder, "--served-model-name", model, "--kv-memory", str(KV_BYTES)]
-        with started(arguments) as at, Bare(folder, null=False) as bare:
-            service = inspect("grpc", at["grpc"])
-            bench = _Bench(plan, progress, at["proxy"], null=False)
-            workload = Workload(concurrency=REAL_STREAMS, output_tokens=Lengths("fixed", 128))
+        with start_service(arguments) as at, BareWorkerProcess(folder, null=False) as bare:
+            service = inspect_service("grpc", at["grpc"])
+            bench = _ServiceComparison(plan, progress, at["proxy"], null=False)
+            workload = Workload(concurrency=REAL_STREAMS, output_tokens=LengthDistribution("fixed", 128))
             sides: dict[str, Turn] = {
-                "service": _over(service, plan),
+                "service": _turn_over_service(service, plan),
                 "bare worker": lambda asked: bare.run(asked, service.alphabet),
             }
             bench.compare(f"{model}, {REAL_STREAMS} streams", workload, sides, {"output": output, "itl": gaps})
@@ -147,42 +149,42 @@ def _real(model: str) -> Callable[[Plan, Progress], _Found]:
     return measure
 
 
-def _over(service: Service, plan: Plan) -> Turn:
-    return lambda workload: clients.run(workload, service, plan.clients)
+def _turn_over_service(service: MeasuredService, plan: ServiceBenchPlan) -> Turn:
+    return lambda workload: clients.run_clients(workload, service, plan.clients)
 
 
-class _Bench:
+class _ServiceComparison:
     """Collector of rows about one engine.
 
     null   the engine behind the service computes nothing
     proxy  name of the proxy in front of the service
     """
 
-    def __init__(self, plan: Plan, progress: Progress, proxy: str, *, null: bool) -> None:
+    def __init__(self, plan: ServiceBenchPlan, progress: Progress, proxy: str, *, null: bool) -> None:
         self._plan = plan
         self._progress = progress
         self._null = null
-        self.found = _Found([], [], proxy)
+        self.found = _ServiceBenchResult([], [], proxy)
 
     def compare(
-        self, name: str, workload: Workload, sides: dict[str, Turn], metrics: dict[str, Callable[..., _Metric]]
+        self, name: str, workload: Workload, sides: dict[str, Turn], metrics: dict[str, Callable[..., _ComparedMetric]]
     ) -> None:
         """Measure every side in turn under a workload; add a row for each metric and peer, or one row without peers."""
         warmup_s = self._plan.warmup_s * (1 if self._null else 3)
         workload = replace(workload, duration_s=self._plan.seconds, warmup_s=warmup_s)
-        seen: dict[str, list[Outcome]] = {side: [] for side in sides}
+        seen: dict[str, list[LoadOutcome]] = {side: [] for side in sides}
         for turn in range(self._plan.turns):
             fresh = replace(workload, seed=workload.seed + turn)  # earlier turns' prompts are cached
             for side, take in sides.items():
                 self._progress(f"{name}: {side}, turn {turn + 1} of {self._plan.turns}")
                 seen[side].append(take(fresh))
-        self.found.clients.append({"what": name, **report.client(workload, _merged(seen["service"]))})
+        self.found.clients.append({"what": name, **report.client_report(workload, _merge_outcomes(seen["service"]))})
         for metric, measure in metrics.items():
             self._rows(metric, name, workload, {side: measure(workload, outcomes) for side, outcomes in seen.items()})
 
-    def _rows(self, metric: str, name: str, workload: Workload, found: dict[str, _Metric]) -> None:
+    def _rows(self, metric: str, name: str, workload: Workload, found: dict[str, _ComparedMetric]) -> None:
         ours = found["service"]
-        what = {"what": name, "engine": "null" if self._null else "real", **report.described(workload)}
+        what = {"what": name, "engine": "null" if self._null else "real", **report.describe_workload(workload)}
         peers: list[str | None] = [side for side in found if side != "service"]
         for peer in peers or [None]:
             theirs = None if peer is None else found[peer]
@@ -197,7 +199,7 @@ class _Bench:
 
 
 @dataclass(frozen=True, slots=True)
-class _Metric:
+class _ComparedMetric:
     """Figures of one metric on one side.
 
     samples  one for each turn
@@ -210,60 +212,66 @@ class _Metric:
     tail: dict[str, float]
 
 
-def messages(workload: Workload, outcomes: Sequence[Outcome]) -> _Metric:
+def messages(workload: Workload, outcomes: Sequence[LoadOutcome]) -> _ComparedMetric:
     """Return messages per second, and tokens per message.
 
     `tokens_per_message` is 1 if no message carries the tokens of two steps.
     """
     rates = [outcome.messages / workload.duration_s for outcome in outcomes]
     together = sum(outcome.tokens for outcome in outcomes) / max(1, sum(outcome.messages for outcome in outcomes))
-    return _Metric("messages/s", rates, True, {"tokens_per_message": together})
+    return _ComparedMetric("messages/s", rates, True, {"tokens_per_message": together})
 
 
-def output(workload: Workload, outcomes: Sequence[Outcome]) -> _Metric:
-    return _Metric("tokens/s", [outcome.tokens / workload.duration_s for outcome in outcomes], True, {})
+def output(workload: Workload, outcomes: Sequence[LoadOutcome]) -> _ComparedMetric:
+    return _ComparedMetric("tokens/s", [outcome.tokens / workload.duration_s for outcome in outcomes], True, {})
 
 
-def requests(workload: Workload, outcomes: Sequence[Outcome]) -> _Metric:
+def requests(workload: Workload, outcomes: Sequence[LoadOutcome]) -> _ComparedMetric:
     """Return responses per second that came within the window, for responses in one piece.
 
     `failed` counts the requests that got none.
     """
     rates = [outcome.messages / workload.duration_s for outcome in outcomes]
     failed = sum(sample.code != OK for outcome in outcomes for sample in outcome.samples)
-    return _Metric("requests/s", rates, True, {"failed": float(failed)})
+    return _ComparedMetric("requests/s", rates, True, {"failed": float(failed)})
 
 
-def gaps(workload: Workload, outcomes: Sequence[Outcome]) -> _Metric:
+def gaps(workload: Workload, outcomes: Sequence[LoadOutcome]) -> _ComparedMetric:
     samples = [outcome.gaps.quantile(0.5) * 1e3 for outcome in outcomes]
-    together = _merged(outcomes).gaps
-    return _Metric("ms", samples, False, {f"p{share}": together.quantile(share / 100) * 1e3 for share in (50, 90, 99)})
+    together = _merge_outcomes(outcomes).gaps
+    return _ComparedMetric(
+        "ms", samples, False, {f"p{share}": together.quantile(share / 100) * 1e3 for share in (50, 90, 99)}
+    )
 
 
-def ttfts(workload: Workload, outcomes: Sequence[Outcome]) -> _Metric:
+def ttfts(workload: Workload, outcomes: Sequence[LoadOutcome]) -> _ComparedMetric:
     return _latency(workload, outcomes, lambda sample: sample.ttft_s)
 
 
-def e2es(workload: Workload, outcomes: Sequence[Outcome]) -> _Metric:
+def e2es(workload: Workload, outcomes: Sequence[LoadOutcome]) -> _ComparedMetric:
     return _latency(workload, outcomes, lambda sample: sample.e2e_s)
 
 
-def _latency(workload: Workload, outcomes: Sequence[Outcome], of: Callable[[Sample], float | None]) -> _Metric:
+def _latency(
+    workload: Workload, outcomes: Sequence[LoadOutcome], of: Callable[[RequestSample], float | None]
+) -> _ComparedMetric:
     """Return the median latency of each turn, in ms, and tail percentiles of all requests together.
 
     Raises EngineFault if no request of a turn ended well.
     """
     by_turn = [
-        [1e3 * seconds for sample in in_window(outcome.samples, workload.warmup_s, workload.end_s)
+        [1e3 * seconds for sample in samples_in_window(outcome.samples, workload.warmup_s, workload.end_s)
          if sample.code == OK and (seconds := of(sample)) is not None]
         for outcome in outcomes
     ]  # fmt: skip
     if not all(by_turn):
-        found = ", ".join(f"{number} × {code}" for code, number in codes(_merged(outcomes).samples).items())
+        found = ", ".join(
+            f"{number} × {code}" for code, number in count_codes(_merge_outcomes(outcomes).samples).items()
+        )
         raise EngineFault(f"no request of a turn was answered: {found or 'none was sent'}")
     everything = [each for turn in by_turn for each in turn]
     tail = {f"p{share}": quantile(everything, share / 100) for share in (50, 90, 99)}
-    return _Metric("ms", [quantile(turn, 0.5) for turn in by_turn], False, tail)
+    return _ComparedMetric("ms", [quantile(turn, 0.5) for turn in by_turn], False, tail)
 
 
 def text(report: dict[str, Any]) -> str:
@@ -286,8 +294,8 @@ def text(report: dict[str, Any]) -> str:
     return "\n".join([*lines, f"{machine_['cores']} cores of {machine_['cpu']}, load average {load}"])
 
 
-def _merged(outcomes: Sequence[Outcome]) -> Outcome:
-    together = Outcome()
+def _merge_outcomes(outcomes: Sequence[LoadOutcome]) -> LoadOutcome:
+    together = LoadOutcome()
     for outcome in outcomes:
         together.merge(outcome)
     return together

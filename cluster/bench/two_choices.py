@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from ..routing.predict import Directory, Predicted
+from ..routing.prediction.latency_model import LatencyModel, LatencyPrediction
 
 
-def two_choices(directory: Directory, ranked: list[Predicted]) -> list[Predicted]:
+def order_by_two_choices(directory: LatencyModel, ranked: list[LatencyPrediction]) -> list[LatencyPrediction]:
     """Return all of `ranked` in the order in which they are tried, by the power of two choices.
 
     Two replicas are drawn, and the one with fewer requests comes first, then the other; then two others, and so on. It

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from .lengths import Lengths
+from ..simulation.length_distribution import LengthDistribution
 
 PROTOCOLS = ("grpc", "http")
-_DEFAULT = Lengths("fixed", 64)
+_DEFAULT = LengthDistribution("fixed", 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +33,8 @@ class Workload:
     streaming: bool = True
     concurrency: int = 16
     rate: float | None = None
-    prompt_tokens: Lengths = _DEFAULT
-    output_tokens: Lengths = _DEFAULT
+    prompt_tokens: LengthDistribution = _DEFAULT
+    output_tokens: LengthDistribution = _DEFAULT
     shared_prefix: float = 0.0
     seed: int = 0
     warmup_s: float = 1.0
@@ -53,17 +53,17 @@ class Workload:
         return self.warmup_s + self.duration_s
 
     def to_json(self) -> dict[str, Any]:
-        """Return every setting, with lengths in the form that `Lengths.parse` reads."""
+        """Return every setting, with lengths in the form that `LengthDistribution.parse` reads."""
         return asdict(self) | {"prompt_tokens": str(self.prompt_tokens), "output_tokens": str(self.output_tokens)}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
-        lengths = {name: Lengths.parse(fields[name]) for name in ("prompt_tokens", "output_tokens")}
+        lengths = {name: LengthDistribution.parse(fields[name]) for name in ("prompt_tokens", "output_tokens")}
         return cls(**(fields | lengths))
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LoadRequest:
     """One request of a workload.
 
     at_s  seconds from the start at which it is meant to be sent; None: when its turn comes, under closed loop
@@ -74,7 +74,7 @@ class Job:
     output_tokens: int
 
 
-def jobs(workload: Workload, alphabet: Sequence[int]) -> Iterator[Job]:
+def generate_requests(workload: Workload, alphabet: Sequence[int]) -> Iterator[LoadRequest]:
     """Yield the requests of a workload in order, without end under closed loop.
 
     alphabet  token ids that prompts are made of
@@ -91,7 +91,7 @@ def jobs(workload: Workload, alphabet: Sequence[int]) -> Iterator[Job]:
         shared = round(length * workload.shared_prefix)
         prefix += _prefix(workload.seed, alphabet, len(prefix), shared)
         own = rng.choices(alphabet, k=length - shared)
-        yield Job(None if workload.rate is None else at_s, (*prefix[:shared], *own), output)
+        yield LoadRequest(None if workload.rate is None else at_s, (*prefix[:shared], *own), output)
 
 
 def _prefix(seed: int, alphabet: Sequence[int], known: int, wanted: int) -> list[int]:

@@ -13,16 +13,16 @@ from ...replicas.errors import MotleyError
 from ...replicas.kv.store.sealed_record import Geometry
 from ...replicas.kv.store.store_keys import with_value_tokens
 from ...replicas.types import BLOCK_TOKENS
-from .bench_faults import Faults, faults
-from .bench_numerics import Numerics, numerics
-from .bench_replicas import QUESTION, Replicas, first_tokens
-from .bench_routed import Fleet, routed
-from .bench_simulated import simulated
-from .bench_trace import Trace, trace
-from .bench_values import HEAD_DIM, HEADS, LAYERS, mib, of_size
-from .server import OwnRedis, find_redis
+from ..prefix_store.embedded_redis import EmbeddedRedis, find_redis
+from .bench_faults import RedisFaultPlan, measure_faults
+from .bench_numerics import NumericsPlan, measure_numerics
+from .bench_replicas import QUESTION, SharedWeightReplicas, measure_first_tokens
+from .bench_routed import RoutedFleetPlan, simulate_routed_fleet
+from .bench_simulated import simulate_savings
+from .bench_trace import TenantTracePlan, measure_trace
+from .bench_values import HEAD_DIM, HEADS, LAYERS, measure_value_size, value_mib
 
-__all__ = ["PARTS", "Plan", "quick", "run"]
+__all__ = ["PARTS", "PrefixBenchPlan", "quick", "run"]
 
 Progress = Callable[[str], None]
 Rows = list[dict[str, Any]]
@@ -30,14 +30,14 @@ PARTS = ("values", "ttft", "trace", "faults", "numerics", "simulated")
 PACKAGES = ("motley", "redis", "hiredis", "valkey-glide-sync", "cryptography", "torch")
 SECRET = b"of this measurement".ljust(32, b".")
 
-SIMULATED = Fleet()
-FULL = Trace(shape="qwen2-0.5b", turns=3)
-FAULTS = Faults(shape="qwen2-0.5b")
-NUMERICS = Numerics()
+SIMULATED = RoutedFleetPlan()
+FULL = TenantTracePlan(shape="qwen2-0.5b", turns=3)
+FAULTS = RedisFaultPlan(shape="qwen2-0.5b")
+NUMERICS = NumericsPlan()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PrefixBenchPlan:
     """Settings of a run.
 
     parts                parts to run, of PARTS
@@ -60,30 +60,30 @@ class Plan:
     shape: str = "qwen2-0.5b"
     prefixes: Sequence[int] = (256, 512, 1024, 2048, 4096, 8192)
     asked: int = 3
-    trace: Trace = FULL
-    faults: Faults = FAULTS
-    numerics: Numerics = NUMERICS
-    fleet: Fleet = SIMULATED
+    trace: TenantTracePlan = FULL
+    faults: RedisFaultPlan = FAULTS
+    numerics: NumericsPlan = NUMERICS
+    fleet: RoutedFleetPlan = SIMULATED
 
     def __post_init__(self) -> None:
         assert self.parts
         assert set(self.parts) <= set(PARTS)
 
 
-def quick(parts: Sequence[str] = PARTS) -> Plan:
+def quick(parts: Sequence[str] = PARTS) -> PrefixBenchPlan:
     """Return a plan that takes less than a minute on two cores: one size of values, and engines of a smaller model."""
-    small = Trace(
+    small = TenantTracePlan(
         shape="quick", turns=2, tenants=6, prefix_tokens=256, requests=24, unique=4, control_turns=6, output_tokens=4
     )
-    return Plan(
+    return PrefixBenchPlan(
         parts=parts, tokens=(32,), connections=(1,), moved=64 << 20, repeats=3, shape="quick",
         prefixes=(256, 512, 1024), asked=2, trace=small,
-        faults=Faults(shape="quick", kinds=("restarted empty",), rounds=2),
-        numerics=Numerics(prefix=128, texts=2), fleet=Fleet(seconds=20.0, seeds=2),
+        faults=RedisFaultPlan(shape="quick", kinds=("restarted empty",), rounds=2),
+        numerics=NumericsPlan(prefix=128, texts=2), fleet=RoutedFleetPlan(seconds=20.0, seeds=2),
     )  # fmt: skip
 
 
-def run(plan: Plan, say: Progress) -> dict[str, Any]:
+def run(plan: PrefixBenchPlan, say: Progress) -> dict[str, Any]:
     """Run the benchmark and return the object that `--json` prints. Raises MotleyError without a redis-server."""
     binary, where = find_redis()
     if binary is None:
@@ -91,7 +91,7 @@ def run(plan: Plan, say: Progress) -> dict[str, Any]:
     rows: Rows = []
     before = machine()
     with tempfile.TemporaryDirectory() as folder:
-        own = OwnRedis(binary, Path(folder), 2 << 30, say)
+        own = EmbeddedRedis(binary, Path(folder), 2 << 30, say)
         own.start()
         try:
             for part in ("values", "ttft", "trace"):
@@ -100,9 +100,9 @@ def run(plan: Plan, say: Progress) -> dict[str, Any]:
         finally:
             own.stop()
     if "faults" in plan.parts:
-        rows += faults(plan.faults, SECRET, say)
+        rows += measure_faults(plan.faults, SECRET, say)
     if "numerics" in plan.parts:
-        rows += numerics(plan.numerics, say)
+        rows += measure_numerics(plan.numerics, say)
     if "simulated" in plan.parts:
         say("a fleet in virtual time")
         rows += _simulated(plan, rows)
@@ -112,34 +112,36 @@ def run(plan: Plan, say: Progress) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _values(plan: Plan, own: OwnRedis, say: Progress) -> Iterator[dict[str, Any]]:
+def _values(plan: PrefixBenchPlan, own: EmbeddedRedis, say: Progress) -> Iterator[dict[str, Any]]:
     for tokens in plan.tokens:
         for connections in plan.connections:
             say(f"values of {tokens} tokens, {connections} connections")
-            yield from of_size(own, SECRET, tokens, connections, plan.moved, plan.repeats)
+            yield from measure_value_size(own, SECRET, tokens, connections, plan.moved, plan.repeats)
 
 
-def _ttft(plan: Plan, own: OwnRedis, say: Progress) -> Rows:
+def _ttft(plan: PrefixBenchPlan, own: EmbeddedRedis, say: Progress) -> Rows:
     say(f"engines of {plan.shape}")
-    return first_tokens(Replicas(plan.shape), plan.shape, own.url, SECRET, plan.prefixes, plan.asked, say)
+    return measure_first_tokens(
+        SharedWeightReplicas(plan.shape), plan.shape, own.url, SECRET, plan.prefixes, plan.asked, say
+    )
 
 
-def _trace(plan: Plan, own: OwnRedis, say: Progress) -> Rows:
-    return trace(plan.trace, own.url, SECRET, say)
+def _trace(plan: PrefixBenchPlan, own: EmbeddedRedis, say: Progress) -> Rows:
+    return measure_trace(plan.trace, own.url, SECRET, say)
 
 
 _MEASURED = {"values": _values, "ttft": _ttft, "trace": _trace}
 
 
-def _simulated(plan: Plan, rows: Sequence[dict[str, Any]]) -> Rows:
+def _simulated(plan: PrefixBenchPlan, rows: Sequence[dict[str, Any]]) -> Rows:
     """Simulate fleets at the rate that was measured for values of replicas of that model, over one connection."""
     size = with_value_tokens(Geometry("bfloat16", LAYERS, HEADS, HEAD_DIM, BLOCK_TOKENS))
     (rate,) = (
         each["value"]
         for each in rows
-        if each["metric"] == "read_into_blocks" and each["workload"] == {"value_mib": mib(size), "connections": 1}
+        if each["metric"] == "read_into_blocks" and each["workload"] == {"value_mib": value_mib(size), "connections": 1}
         and each["peer"] == "memcpy"
     )  # fmt: skip
     token_bytes = size.size // size.tokens
-    rows = simulated(1e9 * rate, token_bytes, size.tokens, plan.prefixes, QUESTION)
-    return [*rows, *routed(plan.fleet, 1e9 * rate, token_bytes)]
+    rows = simulate_savings(1e9 * rate, token_bytes, size.tokens, plan.prefixes, QUESTION)
+    return [*rows, *simulate_routed_fleet(plan.fleet, 1e9 * rate, token_bytes)]

@@ -16,7 +16,7 @@ from ...replicas.kv.store.sealed_record import RecordSealer
 from ...replicas.kv.store.store_ops import FetchOp
 from ...replicas.kv.store.store_worker import StoreOpExecutor
 from ...replicas.types import BLOCK_TOKENS
-from .redis_store import RedisStore
+from ..prefix_store.redis_store import RedisStore
 
 __all__ = ["BlocksReader"]
 

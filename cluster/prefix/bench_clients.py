@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["CLIENTS", "getters"]
+__all__ = ["CLIENTS", "client_getters"]
 
 Get = Callable[[bytes], object]
 
@@ -14,7 +14,7 @@ PLAIN, HIREDIS, GLIDE = "redis-py, its own parser", "redis-py with hiredis", "va
 CLIENTS = (PLAIN, HIREDIS, GLIDE)
 
 
-def getters(path: Path) -> dict[str, Get]:
+def client_getters(path: Path) -> dict[str, Get]:
     """Return for each installed client of CLIENTS a function that reads a value by name from Redis at this socket."""
     made = {PLAIN: _redis_py(path, hiredis=False)}
     if importlib.util.find_spec("hiredis"):

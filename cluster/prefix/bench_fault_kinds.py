@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .bench_redis import RedisProcess, SlowProxy
 
-__all__ = ["KINDS", "PASSWORD", "USER", "Fault", "fault_of", "redis_in"]
+__all__ = ["KINDS", "PASSWORD", "USER", "RedisFault", "make_fault", "make_faulty_redis"]
 
 USER, PASSWORD = "motley", "right"
 ROOMY = "2gb"
@@ -19,7 +19,7 @@ KILL_EACH_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RedisFault:
     """A kind of fault.
 
     begin, end  start and end the fault; after `end` Redis is as before, except for lost values
@@ -33,52 +33,53 @@ class Fault:
     remote: bool = False
 
 
-def redis_in(folder: Path) -> RedisProcess:
+def make_faulty_redis(folder: Path) -> RedisProcess:
     """Return a Redis that is not yet started, set up like the embedded one, with a user whose password can change."""
     user = ("--user", USER, "on", f">{PASSWORD}", "~*", "+@all")
     return RedisProcess(folder, "--maxmemory", ROOMY, "--maxmemory-policy", "allkeys-lru", *user)
 
 
-def fault_of(kind: str, redis: RedisProcess, proxy: SlowProxy) -> Fault:
+def make_fault(kind: str, redis: RedisProcess, proxy: SlowProxy) -> RedisFault:
     """Return the fault of a kind in KINDS."""
     return KINDS[kind](redis, proxy)
 
 
-def _killed(redis: RedisProcess, proxy: SlowProxy) -> Fault:
-    return Fault(redis.kill, redis.start)
+def _killed(redis: RedisProcess, proxy: SlowProxy) -> RedisFault:
+    return RedisFault(redis.kill, redis.start)
 
 
-def _stopped(redis: RedisProcess, proxy: SlowProxy) -> Fault:
-    return Fault(redis.stop, redis.go_on)
+def _stopped(redis: RedisProcess, proxy: SlowProxy) -> RedisFault:
+    return RedisFault(redis.stop, redis.go_on)
 
 
-def _restarted(redis: RedisProcess, proxy: SlowProxy) -> Fault:
+def _restarted(redis: RedisProcess, proxy: SlowProxy) -> RedisFault:
     def again() -> None:
         redis.kill()
         redis.start()
 
-    return Fault(again, lambda: None, lasts=False)
+    return RedisFault(again, lambda: None, lasts=False)
 
 
-def _out_of_memory(redis: RedisProcess, proxy: SlowProxy) -> Fault:
-    return Fault(
-        lambda: _told(redis, "CONFIG SET maxmemory 1mb"), lambda: _told(redis, f"CONFIG SET maxmemory {ROOMY}")
+def _out_of_memory(redis: RedisProcess, proxy: SlowProxy) -> RedisFault:
+    return RedisFault(
+        lambda: _run_admin_command(redis, "CONFIG SET maxmemory 1mb"),
+        lambda: _run_admin_command(redis, f"CONFIG SET maxmemory {ROOMY}"),
     )
 
 
-def _late(redis: RedisProcess, proxy: SlowProxy) -> Fault:
-    return Fault(lambda: proxy.slow(delay_s=LATE_S), proxy.slow, remote=True)
+def _late(redis: RedisProcess, proxy: SlowProxy) -> RedisFault:
+    return RedisFault(lambda: proxy.slow(delay_s=LATE_S), proxy.slow, remote=True)
 
 
-def _wrong_password(redis: RedisProcess, proxy: SlowProxy) -> Fault:
+def _wrong_password(redis: RedisProcess, proxy: SlowProxy) -> RedisFault:
     def change() -> None:
-        _told(redis, f"ACL SETUSER {USER} resetpass >wrong")
+        _run_admin_command(redis, f"ACL SETUSER {USER} resetpass >wrong")
         redis.ask("CLIENT", "KILL", "USER", USER)
 
-    return Fault(change, lambda: _told(redis, f"ACL SETUSER {USER} resetpass >{PASSWORD}"))
+    return RedisFault(change, lambda: _run_admin_command(redis, f"ACL SETUSER {USER} resetpass >{PASSWORD}"))
 
 
-def _cut_off(redis: RedisProcess, proxy: SlowProxy) -> Fault:
+def _cut_off(redis: RedisProcess, proxy: SlowProxy) -> RedisFault:
     over = threading.Event()
 
     def cut() -> None:
@@ -92,10 +93,10 @@ def _cut_off(redis: RedisProcess, proxy: SlowProxy) -> Fault:
         over.set()
         cutter.join()
 
-    return Fault(cutter.start, end)
+    return RedisFault(cutter.start, end)
 
 
-KINDS: dict[str, Callable[[RedisProcess, SlowProxy], Fault]] = {
+KINDS: dict[str, Callable[[RedisProcess, SlowProxy], RedisFault]] = {
     "SIGKILL": _killed,
     "SIGSTOP": _stopped,
     "restarted empty": _restarted,
@@ -106,6 +107,6 @@ KINDS: dict[str, Callable[[RedisProcess, SlowProxy], Fault]] = {
 }
 
 
-def _told(redis: RedisProcess, line: str) -> None:
+def _run_admin_command(redis: RedisProcess, line: str) -> None:
     answer = redis.ask(*line.split())
     assert answer == b"+OK\r\n", f"{line}: {answer!r}"

@@ -25,11 +25,11 @@ from ...replicas.engine.startup.engine_builder import BuiltEngine
 from ...replicas.errors import MotleyError
 from ...replicas.sampling_params import SamplingParams
 from ...replicas.types import Request
-from .bench_fault_kinds import KINDS, PASSWORD, USER, Fault, fault_of, redis_in
+from .bench_fault_kinds import KINDS, PASSWORD, USER, RedisFault, make_fault, make_faulty_redis
 from .bench_redis import slow_proxy
-from .bench_replicas import FLUSH_S, Replicas, access_to
+from .bench_replicas import FLUSH_S, SharedWeightReplicas, bench_prefix_access
 
-__all__ = ["Faults", "faults"]
+__all__ = ["RedisFaultPlan", "measure_faults"]
 
 ROOM = 3  # prompts that fit into a replica's KV; prefixes take turns, so none is still there when it returns
 BUSY = 0.5  # share of the time that the replica needs to compute all requests
@@ -41,7 +41,7 @@ RECOVERY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
+class RedisFaultPlan:
     """Settings of the measurement.
 
     shape     model of the engines, a name in SHAPES
@@ -67,25 +67,25 @@ class Faults:
         return self.prefix_tokens + self.question_tokens + self.output_tokens
 
 
-def faults(plan: Faults, secret: bytes, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def measure_faults(plan: RedisFaultPlan, secret: bytes, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Measure all kinds of faults. Raises MotleyError if nothing comes from a healthy Redis."""
-    replicas = Replicas(plan.shape)
+    replicas = SharedWeightReplicas(plan.shape)
     room = ROOM * plan.tokens
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        redis = redis_in(Path(folder))
+        redis = make_faulty_redis(Path(folder))
         redis.start()
         with slow_proxy(redis.port) as proxy:
             near, far = f"unix://{USER}:{PASSWORD}@{redis.path}", f"redis://{USER}:{PASSWORD}@127.0.0.1:{proxy.port}"
             alone = replicas.engine(room)
-            sharing = [replicas.engine(room, access_to(url, secret)) for url in (near, far)]
+            sharing = [replicas.engine(room, bench_prefix_access(url, secret)) for url in (near, far)]
             try:
-                gap_s = _gap_s(alone, _Asked(plan, replicas.shape.vocab_size).round())
+                gap_s = _gap_s(alone, _FaultBenchRequests(plan, replicas.shape.vocab_size).round())
                 for kind in plan.kinds:
                     say(f"Redis under load: {kind}")
-                    fault = fault_of(kind, redis, proxy)
-                    asked = _Asked(plan, replicas.shape.vocab_size)
-                    rows += _rows(plan, kind, _Trial(fault, alone, sharing[fault.remote], asked, gap_s).run())
+                    fault = make_fault(kind, redis, proxy)
+                    asked = _FaultBenchRequests(plan, replicas.shape.vocab_size)
+                    rows += _rows(plan, kind, _FaultTrial(fault, alone, sharing[fault.remote], asked, gap_s).run())
             finally:
                 for built in (alone, *sharing):
                     built.close()
@@ -94,7 +94,7 @@ def faults(plan: Faults, secret: bytes, say: Callable[[str], None]) -> list[dict
 
 
 @dataclass(slots=True)
-class _Answer:
+class _FaultBenchAnswer:
     """Response to one request.
 
     began   when the request was due, by `time.monotonic`
@@ -114,7 +114,7 @@ class _Answer:
 
 
 @dataclass(slots=True)
-class _Found:
+class _FaultSamples:
     """Measurements of one kind of fault.
 
     sharing, alone  answers of the same requests with Redis and without, except those that began before the fault
@@ -123,14 +123,14 @@ class _Found:
     recovery_s      seconds from the end of the fault until the first value was read; None: none was
     """
 
-    sharing: list[_Answer] = field(default_factory=list)
-    alone: list[_Answer] = field(default_factory=list)
+    sharing: list[_FaultBenchAnswer] = field(default_factory=list)
+    alone: list[_FaultBenchAnswer] = field(default_factory=list)
     failed: int = 0
     used_s: float | None = None
     recovery_s: float | None = None
 
 
-def _rows(plan: Faults, kind: str, found: _Found) -> Iterator[dict[str, Any]]:
+def _rows(plan: RedisFaultPlan, kind: str, found: _FaultSamples) -> Iterator[dict[str, Any]]:
     ours, theirs = ([1e3 * one.ttft_s for one in answers if not one.failed] for answers in (found.sharing, found.alone))
     workload: dict[str, Any] = {"redis": kind, "shape": plan.shape, "prefix_tokens": plan.prefix_tokens}
     workload["requests"] = len(found.sharing)
@@ -151,10 +151,10 @@ def _rows(plan: Faults, kind: str, found: _Found) -> Iterator[dict[str, Any]]:
     yield row("fault_recovery", workload, "s", [RECOVERY_S if found.recovery_s is None else found.recovery_s])
 
 
-class _Asked:
+class _FaultBenchRequests:
     """Endless requests, prefix by prefix and round by round; no question is repeated."""
 
-    def __init__(self, plan: Faults, vocabulary: int) -> None:
+    def __init__(self, plan: RedisFaultPlan, vocabulary: int) -> None:
         self.plan, self._vocabulary = plan, vocabulary
         self._numbers = itertools.count()
 
@@ -172,19 +172,21 @@ class _Asked:
         return list(itertools.islice(self, self.plan.prefixes))
 
 
-class _Trial:
+class _FaultTrial:
     """Measurement of one kind of fault, which begins and ends in the middle of a round."""
 
-    def __init__(self, fault: Fault, alone: BuiltEngine, sharing: BuiltEngine, asked: _Asked, gap_s: float) -> None:
+    def __init__(
+        self, fault: RedisFault, alone: BuiltEngine, sharing: BuiltEngine, asked: _FaultBenchRequests, gap_s: float
+    ) -> None:
         self._fault, self._alone, self._sharing, self._asked = fault, alone, sharing, asked
         assert sharing.access is not None
         self._gap_s, self._store = gap_s, sharing.access.store
-        self._act: _Act | None = None
+        self._act: _BackgroundAction | None = None
         self._lasting = False
 
-    def run(self) -> _Found:
+    def run(self) -> _FaultSamples:
         self._warm()
-        found = _Found()
+        found = _FaultSamples()
         try:
             for number in range(self._asked.plan.rounds + LATE_ROUNDS):
                 if number < self._asked.plan.rounds or not found.sharing:  # else the fault was late
@@ -204,24 +206,24 @@ class _Trial:
         values = plan.prefixes * (plan.prefix_tokens // stats.value_tokens)
         for _ in range(WARM_ROUNDS):
             before, requests = self._hits, self._asked.round()
-            _load(self._sharing, iter(requests), self._gap_s)
+            _send_requests(self._sharing, iter(requests), self._gap_s)
             self._sharing.flush(FLUSH_S)
             if 2 * (self._hits - before) >= values:
                 return
         raise MotleyError(f"nothing comes from Redis although it is well: {self._sharing.prefix_stats()}")
 
-    def _round(self, found: _Found, number: int) -> None:
+    def _round(self, found: _FaultSamples, number: int) -> None:
         """Run one round on both replicas, starting with each of them alternately."""
         requests = self._asked.round()
         since = 0.0
         for with_redis in (False, True) if number % 2 else (True, False):
             if not with_redis:
-                alone = _load(self._alone, iter(requests), self._gap_s, seed=number)
+                alone = _send_requests(self._alone, iter(requests), self._gap_s, seed=number)
             elif self._lasting:
-                sharing = _load(self._sharing, iter(requests), self._gap_s, seed=number)
+                sharing = _send_requests(self._sharing, iter(requests), self._gap_s, seed=number)
             else:
-                act = self._act = _Act(self._fault.begin)
-                sharing = _load(self._sharing, iter(requests), self._gap_s, act.in_the_midst, number)
+                act = self._act = _BackgroundAction(self._fault.begin)
+                sharing = _send_requests(self._sharing, iter(requests), self._gap_s, act.in_the_midst, number)
                 act.join()
                 self._lasting, since = self._fault.lasts, act.began
         for ours, theirs in zip(sharing, alone, strict=True):
@@ -231,12 +233,12 @@ class _Trial:
             found.alone.append(theirs)
             found.failed += ours.failed or ours.said != theirs.said
 
-    def _recover(self, found: _Found) -> None:
+    def _recover(self, found: _FaultSamples) -> None:
         """End the fault under continuous load, and measure how long Redis takes to be useful again.
 
         An empty Redis has nothing of a prefix before that has been requested again.
         """
-        act = self._act = _Act(self._fault.end if self._lasting else self._fault.begin)
+        act = self._act = _BackgroundAction(self._fault.end if self._lasting else self._fault.begin)
         hits = stored = 0
 
         def going(ended: int) -> bool:
@@ -252,7 +254,7 @@ class _Trial:
                 found.recovery_s = back_s
             return found.recovery_s is None and back_s < RECOVERY_S
 
-        answers = _load(self._sharing, self._asked, BUSY * self._gap_s, going)
+        answers = _send_requests(self._sharing, self._asked, BUSY * self._gap_s, going)
         found.failed += sum(one.failed for one in answers)
         act.join()
         self._lasting = False
@@ -266,7 +268,7 @@ class _Trial:
         return self._store.stats().stored
 
 
-class _Act:
+class _BackgroundAction:
     """Action on Redis beside the load, on a thread of its own.
 
     began, ended  times by `time.monotonic`; infinite until the action has begun or ended
@@ -297,27 +299,27 @@ class _Act:
 def _gap_s(alone: BuiltEngine, requests: Sequence[Request]) -> float:
     """Measure and return the mean seconds between two requests that give the wanted load."""
     began = time.monotonic()
-    _load(alone, iter(requests), 0.0)
+    _send_requests(alone, iter(requests), 0.0)
     return (time.monotonic() - began) / len(requests) / BUSY
 
 
-def _load(
+def _send_requests(
     built: BuiltEngine,
     requests: Iterator[Request],
     gap_s: float,
     going: Callable[[int], bool] = lambda ended: True,
     seed: int = 0,
-) -> list[_Answer]:
+) -> list[_FaultBenchAnswer]:
     """Send each request when it is due, as long as `going` allows for the number of ended ones; return the answers."""
     core, distances, under_way = built.core, random.Random(seed), 0
-    answers: list[_Answer] = []
+    answers: list[_FaultBenchAnswer] = []
     due, coming = time.monotonic(), next(requests, None)
     while coming is not None or under_way:
         if coming is not None and not going(len(answers) - under_way):
             coming = None
         while coming is not None and due <= time.monotonic():
             core.add(len(answers), coming)
-            answers.append(_Answer(due))
+            answers.append(_FaultBenchAnswer(due))
             under_way += 1
             due, coming = due + gap_s * distances.expovariate(1.0), next(requests, None)
         if not under_way and coming is not None:

@@ -24,7 +24,7 @@ from ...replicas.model.checkpoint_inspection import inspect_checkpoint
 from ...replicas.text.tokenizer.tokenizer import Tokenizer
 from ...replicas.types import BLOCK_TOKENS
 
-__all__ = ["WAYS", "Numerics", "Told", "numerics", "told_of"]
+__all__ = ["WAYS", "ForeignKvDeviation", "NumericsPlan", "measure_deviations", "measure_numerics"]
 
 # The dtypes in which KV is computed, stored and read. fp32 stands for fp16, which CPUs do not compute in: KV that was
 # stored in float16 is the same in both. The first row is the control.
@@ -42,7 +42,7 @@ WAYS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numerics:
+class NumericsPlan:
     """Settings of the measurement.
 
     ways    dtypes in which KV is computed, stored and read
@@ -58,7 +58,7 @@ class Numerics:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ForeignKvDeviation:
     """Difference between a reader's predictions with KV from a record and with its own KV, after the prefix.
 
     nats    mean KL divergence of the next token's distribution
@@ -71,10 +71,10 @@ class Told:
     others: float
 
 
-class _Side:
+class _DtypeEngine:
     """Engine of the demo model in one dtype, on this machine's CPU."""
 
-    def __init__(self, dtype: str, plan: Numerics) -> None:
+    def __init__(self, dtype: str, plan: NumericsPlan) -> None:
         config = EngineConfig(dtype=dtype, threads=usable_cores(), prefix_cache="memory", kv_memory_bytes=2**24)
         self.ops, why = choose_operators(config, inspect_checkpoint(demo_path()).config.dtype)
         loaded = load_model(demo_path(), self.ops)
@@ -98,9 +98,9 @@ class _Side:
             yield RoundingTrial(runner, runner.swapper, host, range(plan.prefix // BLOCK_TOKENS), allocation)
 
 
-def numerics(plan: Numerics, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def measure_numerics(plan: NumericsPlan, say: Callable[[str], None]) -> list[dict[str, Any]]:
     rows = []
-    for (computed, wire, read), each in told_of(plan, say):
+    for (computed, wire, read), each in measure_deviations(plan, say):
         workload = {
             "computed_in": computed, "records_in": wire, "read_in": read, "prefix_tokens": plan.prefix,
             "tokens": plan.probed * len(each),
@@ -113,25 +113,27 @@ def numerics(plan: Numerics, say: Callable[[str], None]) -> list[dict[str, Any]]
     return rows
 
 
-def told_of(plan: Numerics, say: Callable[[str], None]) -> Iterator[tuple[tuple[str, str, str], list[Told]]]:
+def measure_deviations(
+    plan: NumericsPlan, say: Callable[[str], None]
+) -> Iterator[tuple[tuple[str, str, str], list[ForeignKvDeviation]]]:
     """Yield for each way of `plan.ways` the differences of each text."""
     whole = plan.prefix + plan.probed
     text = (demo_path() / "heldout.txt").read_text(encoding="utf-8")
     ids = Tokenizer.load(demo_path()).encode(text)
     texts = [ids[i * whole : (i + 1) * whole] for i in range(plan.texts)]
-    sides = {dtype: _Side(dtype, plan) for dtype in sorted({dtype for way in plan.ways for dtype in way[::2]})}
+    sides = {dtype: _DtypeEngine(dtype, plan) for dtype in sorted({dtype for way in plan.ways for dtype in way[::2]})}
     try:
         for way in plan.ways:
             computed, wire, read = way
             say(f"KV computed in {computed}, stored in {wire}, read in {read}")
             with sides[computed].trial(wire) as writer, sides[read].trial(wire) as reader:
-                yield way, [_told(writer, reader, tokens) for tokens in texts]
+                yield way, [_measure_deviation(writer, reader, tokens) for tokens in texts]
     finally:
         for side in sides.values():
             side.close()
 
 
-def _told(writer: RoundingTrial, reader: RoundingTrial, tokens: Sequence[int]) -> Told:
+def _measure_deviation(writer: RoundingTrial, reader: RoundingTrial, tokens: Sequence[int]) -> ForeignKvDeviation:
     prefix, rest = tokens[: writer.known], tokens[writer.known :]
     writer.compute(prefix)
     record = writer.record()
@@ -142,7 +144,7 @@ def _told(writer: RoundingTrial, reader: RoundingTrial, tokens: Sequence[int]) -
     assert restored, "the demo's KV is in any dtype's range"
     given = reader.logits(rest)
     logs, others = own.log_softmax(-1), given.log_softmax(-1)
-    return Told(
+    return ForeignKvDeviation(
         nats=float((logs.exp() * (logs - others)).sum(-1).mean()),
         logit=float((own - given).abs().max()),
         others=float((own.argmax(-1) != given.argmax(-1)).float().mean()),

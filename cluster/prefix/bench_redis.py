@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..failures import ConfigurationError
-from .server import find_redis
-from .wire import command
+from ..prefix_store.embedded_redis import find_redis
+from ..prefix_store.redis_wire import encode_command
+from ..service_errors import ConfigurationError
 
-__all__ = ["RedisProcess", "SlowProxy", "ask", "slow_proxy"]
+__all__ = ["RedisProcess", "SlowProxy", "ping_socket", "slow_proxy"]
 
 _START_S = 10.0
 
@@ -69,19 +69,19 @@ class RedisProcess:
         self._signal(signal.SIGCONT)
 
     def ask(self, *words: str) -> bytes | None:
-        return ask(self.path, *words)
+        return ping_socket(self.path, *words)
 
     def _signal(self, number: signal.Signals) -> None:
         assert self.process is not None
         os.kill(self.process.pid, number)
 
 
-def ask(path: Path, *words: str) -> bytes | None:
+def ping_socket(path: Path, *words: str) -> bytes | None:
     """Send one command on a connection of its own; return the beginning of the reply, or None if nobody answers."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(10)
         connection.connect(str(path))
-        connection.sendall(command(*(word.encode() for word in words)))
+        connection.sendall(encode_command(*(word.encode() for word in words)))
         return connection.recv(65_536)
     return None
 

@@ -23,17 +23,17 @@ from ...replicas.model.checkpoint_inspection import inspect_checkpoint
 from ...replicas.sampling_params import SamplingParams
 from ...replicas.types import BLOCK_TOKENS, Request
 from ..bench.checkpoint import random_checkpoint
-from .redis_store import RedisStore
-from .source import RedisSource
+from ..prefix_store.redis_source import RedisSource
+from ..prefix_store.redis_store import RedisStore
 
-__all__ = ["QUESTION", "Replicas", "first_tokens"]
+__all__ = ["QUESTION", "SharedWeightReplicas", "measure_first_tokens"]
 
 QUESTION = 16  # tokens after the prefix, which are new in each request
 FLUSH_S = 60.0
 _QUEUE_BYTES = 1 << 30
 
 
-class Replicas:
+class SharedWeightReplicas:
     """Factory of engines for one model with random weights, which they share as they would share a file.
 
     threads  threads of each engine; None: all cores
@@ -60,13 +60,13 @@ class Replicas:
         return built
 
 
-def access_to(url: str, secret: bytes) -> PrefixStoreAccess:
+def bench_prefix_access(url: str, secret: bytes) -> PrefixStoreAccess:
     source = RedisSource(url=url, secret=secret, queue_bytes=_QUEUE_BYTES)
     return PrefixStoreAccess(RedisStore(source), secret)
 
 
-def first_tokens(
-    replicas: Replicas, name: str, url: str, secret: bytes, lengths: Sequence[int], repeats: int,
+def measure_first_tokens(
+    replicas: SharedWeightReplicas, name: str, url: str, secret: bytes, lengths: Sequence[int], repeats: int,
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Measure the time to first token for prefixes of several lengths, which one replica stored and another one reads.
@@ -76,7 +76,7 @@ def first_tokens(
     """
     room = max(lengths) + QUESTION + 1
     alone = replicas.engine(room)
-    writer, reader = (replicas.engine(room, access_to(url, secret), after) for after in (1, 2))
+    writer, reader = (replicas.engine(room, bench_prefix_access(url, secret), after) for after in (1, 2))
     try:
         rows, medians = [], []
         for length in lengths:

@@ -14,27 +14,27 @@ from typing import Any
 from ...replicas.bench.report import row
 from ...replicas.simulated.sharing_replica import SharingReplica, SimulatedStore
 from ...replicas.types import BLOCK_TOKENS
-from ..bench.lengths import Lengths
-from ..routing.predict import Slo
-from ..simulation.fleet import SimulatedReplica, find_model_shape, fleet
-from ..simulation.measure import Measured, measured
+from ..routing.prediction.latency_model import Slo
+from ..simulation.fleet_simulation import simulate
+from ..simulation.length_distribution import LengthDistribution
 from ..simulation.motley_router import MotleyRouter
-from ..simulation.simulate import simulate
-from ..simulation.traffic import Reuse, arrivals
+from ..simulation.simulated_fleet import SimulatedReplica, find_model_shape, simulated_fleet
+from ..simulation.simulation_metrics import SimulationMetrics, measure_outcome
+from ..simulation.traffic import PrefixReuse, poisson_arrivals
 
-__all__ = ["Fleet", "routed"]
+__all__ = ["RoutedFleetPlan", "simulate_routed_fleet"]
 
 MODEL = "qwen2.5-7b"
 INGRESSES = 2
 SEEN, UNSEEN, NONE = "redis, seen by the router", "redis, not seen by the router", "no redis"
-_LENGTHS = Lengths("uniform", 512, 2048)  # lengths of prefixes, in tokens
+_LENGTHS = LengthDistribution("uniform", 512, 2048)  # lengths of prefixes, in tokens
 _SHARE = 0.8  # share of requests that have a prefix
 _SLO = Slo(ttft_s=3.0, tpot_s=0.1)
 _NEVER = 1e9  # seconds to fetch a token where nothing is fetched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class RoutedFleetPlan:
     """Settings of a simulated fleet, of whose run `seconds` count after `warm_up_s`.
 
     prefixes  number of prefixes, a few of them popular (Zipf)
@@ -50,7 +50,7 @@ class Fleet:
     memory: int = 16 << 30
 
 
-def routed(plan: Fleet, bytes_per_s: float, token_bytes: int) -> Iterator[dict[str, Any]]:
+def simulate_routed_fleet(plan: RoutedFleetPlan, bytes_per_s: float, token_bytes: int) -> Iterator[dict[str, Any]]:
     """Simulate the routers and yield rows of results.
 
     token_bytes  bytes of a token's KV in a value
@@ -73,8 +73,8 @@ def routed(plan: Fleet, bytes_per_s: float, token_bytes: int) -> Iterator[dict[s
         yield from ({**each, "source": "simulated"} for each in rows)
 
 
-def _run(plan: Fleet, side: str, bytes_per_s: float, token_bytes: int, seed: int) -> Measured:
-    replicas = fleet(plan.fleet, find_model_shape(MODEL), seed)
+def _run(plan: RoutedFleetPlan, side: str, bytes_per_s: float, token_bytes: int, seed: int) -> SimulationMetrics:
+    replicas = simulated_fleet(plan.fleet, find_model_shape(MODEL), seed)
     fetch_s = token_bytes / bytes_per_s
     shelf = SimulatedStore(plan.memory // (token_bytes * BLOCK_TOKENS))
     make = partial(_replica, shelf=shelf, fetch_s=_NEVER if side == NONE else fetch_s)
@@ -82,9 +82,11 @@ def _run(plan: Fleet, side: str, bytes_per_s: float, token_bytes: int, seed: int
         MotleyRouter(replicas, _SLO, 1000 * seed + number, fetch_s=fetch_s if side == SEEN else None)
         for number in range(INGRESSES)
     ]
-    reuse, ends = Reuse(_SHARE, plan.prefixes, _LENGTHS), plan.warm_up_s + plan.seconds
-    outcome = simulate(replicas, arrivals(plan.requests_per_s, ends, seed, reuse=reuse), routers, seed, make=make)
-    return measured(outcome, _SLO, plan.warm_up_s, ends)
+    reuse, ends = PrefixReuse(_SHARE, plan.prefixes, _LENGTHS), plan.warm_up_s + plan.seconds
+    outcome = simulate(
+        replicas, poisson_arrivals(plan.requests_per_s, ends, seed, reuse=reuse), routers, seed, make=make
+    )
+    return measure_outcome(outcome, _SLO, plan.warm_up_s, ends)
 
 
 def _replica(replica: SimulatedReplica, *, shelf: SimulatedStore, fetch_s: float) -> SharingReplica:

@@ -16,14 +16,14 @@ from typing import Any
 from ...replicas.bench.report import row
 from ...replicas.simulated.simulated_device import SimulatedDevice, find_model_shape, find_table_device
 
-__all__ = ["GPUS", "simulated"]
+__all__ = ["GPUS", "simulate_savings"]
 
 GPUS = ("P40", "T4", "A10", "H100")
 MODEL = "qwen2.5-7b"
 CHUNK = 512  # prompt tokens of a step
 
 
-def simulated(
+def simulate_savings(
     bytes_per_s: float, token_bytes: int, value_tokens: int, lengths: Sequence[int], question: int
 ) -> list[dict[str, Any]]:
     """Return rows with the time to first token with Redis and without, on each GPU of GPUS.

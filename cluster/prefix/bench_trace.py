@@ -16,9 +16,9 @@ from ...replicas.errors import MotleyError
 from ...replicas.host.cpu_cores import usable_cores
 from ...replicas.sampling_params import SamplingParams
 from ...replicas.types import Request
-from .bench_replicas import FLUSH_S, Replicas, access_to
+from .bench_replicas import FLUSH_S, SharedWeightReplicas, bench_prefix_access
 
-__all__ = ["Trace", "trace"]
+__all__ = ["TenantTracePlan", "measure_trace"]
 
 REPLICAS = 2
 AT_A_TIME = 2  # concurrent requests of each replica
@@ -26,7 +26,7 @@ ROOM = 3  # prompts that fit into a replica's KV
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class TenantTracePlan:
     """Settings of the trace.
 
     turns          repetitions with Redis and without
@@ -52,7 +52,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _TraceTurn:
     """Measurements of one turn.
 
     tokens_per_s  tokens of prompts and answers per second
@@ -67,17 +67,17 @@ class _Turn:
     reused: int
 
 
-def trace(plan: Trace, url: str, secret: bytes, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def measure_trace(plan: TenantTracePlan, url: str, secret: bytes, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Run the same requests alternately with Redis and without, and return rows of results.
 
     First the prefixes are new to Redis too. Then replicas have been replaced: their own KV is empty, while Redis has
     the prefixes. Finally no two requests have a common prefix. Raises MotleyError if answers differ.
     """
-    replicas = Replicas(plan.shape, max(1, usable_cores() // REPLICAS))
+    replicas = SharedWeightReplicas(plan.shape, max(1, usable_cores() // REPLICAS))
     room, vocabulary = ROOM * plan.tokens, replicas.shape.vocab_size
     without = [replicas.engine(room) for _ in range(REPLICAS)]
-    sharing = [replicas.engine(room, access_to(url, secret)) for _ in range(REPLICAS)]
-    sides = _Sides(plan, sharing, without, say)
+    sharing = [replicas.engine(room, bench_prefix_access(url, secret)) for _ in range(REPLICAS)]
+    sides = _TraceComparison(plan, sharing, without, say)
     try:
         for turn in range(plan.turns):
             sides.turn("shared_prefixes", turn, _shared(plan, turn, vocabulary, 0))
@@ -90,14 +90,18 @@ def trace(plan: Trace, url: str, secret: bytes, say: Callable[[str], None]) -> l
             built.close()
 
 
-class _Sides:
+class _TraceComparison:
     """Measurements by metric: for each turn a pair, with Redis and without."""
 
     def __init__(
-        self, plan: Trace, sharing: Sequence[BuiltEngine], without: Sequence[BuiltEngine], say: Callable[[str], None]
+        self,
+        plan: TenantTracePlan,
+        sharing: Sequence[BuiltEngine],
+        without: Sequence[BuiltEngine],
+        say: Callable[[str], None],
     ) -> None:
         self._plan, self._sharing, self._without, self._say = plan, sharing, without, say
-        self._found: dict[str, list[tuple[_Turn, _Turn]]] = {}
+        self._found: dict[str, list[tuple[_TraceTurn, _TraceTurn]]] = {}
 
     def turn(self, metric: str, number: int, requests: Sequence[Request]) -> None:
         self._say(f"{metric.replace('_', ' ')}, turn {number + 1}")
@@ -117,10 +121,10 @@ class _Sides:
                 milliseconds = lambda one: [1e3 * seconds for seconds in one.ttft_s]  # noqa: E731
                 yield self._row(f"{metric}_ttft", workload, turns, milliseconds, unit="ms")
 
-    def _run(self, engines: Sequence[BuiltEngine], requests: Sequence[Request]) -> _Turn:
+    def _run(self, engines: Sequence[BuiltEngine], requests: Sequence[Request]) -> _TraceTurn:
         return _run(engines, requests, self._plan.tokens)
 
-    def _workload(self, metric: str, turns: Sequence[tuple[_Turn, _Turn]]) -> dict[str, Any]:
+    def _workload(self, metric: str, turns: Sequence[tuple[_TraceTurn, _TraceTurn]]) -> dict[str, Any]:
         plan, count = self._plan, sum(len(ours.said) for ours, _ in turns)
         workload: dict[str, Any] = {"shape": plan.shape, "replicas": REPLICAS, "requests": count, "turns": len(turns)}
         if metric != "no_reuse":
@@ -133,8 +137,8 @@ class _Sides:
         return {**workload, "reused": round(reused, 3), "reused_without": round(alone, 3), "ratio_of_turns": spread}
 
     def _row(
-        self, metric: str, workload: dict[str, Any], turns: Sequence[tuple[_Turn, _Turn]],
-        samples: Callable[[_Turn], list[float]], unit: str,
+        self, metric: str, workload: dict[str, Any], turns: Sequence[tuple[_TraceTurn, _TraceTurn]],
+        samples: Callable[[_TraceTurn], list[float]], unit: str,
     ) -> dict[str, Any]:  # fmt: skip
         ours, theirs = ([value for pair in turns for value in samples(pair[side])] for side in (0, 1))
         return row(
@@ -142,7 +146,7 @@ class _Sides:
         )
 
 
-def _shared(plan: Trace, turn: int, vocabulary: int, first: int) -> list[Request]:
+def _shared(plan: TenantTracePlan, turn: int, vocabulary: int, first: int) -> list[Request]:
     """Return requests of tenants with their shared prefixes.
 
     first  number of the first question
@@ -159,18 +163,18 @@ def _shared(plan: Trace, turn: int, vocabulary: int, first: int) -> list[Request
     ]  # fmt: skip
 
 
-def _unique(plan: Trace, turn: int, vocabulary: int) -> list[Request]:
+def _unique(plan: TenantTracePlan, turn: int, vocabulary: int) -> list[Request]:
     length = plan.prefix_tokens + plan.question_tokens
     begin = 100_000 * (turn + 1)
     return [_request(plan, "bench", prompt(length, vocabulary, begin + number)) for number in range(plan.unique)]
 
 
-def _request(plan: Trace, tenant: str, tokens: Sequence[int]) -> Request:
+def _request(plan: TenantTracePlan, tenant: str, tokens: Sequence[int]) -> Request:
     params = SamplingParams(temperature=0.0, max_tokens=plan.output_tokens, ignore_eos=True, seed=0)
     return Request("bench", tuple(tokens), params, tenant=tenant, cache_salt=tenant.encode())
 
 
-def _run(engines: Sequence[BuiltEngine], requests: Sequence[Request], tokens: int) -> _Turn:
+def _run(engines: Sequence[BuiltEngine], requests: Sequence[Request], tokens: int) -> _TraceTurn:
     """Run each engine on a thread of its own, as separate replicas would; their own KV is empty at first."""
     said: list[list[int]] = [[] for _ in requests]
     cached, first = [0] * len(requests), [0.0] * len(requests)
@@ -195,7 +199,7 @@ def _run(engines: Sequence[BuiltEngine], requests: Sequence[Request], tokens: in
         built.flush(FLUSH_S)
     if failures:
         raise failures[0]
-    return _Turn(len(requests) * tokens / seconds, first, said, sum(cached))
+    return _TraceTurn(len(requests) * tokens / seconds, first, said, sum(cached))
 
 
 def _serve(

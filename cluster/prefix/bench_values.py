@@ -17,13 +17,13 @@ from ...replicas.bench.report import row
 from ...replicas.errors import MotleyError
 from ...replicas.kv.store.prefix_store import ValueQuery
 from ...replicas.kv.store.sealed_record import Geometry, RecordSealer
+from ..prefix_store.embedded_redis import EmbeddedRedis
+from ..prefix_store.redis_source import RedisSource
+from ..prefix_store.redis_store import RedisStore
 from .bench_blocks import BlocksReader
-from .bench_clients import CLIENTS, getters
-from .redis_store import RedisStore
-from .server import OwnRedis
-from .source import RedisSource
+from .bench_clients import CLIENTS, client_getters
 
-__all__ = ["HEADS", "HEAD_DIM", "LAYERS", "mib", "of_size"]
+__all__ = ["HEADS", "HEAD_DIM", "LAYERS", "measure_value_size", "value_mib"]
 
 GIVEN_S = 60.0  # deadline, long enough to play no role in what is measured
 LAYERS, HEAD_DIM, HEADS = 28, 128, 4  # those of Qwen2.5-7B
@@ -32,12 +32,12 @@ COPIED_BYTES = 256 << 20
 KEYS = 4
 
 
-def mib(geometry: Geometry) -> float:
+def value_mib(geometry: Geometry) -> float:
     return round(geometry.size / 2**20, 2)
 
 
-def of_size(
-    own: OwnRedis, secret: bytes, tokens: int, connections: int, moved: int, repeats: int
+def measure_value_size(
+    own: EmbeddedRedis, secret: bytes, tokens: int, connections: int, moved: int, repeats: int
 ) -> Iterator[dict[str, Any]]:
     """Measure values of `tokens` tokens and yield rows of results. Each connection has a store with one writer.
 
@@ -53,7 +53,7 @@ def of_size(
         for _ in range(repeats):
             for name, side in sides.items():
                 samples[name].append(side())
-    workload = {"value_mib": mib(geometry), "connections": connections}
+    workload = {"value_mib": value_mib(geometry), "connections": connections}
     compared = [("get", peer, peer) for peer in (*CLIENTS, "memcpy")] + [("get", "redis-benchmark", "benchmark get")]
     for metric in ("read_open_verify", "read_into_blocks"):
         compared += [(metric, f"{name}, not opened", name) for name in CLIENTS] + [(metric, "memcpy", "memcpy")]
@@ -63,7 +63,7 @@ def of_size(
 
 
 def _sides(
-    own: OwnRedis, secret: bytes, stores: Sequence[RedisStore], geometry: Geometry, count: int
+    own: EmbeddedRedis, secret: bytes, stores: Sequence[RedisStore], geometry: Geometry, count: int
 ) -> dict[str, Callable[[], float]]:
     """Return, by name, functions that move `count` values over each connection and return GB/s.
 
@@ -99,16 +99,16 @@ def _sides(
             for key in keys:
                 assert client(store.name_of(key)), name
 
-        return lambda: _rate(total, lambda: _together(peer, connections))
+        return lambda: _rate(total, lambda: _run_in_parallel(peer, connections))
 
     memcpy = _memcpy(size, count * connections)
     sides = {
-        "get": lambda: _rate(total, lambda: _together(get, connections)),
-        "read_open_verify": lambda: _rate(total, lambda: _together(read, connections)),
-        "read_into_blocks": lambda: _rate(total, lambda: _together(into_blocks, connections)),
-        **{name: theirs(name, client) for name, client in getters(own.socket).items()},
+        "get": lambda: _rate(total, lambda: _run_in_parallel(get, connections)),
+        "read_open_verify": lambda: _rate(total, lambda: _run_in_parallel(read, connections)),
+        "read_into_blocks": lambda: _rate(total, lambda: _run_in_parallel(into_blocks, connections)),
+        **{name: theirs(name, client) for name, client in client_getters(own.socket).items()},
         "memcpy": lambda: _rate(total, memcpy),
-        "set": lambda: _rate(total, lambda: _together(write, connections)),
+        "set": lambda: _rate(total, lambda: _run_in_parallel(write, connections)),
     }
     benchmark = shutil.which("redis-benchmark")
     for name in ("set", "get") if benchmark is not None else ():  # first set what is read afterwards
@@ -141,7 +141,7 @@ def _write(store: RedisStore, items: Sequence[tuple[bytes, list[bytes | memoryvi
     assert store.stats().stored == before + len(items), store.stats()
 
 
-def _together(one: Callable[[int], None], times: int) -> None:
+def _run_in_parallel(one: Callable[[int], None], times: int) -> None:
     threads = [threading.Thread(target=one, args=(at,)) for at in range(1, times)]
     for thread in threads:
         thread.start()

@@ -7,9 +7,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from . import http_codes
-from .page import PAGE, page
+from .reference_page import PAGE, write_reference
 
 codes = http_codes.write()  # first: the page tells of them
-PAGE.write_text(page(), encoding="utf-8")
+PAGE.write_text(write_reference(), encoding="utf-8")
 for path in (codes, PAGE):
     print(f"written: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")

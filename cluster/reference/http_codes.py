@@ -7,23 +7,30 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from ..edge.edge import ANSWERS
-from ..web.openapi import CODES
-from .errors_part import served
-from .raised import FAMILY, by_file
+from ..security.edge.haproxy_config import ERROR_PAGES
+from ..transport.http_server.openapi import CODES
+from .errors_section import client_errors
+from .raised_codes import FAMILY, raised_by_file
 
 # The checks before every route, and the module of the HTTP framework's own errors.
-_DOOR = (Path("cluster/auth"), Path("cluster/edge"), Path("cluster/web"), Path("cluster/errors.py"))
-_REFUSED = tuple(Path(f"cluster/protocols/{protocol}_refused.py") for protocol in ("openai", "kserve"))
+_DOOR = (Path("cluster/security"), Path("cluster/transport"), Path("cluster/request_errors.py"))
+_REFUSED = (Path("cluster/api/openai/openai_refused.py"), Path("cluster/api/kserve/rest/kserve_refused.py"))
 # Code that no route leads to: the control plane, starting, planning, simulation, updates; and gRPC's translators.
-_FOLDERS = ("cluster/control", "cluster/fleet", "cluster/plan", "cluster/scaling", "cluster/simulation")
-_ELSEWHERE = tuple(map(Path, (*_FOLDERS, "cluster/weights.py", "replicas/updates")))
-_GRPC = ("*_rpcs.py", "rpc.py", "servicers.py", "unparsed.py", "vllm*.py", "motley*.py")
+_ELSEWHERE = tuple(map(Path, ("cluster/fleet", "cluster/simulation", "replicas/updates")))
+_GRPC = (
+    "*_rpcs.py",
+    "rpc_methods.py",
+    "servicers.py",
+    "unparsed_request.py",
+    "vllm*.py",
+    "tokenizer_archive.py",
+    "motley*.py",
+)
 
 
 def http_codes() -> str:
     """Return the contents of CODES: codes by origin and status, as JSON."""
-    edge = sorted({(status, code) for status, _, code in ANSWERS})
+    edge = sorted({(status, code) for status, _, code in ERROR_PAGES})
     places = {"door": _DOOR, "refused": _REFUSED}
     behind = _codes(lambda path: not _below(path, (*_DOOR, *_REFUSED)))
     groups: dict[str, Iterable[tuple[int, str | None]]] = {"edge": edge, "routes": behind}
@@ -40,9 +47,9 @@ def _codes(wanted: Callable[[Path], bool]) -> list[tuple[int, str | None]]:
     """Return codes with their statuses, of the files that are wanted and that a route may lead to."""
     return [
         (FAMILY[one.kind].status, one.code)
-        for path, found in by_file().items()
+        for path, found in raised_by_file().items()
         if wanted(path) and not _below(path, _ELSEWHERE) and not any(map(path.match, _GRPC))
-        for one in served(found)
+        for one in client_errors(found)
     ]
 
 

@@ -16,7 +16,7 @@ _VALUE = re.compile(r"^\s*(\w+)\s*=\s*(\d+)")
 
 
 @dataclass(slots=True)
-class Line:
+class ProtoLine:
     """An RPC, a field or a value: its name, its type, and its comment.
 
     default   for a field: what its absence means; empty for lists, maps and messages, which are then absent
@@ -29,38 +29,38 @@ class Line:
 
 
 @dataclass(slots=True)
-class Block:
+class ProtoBlock:
     """A service, message or enum. `name` is as written; a nested one's is `Outer.Inner`."""
 
     kind: str
     name: str
     doc: str
-    lines: list[Line] = field(default_factory=list)
+    lines: list[ProtoLine] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class ProtoFile:
     package: str
     doc: str
-    blocks: list[Block]
+    blocks: list[ProtoBlock]
 
-    def of(self, kind: str) -> Iterator[Block]:
+    def of(self, kind: str) -> Iterator[ProtoBlock]:
         return (block for block in self.blocks if block.kind == kind)
 
 
-def read(path: Path) -> ProtoFile:
+def read_proto(path: Path) -> ProtoFile:
     """Parse a file in Motley's own layout: one declaration on each line, comments above it or after it."""
-    reader = _Reader()
+    reader = _ProtoReader()
     for line in path.read_text(encoding="utf-8").splitlines():
         reader.take(line)
     return ProtoFile(reader.package, reader.doc, reader.blocks)
 
 
-class _Reader:
+class _ProtoReader:
     def __init__(self) -> None:
         self.package = self.doc = ""
-        self.blocks: list[Block] = []
-        self._open: list[Block] = []
+        self.blocks: list[ProtoBlock] = []
+        self._open: list[ProtoBlock] = []
         self._comment: list[str] = []
         self._in_oneof = False
 
@@ -87,7 +87,7 @@ class _Reader:
             self._in_oneof = True
             return
         outer = f"{self._open[-1].name}." if self._open else ""
-        block = Block(kind, outer + name, doc)
+        block = ProtoBlock(kind, outer + name, doc)
         self.blocks.append(block)
         if not closed:
             self._open.append(block)
@@ -96,13 +96,13 @@ class _Reader:
         lines = self._open[-1].lines
         if found := _RPC.match(code):
             asked, told = (f"{found[i] or ''}{found[i + 1]}" for i in (2, 4))
-            lines.append(Line(found[1], f"{asked} → {told}", doc))
+            lines.append(ProtoLine(found[1], f"{asked} → {told}", doc))
         elif found := _FIELD.match(code):
             doc, said = _default(doc)
             zero = "" if found[1] or self._in_oneof else _ZEROS.get(found[2], "")
-            lines.append(Line(found[3], f"{found[1] or ''}{found[2]}", doc, said or zero))
+            lines.append(ProtoLine(found[3], f"{found[1] or ''}{found[2]}", doc, said or zero))
         elif found := _VALUE.match(code):
-            lines.append(Line(found[1], found[2], doc))
+            lines.append(ProtoLine(found[1], found[2], doc))
 
 
 def _default(doc: str) -> tuple[str, str]:

@@ -11,21 +11,29 @@ from typing import Any
 
 from ...replicas.errors import MotleyError, Overloaded, Unavailable
 from ...replicas.types import FinishReason, ReplicaLoad, Request, StreamMessage
-from .. import access_log
-from ..errors import from_pool
-from ..fleet.status import FleetStatus
-from .asking import Asking, in_fresh_context
-from .bundles import Bundles
-from .contexts import least
-from .leave import leave
-from .placement import Placement
-from .pulse import Attempt, Elsewhere
-from .resume import Cut, Journey, Progress, ResumePolicy, Retry, is_too_short, too_late
-from .roster import ROSTER, Roster
-from .said import heard
-from .tally import Tally
-from .trunks import FAILURES, Line, Trunks
-from .waiting import Routing, Waiting
+from ..request_errors import error_from_replica
+from ..transport import access_log
+from .attempt.call_cancellation import cancel_call
+from .attempt.liveness_monitor import CallAttempt, NoReplicaInPool
+from .attempt.placement import Placement
+from .attempt.retryable_request import (
+    ReplicaContextFull,
+    RetryableRequest,
+    RetryDecider,
+    RetryPolicy,
+    StreamProgress,
+    deadline_error,
+    is_context_too_short,
+)
+from .directory.replica_registry import REPLICA_REGISTRY, ReplicaRegistry
+from .fleet_status import FleetStatus
+from .ingress_stats import IngressStats
+from .prediction.context_lengths import min_context_tokens
+from .queueing.request_queue import RequestQueue, RoutingConfig
+from .replica_client import ReplicaClient, call_in_fresh_context
+from .streaming.first_output import hold_until_output
+from .streaming.stream_demultiplexer import REPLICA_CALL_ERRORS, MultiplexedStream, StreamDemultiplexer
+from .streaming.unary_batching import UnaryBatcher
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +43,7 @@ UNMEETABLE = 1.5  # a request is refused if its first token is predicted to take
 DEADLINE_GRACE_S = 1.0  # the replica ends a request at its deadline; the ingress does so this much later
 
 
-class Router(Asking):
+class Router(ReplicaClient):
     """Router of requests to the replicas of all pools, with admission, retries and statistics.
 
     handles  Serve's deployment handles, by the names of the pools
@@ -47,27 +55,27 @@ class Router(Asking):
     def __init__(
         self,
         handles: Mapping[str, Any],
-        policy: ResumePolicy | None = None,
-        routing: Routing | None = None,
-        roster: Roster = ROSTER,
+        policy: RetryPolicy | None = None,
+        routing: RoutingConfig | None = None,
+        roster: ReplicaRegistry = REPLICA_REGISTRY,
     ) -> None:
-        routing = routing or Routing()
-        super().__init__(handles, policy or ResumePolicy(), routing.slo, roster)
-        self.tally = self._tally = Tally(routing.slo)
-        self._waiting = Waiting(self.live, routing, lambda: len(self._pools.handles) > 1)
+        routing = routing or RoutingConfig()
+        super().__init__(handles, policy or RetryPolicy(), routing.slo, roster)
+        self.tally = self._tally = IngressStats(routing.slo)
+        self._waiting = RequestQueue(self.live, routing, lambda: len(self._pools.handles) > 1)
         self.num_streams = 0
         self.num_resumed = 0  # streams that went on on another replica
         self.failing = ""  # why replicas that are wanted do not start, as the control plane says; empty: they do
         self._ended: MotleyError | None = None  # set once all streams are to end
         pools = self._pools
-        self._trunks = Trunks(
+        self._trunks = StreamDemultiplexer(
             pools.method("trunk", stream=True),
             pools.method("aside"),
             self._at,
             self._pulse.lives,
         )
         self._num_short = 0
-        self._bundles = Bundles(
+        self._bundles = UnaryBatcher(
             pools.method("answers", stream=True),
             pools.method("abandon"),
             self._pulse,
@@ -95,16 +103,16 @@ class Router(Asking):
                 raise Overloaded(f"{self.num_streams} requests are under way already", code="queue_full")
             self.num_streams += 1
             try:
-                journey = Journey(request, self._policy, _now())
-                async with aclosing(heard(self._journey(journey, whole))) as messages:
+                journey = RetryableRequest(request, self._policy, _now())
+                async with aclosing(hold_until_output(self._journey(journey, whole))) as messages:
                     async for message in messages:
                         seen.message(message, journey.pool)
                         yield message
             finally:
                 self.num_streams -= 1
 
-    async def _journey(self, journey: Journey, whole: bool) -> AsyncGenerator[StreamMessage, None]:
-        record, request = access_log.current(), journey.request
+    async def _journey(self, journey: RetryableRequest, whole: bool) -> AsyncGenerator[StreamMessage, None]:
+        record, request = access_log.current_record(), journey.request
         record.began(request)
         self._refuse_if_unmeetable(request)
         await self._waiting.turn(request, journey.began, journey.deadline)
@@ -123,12 +131,12 @@ class Router(Asking):
                     if final is not None:
                         raise final from error
         if journey.progress.late:
-            raise too_late()
+            raise deadline_error()
 
     @property
     def holding(self) -> bool:
         """Whether there are no replicas now, lost or scaled away, and new requests are held until one comes."""
-        return self.live.had_any and not self.live.members and self._waiting.holds and not self.failing
+        return self.live.had_replica and not self.live.members and self._waiting.holds and not self.failing
 
     @property
     def held(self) -> int:
@@ -143,7 +151,7 @@ class Router(Asking):
         """
         self._refuse_if_draining()
         if not self.holding:
-            if self.live.had_any and not self.live.members and self.failing:
+            if self.live.had_replica and not self.live.members and self.failing:
                 raise Unavailable(f"replicas do not start: {self.failing}", code="unhealthy")
             try:
                 return await super().load()
@@ -156,27 +164,27 @@ class Router(Asking):
         """Return the replicas as this ingress sees them, and the demand that it has had."""
         return FleetStatus(self.live.status(set(self._suspects)), self._tally.demand(self._waiting.held))
 
-    def replace_routing(self, routing: Routing) -> None:
+    def replace_routing(self, routing: RoutingConfig) -> None:
         """Use these objectives and weights from now on; requests that wait already keep their places."""
         self.live.replace_slo(routing.slo)
         self.live.replace_order(routing.order)
         self._tally.slo = routing.slo
         self._waiting.replace(routing)
 
-    def keep_steps_apart(self) -> None:
+    def disable_message_merging(self) -> None:
         """Never merge messages for a client that reads slower than the engine writes; for measuring the service."""
         self._trunks.apart = True
 
-    async def _attempt(self, journey: Journey) -> AsyncGenerator[StreamMessage, None]:
+    async def _attempt(self, journey: RetryableRequest) -> AsyncGenerator[StreamMessage, None]:
         """Yield what one replica adds to the answer. Raises MotleyError unless every choice ended."""
         progress = journey.progress
         request = journey.rest(_now())
         placement = self._place(journey, request)
         visit = placement.visit
         assert visit is not None
-        attempt = Attempt(placement, deadline=journey.deadline + DEADLINE_GRACE_S, wait_s=self._policy.wait_s)
+        attempt = CallAttempt(placement, deadline=journey.deadline + DEADLINE_GRACE_S, wait_s=self._policy.wait_s)
         with self._trunks.line(placement) as line:
-            response = in_fresh_context(self._generate, request, placement)
+            response = call_in_fresh_context(self._generate, request, placement)
             self._pulse.watch(attempt)
             try:
                 self._raise_if_ended()
@@ -190,16 +198,16 @@ class Router(Asking):
                                 yield new
                             self._raise_if_ended()
                 if not progress.done:
-                    raise progress.broke_off("stream")
-            except FAILURES as error:
+                    raise progress.incomplete_error("stream")
+            except REPLICA_CALL_ERRORS as error:
                 if not progress.done:
-                    raise from_pool(error) from error
+                    raise error_from_replica(error) from error
             finally:
                 self._pulse.forget(attempt)
                 line.close()
-                leave(response)
+                cancel_call(response)
 
-    async def _short_attempt(self, journey: Journey) -> AsyncGenerator[StreamMessage, None]:
+    async def _short_attempt(self, journey: RetryableRequest) -> AsyncGenerator[StreamMessage, None]:
         """Yield one replica's answer in one message, batched with other short requests if there are any.
 
         Raises MotleyError unless every choice ended.
@@ -219,7 +227,7 @@ class Router(Asking):
         if new is not None:
             yield new
         if not journey.progress.done:
-            raise journey.progress.broke_off("answer")
+            raise journey.progress.incomplete_error("answer")
 
     def _may_go_on(self, message: StreamMessage, placement: Placement | None) -> bool:
         """Return whether a choice that this message ends because the context is full may continue on a longer one."""
@@ -227,7 +235,7 @@ class Router(Asking):
         return ends and placement is not None and self.live.has_longer(placement.replica)
 
     async def _messages(
-        self, attempt: Attempt, line: Line, own: AsyncIterator[Any], progress: Progress
+        self, attempt: CallAttempt, line: MultiplexedStream, own: AsyncIterator[Any], progress: StreamProgress
     ) -> AsyncGenerator[StreamMessage, None]:
         """Yield the first message from the attempt's own stream, and the following ones from its multiplexed stream."""
         first = await attempt.wait(anext(own, None))
@@ -241,7 +249,7 @@ class Router(Asking):
             while (message := await attempt.wait(line.next(own))) is not None:
                 yield message
 
-    def _place(self, journey: Journey, request: Request) -> Placement:
+    def _place(self, journey: RetryableRequest, request: Request) -> Placement:
         """Place the next attempt, preferably on a replica with the weights and numerics class of the answer so far."""
         placement = journey.place(self._suspects)
         self._rank(placement, [request])
@@ -256,7 +264,9 @@ class Router(Asking):
         """Give the placement the best replicas of all pools, and the pool of the best one."""
         doubtful = {*placement.avoid, *self._suspects}
         never = doubtful | placement.unfit if placement.strict else placement.unfit
-        placement.unfit |= self.live.too_short(max(map(least, requests)))  # the ranking leaves these out already
+        placement.unfit |= self.live.too_short(
+            max(map(min_context_tokens, requests))
+        )  # the ranking leaves these out already
         visit = self.live.visit(
             requests, last=doubtful, never=never, numerics=placement.numerics, weights=placement.weights
         )
@@ -269,17 +279,17 @@ class Router(Asking):
             pool != placement.pool and name not in placement.avoid for name, pool in pools.items()
         )
 
-    async def _after(self, journey: Journey, error: MotleyError) -> MotleyError | None:
+    async def _after(self, journey: RetryableRequest, error: MotleyError) -> MotleyError | None:
         """Prepare the next attempt after an error; return the error that ends the request if there is none."""
         if self._ended is not None:
             return self._ended
         replica = self._suspect(journey.placement, error)
-        if isinstance(error, Elsewhere):
+        if isinstance(error, NoReplicaInPool):
             self._leave_pool(journey)
             return None
         progress = journey.progress
-        longer = is_too_short(error) and self.live.has_longer(replica, least(progress.rest(None)))
-        if isinstance(error, Cut) and not longer:
+        longer = is_context_too_short(error) and self.live.has_longer(replica, min_context_tokens(progress.rest(None)))
+        if isinstance(error, ReplicaContextFull) and not longer:
             return None  # the longer context is gone: the next attempt lets the answer end where it is
         try:
             wait_s = journey.retry.after(
@@ -295,7 +305,7 @@ class Router(Asking):
         await asyncio.sleep(min(wait_s, max(0.0, journey.deadline - _now())))
         return None
 
-    async def _again(self, journey: Journey, final: MotleyError) -> MotleyError | None:
+    async def _again(self, journey: RetryableRequest, final: MotleyError) -> MotleyError | None:
         """Queue a request once more that no replica had capacity for.
 
         Return the error that ends it if that is not possible.
@@ -306,7 +316,7 @@ class Router(Asking):
             await self._waiting.turn(journey.request, journey.began, journey.deadline, again=True)
         except MotleyError as error:
             return error
-        journey.retry = Retry(self._policy)
+        journey.retry = RetryDecider(self._policy)
         return None
 
     def _refuse_if_unmeetable(self, request: Request) -> None:
@@ -323,7 +333,7 @@ class Router(Asking):
             retry_after_s=max(1, math.ceil(soonest_s - left_s)),
         )
 
-    def _leave_pool(self, journey: Journey) -> None:
+    def _leave_pool(self, journey: RetryableRequest) -> None:
         """Avoid this pool in the next attempt: all of its replicas have been tried, or it has none."""
         placement = journey.placement
         assert placement is not None

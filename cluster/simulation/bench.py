@@ -14,20 +14,20 @@ from typing import Any
 from ...replicas.bench.report import machine, row, versions
 from ...replicas.errors import InvalidRequest
 from ...replicas.host.cpu_cores import usable_cores
-from ..routing.predict import Slo
-from .baselines import BASELINES, Cap
-from .decision import decisions
-from .fleet import SimulatedReplica, find_model_shape, fleet
-from .measure import Measured, means, measured
+from ..routing.prediction.latency_model import Slo
+from .baseline_routers import BASELINES, RequestCap
+from .decision_latency import measure_decisions
+from .fleet_simulation import SimulatedRouter, simulate
 from .motley_router import MotleyRouter
-from .optimum import buckets, capacity, optimum
-from .simulate import Router, simulate
-from .traffic import HIGH_REUSE, LOW_REUSE, Arrival, Reuse, arrivals
+from .optimum import capacity, length_buckets, optimum
+from .simulated_fleet import SimulatedReplica, find_model_shape, simulated_fleet
+from .simulation_metrics import SimulationMetrics, average_metrics, measure_outcome
+from .traffic import HIGH_REUSE, LOW_REUSE, Arrival, PrefixReuse, poisson_arrivals
 
 Progress = Callable[[str], None]
 
 MOTLEY, WITHOUT, TOLD = "motley", "motley without prefixes", "motley, told the truth"
-REUSE: dict[str, Reuse] = {"low": LOW_REUSE, "high": HIGH_REUSE}
+REUSE: dict[str, PrefixReuse] = {"low": LOW_REUSE, "high": HIGH_REUSE}
 SEEDS = (11, 12)  # seeds of the reported runs
 TUNING = 101  # seed of the runs on which baselines are tuned
 TUNED_AT = (0.9, 1.1)  # loads for tuning, as shares of capacity: a limit must do well below and above it
@@ -40,7 +40,7 @@ _SLO = Slo(ttft_s=3.0, tpot_s=0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class SimulationSize:
     """Size of the simulations of a fleet. A large fleet needs less time than a small one, since it has more requests.
 
     loads      loads, as shares of the fleet's capacity by the linear program for that mix of requests
@@ -57,15 +57,15 @@ class Size:
 
 
 SIZES = {
-    "equal": Size(seeds=(*SEEDS, 13, 14, 15, 16)),  # with a few equal replicas, one seed says little
+    "equal": SimulationSize(seeds=(*SEEDS, 13, 14, 15, 16)),  # with a few equal replicas, one seed says little
     # A fast card runs three hundred sequences, which take 40 s to arrive.
-    "classes": Size(loads=(0.7, 0.9, 1.1), seeds=SEEDS[:1], seconds=(8.0, 8.0), warm_up_s=40.0),
-    "thousand": Size(loads=(0.9,), seeds=SEEDS[:1], seconds=(4.0, 4.0), warm_up_s=40.0),
+    "classes": SimulationSize(loads=(0.7, 0.9, 1.1), seeds=SEEDS[:1], seconds=(8.0, 8.0), warm_up_s=40.0),
+    "thousand": SimulationSize(loads=(0.9,), seeds=SEEDS[:1], seconds=(4.0, 4.0), warm_up_s=40.0),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RoutingBenchPlan:
     """Settings of a run of the benchmark.
 
     loads, requests  replace those of each fleet's size
@@ -77,25 +77,27 @@ class Plan:
     reuse: Sequence[str] = ("low", "high")
     loads: Sequence[float] | None = None
     requests: int | None = None
-    size: Size | None = None
+    size: SimulationSize | None = None
     model: str = "qwen2.5-7b"
     slo: Slo = _SLO
     processes: int | None = None
 
-    def size_of(self, name: str) -> Size:
-        size = self.size or SIZES.get(name, Size())
+    def size_of(self, name: str) -> SimulationSize:
+        size = self.size or SIZES.get(name, SimulationSize())
         return replace(size, loads=self.loads or size.loads, requests=self.requests or size.requests)
 
 
-Tuned = dict[tuple[str, str, Size], dict[str, Cap | None]]  # by fleet, reuse and size: each baseline's best limit
+Tuned = dict[
+    tuple[str, str, SimulationSize], dict[str, RequestCap | None]
+]  # by fleet, reuse and size: each baseline's best limit
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _RoutingRun:
     """One simulation: a router with a trace."""
 
     router: str
-    cap: Cap | None
+    cap: RequestCap | None
     fleet: str
     model: str
     reuse: str
@@ -107,17 +109,17 @@ class _Run:
 
     def traffic(self, after_s: float = 0.0) -> list[Arrival]:
         """Return the requests until `seconds`, of which all but the warm-up counts, and for `after_s` seconds more."""
-        return list(arrivals(self.rate, self.seconds + after_s, self.seed, reuse=REUSE[self.reuse]))
+        return list(poisson_arrivals(self.rate, self.seconds + after_s, self.seed, reuse=REUSE[self.reuse]))
 
     def replicas(self) -> list[SimulatedReplica]:
         """Return the replicas, with the same hidden deviations for all compared routers, and others for each seed."""
-        return fleet(self.fleet, find_model_shape(self.model), self.seed)
+        return simulated_fleet(self.fleet, find_model_shape(self.model), self.seed)
 
 
-def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
+def run(plan: RoutingBenchPlan, progress: Progress = lambda _: None) -> dict[str, Any]:
     """Run the benchmark and return its report. Raises InvalidRequest for an unknown fleet or model."""
     for name in plan.fleets:
-        fleet(name, find_model_shape(plan.model), 0)  # raises before anything is started
+        simulated_fleet(name, find_model_shape(plan.model), 0)  # raises before anything is started
     before = machine()
     rows: list[dict[str, Any]] = []
     processes = plan.processes or usable_cores()
@@ -127,7 +129,7 @@ def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
             for reuse in plan.reuse:
                 rows += _compare(plan, name, reuse, pool, tuned, progress)
     progress("how long a decision takes")
-    rows += decisions()
+    rows += measure_decisions()
     return {
         "bench": "routing",
         "machine": before,
@@ -140,7 +142,7 @@ def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def kept(report: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def merge_reports(report: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Return the report with another report's rows added where it has none of that kind.
 
     Raises InvalidRequest if the other was run with different settings or versions.
@@ -158,35 +160,35 @@ def _place(line: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _compare(
-    plan: Plan, name: str, reuse: str, pool: ProcessPoolExecutor, tuned: Tuned, progress: Progress
+    plan: RoutingBenchPlan, name: str, reuse: str, pool: ProcessPoolExecutor, tuned: Tuned, progress: Progress
 ) -> list[dict[str, Any]]:
     size = plan.size_of(name)
-    base = _Run(MOTLEY, None, name, plan.model, reuse, plan.slo, 1.0, 1.0, size.warm_up_s, TUNING)
-    cap_of = _tuned(plan, base, pool, tuned, progress)
+    base = _RoutingRun(MOTLEY, None, name, plan.model, reuse, plan.slo, 1.0, 1.0, size.warm_up_s, TUNING)
+    cap_of = _tune_caps(plan, base, pool, tuned, progress)
     routers = [MOTLEY, TOLD, *((WITHOUT,) if reuse != "low" else ()), *BASELINES]
-    cells: dict[tuple[float, str], list[tuple[_Run, Future[Measured]]]] = {}
+    cells: dict[tuple[float, str], list[tuple[_RoutingRun, Future[SimulationMetrics]]]] = {}
     for seed in size.seeds:
         most = _capacity(replace(base, seed=seed))
         for load in size.loads:
             for router in routers:
-                one = _sized(size, replace(base, router=router, cap=cap_of.get(router), seed=seed), load * most)
+                one = _size_run(size, replace(base, router=router, cap=cap_of.get(router), seed=seed), load * most)
                 cells.setdefault((load, router), []).append((one, pool.submit(_measure, one)))
-    bounds = {load: [_bound(one) for one, _ in cells[load, MOTLEY]] for load in size.loads}
+    bounds = {load: [_optimum_bound(one) for one, _ in cells[load, MOTLEY]] for load in size.loads}
     rows = []
     for load in size.loads:
-        found: dict[str, Measured] = {}
+        found: dict[str, SimulationMetrics] = {}
         for router in routers:
             progress(f"{name}, {reuse} reuse, {load:.0%} of capacity: {router}")
-            found[router] = means(future.result() for _, future in cells[load, router])
+            found[router] = average_metrics(future.result() for _, future in cells[load, router])
         bound = sum(bounds[load]) / len(bounds[load])
         for line in _rows(name, reuse, load, found, cap_of, bound):
             rows.append(line | {"seeds": list(size.seeds), "seconds": cells[load, MOTLEY][0][0].seconds})
     return rows
 
 
-def _tuned(
-    plan: Plan, base: _Run, pool: ProcessPoolExecutor, tuned: Tuned, progress: Progress
-) -> dict[str, Cap | None]:
+def _tune_caps(
+    plan: RoutingBenchPlan, base: _RoutingRun, pool: ProcessPoolExecutor, tuned: Tuned, progress: Progress
+) -> dict[str, RequestCap | None]:
     """Return for each baseline the limit of requests per replica with which it does best."""
     smaller = _SMALLER.get(base.fleet)
     size = replace(plan.size_of(base.fleet), requests=600)
@@ -199,11 +201,12 @@ def _tuned(
     most = _capacity(base)
     trials = {
         (router, cap): [
-            pool.submit(_measure, _sized(size, replace(base, router=router, cap=cap), load * most)) for load in TUNED_AT
+            pool.submit(_measure, _size_run(size, replace(base, router=router, cap=cap),
+            load * most)) for load in TUNED_AT
         ]
         for router, kind in BASELINES.items() for cap in kind.CAPS
     }  # fmt: skip
-    best: dict[str, Cap | None] = {}
+    best: dict[str, RequestCap | None] = {}
     for router, kind in BASELINES.items():
         progress(f"{base.fleet}, {base.reuse} reuse: tuning {router}")
         good = {cap: sum(future.result().goodput for future in trials[router, cap]) for cap in kind.CAPS}
@@ -212,25 +215,25 @@ def _tuned(
     return best
 
 
-def _sized(size: Size, one: _Run, rate: float) -> _Run:
+def _size_run(size: SimulationSize, one: _RoutingRun, rate: float) -> _RoutingRun:
     counted = min(max(size.requests / rate, size.seconds[0]), size.seconds[1])
     return replace(one, rate=rate, seconds=size.warm_up_s + counted)
 
 
-def _capacity(one: _Run) -> float:
+def _capacity(one: _RoutingRun) -> float:
     sample = replace(one, rate=20.0, seconds=400.0)
-    return capacity(one.replicas(), buckets(sample.traffic(), sample.seconds), one.slo)
+    return capacity(one.replicas(), length_buckets(sample.traffic(), sample.seconds), one.slo)
 
 
-def _bound(one: _Run) -> float:
+def _optimum_bound(one: _RoutingRun) -> float:
     """Return the optimum for the requests of the counted time, which is never more than these."""
     traffic = one.traffic()
     counted = [each for each in traffic if each.at_s >= one.warm_up_s]
     known = frozenset(each.prefix[0] for each in traffic if each.at_s < one.warm_up_s)
-    return optimum(one.replicas(), buckets(counted, one.seconds - one.warm_up_s, known), one.slo)
+    return optimum(one.replicas(), length_buckets(counted, one.seconds - one.warm_up_s, known), one.slo)
 
 
-def _measure(one: _Run) -> Measured:
+def _measure(one: _RoutingRun) -> SimulationMetrics:
     replicas, traffic = one.replicas(), one.traffic(AFTER_S)
     if one.router == TOLD:  # knows true speeds and present loads, and all requests come through one ingress
         told = [replace(each, known=each.true) for each in replicas]
@@ -238,10 +241,10 @@ def _measure(one: _Run) -> Measured:
     else:
         routers = [_router(one, replicas, number) for number in range(INGRESSES)]
         outcome = simulate(replicas, traffic, routers, one.seed, until_s=one.seconds)
-    return measured(outcome, one.slo, one.warm_up_s, one.seconds)
+    return measure_outcome(outcome, one.slo, one.warm_up_s, one.seconds)
 
 
-def _router(one: _Run, replicas: Sequence[SimulatedReplica], number: int) -> Router:
+def _router(one: _RoutingRun, replicas: Sequence[SimulatedReplica], number: int) -> SimulatedRouter:
     seed = 1000 * one.seed + number
     if one.router in BASELINES:
         return BASELINES[one.router](replicas, seed, one.cap)
@@ -249,7 +252,12 @@ def _router(one: _Run, replicas: Sequence[SimulatedReplica], number: int) -> Rou
 
 
 def _rows(
-    name: str, reuse: str, load: float, found: dict[str, Measured], cap_of: dict[str, Cap | None], bound: float
+    name: str,
+    reuse: str,
+    load: float,
+    found: dict[str, SimulationMetrics],
+    cap_of: dict[str, RequestCap | None],
+    bound: float,
 ) -> Iterator[dict[str, Any]]:
     ours = found[MOTLEY]
     workload = {"fleet": name, "reuse": reuse, "load": load}

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from ...replicas.simulated.roofline_rates import roofline_rates
 from ...replicas.simulated.virtual_replica import SimulatedRequest
 from ...replicas.types import BLOCK_TOKENS, ReplicaLoad
-from ..routing.predict import Ask, Directory, Predicted, Slo, Speed
-from ..routing.prefixes import PrefixView
-from ..routing.stored import MOST_PIECES
-from .fleet import SimulatedReplica
+from ..routing.prediction.latency_model import LatencyModel, LatencyPrediction, ReplicaSpeed, RoutingQuery, Slo
+from ..routing.prefix_index.prefix_index import PrefixIndex
+from ..routing.prefix_index.stored_prefix_index import MAX_STORED_PIECES
+from .simulated_fleet import SimulatedReplica
 
-__all__ = ["MotleyRouter", "speed_of"]
+__all__ = ["MotleyRouter", "profiled_speed"]
 
 
-def speed_of(replica: SimulatedReplica) -> Speed:
+def profiled_speed(replica: SimulatedReplica) -> ReplicaSpeed:
     """Return a replica's speed according to its profile, not its true speed."""
     rates = roofline_rates(replica.known, replica.max_batch_tokens)
-    return Speed(
+    return ReplicaSpeed(
         prefill_tokens_per_s=rates.prefill_tokens_per_s,
         decode_s=rates.decode_s,
         context_s=rates.context_s,
@@ -45,19 +45,19 @@ class MotleyRouter:
         prefixes: bool = True,
         fetch_s: float | None = None,
     ) -> None:
-        self._directory = Directory([speed_of(each) for each in fleet], slo, random.Random(f"motley {seed}"))
-        self._prefixes = PrefixView([each.known.num_blocks for each in fleet]) if prefixes else None
-        self._stored = PrefixView([MOST_PIECES], MOST_PIECES)
+        self._directory = LatencyModel([profiled_speed(each) for each in fleet], slo, random.Random(f"motley {seed}"))
+        self._prefixes = PrefixIndex([each.known.num_blocks for each in fleet]) if prefixes else None
+        self._stored = PrefixIndex([MAX_STORED_PIECES], MAX_STORED_PIECES)
         for number in range(len(fleet)) if fetch_s else ():
             self._directory.reads(number, 0, fetch_s or 0.0)
-        self._ranked: dict[int, Predicted] = {}  # predictions for the job that is being placed, by replica
-        self._predicted: dict[int, Predicted] = {}  # predictions by id of the job
+        self._ranked: dict[int, LatencyPrediction] = {}  # predictions for the job that is being placed, by replica
+        self._predicted: dict[int, LatencyPrediction] = {}  # predictions by id of the job
 
     def ranked(self, now: float, job: SimulatedRequest) -> list[int]:
         cached = self._prefixes.depths(job.hashes) if self._prefixes else {}
         in_tokens = {replica: depth * BLOCK_TOKENS for replica, depth in cached.items()}
         stored = {store: depth * BLOCK_TOKENS for store, depth in self._stored.depths(job.hashes).items()}
-        self._ask = Ask(job.prompt_tokens, in_tokens, stored)
+        self._ask = RoutingQuery(job.prompt_tokens, in_tokens, stored)
         ranked = self._directory.ranked(now, self._ask)
         self._ranked = {each.replica: each for each in ranked}
         return [each.replica for each in ranked]
@@ -70,14 +70,14 @@ class MotleyRouter:
 
     def first(self, now: float, job: SimulatedRequest, replica: int) -> None:
         self._stored.add(0, job.hashes[: job.stored_tokens // BLOCK_TOKENS])
-        self._directory.saw_ttft(replica, self._predicted[id(job)], now - job.sent_s)
+        self._directory.observe_ttft(replica, self._predicted[id(job)], now - job.sent_s)
 
     def done(self, now: float, job: SimulatedRequest, replica: int) -> None:
         predicted = self._predicted.pop(id(job))
         assert job.first_s is not None
         if job.output_tokens > 1:
             observed = (now - job.first_s) / (job.output_tokens - 1)
-            self._directory.saw_tpot(replica, predicted, observed, job.output_tokens)
+            self._directory.observe_tpot(replica, predicted, observed, job.output_tokens)
         self._directory.done(now, replica)
 
     def set_usable(self, replica: int, *, usable: bool) -> None:

@@ -15,11 +15,11 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
-from ..routing.predict import Slo
-from .fleet import SimulatedReplica
+from ..routing.prediction.latency_model import Slo
+from .simulated_fleet import SimulatedReplica
 from .traffic import Arrival
 
-__all__ = ["Bucket", "buckets", "capacity", "optimum"]
+__all__ = ["LengthBucket", "capacity", "length_buckets", "optimum"]
 
 _EDGES = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # bounds of prompts' buckets, in tokens
 _OUT_EDGES = (64, 96, 128, 192, 256, 384, 512)
@@ -28,7 +28,7 @@ _CHUNKS = (0.0, 0.25, 0.5, 1.0)  # prompt tokens as a share of the budget of a s
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class LengthBucket:
     """Requests of about the same length, with mean lengths in tokens.
 
     rate    requests/s
@@ -44,7 +44,7 @@ class Bucket:
     least: float = 1.0
 
 
-def buckets(traffic: Sequence[Arrival], seconds: float, known: Collection[int] = ()) -> list[Bucket]:
+def length_buckets(traffic: Sequence[Arrival], seconds: float, known: Collection[int] = ()) -> list[LengthBucket]:
     """Group requests by length. Prefixes count as cached everywhere, except for the first request with each.
 
     known  prefixes that came before
@@ -60,22 +60,24 @@ def buckets(traffic: Sequence[Arrival], seconds: float, known: Collection[int] =
     return [_bucket(group, seconds) for _, group in sorted(found.items())]
 
 
-def _bucket(group: Sequence[tuple[int, int, int]], seconds: float) -> Bucket:
+def _bucket(group: Sequence[tuple[int, int, int]], seconds: float) -> LengthBucket:
     new, cached, output = (float(column) for column in np.mean(group, axis=0))
-    return Bucket(len(group) / seconds, new, cached, output, min(new for new, *_ in group))
+    return LengthBucket(len(group) / seconds, new, cached, output, min(new for new, *_ in group))
 
 
-def optimum(fleet: Sequence[SimulatedReplica], kinds: Sequence[Bucket], slo: Slo) -> float:
+def optimum(fleet: Sequence[SimulatedReplica], kinds: Sequence[LengthBucket], slo: Slo) -> float:
     """Return the maximum requests/s that meet the objectives, of any kinds of requests."""
-    return _solved(fleet, kinds, slo, in_proportion=False)
+    return _solve_rate(fleet, kinds, slo, in_proportion=False)
 
 
-def capacity(fleet: Sequence[SimulatedReplica], kinds: Sequence[Bucket], slo: Slo) -> float:
+def capacity(fleet: Sequence[SimulatedReplica], kinds: Sequence[LengthBucket], slo: Slo) -> float:
     """Return the maximum requests/s of exactly this mix that all meet the objectives."""
-    return _solved(fleet, kinds, slo, in_proportion=True) * sum(kind.rate for kind in kinds)
+    return _solve_rate(fleet, kinds, slo, in_proportion=True) * sum(kind.rate for kind in kinds)
 
 
-def _solved(fleet: Sequence[SimulatedReplica], kinds: Sequence[Bucket], slo: Slo, *, in_proportion: bool) -> float:
+def _solve_rate(
+    fleet: Sequence[SimulatedReplica], kinds: Sequence[LengthBucket], slo: Slo, *, in_proportion: bool
+) -> float:
     """Solve the linear program; return requests/s.
 
     in_proportion  serve all kinds in the proportion of their rates, and return the multiple of these, which is one more
@@ -113,7 +115,7 @@ def _solved(fleet: Sequence[SimulatedReplica], kinds: Sequence[Bucket], slo: Slo
     return float(-solved.fun)
 
 
-def _in_time(replica: SimulatedReplica, kind: Bucket, slo: Slo) -> bool:
+def _in_time(replica: SimulatedReplica, kind: LengthBucket, slo: Slo) -> bool:
     """Return whether the first token of the shortest of these requests comes in time, alone on the replica."""
     chunk = replica.max_batch_tokens
     return kind.least / chunk * replica.true.step_s(0, 0, [(chunk, 0)]) <= slo.ttft_s
@@ -136,7 +138,7 @@ def _own_attention_s(replica: SimulatedReplica, tokens: int) -> float:
     return replica.true.prefill_attention_s(tokens, 0) if tokens else 0.0
 
 
-def _attention_s(replica: SimulatedReplica, kind: Bucket) -> float:
+def _attention_s(replica: SimulatedReplica, kind: LengthBucket) -> float:
     """Return the seconds of attention of one request, from its first chunk to its last token."""
     device = replica.true
     context = kind.new + kind.cached + kind.output / 2

@@ -9,9 +9,19 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ...replicas.types import BLOCK_TOKENS
-from ..bench.lengths import Lengths
+from .length_distribution import LengthDistribution
 
-__all__ = ["HIGH_REUSE", "LOW_REUSE", "MIX", "Arrival", "Kind", "Reuse", "arrivals", "block_hashes", "thinned"]
+__all__ = [
+    "HIGH_REUSE",
+    "LOW_REUSE",
+    "MIX",
+    "Arrival",
+    "PrefixReuse",
+    "RequestKind",
+    "arrival_block_hashes",
+    "poisson_arrivals",
+    "thin_arrivals",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +43,17 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RequestKind:
     """Kind of request: its share of all requests, and lengths in tokens."""
 
     name: str
     share: float
-    prompt: Lengths
-    output: Lengths
+    prompt: LengthDistribution
+    output: LengthDistribution
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
+class PrefixReuse:
     """Shared prefixes.
 
     share     share of requests that have one
@@ -53,22 +63,22 @@ class Reuse:
 
     share: float
     prefixes: int
-    tokens: Lengths
+    tokens: LengthDistribution
 
 
 MIX = (
-    Kind("chat", 0.7, Lengths("lognormal", 220, 0.7), Lengths("lognormal", 160, 0.6)),
-    Kind("document", 0.2, Lengths("lognormal", 1600, 0.5), Lengths("lognormal", 120, 0.5)),
-    Kind("writing", 0.1, Lengths("lognormal", 120, 0.5), Lengths("lognormal", 450, 0.4)),
+    RequestKind("chat", 0.7, LengthDistribution("lognormal", 220, 0.7), LengthDistribution("lognormal", 160, 0.6)),
+    RequestKind("document", 0.2, LengthDistribution("lognormal", 1600, 0.5), LengthDistribution("lognormal", 120, 0.5)),
+    RequestKind("writing", 0.1, LengthDistribution("lognormal", 120, 0.5), LengthDistribution("lognormal", 450, 0.4)),
 )
-LOW_REUSE = Reuse(0.0, 1, Lengths("fixed", 512))
-HIGH_REUSE = Reuse(0.7, 48, Lengths("uniform", 512, 1536))
-LONGEST = 8192
+LOW_REUSE = PrefixReuse(0.0, 1, LengthDistribution("fixed", 512))
+HIGH_REUSE = PrefixReuse(0.7, 48, LengthDistribution("uniform", 512, 1536))
+MAX_REQUEST_TOKENS = 8192
 CHAIN_TOKENS = 512
 
 
-def arrivals(
-    rate: float, seconds: float, seed: int, *, mix: Sequence[Kind] = MIX, reuse: Reuse = LOW_REUSE
+def poisson_arrivals(
+    rate: float, seconds: float, seed: int, *, mix: Sequence[RequestKind] = MIX, reuse: PrefixReuse = LOW_REUSE
 ) -> Iterator[Arrival]:
     """Yield requests of a Poisson process with `rate` requests/s, the same for the same seed."""
     rng = random.Random(seed)
@@ -78,7 +88,10 @@ def arrivals(
     at, number = 0.0, 0
     while (at := at + rng.expovariate(rate)) < seconds:
         kind = rng.choices(mix, cum_weights=weights)[0]
-        prompt, output = min(kind.prompt.draw(rng), LONGEST), min(kind.output.draw(rng), LONGEST // 4)
+        prompt, output = (
+            min(kind.prompt.draw(rng), MAX_REQUEST_TOKENS),
+            min(kind.output.draw(rng), MAX_REQUEST_TOKENS // 4),
+        )
         prefix = (0, 0)
         if rng.random() < reuse.share:
             chosen = rng.choices(range(reuse.prefixes), cum_weights=popularity)[0]
@@ -87,7 +100,7 @@ def arrivals(
         number += 1
 
 
-def thinned(traffic: Iterable[Arrival], share: Callable[[float], float], seed: int) -> Iterator[Arrival]:
+def thin_arrivals(traffic: Iterable[Arrival], share: Callable[[float], float], seed: int) -> Iterator[Arrival]:
     """Thin a Poisson process of requests to one whose rate varies.
 
     Each request stays with the probability that `share` returns for its time.
@@ -96,7 +109,7 @@ def thinned(traffic: Iterable[Arrival], share: Callable[[float], float], seed: i
     return (arrival for arrival in traffic if rng.random() < share(arrival.at_s))
 
 
-def block_hashes(arrival: Arrival) -> list[bytes]:
+def arrival_block_hashes(arrival: Arrival) -> list[bytes]:
     """Return a hash of each full KV block of the prompt; blocks of a shared prefix have the same hashes in all
     requests.
 

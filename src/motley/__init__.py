@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import former_paths
+
 if TYPE_CHECKING:
     from .replicas.engine.entrypoints.offline import CompletionOutput, Engine, RequestOutput
     from .replicas.errors import (
@@ -57,6 +59,8 @@ _HOME = dict.fromkeys(_ERRORS, ".replicas.errors") | {
     "SamplingParams": ".replicas.sampling_params",
     "TokenLogprob": ".replicas.types",
 }
+
+former_paths.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -20,21 +20,21 @@ from hypothesis import strategies as st
 
 from motley.cli.app import run
 from motley.cluster.bench import report
-from motley.cluster.bench.chart import bars, histogram
-from motley.cluster.bench.histogram import Histogram
-from motley.cluster.bench.lengths import Lengths
-from motley.cluster.bench.load import Load
-from motley.cluster.bench.samples import OK, UNFINISHED, Outcome, Sample, Slo
+from motley.cluster.bench.chart import draw_bars, draw_histogram
+from motley.cluster.bench.histogram import DurationHistogram
+from motley.cluster.bench.load import LoadGenerator
+from motley.cluster.bench.samples import OK, UNFINISHED, BenchSlo, LoadOutcome, RequestSample
 from motley.cluster.bench.senders import RequestFailed
-from motley.cluster.bench.service import Service
-from motley.cluster.bench.workload import Job, Workload, jobs
+from motley.cluster.bench.service import MeasuredService
+from motley.cluster.bench.workload import LoadRequest, Workload, generate_requests
+from motley.cluster.simulation.length_distribution import LengthDistribution
 
 ALPHABET = tuple(range(100, 150))
 
 
 @pytest.mark.parametrize("text", ["128", "uniform:16:256", "lognormal:128:0.6"])
 def test_lengths_are_written_as_they_are_read(text: str) -> None:
-    assert str(Lengths.parse(text)) == text
+    assert str(LengthDistribution.parse(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -43,30 +43,32 @@ def test_lengths_are_written_as_they_are_read(text: str) -> None:
 )
 def test_other_lengths_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
-        Lengths.parse(text)
+        LengthDistribution.parse(text)
 
 
 def test_lengths_have_the_shape_they_name() -> None:
     rng = random.Random(0)
-    assert {Lengths.parse("7").draw(rng) for _ in range(10)} == {7}
-    assert {Lengths.parse("uniform:3:5").draw(rng) for _ in range(200)} == {3, 4, 5}
-    drawn = sorted(Lengths.parse("lognormal:100:1").draw(rng) for _ in range(4001))
+    assert {LengthDistribution.parse("7").draw(rng) for _ in range(10)} == {7}
+    assert {LengthDistribution.parse("uniform:3:5").draw(rng) for _ in range(200)} == {3, 4, 5}
+    drawn = sorted(LengthDistribution.parse("lognormal:100:1").draw(rng) for _ in range(4001))
     assert drawn[0] >= 1
     assert drawn[2000] == pytest.approx(100, rel=0.1)  # the median
     assert drawn[3365] == pytest.approx(100 * 2.718, rel=0.15)  # one sigma above it
 
 
 def test_the_same_seed_gives_the_same_requests_to_any_number_of_clients() -> None:
-    workload = Workload(prompt_tokens=Lengths.parse("uniform:4:20"), rate=50.0, shared_prefix=0.5, duration_s=2.0)
-    whole = list(jobs(workload, ALPHABET))
-    parts = [list(itertools.islice(jobs(workload, ALPHABET), i, None, 3)) for i in range(3)]
+    workload = Workload(
+        prompt_tokens=LengthDistribution.parse("uniform:4:20"), rate=50.0, shared_prefix=0.5, duration_s=2.0
+    )
+    whole = list(generate_requests(workload, ALPHABET))
+    parts = [list(itertools.islice(generate_requests(workload, ALPHABET), i, None, 3)) for i in range(3)]
     assert whole == sorted(itertools.chain(*parts), key=lambda job: job.at_s or 0.0)
-    assert whole != list(jobs(Workload(rate=50.0, duration_s=2.0, seed=1), ALPHABET))
+    assert whole != list(generate_requests(Workload(rate=50.0, duration_s=2.0, seed=1), ALPHABET))
 
 
 def test_the_shared_part_of_prompts_is_shared() -> None:
-    workload = Workload(prompt_tokens=Lengths.parse("uniform:10:60"), shared_prefix=0.5)
-    prompts = [job.prompt_ids for job in itertools.islice(jobs(workload, ALPHABET), 50)]
+    workload = Workload(prompt_tokens=LengthDistribution.parse("uniform:10:60"), shared_prefix=0.5)
+    prompts = [job.prompt_ids for job in itertools.islice(generate_requests(workload, ALPHABET), 50)]
     longest = max(prompts, key=len)
     for prompt in prompts:
         assert prompt[: round(len(prompt) * 0.5)] == longest[: round(len(prompt) * 0.5)]
@@ -75,7 +77,7 @@ def test_the_shared_part_of_prompts_is_shared() -> None:
 
 def test_arrivals_are_a_poisson_process_that_ends_with_the_window() -> None:
     workload = Workload(rate=200.0, warmup_s=1.0, duration_s=19.0)
-    times = [job.at_s or 0.0 for job in jobs(workload, ALPHABET)]
+    times = [job.at_s or 0.0 for job in generate_requests(workload, ALPHABET)]
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert times[-1] < 20.0
     assert len(times) == pytest.approx(4000, rel=0.06)
@@ -85,11 +87,11 @@ def test_arrivals_are_a_poisson_process_that_ends_with_the_window() -> None:
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=200), st.sampled_from([0.0, 0.2, 0.5, 0.99, 1.0]))
 def test_a_histogram_has_quantiles_within_a_percent(seconds: list[float], share: float) -> None:
-    whole, parts = Histogram(), [Histogram(), Histogram()]
+    whole, parts = DurationHistogram(), [DurationHistogram(), DurationHistogram()]
     for i, value in enumerate(seconds):
         whole.add(value)
         parts[i % 2].add(value)
-    parts[0].merge(Histogram.from_json(json.loads(json.dumps(parts[1].to_json()))))
+    parts[0].merge(DurationHistogram.from_json(json.loads(json.dumps(parts[1].to_json()))))
     exact = sorted(seconds)[int(share * (len(seconds) - 1))]
     assert whole.quantile(share) == parts[0].quantile(share) == pytest.approx(exact, rel=0.011)
     assert whole.count == len(seconds)
@@ -97,15 +99,15 @@ def test_a_histogram_has_quantiles_within_a_percent(seconds: list[float], share:
 
 
 def test_latencies_are_what_their_definitions_say() -> None:
-    sample = Sample(intended_s=1.0, sent_s=1.2, end_s=2.5, first_s=1.5, last_s=2.5, tokens=11, messages=11)
+    sample = RequestSample(intended_s=1.0, sent_s=1.2, end_s=2.5, first_s=1.5, last_s=2.5, tokens=11, messages=11)
     assert sample.ttft_s == pytest.approx(0.5)  # from when it was meant to be sent
     assert sample.tpot_s == pytest.approx(0.1)
     assert sample.e2e_s == pytest.approx(1.5)
-    assert Sample(0.0, 0.0, 1.0, tokens=5).ttft_s is None  # an answer in one piece
-    assert Sample(0.0, 0.0, 1.0, first_s=0.5, tokens=1).tpot_s is None
-    assert Slo(ttft_s=0.6, tpot_s=0.2).met_by(sample)
-    assert not Slo(ttft_s=0.4).met_by(sample)
-    assert not Slo().met_by(Sample(0.0, 0.0, 1.0, code="UNAVAILABLE"))
+    assert RequestSample(0.0, 0.0, 1.0, tokens=5).ttft_s is None  # an answer in one piece
+    assert RequestSample(0.0, 0.0, 1.0, first_s=0.5, tokens=1).tpot_s is None
+    assert BenchSlo(ttft_s=0.6, tpot_s=0.2).met_by(sample)
+    assert not BenchSlo(ttft_s=0.4).met_by(sample)
+    assert not BenchSlo().met_by(RequestSample(0.0, 0.0, 1.0, code="UNAVAILABLE"))
 
 
 class ScriptedSender:
@@ -118,7 +120,7 @@ class ScriptedSender:
         self.sent: list[float] = []
         self.cancelled = 0
 
-    async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
+    async def stream(self, job: LoadRequest, on_message: Callable[[], None]) -> int:
         number = len(self.sent)
         self.sent.append(time.monotonic())
         if code := self._fails(number):
@@ -132,14 +134,14 @@ class ScriptedSender:
             raise
         return 2 * self._messages
 
-    async def whole(self, job: Job) -> int:
+    async def whole(self, job: LoadRequest) -> int:
         return await self.stream(job, lambda: None)
 
     async def close(self) -> None: ...
 
 
-async def put(workload: Workload, sender: ScriptedSender) -> Outcome:
-    load = Load(workload, sender, jobs(workload, ALPHABET), time.monotonic())
+async def put(workload: Workload, sender: ScriptedSender) -> LoadOutcome:
+    load = LoadGenerator(workload, sender, generate_requests(workload, ALPHABET), time.monotonic())
     return await load.run(workload.concurrency)
 
 
@@ -161,7 +163,7 @@ async def test_open_loop_latencies_count_from_when_a_request_was_due() -> None:
     """A service that stands still must not look fast because the client stood still with it."""
 
     class Stalls(ScriptedSender):
-        async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
+        async def stream(self, job: LoadRequest, on_message: Callable[[], None]) -> int:
             if not self.sent:
                 time.sleep(0.3)  # the whole event loop, as a client that cannot keep up
             return await super().stream(job, on_message)
@@ -171,17 +173,19 @@ async def test_open_loop_latencies_count_from_when_a_request_was_due() -> None:
     late = [sample for sample in outcome.samples if sample.sent_s - sample.intended_s > 0.05]
     assert len(late) >= 5
     assert all((sample.ttft_s or 0.0) >= sample.sent_s - sample.intended_s for sample in late)
-    found = report.client(workload, outcome)
+    found = report.client_report(workload, outcome)
     assert found["limited"]
     assert "late" in found["why"]
 
 
 async def test_a_client_that_stood_still_for_the_whole_window_says_how_long() -> None:
     workload = Workload(concurrency=1, warmup_s=1.0, duration_s=2.0)
-    outcome = await Load(workload, ScriptedSender(), jobs(workload, ALPHABET), time.monotonic() - 10).run(1)
+    outcome = await LoadGenerator(
+        workload, ScriptedSender(), generate_requests(workload, ALPHABET), time.monotonic() - 10
+    ).run(1)
     assert not outcome.samples
     assert outcome.lag_s >= 8
-    assert report.client(workload, outcome)["limited"]
+    assert report.client_report(workload, outcome)["limited"]
 
 
 async def test_failures_are_counted_by_code_and_are_no_latencies() -> None:
@@ -212,29 +216,34 @@ async def test_answers_in_one_piece_have_no_ttft() -> None:
 
 def test_goodput_counts_what_met_every_slo() -> None:
     workload = Workload(warmup_s=1.0, duration_s=2.0)
-    samples = [Sample(1.0 + i / 10, 1.0 + i / 10, 2.0, OK, 1.1 + i / 5, 2.0, 5, 5) for i in range(10)]
-    found = report.rows(workload, Outcome(samples=samples), Slo(ttft_s=0.45))
+    samples = [RequestSample(1.0 + i / 10, 1.0 + i / 10, 2.0, OK, 1.1 + i / 5, 2.0, 5, 5) for i in range(10)]
+    found = report.metric_rows(workload, LoadOutcome(samples=samples), BenchSlo(ttft_s=0.45))
     assert next(row for row in found if row["metric"] == "goodput")["value"] == 4 / 2.0
 
 
 def test_rates_are_of_what_ended_in_the_window() -> None:
     """However many were begun in it: of the requests that ended no more can have met every SLO."""
     workload = Workload(warmup_s=1.0, duration_s=2.0)
-    samples = [Sample(start, start, start + 1.0, OK, start + 0.1, start + 1.0, 5, 5) for start in (0.5, 1.5, 2.5, 2.6)]
-    found = {row["metric"]: row["value"] for row in report.rows(workload, Outcome(samples=samples), Slo(ttft_s=0.45))}
+    samples = [
+        RequestSample(start, start, start + 1.0, OK, start + 0.1, start + 1.0, 5, 5) for start in (0.5, 1.5, 2.5, 2.6)
+    ]
+    found = {
+        row["metric"]: row["value"]
+        for row in report.metric_rows(workload, LoadOutcome(samples=samples), BenchSlo(ttft_s=0.45))
+    }
     assert found["requests"] == found["goodput"] == 2 / 2.0
 
 
 def test_charts() -> None:
-    assert bars([0, 1, 2, 4]) == "▁▃▅█"
-    assert bars([]) == ""
-    assert histogram([1.0, 10.0, 10.0, 100.0], bins=3) == "1 ▅█▅ 100"
-    assert histogram([5.0, 5.0], bins=3) == "5 █▁▁ 5"
+    assert draw_bars([0, 1, 2, 4]) == "▁▃▅█"
+    assert draw_bars([]) == ""
+    assert draw_histogram([1.0, 10.0, 10.0, 100.0], bins=3) == "1 ▅█▅ 100"
+    assert draw_histogram([5.0, 5.0], bins=3) == "5 █▁▁ 5"
 
 
-def built(workload: Workload, outcome: Outcome) -> dict[str, object]:
-    service = Service(workload.protocol, "nowhere", "m", ALPHABET, 100, null=True)
-    return report.build(workload, service, outcome, Slo(), 1)
+def built(workload: Workload, outcome: LoadOutcome) -> dict[str, object]:
+    service = MeasuredService(workload.protocol, "nowhere", "m", ALPHABET, 100, null=True)
+    return report.build_report(workload, service, outcome, BenchSlo(), 1)
 
 
 def metric(found: dict[str, object], name: str) -> dict[str, float]:

@@ -14,19 +14,19 @@ from fake_service import FakeService, fake_service
 
 from motley.cli.app import run
 from motley.cluster.bench import suite
-from motley.cluster.bench.bare import Bare
+from motley.cluster.bench.bare import BareWorkerProcess
 from motley.cluster.bench.checkpoint import write_tokenizer
-from motley.cluster.bench.clients import run as put
-from motley.cluster.bench.histogram import Histogram
-from motley.cluster.bench.lengths import Lengths
-from motley.cluster.bench.samples import OK, Outcome, Sample
-from motley.cluster.bench.service import Service
+from motley.cluster.bench.clients import run_clients as put
+from motley.cluster.bench.histogram import DurationHistogram
+from motley.cluster.bench.samples import OK, LoadOutcome, RequestSample
+from motley.cluster.bench.service import MeasuredService
 from motley.cluster.bench.workload import Workload
+from motley.cluster.simulation.length_distribution import LengthDistribution
 from motley.replicas.bench.child import BenchChild
 from motley.replicas.errors import EngineFault
 from motley.replicas.text.tokenizer.tokenizer import Tokenizer
 
-SHORT = Workload(concurrency=4, warmup_s=0.0, duration_s=0.6, output_tokens=Lengths("fixed", 6))
+SHORT = Workload(concurrency=4, warmup_s=0.0, duration_s=0.6, output_tokens=LengthDistribution("fixed", 6))
 ALPHABET = tuple(range(65, 90))
 
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("null", [True, False])
 def test_the_bare_worker_answers_the_same_load(folder: Path, null: bool) -> None:
-    with Bare(str(folder), null=null) as bare:
+    with BareWorkerProcess(str(folder), null=null) as bare:
         for _ in range(2):  # one engine for several measurements
             outcome = bare.run(SHORT, ALPHABET)
             assert outcome.samples
@@ -47,12 +47,12 @@ def test_the_bare_worker_answers_the_same_load(folder: Path, null: bool) -> None
 
 def test_a_process_that_breaks_says_why(tmp_path: Path) -> None:
     with pytest.raises(EngineFault, match=r"bare of the measurement ended: .*config\.json"):
-        Bare(str(tmp_path), null=True).__enter__()
+        BareWorkerProcess(str(tmp_path), null=True).__enter__()
 
 
 def test_plain_grpc_answers_the_same_load() -> None:
     with BenchChild("motley.cluster.bench.plain") as plain:
-        service = Service("grpc", plain.read()["target"], "m", ALPHABET, 1000, null=True)
+        service = MeasuredService("grpc", plain.read()["target"], "m", ALPHABET, 1000, null=True)
         outcome = put(SHORT, service)
     assert {(sample.code, sample.tokens, sample.messages) for sample in outcome.samples} == {(OK, 6, 6)}
     assert outcome.messages > 0
@@ -66,28 +66,28 @@ def test_every_id_of_a_random_checkpoint_has_a_text(tmp_path: Path) -> None:
     assert tokenizer.decode([256, 999]) == " w0 w743"
 
 
-def outcome(messages: int, ttft_s: float) -> Outcome:
-    samples = [Sample(0.1 * i, 0.1 * i, 1.0, OK, 0.1 * i + ttft_s, 1.0, 5, 5) for i in range(5)]
-    gaps = Histogram()
+def outcome(messages: int, ttft_s: float) -> LoadOutcome:
+    samples = [RequestSample(0.1 * i, 0.1 * i, 1.0, OK, 0.1 * i + ttft_s, 1.0, 5, 5) for i in range(5)]
+    gaps = DurationHistogram()
     gaps.add(0.004)
-    return Outcome(samples=samples, gaps=gaps, messages=messages, tokens=messages * 1.5)
+    return LoadOutcome(samples=samples, gaps=gaps, messages=messages, tokens=messages * 1.5)
 
 
 def test_sides_take_turns_and_are_set_beside_one_another() -> None:
     turns: list[str] = []
 
-    def side(name: str, *outcomes: Outcome) -> Callable[[Workload], Outcome]:
+    def side(name: str, *outcomes: LoadOutcome) -> Callable[[Workload], LoadOutcome]:
         left = iter(outcomes)
 
-        def take(workload: Workload) -> Outcome:
+        def take(workload: Workload) -> LoadOutcome:
             turns.append(name)
             assert workload.duration_s == 2.0
             return next(left)
 
         return take
 
-    plan = suite.Plan(turns=3, seconds=2.0, warmup_s=0.0)
-    bench = suite._Bench(plan, lambda _: None, "HAProxy", null=True)
+    plan = suite.ServiceBenchPlan(turns=3, seconds=2.0, warmup_s=0.0)
+    bench = suite._ServiceComparison(plan, lambda _: None, "HAProxy", null=True)
     sides = {
         "service": side("service", outcome(800, 0.03), outcome(600, 0.02), outcome(1000, 0.01)),
         "bare": side("bare", *[outcome(1600, 0.005)] * 3),
@@ -117,10 +117,10 @@ def test_the_whole_report(
     """With a fake service in place of Ray's; every other process is real."""
     monkeypatch.setattr(suite, "demo_path", lambda: folder)
     plan: dict[str, Any] = {"turns": 1, "seconds": 1.0, "warmup_s": 0.0, "models": ["demo"]}
-    monkeypatch.setattr(suite, "Plan", lambda **given: PLAN(**(given | plan)))
+    monkeypatch.setattr(suite, "ServiceBenchPlan", lambda **given: PLAN(**(given | plan)))
     out = tmp_path / "report.json"
     with fake_service() as fake:
-        monkeypatch.setattr(suite, "started", lambda arguments: instead_of_a_service(fake))
+        monkeypatch.setattr(suite, "start_service", lambda arguments: instead_of_a_service(fake))
         assert run(["bench", "service", "--quick", "--out", str(out)]) == 0
     shown, report = capsys.readouterr().out, json.loads(out.read_text())
     assert (report["bench"], report["settings"]["models"]) == ("service", ["demo"])
@@ -138,7 +138,7 @@ def test_the_whole_report(
     assert "load average" in shown
 
 
-PLAN = suite.Plan
+PLAN = suite.ServiceBenchPlan
 
 
 def test_unknown_shapes_are_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:

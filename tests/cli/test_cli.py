@@ -17,8 +17,8 @@ from motley import Engine, SamplingParams
 from motley.cli import serve as serve_module
 from motley.cli.app import app, run
 from motley.cli.options import parse_size
-from motley.cluster import serve as service
-from motley.cluster.options import ServeOptions
+from motley.cluster.fleet.spec.serve_options import ServeOptions
+from motley.cluster.service.startup import serve_command as service
 from motley.replicas.bench import engine as bench
 from motley.replicas.bench import engine_gpu
 

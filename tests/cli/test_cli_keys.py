@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from motley.cli.app import run
-from motley.cluster.auth.key_file import KeyFile, read_keys
+from motley.cluster.security.auth.key_file import KeyFile, read_keys
 
 
 def new(path: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

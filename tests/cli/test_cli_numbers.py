@@ -21,9 +21,19 @@ import typer
 from motley.cli import app as cli
 from motley.cli import fleet, serve
 from motley.cli.fleet_words import read_bounds, read_setting
-from motley.cli.numbers import DAY_S, MAX_REPLICAS, MAX_TEMPERATURE, MOST, MOST_WHOLE, WEEK_S, WIDE, Between, bounded
-from motley.cluster.control.decide import MAX_DRAIN_S
-from motley.cluster.fleet import spec
+from motley.cli.numbers import (
+    DAY_S,
+    MAX_INTEGER,
+    MAX_NUMBER,
+    MAX_REPLICAS,
+    MAX_TEMPERATURE,
+    WEEK_S,
+    WIDE_PARAMETERS,
+    Between,
+    check_numbers,
+)
+from motley.cluster.fleet.control.state.decisions import MAX_DRAIN_S
+from motley.cluster.fleet.spec import fleet_spec
 from motley.replicas import engine_config, sampling_params
 from motley.replicas.errors import InvalidRequest
 
@@ -44,7 +54,7 @@ class Command:
             self.called.append(given)
 
         app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-        app.command(name=path[-1])(bounded(noted))
+        app.command(name=path[-1])(check_numbers(noted))
         self.built = typer.main.get_command(app)
         self.hints = typing.get_type_hints(inspect.unwrap(real), include_extras=True)
         self.signature = inspect.signature(noted)
@@ -106,13 +116,15 @@ def sensible(value: Any, kind: type, info: tuple[Any, ...], name: str) -> bool:
 
 
 def bounds(kind: type, info: Any, name: str) -> tuple[float, float]:
-    if name in WIDE:
+    if name in WIDE_PARAMETERS:
         return -(2**63), 2**63 - 1
     for each in info:
         if isinstance(each, Between):
             return each.least, each.most
     assert info[0].min is not None, "an option says what its least is"
-    return info[0].min, min(math.inf if info[0].max is None else info[0].max, MOST if kind is float else MOST_WHOLE)
+    return info[0].min, min(
+        math.inf if info[0].max is None else info[0].max, MAX_NUMBER if kind is float else MAX_INTEGER
+    )
 
 
 @pytest.mark.parametrize(("command", "name", "kind", "info"), NUMBERS, ids=IDS)
@@ -171,7 +183,7 @@ def test_a_number_is_right_or_refused_by_its_name(
 def test_a_number_within_a_text(
     arguments: list[str], named: str, number: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motley.cluster.serve.run_serve", None)
+    monkeypatch.setattr("motley.cluster.service.startup.serve_command.run_serve", None)
     assert cli.run([each.format(number) for each in arguments]) == 2
     [line] = capsys.readouterr().err.strip().splitlines()
     assert re.search(named, line), line
@@ -214,11 +226,15 @@ def test_the_bounds_that_are_told_are_the_options_own(
 
 
 def test_bounds_are_those_of_the_layers_below() -> None:
-    assert (MAX_REPLICAS, MAX_TEMPERATURE, DAY_S) == (spec.MAX_REPLICAS, sampling_params.MAX_TEMPERATURE, MAX_DRAIN_S)
-    assert Between(0.0, spec.MAX_OBJECTIVE_S, above=True) == fleet.OBJECTIVE
+    assert (MAX_REPLICAS, MAX_TEMPERATURE, DAY_S) == (
+        fleet_spec.MAX_REPLICAS,
+        sampling_params.MAX_TEMPERATURE,
+        MAX_DRAIN_S,
+    )
+    assert Between(0.0, fleet_spec.MAX_OBJECTIVE_S, above=True) == fleet.OBJECTIVE
     assert Between(0.0, engine_config.MAX_SECONDS, above=True) == serve.TIMEOUT
     for name, number in (("drain_s", WEEK_S), ("stall_s", WEEK_S)):
-        assert spec.ServiceSpec.model_json_schema()["properties"][name]["maximum"] == number
+        assert fleet_spec.ServiceSpec.model_json_schema()["properties"][name]["maximum"] == number
     for field, refused in (("top_p", 0.0), ("top_p", 1.1), ("repetition_penalty", 0.0), ("repetition_penalty", 10.1)):
         with pytest.raises(InvalidRequest):
             sampling_params.SamplingParams(**{field: refused})

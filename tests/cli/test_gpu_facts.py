@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from motley.cli.app import run
-from motley.cli.gpu_facts import of_gpus, of_name, of_properties
+from motley.cli.gpu_facts import gpu_facts, named_gpu_facts, properties_facts
 from motley.kernels.device.compute_capability import CAPABILITIES, TORCH_BUILDS
 from motley.kernels.device.torch_builds import wheel_hint
 from motley.kernels.registry import OPERATIONS
@@ -35,13 +35,13 @@ H100 = Properties("NVIDIA H100 80GB HBM3", 9, 0, 80 * GIB, 132)
 
 
 def test_a_card_that_torch_has_no_code_for_is_told_before_loading() -> None:
-    facts = {fact.name: fact for fact in of_properties("cuda:0", P40, CU130)}
+    facts = {fact.name: fact for fact in properties_facts("cuda:0", P40, CU130)}
     assert facts["torch"].status == "missing"
     assert "no kernel image" in facts["torch"].value
     assert facts["torch"].remedy == wheel_hint((6, 1))
-    facts = {fact.name: fact for fact in of_properties("cuda:0", H100, CU126)}
+    facts = {fact.name: fact for fact in properties_facts("cuda:0", H100, CU126)}
     assert (facts["torch"].status, facts["torch"].remedy) == ("missing", wheel_hint((9, 0)))
-    fitting = {fact.name: fact for fact in of_properties("cuda:0", P40, ["sm_50", "sm_60"])}
+    fitting = {fact.name: fact for fact in properties_facts("cuda:0", P40, ["sm_50", "sm_60"])}
     assert fitting["torch"].status == "ok"
 
 
@@ -52,12 +52,12 @@ def test_a_card_that_a_build_for_cpus_does_not_see_is_told_with_a_wheel_for_it(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert [fact.name for fact in of_gpus()] == ["cuda"]
+    assert [fact.name for fact in gpu_facts()] == ["cuda"]
     tool = tmp_path / "nvidia-smi"
     said = "NVIDIA GeForce RTX 5090, 12.0\nTesla P40, 6.1\nTesla P40, 6.1\nGeForce GTX 980, 5.2\n"
     tool.write_text(f'#!/bin/sh\nwhile read line; do echo "$line"; done <<END\n{said}END\n')
     tool.chmod(0o755)
-    none, *found = of_gpus()
+    none, *found = gpu_facts()
     assert (none.value, none.status) == ("none; this torch is a CPU build", "note")
     assert [fact.value.partition(",")[0] for fact in found[:2]] == ["NVIDIA GeForce RTX 5090", "Tesla P40"]
     assert [(fact.status, fact.remedy) for fact in found[:2]] == [
@@ -66,11 +66,11 @@ def test_a_card_that_a_build_for_cpus_does_not_see_is_told_with_a_wheel_for_it(
     [old] = found[2:]
     assert (old.status, "5.2" in old.value) == ("note", True)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert [fact.name for fact in of_gpus()] == ["cuda"], "such a build has seen that there is none"
+    assert [fact.name for fact in gpu_facts()] == ["cuda"], "such a build has seen that there is none"
 
 
 def test_precision_and_every_operator_with_its_reason() -> None:
-    facts = {fact.name: fact.value for fact in of_properties("cuda:0", P40, CU130)}
+    facts = {fact.name: fact.value for fact in properties_facts("cuda:0", P40, CU130)}
     assert "30 SMs, 24.0 GiB" in facts["device"]
     assert facts["compute"].startswith("fp32: ")
     assert "1/64 of fp32's" in facts["compute"]
@@ -84,7 +84,7 @@ def test_precision_and_every_operator_with_its_reason() -> None:
 
 
 def test_quantized_layers_by_the_number_of_tokens() -> None:
-    facts = of_name("Tesla V100-SXM2-16GB")
+    facts = named_gpu_facts("Tesla V100-SXM2-16GB")
     for layers, few, many in (("int4", "w4a16_gemv", "w4a16_dequantize"), ("int8", "w8a8", "w8a8_dequantize")):
         first, last = (fact.value for fact in facts if fact.name == f"{layers} layers")
         assert first.startswith("1 to ")
@@ -93,20 +93,20 @@ def test_quantized_layers_by_the_number_of_tokens() -> None:
     [fp8] = [fact.value for fact in facts if fact.name == "fp8 layers"]
     assert fp8 == "written out in fp16: tensor cores take fp8 from 8.9; this is 7.0"
     for name, computed in (("6.0", "fp16"), ("10.3", "bf16")):
-        [int8] = [fact.value for fact in of_name(name) if fact.name == "int8 layers"]
+        [int8] = [fact.value for fact in named_gpu_facts(name) if fact.name == "int8 layers"]
         assert int8.startswith(f"written out in {computed}: ")
-    [fp8] = [fact.value for fact in of_name("8.9") if fact.name == "fp8 layers"]
+    [fp8] = [fact.value for fact in named_gpu_facts("8.9") if fact.name == "fp8 layers"]
     assert fp8.startswith("1 to 2048 tokens: fp8, NVIDIA L4: tensor-fp8 ")
 
 
 def test_a_card_that_is_too_old() -> None:
-    [fact] = of_properties("cuda:0", Properties("GeForce GTX 980", 5, 2, 4 * GIB, 16), CU130)
+    [fact] = properties_facts("cuda:0", Properties("GeForce GTX 980", 5, 2, 4 * GIB, 16), CU130)
     assert (fact.status, "5.2" in fact.value) == ("missing", True)
 
 
 @pytest.mark.parametrize("capability", ["{}.{}".format(*each) for each in CAPABILITIES])
 def test_every_capability_by_name(capability: str) -> None:
-    facts = of_name(capability)
+    facts = named_gpu_facts(capability)
     assert f"compute capability {capability}" in facts[0].value
     assert all("which is not here" in fact.section for fact in facts)
 

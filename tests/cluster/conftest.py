@@ -18,7 +18,7 @@ from served import wait_for
 from service_checkpoint import write_tokenizer
 
 from motley.cluster.prefix.bench_redis import RedisProcess
-from motley.cluster.prefix.redis_store import RedisStore
+from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.cluster.protos import inference_pb2_grpc
 
 

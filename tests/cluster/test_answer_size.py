@@ -15,12 +15,14 @@ from grpc_servers import serving
 from local_ingress import make_ingress
 from scripted_worker import ScriptedWorker
 
-from motley.cluster import door, gather
-from motley.cluster.caller import Caller
-from motley.cluster.protocols import kserve, motley_reply, openai, openai_logprobs
+from motley.cluster.api.common import admission, collected_response
+from motley.cluster.api.kserve import kserve_protocol
+from motley.cluster.api.motley import motley_response
+from motley.cluster.api.openai import openai_logprobs, openai_protocol
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc, kserve_pb2, kserve_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
-from motley.cluster.web.answers import Streaming
+from motley.cluster.transport.caller import Caller
+from motley.cluster.transport.http_server.response_content import StreamingContent
 from motley.replicas.types import Delta, FinishReason, StreamMessage, TokenLogprob
 
 TOP = 20
@@ -36,8 +38,8 @@ def script(tokens: int) -> tuple[StreamMessage, ...]:
     return (StreamMessage(cached_tokens=0), *(StreamMessage((part,)) for _ in range(count)), StreamMessage((last,)))
 
 
-LARGE = gather.MOST_LOGPROBS // (1 + TOP)
-LARGE_PROMPT = gather.LARGE // (1 + TOP) + 2
+LARGE = collected_response.MAX_RESPONSE_LOGPROBS // (1 + TOP)
+LARGE_PROMPT = collected_response.LARGE_RESPONSE_VALUES // (1 + TOP) + 2
 
 
 async def ingress_of(folder: Path, tokens: int) -> Any:
@@ -60,12 +62,14 @@ async def test_too_many_are_refused_by_name(folder: Path, path: str, body: dict[
     reply = await asgi.request(ingress.__serve_build_asgi_app__(), "POST", f"/v1/{path}", body)
     error = reply.json()["error"]
     assert (reply.status, error["code"], error["param"]) == (400, "answer_too_large", field)
-    assert error["message"].startswith(f"{field}: the answer has come to more than {gather.MOST_LOGPROBS}")
+    assert error["message"].startswith(
+        f"{field}: the answer has come to more than {collected_response.MAX_RESPONSE_LOGPROBS}"
+    )
 
 
 async def test_what_nobody_asked_for_takes_no_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which choice is the best is told by log-probabilities that are no part of the answer."""
-    monkeypatch.setattr(openai, "Room", partial(gather.Room, most=CHUNK))
+    monkeypatch.setattr(openai_protocol, "LogprobBudget", partial(collected_response.LogprobBudget, most=CHUNK))
     likely, unlikely = TokenLogprob(65, -0.5), TokenLogprob(66, -1.0)
     deltas = [Delta(i, (e.token_id,) * CHUNK, "AB"[i] * CHUNK, (e,) * CHUNK) for i, e in enumerate((unlikely, likely))]
     last = tuple(Delta(i, (65,), ".", (likely,), FinishReason.STOP) for i in range(2))
@@ -119,8 +123,8 @@ async def test_large_ones_are_written_in_a_thread(folder: Path, tokens: int, mon
         wrote.append(threading.current_thread() is threading.main_thread())
         return written(*arguments, **options)
 
-    written = openai.whole
-    monkeypatch.setattr(openai, "whole", whole)
+    written = openai_protocol.whole_response
+    monkeypatch.setattr(openai_protocol, "whole_response", whole)
     ingress = await ingress_of(folder, tokens)
     body = {"prompt": "ab", "logprobs": TOP}
     reply = await asgi.request(ingress.__serve_build_asgi_app__(), "POST", "/v1/completions", body)
@@ -142,7 +146,7 @@ async def test_large_ones_are_written_in_a_thread(folder: Path, tokens: int, mon
 async def test_of_a_prompt_they_are_known_before(
     folder: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], said: str
 ) -> None:
-    monkeypatch.setattr(door, "MOST_LOGPROBS", 12)
+    monkeypatch.setattr(admission, "MAX_RESPONSE_LOGPROBS", 12)
     worker = ScriptedWorker(str(folder), script(1))
     app = (await make_ingress(folder, worker)).__serve_build_asgi_app__()
     body = {"prompt": [65] * 3, "echo": True, "max_tokens": 0}
@@ -169,13 +173,13 @@ async def test_a_prompt_counts_as_often_as_it_is_shown(folder: Path, monkeypatch
     assert shown == 2 * n * tokens * TOP, "of the token itself it is the first of them"
     room = 2 * n * tokens * (1 + TOP)  # the first token's place is taken by the one of output
     for most, status in ((room, 200), (room - 1, 400)):
-        monkeypatch.setattr(openai, "Room", partial(gather.Room, most=most))
+        monkeypatch.setattr(openai_protocol, "LogprobBudget", partial(collected_response.LogprobBudget, most=most))
         assert (await asgi.request(app, "POST", "/v1/completions", body)).status == status
 
 
 async def test_over_vllm_each_choice_has_the_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the two others a prompt's are told once, however many choices there are."""
-    monkeypatch.setattr(door, "MOST_LOGPROBS", 12)
+    monkeypatch.setattr(admission, "MAX_RESPONSE_LOGPROBS", 12)
     sampling = pb.SamplingParams(prompt_logprobs=1, n=3, max_tokens=1)
     generate = vllm_engine_pb2.GenerateRequest(
         request_id="a", tokenized=vllm_engine_pb2.TokenizedInput(input_ids=[65] * 3),
@@ -205,12 +209,12 @@ async def test_a_large_prompt_is_streamed_choice_by_choice(
 
     n, large = 3, tokens > 8
     ingress = await make_ingress(folder, ScriptedWorker(str(folder), prompt_script(n, tokens)))
-    written = openai_logprobs.Tokens.legacy
-    monkeypatch.setattr(openai_logprobs.Tokens, "legacy", legacy)
-    protocol = openai.OpenAIProtocol(ingress.door, ingress.router, None)  # type: ignore[arg-type]
+    written = openai_logprobs.LogprobWriter.legacy
+    monkeypatch.setattr(openai_logprobs.LogprobWriter, "legacy", legacy)
+    protocol = openai_protocol.OpenAIProtocol(ingress.door, ingress.router, None)  # type: ignore[arg-type]
     body = {"prompt": [65] * tokens, "echo": True, "logprobs": TOP, "n": n, "max_tokens": 1, "stream": True}
     answer = await protocol.completions(json.dumps(body).encode(), Caller())
-    assert isinstance(answer, Streaming)
+    assert isinstance(answer, StreamingContent)
     writes = [answer.first, *[chunks async for chunks in answer.rest]]
     assert [len(chunks) for chunks in writes] == ([1] * n + [n, 0] if large else [2 * n, 0])
     assert wrote == [not large] * n + [True] * n
@@ -230,8 +234,10 @@ async def test_a_large_prompts_chunk_is_made_in_a_thread(folder: Path, monkeypat
 
         return make
 
-    monkeypatch.setattr(motley_reply.Replies, "_chunk", noted("motley", motley_reply.Replies._chunk))
-    monkeypatch.setattr(kserve, "outputs", noted("kserve", kserve.outputs))
+    monkeypatch.setattr(
+        motley_response.MotleyResponseBuilder, "_chunk", noted("motley", motley_response.MotleyResponseBuilder._chunk)
+    )
+    monkeypatch.setattr(kserve_protocol, "output_tensors", noted("kserve", kserve_protocol.output_tensors))
     for tokens in (8, LARGE_PROMPT):
         ingress = await make_ingress(folder, ScriptedWorker(str(folder), prompt_script(1, tokens)))
         async with serving(ingress) as target, grpc.aio.insecure_channel(target) as channel:

@@ -12,18 +12,20 @@ from echo_worker import EchoWorker
 from local_ingress import make_ingress
 
 from motley.cluster.protos import inference_pb2 as pb
-from motley.cluster.web import arriving, http_guard, unparsed
-from motley.cluster.web.arriving import Arriving
+from motley.cluster.transport import incoming_bodies
+from motley.cluster.transport.grpc_server import unparsed_request
+from motley.cluster.transport.http_server import http_guard
+from motley.cluster.transport.incoming_bodies import IncomingBodies
 from motley.replicas.errors import Overloaded
 
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arriving, "LATE_S", 0.0)
+    monkeypatch.setattr(incoming_bodies, "LATE_S", 0.0)
 
 
 async def test_bytes_have_a_limit_and_a_tenant_has_a_share() -> None:
-    room = Arriving(max_bytes=100)
+    room = IncomingBodies(max_bytes=100)
     mine, others = room.begin("alice"), room.begin("bob")
     mine.hold("bytes", 50)
     with pytest.raises(Overloaded, match="not whole") as caught:
@@ -39,7 +41,7 @@ async def test_bytes_have_a_limit_and_a_tenant_has_a_share() -> None:
 
 
 async def test_a_part_in_time_holds_nothing() -> None:
-    room = Arriving(max_bodies=0)
+    room = IncomingBodies(max_bodies=0)
     body = room.begin("alice")
     assert await body.next(asyncio.sleep(0, "part"), deadline=float("inf"), late_bytes=1) == "part"
     assert (room.num_bodies, room.num_bytes) == (0, 0)
@@ -47,7 +49,7 @@ async def test_a_part_in_time_holds_nothing() -> None:
 
 @pytest.mark.usefixtures("soon")
 async def test_one_that_is_late_counts() -> None:
-    room = Arriving(max_bytes=100, max_bodies=2)
+    room = IncomingBodies(max_bytes=100, max_bodies=2)
     come = asyncio.Event()
     first = asyncio.create_task(room.begin("alice").next(come.wait(), float("inf"), late_bytes=40))
     while room.num_bodies == 0:
@@ -61,7 +63,7 @@ async def test_one_that_is_late_counts() -> None:
 
 @pytest.mark.usefixtures("soon")
 async def test_the_deadline_is_told_as_such() -> None:
-    room = Arriving()
+    room = IncomingBodies()
     body = room.begin("alice")
     with pytest.raises(TimeoutError):
         await body.next(asyncio.Event().wait(), asyncio.get_running_loop().time() + 0.05)
@@ -71,7 +73,7 @@ async def test_the_deadline_is_told_as_such() -> None:
 
 async def test_bodies_over_http(folder: Path) -> None:
     """Half of one that is too much is refused, what is whole is not, and nothing is held at the end."""
-    room = Arriving(max_bytes=20_000)
+    room = IncomingBodies(max_bytes=20_000)
     ingress = await make_ingress(folder, EchoWorker(str(folder)))
     app = http_guard.HttpGuard(ingress.__serve_build_asgi_app__(), ingress.guard, 2**20, arriving=room)
     parts = [b'{"prompt": "abc"', b" " * 6000, b" " * 6000, b"}"]
@@ -86,7 +88,9 @@ async def test_bodies_over_http(folder: Path) -> None:
 @pytest.mark.usefixtures("soon")
 async def test_messages_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is late may be of any size, and is counted as the largest."""
-    monkeypatch.setattr(unparsed, "ARRIVING", Arriving(max_bytes=2 * unparsed.MAX_MESSAGE_BYTES))
+    monkeypatch.setattr(
+        unparsed_request, "INCOMING_BODIES", IncomingBodies(max_bytes=2 * unparsed_request.MAX_MESSAGE_BYTES)
+    )
 
     class Slow:
         def __init__(self) -> None:
@@ -100,15 +104,15 @@ async def test_messages_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
             return pb.GetModelRequest()
 
     held, bidirectional = Slow(), Slow()
-    first = asyncio.create_task(unparsed.read(held, "alice"))
-    while unparsed.ARRIVING.num_bodies == 0:
+    first = asyncio.create_task(unparsed_request.read_request(held, "alice"))
+    while unparsed_request.INCOMING_BODIES.num_bodies == 0:
         await asyncio.sleep(0)
     with pytest.raises(Overloaded):
-        await unparsed.read(Slow(), "alice")
-    silent = asyncio.create_task(anext(unparsed.read_each(bidirectional, "alice")))
-    while unparsed.ARRIVING.num_bodies == 1:
+        await unparsed_request.read_request(Slow(), "alice")
+    silent = asyncio.create_task(anext(unparsed_request.read_requests(bidirectional, "alice")))
+    while unparsed_request.INCOMING_BODIES.num_bodies == 1:
         await asyncio.sleep(0)
     held.come.set()
     bidirectional.come.set()
     assert await first == await silent == pb.GetModelRequest()
-    assert (unparsed.ARRIVING.num_bodies, unparsed.ARRIVING.num_bytes) == (0, 0)
+    assert (unparsed_request.INCOMING_BODIES.num_bodies, unparsed_request.INCOMING_BODIES.num_bytes) == (0, 0)

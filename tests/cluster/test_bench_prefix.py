@@ -8,13 +8,19 @@ import pytest
 
 from motley.cluster.prefix import bench
 from motley.cluster.prefix.bench_fault_kinds import KINDS
-from motley.cluster.prefix.bench_faults import Faults, _Answer, _Found, _rows, faults
-from motley.cluster.prefix.bench_numerics import WAYS, Numerics
+from motley.cluster.prefix.bench_faults import (
+    RedisFaultPlan,
+    _FaultBenchAnswer,
+    _FaultSamples,
+    _rows,
+    measure_faults,
+)
+from motley.cluster.prefix.bench_numerics import WAYS, NumericsPlan
 from motley.cluster.prefix.bench_replicas import break_even
-from motley.cluster.prefix.bench_routed import NONE, SEEN, UNSEEN, Fleet, routed
-from motley.cluster.prefix.bench_simulated import GPUS, simulated
-from motley.cluster.prefix.bench_trace import Trace
-from motley.cluster.prefix.server import find_redis
+from motley.cluster.prefix.bench_routed import NONE, SEEN, UNSEEN, RoutedFleetPlan, simulate_routed_fleet
+from motley.cluster.prefix.bench_simulated import GPUS, simulate_savings
+from motley.cluster.prefix.bench_trace import TenantTracePlan
+from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley.replicas.bench.shapes import SHAPES, CheckpointShape
 
 
@@ -27,7 +33,7 @@ def test_where_lines_cross_redis_begins_to_be_faster() -> None:
 
 def test_a_slow_redis_is_of_use_to_slow_gpus_alone() -> None:
     def even(rate: float) -> dict[str, float]:
-        rows = simulated(rate, 57_344, 32, (256, 2048), 16)
+        rows = simulate_savings(rate, 57_344, 32, (256, 2048), 16)
         assert {each["source"] for each in rows} == {"simulated"}
         return {each["workload"]["gpu"]: each["value"] for each in rows if each["metric"] == "break_even_prefix"}
 
@@ -38,8 +44,8 @@ def test_a_slow_redis_is_of_use_to_slow_gpus_alone() -> None:
 
 
 def test_a_fleet_is_simulated_with_redis_seen_unseen_and_absent() -> None:
-    plan = Fleet(seconds=20.0, warm_up_s=10.0, seeds=3, requests_per_s=12.0)
-    rows = list(routed(plan, 1e10, 57_344))
+    plan = RoutedFleetPlan(seconds=20.0, warm_up_s=10.0, seeds=3, requests_per_s=12.0)
+    rows = list(simulate_routed_fleet(plan, 1e10, 57_344))
     assert {(each["metric"], each["peer"]) for each in rows} == {
         (metric, peer) for metric in ("routed_goodput", "routed_ttft") for peer in (UNSEEN, NONE)
     }
@@ -48,15 +54,15 @@ def test_a_fleet_is_simulated_with_redis_seen_unseen_and_absent() -> None:
     [without] = [each for each in rows if (each["metric"], each["peer"]) == ("routed_ttft", NONE)]
     assert without["ratio"] > 1.05, "what is fetched in no time is there sooner"
     short = replace(plan, seconds=10.0, warm_up_s=2.0, seeds=1)
-    slow = [each["value"] for each in routed(short, 1e3, 57_344)]
-    assert slow == [each["peer_value"] for each in routed(short, 1e3, 57_344)], (
+    slow = [each["value"] for each in simulate_routed_fleet(short, 1e3, 57_344)]
+    assert slow == [each["peer_value"] for each in simulate_routed_fleet(short, 1e3, 57_344)], (
         "what nobody fetches makes no difference"
     )
 
 
 @pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 def test_all_of_it_in_small() -> None:
-    small = Trace(
+    small = TenantTracePlan(
         shape="tiny",
         turns=1,
         tenants=2,
@@ -67,11 +73,12 @@ def test_all_of_it_in_small() -> None:
         control_turns=2,
         output_tokens=2,
     )
-    plan = bench.Plan(
+    plan = bench.PrefixBenchPlan(
         tokens=(32,), connections=(1, 2), moved=2**23, repeats=1, shape="tiny", prefixes=(128, 256), asked=1,
         trace=small,
-        faults=Faults(shape="tiny", kinds=("restarted empty",), prefix_tokens=512, rounds=1),
-        numerics=Numerics(ways=WAYS[:2], prefix=64, texts=1), fleet=Fleet(seconds=2.0, warm_up_s=1.0, seeds=1),
+        faults=RedisFaultPlan(shape="tiny", kinds=("restarted empty",), prefix_tokens=512, rounds=1),
+        numerics=NumericsPlan(ways=WAYS[:2], prefix=64, texts=1), fleet=RoutedFleetPlan(seconds=2.0, warm_up_s=1.0,
+        seeds=1),
     )  # fmt: skip
     said: list[str] = []
     report = bench.run(plan, said.append)
@@ -95,7 +102,9 @@ def test_all_of_it_in_small() -> None:
 @pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 def test_a_part_is_measured_alone() -> None:
     plan = bench.quick(("simulated",))
-    report = bench.run(replace(plan, moved=2**22, repeats=1, fleet=Fleet(seconds=2.0, warm_up_s=1.0, seeds=1)), str)
+    report = bench.run(
+        replace(plan, moved=2**22, repeats=1, fleet=RoutedFleetPlan(seconds=2.0, warm_up_s=1.0, seeds=1)), str
+    )
     metrics = {each["metric"] for each in report["rows"] if each["source"] == "measured"}
     assert metrics == {"get", "set", "read_open_verify", "read_into_blocks"}, "whose rate it is about"
     assert any(each["source"] == "simulated" for each in report["rows"])
@@ -106,8 +115,8 @@ def test_a_part_is_measured_alone() -> None:
 def test_no_request_fails_whatever_redis_does_and_it_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     # Little KV, dear to compute: even on a busy machine it pays to read it.
     monkeypatch.setitem(SHAPES, "wide", CheckpointShape(768, 3_072, 2, 12, 2, 4_096))
-    plan = Faults(shape="wide", prefix_tokens=256, rounds=1)
-    rows = faults(plan, b"a secret of the tests alone, 32 bytes", lambda line: None)
+    plan = RedisFaultPlan(shape="wide", prefix_tokens=256, rounds=1)
+    rows = measure_faults(plan, b"a secret of the tests alone, 32 bytes", lambda line: None)
     assert {each["workload"]["redis"] for each in rows} == set(KINDS)
     assert {each["value"] for each in rows if each["metric"] == "fault_failed_requests"} == {0}
     assert all(each["workload"]["requests"] > 0 for each in rows)
@@ -115,9 +124,13 @@ def test_no_request_fails_whatever_redis_does_and_it_is_read_again(monkeypatch: 
 
 
 def test_requests_that_fail_and_answers_that_differ_are_told() -> None:
-    answers = [_Answer(0.0, 0.2), _Answer(0.0, 0.4), _Answer(0.0, failed=True)]
-    found = _Found(sharing=answers, alone=[_Answer(0.0, 0.1), _Answer(0.0, 0.1), _Answer(0.0, 0.1)], failed=1)
-    rows = {each["metric"]: each for each in _rows(Faults(shape="tiny"), "SIGKILL", found)}
+    answers = [_FaultBenchAnswer(0.0, 0.2), _FaultBenchAnswer(0.0, 0.4), _FaultBenchAnswer(0.0, failed=True)]
+    found = _FaultSamples(
+        sharing=answers,
+        alone=[_FaultBenchAnswer(0.0, 0.1), _FaultBenchAnswer(0.0, 0.1), _FaultBenchAnswer(0.0, 0.1)],
+        failed=1,
+    )
+    rows = {each["metric"]: each for each in _rows(RedisFaultPlan(shape="tiny"), "SIGKILL", found)}
     assert rows["fault_failed_requests"]["value"] == 1
     assert rows["fault_ttft_p95"]["value"] == pytest.approx(390)
     assert rows["fault_ttft_p95_over_recompute"]["value"] == pytest.approx(290)

@@ -22,9 +22,11 @@ def test_processes_of_another_service_beside_it_are_none_of_its() -> None:
     """As when both have been started below one process, and each has one that waits."""
     services = [subprocess.Popen(["bash", "-c", "(exec -a ray::IDLE sleep 60) & wait"]) for _ in range(2)]
     try:
-        waiting = [wait_for(lambda pid=each.pid: restart.titled(pid, "ray::IDLE"), "its own") for each in services]
+        waiting = [
+            wait_for(lambda pid=each.pid: restart.processes_below(pid, "ray::IDLE"), "its own") for each in services
+        ]
         assert [len(pids) for pids in waiting] == [1, 1]
-        assert len(restart.titled(os.getpid(), "ray::IDLE")) == 2
+        assert len(restart.processes_below(os.getpid(), "ray::IDLE")) == 2
     finally:
         for pid in [pid for pids in waiting for pid in pids]:
             os.kill(pid, 9)

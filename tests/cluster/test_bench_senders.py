@@ -12,13 +12,13 @@ from certificates import Certificates
 from fake_service import FakeService, fake_service
 
 from motley.client import Tls
-from motley.cluster.bench.curl import CallFailed, CurlChannel
+from motley.cluster.bench.curl import CurlCallFailed, CurlChannel
 from motley.cluster.bench.curl_sender import CurlSender
 from motley.cluster.bench.sender_factory import create_sender, grpc_client_name
-from motley.cluster.bench.senders import GrpcSender, HttpSender, RequestFailed, Sender
-from motley.cluster.bench.workload import Job, Workload
+from motley.cluster.bench.senders import GrpcSender, HttpSender, LoadSender, RequestFailed
+from motley.cluster.bench.workload import LoadRequest, Workload
 
-JOB = Job(None, (1, 2, 3), 20)
+JOB = LoadRequest(None, (1, 2, 3), 20)
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ def service() -> Iterator[FakeService]:
 
 
 @pytest.fixture(params=[GrpcSender, CurlSender, HttpSender])
-async def client(request: pytest.FixtureRequest, service: FakeService) -> AsyncIterator[Sender]:
+async def client(request: pytest.FixtureRequest, service: FakeService) -> AsyncIterator[LoadSender]:
     target = service.http if request.param is HttpSender else service.grpc
-    client: Sender = request.param(target, "fake", "key")
+    client: LoadSender = request.param(target, "fake", "key")
     yield client
     await client.close()
 
 
-async def test_streams_wholes_and_refusals(client: Sender, service: FakeService) -> None:
+async def test_streams_wholes_and_refusals(client: LoadSender, service: FakeService) -> None:
     heard: list[None] = []
     assert await client.stream(JOB, lambda: heard.append(None)) == 20
     assert len(heard) == 20
@@ -52,24 +52,24 @@ async def test_over_tls_whom_it_trusts_and_nobody_else(kind: Any, tmp_path: Path
     certificates = Certificates(tmp_path)
     with fake_service(certificates) as service:
         target = service.http if kind is HttpSender else service.grpc
-        client: Sender = kind(target, "fake", "key", Tls(certificates.ca))
+        client: LoadSender = kind(target, "fake", "key", Tls(certificates.ca))
         assert await client.stream(JOB, lambda: None) == 20
         assert await client.whole(JOB) == 20
         await client.close()
-        stranger: Sender = kind(target, "fake", "key", Tls())
+        stranger: LoadSender = kind(target, "fake", "key", Tls())
         with pytest.raises(RequestFailed):
             await asyncio.wait_for(stranger.whole(JOB), 60)
         await stranger.close()
 
 
-async def test_many_at_a_time(client: Sender, service: FakeService) -> None:
+async def test_many_at_a_time(client: LoadSender, service: FakeService) -> None:
     answers = await asyncio.gather(*(client.stream(JOB, lambda: None) for _ in range(30)), return_exceptions=True)
     assert [answer for answer in answers if not isinstance(answer, RequestFailed)] == [20] * 20
 
 
-async def test_a_call_that_is_cancelled_is_left(client: Sender, service: FakeService) -> None:
+async def test_a_call_that_is_cancelled_is_left(client: LoadSender, service: FakeService) -> None:
     begun = asyncio.Event()
-    call = asyncio.create_task(client.stream(Job(None, (1,), 100_000), begun.set))
+    call = asyncio.create_task(client.stream(LoadRequest(None, (1,), 100_000), begun.set))
     await asyncio.wait_for(begun.wait(), 30)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -79,7 +79,7 @@ async def test_a_call_that_is_cancelled_is_left(client: Sender, service: FakeSer
 
 async def test_nobody_listens() -> None:
     channel = CurlChannel("127.0.0.1:1")
-    with pytest.raises(CallFailed) as caught:
+    with pytest.raises(CurlCallFailed) as caught:
         await channel.call("/motley.v1.Inference/Complete", b"", lambda message: None)
     assert caught.value.code == "UNAVAILABLE"
     channel.close()

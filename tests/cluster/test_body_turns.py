@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from motley.cluster.edge.early_answer import EarlyAnswer
-from motley.cluster.edge.turns import AT_ONCE, Turns
+from motley.cluster.security.edge.early_response import EarlyResponseMiddleware
+from motley.cluster.security.edge.read_turns import AT_ONCE, ReadTurns
 
 CLIENTS = 200
 PARTS = 5
@@ -67,7 +67,7 @@ async def ask_all(app: Any, counted: Counted, parts: int = PARTS) -> None:
 
 async def test_few_bodies_are_read_in_a_turn_and_all_of_them_in_the_end() -> None:
     counted = Counted()
-    await ask_all(EarlyAnswer(read_all), counted)
+    await ask_all(EarlyResponseMiddleware(read_all), counted)
     assert sum(counted.read) == CLIENTS * PARTS
     assert max(counted.read) <= 2 * AT_ONCE, "those of a turn, and of the next before it is seen"
     assert set(counted.order[: CLIENTS + AT_ONCE]) == set(range(CLIENTS)), (
@@ -77,21 +77,21 @@ async def test_few_bodies_are_read_in_a_turn_and_all_of_them_in_the_end() -> Non
 
 async def test_what_is_thrown_away_after_an_early_answer_waits_for_its_turn_too() -> None:
     counted = Counted()
-    await ask_all(EarlyAnswer(answer, linger_bytes=10**9), counted, parts=MANY_PARTS)
+    await ask_all(EarlyResponseMiddleware(answer, linger_bytes=10**9), counted, parts=MANY_PARTS)
     behind = counted.read[next(i for i, read in enumerate(counted.read) if read) + 1 :]  # one look at each before
     assert max(behind) <= 2 * AT_ONCE
     assert sum(counted.read) == CLIENTS * MANY_PARTS
 
 
 async def test_where_there_is_room_nobody_waits() -> None:
-    turns = Turns(at_once=2)
+    turns = ReadTurns(at_once=2)
     for _ in range(2):
         with pytest.raises(StopIteration):
             turns.wait().send(None)
 
 
 async def test_who_gives_up_takes_no_place() -> None:
-    turns = Turns(at_once=1)
+    turns = ReadTurns(at_once=1)
     first, left, stays = (asyncio.ensure_future(turns.wait()) for _ in range(3))
     await first
     left.cancel()

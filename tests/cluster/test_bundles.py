@@ -13,15 +13,15 @@ import pytest
 from faulty_replica import MortalReplica, idle, start_worker, until
 from local_pool import LocalPool
 
-from motley.cluster.routing import bundles
-from motley.cluster.routing.resume import ResumePolicy
+from motley.cluster.routing.attempt.retryable_request import RetryPolicy
 from motley.cluster.routing.router import Router
+from motley.cluster.routing.streaming import unary_batching
 from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine.streams.output_buffer import merge_messages
 from motley.replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Overloaded
 from motley.replicas.types import Request, SamplingParams, StreamMessage
 
-POLICY = ResumePolicy(stall_s=0.2, wait_s=5.0, backoff_s=0.001)
+POLICY = RetryPolicy(stall_s=0.2, wait_s=5.0, backoff_s=0.001)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ async def test_answers_are_those_of_each_alone(workers: list[Worker]) -> None:
     assert replica.alone == 41, "the first of them found nobody on the way"
     assert sum(replica.bundles) == 39
     assert len(replica.bundles) < 20
-    assert max(replica.bundles) <= bundles.MOST
+    assert max(replica.bundles) <= unary_batching.MAX_BATCH_REQUESTS
     await until(lambda: idle(workers[0]))
 
 

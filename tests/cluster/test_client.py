@@ -11,10 +11,10 @@ import grpc
 import pytest
 
 from motley.client import AsyncClient, Client, Resume, aio, blocking, complete_request, retry
-from motley.client.silence import Watch
-from motley.cluster.failures import Unauthenticated
+from motley.client.silence import SilenceWatchdog
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
+from motley.cluster.service_errors import Unauthenticated
 from motley.replicas.errors import EngineFault, InvalidRequest, MotleyError, NotFound, Overloaded, Unavailable
 
 IDS = list(range(10))
@@ -55,7 +55,7 @@ def test_attempts_last_until_a_lost_haproxy_is_back(monkeypatch: pytest.MonkeyPa
     """For which the door may be shut for 3 s; refused connections tell nothing of when to come again."""
     monkeypatch.setattr(retry, "FIRST_WAIT_S", FIRST_WAIT_S)
     for _ in range(20):
-        attempts = retry.Retry(3, None)
+        attempts = retry.CallRetries(3, None)
         assert sum(attempts.after(Unavailable("gone")) for _ in range(3)) > 3.5
     with pytest.raises(Unavailable):
         attempts.after(Unavailable("gone"))
@@ -269,7 +269,7 @@ def test_a_stream_that_is_reset_is_a_door_that_is_gone(details: str, kind: type[
         def trailing_metadata(self) -> None:
             return None
 
-    assert type(retry.from_call(Reset())) is kind
+    assert type(retry.error_from_call(Reset())) is kind
 
 
 class Stopped(Breaking):
@@ -380,7 +380,7 @@ async def test_whoever_is_cancelled_while_it_is_silent_is_cancelled() -> None:
 
 
 def test_a_watch_ends_with_its_last_stream() -> None:
-    watch = Watch(0.05, lambda: None)
+    watch = SilenceWatchdog(0.05, lambda: None)
     with watch.over(None):
         thread = watch._thread
         assert thread is not None

@@ -19,7 +19,7 @@ from local_ingress import make_ingress
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
-from motley.cluster.routing.said import heard
+from motley.cluster.routing.streaming.first_output import hold_until_output
 from motley.replicas.types import Delta, FinishReason, Request, StreamMessage
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -179,4 +179,4 @@ async def test_a_stream_begins_with_what_it_says_and_loses_nothing_before() -> N
             yield message
 
     for messages in ((opening, said, late), (opening, opening, ended), (said,), (), (late,), (opening,)):
-        assert tuple([one async for one in heard(of(*messages))]) == messages
+        assert tuple([one async for one in hold_until_output(of(*messages))]) == messages

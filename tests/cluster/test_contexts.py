@@ -17,11 +17,11 @@ from local_pool import LocalPool
 from running import Running
 from tokenizers import pre_tokenizers
 
-from motley.cluster.routing.contexts import Contexts, least, whole
-from motley.cluster.routing.live import USUAL_TOKENS, Live
-from motley.cluster.routing.predict import Slo
-from motley.cluster.routing.resume import ResumePolicy
-from motley.cluster.routing.roster import Roster, Seen
+from motley.cluster.routing.attempt.retryable_request import RetryPolicy
+from motley.cluster.routing.directory.replica_directory import USUAL_TOKENS, ReplicaDirectory
+from motley.cluster.routing.directory.replica_registry import PublishedReplica, ReplicaRegistry
+from motley.cluster.routing.prediction.context_lengths import ContextLengths, max_context_tokens, min_context_tokens
+from motley.cluster.routing.prediction.latency_model import Slo
 from motley.cluster.routing.router import Router
 from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine.model_limits import ModelLimits
@@ -37,7 +37,7 @@ from motley.replicas.types import (
     SamplingParams,
 )
 
-POLICY = ResumePolicy(stall_s=5.0, wait_s=5.0, backoff_s=0.001)
+POLICY = RetryPolicy(stall_s=5.0, wait_s=5.0, backoff_s=0.001)
 SHORT = 40
 PROMPT = tuple(range(30))
 A = sorted(pre_tokenizers.ByteLevel.alphabet()).index("a")  # every byte is a token
@@ -56,9 +56,9 @@ def a_profile(longest: int, speed: float = 1.0, name: str = "") -> ReplicaProfil
     )  # fmt: skip
 
 
-def a_live(slo: Slo | None = None, **longest: int) -> Live:
+def a_live(slo: Slo | None = None, **longest: int) -> ReplicaDirectory:
     """The shorter, the faster."""
-    live = Live({"p": "p"}, slo, random.Random(0))
+    live = ReplicaDirectory({"p": "p"}, slo, random.Random(0))
     for name, length in longest.items():
         live.joined(a_profile(length, 10_000 / length, name))
         live.reported(name, ReplicaLoad(kv_blocks_free=4000, kv_blocks_total=4000, steps=1))
@@ -135,14 +135,14 @@ def test_what_a_context_must_hold_is_what_a_replica_checks(
     except InvalidRequest:
         fits = False
     ended = made > 0 and prompt + made == context  # a replica takes it, and ends it at once
-    assert fits == (context >= least(asked)) or ended
-    assert whole(asked) >= least(asked)
+    assert fits == (context >= min_context_tokens(asked)) or ended
+    assert max_context_tokens(asked) >= min_context_tokens(asked)
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), max_size=30), st.integers(0, 5))
 def test_contexts_are_those_of_whoever_is_there(changes: list[tuple[int, int]], than: int) -> None:
-    contexts, present = Contexts(), dict[int, int]()
+    contexts, present = ContextLengths(), dict[int, int]()
     for row, length in changes:
         contexts.leave(row)
         present.pop(row, None)
@@ -160,14 +160,14 @@ class Service:
     def __init__(self, short: Worker, long: Worker, plan: list[Fault]) -> None:
         self.short, self.long = FaultyReplica(short, []), FaultyReplica(long, plan)
         self.pools = {"short": LocalPool(self.short, name="short-"), "long": LocalPool(self.long, name="long-")}
-        self.roster = Roster()
+        self.roster = ReplicaRegistry()
         self.router = Router(self.pools, POLICY, roster=self.roster)
 
     def tell(self, *names: str) -> None:
         for name in names:
             replica = self.short if name == "short" else self.long
             profile = replace(replica.worker.profile(), pool=name)
-            self.roster.update(name, {f"{name}-0": Seen({"profile": profile_to_text(profile)}, {})})
+            self.roster.update(name, {f"{name}-0": PublishedReplica({"profile": profile_to_text(profile)}, {})})
 
 
 @pytest.fixture
@@ -244,9 +244,11 @@ async def test_a_stream_that_moves_is_not_lost_to_a_shorter_replica(workers: lis
 
 async def test_what_a_shorter_one_refuses_that_nobody_has_heard_of_goes_on_where_it_fits(workers: list[Worker]) -> None:
     short, long = FaultyReplica(workers[0], []), FaultyReplica(workers[1], [Fault(20)])
-    pool, roster = LocalPool(short, long, name="p-"), Roster()
+    pool, roster = LocalPool(short, long, name="p-"), ReplicaRegistry()
     router = Router({"p": pool}, POLICY, roster=roster)
-    roster.update("p", {"p-1": Seen({"profile": profile_to_text(replace(workers[1].profile(), pool="p"))}, {})})
+    roster.update(
+        "p", {"p-1": PublishedReplica({"profile": profile_to_text(replace(workers[1].profile(), pool="p"))}, {})}
+    )
     asked = Request("r", PROMPT, SamplingParams(max_tokens=60, seed=5, ignore_eos=True))
     made = []
     async for message in router.stream(asked):

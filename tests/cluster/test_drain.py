@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from motley.cluster import head
+from motley.cluster.service.deployment import ray_head
 
 
 class SlowIngress:
@@ -55,25 +55,25 @@ async def test_it_waits_for_streams_and_for_an_ingress_that_is_busy(
     silent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingress = SlowIngress(silent, 3)
-    monkeypatch.setattr(head.serve, "get_app_handle", lambda name: ingress)
-    monkeypatch.setattr(head, "DRAIN_CALL_S", 0.02)
-    monkeypatch.setattr(head, "_lives", lambda gcs: True)
-    await head._drain("", time.monotonic() + 60)
+    monkeypatch.setattr(ray_head.serve, "get_app_handle", lambda name: ingress)
+    monkeypatch.setattr(ray_head, "DRAIN_CALL_S", 0.02)
+    monkeypatch.setattr(ray_head, "_lives", lambda gcs: True)
+    await ray_head._drain("", time.monotonic() + 60)
     assert (ingress.left, ingress.ended) == (0, False)
 
 
 async def test_what_is_left_at_the_deadline_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     ingress = SlowIngress(0, 10**6)
-    monkeypatch.setattr(head.serve, "get_app_handle", lambda name: ingress)
-    monkeypatch.setattr(head, "_lives", lambda gcs: True)
-    await head._drain("", time.monotonic() + 0.1)
+    monkeypatch.setattr(ray_head.serve, "get_app_handle", lambda name: ingress)
+    monkeypatch.setattr(ray_head, "_lives", lambda gcs: True)
+    await ray_head._drain("", time.monotonic() + 0.1)
     assert ingress.ended
 
 
 async def test_it_asks_no_more_when_ray_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     ingress = SlowIngress(1, 10**6)
-    monkeypatch.setattr(head.serve, "get_app_handle", lambda name: ingress)
-    monkeypatch.setattr(head, "DRAIN_CALL_S", 0.02)
-    monkeypatch.setattr(head, "_lives", lambda gcs: False)
-    await head._drain("", time.monotonic() + 60)
+    monkeypatch.setattr(ray_head.serve, "get_app_handle", lambda name: ingress)
+    monkeypatch.setattr(ray_head, "DRAIN_CALL_S", 0.02)
+    monkeypatch.setattr(ray_head, "_lives", lambda gcs: False)
+    await ray_head._drain("", time.monotonic() + 60)
     assert (ingress.left, ingress.ended) == (10**6, False)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from motley.cluster.edge.early_answer import EarlyAnswer, has_body
-from motley.cluster.edge.edge import LAST_HEADER
+from motley.cluster.security.edge.early_response import EarlyResponseMiddleware, has_body
+from motley.cluster.security.edge.haproxy_config import LAST_HEADER
 
 PART = {"type": "http.request", "body": b"x" * 1000, "more_body": True}
 END = {"type": "http.request", "body": b"x", "more_body": False}
@@ -59,7 +59,7 @@ async def read_all(scope: Any, receive: Any, send: Any) -> None:
 async def ask(client: Client, app: Any = refuse, headers: Any = CHUNKED, **limits: Any) -> list[dict[str, Any]]:
     async with asyncio.timeout(20):
         scope = {"type": "http", "headers": headers}
-        await EarlyAnswer(app, **limits)(scope, client.receive, client.send)
+        await EarlyResponseMiddleware(app, **limits)(scope, client.receive, client.send)
     assert client.answer[-1].get("more_body", False) is False, "the server learns of the end"
     assert b"".join(message.get("body", b"") for message in client.answer) == b"no"
     return client.answer
@@ -150,7 +150,7 @@ async def test_an_application_that_fails_is_not_waited_for() -> None:
 
     client = Client(endless=True)
     with pytest.raises(OSError, match="gone"):
-        await EarlyAnswer(fail)({"type": "http", "headers": CHUNKED}, client.receive, client.send)
+        await EarlyResponseMiddleware(fail)({"type": "http", "headers": CHUNKED}, client.receive, client.send)
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ from bad_requests import refused
 from local_ingress import make_ingress
 
 from motley.client import AsyncClient, Client
-from motley.cluster import embed
-from motley.cluster.protocols import openai_embeddings
+from motley.cluster.api.common import embedding
+from motley.cluster.api.openai import openai_embeddings
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
-from motley.cluster.web.servicers import add_inference
+from motley.cluster.transport.grpc_server.servicers import add_inference
 from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine_config import EngineConfig
@@ -194,8 +194,8 @@ async def test_large_answers_are_written_in_a_thread(
         wrote.append(threading.current_thread() is not threading.main_thread())
         return written(*arguments)
 
-    written = openai_embeddings.whole
-    monkeypatch.setattr(openai_embeddings, "whole", whole)
+    written = openai_embeddings.embeddings_body
+    monkeypatch.setattr(openai_embeddings, "embeddings_body", whole)
     reply = await post(PATH, {"input": ["abc"] * inputs})
     assert reply.status == 200
     found = reply.json()["data"]
@@ -217,7 +217,7 @@ async def test_a_thousand_inputs_in_one_call(post: Any, stub: Any) -> None:
 async def test_more_numbers_than_an_answer_may_have(post: Any, stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which the first vector tells."""
     width = len((await post(PATH, {"input": "a"})).json()["data"][0]["embedding"])
-    monkeypatch.setattr(embed, "MOST_VALUES", 3 * width)
+    monkeypatch.setattr(embedding, "MAX_EMBEDDING_VALUES", 3 * width)
     assert (await post(PATH, {"input": ["a"] * 3})).status == 200
     refused = (await post(PATH, {"input": ["a"] * 4})).json()["error"]
     assert (refused["param"], refused["code"]) == ("input", "answer_too_large")

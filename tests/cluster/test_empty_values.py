@@ -15,10 +15,16 @@ from echo_worker import EchoWorker
 from local_ingress import make_ingress
 from tool_templates import write_tool_tokenizer
 
-from motley.cluster.entrance import Entrance
-from motley.cluster.protocols.body_shapes import Shape, opened
-from motley.cluster.protocols.empty_values import ALSO_NONE, EMPTY, MEANS_SOMETHING, empty_is_none, takes
-from motley.cluster.protocols.openai_bodies import BODIES, SHAPES
+from motley.cluster.api.common.fields.body_shapes import BodyShape, open_schema
+from motley.cluster.api.common.fields.empty_values import (
+    ALSO_NONE,
+    EMPTY,
+    MEANS_SOMETHING,
+    accepts_value,
+    values_meaning_none,
+)
+from motley.cluster.api.openai.openai_request_schemas import BODY_SCHEMAS, BODY_SHAPES
+from motley.cluster.service.deployment.ingress_config import IngressConfig
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "compatibility.md"
 USER = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
@@ -66,11 +72,11 @@ NEEDED = {
 @pytest.fixture(scope="module")
 async def post(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = write_tool_tokenizer(tmp_path_factory.mktemp("qwen3"), "qwen3")
-    ingress = await make_ingress(folder, EchoWorker(str(folder)), entrance=Entrance(unknown_fields="refuse"))
+    ingress = await make_ingress(folder, EchoWorker(str(folder)), entrance=IngressConfig(unknown_fields="refuse"))
     return partial(asgi.request, ingress.__serve_build_asgi_app__(), "POST")
 
 
-def objects(value: Any, shape: Shape, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Shape]]:
+def objects(value: Any, shape: BodyShape, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], BodyShape]]:
     """Where the body has an object of fields that are known."""
     if isinstance(value, list) and shape.items is not None:
         for index, item in enumerate(value):
@@ -91,7 +97,7 @@ def changed(body: dict[str, Any], at: tuple[Any, ...], name: str, value: Any) ->
     return found
 
 
-def path_of(shape: Shape, name: str) -> str:
+def path_of(shape: BodyShape, name: str) -> str:
     return f"{shape.path}.{name}" if shape.path else name
 
 
@@ -99,7 +105,7 @@ async def test_what_is_as_good_as_nothing_is_taken_wherever_it_stands(post: Any)
     met = []
     for route, body in WHOLE:
         assert (await post(PATHS[route], body)).status == 200, body
-        for at, shape in objects(body, SHAPES[route]):
+        for at, shape in objects(body, BODY_SHAPES[route]):
             for name, values in shape.empty.items():
                 for value in (None, *values) if values else ():
                     reply = await post(PATHS[route], changed(body, at, name, value))
@@ -138,28 +144,30 @@ async def test_calls_without_arguments_are_shown_to_the_template_as_calls_with_n
 
 def test_the_empty_value_of_a_fields_own_kind_is_none_unless_it_must_be_there() -> None:
     text, number, refused = {"type": "string"}, {"type": "integer"}, {"type": "null"}
-    assert empty_is_none("a", [text]) == ("",)
-    assert empty_is_none("a", [text, {"type": "array", "items": text}, refused]) == ("", [])
-    assert empty_is_none("a", [{"anyOf": [{"enum": ["x", None]}, {"type": "object"}]}]) == ("", {})
-    assert empty_is_none("a", [number]) == empty_is_none("a", []) == ()
-    assert empty_is_none("a", [refused]) == EMPTY
-    assert empty_is_none("stop", [text, {"type": "array", "items": text}]) == ([],)
+    assert values_meaning_none("a", [text]) == ("",)
+    assert values_meaning_none("a", [text, {"type": "array", "items": text}, refused]) == ("", [])
+    assert values_meaning_none("a", [{"anyOf": [{"enum": ["x", None]}, {"type": "object"}]}]) == ("", {})
+    assert values_meaning_none("a", [number]) == values_meaning_none("a", []) == ()
+    assert values_meaning_none("a", [refused]) == EMPTY
+    assert values_meaning_none("stop", [text, {"type": "array", "items": text}]) == ([],)
     for path, values in ALSO_NONE.items():
-        assert empty_is_none(path, []) == tuple(value for value in EMPTY if value in values)
+        assert values_meaning_none(path, []) == tuple(value for value in EMPTY if value in values)
 
 
-@pytest.mark.parametrize("route", BODIES)
+@pytest.mark.parametrize("route", BODY_SCHEMAS)
 def test_the_document_of_the_interface_has_each_of_them(route: str) -> None:
-    def check(schema: dict[str, Any], shape: Shape) -> None:
+    def check(schema: dict[str, Any], shape: BodyShape) -> None:
         for one in schema.get("anyOf", [schema]):
             if "items" in one and shape.items is not None:
                 check(one["items"], shape.items)
             for name in shape.known & one.get("properties", {}).keys() - set(one.get("required", ())):
-                assert all(takes(one["properties"][name], value) for value in shape.empty[name]), path_of(shape, name)
+                assert all(accepts_value(one["properties"][name], value) for value in shape.empty[name]), path_of(
+                    shape, name
+                )
                 if name in shape.inner:
                     check(one["properties"][name], shape.inner[name])
 
-    check(opened(BODIES[route], route), SHAPES[route])
+    check(open_schema(BODY_SCHEMAS[route], route), BODY_SHAPES[route])
 
 
 def test_the_page_for_users_names_what_differs_from_the_rule() -> None:

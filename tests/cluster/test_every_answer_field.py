@@ -18,13 +18,13 @@ from scripted_model import Scripted
 from scripted_worker import ScriptedWorker
 from service_checkpoint import write_tokenizer
 
-from motley.cluster.happening import happening
+from motley.cluster.one_shot_event import create_event
 from motley.cluster.protos import inference_pb2 as motley
 from motley.cluster.protos import inference_pb2_grpc, kserve_pb2_grpc, vllm_engine_pb2_grpc
 from motley.cluster.protos import kserve_pb2 as kserve
 from motley.cluster.protos import vllm_common_pb2 as common
 from motley.cluster.protos import vllm_engine_pb2 as vllm
-from motley.cluster.web import servicers
+from motley.cluster.transport.grpc_server import servicers
 from motley.replicas.errors import Unavailable
 from motley.replicas.types import (
     Delta,
@@ -217,7 +217,7 @@ async def ask_vllm(seen: Seen, channel: grpc.aio.Channel, ingress: Any) -> None:
     await seen.look(stub.HealthCheck(vllm.HealthCheckRequest()))
     await seen.look(stub.SubscribeKvEvents(common.SubscribeKvEventsRequest()))
     ingress.vllm._router.num_streams += 1
-    stopping, ingress.vllm._router.stopping = ingress.vllm._router.stopping, happening()
+    stopping, ingress.vllm._router.stopping = ingress.vllm._router.stopping, create_event()
     ingress.vllm._router.drain()
     try:
         await seen.look(stub.GetServerInfo(vllm.GetServerInfoRequest()))

@@ -25,7 +25,7 @@ from grpc_servers import serving
 from local_ingress import make_ingress
 from tool_templates import write_tool_tokenizer
 
-from motley.cluster.web.servicers import SERVICES
+from motley.cluster.transport.grpc_server.servicers import SERVICES
 from motley.replicas.types import KvEvent, KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage
 
 OURS = ("motley.v1", "inference", "vllm.grpc.engine")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.cluster.routing.fair_queue import FairQueue
+from motley.cluster.routing.queueing.fair_queue import FairQueue
 
 BIG = 10**9
 tenants = st.sampled_from("abc")

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.cluster.app import version_of, version_of_ingress
-from motley.cluster.control.decide import deployed
-from motley.cluster.control.planned import planned
-from motley.cluster.control.state import PoolPlan, Roll, State
-from motley.cluster.failures import ConfigurationError
-from motley.cluster.fleet.change import changes, check_fixed, targets_after
-from motley.cluster.fleet.file import load_fleet
-from motley.cluster.fleet.spec import FleetSpec, PoolSpec
-from motley.cluster.rolled import Rolled, rolled
+from motley.cluster.fleet.control.backend.planned_fleet import plan_from_spec
+from motley.cluster.fleet.control.state.control_state import ControlState, PoolPlan, PoolRollout
+from motley.cluster.fleet.control.state.decisions import take_over_deployment
+from motley.cluster.fleet.spec.fleet_changes import list_changes, refuse_fixed_changes, targets_after_change
+from motley.cluster.fleet.spec.fleet_file_loader import load_fleet
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec, PoolSpec
+from motley.cluster.service.deployment.serve_app import ingress_version, pool_version
+from motley.cluster.service.startup.rollout_overrides import RolloutOverride, rollout_overrides
+from motley.cluster.service_errors import ConfigurationError
 
 names = st.sampled_from(["p40", "t4", "a10", "cpu"])
 
@@ -54,24 +54,24 @@ def _by_name(fleet: FleetSpec) -> dict[str, PoolSpec]:
 def test_what_differs_is_told_and_replicas_are_replaced_where_they_would_be_others(
     old: FleetSpec, new: FleetSpec
 ) -> None:
-    assert changes(old, old) == []
-    found = changes(old, new)
+    assert list_changes(old, old) == []
+    found = list_changes(old, new)
     alike = (_by_name(old), old.slo) == (_by_name(new), new.slo)
     assert bool(found) != alike
     kinds = {(change.pool, change.kind) for change in found}
     for pool in new.pools:
         before = old.pool(pool.name)
         assert ((pool.name, "added") in kinds) == (before is None)
-        replaced = before is not None and version_of(old, before) != version_of(new, pool)
+        replaced = before is not None and pool_version(old, before) != pool_version(new, pool)
         assert ((pool.name, "restarted") in kinds) == replaced
     gone = {pool.name for pool in old.pools} - {pool.name for pool in new.pools}
     assert {pool for pool, kind in kinds if kind == "removed"} == gone
-    assert version_of_ingress(old) == version_of_ingress(new), "it stays, whatever the pools do"
+    assert ingress_version(old) == ingress_version(new), "it stays, whatever the pools do"
 
 
 @given(fleets(), fleets(), st.dictionaries(names, st.integers(0, 9)))
 def test_targets_stay_within_bounds(old: FleetSpec, new: FleetSpec, now: dict[str, int]) -> None:
-    targets, told = targets_after(old, new, now)
+    targets, told = targets_after_change(old, new, now)
     assert targets.keys() == {pool.name for pool in new.pools}
     moved = set()
     for pool in new.pools:
@@ -87,15 +87,15 @@ def test_targets_stay_within_bounds(old: FleetSpec, new: FleetSpec, now: dict[st
 def test_what_was_rolled_stays_where_the_file_says_nothing_new(
     old: FleetSpec, new: FleetSpec, models: dict[str, str]
 ) -> None:
-    state = State(pools={name: PoolPlan(1, model=model) for name, model in models.items()})
-    found = rolled(old, new, state, {name: f"{name}, rolled" for name in models})
+    state = ControlState(pools={name: PoolPlan(1, model=model) for name, model in models.items()})
+    found = rollout_overrides(old, new, state, {name: f"{name}, rolled" for name in models})
     assert found.keys() == {pool.name for pool in new.pools if old.pool(pool.name) is not None and pool.name in models}
     for name, one in found.items():
         before, after = old.pool(name), new.pool(name)
         assert before is not None
         assert after is not None
         assert one.model == models[name]
-        replaced = version_of(old, before) != version_of(new, after)
+        replaced = pool_version(old, before) != pool_version(new, after)
         assert (one.version == f"{name}, rolled") != replaced
 
 
@@ -103,13 +103,15 @@ def test_a_file_that_says_another_model_ends_a_roll() -> None:
     def fleet(model: str) -> FleetSpec:
         return FleetSpec.model_validate({"model": "demo", "pools": [{"name": "a", "quantization": {"model": model}}]})
 
-    state = State(deployment="first", pools={"a": PoolPlan(1, model="rolled", said="one")})
-    assert rolled(fleet("one"), fleet("two"), state, {"a": "v"}) == {}
-    said = {name: planned(fleet(name)) for name in ("one", "two")}
-    kept, over = (deployed(state, 0.0, plan.name, plan.pools, plan.policy).pools["a"].model for plan in said.values())
+    state = ControlState(deployment="first", pools={"a": PoolPlan(1, model="rolled", said="one")})
+    assert rollout_overrides(fleet("one"), fleet("two"), state, {"a": "v"}) == {}
+    said = {name: plan_from_spec(fleet(name)) for name in ("one", "two")}
+    kept, over = (
+        take_over_deployment(state, 0.0, plan.name, plan.pools, plan.policy).pools["a"].model for plan in said.values()
+    )
     assert (kept, over) == ("rolled", "")
-    under_way = State(pools={"a": PoolPlan(1)}, rolls={"a": Roll("v", "coming")})
-    assert rolled(fleet("one"), fleet("one"), under_way, {"a": "v"})["a"] == Rolled("v", "coming")
+    under_way = ControlState(pools={"a": PoolPlan(1)}, rolls={"a": PoolRollout("v", "coming")})
+    assert rollout_overrides(fleet("one"), fleet("one"), under_way, {"a": "v"})["a"] == RolloutOverride("v", "coming")
 
 
 def test_every_field_of_a_pool_is_live_or_makes_another_replica() -> None:
@@ -124,8 +126,8 @@ def test_memory_of_the_redis_server_replaces_no_replica(store: str, live: bool) 
         return FleetSpec.model_validate({"model": "demo", "pools": [{"name": "a"}], "prefix_cache": cache})
 
     old, new = fleet("1GiB"), fleet("2GiB")
-    assert (version_of(old, old.pools[0]) == version_of(new, new.pools[0])) is live
-    [change] = changes(old, new)
+    assert (pool_version(old, old.pools[0]) == pool_version(new, new.pools[0])) is live
+    [change] = list_changes(old, new)
     assert (change.kind, "replaced" in str(change)) == (("live", False) if live else ("restarted", True))
 
 
@@ -142,7 +144,7 @@ def test_lines_that_are_shown() -> None:
         slo={"ttft_ms": 500, "tpot_ms": 50},
         prefix_cache={"reuse": False},
     )
-    assert [str(change) for change in changes(old, new)] == [
+    assert [str(change) for change in list_changes(old, new)] == [
         "pool t4: replicas.max 2 -> 4",
         "pool p40: engine.max_running none -> 8; its replicas are replaced",
         "pool l4: added, target 2",
@@ -170,4 +172,4 @@ def test_what_cannot_change_is_refused_with_its_line(tmp_path: Path, said: str, 
     (tmp_path / "fleet.yaml").write_text(said)
     running = FleetSpec.model_validate({"model": "demo", "pools": [{"name": "a"}]})
     with pytest.raises(ConfigurationError, match=told):
-        check_fixed(running, load_fleet(tmp_path / "fleet.yaml"))
+        refuse_fixed_changes(running, load_fleet(tmp_path / "fleet.yaml"))

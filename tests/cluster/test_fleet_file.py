@@ -15,15 +15,22 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from ray import serve
 
-from motley.cluster import app
-from motley.cluster.control.planned import planned
-from motley.cluster.control.policies import policy_of
-from motley.cluster.failures import ConfigurationError
-from motley.cluster.fleet import schema
-from motley.cluster.fleet.file import load_fleet
-from motley.cluster.fleet.selector import ACCELERATOR, placement_options
-from motley.cluster.fleet.spec import ENGINE_NAMES, EngineSpec, FleetSpec, ReplicaRange, ScalingSpec, engine_config
-from motley.cluster.scaling.policies import POLICIES
+from motley.cluster.fleet.control.backend.planned_fleet import plan_from_spec
+from motley.cluster.fleet.control.reconciler.policy_selection import make_policy
+from motley.cluster.fleet.scaling.policy_registry import POLICIES
+from motley.cluster.fleet.spec import fleet_schema
+from motley.cluster.fleet.spec.fleet_file_loader import load_fleet
+from motley.cluster.fleet.spec.fleet_spec import (
+    ENGINE_NAMES,
+    EngineSpec,
+    FleetSpec,
+    ReplicaRange,
+    ScalingSpec,
+    engine_config,
+)
+from motley.cluster.fleet.spec.ray_placement import ACCELERATOR, placement_options
+from motley.cluster.service.deployment import serve_app
+from motley.cluster.service_errors import ConfigurationError
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.simulated.simulated_device import RooflineShares
 from motley.replicas.types import PROFILED_BATCH_SIZES
@@ -44,7 +51,7 @@ def load(folder: Path, text: str) -> FleetSpec:
 def test_examples_are_fleets_by_the_schema_too(path: Path) -> None:
     spec = load_fleet(path).spec
     assert FleetSpec.model_validate_json(spec.model_dump_json()) == spec
-    jsonschema.validate(yaml.safe_load(path.read_text()), schema.schema(), jsonschema.Draft202012Validator)
+    jsonschema.validate(yaml.safe_load(path.read_text()), fleet_schema.fleet_schema(), jsonschema.Draft202012Validator)
 
 
 def test_the_examples_are_found() -> None:
@@ -52,9 +59,9 @@ def test_the_examples_are_found() -> None:
 
 
 def test_the_schema_is_as_generated() -> None:
-    assert schema.FILE == DEPLOY / "fleet.schema.json"
-    assert schema.FILE.read_text() == schema.text(), "run `make schema`"
-    jsonschema.Draft202012Validator.check_schema(json.loads(schema.FILE.read_text()))
+    assert fleet_schema.FILE == DEPLOY / "fleet.schema.json"
+    assert fleet_schema.FILE.read_text() == fleet_schema.schema_text(), "run `make schema`"
+    jsonschema.Draft202012Validator.check_schema(json.loads(fleet_schema.FILE.read_text()))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +165,7 @@ def test_what_a_gpu_has_measured_is_read_once_and_kept(tmp_path: Path) -> None:
     assert found.attained.measured == "t4.json"
     assert FleetSpec.model_validate_json(spec.model_dump_json()) == spec
     (tmp_path / "t4.json").unlink()
-    make = app._make_worker(spec, found, None, None)
+    make = serve_app._make_worker(spec, found, None, None)
     assert make()._attained == RooflineShares(**found.attained.model_dump())
     (tmp_path / "t4.json").write_text(json.dumps(rates | {"prefill_tokens_per_s": 500.0}))
     [again] = load(tmp_path, HEAD + pool + "    measured: t4.json\n").pools
@@ -337,13 +344,13 @@ def test_policies_have_the_settings_that_a_fleet_file_says_of_them() -> None:
     for name, policy in POLICIES.items():
         numbers = {each for each, kind in inspect.signature(policy).parameters.items() if kind.annotation == "float"}
         assert ScalingSpec.SETTINGS[name] == numbers
-        said = planned(
+        said = plan_from_spec(
             FleetSpec.model_validate(
                 yaml.safe_load(HEAD) | {"scaling": {"policy": name, **dict.fromkeys(numbers, 7.0)}}
             )
         )
         assert dict(said.policy.settings) == dict.fromkeys(numbers, 7.0)
-        policy_of(said.policy)  # raises where it cannot be made
+        make_policy(said.policy)  # raises where it cannot be made
 
 
 @given(st.floats(), st.sampled_from(["fixed", "queue", "slo"]))
@@ -355,7 +362,7 @@ def test_of_objectives_that_a_file_may_say_a_policy_is_made(milliseconds: float,
         spec = FleetSpec.model_validate(said | {"scaling": {"policy": policy}})
     except ValidationError:
         return
-    policy_of(planned(spec).policy)  # raises where it cannot be made
+    make_policy(plan_from_spec(spec).policy)  # raises where it cannot be made
 
 
 def test_a_pool_may_have_its_weights_in_tiers() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from motley.cli import serve as command
 from motley.cli.app import run
-from motley.cluster.access import check_access
-from motley.cluster.failures import ConfigurationError
-from motley.cluster.fleet.flags import fleet_of
-from motley.cluster.fleet.spec import FleetSpec, ReplicaRange, engine_config
-from motley.cluster.named import named
-from motley.cluster.options import ServeOptions
+from motley.cluster.fleet.spec.fleet_flags import fleet_from_options
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec, ReplicaRange, engine_config
+from motley.cluster.fleet.spec.serve_options import ServeOptions
+from motley.cluster.service.startup.access_options import check_access
+from motley.cluster.service.startup.served_model_name import with_served_model_name
+from motley.cluster.service_errors import ConfigurationError
 from motley.replicas.engine_config import EngineConfig
 
 FLEET = "model: demo\npools:\n  - {name: p40, simulate: P40}\nlisten: {http_port: 8123}\nservice: {drain_s: 9}\n"
@@ -25,7 +25,9 @@ FLEET = "model: demo\npools:\n  - {name: p40, simulate: P40}\nlisten: {http_port
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[ServeOptions]:
     """What the command would have started."""
     found: list[ServeOptions] = []
-    monkeypatch.setattr("motley.cluster.serve.run_serve", lambda options, bar: found.append(options) or 0)
+    monkeypatch.setattr(
+        "motley.cluster.service.startup.serve_command.run_serve", lambda options, bar: found.append(options) or 0
+    )
     return found
 
 
@@ -51,7 +53,7 @@ def test_flags_are_a_fleet_of_one_pool(asked: list[ServeOptions]) -> None:
         "refuse",
     ]
     assert run(["serve", "org/name", *flags]) == 0
-    spec = fleet_of(asked[0])
+    spec = fleet_from_options(asked[0])
     pool = spec.pools[0]
     assert (spec.model, pool.name, pool.replicas) == ("org/name", "cpu", ReplicaRange(min=0, max=5, start=3))
     assert engine_config(spec, pool) == asked[0].engine
@@ -61,17 +63,17 @@ def test_flags_are_a_fleet_of_one_pool(asked: list[ServeOptions]) -> None:
     assert spec.service.unknown_fields == "refuse"
     assert run(["serve", "org/name", "--unknown-fields", "drop"]) == 0
     with pytest.raises(ConfigurationError, match=r"^--unknown-fields: "):
-        fleet_of(asked[1])
+        fleet_from_options(asked[1])
 
 
 def test_a_simulated_or_a_null_fleet_has_no_other_s_name() -> None:
     def name(null: bool = False, **options: Any) -> str | None:
-        return named(fleet_of(ServeOptions(**options)), null=null).served_model_name
+        return with_served_model_name(fleet_from_options(ServeOptions(**options)), null=null).served_model_name
 
     assert [name(), name(simulate="P40"), name(null=True)] == ["motley-demo", "simulated", "null-engine"]
     assert name(simulate="P40", served_model_name="mine") == "mine"
     mixed = FleetSpec.model_validate({"model": "demo", "pools": [{"name": "a"}, {"name": "b", "simulate": "T4"}]})
-    assert named(mixed).served_model_name == "simulated"
+    assert with_served_model_name(mixed).served_model_name == "simulated"
 
 
 def test_a_file_says_what_flags_would(asked: list[ServeOptions], fleet: str) -> None:
@@ -79,7 +81,7 @@ def test_a_file_says_what_flags_would(asked: list[ServeOptions], fleet: str) -> 
     options = asked[0]
     assert (options.http_port, options.grpc_port, options.drain_s, options.greet) == (8123, 9123, 9.0, True)
     assert options.ready_file == Path("r")
-    spec = fleet_of(options)
+    spec = fleet_from_options(options)
     assert (spec.listen.grpc_port, spec.pools[0].simulate) == (9123, "P40")
     check_access(options)
 
@@ -114,7 +116,7 @@ def test_a_file_of_flags_contradicts_as_flags_do(
 def test_every_flag_of_the_service_is_known_to_fleet_files() -> None:
     """A new flag is of the pools, of the service, or of the command: nobody is asked for it in vain."""
     from motley.cli.fleet_file import _NAMES, _OF_THE_COMMAND
-    from motley.cluster.fleet.flags import _PLACES
+    from motley.cluster.fleet.spec.fleet_flags import _PLACES
 
     of_pools = {
         "replicas", "max_replicas", "null_engine", "null_step_ms", "simulate", "simulate_model", "device", "dtype",
@@ -162,7 +164,7 @@ def test_what_is_wrong_with_what_a_file_says_is_told_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, told: str
 ) -> None:
     """Also what is seen only when a service is about to start."""
-    monkeypatch.setattr("motley.cluster.serve._take_signals", lambda: None)
+    monkeypatch.setattr("motley.cluster.service.startup.serve_command._take_signals", lambda: None)
     file = tmp_path / "fleet.yaml"
     file.write_text(text)
     assert run(["serve", str(file)]) == 1
@@ -173,6 +175,6 @@ def test_what_is_wrong_with_what_a_file_says_is_told_with_its_line(
 def test_a_flag_is_told_as_a_flag_beside_a_file_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fleet: str
 ) -> None:
-    monkeypatch.setattr("motley.cluster.serve._take_signals", lambda: None)
+    monkeypatch.setattr("motley.cluster.service.startup.serve_command._take_signals", lambda: None)
     assert run(["serve", fleet, "--tls-cert", "/nowhere.pem"]) == 1
     assert capsys.readouterr().err.startswith("motley serve: --tls-cert /nowhere.pem: a certificate and its key go")

@@ -18,9 +18,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from motley.cluster.failures import ConfigurationError
-from motley.cluster.fleet.file import load_fleet
-from motley.cluster.fleet.spec import FleetSpec, ScalingSpec, engine_config
+from motley.cluster.fleet.spec.fleet_file_loader import load_fleet
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec, ScalingSpec, engine_config
+from motley.cluster.service_errors import ConfigurationError
 
 At = tuple[str | int, ...]
 BEYOND = (".nan", ".inf", "-.inf", "1.0e+300", "-1.0e+300", str(2**64), "1" + "0" * 400, "-1" + "0" * 400)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
 
-from motley.cluster.app import version_of
-from motley.cluster.fleet.capability import capabilities_of
-from motley.cluster.fleet.change import changes
-from motley.cluster.fleet.common import CAPABILITY_OF
-from motley.cluster.fleet.file import load_fleet
-from motley.cluster.fleet.spec import FleetSpec, engine_config, model_of, settled_wire
-from motley.cluster.prefix.shared import Shared, tell_wire
+from motley.cluster.fleet.deployed.prefix_sharing import PrefixSharing, print_shared_dtype
+from motley.cluster.fleet.spec.accepted_capabilities import accepted_capabilities
+from motley.cluster.fleet.spec.fleet_changes import list_changes
+from motley.cluster.fleet.spec.fleet_file_loader import load_fleet
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec, engine_config, fleet_prefix_wire, pool_model
+from motley.cluster.fleet.spec.prefix_dtype import CAPABILITY_OF
+from motley.cluster.service.deployment.serve_app import pool_version
 from motley.kernels.device.device_spec import DeviceSpec
 from motley.kernels.device.device_table import DEVICES
 from motley.kernels.device.precision import policy_of
@@ -53,7 +53,7 @@ def identities(spec: FleetSpec) -> dict[str, bytes]:
     """By pool."""
     found = {}
     for pool in spec.pools:
-        found[pool.name] = identity(engine_config(spec, pool), CARDS[pool.name.upper()], model_of(spec, pool))
+        found[pool.name] = identity(engine_config(spec, pool), CARDS[pool.name.upper()], pool_model(spec, pool))
     return found
 
 
@@ -67,7 +67,7 @@ def test_cards_of_every_age_share_when_the_fleet_says_so_and_not_without(wire: s
 
 def test_the_pools_of_the_example_share() -> None:
     spec = load_fleet(MIXED).spec
-    assert settled_wire(spec)[0] == "float16"
+    assert fleet_prefix_wire(spec)[0] == "float16"
     assert len(spec.pools) == len(CARDS)
     assert len(set(identities(spec).values())) == 1
     said = spec.model_dump(mode="json")
@@ -99,7 +99,7 @@ def test_kv_in_int8_is_shared_with_others_in_int8_alone() -> None:
     ],
 )
 def test_the_dtype_is_settled_by_what_all_pools_can(pools: list[dict[str, Any]], wire: str, why: str) -> None:
-    found, reason = settled_wire(fleet(*pools))
+    found, reason = fleet_prefix_wire(fleet(*pools))
     assert found == wire
     assert why in reason
     spec = fleet(*pools)
@@ -109,7 +109,7 @@ def test_the_dtype_is_settled_by_what_all_pools_can(pools: list[dict[str, Any]],
 
 @pytest.mark.parametrize("cache", [{"any_numerics": False}, {"store": "memory"}, {"store": "off"}, {"reuse": False}])
 def test_where_nothing_is_shared_between_classes_records_have_kv_as_it_is(cache: dict[str, Any]) -> None:
-    assert settled_wire(fleet(**cache))[0] is None
+    assert fleet_prefix_wire(fleet(**cache))[0] is None
 
 
 def test_accelerators_are_of_the_capability_that_devices_have() -> None:
@@ -122,28 +122,28 @@ def test_accelerators_are_of_the_capability_that_devices_have() -> None:
     checked = {name: str(device.capability) for device in DEVICES for name in told(device)}
     assert checked.keys() >= {"P100", "P40", "V100", "T4", "A100", "A10", "L4", "H100", "B200"}
     assert checked == {name: CAPABILITY_OF[name] for name in checked}
-    assert all(capabilities_of(each) for each in CAPABILITY_OF.values())
+    assert all(accepted_capabilities(each) for each in CAPABILITY_OF.values())
 
 
 def test_a_pool_that_changes_what_all_can_replaces_all_replicas() -> None:
     old, new = fleet(POOLS[3]), fleet(POOLS[3], POOLS[1])
-    assert version_of(old, old.pools[0]) != version_of(new, new.pools[0])
-    told = [str(change) for change in changes(old, new)]
+    assert pool_version(old, old.pools[0]) != pool_version(new, new.pools[0])
+    told = [str(change) for change in list_changes(old, new)]
     assert told == [
         "pool t4: added, target 1",
         "prefix_cache.wire, by its pools: bfloat16 -> float16; all replicas are replaced but those with KV in int8",
     ]
     for cache in ({"wire": "float16"}, {"any_numerics": False}):
         old, new = fleet(POOLS[3], **cache), fleet(POOLS[3], POOLS[1], **cache)
-        assert version_of(old, old.pools[0]) == version_of(new, new.pools[0])
-        assert [change.kind for change in changes(old, new)] == ["added"]
+        assert pool_version(old, old.pools[0]) == pool_version(new, new.pools[0])
+        assert [change.kind for change in list_changes(old, new)] == ["added"]
 
 
 def test_what_was_chosen_is_told_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    shared = Shared(secret=b"s" * 32)
-    tell_wire(fleet(), shared)
+    shared = PrefixSharing(secret=b"s" * 32)
+    print_shared_dtype(fleet(), shared)
     line = "prefix cache: pools share KV in float16: pool p40 may be of 6.1, and below 8.0 there is no bf16\n"
     assert capsys.readouterr().err == line
     for cache in ({"wire": "float16"}, {"any_numerics": False}, {"store": "embedded"}):
-        tell_wire(fleet(**cache), shared)
+        print_shared_dtype(fleet(**cache), shared)
     assert not capsys.readouterr().err, "as it was asked for, or nothing is shared"

@@ -16,12 +16,12 @@ from echo_worker import EchoWorker
 from local_ingress import make_ingress
 from tool_templates import write_tool_tokenizer
 
-from motley.cluster.entrance import Entrance
-from motley.cluster.protocols import openai_ask
-from motley.cluster.protocols.body_shapes import settle
-from motley.cluster.protocols.foreign_fields import FOREIGN, Effect, Foreign
-from motley.cluster.protocols.openai_bodies import BODIES, SHAPES
-from motley.cluster.unknown_fields import MAX_NAMES, NEVER_TAKEN, UnknownFields
+from motley.cluster.api.common.fields.body_shapes import normalize_body
+from motley.cluster.api.common.fields.foreign_fields import FOREIGN_FIELDS, FieldEffect, ForeignField
+from motley.cluster.api.common.fields.unknown_fields import ALWAYS_REFUSED, MAX_NAMES, UnknownFieldPolicy
+from motley.cluster.api.openai import openai_request
+from motley.cluster.api.openai.openai_request_schemas import BODY_SCHEMAS, BODY_SHAPES
+from motley.cluster.service.deployment.ingress_config import IngressConfig
 from motley.replicas.errors import InvalidRequest
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -70,9 +70,10 @@ AT: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }  # fmt: skip
 CASES = [
     (one, route)
-    for one in FOREIGN
+    for one in FOREIGN_FIELDS
     for route in one.routes
-    if one.effect is not Effect.WORKS and (route in ("completion", "chat") or (route != "detokenize" and not one.at))
+    if one.effect is not FieldEffect.WORKS
+    and (route in ("completion", "chat") or (route != "detokenize" and not one.at))
     if not one.at or route == "chat" or (route == "completion" and one.at in ("stream_options", "structured_outputs"))
 ]
 
@@ -88,7 +89,7 @@ async def ingress(tmp_path_factory: pytest.TempPathFactory) -> Any:
 async def strict(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """With `--unknown-fields refuse`."""
     folder = write_tool_tokenizer(tmp_path_factory.mktemp("strict"), "qwen3")
-    ingress = await make_ingress(folder, EchoWorker(str(folder)), entrance=Entrance(unknown_fields="refuse"))
+    ingress = await make_ingress(folder, EchoWorker(str(folder)), entrance=IngressConfig(unknown_fields="refuse"))
     return partial(asgi.request, ingress.__serve_build_asgi_app__(), "POST")
 
 
@@ -97,14 +98,14 @@ def post(ingress: Any) -> Any:
     return partial(described.caller(ingress.__serve_build_asgi_app__()), "POST")
 
 
-def settled(route: str, one: Foreign, value: Any) -> dict[str, Any]:
+def settled(route: str, one: ForeignField, value: Any) -> dict[str, Any]:
     """The body with that field, as the check leaves it. Nothing of it may be unknown."""
     plain = {name: given for name, given in PLAIN[route].items() if name != one.why}
     body = json.loads(json.dumps({**plain, **AT[one.at]({one.name: value})}))
-    return settle(body, SHAPES[route], UnknownFields("refuse"))
+    return normalize_body(body, BODY_SHAPES[route], UnknownFieldPolicy("refuse"))
 
 
-def without(route: str, one: Foreign) -> dict[str, Any]:
+def without(route: str, one: ForeignField) -> dict[str, Any]:
     plain = {name: given for name, given in PLAIN[route].items() if name != one.why}
     return json.loads(json.dumps({**plain, **AT[one.at]({})}))
 
@@ -123,15 +124,15 @@ def test_what_asks_for_nothing_is_taken() -> None:
 
 def test_what_asks_for_something_is_refused_by_name_renamed_or_without_effect() -> None:
     for one, route in CASES:
-        if one.effect is Effect.REFUSED:
+        if one.effect is FieldEffect.REFUSED:
             with pytest.raises(InvalidRequest) as caught:
                 settled(route, one, "anything else")
             assert caught.value.code == "unsupported_parameter", one.path
             assert (caught.value.param or "").rpartition(".")[2] == one.name
             assert one.why in caught.value.message
-        elif one.effect is Effect.RENAMED:
+        elif one.effect is FieldEffect.RENAMED:
             is_renamed(one, route, "anything else")
-        elif one.effect is Effect.SPREAD:
+        elif one.effect is FieldEffect.SPREAD:
             assert settled(route, one, {"top_k": 5, "num_ctx": 9}) == {**PLAIN[route], "top_k": 5}
         else:
             assert filled(settled(route, one, "anything else")) == filled(without(route, one)), one.path
@@ -155,31 +156,31 @@ def test_what_stands_in_options_is_held_to_the_same_rules(options: Any, param: s
         for name in ("options", "parameters"):
             body = json.loads(json.dumps({**PLAIN[route], name: options}))
             with pytest.raises(InvalidRequest) as caught:
-                settle(body, SHAPES[route], UnknownFields("refuse"))
+                normalize_body(body, BODY_SHAPES[route], UnknownFieldPolicy("refuse"))
             assert (caught.value.param, caught.value.code) == (param.replace("options", name, 1), code)
 
 
-def is_renamed(one: Foreign, route: str, value: str) -> None:
+def is_renamed(one: ForeignField, route: str, value: str) -> None:
     found: Any = settled(route, one, value)
     for name in one.why.split("."):
         found = found.get(name)
-    assert found == ([value] if one.is_item else value) or one.why.partition(".")[0] not in SHAPES[route].known
+    assert found == ([value] if one.is_item else value) or one.why.partition(".")[0] not in BODY_SHAPES[route].known
     outer, _, inner = one.why.partition(".")
-    route = route if outer in SHAPES[route].known else "chat"
+    route = route if outer in BODY_SHAPES[route].known else "chat"
     both = {**PLAIN[route], outer: {inner: "a"} if inner else "a", one.name: "b"}
     with pytest.raises(InvalidRequest, match=f"no value beside {one.why}"):
-        settle(both, SHAPES[route], UnknownFields("refuse"))
+        normalize_body(both, BODY_SHAPES[route], UnknownFieldPolicy("refuse"))
 
 
 def test_what_works_is_in_the_tables_and_whatever_they_have_of_others_is_listed() -> None:
-    for one in FOREIGN:
-        if one.effect is Effect.WORKS:
+    for one in FOREIGN_FIELDS:
+        if one.effect is FieldEffect.WORKS:
             for route in one.routes:
-                shape = SHAPES[route]
+                shape = BODY_SHAPES[route]
                 for part in one.at.replace("[]", ".[]").split(".") if one.at else ():
                     shape = shape.items if part == "[]" else shape.inner[part]  # type: ignore[assignment]
                 assert one.name in shape.known, one.path
-    by_route = {(one.name, route) for one in FOREIGN for route in one.routes if not one.at}
+    by_route = {(one.name, route) for one in FOREIGN_FIELDS for route in one.routes if not one.at}
     openai_and_own = {
         "audio", "best_of", "echo", "encoding_format", "dimensions", "frequency_penalty", "function_call", "functions",
         "input", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens", "messages", "metadata", "modalities",
@@ -189,17 +190,17 @@ def test_what_works_is_in_the_tables_and_whatever_they_have_of_others_is_listed(
         "store", "stream", "stream_options", "suffix", "temperature", "timeout_s", "tool_choice", "tools",
         "top_logprobs", "top_p", "user", "verbosity", "web_search_options", "tokens", "skip_special_tokens",
     }  # fmt: skip
-    for route in BODIES:
-        others = SHAPES[route].known - openai_and_own
+    for route in BODY_SCHEMAS:
+        others = BODY_SHAPES[route].known - openai_and_own
         assert {name for name in others if (name, route) not in by_route} == set(), "no source is told"
 
 
 def test_each_is_listed_once_and_has_a_source() -> None:
-    listed = [(one.path, route) for one in FOREIGN for route in one.routes]
+    listed = [(one.path, route) for one in FOREIGN_FIELDS for route in one.routes]
     assert len(listed) == len(set(listed))
-    assert all(one.sources for one in FOREIGN)
-    assert all(one.why for one in FOREIGN if one.effect is not Effect.WORKS)
-    assert not {one.name for one in FOREIGN if not one.at} & NEVER_TAKEN
+    assert all(one.sources for one in FOREIGN_FIELDS)
+    assert all(one.why for one in FOREIGN_FIELDS if one.effect is not FieldEffect.WORKS)
+    assert not {one.name for one in FOREIGN_FIELDS if not one.at} & ALWAYS_REFUSED
 
 
 # Bodies as clients send them, whole, with their defaults.
@@ -255,10 +256,14 @@ async def test_unknown_fields_are_ignored_and_logged_once(
     route: str, post: Any, strict: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain, name = PLAIN[route], f"mood_of_{route}\u00fc\ud800"
-    with caplog.at_level(logging.WARNING, "motley.cluster.unknown_fields"):
+    with caplog.at_level(logging.WARNING, "motley.cluster.api.common.fields.unknown_fields"):
         replies = [await post(PATHS[route], {**plain, name: {"deep": [1]}}) for _ in range(3)]
     assert [reply.status for reply in replies] == [200] * 3
-    said = [record.getMessage() for record in caplog.records if record.name == "motley.cluster.unknown_fields"]
+    said = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "motley.cluster.api.common.fields.unknown_fields"
+    ]
     assert said == [f"the field 'mood_of_{route}\\xfc\\ud800' of a request is unknown, and ignored "
                     "(--unknown-fields refuse: refused)"]  # fmt: skip
     error = refused(await strict(PATHS[route], {**plain, name: 1}))
@@ -298,7 +303,7 @@ async def test_names_within_a_schema_are_the_schemas_own(post: Any, strict: Any)
         assert (await to(PATHS["chat"], {"messages": HELLO, "metadata": metadata, "max_tokens": 1})).status == 200
 
 
-@pytest.mark.parametrize("name", sorted(NEVER_TAKEN))
+@pytest.mark.parametrize("name", sorted(ALWAYS_REFUSED))
 @pytest.mark.parametrize("route", PATHS)
 async def test_what_a_client_has_no_say_in_is_refused_whatever_the_option_says(
     name: str, route: str, post: Any, strict: Any
@@ -312,8 +317,8 @@ async def test_what_a_client_has_no_say_in_is_refused_whatever_the_option_says(
 
 
 def test_a_log_of_names_has_an_end(caplog: pytest.LogCaptureFixture) -> None:
-    unknown = UnknownFields()
-    with caplog.at_level(logging.WARNING, "motley.cluster.unknown_fields"):
+    unknown = UnknownFieldPolicy()
+    with caplog.at_level(logging.WARNING, "motley.cluster.api.common.fields.unknown_fields"):
         for number in range(4 * MAX_NAMES):
             unknown.meet(f"{number} {'x' * 10_000}", 1)
     lines = [record.getMessage() for record in caplog.records]
@@ -443,7 +448,8 @@ async def test_log_probabilities_of_completions_in_the_words_of_others(post: Any
         ({"echo": True}, {"return_full_text": True}),
     ]
     for same in ways:
-        calls = [openai_ask.completion_call(settle({**plain, **one}, SHAPES["completion"], UnknownFields("refuse")))
+        calls = [openai_request.parse_completion(normalize_body({**plain, **one}, BODY_SHAPES["completion"],
+        UnknownFieldPolicy("refuse")))
                  for one in same]  # fmt: skip
         told = [(call.asks[0].sampling, call.logprobs, call.echo) for call in calls]
         assert told == [told[0]] * len(same)
@@ -467,11 +473,11 @@ async def test_formats_in_the_words_of_others(post: Any) -> None:
         {"response_format": {"type": "json", "value": schema}},
     ]
     for same in (any_object, kept):
-        found = [openai_ask.completion_call({"prompt": "a", **one}).asks[0].sampling["grammar"] for one in same]
+        found = [openai_request.parse_completion({"prompt": "a", **one}).asks[0].sampling["grammar"] for one in same]
         assert len({one.source for one in found}) == 1
         for one in same:
             assert (await post(PATHS["chat"], {"messages": HELLO, "max_tokens": 1, **one})).status == 200
-    assert "grammar" not in openai_ask.completion_call({"prompt": "a", "format": ""}).asks[0].sampling
+    assert "grammar" not in openai_request.parse_completion({"prompt": "a", "format": ""}).asks[0].sampling
     for wrong, param in (
         ({"format": "xml"}, "format"),
         ({"format": "json", "regex": "a"}, "regex"),
@@ -502,9 +508,10 @@ async def test_patterns_and_grammars_in_the_words_of_others(post: Any) -> None:
          {"structured_outputs": {"structural_tag": json.dumps({"type": "structural_tag", **structures})}}],
     ]  # fmt: skip
     for same in alike:
-        bodies = [settle({"prompt": "a", **json.loads(json.dumps(one))}, SHAPES["completion"], UnknownFields("refuse"))
+        bodies = [normalize_body({"prompt": "a", **json.loads(json.dumps(one))}, BODY_SHAPES["completion"],
+        UnknownFieldPolicy("refuse"))
                   for one in same]  # fmt: skip
-        found = [openai_ask.completion_call(body).asks[0].sampling["grammar"] for body in bodies]
+        found = [openai_request.parse_completion(body).asks[0].sampling["grammar"] for body in bodies]
         assert len({(one.kind, one.source) for one in found}) == 1
         for one in same:
             assert (await post(PATHS["completion"], {**PLAIN["completion"], **one})).status == 200
@@ -599,7 +606,7 @@ async def test_two_words_for_one_thing_that_differ_are_refused(post: Any) -> Non
 
 async def test_what_a_client_calls_a_completion_is_in_the_log(post: Any, ingress: Any) -> None:
     labels = {"metadata": {"a": "b"}, "safety_identifier": "me", "prompt_cache_key": "k"}
-    asked = openai_ask.completion_call({"prompt": "abc", **labels}).asks[0]
+    asked = openai_request.parse_completion({"prompt": "abc", **labels}).asks[0]
     assert asked.labels == labels
     assert (await post(PATHS["completion"], {**PLAIN["completion"], **labels})).status == 200
 
@@ -607,7 +614,7 @@ async def test_what_a_client_calls_a_completion_is_in_the_log(post: Any, ingress
 async def test_the_best_of_several_chats(post: Any) -> None:
     body = {"messages": HELLO, "max_tokens": 2, "best_of": 3, "n": 2}
     for more in ({}, {"logprobs": True}):
-        call = openai_ask.chat_call({**body, **more}, lambda _: None, UnknownFields())
+        call = openai_request.parse_chat({**body, **more}, lambda _: None, UnknownFieldPolicy())
         assert (call.keep, call.asks[0].sampling["n"], call.asks[0].sampling["logprobs"]) == (2, 3, 0)
         assert call.logprobs is bool(more)
         choices = (await post(PATHS["chat"], {**body, **more})).json()["choices"]

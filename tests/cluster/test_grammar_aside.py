@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from motley.cluster.door import SHORT_GRAMMAR
-from motley.cluster.protocols import chat_tools
+from motley.cluster.api.common.admission import SHORT_GRAMMAR
+from motley.cluster.api.common.chat import chat_tools
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import vllm_engine_pb2 as vllm_pb
 from motley.cluster.protos import vllm_engine_pb2_grpc

@@ -17,7 +17,7 @@ from in_thread import in_thread
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
-from motley.cluster.web.servicers import SERVICES
+from motley.cluster.transport.grpc_server.servicers import SERVICES
 
 RPCS = [rpc for service in SERVICES for rpc in service.methods]
 ENDLESS = ("Watch", "SubscribeKvEvents")  # which may have nothing to tell

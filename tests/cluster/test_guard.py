@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from motley.cluster.auth.guard import check_bind, check_host, check_peer, is_loopback
-from motley.cluster.edge.edge import Edge
-from motley.cluster.failures import ConfigurationError, Forbidden
-from motley.cluster.web import http_guard
-from motley.cluster.web.rpc import _host
+from motley.cluster.security.auth.call_guard import check_bind, check_host, check_peer, is_loopback
+from motley.cluster.security.edge.haproxy_config import HAProxyEdge
+from motley.cluster.service_errors import ConfigurationError, Forbidden
+from motley.cluster.transport.grpc_server.rpc_methods import _host
+from motley.cluster.transport.http_server import http_guard
 
 LOOPBACK = ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost", "LOCALHOST.", "api.localhost", "::ffff:127.0.0.1"]
 FOREIGN = ["0.0.0.0", "::", "10.0.0.1", "192.168.1.2", "example.com", "localhost.example.com", "", "127.0.0.1.nip.io"]
@@ -106,7 +106,7 @@ async def test_a_body_that_does_not_arrive(ingress: Any, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("reader_timeout_s", [0.0, 5.0, 100.0])
 def test_the_ingress_ends_its_wait_for_a_body_before_haproxy_does(reader_timeout_s: float, tmp_path: Path) -> None:
     """Or it is chance whether a client reads that its body is slow, or HAProxy's page that its request is malformed."""
-    edge = Edge(host="127.0.0.1", http_port=1, grpc_port=2, reader_timeout_s=reader_timeout_s)
+    edge = HAProxyEdge(host="127.0.0.1", http_port=1, grpc_port=2, reader_timeout_s=reader_timeout_s)
     timeouts = "".join(replacement for _, replacement, _ in edge.edits(tmp_path))
     found = [int(seconds) for seconds in re.findall(r"timeout client (\d+)s", timeouts)]
     assert len(found) == 2, "of HTTP, and of gRPC"

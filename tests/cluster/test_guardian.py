@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from served import alive, wait_for
 
-from motley.cluster.guardian import MARK, Family, Guardian, end_all
+from motley.cluster.service.supervision.guardian import MARK, Guardian, ServiceProcesses, end_all
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc elsewhere")
 
@@ -32,7 +32,7 @@ def left(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     stranger = subprocess.Popen([*SLEEP, f"{tmp_path}x/ray"], env={**UNMARKED, MARK: f"{tmp_path}x"})
     stopped.send_signal(signal.SIGSTOP)
     processes = [marked, stopped, reader, stranger]
-    wait_for(lambda: {*Family(str(tmp_path)).living()} == {marked.pid, stopped.pid}, "their environments")
+    wait_for(lambda: {*ServiceProcesses(str(tmp_path)).living()} == {marked.pid, stopped.pid}, "their environments")
     yield processes
     for process in processes:
         process.kill()
@@ -44,7 +44,7 @@ def test_it_ends_what_belongs_to_the_service(tmp_path: Path, left: list[subproce
     code = (
         f"import os, sys; sys.path.insert(0, {str(Path(__file__).parents[2] / 'src')!r})\n"
         "from pathlib import Path\n"
-        "from motley.cluster.guardian import Guardian\n"
+        "from motley.cluster.service.supervision.guardian import Guardian\n"
         f"Guardian(Path({str(tmp_path)!r})).start()\n"
         "os.kill(os.getpid(), 9)"
     )
@@ -64,7 +64,7 @@ time.sleep(600)
 
 
 def test_an_orphan_without_a_mark_is_known_from_before(tmp_path: Path, left: list[subprocess.Popen[bytes]]) -> None:
-    family = Family(str(tmp_path))
+    family = ServiceProcesses(str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", STARTS], env=UNMARKED, stdout=subprocess.PIPE) as service:
         assert service.stdout is not None
         orphan = int(service.stdout.readline())
@@ -80,7 +80,7 @@ def test_an_orphan_without_a_mark_is_known_from_before(tmp_path: Path, left: lis
 
 
 def test_a_number_that_another_process_has_by_now_is_not_the_services(tmp_path: Path) -> None:
-    family = Family(str(tmp_path))
+    family = ServiceProcesses(str(tmp_path))
     with subprocess.Popen(SLEEP, env=UNMARKED) as another:
         family._seen = {another.pid: 1}
         assert family.living() == []

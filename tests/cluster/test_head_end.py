@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from motley.cluster import head
+from motley.cluster.service.deployment import ray_head
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def failing(after: Callable[[], object]) -> Callable[[], None]:
 def test_what_fails_since_ray_is_dead_says_nothing(raised: list[str]) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
-        head._within(_address(nobody), 5, failing(lambda: time.sleep(0.3)))
+        ray_head._within(_address(nobody), 5, failing(lambda: time.sleep(0.3)))
         _end_of_threads()
     assert raised == []
 
@@ -38,7 +38,7 @@ def test_what_fails_since_ray_is_dead_says_nothing(raised: list[str]) -> None:
 def test_what_fails_once_nobody_waits_says_nothing(raised: list[str]) -> None:
     go = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as gcs:
-        head._within(_address(gcs), 0.2, failing(go.wait))
+        ray_head._within(_address(gcs), 0.2, failing(go.wait))
         go.set()
         _end_of_threads()
     assert raised == []
@@ -46,7 +46,7 @@ def test_what_fails_once_nobody_waits_says_nothing(raised: list[str]) -> None:
 
 def test_any_other_fault_is_told(raised: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gcs:
-        head._within(_address(gcs), 5, failing(lambda: None))
+        ray_head._within(_address(gcs), 5, failing(lambda: None))
         _end_of_threads()
     assert raised == ["Ray has not been initialized"]
 

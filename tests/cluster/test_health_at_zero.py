@@ -16,16 +16,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_servers import serving
 from local_ingress import make_ingress
 
-from motley.cluster import ingress as ingress_module
-from motley.cluster import served
-from motley.cluster.caller import Caller
-from motley.cluster.entrance import Entrance
-from motley.cluster.fleet.status import FleetStatus
-from motley.cluster.protocols import health
+from motley.cluster.api.health import health_protocol
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc, kserve_pb2, kserve_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
-from motley.cluster.routing import asking
-from motley.cluster.routing.waiting import Routing
+from motley.cluster.routing import replica_client
+from motley.cluster.routing.fleet_status import FleetStatus
+from motley.cluster.routing.queueing.request_queue import RoutingConfig
+from motley.cluster.service.deployment import ingress as ingress_module
+from motley.cluster.service.deployment import served_profile
+from motley.cluster.service.deployment.ingress_config import IngressConfig
+from motley.cluster.transport.caller import Caller
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -80,7 +80,7 @@ async def worker(folder: Path) -> EchoWorker:
 
 
 async def a_service(folder: Path, worker: EchoWorker, **routing: Any) -> Service:
-    entrance = Entrance(routing=Routing(**routing))
+    entrance = IngressConfig(routing=RoutingConfig(**routing))
     service = Service(await make_ingress(folder, worker, entrance=entrance), worker)
     service.comes()
     return service
@@ -122,7 +122,7 @@ async def test_at_zero_every_protocol_is_ready_and_what_comes_wakes_a_replica(se
 
 
 async def test_a_watch_sees_no_difference(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "WATCH_PERIOD_S", 0.0)
+    monkeypatch.setattr(health_protocol, "WATCH_PERIOD_S", 0.0)
     watch = service.ingress.health.watch(health_pb2.HealthCheckRequest(), Caller())
     assert (await anext(watch)).status == SERVING
     changed = asyncio.ensure_future(anext(watch))
@@ -154,7 +154,7 @@ async def test_replicas_that_do_not_start_are_no_promise(service: Service, targe
 
 
 async def test_what_is_not_held_is_not_ready(folder: Path, worker: EchoWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "ALL_SILENT_S", 0.05)
+    monkeypatch.setattr(replica_client, "ALL_SILENT_S", 0.05)
     service = await a_service(folder, worker, hold_s=0.0)
     service.goes()
     assert (await service.call("GET", "/health")).status == 503
@@ -170,9 +170,9 @@ async def test_one_whose_first_replica_has_not_come_is_not_ready(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It loads: whoever rolls out a new service goes on with the old one meanwhile."""
-    monkeypatch.setattr(asking, "ALL_SILENT_S", 0.05)
+    monkeypatch.setattr(replica_client, "ALL_SILENT_S", 0.05)
     service.goes()
-    service.ingress.router.live.had_any = False
+    service.ingress.router.live.had_replica = False
     assert (await service.call("GET", "/health")).status == 503
 
 
@@ -181,8 +181,10 @@ async def test_an_ingress_that_begins_at_zero_takes_requests_in(
 ) -> None:
     """It would wait for a replica to tell what is served, and so no request would ever wake one."""
     monkeypatch.setattr(ingress_module, "LOOK_S", 0.01)
-    kept = served.dump(str(folder), worker.profile())
-    monkeypatch.setattr(ingress_module, "served_at_zero", lambda model: served.load(model, kept))
+    kept = served_profile.encode_profile(str(folder), worker.profile())
+    monkeypatch.setattr(
+        ingress_module, "load_profile_at_zero", lambda model: served_profile.decode_profile(model, kept)
+    )
     before = await a_service(folder, worker)
     async with asyncio.timeout(60):
         after = Service(await make_ingress(folder), worker)
@@ -201,17 +203,19 @@ async def test_an_ingress_takes_what_a_replica_says_of_itself_where_there_is_one
     folder: Path, worker: EchoWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
-    monkeypatch.setattr(ingress_module, "keep_served", lambda *what: told.append(what))
+    monkeypatch.setattr(ingress_module, "store_served_profile", lambda *what: told.append(what))
     await a_service(folder, worker)
     assert told == [(str(folder), worker.profile())], "kept for one that begins at zero"
 
 
 def test_what_is_kept_comes_back_and_of_another_model_nothing_does(worker: EchoWorker) -> None:
     profile = replace(worker.profile(), decode_s=(0.1, 0.2), choices={"weights": "why"})
-    kept = served.dump("org/name", profile)
-    assert served.load("org/name", kept) == profile
-    assert served.load("org/other", kept) is None
-    assert served.load("org/name", kept.replace(b"prefill_tokens_per_s", b"of another version")) is None
+    kept = served_profile.encode_profile("org/name", profile)
+    assert served_profile.decode_profile("org/name", kept) == profile
+    assert served_profile.decode_profile("org/other", kept) is None
+    assert (
+        served_profile.decode_profile("org/name", kept.replace(b"prefill_tokens_per_s", b"of another version")) is None
+    )
 
 
 async def test_the_control_plane_tells_which_ingress_asks(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc
 from local_ingress import make_ingress
 
-from motley.cluster.caller import Caller
-from motley.cluster.protocols import health
-from motley.cluster.protocols.health import HealthProtocol
-from motley.cluster.web import servicers
-from motley.cluster.web.servicers import add_health
+from motley.cluster.api.health import health_protocol
+from motley.cluster.api.health.health_protocol import HealthProtocol
+from motley.cluster.transport.caller import Caller
+from motley.cluster.transport.grpc_server import servicers
+from motley.cluster.transport.grpc_server.servicers import add_health
 from motley.replicas.errors import EngineFault, Overloaded
 
 SERVING = pb.HealthCheckResponse.SERVING
@@ -76,18 +76,20 @@ def slow() -> None:
 async def test_health_follows_the_replica(
     grpc_target: str, worker: Any, call: Any, monkeypatch: pytest.MonkeyPatch, asked: str, fault: Any
 ) -> None:
-    monkeypatch.setattr(health, "WATCH_PERIOD_S", 0.0)
+    monkeypatch.setattr(health_protocol, "WATCH_PERIOD_S", 0.0)
     async with grpc.aio.insecure_channel(grpc_target) as channel, asyncio.timeout(60):
         stub = health_pb2_grpc.HealthStub(channel)
         watch = stub.Watch(request("motley.v1.Inference"))
         assert (await watch.read()).status == SERVING
-        for service in health.SERVICES:
+        for service in health_protocol.SERVICES:
             assert (await stub.Check(request(service))).status == SERVING
         monkeypatch.setattr(worker, asked, fault)
         assert (await watch.read()).status == NOT_SERVING
         assert (await stub.Check(request())).status == NOT_SERVING
         statuses = (await stub.List(pb.HealthListRequest())).statuses
-        assert {name: status.status for name, status in statuses.items()} == dict.fromkeys(health.SERVICES, NOT_SERVING)
+        assert {name: status.status for name, status in statuses.items()} == dict.fromkeys(
+            health_protocol.SERVICES, NOT_SERVING
+        )
         reply = await call("GET", "/health")
         assert (reply.status, reply.json()["error"]["type"]) == (503, "server_error")
         monkeypatch.undo()
@@ -96,7 +98,7 @@ async def test_health_follows_the_replica(
 
 
 def test_every_registered_service_has_its_health() -> None:
-    assert set(health.SERVICES) == {"", *(service.full_name for service in servicers.SERVICES)}
+    assert set(health_protocol.SERVICES) == {"", *(service.full_name for service in servicers.SERVICES)}
 
 
 async def test_unknown_services(stub: Any) -> None:
@@ -110,7 +112,7 @@ async def test_unknown_services(stub: Any) -> None:
 
 async def test_watches_end_with_not_serving_at_the_drain(stub: Any, own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, and not when they would have asked again."""
-    monkeypatch.setattr(health, "WATCH_PERIOD_S", 3600.0)
+    monkeypatch.setattr(health_protocol, "WATCH_PERIOD_S", 3600.0)
     watches = [stub.Watch(request()) for _ in range(3)]
     assert [(await watch.read()).status for watch in watches] == [SERVING] * 3
     assert await own.drain() == 0, "whoever watches is no load"
@@ -141,9 +143,9 @@ async def test_nobody_waits_for_a_replica_that_hangs_while_the_service_drains(
 async def test_watches_of_one_caller_are_capped_and_their_places_come_back(
     stub: Any, own: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "WATCH_PERIOD_S", 0.01)
-    watches = [stub.Watch(request()) for _ in range(health.MAX_WATCHES)]
-    assert [(await watch.read()).status for watch in watches] == [SERVING] * health.MAX_WATCHES
+    monkeypatch.setattr(health_protocol, "WATCH_PERIOD_S", 0.01)
+    watches = [stub.Watch(request()) for _ in range(health_protocol.MAX_WATCHES)]
+    assert [(await watch.read()).status for watch in watches] == [SERVING] * health_protocol.MAX_WATCHES
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Watch(request()).read()
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -151,7 +153,7 @@ async def test_watches_of_one_caller_are_capped_and_their_places_come_back(
         watch = own.health.watch(request(), other)
         assert (await anext(watch)).status == SERVING, "the cap is each caller's own"
         await watch.aclose()
-    monkeypatch.setattr(health, "MAX_OF_TENANT", health.MAX_WATCHES)
+    monkeypatch.setattr(health_protocol, "MAX_OF_TENANT", health_protocol.MAX_WATCHES)
     with pytest.raises(Overloaded):
         await anext(own.health.watch(request(), Caller(peer="192.0.2.7")))
     assert (await stub.Check(request())).status == SERVING, "checks are not watches"
@@ -185,7 +187,7 @@ async def test_one_question_serves_all_checks_that_wait_for_it(own: Any, counted
     counted.asked = 0
     await asyncio.gather(*(own.health.check(request()) for _ in range(20)))
     assert counted.asked == 1
-    watchers = [own.health.watch(request(), Caller()) for _ in range(health.MAX_WATCHES + 1)]
+    watchers = [own.health.watch(request(), Caller()) for _ in range(health_protocol.MAX_WATCHES + 1)]
     for watcher in watchers[:-1]:
         await anext(watcher)
     with pytest.raises(Overloaded):

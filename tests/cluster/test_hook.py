@@ -13,8 +13,8 @@ import pytest
 from listeners import listeners
 from served import free_port
 
-from motley.cluster.edge import hook
-from motley.cluster.edge.edge import GRPC_HEALTH, HTTP_HEALTH, OWN_PATHS
+from motley.cluster.security.edge import serve_patches
+from motley.cluster.security.edge.haproxy_config import GRPC_HEALTH, HTTP_HEALTH, OWN_PATHS
 
 CHECK = OWN_PATHS + "c" * 34
 
@@ -26,7 +26,7 @@ async def tell_path(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.mark.parametrize("check", [CHECK, None])
 async def test_paths(check: str | None) -> None:
-    app = hook.Refuse(tell_path, check)
+    app = serve_patches.ServePathFilter(tell_path, check)
     for path in ("/-/routes", HTTP_HEALTH, "/-/", f"{CHECK}c", CHECK[:-1]):
         reply = await asgi.request(app, "GET", path, b"")
         assert (reply.status, json.loads(reply.body)["error"]["code"]) == (404, "not_found"), path
@@ -42,7 +42,7 @@ async def test_a_web_socket_is_closed_before_it_opens() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await hook.Refuse(tell_path, CHECK)({"type": "websocket", "path": "/-/routes"}, None, send)
+    await serve_patches.ServePathFilter(tell_path, CHECK)({"type": "websocket", "path": "/-/routes"}, None, send)
     assert sent == [{"type": "websocket.close"}]
 
 
@@ -67,8 +67,8 @@ async def test_rpcs(check: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
 
     put_back(monkeypatch)
     if check is not None:
-        monkeypatch.setenv(hook.CHECK, check)
-    hook.close()
+        monkeypatch.setenv(serve_patches.CHECK, check)
+    serve_patches.close()
 
     def tell_method(service_method: str, streaming_type: Any) -> Any:
         async def answer(request: Any, context: Any) -> bytes:
@@ -79,7 +79,7 @@ async def test_rpcs(check: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = "/motley.v1.Inference/GetModel"
     options = gRPCOptions(
         port=free_port(),
-        grpc_servicer_functions=["motley.cluster.web.servicers.add_inference"],
+        grpc_servicer_functions=["motley.cluster.transport.grpc_server.servicers.add_inference"],
         enable_reflection=False,
     )
     _, server = await grpc_util.start_grpc_server(tell_method, options, event_loop=asyncio.get_running_loop())
@@ -102,7 +102,7 @@ async def test_the_port_for_other_replicas_is_on_loopback(monkeypatch: pytest.Mo
     from ray.serve._private import replica
 
     put_back(monkeypatch)
-    hook.keep_inside()
+    serve_patches.bind_to_loopback()
     server = grpc.aio.server()
     port = replica.add_port_to_grpc_server(server, "[::]:0")
     await server.start()
@@ -115,5 +115,5 @@ def test_a_call_that_serves_proxy_hands_on_says_so(monkeypatch: pytest.MonkeyPat
     from ray.serve._private import proxy_request_response
 
     put_back(monkeypatch)
-    hook.close()
+    serve_patches.close()
     assert proxy_request_response.RayServegRPCContext.forwarded

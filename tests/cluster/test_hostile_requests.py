@@ -19,10 +19,10 @@ from any_messages import AtOnce
 from grpc_servers import serving
 from local_ingress import make_ingress
 
-from motley.cluster.edge.edge import TIMEOUT_HEADER
-from motley.cluster.protocols.kserve_ask import INPUTS
-from motley.cluster.protocols.openai_table import CHAT, COMPLETION
+from motley.cluster.api.common.fields.field_table import CHAT, COMPLETION
+from motley.cluster.api.kserve.kserve_request import INPUTS
 from motley.cluster.protos import inference_pb2
+from motley.cluster.security.edge.haproxy_config import TIMEOUT_HEADER
 from motley.replicas.sampling_params import SamplingParams
 
 

@@ -18,9 +18,9 @@ from grpc_servers import serving
 from local_ingress import make_ingress
 from service_checkpoint import write_tokenizer
 
-from motley.cluster import access_log
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc, kserve_pb2, kserve_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
+from motley.cluster.transport import access_log
 
 HOSTILE = "a" * 40 + "!"
 ROUNDS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -136,7 +136,7 @@ async def test_texts_wait_in_the_line_of_their_tenant(
     prompt = CALM if name == "begin_chat" else "calm"
 
     async def ask() -> list[int]:
-        record = access_log.begin(access_log.CallRecord("grpc", "Tokenize", tenant="a"))
+        record = access_log.begin_record(access_log.CallRecord("grpc", "Tokenize", tenant="a"))
         try:
             return await backtracking.door.prompt_ids(prompt, chat=name == "begin_chat")
         finally:

@@ -13,11 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.cluster.access import check_access, choose_entrance, choose_inside
-from motley.cluster.auth import key_file
-from motley.cluster.auth.guard import Guard, check_bind, credentials
-from motley.cluster.auth.key_file import KeyFile, edited, read_keys, write_keys
-from motley.cluster.auth.keys import (
+from motley.cluster.fleet.spec.serve_options import ServeOptions
+from motley.cluster.security.auth import key_file
+from motley.cluster.security.auth.api_keys import (
     MAX_KEYS,
     PREFIX,
     KeyRing,
@@ -27,8 +25,14 @@ from motley.cluster.auth.keys import (
     new_key,
     read_expiry,
 )
-from motley.cluster.failures import ConfigurationError, Unauthenticated
-from motley.cluster.options import ServeOptions
+from motley.cluster.security.auth.call_guard import CallGuard, check_bind, credentials
+from motley.cluster.security.auth.key_file import KeyFile, edit_keys, read_keys, write_keys
+from motley.cluster.service.startup.access_options import (
+    check_access,
+    choose_ingress_config,
+    choose_internal_client,
+)
+from motley.cluster.service_errors import ConfigurationError, Unauthenticated
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 KEYS = st.builds(
@@ -61,7 +65,7 @@ def test_a_ring_knows_whose_key_it_is() -> None:
 def test_an_admins_key_opens_the_control_plane_and_nothing_else(tmp_path: Path) -> None:
     tenant, admin = new_key(), new_key()
     path = tmp_path / "keys.yaml"
-    with edited(path) as keys:
+    with edit_keys(path) as keys:
         keys += [stored("alice", tenant), StoredKey("ops", hash_key(admin), admin=True)]
     both = KeyFile(path)
     assert (both.tenant_of(tenant), both.admin_of(tenant)) == ("alice", None)
@@ -70,7 +74,7 @@ def test_an_admins_key_opens_the_control_plane_and_nothing_else(tmp_path: Path) 
     path.write_text(path.read_text().replace("scope: admin", "scope: god"))
     with pytest.raises(ConfigurationError, match="scope 'god' is not accepted"):
         read_keys(path)
-    with edited(tmp_path / "admins.yaml") as keys:
+    with edit_keys(tmp_path / "admins.yaml") as keys:
         keys.append(StoredKey("ops", hash_key(admin), admin=True))
     with pytest.raises(ConfigurationError, match="no tenant's keys"):
         check_access(ServeOptions(api_keys=tmp_path / "admins.yaml"))
@@ -91,7 +95,7 @@ def test_every_entry_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         compared.append(one)
         return one == other
 
-    monkeypatch.setattr("motley.cluster.auth.keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("motley.cluster.security.auth.api_keys.hmac.compare_digest", compare)
     for key in (keys[0], keys[4], "wrong", "x" * 10_000):
         compared.clear()
         ring.tenant_of(key)
@@ -222,7 +226,7 @@ def test_a_change_is_seen_and_a_bad_file_changes_nothing(
     own = new_key()
     keys = KeyFile(path, [stored("_motley", own)])
     assert (keys.tenant_of(old), keys.tenant_of(new)) == ("alice", None)
-    with edited(path) as list_:
+    with edit_keys(path) as list_:
         list_[:] = [stored("bob", new)]
     assert (keys.tenant_of(old), keys.tenant_of(new), keys.tenant_of(own)) == (None, "bob", "_motley")
     for spoil in (lambda: path.write_text("tenants: {"), path.unlink):
@@ -239,7 +243,7 @@ def test_an_edit_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     write_keys(path, [stored("alice", "k")])
     before = path.read_bytes()
     key = stored("bob", "l")
-    with pytest.raises(ConfigurationError), edited(path) as keys:
+    with pytest.raises(ConfigurationError), edit_keys(path) as keys:
         keys += [key, key]
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["keys.yaml"]
@@ -270,7 +274,7 @@ def bearer(key: str) -> list[tuple[str, str]]:
 
 def test_the_answer_is_the_same_whatever_was_wrong() -> None:
     good, old = new_key(), new_key()
-    guard = Guard(KeyRing([stored("alice", good), stored("bob", old, expires=time.time() - 1)]))
+    guard = CallGuard(KeyRing([stored("alice", good), stored("bob", old, expires=time.time() - 1)]))
     assert guard.tenant("10.0.0.1", bearer(good), host="example.com") == "alice"
     bad = [[], bearer(""), bearer("x"), bearer(old), bearer(good) + bearer(old), [("authorization", good)]]
     told = set()
@@ -284,8 +288,8 @@ def test_the_answer_is_the_same_whatever_was_wrong() -> None:
 def test_health_is_closed_unless_opened() -> None:
     ring = KeyRing([stored("alice", "k")])
     with pytest.raises(Unauthenticated):
-        Guard(ring).tenant("127.0.0.1", [], health=True)
-    open_ = Guard(ring, open_health=True)
+        CallGuard(ring).tenant("127.0.0.1", [], health=True)
+    open_ = CallGuard(ring, open_health=True)
     assert open_.tenant("10.0.0.1", [], health=True) == ""
     assert open_.tenant("10.0.0.1", bearer("k"), health=True) == "alice"
     with pytest.raises(Unauthenticated):
@@ -348,10 +352,10 @@ def test_a_service_that_nobody_could_call_does_not_start(tmp_path: Path) -> None
 
 def test_what_travels_to_the_ingress_holds_no_key(tmp_path: Path) -> None:
     options = ServeOptions(api_keys=tmp_path / "keys.yaml")
-    inside = choose_inside(options, None)
-    entrance = choose_entrance(options, inside, tmp_path)
+    inside = choose_internal_client(options, None)
+    entrance = choose_ingress_config(options, inside, tmp_path)
     assert entrance.own_key is not None
     assert entrance.own_key.sha256 == hash_key(inside.key)
     assert inside.key not in repr(entrance)
-    assert choose_inside(ServeOptions(), None).key == ""
-    assert choose_entrance(ServeOptions(), choose_inside(ServeOptions(), None), tmp_path).own_key is None
+    assert choose_internal_client(ServeOptions(), None).key == ""
+    assert choose_ingress_config(ServeOptions(), choose_internal_client(ServeOptions(), None), tmp_path).own_key is None

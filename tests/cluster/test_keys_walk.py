@@ -20,15 +20,15 @@ from google.protobuf import message_factory
 from google.protobuf.message import Message
 from local_ingress import make_ingress, routes
 
-from motley.cluster import access_log
-from motley.cluster.auth.guard import Headers
-from motley.cluster.auth.key_file import write_keys
-from motley.cluster.auth.keys import StoredKey, hash_key, new_key
-from motley.cluster.entrance import Entrance
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
-from motley.cluster.web import servicers
-from motley.cluster.web.unparsed import Unparsed
+from motley.cluster.security.auth.api_keys import StoredKey, hash_key, new_key
+from motley.cluster.security.auth.call_guard import Headers
+from motley.cluster.security.auth.key_file import write_keys
+from motley.cluster.service.deployment.ingress_config import IngressConfig
+from motley.cluster.transport import access_log
+from motley.cluster.transport.grpc_server import servicers
+from motley.cluster.transport.grpc_server.unparsed_request import UnparsedRequest
 
 KEY, OLD = new_key(), new_key()
 GOOD = {"authorization": f"Bearer {KEY}"}
@@ -57,13 +57,13 @@ def key_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 async def keyed(folder: Path, worker: EchoWorker, key_path: Path) -> Any:
     return await make_ingress(
-        folder, worker, entrance=Entrance(api_keys=key_path, cors_origins=("https://good.example",))
+        folder, worker, entrance=IngressConfig(api_keys=key_path, cors_origins=("https://good.example",))
     )
 
 
 @pytest.fixture(scope="module")
 async def healthy(folder: Path, worker: EchoWorker, key_path: Path) -> Any:
-    return await make_ingress(folder, worker, entrance=Entrance(api_keys=key_path, open_health=True))
+    return await make_ingress(folder, worker, entrance=IngressConfig(api_keys=key_path, open_health=True))
 
 
 async def serve(ingress: Any) -> tuple[grpc.aio.Server, grpc.aio.Channel]:
@@ -184,15 +184,15 @@ async def test_a_message_is_never_parsed_without_a_key(
     channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch, service: Any, rpc: Any
 ) -> None:
     """What Serve registers makes no message of the bytes, and what does is asked only for callers with a key."""
-    assert isinstance(registered()[f"/{service.full_name}/{rpc.name}"].request_deserializer(b"\xff"), Unparsed)
+    assert isinstance(registered()[f"/{service.full_name}/{rpc.name}"].request_deserializer(b"\xff"), UnparsedRequest)
     parsed: list[str] = []
-    parse = Unparsed.parsed
+    parse = UnparsedRequest.parsed
 
-    def spy(request: Unparsed) -> Message:
+    def spy(request: UnparsedRequest) -> Message:
         parsed.append(request.kind.DESCRIPTOR.full_name)
         return parse(request)
 
-    monkeypatch.setattr(Unparsed, "parsed", spy)
+    monkeypatch.setattr(UnparsedRequest, "parsed", spy)
     await ask(channel, service, rpc, [])
     assert not parsed
     await ask(channel, service, rpc, [("x-api-key", KEY)], silence_s=2.0)

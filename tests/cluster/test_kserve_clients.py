@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from echo_worker import EchoWorker
 
-from motley.cluster.protocols.kserve_ask import InferRequest
-from motley.cluster.protocols.kserve_binary import written
-from motley.cluster.protocols.kserve_reply import InferResponse
-from motley.cluster.protocols.kserve_statistics import InferStatistics
-from motley.cluster.protocols.kserve_tensors import Tensor
+from motley.cluster.api.kserve.kserve_request import InferRequest
+from motley.cluster.api.kserve.kserve_response import InferResponse
+from motley.cluster.api.kserve.kserve_statistics import InferStatistics
+from motley.cluster.api.kserve.kserve_tensors import Tensor
+from motley.cluster.api.kserve.rest.kserve_binary import encode_binary_response
 from motley.replicas.types import Request
 
 Call = Callable[..., Any]
@@ -108,11 +108,11 @@ async def test_numbers_in_binary(post: Call) -> None:
 def test_what_json_has_no_number_for_is_in_binary() -> None:
     tensor = Tensor("prompt_logprobs", "FP32", (2,), (float("nan"), -0.5))
     response = InferResponse("", "echo", (tensor,))
-    body, length = written(response, InferRequest(binary_output=True))
+    body, length = encode_binary_response(response, InferRequest(binary_output=True))
     assert length is not None
     assert json.loads(body[:length])["outputs"][0]["parameters"] == {"binary_data_size": 8}
     assert body[length:] == struct.pack("<2f", float("nan"), -0.5)
-    body, length = written(response, InferRequest(binary_output=True, binary={"prompt_logprobs": False}))
+    body, length = encode_binary_response(response, InferRequest(binary_output=True, binary={"prompt_logprobs": False}))
     assert (length, json.loads(body)["outputs"][0]["data"]) == (None, [None, -0.5])
 
 

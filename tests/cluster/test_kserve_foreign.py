@@ -11,10 +11,10 @@ import pytest
 from echo_worker import EchoWorker
 from local_ingress import make_ingress
 
-from motley.cluster.entrance import Entrance
-from motley.cluster.protocols.kserve_ask import InferRequest, infer_ask
-from motley.cluster.protocols.kserve_tensors import BYTES, Tensor
-from motley.cluster.unknown_fields import NEVER_TAKEN, UnknownFields
+from motley.cluster.api.common.fields.unknown_fields import ALWAYS_REFUSED, UnknownFieldPolicy
+from motley.cluster.api.kserve.kserve_request import InferRequest, parse_infer_request
+from motley.cluster.api.kserve.kserve_tensors import BYTES, Tensor
+from motley.cluster.service.deployment.ingress_config import IngressConfig
 from motley.replicas.errors import InvalidRequest
 
 TEXT = Tensor("text_input", BYTES, (1,), [b"abc"])
@@ -23,7 +23,9 @@ INPUTS = [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["ab
 
 
 def sampling(policy: Any = "refuse", **parameters: Any) -> dict[str, Any]:
-    return dict(infer_ask(InferRequest(parameters=parameters, inputs=[TEXT]), UnknownFields(policy)).ask.sampling)
+    return dict(
+        parse_infer_request(InferRequest(parameters=parameters, inputs=[TEXT]), UnknownFieldPolicy(policy)).ask.sampling
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_what_nobody_knows_is_ignored_or_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"^parameters\.mood: there is no such field") as caught:
         sampling(mood=1)
     assert caught.value.code == "unknown_parameter"
-    for name in NEVER_TAKEN:
+    for name in ALWAYS_REFUSED:
         for policy in ("ignore", "refuse"):
             with pytest.raises(InvalidRequest, match="there is no such field"):
                 sampling(policy, **{name: "mine"})
@@ -102,7 +104,7 @@ def test_what_nobody_knows_is_ignored_or_refused() -> None:
 @pytest.fixture(scope="module")
 async def posts(folder: Path, worker: EchoWorker) -> Any:
     """Of a service that ignores what nobody knows, and of one that refuses it."""
-    ways = [Entrance(), Entrance(unknown_fields="refuse")]
+    ways = [IngressConfig(), IngressConfig(unknown_fields="refuse")]
     apps = [(await make_ingress(folder, worker, entrance=way)).__serve_build_asgi_app__() for way in ways]
     return [partial(asgi.request, app, "POST") for app in apps]
 

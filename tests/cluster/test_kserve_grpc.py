@@ -16,13 +16,13 @@ from echo_worker import EchoWorker
 from local_ingress import make_ingress
 from scripted_worker import ScriptedWorker
 
-from motley.cluster.caller import Caller
-from motley.cluster.protocols import kserve_stream
-from motley.cluster.protocols import kserve_wire as wire
-from motley.cluster.protocols.kserve import KServeProtocol, failed
+from motley.cluster.api.kserve import kserve_messages as wire
+from motley.cluster.api.kserve import kserve_stream
+from motley.cluster.api.kserve.kserve_protocol import KServeProtocol, failed_response
 from motley.cluster.protos import kserve_pb2 as pb
 from motley.cluster.protos import kserve_pb2_grpc
-from motley.cluster.web import unparsed
+from motley.cluster.transport.caller import Caller
+from motley.cluster.transport.grpc_server import unparsed_request
 from motley.replicas.errors import EngineFault, InvalidRequest, MotleyError, Overloaded, Unavailable
 from motley.replicas.types import Delta, FinishReason, StreamMessage, TokenLogprob
 
@@ -306,7 +306,7 @@ async def test_the_calls_deadline_is_that_of_its_requests(ingress: Any) -> None:
 
 
 async def test_a_streams_first_message_must_come(kserve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unparsed, "FIRST_S", 0.5)
+    monkeypatch.setattr(unparsed_request, "FIRST_S", 0.5)
     call = kserve.ModelStreamInfer()
     assert "first message" in await refused(call.read(), grpc.StatusCode.DEADLINE_EXCEEDED)
     call = kserve.ModelStreamInfer()
@@ -550,7 +550,7 @@ async def test_a_stream_that_fails_ends_with_an_error(
     ids=["overloaded", "unavailable", "invalid", "fault"],
 )
 def test_an_error_within_a_stream_says_its_code_and_when_to_try_again(error: MotleyError, told: Any) -> None:
-    message = wire.stream_response(failed("r1", error), raw=True)
+    message = wire.stream_response(failed_response("r1", error), raw=True)
     given = message.infer_response.parameters
     assert {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in given.items()} == {
         FINAL: True,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from bad_requests import label
 
-from motley.cluster.protocols.constraints import CONSTRAINTS
-from motley.cluster.protocols.kserve_ask import EMPTY_FINAL, INPUTS
-from motley.cluster.protocols.kserve_reply import OUTPUTS
+from motley.cluster.api.common.fields.constraints import CONSTRAINTS
+from motley.cluster.api.kserve.kserve_request import EMPTY_FINAL, INPUTS
+from motley.cluster.api.kserve.kserve_response import OUTPUTS
 from motley.replicas.sampling_params import SamplingParams
 
 Call = Callable[..., Any]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.cluster.protocols.kserve_tensors import Tensor, checked, from_raw, to_raw
+from motley.cluster.api.kserve.kserve_tensors import Tensor, checked_tensor, from_raw, to_raw
 from motley.replicas.errors import InvalidRequest
 
 ELEMENTS = {
@@ -34,7 +34,7 @@ def test_raw_there_and_back(datatype: str, data: Any) -> None:
 def test_any_bytes_are_elements_or_refused_by_name(datatype: str, data: bytes, shape: list[int]) -> None:
     refused = None
     try:
-        tensor = checked("x" * 200, datatype, shape, from_raw("x" * 200, datatype, data))
+        tensor = checked_tensor("x" * 200, datatype, shape, from_raw("x" * 200, datatype, data))
         lossy = datatype == "BOOL" or any(value != value for value in tensor.elements)  # any byte but 0; quiet NaN
         assert to_raw(tensor) == data or lossy
     except InvalidRequest as error:
@@ -60,8 +60,8 @@ class Size(int):
 def test_a_shape_of_many_large_sizes_is_not_multiplied_out() -> None:
     """A message of 8 MiB holds 900,000 of them: their product takes minutes, in which nobody is served."""
     with pytest.raises(InvalidRequest, match="does not fit its 1 elements"):
-        checked("x", "INT64", [Size(2**63 - 1)] * 1000, [1])
+        checked_tensor("x", "INT64", [Size(2**63 - 1)] * 1000, [1])
     assert Size.made <= 2
-    assert checked("x", "INT64", [2**62] * 9 + [0], []).elements == [], "none of anything is none"
+    assert checked_tensor("x", "INT64", [2**62] * 9 + [0], []).elements == [], "none of anything is none"
     with pytest.raises(InvalidRequest, match="does not fit its 2 elements"):
-        checked("x", "INT64", [1], [1, 2])
+        checked_tensor("x", "INT64", [1], [1, 2])

@@ -12,9 +12,14 @@ import pytest
 from hypothesis import given
 from letters import Clock
 
-from motley.cluster import latencies
-from motley.cluster.latencies import HISTOGRAMS, HistogramExporter, LatencyExporter, tell_latencies
-from motley.cluster.routing.tally import Latencies, Tally
+from motley.cluster.routing.ingress_stats import IngressStats, PoolLatencies
+from motley.cluster.service.deployment import histogram_metrics
+from motley.cluster.service.deployment.histogram_metrics import (
+    HISTOGRAMS,
+    HistogramExporter,
+    LatencyMetricsExporter,
+    export_latencies,
+)
 from motley.replicas.kv.histogram import Histogram, HistogramSnapshot
 from motley.replicas.types import Delta, Request, SamplingParams, StreamMessage
 
@@ -22,7 +27,7 @@ from motley.replicas.types import Delta, Request, SamplingParams, StreamMessage
 def spreads(*messages: tuple[float, int], choices: int = 1, ends: float = 0.0) -> dict[str, HistogramSnapshot]:
     """Of a request whose messages came so many seconds after the one before, with so many tokens each."""
     clock = Clock()
-    tally = Tally(None, clock)
+    tally = IngressStats(None, clock)
     with tally.counted(Request("r", (1, 2), SamplingParams(n=choices, seed=0))) as seen:
         for seconds, tokens in messages:
             clock.now += seconds
@@ -57,7 +62,7 @@ def test_a_request_that_said_nothing_is_in_none() -> None:
 
 def test_of_a_request_that_moves_each_pool_has_what_came_from_there() -> None:
     clock = Clock()
-    tally = Tally(None, clock)
+    tally = IngressStats(None, clock)
     with tally.counted(Request("r", (1, 2), SamplingParams(seed=0))) as seen:
         for seconds, pool in ((0.5, "a"), (4.0, "b"), (0.1, "b"), (2.0, "a")):
             clock.now += seconds
@@ -114,13 +119,13 @@ def test_an_ingress_tells_them_by_pool_and_of_those_that_come_later() -> None:
 
         return SimpleNamespace(set=put)
 
-    pools = {"t4": Latencies()}
-    exporter = LatencyExporter(pools, "tiny", SimpleNamespace(Gauge=gauge))
+    pools = {"t4": PoolLatencies()}
+    exporter = LatencyMetricsExporter(pools, "tiny", SimpleNamespace(Gauge=gauge))
     pools["t4"].gap(0.5)
     exporter.tell()
     count = "motley_inter_token_latency_seconds_count"
     assert seen[count, "t4"] == 1
-    pools["cpu"] = Latencies()
+    pools["cpu"] = PoolLatencies()
     pools["cpu"].gap(2.0)
     pools["cpu"].first(1.0)
     exporter.tell()
@@ -133,7 +138,7 @@ async def test_an_error_does_not_end_them(monkeypatch: pytest.MonkeyPatch, caplo
     """It is logged when it begins, not each second; and once it is gone the histograms are published again."""
     calls, published = 0, asyncio.Event()
 
-    def publish(exporter: LatencyExporter) -> None:
+    def publish(exporter: LatencyMetricsExporter) -> None:
         nonlocal calls
         calls += 1
         if calls in (2, 3, 5):
@@ -141,10 +146,10 @@ async def test_an_error_does_not_end_them(monkeypatch: pytest.MonkeyPatch, caplo
         if calls == 6:
             published.set()
 
-    monkeypatch.setattr(latencies, "PERIOD_S", 0.0)
-    monkeypatch.setattr(LatencyExporter, "tell", publish)
+    monkeypatch.setattr(histogram_metrics, "PERIOD_S", 0.0)
+    monkeypatch.setattr(LatencyMetricsExporter, "tell", publish)
     with caplog.at_level(logging.ERROR):
-        task = asyncio.create_task(tell_latencies({}, "tiny"))
+        task = asyncio.create_task(export_latencies({}, "tiny"))
         await published.wait()
         task.cancel()
     assert [record.exc_text is not None for record in caplog.records] == [True, True]

@@ -17,12 +17,12 @@ from echo_worker import EchoWorker
 from local_ingress import make_ingress
 from scripted_worker import ScriptedWorker
 
-from motley.cluster import door as module
-from motley.cluster.ask import Ask
-from motley.cluster.caller import Caller
+from motley.cluster.api.common import admission as module
+from motley.cluster.api.common.parsed_request import ParsedRequest
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import vllm_engine_pb2
 from motley.cluster.routing import router
+from motley.cluster.transport.caller import Caller
 from motley.replicas.errors import DeadlineExceeded, Overloaded
 from motley.replicas.types import Request, SamplingParams, StreamMessage
 
@@ -68,7 +68,7 @@ async def test_a_deadline_of_a_millisecond_is_never_run(
 async def test_what_reading_the_prompt_took_is_no_longer_left(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     encode = own.door.tokenizer.encode
     monkeypatch.setattr(own.door.tokenizer, "encode", lambda *a, **k: (time.sleep(0.05), encode(*a, **k))[1])
-    admitted = await own.door.admit(Ask(model="", prompt="abc", timeout_s=60.0), Caller(timeout_s=30.0))
+    admitted = await own.door.admit(ParsedRequest(model="", prompt="abc", timeout_s=60.0), Caller(timeout_s=30.0))
     assert 0 < admitted.request.deadline_s <= 30.0 - 0.05
 
 
@@ -87,11 +87,11 @@ async def test_a_deadline_is_of_the_call_however_many_prompts_it_has(
 
 async def test_prompts_that_wait_to_be_read_are_bounded(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SHORT_CHARS", 0)  # every text is handed to another thread
-    monkeypatch.setattr(module, "MAX_AT_WORK", 3)
+    monkeypatch.setattr(module, "MAX_TOKENIZING", 3)
     gate = threading.Event()
     encode = own.door.tokenizer.encode
     monkeypatch.setattr(own.door.tokenizer, "encode", lambda *a, **k: (gate.wait(20), encode(*a, **k))[1])
-    ask = Ask(model="", prompt="abc")
+    ask = ParsedRequest(model="", prompt="abc")
     waiting = [asyncio.create_task(own.door.admit(ask, Caller())) for _ in range(3)]
     async with asyncio.timeout(10):
         while own.door._at_work < 3:

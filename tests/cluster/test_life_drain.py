@@ -23,7 +23,7 @@ from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc, kserve_pb2_grpc, vllm_engine_pb2_grpc
 from motley.cluster.protos import kserve_pb2 as kserve_pb
 from motley.cluster.protos import vllm_engine_pb2 as vllm_pb
-from motley.cluster.web.servicers import add_inference
+from motley.cluster.transport.grpc_server.servicers import add_inference
 from motley.replicas.errors import Overloaded
 from motley.replicas.types import Request, StreamMessage
 

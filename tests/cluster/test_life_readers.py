@@ -14,13 +14,12 @@ import pytest
 from echo_worker import EchoWorker
 from local_ingress import make_ingress
 
-from motley.cluster import access_log
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
-from motley.cluster.web import readers
-from motley.cluster.web.http import PART_BYTES
-from motley.cluster.web.readers import LEAST_BYTES_S, Reader, Readers
-from motley.cluster.web.servicers import add_inference
+from motley.cluster.transport import access_log, slow_clients
+from motley.cluster.transport.grpc_server.servicers import add_inference
+from motley.cluster.transport.http_server.http_responses import PART_BYTES
+from motley.cluster.transport.slow_clients import LEAST_BYTES_S, ClientReader, SlowClientMonitor
 from motley.replicas.types import Delta, FinishReason, Request, StreamMessage
 
 TEXT = "x" * 2**20
@@ -55,7 +54,7 @@ async def worker(folder: Path) -> FloodingWorker:
 @pytest.fixture
 async def ingress(folder: Path, worker: FloodingWorker) -> Any:
     ingress = await make_ingress(folder, worker)
-    ingress.readers = Readers(timeout_s=0.2)
+    ingress.readers = SlowClientMonitor(timeout_s=0.2)
     return ingress
 
 
@@ -146,7 +145,7 @@ def reading(bytes_s: float, *, most_s: float, pause_s: float = 0.0) -> float | N
     pause_s  what the next write is waited for after each
     """
     clock = Clock()
-    reader = Reader(lambda: None, 30.0, clock)
+    reader = ClientReader(lambda: None, 30.0, clock)
     while clock.now < most_s:
         reader.writing()
         clock.now += 100 / bytes_s
@@ -173,7 +172,7 @@ def test_who_drips_is_left_and_who_keeps_up_never() -> None:
 def test_a_loop_that_is_late_is_not_the_readers_fault() -> None:
     """It sees no write done before it runs again; who reads nothing gains no more than that."""
     clock = Clock()
-    reader = Reader(lambda: None, 30.0, clock)
+    reader = ClientReader(lambda: None, 30.0, clock)
     for _ in range(1000):
         reader.writing()
         clock.now += 3.1
@@ -194,7 +193,7 @@ def test_a_loop_that_is_late_is_not_the_readers_fault() -> None:
 
 async def test_a_loop_that_stood_still_gives_nobody_up() -> None:
     left = asyncio.Event()
-    with Readers(timeout_s=0.3).reader(left.set) as reader:
+    with SlowClientMonitor(timeout_s=0.3).reader(left.set) as reader:
         for _ in range(5):
             reader.writing()
             time.sleep(0.5)  # the loop stands still, and the write is done meanwhile
@@ -217,7 +216,7 @@ async def test_one_that_drips_over_http(ingress: Any, worker: FloodingWorker, mo
         async with asyncio.timeout(60):
             await asgi.request(app, "POST", "/v1/completions", {"prompt": "abc", "stream": True}, send=send)
 
-    monkeypatch.setattr(readers, "LEAST_BYTES_S", 2**40)
+    monkeypatch.setattr(slow_clients, "LEAST_BYTES_S", 2**40)
     await ask()
     await until(lambda: worker.closed == 1)
     assert taken < 500 * len(TEXT), "not the whole answer"
@@ -225,7 +224,7 @@ async def test_one_that_drips_over_http(ingress: Any, worker: FloodingWorker, mo
 
 
 async def test_one_that_drips_over_grpc(ingress: Any, worker: FloodingWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "LEAST_BYTES_S", 2**40)
+    monkeypatch.setattr(slow_clients, "LEAST_BYTES_S", 2**40)
     server = grpc.aio.server()
     add_inference(ingress, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -241,21 +240,21 @@ async def test_one_that_drips_over_grpc(ingress: Any, worker: FloodingWorker, mo
 
 
 async def test_the_log_names_the_call_of_a_reader_that_is_left(caplog: pytest.LogCaptureFixture) -> None:
-    record = access_log.begin(access_log.CallRecord("http", "POST /v1/completions"))
+    record = access_log.begin_record(access_log.CallRecord("http", "POST /v1/completions"))
     left = asyncio.Event()
-    with caplog.at_level("WARNING"), Readers(timeout_s=0.05).reader(left.set) as reader:
+    with caplog.at_level("WARNING"), SlowClientMonitor(timeout_s=0.05).reader(left.set) as reader:
         reader.writing()
         async with asyncio.timeout(20):
             await left.wait()
     record.ended(499)
-    told = [line for line in caplog.records if line.name == readers.log.name and record.id in line.message]
+    told = [line for line in caplog.records if line.name == slow_clients.log.name and record.id in line.message]
     assert len(told) == 1, "an operator finds it"
 
 
 async def test_an_event_of_a_megabyte_goes_in_parts(ingress: Any) -> None:
     """Taken as one it would look like a reader that reads nothing for as long as it takes."""
     clock = Clock()
-    ingress.readers = Readers(timeout_s=0.2, clock=clock)
+    ingress.readers = SlowClientMonitor(timeout_s=0.2, clock=clock)
     app = ingress.__serve_build_asgi_app__()
     parts: list[int] = []
 

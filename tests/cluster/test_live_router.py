@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 from local_pool import LocalPool
 from ray.exceptions import ActorDiedError
 
-from motley.cluster.routing import look, pulse, waiting
-from motley.cluster.routing.chain import MOST_PIECES, PIECE_TOKENS, Chain
-from motley.cluster.routing.live import PROVEN, Live
-from motley.cluster.routing.predict import Slo
-from motley.cluster.routing.resume import ResumePolicy
-from motley.cluster.routing.roster import Roster, Seen
+from motley.cluster.routing.attempt import liveness_monitor
+from motley.cluster.routing.attempt.retryable_request import RetryPolicy
+from motley.cluster.routing.directory import prediction_cache
+from motley.cluster.routing.directory.replica_directory import PROVEN, ReplicaDirectory
+from motley.cluster.routing.directory.replica_registry import PublishedReplica, ReplicaRegistry
+from motley.cluster.routing.prediction.latency_model import Slo
+from motley.cluster.routing.prefix_index.prefix_hash_chain import MAX_PROMPT_PIECES, PIECE_TOKENS, PrefixHashChain
+from motley.cluster.routing.queueing import request_queue
+from motley.cluster.routing.queueing.request_queue import RoutingConfig
 from motley.cluster.routing.router import Router
-from motley.cluster.routing.waiting import Routing
 from motley.replicas.engine.streams.profile_text import profile_to_text
 from motley.replicas.errors import DeadlineExceeded, MotleyError, Overloaded, Unavailable
 from motley.replicas.types import (
@@ -39,7 +41,7 @@ from motley.replicas.types import (
 )
 
 INFO = ModelInfo("m", "f", 1000, 4096, (1,), "float32", "none")
-POLICY = ResumePolicy(stall_s=5.0, wait_s=5.0, backoff_s=0.001)
+POLICY = RetryPolicy(stall_s=5.0, wait_s=5.0, backoff_s=0.001)
 
 
 def a_profile(speed: float = 1.0, numerics: str = "exact", longest: int = 4096, running: int = 64) -> ReplicaProfile:
@@ -104,16 +106,19 @@ class Stand:
 class Fleet:
     """Pools, and what Serve's routers tell of them."""
 
-    def __init__(self, routing: Routing | None = None, **pools: list[Stand]) -> None:
+    def __init__(self, routing: RoutingConfig | None = None, **pools: list[Stand]) -> None:
         self.pools = {name: LocalPool(*stands, name=f"{name}-") for name, stands in pools.items()}
-        self.roster = Roster()
+        self.roster = ReplicaRegistry()
         self.tell()
         self.router = Router(self.pools, POLICY, routing, self.roster)
 
     def tell(self) -> None:
         for name, pool in self.pools.items():
             pool.numerics = {each: stand.shown.numerics for each, stand in pool.replicas.items()}
-            told = {each: Seen({"profile": profile_to_text(stand.shown)}, {}) for each, stand in pool.replicas.items()}
+            told = {
+                each: PublishedReplica({"profile": profile_to_text(stand.shown)}, {})
+                for each, stand in pool.replicas.items()
+            }
             self.roster.update(name, told)
 
     @property
@@ -219,7 +224,7 @@ async def test_one_that_refuses_is_followed_by_the_next_in_another_pool() -> Non
 
 async def test_a_pool_whose_replicas_have_gone_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anybody was told."""
-    monkeypatch.setattr(pulse, "ELSEWHERE_S", 0.01)
+    monkeypatch.setattr(liveness_monitor, "ELSEWHERE_S", 0.01)
     fleet = Fleet(fast=[Stand(a_profile(4.0))], slow=[Stand()])
     fleet.router._pulse._tick_s = 0.01
     fleet.pools["fast"].replicas.clear()
@@ -268,7 +273,7 @@ async def test_one_that_drains_is_not_chosen_and_keeps_its_streams() -> None:
 
 async def test_what_another_ingress_has_drained_is_heard_of() -> None:
     fleet = Fleet(fast=[Stand(a_profile(4.0))], slow=[Stand()])
-    told = Seen({"profile": profile_to_text(a_profile(4.0))}, {"load": asdict(ReplicaLoad(draining=True))})
+    told = PublishedReplica({"profile": profile_to_text(a_profile(4.0))}, {"load": asdict(ReplicaLoad(draining=True))})
     fleet.roster.update("fast", {"fast-0": told})
     await read(fleet.router)
     assert fleet.sent == {"slow-0": 1}
@@ -276,16 +281,16 @@ async def test_what_another_ingress_has_drained_is_heard_of() -> None:
 
 def test_an_older_word_of_an_idle_replica_takes_nothing_back() -> None:
     """It was on its way through Serve's controller: as many steps, and all else as it was before."""
-    live = Live({"p": "p"}, None, random.Random(0))
+    live = ReplicaDirectory({"p": "p"}, None, random.Random(0))
     live.joined(replace(a_profile(), replica_id="r", pool="p"))
     asked = request(prompt=PIECE_TOKENS + 1)
     idle = ReplicaLoad(kv_blocks_free=4000, kv_blocks_total=4000, steps=7)
     live.reported("r", idle)
     live.reported("r", replace(idle, weights_version=1, weights_contents="new"))
-    live.prefixes.add(live.members["r"].row, Chain(asked)[:])
+    live.prefixes.add(live.members["r"].row, PrefixHashChain(asked)[:])
     live.reported("r", idle)
     assert live.members["r"].load.weights_contents == "new"
-    assert live.prefixes.depths(Chain(asked)), "of the new weights"
+    assert live.prefixes.depths(PrefixHashChain(asked)), "of the new weights"
     live.drains("r", replace(idle, weights_version=1, weights_contents="new", draining=True))
     assert not live.visit([asked]).order
     live.reported("r", replace(idle, weights_version=1, weights_contents="new"))
@@ -313,10 +318,10 @@ async def test_a_prompt_goes_where_its_beginning_is() -> None:
         await read(fleet.router, replace(beginning, prompt_ids=beginning.prompt_ids + request(prompt=50).prompt_ids))
     assert fleet.sent == {holder: 6}
     live = fleet.router.live
-    assert live.prefixes.depths(Chain(beginning))
-    assert not live.prefixes.depths(Chain(replace(beginning, cache_salt=b"another's")))
+    assert live.prefixes.depths(PrefixHashChain(beginning))
+    assert not live.prefixes.depths(PrefixHashChain(replace(beginning, cache_salt=b"another's")))
     await fleet.router.flush(None)
-    assert not live.prefixes.depths(Chain(beginning))
+    assert not live.prefixes.depths(PrefixHashChain(beginning))
 
 
 async def test_without_any_replica_a_request_is_held_until_one_comes() -> None:
@@ -330,7 +335,7 @@ async def test_without_any_replica_a_request_is_held_until_one_comes() -> None:
 
 
 async def test_what_is_held_ends_with_its_deadline_its_patience_and_the_service() -> None:
-    fleet = Fleet(Routing(hold_s=0.05), one=[], two=[])
+    fleet = Fleet(RoutingConfig(hold_s=0.05), one=[], two=[])
     with pytest.raises(DeadlineExceeded):
         await read(fleet.router, request(deadline_s=0.01))
     with pytest.raises(Unavailable, match="none has come"):
@@ -362,7 +367,7 @@ async def test_replicas_that_come_and_go_leave_nothing_behind() -> None:
 async def test_full_replicas_are_waited_for_in_turns_by_weight() -> None:
     only = Stand(a_profile(running=1))
     only.most = 1
-    fleet = Fleet(Routing(max_wait_s=20.0, weights={"heavy": 3.0}), one=[only])
+    fleet = Fleet(RoutingConfig(max_wait_s=20.0, weights={"heavy": 3.0}), one=[only])
     only.gate.clear()
     first = asyncio.create_task(read(fleet.router))
     await until(lambda: only.running == 1)
@@ -402,16 +407,16 @@ class Queueing(Stand):
 async def test_an_ingress_is_not_crowded_out_by_another_that_hears_of_room_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(waiting, "KNOCK_S", 0.05)
+    monkeypatch.setattr(request_queue, "KNOCK_S", 0.05)
     only = Queueing()
-    fleet = Fleet(Routing(max_wait_s=20.0), one=[only])
-    other = Router(fleet.pools, POLICY, Routing(max_wait_s=20.0), fleet.roster)
+    fleet = Fleet(RoutingConfig(max_wait_s=20.0), one=[only])
+    other = Router(fleet.pools, POLICY, RoutingConfig(max_wait_s=20.0), fleet.roster)
 
     async def tell() -> None:
         while True:
             await asyncio.sleep(0.05)
             stats = {"load": asdict(await only.load())}
-            fleet.roster.update("one", {"one-0": Seen({"profile": profile_to_text(only.shown)}, stats)})
+            fleet.roster.update("one", {"one-0": PublishedReplica({"profile": profile_to_text(only.shown)}, stats)})
 
     telling = asyncio.create_task(tell())
     flood = [asyncio.create_task(read(fleet.router, request(tenant="many"))) for _ in range(40)]
@@ -428,7 +433,7 @@ async def test_an_ingress_is_not_crowded_out_by_another_that_hears_of_room_first
 async def test_the_queue_has_an_end() -> None:
     only = Stand(a_profile(running=1))
     only.most = 1
-    fleet = Fleet(Routing(max_wait_s=0.3, max_waiting=2), one=[only])
+    fleet = Fleet(RoutingConfig(max_wait_s=0.3, max_waiting=2), one=[only])
     only.gate.clear()
     stream = await begin(fleet.router)
     tasks = [asyncio.create_task(read(fleet.router)) for _ in range(3)]
@@ -470,9 +475,9 @@ async def test_a_deadline_that_nobody_can_meet_is_refused_once_predictions_are_p
 
 async def test_what_misses_the_objectives_is_shed_or_served_late() -> None:
     slo = Slo(0.2, 0.05)
-    late = Fleet(Routing(slo=slo, max_wait_s=5.0), one=[Stand()])
+    late = Fleet(RoutingConfig(slo=slo, max_wait_s=5.0), one=[Stand()])
     assert await read(late.router, request(prompt=4000)) == [0, 1, 2, 3]
-    shed = Fleet(Routing(slo=slo, max_wait_s=5.0, shed=True), one=[Stand()])
+    shed = Fleet(RoutingConfig(slo=slo, max_wait_s=5.0, shed=True), one=[Stand()])
     with pytest.raises(Overloaded, match="predicted"):
         await read(shed.router, request(prompt=4000))
     assert await read(shed.router, request(prompt=100)) == [0, 1, 2, 3]
@@ -481,7 +486,7 @@ async def test_what_misses_the_objectives_is_shed_or_served_late() -> None:
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.floats(0.2, 5.0)), max_size=60))
 def test_the_directory_knows_exactly_who_is_there(changes: list[tuple[bool, int, float]]) -> None:
-    live, present = Live({"p": "p"}, None, random.Random(0)), dict[str, float]()
+    live, present = ReplicaDirectory({"p": "p"}, None, random.Random(0)), dict[str, float]()
     for joins, number, speed in changes:
         name = f"r{number}"
         if joins and name not in present:
@@ -502,13 +507,13 @@ def test_chains_are_alike_as_far_as_prompts_are(prompt: int, differs: int, salt:
     asked = replace(request(prompt=prompt), cache_salt=salt)
     ids = asked.prompt_ids
     other = replace(asked, prompt_ids=(*ids[:differs], *(token + 1 for token in ids[differs:])))
-    chain, another = Chain(asked), Chain(other)
+    chain, another = PrefixHashChain(asked), PrefixHashChain(other)
     assert len(chain) == (prompt - 1) // PIECE_TOKENS
-    assert [Chain(asked)[at] for at in range(len(chain))] == chain[:]
+    assert [PrefixHashChain(asked)[at] for at in range(len(chain))] == chain[:]
     alike = [one == two for one, two in zip(chain, another, strict=True)]
     assert alike == [(at + 1) * PIECE_TOKENS <= differs for at in range(len(chain))]
-    assert not set(chain) & set(Chain(replace(asked, cache_salt=salt + b"x")))
-    assert len(Chain(request(prompt=PIECE_TOKENS * MOST_PIECES + 100))) == MOST_PIECES
+    assert not set(chain) & set(PrefixHashChain(replace(asked, cache_salt=salt + b"x")))
+    assert len(PrefixHashChain(request(prompt=PIECE_TOKENS * MAX_PROMPT_PIECES + 100))) == MAX_PROMPT_PIECES
 
 
 async def test_what_is_told_is_for_ever_consistent_with_what_was_sent() -> None:
@@ -542,9 +547,11 @@ async def test_what_is_told_is_for_ever_consistent_with_what_was_sent() -> None:
 
 async def test_one_prediction_answers_all_that_is_asked_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a deadline, and objectives that it is shed for, it is asked three times; what is heard meanwhile counts."""
-    monkeypatch.setattr(look, "SAME_S", 60.0)  # however busy the machine is
+    monkeypatch.setattr(prediction_cache, "SAME_S", 60.0)  # however busy the machine is
     slo = Slo(3.0, 0.1)
-    fleet = Fleet(Routing(slo=slo, shed=True, max_wait_s=5.0), one=[Stand(), Stand()], two=[Stand(a_profile(0.5))])
+    fleet = Fleet(
+        RoutingConfig(slo=slo, shed=True, max_wait_s=5.0), one=[Stand(), Stand()], two=[Stand(a_profile(0.5))]
+    )
     live, made = fleet.router.live, list[Any]()
     predict = live.directory.predict
     monkeypatch.setattr(live.directory, "predict", lambda now, ask: made.append(ask) or predict(now, ask))
@@ -571,7 +578,7 @@ async def test_one_prediction_answers_all_that_is_asked_of_a_request(monkeypatch
 
 def test_a_profile_of_another_release_is_none() -> None:
     """Times of other batches than are known here tell nothing; the replica serves all the same."""
-    live = Live({"pool": "pool"}, Slo(3.0, 0.1), random.Random(0))
+    live = ReplicaDirectory({"pool": "pool"}, Slo(3.0, 0.1), random.Random(0))
     live.joined(replace(a_profile(), replica_id="one", pool="pool", decode_s=(0.01, 0.02)))
     request = Request("r", (1, 2, 3), SamplingParams(max_tokens=4, seed=0))
     assert live.visit([request]).best == "one"

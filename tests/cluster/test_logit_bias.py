@@ -13,7 +13,7 @@ from bad_requests import refused
 from local_ingress import make_ingress
 from scripted_worker import ScriptedWorker
 
-from motley.cluster.logit_bias import MAX_TEXT_CHARS, bias_by_token
+from motley.cluster.api.common.logit_bias import MAX_TEXT_CHARS, bias_by_token
 from motley.replicas.errors import InvalidRequest
 from motley.replicas.types import Delta, FinishReason, StreamMessage
 

@@ -13,14 +13,15 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.cluster.protocols import kserve_ask, kserve_wire, motley_chat, motley_embeddings
-from motley.cluster.protocols.motley_wire import refuse_unknown
+from motley.cluster.api.common.fields.unknown_message_fields import refuse_unknown_fields
+from motley.cluster.api.kserve import kserve_messages, kserve_request
+from motley.cluster.api.motley import motley_chat, motley_embeddings
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import kserve_pb2, vllm_engine_pb2
-from motley.cluster.web import fields
-from motley.cluster.web.fields import MOST_FIELDS, MOST_NUMBERS, check_fields
-from motley.cluster.web.servicers import SERVICES
-from motley.cluster.web.unparsed import Unparsed
+from motley.cluster.transport.grpc_server import message_limits
+from motley.cluster.transport.grpc_server.message_limits import MAX_FIELDS, MAX_NUMBERS, check_message_size
+from motley.cluster.transport.grpc_server.servicers import SERVICES
+from motley.cluster.transport.grpc_server.unparsed_request import UnparsedRequest
 from motley.replicas.errors import InvalidRequest
 
 MANY = 4_000_000
@@ -39,13 +40,13 @@ TOO_MANY: list[tuple[type[Message], bytes, str]] = [
     (pb.ChatRequest, b"\x12\x00" * MANY, "messages"),
     (pb.ChatRequest, nested(2, b"\x22\x00" * MANY), "messages.tool_calls"),
     (pb.EmbeddingsRequest, b"\x12\x00" * MANY, "inputs"),
-    (pb.CompleteRequest, b"\xf8\x07\x01" * MOST_FIELDS * 2, "field 127"),
+    (pb.CompleteRequest, b"\xf8\x07\x01" * MAX_FIELDS * 2, "field 127"),
     (pb.CompleteRequest, b"\x2a\x00" * MANY, "output_ids"),
     (pb.CompleteRequest, nested(4, nested(15, b"") * MANY), "sampling.stop"),
-    (pb.DetokenizeRequest, nested(2, b"\x05" * (MOST_NUMBERS + 1)), "token_ids"),
+    (pb.DetokenizeRequest, nested(2, b"\x05" * (MAX_NUMBERS + 1)), "token_ids"),
     (kserve_pb2.ModelInferRequest, b"\x2a\x00" * MANY, "inputs"),
     (kserve_pb2.ModelInferRequest, b"\x22\x00" * MANY, "parameters"),
-    (kserve_pb2.ModelInferRequest, nested(5, nested(3, b"\x01" * (MOST_NUMBERS + 1))), "inputs.shape"),
+    (kserve_pb2.ModelInferRequest, nested(5, nested(3, b"\x01" * (MAX_NUMBERS + 1))), "inputs.shape"),
     (vllm_engine_pb2.AbortRequest, b"\x0a\x00" * MANY, "request_ids"),
 ]
 
@@ -55,35 +56,35 @@ def test_too_many_are_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, kind: type[Message], data: bytes, name: str
 ) -> None:
     visited: list[int] = []
-    real = fields._Walk._varint
+    real = message_limits._MessageWalk._varint
 
     def counted(walk: Any) -> int:
         visited.append(1)
         return real(walk)
 
-    monkeypatch.setattr(fields._Walk, "_varint", counted)
+    monkeypatch.setattr(message_limits._MessageWalk, "_varint", counted)
     with pytest.raises(InvalidRequest) as caught:
-        Unparsed(kind, data).parsed()
+        UnparsedRequest(kind, data).parsed()
     assert caught.value.param == name
     assert caught.value.message.startswith(f"{name}: ")
-    assert str(MOST_NUMBERS if "numbers" in caught.value.message else MOST_FIELDS) in caught.value.message
-    assert len(visited) <= 3 * MOST_FIELDS + 3, "not one for each field that was sent"
+    assert str(MAX_NUMBERS if "numbers" in caught.value.message else MAX_FIELDS) in caught.value.message
+    assert len(visited) <= 3 * MAX_FIELDS + 3, "not one for each field that was sent"
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_of_every_request_there_is(name: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"^field 127: .* more than {MOST_FIELDS} fields"):
-        Unparsed(message_factory.GetMessageClass(KINDS[name]), b"\xf8\x07\x01" * (MOST_FIELDS + 1)).parsed()
+    with pytest.raises(InvalidRequest, match=f"^field 127: .* more than {MAX_FIELDS} fields"):
+        UnparsedRequest(message_factory.GetMessageClass(KINDS[name]), b"\xf8\x07\x01" * (MAX_FIELDS + 1)).parsed()
 
 
 def test_what_the_limits_allow() -> None:
     one = pb.ChatMessage(role="user", content="x")  # a field, and two within it
-    most = pb.ChatRequest(messages=[one] * (MOST_FIELDS // 3)).SerializeToString()
-    assert check_fields(most, pb.ChatRequest.DESCRIPTOR) == MOST_FIELDS // 3 * 3
-    ids = pb.CompleteRequest(token_ids=pb.TokenIds(ids=[70_000] * MOST_NUMBERS)).SerializeToString()
-    assert check_fields(ids, pb.CompleteRequest.DESCRIPTOR) == 2
+    most = pb.ChatRequest(messages=[one] * (MAX_FIELDS // 3)).SerializeToString()
+    assert check_message_size(most, pb.ChatRequest.DESCRIPTOR) == MAX_FIELDS // 3 * 3
+    ids = pb.CompleteRequest(token_ids=pb.TokenIds(ids=[70_000] * MAX_NUMBERS)).SerializeToString()
+    assert check_message_size(ids, pb.CompleteRequest.DESCRIPTOR) == 2
     text = pb.CompleteRequest(text="\x12\0" * MANY).SerializeToString()
-    assert check_fields(text, pb.CompleteRequest.DESCRIPTOR) == 1
+    assert check_message_size(text, pb.CompleteRequest.DESCRIPTOR) == 1
 
 
 def num_fields(message: Message) -> tuple[int, int]:
@@ -107,7 +108,7 @@ def num_fields(message: Message) -> tuple[int, int]:
 
 
 def walked(data: bytes, kind: Descriptor) -> tuple[int, int]:
-    walk = fields._Walk(data, kind)
+    walk = message_limits._MessageWalk(data, kind)
     walk.to_the_end()
     return walk.fields, walk.numbers
 
@@ -126,41 +127,41 @@ def test_the_walk_counts_what_the_parser_finds(name: str, data: Any) -> None:
 def test_where_the_walk_gives_up_the_parser_does(name: str, data: bytes) -> None:
     try:
         walked(data, KINDS[name])
-    except (fields._NotAMessage, IndexError):
+    except (message_limits._NotAMessage, IndexError):
         with pytest.raises(DecodeError):
             message_factory.GetMessageClass(KINDS[name]).FromString(data)
 
 
 def test_what_a_limit_of_its_own_has_is_not_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Message] = []
-    for module in (motley_embeddings, kserve_wire):
-        monkeypatch.setattr(module, "refuse_unknown", looked.append)
+    for module in (motley_embeddings, kserve_messages):
+        monkeypatch.setattr(module, "refuse_unknown_fields", looked.append)
     inputs = [pb.EmbeddingInput(text="a")] * 2049
     with pytest.raises(InvalidRequest, match=r"^inputs: 2049 of them; expected 1 to 2048"):
-        motley_embeddings.asks(pb.EmbeddingsRequest(inputs=inputs))
+        motley_embeddings.parse_embeddings_request(pb.EmbeddingsRequest(inputs=inputs))
     tensors = [kserve_pb2.ModelInferRequest.InferInputTensor()] * 6
     with pytest.raises(InvalidRequest, match=r"^inputs: 6 of them"):
-        kserve_wire.infer_request(kserve_pb2.ModelInferRequest(inputs=tensors))
+        kserve_messages.infer_request(kserve_pb2.ModelInferRequest(inputs=tensors))
     assert not looked
 
 
 def test_raw_texts_without_end() -> None:
-    request = kserve_pb2.ModelInferRequest(raw_input_contents=[struct.pack("<I", 0) * (MOST_FIELDS + 1)])
-    request.inputs.add(name="stop", datatype="BYTES", shape=[MOST_FIELDS + 1])
-    with pytest.raises(InvalidRequest, match=f"^stop: it has more than {MOST_FIELDS} elements"):
-        kserve_wire.infer_request(request)
+    request = kserve_pb2.ModelInferRequest(raw_input_contents=[struct.pack("<I", 0) * (MAX_FIELDS + 1)])
+    request.inputs.add(name="stop", datatype="BYTES", shape=[MAX_FIELDS + 1])
+    with pytest.raises(InvalidRequest, match=f"^stop: it has more than {MAX_FIELDS} elements"):
+        kserve_messages.infer_request(request)
 
 
 def test_json_within_a_message_has_a_limit_too() -> None:
     many = "[" + "0," * 70_000 + "0]"
     tool = pb.Tool(function=pb.Function(name="f", parameters=f'{{"a": {many}}}'))
     with pytest.raises(InvalidRequest, match=r"^tools: its JSON holds more than 65536 values"):
-        motley_chat.tools([tool])
+        motley_chat.openai_tools([tool])
     request = kserve_pb2.ModelInferRequest()
     request.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"a")
     request.parameters["stop_token_ids"].string_param = many
     with pytest.raises(InvalidRequest, match=r"^parameters.stop_token_ids: its JSON holds more than 65536 values"):
-        kserve_ask.infer_ask(kserve_wire.infer_request(request))
+        kserve_request.parse_infer_request(kserve_messages.infer_request(request))
 
 
 @pytest.mark.parametrize(("kind", "data"), [
@@ -169,4 +170,4 @@ def test_json_within_a_message_has_a_limit_too() -> None:
 ])  # fmt: skip
 def test_unknown_fields_in_the_values_of_a_map(kind: type[Message], data: bytes) -> None:
     with pytest.raises(InvalidRequest, match=r"(template_arguments|parameters)\.field 127: "):
-        refuse_unknown(kind.FromString(data))
+        refuse_unknown_fields(kind.FromString(data))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from motley.cluster.ask import Most
-from motley.cluster.door import MIN_VALUES
-from motley.cluster.errors import TooLarge
-from motley.cluster.protocols import openai_fields
-from motley.cluster.protocols.openai_fields import check_json_values, parse_object
+from motley.cluster.api.common.admission import MIN_VALUES
+from motley.cluster.api.common.fields import json_body
+from motley.cluster.api.common.fields.json_body import check_json_values, parse_body
+from motley.cluster.api.common.parsed_request import BodyLimits
+from motley.cluster.request_errors import BodyTooLarge
 from motley.replicas.errors import InvalidRequest
 
-MOST = Most(values=100, members=50)
+MOST = BodyLimits(values=100, members=50)
 DEEP = 10  # lists within each list
 TEXTS = {
     "values": "0" + ",0" * 101,
@@ -25,16 +25,16 @@ TEXTS = {
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_a_body_is_not_even_read(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     body = f'{{"a": [{text}]}}'
-    assert list(parse_object(body.encode()))
-    monkeypatch.setattr(openai_fields, "parse_strict_json", None)
-    with pytest.raises(TooLarge) as caught:
-        parse_object(body.encode(), MOST)
+    assert list(parse_body(body.encode()))
+    monkeypatch.setattr(json_body, "parse_strict_json", None)
+    with pytest.raises(BodyTooLarge) as caught:
+        parse_body(body.encode(), MOST)
     assert caught.value.code == "too_many_values"
 
 
 def test_as_many_as_that_are_read() -> None:
     body = f'{{"a": [{",".join(["[]"] * 48)}]}}'
-    assert parse_object(body.encode(), MOST) == {"a": [[]] * 48}
+    assert parse_body(body.encode(), MOST) == {"a": [[]] * 48}
 
 
 @pytest.mark.parametrize("text", ["," * (MIN_VALUES + 1), "[" * (MIN_VALUES + 1), "[{" * (MIN_VALUES // 2 + 1)])

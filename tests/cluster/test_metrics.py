@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from motley.cluster.metrics import COUNTERS, GAUGES, Exporter
+from motley.cluster.service.deployment.replica_metrics import COUNTERS, GAUGES, ReplicaMetricsExporter
 from motley.replicas.kv.histogram import HistogramSnapshot
 from motley.replicas.kv.prefix.prefix_stats import PrefixStats
 from motley.replicas.kv.store.prefix_store import BreakerState, StoreStats
@@ -46,8 +46,8 @@ def seen() -> Seen:
 
 
 @pytest.fixture
-def exporter(seen: Seen) -> Exporter:
-    return Exporter(PROFILE, "p40", SimpleNamespace(Counter=seen.kind, Gauge=seen.kind))
+def exporter(seen: Seen) -> ReplicaMetricsExporter:
+    return ReplicaMetricsExporter(PROFILE, "p40", SimpleNamespace(Counter=seen.kind, Gauge=seen.kind))
 
 
 LOAD = ReplicaLoad(
@@ -61,7 +61,7 @@ STORE = StoreStats(
 )  # fmt: skip
 
 
-def test_totals_are_what_was_counted_however_often_they_are_told(exporter: Exporter, seen: Seen) -> None:
+def test_totals_are_what_was_counted_however_often_they_are_told(exporter: ReplicaMetricsExporter, seen: Seen) -> None:
     fetched = HistogramSnapshot((0.01,), (3, 1), 0.25)
     stats = PrefixStats(512, 256, {"hit": 3, "miss": 1, "seal": 2}, 5, 1e9, 128, 1000, STORE, fetch_s=fetched)
     for _ in range(2):
@@ -91,12 +91,12 @@ def test_totals_are_what_was_counted_however_often_they_are_told(exporter: Expor
     assert not names - GAUGES.keys() - COUNTERS.keys()
 
 
-def test_without_a_store_nothing_is_told_of_one(exporter: Exporter, seen: Seen) -> None:
+def test_without_a_store_nothing_is_told_of_one(exporter: ReplicaMetricsExporter, seen: Seen) -> None:
     exporter.tell(replace(LOAD, kv_blocks_total=0, kv_blocks_free=0), None)
     assert not any("external" in name or "usage" in name for name, _ in seen)
 
 
-def test_hits_of_its_own_never_shrink(exporter: Exporter, seen: Seen) -> None:
+def test_hits_of_its_own_never_shrink(exporter: ReplicaMetricsExporter, seen: Seen) -> None:
     """What has come from the store counts at once; the request that it was for, when it begins."""
     for external in (100, 400, 400):
         exporter.tell(replace(LOAD, external_hit_tokens=external), None)

@@ -41,7 +41,7 @@ async def test_a_bug_is_an_internal_error(
     stub: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
     """Which says no more; its trace is in the log."""
-    monkeypatch.setattr("motley.cluster.web.rpc.read", lambda *_: 1 / 0)
+    monkeypatch.setattr("motley.cluster.transport.grpc_server.rpc_methods.read_request", lambda *_: 1 / 0)
     said = await refused(getattr(stub, method)(ask()), grpc.StatusCode.INTERNAL)
     assert said == "the request failed inside the service"
     assert "ZeroDivisionError" in caplog.text

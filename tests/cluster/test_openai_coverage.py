@@ -17,7 +17,7 @@ from openai.types.chat.chat_completion_tool_union_param import ChatCompletionToo
 from openai.types.shared_params import FunctionDefinition
 from tool_templates import write_tool_tokenizer
 
-from motley.cluster.protocols.openai_table import CHAT, COMPLETION, by_name
+from motley.cluster.api.common.fields.field_table import CHAT, COMPLETION, fields_by_name
 
 WORKS, REFUSED, WRONG = "works", "unsupported_parameter", "invalid_value"
 PATHS = {"completion": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -197,7 +197,7 @@ def test_every_kind_of_part_and_tool_is_decided() -> None:
 
 
 def test_the_tables_say_the_same() -> None:
-    for kind, table in (("completion", by_name(COMPLETION)), ("chat", by_name(CHAT))):
+    for kind, table in (("completion", fields_by_name(COMPLETION)), ("chat", fields_by_name(CHAT))):
         for name, cases in FIELDS[kind].items():
             assert (table[name].instead is not None) == all(outcome == REFUSED for _, outcome in cases), name
             assert table[name].doc or table[name].instead

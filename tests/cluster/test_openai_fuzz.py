@@ -9,16 +9,20 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from motley.cluster.protocols import openai_ask, openai_table
-from motley.cluster.protocols.body_shapes import settle
-from motley.cluster.protocols.foreign_fields import FOREIGN
-from motley.cluster.protocols.openai_ask import Call
-from motley.cluster.protocols.openai_bodies import SHAPES
-from motley.cluster.protocols.openai_fields import parse_object
-from motley.cluster.unknown_fields import UnknownFields
+from motley.cluster.api.common.fields import field_table
+from motley.cluster.api.common.fields.body_shapes import normalize_body
+from motley.cluster.api.common.fields.foreign_fields import FOREIGN_FIELDS
+from motley.cluster.api.common.fields.json_body import parse_body
+from motley.cluster.api.common.fields.unknown_fields import UnknownFieldPolicy
+from motley.cluster.api.openai import openai_request
+from motley.cluster.api.openai.openai_request import OpenAIRequest
+from motley.cluster.api.openai.openai_request_schemas import BODY_SHAPES
 from motley.replicas.errors import InvalidRequest
 
-TABLES = {"prompt": openai_table.by_name(openai_table.COMPLETION), "messages": openai_table.by_name(openai_table.CHAT)}
+TABLES = {
+    "prompt": field_table.fields_by_name(field_table.COMPLETION),
+    "messages": field_table.fields_by_name(field_table.CHAT),
+}
 NAMES = sorted({*TABLES["prompt"], *TABLES["messages"]})
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("\ud800"),
@@ -45,20 +49,20 @@ BODIES = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), JSON | ME
 @example({"prompt": "a", "output_ids": []})
 @example({"messages": [{"role": "user", "content": "a"}], "function_call": "none"})
 def test_bodies(body: dict[str, Any]) -> None:
-    for needed, translate in (("prompt", openai_ask.completion_call), ("messages", chat_call)):
-        call, refusal = outcome(lambda translate=translate: translate(parse_object(json.dumps(body).encode())))
+    for needed, translate in (("prompt", openai_request.parse_completion), ("messages", chat_call)):
+        call, refusal = outcome(lambda translate=translate: translate(parse_body(json.dumps(body).encode())))
         if refusal is not None:
             assert refusal.param is not None
             assert refusal.code
         else:
-            assert isinstance(call, Call)
+            assert isinstance(call, OpenAIRequest)
             assert body[needed] is not None
             for name, value in body.items():
                 field = TABLES[needed][name]
                 assert field.instead is None or value in (None, *field.neutral)
 
 
-FOREIGN_NAMES = sorted({one.name for one in FOREIGN if not one.at})
+FOREIGN_NAMES = sorted({one.name for one in FOREIGN_FIELDS if not one.at})
 SETTLED = st.dictionaries(st.sampled_from(FOREIGN_NAMES) | st.sampled_from(NAMES), JSON | st.sampled_from([-1, 0, 1]))
 
 
@@ -67,24 +71,26 @@ SETTLED = st.dictionaries(st.sampled_from(FOREIGN_NAMES) | st.sampled_from(NAMES
 def test_bodies_of_others(body: dict[str, Any]) -> None:
     plain = {"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}
     for one, route, translate in zip(
-        plain, ("completion", "chat"), (openai_ask.completion_call, chat_call), strict=True
+        plain, ("completion", "chat"), (openai_request.parse_completion, chat_call), strict=True
     ):
         sent = json.dumps({**body, **one}).encode()
 
-        def read(sent: bytes = sent, route: str = route, translate: Callable[..., Call] = translate) -> Call:
-            return translate(settle(parse_object(sent), SHAPES[route], UnknownFields()))
+        def read(
+            sent: bytes = sent, route: str = route, translate: Callable[..., OpenAIRequest] = translate
+        ) -> OpenAIRequest:
+            return translate(normalize_body(parse_body(sent), BODY_SHAPES[route], UnknownFieldPolicy()))
 
         call, refusal = outcome(read)
-        assert isinstance(call, Call) if refusal is None else refusal.param and refusal.code
+        assert isinstance(call, OpenAIRequest) if refusal is None else refusal.param and refusal.code
 
 
-def chat_call(body: dict[str, Any]) -> Call:
-    return openai_ask.chat_call(body, lambda _: None, UnknownFields())
+def chat_call(body: dict[str, Any]) -> OpenAIRequest:
+    return openai_request.parse_chat(body, lambda _: None, UnknownFieldPolicy())
 
 
 @given(st.binary(max_size=50))
 def test_bytes(body: bytes) -> None:
-    value, refusal = outcome(lambda: parse_object(body))
+    value, refusal = outcome(lambda: parse_body(body))
     assert isinstance(value, dict) if refusal is None else refusal.code == "invalid_json"
 
 

@@ -18,7 +18,7 @@ from bad_requests import (
     refused,
 )
 
-from motley.cluster.protocols.openai import OpenAIProtocol
+from motley.cluster.api.openai.openai_protocol import OpenAIProtocol
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]

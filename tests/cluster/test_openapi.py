@@ -8,10 +8,10 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
-from motley.cluster.protocols.openai_table import CHAT, COMPLETION, Field
-from motley.cluster.protocols.openapi_routes import OPERATIONS, REFUSALS
+from motley.cluster.api.common.fields.field_table import CHAT, COMPLETION, BodyField
+from motley.cluster.api.openapi_routes import OPERATIONS, REFUSALS
 from motley.cluster.reference.http_codes import http_codes
-from motley.cluster.web.openapi import CODES, document, or_null
+from motley.cluster.transport.http_server.openapi import CODES, openapi_document, or_null
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ async def served(call: Any) -> dict[str, Any]:
 
 def test_it_is_valid(served: dict[str, Any]) -> None:
     validate(served)
-    assert served == document({**OPERATIONS, **REFUSALS})
+    assert served == openapi_document({**OPERATIONS, **REFUSALS})
 
 
 def test_it_has_every_route_that_answers(ingress: Any) -> None:
@@ -33,7 +33,7 @@ def test_it_has_every_route_that_answers(ingress: Any) -> None:
 
 
 @pytest.mark.parametrize(("path", "fields"), [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)])
-def test_it_describes_every_field(served: dict[str, Any], path: str, fields: tuple[Field, ...]) -> None:
+def test_it_describes_every_field(served: dict[str, Any], path: str, fields: tuple[BodyField, ...]) -> None:
     body = served["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     for field in fields:
         described = body["properties"][field.name]

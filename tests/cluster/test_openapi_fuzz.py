@@ -32,15 +32,15 @@ from schemathesis.specs.openapi.checks import (
 )
 from tool_templates import write_tool_tokenizer
 
-from motley.cluster.entrance import Entrance
-from motley.cluster.protocols.body_shapes import opened
-from motley.cluster.protocols.constraints import CONSTRAINTS
-from motley.cluster.protocols.openai_bodies import BODIES
-from motley.cluster.protocols.openai_schemas import CONSTRAINT_FIELDS
-from motley.cluster.protocols.openai_table import CHAT, COMPLETION
-from motley.cluster.protocols.openapi_routes import OPERATIONS
-from motley.cluster.unknown_fields import says_nothing
-from motley.cluster.web.openapi import document
+from motley.cluster.api.common.fields.body_shapes import open_schema
+from motley.cluster.api.common.fields.constraints import CONSTRAINTS
+from motley.cluster.api.common.fields.field_schemas import CONSTRAINT_FIELDS
+from motley.cluster.api.common.fields.field_table import CHAT, COMPLETION
+from motley.cluster.api.common.fields.unknown_fields import is_empty_value
+from motley.cluster.api.openai.openai_request_schemas import BODY_SCHEMAS
+from motley.cluster.api.openapi_routes import OPERATIONS
+from motley.cluster.service.deployment.ingress_config import IngressConfig
+from motley.cluster.transport.http_server.openapi import openapi_document
 from motley.replicas.types import ReplicaProfile, Request, StreamMessage
 
 # code -> how the message goes on -> why no schema says it
@@ -155,7 +155,7 @@ ROUTES = {
 
 
 def alone(route: str) -> Any:
-    return opened(BODIES[route], route, foreign=False)
+    return open_schema(BODY_SCHEMAS[route], route, foreign=False)
 
 
 def closed(body: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -167,7 +167,7 @@ def closed(body: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 # As it is with `--unknown-fields refuse`, and without the fields of others, which test_foreign_fields.py tries each.
-DOCUMENT = document(
+DOCUMENT = openapi_document(
     {
         (method, path): replace(operation, body=alone(ROUTES[path]) if path in ROUTES else closed(operation.body))
         for (method, path), operation in OPERATIONS.items()
@@ -222,7 +222,7 @@ class ShortWorker(EchoWorker):
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[requests.Session]:
     folder = write_tool_tokenizer(tmp_path_factory.mktemp("qwen3"), "qwen3")
-    with asgi_session(folder, ShortWorker(str(folder)), Entrance(unknown_fields="refuse")) as session:
+    with asgi_session(folder, ShortWorker(str(folder)), IngressConfig(unknown_fields="refuse")) as session:
         yield session
 
 
@@ -303,7 +303,7 @@ def without_nothing(body: dict[str, Any], described: dict[str, Any]) -> dict[str
     inner = described["properties"].get("parameters")
     if isinstance(body.get("parameters"), dict) and inner is not None:
         body = {**body, "parameters": without_nothing(body["parameters"], inner)}
-    return {name: value for name, value in body.items() if name in described["properties"] or not says_nothing(value)}
+    return {name: value for name, value in body.items() if name in described["properties"] or not is_empty_value(value)}
 
 
 @cache

@@ -13,12 +13,12 @@ from described import PATHS, check_answer, operation_of
 from echo_worker import EchoWorker
 from local_ingress import make_ingress
 
-from motley.cluster.auth.key_file import write_keys
-from motley.cluster.auth.keys import StoredKey, hash_key, new_key
-from motley.cluster.entrance import Entrance
-from motley.cluster.protocols.openapi_routes import OPERATIONS, REFUSALS
-from motley.cluster.reference.errors_part import served
-from motley.cluster.reference.raised import FAMILY, Raised, raised
+from motley.cluster.api.openapi_routes import OPERATIONS, REFUSALS
+from motley.cluster.reference.errors_section import client_errors
+from motley.cluster.reference.raised_codes import FAMILY, RaisedError, raised_errors
+from motley.cluster.security.auth.api_keys import StoredKey, hash_key, new_key
+from motley.cluster.security.auth.key_file import write_keys
+from motley.cluster.service.deployment.ingress_config import IngressConfig
 
 WORKING = [("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("POST", "/v1/embeddings")]
 ASKED: dict[str, Any] = {
@@ -38,7 +38,7 @@ FILLED = {"name": "echo", "number": "1", "rest": "some/more"}
 
 @pytest.fixture(scope="module")
 async def app(folder: Path, worker: EchoWorker) -> Any:
-    strict = Entrance(unknown_fields="refuse")
+    strict = IngressConfig(unknown_fields="refuse")
     return (await make_ingress(folder, worker, entrance=strict)).__serve_build_asgi_app__()
 
 
@@ -46,7 +46,7 @@ async def app(folder: Path, worker: EchoWorker) -> Any:
 async def keyed(folder: Path, worker: EchoWorker, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("keys") / "keys.yaml"
     write_keys(path, [StoredKey("alice", hash_key(new_key()))])
-    return (await make_ingress(folder, worker, entrance=Entrance(api_keys=path))).__serve_build_asgi_app__()
+    return (await make_ingress(folder, worker, entrance=IngressConfig(api_keys=path))).__serve_build_asgi_app__()
 
 
 def filled(path: str) -> str:
@@ -123,13 +123,14 @@ async def test_what_replicas_and_routing_raise(
     """Each error that a replica's own code, or the choice of one, can end a request with."""
     engines = [
         one
-        for one in served(raised())
-        if one.folder == "cluster/routing" or (one.folder.startswith("replicas") and one.folder != "replicas/updates")
+        for one in client_errors(raised_errors())
+        if one.folder.startswith("cluster/routing")
+        or (one.folder.startswith("replicas") and one.folder != "replicas/updates")
         if FAMILY[one.kind].status != 408
     ]
     assert len(engines) > 20
 
-    def failing(one: Raised) -> Any:
+    def failing(one: RaisedError) -> Any:
         async def generate(request: Any) -> Any:
             raise FAMILY[one.kind]("it broke", code=one.code)
             yield

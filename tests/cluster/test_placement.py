@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from motley.cluster.routing.placement import SUSPECT_S, Candidate, Placement, Suspects
+from motley.cluster.routing.attempt.placement import SUSPECT_S, Placement, ReplicaCandidate, SuspectReplicas
 
-ABC = [Candidate("a", "exact"), Candidate("b", "exact"), Candidate("c", "fast")]
+ABC = [ReplicaCandidate("a", "exact"), ReplicaCandidate("b", "exact"), ReplicaCandidate("c", "fast")]
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
         return self.now
 
 
-def order(placement: Placement, candidates: list[Candidate]) -> list[str]:
+def order(placement: Placement, candidates: list[ReplicaCandidate]) -> list[str]:
     """Whom it asks, one after the other, until it would ask again."""
     asked = []
     while True:
@@ -29,7 +29,7 @@ def order(placement: Placement, candidates: list[Candidate]) -> list[str]:
 
 
 def test_each_is_asked_once_before_any_is_asked_again() -> None:
-    placement = Placement(Suspects())
+    placement = Placement(SuspectReplicas())
     first = order(placement, ABC)
     assert sorted(first) == ["a", "b", "c"]
     chosen, wait = placement.choose(ABC)
@@ -37,15 +37,19 @@ def test_each_is_asked_once_before_any_is_asked_again() -> None:
 
 
 def test_the_idlest_comes_first_and_ties_fall_at_random() -> None:
-    queues = [Candidate("a", queue_len=2), Candidate("b", queue_len=0), Candidate("c", queue_len=1)]
-    assert order(Placement(Suspects()), queues) == ["b", "c", "a"]
-    firsts = Counter(order(Placement(Suspects()), ABC)[0] for _ in range(200))
+    queues = [
+        ReplicaCandidate("a", queue_len=2),
+        ReplicaCandidate("b", queue_len=0),
+        ReplicaCandidate("c", queue_len=1),
+    ]
+    assert order(Placement(SuspectReplicas()), queues) == ["b", "c", "a"]
+    firsts = Counter(order(Placement(SuspectReplicas()), ABC)[0] for _ in range(200))
     assert set(firsts) == {"a", "b", "c"}
 
 
 def test_requests_of_one_moment_are_spread() -> None:
     """Serve's queue lengths have not moved yet."""
-    suspects = Suspects()
+    suspects = SuspectReplicas()
     placements = [Placement(suspects) for _ in range(9)]
     for placement in placements:
         placement.choose(ABC)
@@ -60,8 +64,8 @@ def test_requests_of_one_moment_are_spread() -> None:
 
 def test_a_length_that_is_no_longer_true_draws_nothing_away() -> None:
     """Serve may remember a busy second for ten: all that comes would go to the other replica."""
-    suspects = Suspects()
-    stale = [Candidate("a", queue_len=50), Candidate("b", queue_len=0)]
+    suspects = SuspectReplicas()
+    stale = [ReplicaCandidate("a", queue_len=50), ReplicaCandidate("b", queue_len=0)]
     placements = [Placement(suspects) for _ in range(10)]
     for placement in placements:
         placement.choose(stale)
@@ -69,16 +73,16 @@ def test_a_length_that_is_no_longer_true_draws_nothing_away() -> None:
 
 
 def test_suspects_then_those_it_failed_on_then_other_numerics_come_last() -> None:
-    suspects = Suspects()
+    suspects = SuspectReplicas()
     suspects.add("a")
-    four = [*ABC, Candidate("d", "exact")]
+    four = [*ABC, ReplicaCandidate("d", "exact")]
     placement = Placement(suspects, avoid=frozenset({"b"}), numerics="exact")
     assert order(placement, four) == ["d", "c", "b", "a"]
 
 
 def test_a_suspect_is_one_until_it_lives_or_has_been_replaced() -> None:
     clock = Clock()
-    suspects = Suspects(clock)
+    suspects = SuspectReplicas(clock)
     suspects.add("a")
     suspects.add("b")
     assert "a" in suspects
@@ -91,12 +95,12 @@ def test_a_suspect_is_one_until_it_lives_or_has_been_replaced() -> None:
 @pytest.mark.parametrize(
     ("placement", "candidates"),
     [
-        (Placement(Suspects(), avoid=frozenset("abc"), strict=True), ABC),
-        (Placement(Suspects(), only="z"), ABC),
-        (Placement(Suspects(), only="a"), []),
+        (Placement(SuspectReplicas(), avoid=frozenset("abc"), strict=True), ABC),
+        (Placement(SuspectReplicas(), only="z"), ABC),
+        (Placement(SuspectReplicas(), only="a"), []),
     ],
 )
-def test_nowhere_is_told_when_waiting_is_of_no_use(placement: Placement, candidates: list[Candidate]) -> None:
+def test_nowhere_is_told_when_waiting_is_of_no_use(placement: Placement, candidates: list[ReplicaCandidate]) -> None:
     told: list[bool] = []
     placement.on_nowhere = lambda: told.append(True)
     assert placement.choose(candidates) == (None, True)
@@ -105,19 +109,19 @@ def test_nowhere_is_told_when_waiting_is_of_no_use(placement: Placement, candida
 
 
 def test_who_can_wait_goes_back_to_those_it_failed_on() -> None:
-    suspects = Suspects()
+    suspects = SuspectReplicas()
     suspects.add("a")
     assert order(Placement(suspects, avoid=frozenset("a")), ABC[:1]) == ["a"]
     assert order(Placement(suspects, avoid=frozenset("a"), strict=True), ABC[:1]) == []
 
 
 def test_what_is_told_of_the_choice() -> None:
-    placement = Placement(Suspects(), only="c")
+    placement = Placement(SuspectReplicas(), only="c")
     placement.choose(ABC)
     assert (placement.replica, placement.found) == ("c", "fast")
 
 
 def test_a_replica_gets_no_more_of_it_than_its_ticket() -> None:
-    suspects = Suspects()
+    suspects = SuspectReplicas()
     function, arguments = Placement(suspects, avoid=frozenset("a")).__reduce__()[:2]
     assert function(*arguments) is None

@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 
-from motley.cluster import placing, torch_build
-from motley.cluster.control.pending import Node
-from motley.cluster.edge.ports import settled_block
-from motley.cluster.failures import ConfigurationError
-from motley.cluster.fleet.file import load_fleet
-from motley.cluster.fleet.spec import FleetSpec
-from motley.cluster.options import ServeOptions
-from motley.cluster.serve import _check_memory, run_serve
+from motley.cluster.fleet.control.backend.pending_reason import NodeResources
+from motley.cluster.fleet.spec.fleet_file_loader import load_fleet
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec
+from motley.cluster.fleet.spec.serve_options import ServeOptions
+from motley.cluster.security.edge.ports import free_port_block
+from motley.cluster.service.startup import placement_check, torch_build
+from motley.cluster.service.startup.serve_command import _check_memory, run_serve
+from motley.cluster.service_errors import ConfigurationError
 from motley.kernels.device import torch_builds
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
 
-HERE = Node({}, {"CPU": 64.0}, {"CPU": 64.0})
-GPUS = Node({}, {"CPU": 64.0, "GPU": 1.0}, {"CPU": 64.0, "GPU": 0.0})
+HERE = NodeResources({}, {"CPU": 64.0}, {"CPU": 64.0})
+GPUS = NodeResources({}, {"CPU": 64.0, "GPU": 1.0}, {"CPU": 64.0, "GPU": 0.0})
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> list[Node]:
+def here(monkeypatch: pytest.MonkeyPatch) -> list[NodeResources]:
     nodes = [HERE]
-    monkeypatch.setattr(placing, "living_nodes", lambda: nodes)
+    monkeypatch.setattr(placement_check, "living_nodes", lambda: nodes)
     return nodes
 
 
@@ -41,50 +41,50 @@ def written(tmp_path: Path, text: str) -> Any:
     return load_fleet(path)
 
 
-def test_flags_are_named_with_the_remedy(here: list[Node]) -> None:
+def test_flags_are_named_with_the_remedy(here: list[NodeResources]) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        placing.check_room_here(fleet({"device": "cuda"}), None)
+        placement_check.check_local_capacity(fleet({"device": "cuda"}), None)
     assert caught.value.param == "--device"
     for words in ("--device: a replica wants 1 GPU", "motley doctor", "--device cpu", "--address"):
         assert words in caught.value.message
     here[:] = [GPUS]
     with pytest.raises(ConfigurationError, match="--replicas: with 2 the fleet starts with 2 GPUs, and there are 1"):
-        placing.check_room_here(fleet({"device": "cuda", "replicas": {"start": 2}}), None)
+        placement_check.check_local_capacity(fleet({"device": "cuda", "replicas": {"start": 2}}), None)
 
 
-def test_the_line_of_the_file_is_named(here: list[Node], tmp_path: Path) -> None:
+def test_the_line_of_the_file_is_named(here: list[NodeResources], tmp_path: Path) -> None:
     file = written(tmp_path, "  - name: a\n  - name: b\n    labels: {zone: x}\n")
     with pytest.raises(ConfigurationError) as caught:
-        placing.check_room_here(file.spec, file)
+        placement_check.check_local_capacity(file.spec, file)
     assert f"{tmp_path}/fleet.yaml:5:13: pools[1].labels: no node with the label zone=x" in caught.value.message
     assert "start with 0 replicas" in caught.value.message
 
 
 def test_a_pool_that_starts_with_none_is_told_and_no_fault(
-    here: list[Node], capsys: pytest.CaptureFixture[str]
+    here: list[NodeResources], capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = fleet({}, {"accelerator": "T4", "replicas": {"min": 0, "start": 0}})
-    placing.check_room_here(spec, None)
+    placement_check.check_local_capacity(spec, None)
     assert "pool p1 cannot have a replica here: no node with the label" in capsys.readouterr().out
 
 
 def test_on_a_cluster_whose_nodes_come_and_go_it_waits_and_says_so(
-    here: list[Node], capsys: pytest.CaptureFixture[str]
+    here: list[NodeResources], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    placing.tell_room_there(fleet({"accelerator": "T4"}, {}))
+    placement_check.print_pending_pools(fleet({"accelerator": "T4"}, {}))
     assert capsys.readouterr().out == (
         "pool p0 waits for a node: no node with the label ray.io/accelerator-type=T4, of 1\n"
     )
 
 
 def test_what_waits_is_told_once_for_each_reason(
-    here: list[Node], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: list[NodeResources], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(placing, "LOOK_S", 0.0)
+    monkeypatch.setattr(placement_check, "LOOK_S", 0.0)
     waits = {"state": "STARTING"}  # what Serve does not know yet is not among its details
     pools = {"p0": {"replicas": [{"state": "RUNNING", "node_id": "n"}, waits]}, "p1": {"replicas": [waits]}}
-    monkeypatch.setattr(placing, "_get_global_client", lambda: Client(pools))
-    glance = placing.waiting_told(fleet({"device": "cuda"}, {}))
+    monkeypatch.setattr(placement_check, "_get_global_client", lambda: Client(pools))
+    glance = placement_check.pending_replica_printer(fleet({"device": "cuda"}, {}))
     glance()
     glance()
     assert capsys.readouterr().out == "pool p0 waits: no node has 1 GPU; the most is 0\n"
@@ -152,8 +152,8 @@ def test_serve_ends_at_once_where_the_weights_are_larger_than_the_memory(
         asked.append(config)
         raise InvalidRequest("model: its weights take 9000.0 GiB on a CPU", param="model")
 
-    monkeypatch.setattr("motley.cluster.serve.check_memory", check_memory)
-    monkeypatch.setattr("motley.cluster.serve.resolve_model", Path)
+    monkeypatch.setattr("motley.cluster.service.startup.serve_command.check_memory", check_memory)
+    monkeypatch.setattr("motley.cluster.service.startup.serve_command.resolve_model", Path)
     with pytest.raises(ConfigurationError, match="its weights take 9000"):
         _check_memory(ServeOptions(model="m"), fleet({"engine": {"weights_memory": "1GiB"}}, {}))
     assert [config.weights_memory_bytes for config in asked] == [None]
@@ -174,11 +174,13 @@ def test_serve_ends_at_once_where_there_is_no_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It waited for ever. Nothing has been started by then."""
-    monkeypatch.setattr("motley.cluster.serve.become_subreaper", lambda: pytest.fail("it goes on"))
-    monkeypatch.setattr("motley.cluster.serve._take_signals", lambda: None)
+    monkeypatch.setattr(
+        "motley.cluster.service.startup.serve_command.become_subreaper", lambda: pytest.fail("it goes on")
+    )
+    monkeypatch.setattr("motley.cluster.service.startup.serve_command._take_signals", lambda: None)
     monkeypatch.setattr(torch_build, "is_cuda_build", lambda: False)
     monkeypatch.setattr(torch_build, "list_cards", tuple)
-    port = settled_block(2)
+    port = free_port_block(2)
     options = ServeOptions(engine=EngineConfig(device="cuda"), http_port=port, grpc_port=port + 1)
     assert run_serve(options) == 1
     assert "--device: torch is a build for CPUs here" in capsys.readouterr().err

@@ -8,15 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.cluster.routing.predict import Ask, Directory, Predicted, Slo, Speed
-from motley.cluster.routing.prefixes import PrefixView
+from motley.cluster.routing.prediction.latency_model import (
+    LatencyModel,
+    LatencyPrediction,
+    ReplicaSpeed,
+    RoutingQuery,
+    Slo,
+)
+from motley.cluster.routing.prefix_index.prefix_index import PrefixIndex
 from motley.replicas.types import PROFILED_BATCH_SIZES, ReplicaLoad
 
 SLO = Slo(3.0, 0.1)
 
 
 def a_speed(factor=1.0):
-    return Speed(
+    return ReplicaSpeed(
         prefill_tokens_per_s=4000 * factor,
         decode_s=tuple((0.010 + 0.0003 * batch) / factor for batch in PROFILED_BATCH_SIZES), context_s=1e-8 / factor,
         chunk=512, max_running=64, kv_tokens=200_000,
@@ -24,7 +30,7 @@ def a_speed(factor=1.0):
 
 
 def a_directory(*factors, seed=0):
-    return Directory([a_speed(factor) for factor in factors], SLO, random.Random(seed))
+    return LatencyModel([a_speed(factor) for factor in factors], SLO, random.Random(seed))
 
 
 def a_load(running=0, waiting=0, queued=0, free=12_000, total=12_500):
@@ -41,7 +47,7 @@ def test_a_faster_replica_with_the_same_load_is_never_predicted_to_take_longer(o
     directory = a_directory(one, two)
     for replica in (0, 1):
         directory.heard(replica, load, 1.0)
-    ttft, tpot = directory.predict(1.0, Ask(prompt))
+    ttft, tpot = directory.predict(1.0, RoutingQuery(prompt))
     slow, fast = (0, 1) if one <= two else (1, 0)
     assert ttft[fast] <= ttft[slow] * (1 + 1e-9)
     assert tpot[fast] <= tpot[slow] * (1 + 1e-9)
@@ -54,16 +60,16 @@ def test_more_to_do_never_takes_less_time(load, prompt, more):
     directory.heard(0, load, 1.0)
     directory.heard(1, load, 1.0)
     directory.sent(1.1, 1, more)
-    ttft, tpot = directory.predict(1.1, Ask(prompt))
+    ttft, tpot = directory.predict(1.1, RoutingQuery(prompt))
     assert ttft[0] <= ttft[1]
     assert tpot[0] <= tpot[1] * (1 + 1e-9)
-    longer, _ = directory.predict(1.1, Ask(prompt + more))
+    longer, _ = directory.predict(1.1, RoutingQuery(prompt + more))
     assert (longer >= ttft).all()
 
 
 def test_what_a_replica_holds_of_the_prompt_counts():
     directory = a_directory(1.0, 1.0, 1.0)
-    ranked = directory.ranked(0.0, Ask(3000, {1: 2900}))
+    ranked = directory.ranked(0.0, RoutingQuery(3000, {1: 2900}))
     assert ranked[0].replica == 1
     assert ranked[0].ttft_s < ranked[1].ttft_s / 5
 
@@ -71,49 +77,51 @@ def test_what_a_replica_holds_of_the_prompt_counts():
 def test_affinity_ends_where_it_no_longer_pays():
     directory = a_directory(1.0, 1.0)
     directory.heard(1, a_load(running=20, queued=9000), 0.0)
-    assert directory.ranked(0.0, Ask(3000, {1: 2900}))[0].replica == 0
+    assert directory.ranked(0.0, RoutingQuery(3000, {1: 2900}))[0].replica == 0
 
 
 def test_equals_are_drawn_and_the_same_seed_draws_the_same():
-    chosen = [a_directory(1, 1, 1, 1, seed=seed).ranked(0.0, Ask(100))[0].replica for seed in range(40)]
+    chosen = [a_directory(1, 1, 1, 1, seed=seed).ranked(0.0, RoutingQuery(100))[0].replica for seed in range(40)]
     assert set(chosen) == {0, 1, 2, 3}
-    assert chosen == [a_directory(1, 1, 1, 1, seed=seed).ranked(0.0, Ask(100))[0].replica for seed in range(40)]
+    assert chosen == [
+        a_directory(1, 1, 1, 1, seed=seed).ranked(0.0, RoutingQuery(100))[0].replica for seed in range(40)
+    ]
 
 
 def test_one_that_drains_is_never_chosen():
     directory = a_directory(5.0, 1.0)
     directory.set_usable(0, usable=False)
-    assert [each.replica for each in directory.ranked(0.0, Ask(100))] == [1]
+    assert [each.replica for each in directory.ranked(0.0, RoutingQuery(100))] == [1]
     directory.set_usable(1, usable=False)
-    assert directory.ranked(0.0, Ask(100)) == []
+    assert directory.ranked(0.0, RoutingQuery(100)) == []
 
 
 def test_what_nobody_can_do_in_time_goes_nowhere():
     directory = a_directory(0.2, 0.2)
-    assert directory.ranked(0.0, Ask(200))
-    assert directory.ranked(0.0, Ask(200_000)) == []
+    assert directory.ranked(0.0, RoutingQuery(200))
+    assert directory.ranked(0.0, RoutingQuery(200_000)) == []
 
 
 def test_what_was_sent_counts_until_it_is_heard_of():
     directory = a_directory(1.0, 1.0)
-    before, _ = directory.predict(1.0, Ask(100))
+    before, _ = directory.predict(1.0, RoutingQuery(100))
     directory.sent(1.0, 0, 4000)
-    sent, _ = directory.predict(1.0, Ask(100))
+    sent, _ = directory.predict(1.0, RoutingQuery(100))
     assert sent[0] > before[0] + 0.5
     directory.heard(0, a_load(), of=0.9)  # older than what was sent
-    assert directory.predict(1.0, Ask(100))[0][0] == pytest.approx(sent[0], rel=0.05)
+    assert directory.predict(1.0, RoutingQuery(100))[0][0] == pytest.approx(sent[0], rel=0.05)
     directory.heard(0, a_load(), of=1.1)
-    assert directory.predict(1.1, Ask(100))[0][0] == pytest.approx(before[0], rel=0.05)
+    assert directory.predict(1.1, RoutingQuery(100))[0][0] == pytest.approx(before[0], rel=0.05)
 
 
 def test_predictions_follow_what_is_observed():
     directory = a_directory(1.0, 1.0)
-    before, pace = directory.predict(0.0, Ask(2000))
+    before, pace = directory.predict(0.0, RoutingQuery(2000))
     for _ in range(200):
-        predicted = next(each for each in directory.ranked(0.0, Ask(2000), late=True) if each.replica == 0)
-        directory.saw_ttft(0, predicted, 1.4 * float(before[0]))
-        directory.saw_tpot(0, predicted, 1.4 * float(pace[0]), 100)
-    after, after_pace = directory.predict(0.0, Ask(2000))
+        predicted = next(each for each in directory.ranked(0.0, RoutingQuery(2000), late=True) if each.replica == 0)
+        directory.observe_ttft(0, predicted, 1.4 * float(before[0]))
+        directory.observe_tpot(0, predicted, 1.4 * float(pace[0]), 100)
+    after, after_pace = directory.predict(0.0, RoutingQuery(2000))
     assert after[0] == pytest.approx(1.4 * before[0], rel=0.1)
     assert after_pace[0] == pytest.approx(1.4 * pace[0], rel=0.1)
     assert after[1] == before[1]
@@ -121,27 +129,27 @@ def test_predictions_follow_what_is_observed():
 
 def test_corrections_do_not_swing_while_many_requests_are_on_their_way():
     directory = a_directory(1.0)
-    right = 1.4 * float(directory.predict(0.0, Ask(500))[1][0])
+    right = 1.4 * float(directory.predict(0.0, RoutingQuery(500))[1][0])
     on_their_way = deque()
     for _ in range(3000):
-        on_their_way.append(directory.ranked(0.0, Ask(500), late=True)[0])
+        on_their_way.append(directory.ranked(0.0, RoutingQuery(500), late=True)[0])
         if len(on_their_way) > 400:
-            directory.saw_tpot(0, on_their_way.popleft(), right, 100)
+            directory.observe_tpot(0, on_their_way.popleft(), right, 100)
         assert 0.99 <= directory.off(0)[1] <= 1.41
     assert directory.off(0)[1] == pytest.approx(1.4, rel=0.01)
-    directory.saw_tpot(0, on_their_way.popleft(), 0.0, 100)  # two tokens in one tick of the clock
+    directory.observe_tpot(0, on_their_way.popleft(), 0.0, 100)  # two tokens in one tick of the clock
     assert directory.off(0)[1] == pytest.approx(1.4, rel=0.01)
 
 
 def test_margins_become_stricter_with_misses_and_stay_within_bounds():
     directory = a_directory(1.0)
-    longest = max(n for n in range(100, 40_000, 100) if directory.ranked(0.0, Ask(n)))
+    longest = max(n for n in range(100, 40_000, 100) if directory.ranked(0.0, RoutingQuery(n)))
     for _ in range(30):
-        directory.saw_ttft(0, Predicted(0, 3.5, 0.05, 1.0), 3.5)  # as predicted, and too late
-    assert max(n for n in range(100, 40_000, 100) if directory.ranked(0.0, Ask(n))) < longest
+        directory.observe_ttft(0, LatencyPrediction(0, 3.5, 0.05, 1.0), 3.5)  # as predicted, and too late
+    assert max(n for n in range(100, 40_000, 100) if directory.ranked(0.0, RoutingQuery(n))) < longest
     for _ in range(10_000):
-        directory.saw_ttft(0, Predicted(0, 1.0, 0.05, 1.0), 1.0)
-    assert directory.ranked(0.0, Ask(longest))
+        directory.observe_ttft(0, LatencyPrediction(0, 1.0, 0.05, 1.0), 1.0)
+    assert directory.ranked(0.0, RoutingQuery(longest))
 
 
 def test_misses_count_by_the_time_that_they_came_in():
@@ -154,25 +162,25 @@ def test_misses_count_by_the_time_that_they_came_in():
             directory.begun(number / rate, 0, 100)
             directory.done(number / rate, 0)
         for _ in range(rate // 10):  # of what came in one second
-            directory.saw_ttft(0, Predicted(0, 3.5, 0.05, 1.0), 3.5)  # as predicted, and too late
-        longest[rate] = max(n for n in range(100, 40_000, 100) if directory.ranked(100.0, Ask(n)))
+            directory.observe_ttft(0, LatencyPrediction(0, 3.5, 0.05, 1.0), 3.5)  # as predicted, and too late
+        longest[rate] = max(n for n in range(100, 40_000, 100) if directory.ranked(100.0, RoutingQuery(n)))
     assert longest[2000] == pytest.approx(longest[20], rel=0.05)
 
 
 def a_jump(chunk=512):
     """As where kernels for few rows end: 65 rows take six times as long as 64, and hardly less than a full step."""
     decode_s = tuple(0.03 if batch <= 64 else 0.18 for batch in PROFILED_BATCH_SIZES)
-    return Speed(
+    return ReplicaSpeed(
         prefill_tokens_per_s=chunk / 0.2, decode_s=decode_s, context_s=0.0, chunk=chunk, max_running=256,
         kv_tokens=200_000,
     )  # fmt: skip
 
 
 def test_a_short_prompt_takes_a_step_and_a_long_one_whole_steps_and_a_rest():
-    directory = Directory([a_jump()], SLO, random.Random(0))
+    directory = LatencyModel([a_jump()], SLO, random.Random(0))
 
     def ttft_s(tokens):
-        return float(directory.predict(0.0, Ask(tokens))[0][0])
+        return float(directory.predict(0.0, RoutingQuery(tokens))[0][0])
 
     assert ttft_s(20) == pytest.approx(0.03)
     assert ttft_s(100) == pytest.approx(0.18), "not a fifth of a full step"
@@ -182,11 +190,11 @@ def test_a_short_prompt_takes_a_step_and_a_long_one_whole_steps_and_a_rest():
 
 
 def test_company_beyond_the_jump_is_not_between_what_was_measured_on_both_sides():
-    directory = Directory([a_jump()], None, random.Random(0))
+    directory = LatencyModel([a_jump()], None, random.Random(0))
     paces = {}
     for running in (62, 63, 64, 66):
         directory.heard(0, a_load(running=running), 0.0)
-        paces[running] = float(directory.predict(0.0, Ask(1))[1][0])
+        paces[running] = float(directory.predict(0.0, RoutingQuery(1))[1][0])
     assert paces[63] == pytest.approx(paces[62], rel=0.05)
     assert paces[64] > 4 * paces[63]
     assert paces[66] == pytest.approx(paces[64], rel=0.05)
@@ -196,7 +204,7 @@ def test_company_beyond_the_jump_is_not_between_what_was_measured_on_both_sides(
 @pytest.mark.parametrize("per_s", [0.5, 3.0, 8.0])
 def test_the_pace_is_that_of_steps_among_which_prompts_fall_as_they_come(tokens, per_s):
     """Against such steps one by one. Short prompts cost a step what long ones do: how many there are is what counts."""
-    directory = Directory([a_jump()], None, random.Random(0))
+    directory = LatencyModel([a_jump()], None, random.Random(0))
     for _ in range(200):
         directory.sent(-100.0, 0, tokens)
         directory.begun(-100.0, 0, tokens)
@@ -204,7 +212,7 @@ def test_the_pace_is_that_of_steps_among_which_prompts_fall_as_they_come(tokens,
     for second in range(30):  # heard of for long enough that the rate is what it is
         computed, now = computed + tokens * per_s, float(second)
         directory.heard(0, ReplicaLoad(20, 0, 0, 12_000, 12_500, prompt_tokens=round(computed)), now)
-    predicted = float(directory.predict(now, Ask(1))[1][0])
+    predicted = float(directory.predict(now, RoutingQuery(1))[1][0])
 
     rng, clock, steps, waiting = random.Random(1), 0.0, 0, 0
     next_s = rng.expovariate(per_s)
@@ -226,21 +234,21 @@ def test_the_pace_is_that_of_steps_among_which_prompts_fall_as_they_come(tokens,
 def test_whatever_a_profile_says_no_step_is_faster_than_one_of_decodes_alone(
     decode_s, prefill, chunk, load, prompt, computed
 ):
-    speed = Speed(
+    speed = ReplicaSpeed(
         prefill_tokens_per_s=prefill, decode_s=tuple(sorted(decode_s)), context_s=0.0, chunk=chunk, max_running=64,
         kv_tokens=200_000,
     )  # fmt: skip
-    directory = Directory([speed], SLO, random.Random(0))
+    directory = LatencyModel([speed], SLO, random.Random(0))
     directory.heard(0, ReplicaLoad(prompt_tokens=0, kv_blocks_free=9000, kv_blocks_total=10_000), 0.0)
     directory.heard(0, replace(load, prompt_tokens=computed), 1.0)
-    ttft, tpot = directory.predict(1.0, Ask(prompt))
+    ttft, tpot = directory.predict(1.0, RoutingQuery(prompt))
     assert ttft[0] > 0
     assert tpot[0] >= min(decode_s) * (1 - 1e-9)
 
 
 def test_each_replica_has_prompts_of_its_own_length():
     """Slow cards get the short ones: with the fleet's mean they would seem to have few steps with any."""
-    directory = Directory([a_jump(), a_jump()], None, random.Random(0))
+    directory = LatencyModel([a_jump(), a_jump()], None, random.Random(0))
     computed = 0
     for second in range(30):
         for replica, tokens in ((0, 80), (1, 800)):
@@ -250,17 +258,17 @@ def test_each_replica_has_prompts_of_its_own_length():
         computed += 800
         for replica in (0, 1):
             directory.heard(replica, ReplicaLoad(20, 0, 0, 12_000, 12_500, prompt_tokens=computed), second + 0.5)
-    _, tpot = directory.predict(29.5, Ask(1))
+    _, tpot = directory.predict(29.5, RoutingQuery(1))
     assert tpot[0] > 1.5 * tpot[1]
 
 
 def test_prompts_in_line_are_computed_while_it_waits_for_a_place():
     """A replica that is full has both, and they do not add up."""
-    directory = Directory([a_speed()], None, random.Random(0))
+    directory = LatencyModel([a_speed()], None, random.Random(0))
     ttft = {}
     for queued, waiting in ((0, 0), (12_000, 0), (0, 32), (12_000, 32)):
         directory.heard(0, a_load(running=64, waiting=waiting, queued=queued), 0.0)
-        ttft[queued, waiting] = float(directory.predict(0.0, Ask(100))[0][0])
+        ttft[queued, waiting] = float(directory.predict(0.0, RoutingQuery(100))[0][0])
     assert ttft[0, 0] < ttft[0, 32]
     assert ttft[12_000, 32] == pytest.approx(max(ttft[12_000, 0], ttft[0, 32]), rel=0.05)
 
@@ -269,7 +277,7 @@ class TestPrefixes:
     CHAIN = tuple(bytes([n]) for n in range(10))
 
     def test_a_chain_is_followed_as_far_as_each_holds_it(self):
-        view = PrefixView([100, 100, 100])
+        view = PrefixIndex([100, 100, 100])
         view.add(0, self.CHAIN[:4])
         view.add(2, self.CHAIN)
         assert view.depths(self.CHAIN) == {0: 4, 2: 10}
@@ -277,14 +285,14 @@ class TestPrefixes:
         assert view.depths(()) == {}
 
     def test_the_oldest_is_forgotten_and_a_chain_from_its_end(self):
-        view = PrefixView([6])
+        view = PrefixIndex([6])
         view.add(0, self.CHAIN[:5])
         view.add(0, (b"a", b"b", b"c"))
         assert view.depths(self.CHAIN) == {0: 3}
         assert view.depths((b"a", b"b", b"c")) == {0: 3}
 
     def test_what_was_not_there_after_all_is_forgotten(self):
-        view = PrefixView([100, 100])
+        view = PrefixIndex([100, 100])
         view.add(0, self.CHAIN)
         view.add(1, self.CHAIN)
         view.correct(0, self.CHAIN, 3)
@@ -295,7 +303,7 @@ class TestPrefixes:
     @settings(derandomize=True, max_examples=50, deadline=None)
     @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(1, 8)), max_size=40))
     def test_it_agrees_with_a_plain_one(self, adds):
-        view, plain = PrefixView([10_000] * 4), [set() for _ in range(4)]
+        view, plain = PrefixIndex([10_000] * 4), [set() for _ in range(4)]
         for replica, chain, length in adds:
             hashes = [f"{chain} {n}".encode() for n in range(length)]
             view.add(replica, hashes)

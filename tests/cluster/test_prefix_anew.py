@@ -11,13 +11,13 @@ from redis_values import RawValues
 from served import wait_for
 
 from motley.cluster.prefix.bench_redis import RedisProcess
-from motley.cluster.prefix.redis_store import RedisStore
-from motley.cluster.prefix.server import find_redis
-from motley.cluster.prefix.stamps import STAMP_BYTES, Names
+from motley.cluster.prefix_store.embedded_redis import find_redis
+from motley.cluster.prefix_store.redis_store import RedisStore
+from motley.cluster.prefix_store.value_stamps import STAMP_BYTES, RedisKeyNames
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
-NAMES = Names(SECRET)
+NAMES = RedisKeyNames(SECRET)
 ANN = NAMES.epoch(NAMES.owner("ann"))
 TOKENS, KEPT = 300, 2 * VALUE
 
@@ -119,7 +119,7 @@ def test_what_was_forgotten_stays_so_whoever_makes_new_epochs(stores: list[Redis
     one, other = stores
     write(one, b"old")
     one.forget("ann")
-    wait_for(lambda: not one._epochs.to_forget(), "Redis to know")
+    wait_for(lambda: not one._epochs.pending_forgets(), "Redis to know")
     for lost in (ANN, NAMES.every):
         raw.client.delete(lost)
         for store in stores:
@@ -134,7 +134,7 @@ def test_what_is_forgotten_after_the_asking_is_not_written(stores: list[RedisSto
     one, other = stores
     assert known(other, b"late") == 0  # and then it computes
     one.forget("ann")
-    wait_for(lambda: not one._epochs.to_forget(), "Redis to know")
+    wait_for(lambda: not one._epochs.pending_forgets(), "Redis to know")
     other.put(b"late", [value(b"late")], "ann")
     wait_for(lambda: other.stats().dropped, "a value that was dropped")
     assert other.stats().dropped == {"forgotten": 1}

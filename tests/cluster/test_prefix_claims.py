@@ -14,13 +14,13 @@ from redis_stores import SECRET, SIZE, known, read, storing, value, write
 from redis_values import RawValues
 from served import wait_for
 
-from motley.cluster.prefix import reading
 from motley.cluster.prefix.bench_redis import RedisProcess
-from motley.cluster.prefix.breaker import FAILURES
-from motley.cluster.prefix.redis_store import RedisStore
-from motley.cluster.prefix.server import find_redis
-from motley.cluster.prefix.source import RedisSource
-from motley.cluster.prefix.stamps import Names
+from motley.cluster.prefix_store import store_reads
+from motley.cluster.prefix_store.circuit_breaker import FAILURES
+from motley.cluster.prefix_store.embedded_redis import find_redis
+from motley.cluster.prefix_store.redis_source import RedisSource
+from motley.cluster.prefix_store.redis_store import RedisStore
+from motley.cluster.prefix_store.value_stamps import RedisKeyNames
 from motley.replicas.kv.store.prefix_store import BreakerState, ValueQuery
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
@@ -31,7 +31,7 @@ ACL = Path(__file__).parents[2] / "deploy/redis/users.acl"
 @pytest.fixture
 def lasting(monkeypatch: pytest.MonkeyPatch) -> None:
     """No claim ends by itself, however slow the machine is."""
-    monkeypatch.setattr(reading, "CLAIM_S", 600.0)
+    monkeypatch.setattr(store_reads, "CLAIM_S", 600.0)
 
 
 def claims(store: RedisStore, key: bytes, *, anew: bool = False) -> bool:
@@ -55,7 +55,7 @@ def test_a_claim_ends_when_the_value_is_written_or_dropped(
     one, other = stores
     assert claims(one, b"a")
     write(one, b"a")
-    redis.ask("DEL", Names(SECRET).value(b"a").decode())
+    redis.ask("DEL", RedisKeyNames(SECRET).value(b"a").decode())
     assert claims(other, b"a")
     write(other, b"a")
     assert claims(one, b"a", anew=True), "what is there is of no use"
@@ -82,7 +82,7 @@ def test_a_claim_is_of_no_avail_to_what_is_forgotten(stores: list[RedisStore], l
 def test_a_claim_of_who_has_died_ends(
     redis: RedisProcess, stores: list[RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "CLAIM_S", 0.3)
+    monkeypatch.setattr(store_reads, "CLAIM_S", 0.3)
     with storing(redis.url) as dying:
         wait_for(lambda: dying._connections.alive, "a connection")
         assert claims(dying, b"a")
@@ -137,7 +137,7 @@ def test_the_user_of_the_example_may_do_all_that_is_done(tmp_path: Path) -> None
         [parts] = store.get([ValueQuery(b"a", SIZE, ((0, 10), (50, 60)))], time.monotonic() + 5)
         assert parts is not None
         store.forget("ann")
-        wait_for(lambda: not store._epochs.to_forget(), "Redis to know")
+        wait_for(lambda: not store._epochs.pending_forgets(), "Redis to know")
         assert known(store, b"a") == 0
         assert not store.stats().errors
     finally:

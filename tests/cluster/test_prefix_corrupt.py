@@ -13,13 +13,13 @@ from redis_values import RawValues
 from tiny_checkpoints import build_checkpoint
 
 from motley.cluster.prefix.bench_redis import RedisProcess
-from motley.cluster.prefix.server import find_redis
-from motley.cluster.prefix.stamps import STAMP_BYTES, Names, Stamp
+from motley.cluster.prefix_store.embedded_redis import find_redis
+from motley.cluster.prefix_store.value_stamps import STAMP_BYTES, RedisKeyNames, ValueStamp
 from motley.replicas.kv.store.sealed_record import HEADER_BYTES
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
-NAMES = Names(SECRET)
+NAMES = RedisKeyNames(SECRET)
 PROMPT = prompt(7, 2 * VALUE + 40)
 RECORD = STAMP_BYTES  # where it begins
 
@@ -146,6 +146,6 @@ def test_what_somebody_else_wrote_is_a_miss(battery: Battery, what: str, flaw: s
     for name, value in zip(battery.own, replayed, strict=True):
         key = bytes.fromhex(name.rpartition(b":")[2].decode())
         stamp = NAMES.stamp_of(key, battery.own[name][:STAMP_BYTES])
-        assert isinstance(stamp, Stamp)
+        assert isinstance(stamp, ValueStamp)
         stamped[name] = NAMES.stamped(key, stamp) + value[STAMP_BYTES:]
     reads_right(battery, stamped, flaw)

@@ -11,8 +11,8 @@ from redis_stores import SIZE, known, read, storing, value, write
 from served import wait_for
 
 from motley.cluster.prefix.bench_redis import RedisProcess
-from motley.cluster.prefix.redis_store import RedisStore
-from motley.cluster.prefix.server import find_redis
+from motley.cluster.prefix_store.embedded_redis import find_redis
+from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.replicas.kv.store.prefix_store import ValueQuery
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
@@ -53,14 +53,14 @@ def test_it_is_read_at_once(stores: list[RedisStore]) -> None:
 def test_each_writer_forgets_its_own(stores: list[RedisStore]) -> None:
     one, other = stores
     one.forget("bob")
-    wait_for(lambda: not one._epochs.to_forget(), "Redis to know")
+    wait_for(lambda: not one._epochs.pending_forgets(), "Redis to know")
     for store in stores:
         assert there(store, *KEYS) == 2
         assert there(store, *KEYS[3:]) == 2
     write(other, b"c", owner="carol")
     assert there(one, *KEYS) == 5
     other.forget("alice")
-    wait_for(lambda: not other._epochs.to_forget(), "Redis to know")
+    wait_for(lambda: not other._epochs.pending_forgets(), "Redis to know")
     assert [there(store, *KEYS) for store in stores] == [0, 0]
     assert [there(store, *KEYS[2:]) for store in stores] == [2, 2]
 

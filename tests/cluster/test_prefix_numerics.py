@@ -10,11 +10,16 @@ import pytest
 import torch
 from served import wait_for
 
-from motley.cluster.prefix.bench_numerics import Numerics, Told, numerics, told_of
+from motley.cluster.prefix.bench_numerics import (
+    ForeignKvDeviation,
+    NumericsPlan,
+    measure_deviations,
+    measure_numerics,
+)
 from motley.cluster.prefix.bench_redis import RedisProcess
-from motley.cluster.prefix.redis_store import RedisStore
-from motley.cluster.prefix.server import find_redis
-from motley.cluster.prefix.source import RedisSource
+from motley.cluster.prefix_store.embedded_redis import find_redis
+from motley.cluster.prefix_store.redis_source import RedisSource
+from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.kernels.cpu.cpu_ops import CpuOps
 from motley.kernels.device.device_context import interpreter_context
 from motley.kernels.gpu.gpu_ops import GpuOps
@@ -228,15 +233,17 @@ def test_engines_of_two_classes_read_each_other(
             each._built.close()
 
 
-SMALL = Numerics(prefix=128, probed=32, texts=2)
+SMALL = NumericsPlan(prefix=128, probed=32, texts=2)
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[tuple[str, str, str], list[Told]]:
-    return dict(told_of(SMALL, lambda line: None))
+def told() -> dict[tuple[str, str, str], list[ForeignKvDeviation]]:
+    return dict(measure_deviations(SMALL, lambda line: None))
 
 
-def test_what_another_dtype_costs_is_within_what_rounding_may(told: dict[tuple[str, str, str], list[Told]]) -> None:
+def test_what_another_dtype_costs_is_within_what_rounding_may(
+    told: dict[tuple[str, str, str], list[ForeignKvDeviation]],
+) -> None:
     """The control shows that nothing else is measured; and bfloat16 through float16 is the same to the bit."""
     for way, each in told.items():
         nats = sum(one.nats for one in each) / len(each)
@@ -248,7 +255,7 @@ def test_what_another_dtype_costs_is_within_what_rounding_may(told: dict[tuple[s
 
 
 def test_what_it_costs_is_told_by_way() -> None:
-    rows = numerics(Numerics(ways=[("float32", "float16", "float32")], prefix=64, probed=16, texts=1), str)
+    rows = measure_numerics(NumericsPlan(ways=[("float32", "float16", "float32")], prefix=64, probed=16, texts=1), str)
     assert [each["metric"] for each in rows] == ["numerics_kl", "numerics_logit", "numerics_other_token"]
     assert all(each["workload"]["tokens"] == 16 for each in rows)
     assert all(each["source"] == "measured" for each in rows)

@@ -12,9 +12,9 @@ import torch
 from served import wait_for
 
 from motley.cluster.prefix.bench_redis import RedisProcess
-from motley.cluster.prefix.redis_store import RedisStore
-from motley.cluster.prefix.server import find_redis
-from motley.cluster.prefix.source import RedisSource
+from motley.cluster.prefix_store.embedded_redis import find_redis
+from motley.cluster.prefix_store.redis_source import RedisSource
+from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.kernels.cpu.cpu_ops import CpuOps
 from motley.replicas.execution.step_plan import StepPlan
 from motley.replicas.gpu.accelerator import CpuCopier

@@ -15,15 +15,15 @@ from redis_over_tls import tls_before
 from redis_stores import SECRET, SIZE, known, read, storing, value, write
 from served import wait_for
 
-from motley.cluster.failures import ConfigurationError
-from motley.cluster.fleet.spec import FleetSpec
-from motley.cluster.prefix.bench_redis import RedisProcess, ask, slow_proxy
-from motley.cluster.prefix.breaker import FAILURES, LONGEST_S, CircuitBreaker
-from motley.cluster.prefix.redis_store import RedisStore
-from motley.cluster.prefix.server import OwnRedis, find_redis
-from motley.cluster.prefix.shared import Shared, limit_own
-from motley.cluster.prefix.source import RedisSource, check_url, shown
-from motley.cluster.prefix.stamps import STAMP_BYTES, Names
+from motley.cluster.fleet.deployed.prefix_sharing import PrefixSharing, limit_embedded_redis
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec
+from motley.cluster.prefix.bench_redis import RedisProcess, ping_socket, slow_proxy
+from motley.cluster.prefix_store.circuit_breaker import FAILURES, LONGEST_S, CircuitBreaker
+from motley.cluster.prefix_store.embedded_redis import EmbeddedRedis, find_redis
+from motley.cluster.prefix_store.redis_source import RedisSource, check_url, redact_url
+from motley.cluster.prefix_store.redis_store import RedisStore
+from motley.cluster.prefix_store.value_stamps import STAMP_BYTES, RedisKeyNames
+from motley.cluster.service_errors import ConfigurationError
 from motley.replicas.kv.store.prefix_store import BreakerState, ValueQuery
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
@@ -107,7 +107,7 @@ def test_a_value_lasts_for_its_time_more_or_less(redis: RedisProcess) -> None:
         wait_for(lambda: store._connections.alive, "a connection")
         keys = [b"t%d" % number for number in range(8)]
         write(store, *keys)
-        lasts = [int((redis.ask("PTTL", Names(SECRET).value(key).decode()) or b"")[1:]) for key in keys]
+        lasts = [int((redis.ask("PTTL", RedisKeyNames(SECRET).value(key).decode()) or b"")[1:]) for key in keys]
         assert all(80_000 < last <= 110_000 for last in lasts)
         assert max(lasts) - min(lasts) > 1000  # not all at once
 
@@ -132,10 +132,10 @@ def test_what_was_computed_before_is_not_written_after(redis: RedisProcess, stor
     with storing(redis.url) as other:
         wait_for(lambda: other._connections.alive, "a connection")
         write(other, b"early")
-        early = other._epochs.known(Names(SECRET).owner("ann"))
+        early = other._epochs.known(RedisKeyNames(SECRET).owner("ann"))
         assert early is not None
         store.forget("ann")
-        wait_for(lambda: not store._epochs.to_forget(), "Redis to know")
+        wait_for(lambda: not store._epochs.pending_forgets(), "Redis to know")
         other._epochs.learn(early)  # it has not heard of it
         other.put(b"late", [value(b"late")], "ann")
         wait_for(lambda: other.stats().dropped, "a value that was dropped")
@@ -145,17 +145,17 @@ def test_what_was_computed_before_is_not_written_after(redis: RedisProcess, stor
 
 def test_what_is_forgotten_is_not_read_before_redis_knows(store: RedisStore) -> None:
     write(store, b"old")
-    store._epochs.forget(Names(SECRET).owner("ann"))  # and nobody tells Redis
+    store._epochs.forget(RedisKeyNames(SECRET).owner("ann"))  # and nobody tells Redis
     assert read(store, b"old") == [None]
-    store._epochs.forgotten(Names(SECRET).owner("ann"))
+    store._epochs.forgotten(RedisKeyNames(SECRET).owner("ann"))
     assert read(store, b"old") == [value(b"old")]
 
 
 def test_epochs_that_redis_has_lost_bring_nothing_back(redis: RedisProcess, store: RedisStore) -> None:
     write(store, b"old")
     store.forget("ann")
-    wait_for(lambda: not store._epochs.to_forget(), "Redis to know")
-    names = Names(SECRET)
+    wait_for(lambda: not store._epochs.pending_forgets(), "Redis to know")
+    names = RedisKeyNames(SECRET)
     redis.ask("DEL", names.every.decode(), names.epoch(names.owner("ann")).decode())
     write(store, b"new")
     assert read(store, b"old") == [None]
@@ -174,13 +174,13 @@ def test_what_is_forgotten_while_redis_is_away_is_forgotten_when_it_is_back(
             assert in_time(store, b"kept") == [None]
         finally:
             os.kill(redis.process.pid, signal.SIGCONT)
-        wait_for(lambda: other._connections.alive and not store._epochs.to_forget(), "Redis to know")
+        wait_for(lambda: other._connections.alive and not store._epochs.pending_forgets(), "Redis to know")
         assert read(other, b"kept") == [None]
 
 
 @pytest.mark.parametrize("stored", [b"", b"x", b"x" * SIZE, b"y" * (STAMP_BYTES + SIZE), b"z" * (3 * SIZE)])
 def test_a_value_that_is_none_of_ours_is_a_miss(redis: RedisProcess, store: RedisStore, stored: bytes) -> None:
-    redis.ask("SET", Names(SECRET).value(b"odd").decode(), stored.decode())
+    redis.ask("SET", RedisKeyNames(SECRET).value(b"odd").decode(), stored.decode())
     write(store, b"before", b"after")
     assert read(store, b"before", b"odd", b"after") == [value(b"before"), None, None]
     ranges = ValueQuery(b"odd", SIZE, ((0, 64), (SIZE - 10, SIZE)))
@@ -201,7 +201,7 @@ def test_a_value_of_another_length_is_a_miss(store: RedisStore, size: int) -> No
 
 
 def test_a_key_of_another_type_is_a_miss(redis: RedisProcess, store: RedisStore) -> None:
-    redis.ask("LPUSH", Names(SECRET).value(b"list").decode(), "x")
+    redis.ask("LPUSH", RedisKeyNames(SECRET).value(b"list").decode(), "x")
     assert read(store, b"list") == [None]
     assert store.stats().errors == {"wrongtype": 1}
     assert store.stats().breaker is BreakerState.CLOSED
@@ -387,14 +387,14 @@ def test_a_bad_url_is_refused_and_tells_no_password(url: str) -> None:
 
 
 def test_a_url_is_shown_without_its_password() -> None:
-    assert shown("rediss://ann:pass@host:6380/2?password=pass") == "rediss://***@host:6380/2"
-    assert shown("unix:///run/redis.sock?db=1") == "unix:///run/redis.sock"
+    assert redact_url("rediss://ann:pass@host:6380/2?password=pass") == "rediss://***@host:6380/2"
+    assert redact_url("unix:///run/redis.sock?db=1") == "unix:///run/redis.sock"
 
 
-def own_redis(folder: Path, told: Callable[[str], None]) -> OwnRedis:
+def own_redis(folder: Path, told: Callable[[str], None]) -> EmbeddedRedis:
     binary, reason = find_redis()
     assert binary is not None, reason
-    return OwnRedis(binary, folder, 64 << 20, told)
+    return EmbeddedRedis(binary, folder, 64 << 20, told)
 
 
 def test_a_redis_of_our_own_is_started_again_and_ends(tmp_path: Path) -> None:
@@ -418,8 +418,8 @@ def test_a_redis_of_our_own_is_started_again_and_ends(tmp_path: Path) -> None:
         os.kill(pid, 0)
 
 
-def memory_of(own: OwnRedis) -> bytes:
-    return (ask(own.socket, "CONFIG", "GET", "maxmemory") or b"").split(b"\r\n")[-2]
+def memory_of(own: EmbeddedRedis) -> bytes:
+    return (ping_socket(own.socket, "CONFIG", "GET", "maxmemory") or b"").split(b"\r\n")[-2]
 
 
 def fleet(memory: int, store: str = "embedded") -> FleetSpec:
@@ -430,26 +430,26 @@ def fleet(memory: int, store: str = "embedded") -> FleetSpec:
 def test_its_memory_changes_while_it_runs_and_stays_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = own_redis(tmp_path, lambda line: None)
     own.start()
-    shared = Shared(own=own.url, secret=SECRET)
+    shared = PrefixSharing(own=own.url, secret=SECRET)
     try:
         with storing(own.url) as store:
             wait_for(lambda: store._connections.alive, "a connection")
             write(store, b"kept")
-            limit_own(fleet(32 << 20, "memory"), shared)
+            limit_embedded_redis(fleet(32 << 20, "memory"), shared)
             assert memory_of(own) == b"%d" % (64 << 20), "that is each replica's"
-            limit_own(fleet(32 << 20), shared)
+            limit_embedded_redis(fleet(32 << 20), shared)
             assert memory_of(own) == b"%d" % (32 << 20)
             assert read(store, b"kept") == [value(b"kept")]
         before = own.pid
         os.kill(before or 0, signal.SIGKILL)
-        wait_for(lambda: own.pid != before and ask(own.socket, "PING"), "another redis-server")
+        wait_for(lambda: own.pid != before and ping_socket(own.socket, "PING"), "another redis-server")
         assert memory_of(own) == b"%d" % (32 << 20)
         assert not capsys.readouterr().err
     finally:
         own.stop()
-    limit_own(fleet(16 << 20), shared)
+    limit_embedded_redis(fleet(16 << 20), shared)
     assert "does not answer" in capsys.readouterr().err
-    limit_own(fleet(16 << 20), Shared(own=f"unix://{tmp_path}/gone/redis.sock", secret=SECRET))
+    limit_embedded_redis(fleet(16 << 20), PrefixSharing(own=f"unix://{tmp_path}/gone/redis.sock", secret=SECRET))
     assert "stays as it is: No such file or directory" in capsys.readouterr().err
     again = own_redis(tmp_path, lambda line: None)
     again.start()
@@ -458,6 +458,6 @@ def test_its_memory_changes_while_it_runs_and_stays_so(tmp_path: Path, capsys: p
 
 
 def test_a_redis_that_does_not_start_says_why(tmp_path: Path) -> None:
-    own = OwnRedis("/bin/false", tmp_path, 64 << 20, lambda line: None)
+    own = EmbeddedRedis("/bin/false", tmp_path, 64 << 20, lambda line: None)
     with pytest.raises(ConfigurationError, match=r"redis-server \(/bin/false\) did not start: it ended with 1"):
         own.start()

@@ -11,10 +11,10 @@ from unittest.mock import Mock
 import pytest
 from google.protobuf.descriptor import ServiceDescriptor
 
-from motley.cluster.ingress import Ingress
 from motley.cluster.protos import generate
-from motley.cluster.web import servicers
-from motley.cluster.web.servicers import SERVICES
+from motley.cluster.service.deployment.ingress import Ingress
+from motley.cluster.transport.grpc_server import servicers
+from motley.cluster.transport.grpc_server.servicers import SERVICES
 
 SHARED_NAMES = {"ServerReflectionInfo"}  # for which one method does: of v1 and v1alpha the bytes are the same
 CODE = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")

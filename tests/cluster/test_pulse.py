@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from motley.cluster.routing.placement import Placement, Suspects
-from motley.cluster.routing.pulse import Attempt
+from motley.cluster.routing.attempt.liveness_monitor import CallAttempt
+from motley.cluster.routing.attempt.placement import Placement, SuspectReplicas
 from motley.replicas.errors import Unavailable
 
 LOST = Unavailable("gone", code="replica_stalled")
@@ -19,7 +19,7 @@ def run(scenario):
 
 
 def an_attempt():
-    return Attempt(Placement(Suspects()))
+    return CallAttempt(Placement(SuspectReplicas()))
 
 
 async def never():

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from ray._private import parameter, worker
 
-from motley.cluster import head
-from motley.cluster.fleet.spec import FleetSpec
-from motley.cluster.ray_ports import free_agent_port
-from motley.cluster.watch import Lost
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec
+from motley.cluster.ray_compat import free_agent_port
+from motley.cluster.service.deployment import ray_head
+from motley.cluster.service.supervision.watchdog import ServiceLost
 
 SPEC = FleetSpec.model_validate({"model": "m", "pools": [{"name": "cpu"}]})
 
@@ -39,9 +39,9 @@ def test_a_service_starts_ray_without_a_port_that_is_fixed(monkeypatch: pytest.M
         assert given["dashboard_port"] is None
         return SimpleNamespace(dashboard_url="127.0.0.1:8265")
 
-    monkeypatch.setattr(head.ray, "init", init)
-    monkeypatch.setattr(head, "node_labels", dict)
-    head.start_ray(head.Path("/tmp"), SPEC)
+    monkeypatch.setattr(ray_head.ray, "init", init)
+    monkeypatch.setattr(ray_head, "node_labels", dict)
+    ray_head.start_ray(ray_head.Path("/tmp"), SPEC)
     assert seen == [set()]
     assert fixed() == {52365}, "what others start is as it was"
 
@@ -52,10 +52,10 @@ def test_ray_is_as_it_was_where_it_does_not_start(monkeypatch: pytest.MonkeyPatc
     def init(**given: Any) -> Any:
         raise Exception("The current node timed out during startup.")
 
-    monkeypatch.setattr(head.ray, "init", init)
+    monkeypatch.setattr(ray_head.ray, "init", init)
     whole = parameter.RayParams
-    with pytest.raises(Lost, match=r"^Ray did not start: The current node timed out during startup$"):
-        head.start_ray(head.Path("/tmp"), SPEC)
+    with pytest.raises(ServiceLost, match=r"^Ray did not start: The current node timed out during startup$"):
+        ray_head.start_ray(ray_head.Path("/tmp"), SPEC)
     assert parameter.RayParams is whole
     with free_agent_port():
         assert parameter.RayParams is not whole

@@ -13,11 +13,11 @@ from typing import TextIO
 import pytest
 from served import wait_for
 
-from motley.cluster import serve
-from motley.cluster.failures import ConfigurationError
-from motley.cluster.greeting import Endpoints
-from motley.cluster.options import ServeOptions
-from motley.cluster.ready_file import ReadyFile
+from motley.cluster.fleet.spec.serve_options import ServeOptions
+from motley.cluster.service.startup import serve_command
+from motley.cluster.service.startup.ready_file import ReadyFile
+from motley.cluster.service.startup.ready_message import Endpoints
+from motley.cluster.service_errors import ConfigurationError
 
 
 def endpoints(private: Path) -> Endpoints:
@@ -47,7 +47,7 @@ def killed(private: Path, ready: Path) -> None:
     code = (
         f"import os, sys; sys.path.insert(0, {str(Path(__file__).parents[2] / 'src')!r})\n"
         "from pathlib import Path\n"
-        "from motley.cluster.guardian import Guardian\n"
+        "from motley.cluster.service.supervision.guardian import Guardian\n"
         f"Guardian(Path({str(private)!r}), Path({str(ready)!r})).start()\n"
         "os.kill(os.getpid(), 9)"
     )
@@ -131,11 +131,14 @@ def test_a_start_removes_it_before_anything_else(tmp_path: Path, monkeypatch: py
         seen.append(ready.exists())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(serve, "become_subreaper", lambda: None)
-    monkeypatch.setattr(serve, "_take_signals", lambda: None)
-    monkeypatch.setattr(serve, "_check_ports", lambda _: None)
-    monkeypatch.setattr(serve, at, stop)
+    monkeypatch.setattr(serve_command, "become_subreaper", lambda: None)
+    monkeypatch.setattr(serve_command, "_take_signals", lambda: None)
+    monkeypatch.setattr(serve_command, "_check_ports", lambda _: None)
+    monkeypatch.setattr(serve_command, at, stop)
     if at == "ray_folder":
-        monkeypatch.setattr(serve, "check", lambda _: None)
-    assert serve.run_serve(ServeOptions(model="demo", null_engine=True, ready_file=ready)) == serve.INTERRUPTED
+        monkeypatch.setattr(serve_command, "check", lambda _: None)
+    assert (
+        serve_command.run_serve(ServeOptions(model="demo", null_engine=True, ready_file=ready))
+        == serve_command.INTERRUPTED
+    )
     assert seen == [False]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.cluster.parsers.answer import AnswerParser, parse_whole
-from motley.cluster.parsers.hermes import HermesParser
-from motley.cluster.parsers.think import ThinkCounter, ThinkParser
+from motley.cluster.api.common.parsers.answer_parser import AnswerParser, parse_whole
+from motley.cluster.api.common.parsers.hermes_tool_calls import HermesParser
+from motley.cluster.api.common.parsers.reasoning_parser import ReasoningParser, ReasoningTokenCounter
 
 CASES = [
     # opened by the prompt, text, reasoning, answer
@@ -35,15 +35,15 @@ CASES = [
 @pytest.mark.parametrize(("opened", "text", "reasoning", "answer"), CASES)
 def test_reasoning_and_answer(opened: bool, text: str, reasoning: str, answer: str) -> None:
     for pieces in ([text], list(text), [text[:3], text[3:]]):
-        parser = AnswerParser(ThinkParser(opened=opened))
+        parser = AnswerParser(ReasoningParser(opened=opened))
         found = parse_whole(parser, pieces[0]) if len(pieces) == 1 else _pushed(parser, pieces)
         assert (found.reasoning, found.text) == (reasoning, answer)
 
 
 def _pushed(parser: AnswerParser, pieces: list[str]) -> Any:
-    from motley.cluster.parsers.answer import Answer
+    from motley.cluster.api.common.parsers.answer_parser import ParsedAnswer
 
-    answer = Answer()
+    answer = ParsedAnswer()
     for piece in pieces:
         answer.add(parser.push(piece))
     return answer.add(parser.finish())
@@ -59,9 +59,9 @@ def test_cuts_change_nothing(opened: bool, parts: list[str], cuts: set[int]) -> 
     text = "".join(parts)
     at = sorted(cut for cut in cuts if cut <= len(text))
     pieces = [text[a:b] for a, b in zip([0, *at], [*at, len(text)], strict=True)]
-    whole = _pushed(AnswerParser(ThinkParser(opened=opened)), [text])
+    whole = _pushed(AnswerParser(ReasoningParser(opened=opened)), [text])
     for cut in (pieces, list(text)):
-        found = _pushed(AnswerParser(ThinkParser(opened=opened)), cut)
+        found = _pushed(AnswerParser(ReasoningParser(opened=opened)), cut)
         assert (found.reasoning, found.text) == (whole.reasoning, whole.text)
     if not opened and not text.lstrip().startswith("<think>"):
         assert (whole.reasoning, whole.text) == ("", text)
@@ -69,7 +69,7 @@ def test_cuts_change_nothing(opened: bool, parts: list[str], cuts: set[int]) -> 
 
 def test_calls_are_looked_for_behind_the_reasoning_alone() -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    parser = AnswerParser(ThinkParser(opened=False), HermesParser(("f",)))
+    parser = AnswerParser(ReasoningParser(opened=False), HermesParser(("f",)))
     answer = parse_whole(parser, f"<think>I could {call}</think>\n\n{call}")
     assert (answer.reasoning, answer.text, len(answer.calls)) == (f"I could {call}", "", 1)
 
@@ -89,7 +89,7 @@ def test_calls_are_looked_for_behind_the_reasoning_alone() -> None:
 )
 def test_tokens_of_the_reasoning_are_counted_marks_included(opened: bool, pieces: list[str], count: int) -> None:
     encoded = [piece.encode() for piece in pieces]
-    at_once, one_by_one = ThinkCounter(opened=opened), ThinkCounter(opened=opened)
+    at_once, one_by_one = ReasoningTokenCounter(opened=opened), ReasoningTokenCounter(opened=opened)
     at_once.push(encoded)
     for piece in encoded:
         one_by_one.push([piece])

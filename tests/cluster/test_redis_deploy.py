@@ -18,11 +18,11 @@ from certificates import Certificates
 from redis_over_tls import tls_by
 from served import free_port, wait_for
 
-from motley.cluster.edge.ports import listens
-from motley.cluster.fleet.spec import FleetSpec
-from motley.cluster.prefix.redis_store import RedisStore
-from motley.cluster.prefix.server import find_redis
-from motley.cluster.prefix.shared import Shared, access_of
+from motley.cluster.fleet.deployed.prefix_sharing import PrefixSharing, prefix_access_factory
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec
+from motley.cluster.prefix_store.embedded_redis import find_redis
+from motley.cluster.prefix_store.redis_store import RedisStore
+from motley.cluster.security.edge.ports import is_listening
 from motley.replicas.kv.store.prefix_store import ValueQuery
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "redis"
@@ -66,7 +66,7 @@ def start(folder: Path, port: int) -> tuple[subprocess.Popen[bytes], bool]:
         return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=(folder / "said").open("wb"))
 
     process = run("--tls-port", str(port))
-    wait_for(lambda: process.poll() is not None or listens("127.0.0.1", port), "redis-server")
+    wait_for(lambda: process.poll() is not None or is_listening("127.0.0.1", port), "redis-server")
     if process.poll() is None:
         return process, True
     said = (folder / "said").read_text()
@@ -102,7 +102,7 @@ def store_of(url: str) -> RedisStore:
     """As a replica is given it by `prefix_cache.store`."""
     cache = {"store": url, "tenant_memory": "1MiB"}
     spec = FleetSpec.model_validate({"model": "demo", "pools": [{"name": "a"}], "prefix_cache": cache})
-    make = access_of(spec.prefix_cache, Shared(secret=b"s" * 32))
+    make = prefix_access_factory(spec.prefix_cache, PrefixSharing(secret=b"s" * 32))
     assert make is not None
     store = make().store
     assert isinstance(store, RedisStore)
@@ -127,7 +127,7 @@ def test_prefixes_are_stored_and_read_there(deployed: Deployed) -> None:
             assert [bytes(part) for part in parts] == [VALUE[:7], VALUE[9:20]]
             assert store.known([wanted], "ann", deadline) == 1
             store.forget("ann")
-            wait_for(lambda store=store: not store._epochs.to_forget(), "Redis to know")
+            wait_for(lambda store=store: not store._epochs.pending_forgets(), "Redis to know")
             assert not store.stats().errors
             assert store.stats().stored == 1
         finally:

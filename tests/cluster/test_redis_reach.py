@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from motley.cluster.edge.ports import settled_block
-from motley.cluster.fleet.spec import PrefixCacheSpec
+from motley.cluster.fleet.deployed.redis_reachability import connection_failure, warn_if_unreachable
+from motley.cluster.fleet.spec.fleet_spec import PrefixCacheSpec
 from motley.cluster.prefix.bench_redis import RedisProcess
-from motley.cluster.prefix.reach import tell_silent, unreached
+from motley.cluster.security.edge.ports import free_port_block
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from motley.cluster.prefix.reach import tell_silent, unreached
     ],
 )
 def test_why_it_does_not_answer(url: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    tell_silent(PrefixCacheSpec(store=url.format(port=settled_block(1))))
+    warn_if_unreachable(PrefixCacheSpec(store=url.format(port=free_port_block(1))))
     told = capsys.readouterr().err
     assert told.startswith("prefix cache: ")
     assert words in told
@@ -28,15 +28,15 @@ def test_why_it_does_not_answer(url: str, words: str, capsys: pytest.CaptureFixt
 
 def test_a_wrong_password_is_told(redis: RedisProcess, capsys: pytest.CaptureFixture[str]) -> None:
     socket = redis.url.partition("://")[2]
-    tell_silent(PrefixCacheSpec(store=f"unix://alice:secret@{socket}"))
+    warn_if_unreachable(PrefixCacheSpec(store=f"unix://alice:secret@{socket}"))
     told = capsys.readouterr().err
     assert "password" in told
     assert "secret" not in told
 
 
 def test_one_that_answers_is_no_news(redis: RedisProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    assert unreached(redis.url) == ""
+    assert connection_failure(redis.url) == ""
     for store in (redis.url, "off", "memory", "embedded"):
-        tell_silent(PrefixCacheSpec(store=store))
-    tell_silent(PrefixCacheSpec(store="redis://127.0.0.1:1", reuse=False))
+        warn_if_unreachable(PrefixCacheSpec(store=store))
+    warn_if_unreachable(PrefixCacheSpec(store="redis://127.0.0.1:1", reuse=False))
     assert capsys.readouterr().err == ""

@@ -12,27 +12,27 @@ import reference_pages
 from fastapi.routing import APIRoute
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, ServiceDescriptor
 
-from motley.cluster.control.server import SERVICES as ADMIN_SERVICES
-from motley.cluster.edge.edge import Edge
-from motley.cluster.protocols.health import MAX_OF_TENANT, MAX_WATCHES
-from motley.cluster.protocols.kserve_refused import refused_kserve_routes
-from motley.cluster.protocols.openai_refused import refused_routes
-from motley.cluster.protocols.openapi_routes import OPERATIONS
+from motley.cluster.api.health.health_protocol import MAX_OF_TENANT, MAX_WATCHES
+from motley.cluster.api.kserve.rest.kserve_refused import refused_kserve_routes
+from motley.cluster.api.openai.openai_refused import refused_routes
+from motley.cluster.api.openapi_routes import OPERATIONS
+from motley.cluster.fleet.control.rpcs.control_server import SERVICES as ADMIN_SERVICES
 from motley.cluster.protos import inference_pb2
-from motley.cluster.reference import raised as sources
-from motley.cluster.reference.codes import AT_START, MEANINGS
-from motley.cluster.reference.page import PAGE, PROTOS, page
-from motley.cluster.reference.proto_text import read
-from motley.cluster.reference.raised import Raised, raised_in
-from motley.cluster.web.openapi import document
-from motley.cluster.web.servicers import SERVICES
+from motley.cluster.reference import raised_codes as sources
+from motley.cluster.reference.error_codes import AT_START, MEANINGS
+from motley.cluster.reference.proto_text import read_proto
+from motley.cluster.reference.raised_codes import RaisedError, raised_in
+from motley.cluster.reference.reference_page import PAGE, PROTOS, write_reference
+from motley.cluster.security.edge.haproxy_config import HAProxyEdge
+from motley.cluster.transport.grpc_server.servicers import SERVICES
+from motley.cluster.transport.http_server.openapi import openapi_document
 
 BELOW = "/{rest:path}"
 
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    return page()
+    return write_reference()
 
 
 def test_the_page_is_up_to_date(text: str) -> None:
@@ -122,7 +122,7 @@ def _is_refusal(row: str, path: str, which: tuple[str, ...], method: str) -> boo
 
 def test_every_answer_of_haproxy_is_there(text: str, tmp_path: Path) -> None:
     """Read from what is written for HAProxy."""
-    edge = Edge(host="127.0.0.1", http_port=1, grpc_port=2)
+    edge = HAProxyEdge(host="127.0.0.1", http_port=1, grpc_port=2)
     edge.write(tmp_path)
     pages = [path.read_text() for path in (tmp_path / "errors").iterdir()]
     rules = [line for _, new, _ in edge.edits(tmp_path) for line in new.splitlines() if '"code"' in line]
@@ -150,17 +150,17 @@ def test_every_code_in_the_sources_is_there(text: str) -> None:
 
 
 def test_a_code_that_is_not_listed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    more = sources.raised() | {Raised("brand_new", "NotFound", "cluster")}
-    monkeypatch.setattr("motley.cluster.reference.errors_part.raised", lambda: more)
+    more = sources.raised_errors() | {RaisedError("brand_new", "NotFound", "cluster")}
+    monkeypatch.setattr("motley.cluster.reference.errors_section.raised_errors", lambda: more)
     with pytest.raises(ValueError, match="brand_new"):
-        page()
+        write_reference()
 
 
 def test_a_code_that_is_raised_no_longer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    less = {one for one in sources.raised() if one.code != "queue_full"}
-    monkeypatch.setattr("motley.cluster.reference.errors_part.raised", lambda: less)
+    less = {one for one in sources.raised_errors() if one.code != "queue_full"}
+    monkeypatch.setattr("motley.cluster.reference.errors_section.raised_errors", lambda: less)
     with pytest.raises(ValueError, match="queue_full"):
-        page()
+        write_reference()
 
 
 def silent(text: str) -> list[str]:
@@ -198,7 +198,7 @@ def properties(node: Any, at: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def test_every_property_of_the_document_has_a_sentence() -> None:
-    found = dict(properties(document(OPERATIONS)))
+    found = dict(properties(openapi_document(OPERATIONS)))
     assert len(found) > 1200
     assert [path for path, schema in found.items() if not schema.get("description")] == []
 
@@ -253,7 +253,7 @@ def test_what_cannot_be_told_is_an_error(source: str) -> None:
 
 
 def test_every_message_field_and_number_is_read() -> None:
-    blocks = {block.name: block for block in read(PROTOS / "inference.proto").blocks}
+    blocks = {block.name: block for block in read_proto(PROTOS / "inference.proto").blocks}
     for name, message in inference_pb2.DESCRIPTOR.message_types_by_name.items():
         assert _names(message) == {line.name for line in blocks[name].lines}, name
     for name, enum in inference_pb2.DESCRIPTOR.enum_types_by_name.items():
@@ -267,7 +267,7 @@ def _names(message: Descriptor) -> set[str]:
 def test_comments_above_and_behind_are_kept(tmp_path: Path) -> None:
     proto = tmp_path / "a.proto"
     proto.write_text("// About.\npackage a.b;\n\n// Said\n// above.\nmessage M {\n  int32 x = 1;  // behind\n}\n")
-    found = read(proto)
+    found = read_proto(proto)
     assert (found.package, found.doc) == ("a.b", "About.")
     [block] = found.blocks
     assert (block.kind, block.name, block.doc) == ("message", "M", "Said above.")

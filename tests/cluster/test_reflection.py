@@ -9,8 +9,8 @@ import pytest
 from google.protobuf import descriptor_pb2, message_factory
 from grpc_reflection.v1alpha import reflection_pb2
 
-from motley.cluster.web import reflection_v1
-from motley.cluster.web.servicers import SERVICES
+from motley.cluster.transport.grpc_server import reflection_v1
+from motley.cluster.transport.grpc_server.servicers import SERVICES
 
 [METHOD] = reflection_v1.SERVICE.methods
 REQUEST, RESPONSE = map(message_factory.GetMessageClass, (METHOD.input_type, METHOD.output_type))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from motley.cluster.protocols.repeat_penalty import repetition
+from motley.cluster.api.common.fields.repeat_penalty import read_repetition_penalty
 from motley.replicas.errors import InvalidRequest
 
 PATHS = {"/v1/completions": {"prompt": "abc"}, "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]}}
@@ -61,7 +61,7 @@ SCALES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 @pytest.mark.parametrize(("body", "penalty"), TAKEN, ids=str)
 def test_what_can_be_had(body: dict[str, Any], penalty: float | None) -> None:
     sampling = {name: body[name] for name in SCALES if name in body}
-    repetition(body, sampling)
+    read_repetition_penalty(body, sampling)
     assert sampling.get("repetition_penalty") == (body.get("repetition_penalty") if penalty is None else penalty)
 
 
@@ -89,7 +89,7 @@ async def test_the_whole_context_is_looked_at_as_repetition_penalty_does(
 
 def test_a_number_of_another_kind_is_for_the_one_validator_to_refuse() -> None:
     sampling: dict[str, Any] = {}
-    assert repetition({"repeat_penalty": [1]}, sampling) == {"repetition_penalty": "repeat_penalty"}
+    assert read_repetition_penalty({"repeat_penalty": [1]}, sampling) == {"repetition_penalty": "repeat_penalty"}
     assert sampling == {"repetition_penalty": [1]}
     with pytest.raises(InvalidRequest, match="give repeat_last_n: -1"):
-        repetition({"repeat_penalty": 2}, {})
+        read_repetition_penalty({"repeat_penalty": 2}, {})

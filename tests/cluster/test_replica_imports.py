@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ray import cloudpickle
 
-from motley.cluster.app import build_app
-from motley.cluster.fleet.spec import FleetSpec
-from motley.cluster.prefix.shared import Shared
+from motley.cluster.fleet.deployed.prefix_sharing import PrefixSharing
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec
+from motley.cluster.service.deployment.serve_app import build_app
 
 LOADS = """
 import pickle, sys
@@ -23,7 +23,7 @@ print(*sorted(name for name in sys.modules if name.startswith("motley.cluster.")
 
 def test_it_is_what_a_replica_needs_and_not_what_deploys_it(tmp_path: Path) -> None:
     spec = FleetSpec.model_validate({"model": "demo", "pools": [{"name": "cpu"}]})
-    app = build_app(spec, prefixes=Shared(own="unix:///nowhere", secret=bytes(32)))
+    app = build_app(spec, prefixes=PrefixSharing(own="unix:///nowhere", secret=bytes(32)))
     pools = app._bound_deployment.init_args[1]
     deployment = pools["cpu"]._bound_deployment
     (tmp_path / "pickled").write_bytes(cloudpickle.dumps((deployment.func_or_class, deployment.init_args)))
@@ -31,9 +31,15 @@ def test_it_is_what_a_replica_needs_and_not_what_deploys_it(tmp_path: Path) -> N
         [sys.executable, "-c", LOADS, str(tmp_path / "pickled")], capture_output=True, text=True, check=True, timeout=60
     )
     made, imported = answer.stdout.splitlines()
-    assert "access_to" in made, "prefixes are shared"
+    assert "redis_prefix_access" in made, "prefixes are shared"
     assert "engine_worker" in made
     names = set(imported.split())
-    assert "motley.cluster.metrics" in names
-    for name in ("motley.cluster.app", "motley.cluster.ingress", "motley.cluster.fleet.spec", "torch", "redis"):
+    assert "motley.cluster.service.deployment.replica_metrics" in names
+    for name in (
+        "motley.cluster.service.deployment.serve_app",
+        "motley.cluster.service.deployment.ingress",
+        "motley.cluster.fleet.spec.fleet_spec",
+        "torch",
+        "redis",
+    ):
         assert name not in names

@@ -13,10 +13,10 @@ from ray import cloudpickle
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from motley.cluster.routing.live import Live
-from motley.cluster.routing.placement import Placement, Suspects
-from motley.cluster.routing.request_router import PoolRouter
-from motley.cluster.routing.roster import ROSTER
+from motley.cluster.routing.attempt.placement import Placement, SuspectReplicas
+from motley.cluster.routing.directory.replica_directory import ReplicaDirectory
+from motley.cluster.routing.directory.replica_registry import REPLICA_REGISTRY
+from motley.cluster.routing.serve_router import PoolRouter
 from motley.replicas.engine.streams.profile_text import profile_to_text
 from motley.replicas.types import ModelInfo, ReplicaLoad, ReplicaProfile, Request, SamplingParams
 
@@ -59,7 +59,7 @@ async def ask(asked: Any, replicas: list[Any], request: PendingRequest | None) -
 
 
 async def test_one_at_a_time_in_the_order_of_the_placement() -> None:
-    placement = Placement(Suspects())
+    placement = Placement(SuspectReplicas())
     request = pending(REQUEST, placement)
     asked = router(Queues(a=3, b=1))
     both = [replica("a"), replica("b")]
@@ -74,20 +74,20 @@ async def test_one_at_a_time_in_the_order_of_the_placement() -> None:
 
 
 async def test_weights_are_those_of_the_last_load_that_was_told() -> None:
-    placement = Placement(Suspects(), weights="old")
+    placement = Placement(SuspectReplicas(), weights="old")
     replicas = [replica("silent"), replica("new", weights="new"), replica("old", weights="old")]
     assert await ask(router(Queues(old=9)), replicas, pending(REQUEST, placement)) == ["old"]
 
 
 async def test_nobody_will_do() -> None:
-    placement = Placement(Suspects(), only="gone")
+    placement = Placement(SuspectReplicas(), only="gone")
     request = pending(REQUEST, placement)
     assert await ask(router(Queues()), [replica("a")], request) == []
     assert request.routing_context.should_backoff, "else Serve would ask again at once, and for ever"
 
 
 async def test_a_suspect_must_answer_before_it_gets_a_request() -> None:
-    suspects = Suspects()
+    suspects = SuspectReplicas()
     suspects.add("a")
     queues = Queues(a=0, b=9)
     asked = router(queues)
@@ -99,7 +99,7 @@ async def test_a_suspect_must_answer_before_it_gets_a_request() -> None:
 
 
 async def test_the_class_of_numerics_is_read_from_the_replica() -> None:
-    placement = Placement(Suspects(), numerics="fast")
+    placement = Placement(SuspectReplicas(), numerics="fast")
     both = [replica("a", "exact"), replica("b", "fast")]
     assert await ask(router(Queues(a=0, b=5)), both, pending(REQUEST, placement)) == ["b"]
     assert placement.found == "fast"
@@ -125,8 +125,8 @@ async def test_what_it_hears_of_replicas_reaches_the_router_of_its_process(monke
     monkeypatch.setattr(RequestRouter, "on_replica_actor_died", lambda *_: None)
     made = object.__new__(unpickled)
     made._deployment_id = SimpleNamespace(name="a pool of this test")
-    live = Live({"a pool of this test": "pool"}, None)
-    ROSTER.listen(live)
+    live = ReplicaDirectory({"a pool of this test": "pool"}, None)
+    REPLICA_REGISTRY.listen(live)
     info = ModelInfo("m", "f", 10, 100, (), "float32", "none")
     profile = ReplicaProfile("", info, "cpu", "", None, "exact", "", 1.0, 1.0, 10, 64)
     one = replica("a")

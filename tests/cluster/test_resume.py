@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from local_pool import LocalPool
 from tokenizers import pre_tokenizers
 
-from motley.cluster.routing.resume import ResumePolicy
+from motley.cluster.routing.attempt.retryable_request import RetryPolicy
 from motley.cluster.routing.router import SHORT_TOKENS, Router
 from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Overloaded, Unavailable
@@ -37,7 +37,7 @@ def only(letters: str) -> dict[int, float]:
 
 
 PROMPT = ids("Once upon a time, and once more")
-POLICY = ResumePolicy(stall_s=0.5, wait_s=2.0, backoff_s=0.001)
+POLICY = RetryPolicy(stall_s=0.5, wait_s=2.0, backoff_s=0.001)
 
 CASES: dict[str, dict[str, object]] = {
     "greedy": {"temperature": 0.0},
@@ -200,7 +200,7 @@ async def test_what_has_ended_is_not_computed_again(workers: list[Worker]) -> No
 async def test_losses_one_after_the_other(workers: list[Worker], case: str, plan: list[tuple[int, str]]) -> None:
     asked = request(**CASES[case])
     whole = await read(faulty(workers, [])[0], asked)
-    patient = ResumePolicy(wait_s=5.0, backoff_s=0.001, max_losses=9)
+    patient = RetryPolicy(wait_s=5.0, backoff_s=0.001, max_losses=9)
     faults = [Fault(after, kind) for after, kind in plan]
     pool = LocalPool(*(FaultyReplica(worker, faults) for worker in workers))
     assert await read(Router({"cpu": pool}, patient), asked) == whole
@@ -316,7 +316,7 @@ async def test_a_replica_that_hangs_is_taken_when_nobody_else_is_left(workers: l
 
 
 async def test_a_deadline_holds_though_the_replica_hangs(workers: list[Worker]) -> None:
-    hanging = ResumePolicy(stall_s=30.0)
+    hanging = RetryPolicy(stall_s=30.0)
     pool = LocalPool(FaultyReplica(workers[0], [Fault(2, "hang")]))
     router = Router({"cpu": pool}, hanging)
     seen: list[StreamMessage] = []

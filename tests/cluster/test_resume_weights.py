@@ -13,11 +13,11 @@ import pytest
 from local_pool import LocalPool
 from ray.exceptions import ActorDiedError
 
-from motley.cluster.gather import Room, gather
-from motley.cluster.protocols.openai_reply import CompletionForm, fingerprint_of
-from motley.cluster.routing.placement import Candidate, Placement, Suspects
-from motley.cluster.routing.resume import ResumePolicy
-from motley.cluster.routing.roster import Roster, Seen
+from motley.cluster.api.common.collected_response import LogprobBudget, collect_response
+from motley.cluster.api.openai.openai_response import CompletionForm, weights_fingerprint
+from motley.cluster.routing.attempt.placement import Placement, ReplicaCandidate, SuspectReplicas
+from motley.cluster.routing.attempt.retryable_request import RetryPolicy
+from motley.cluster.routing.directory.replica_registry import PublishedReplica, ReplicaRegistry
 from motley.cluster.routing.router import Router
 from motley.replicas.engine.streams.profile_text import profile_to_text
 from motley.replicas.types import (
@@ -81,17 +81,17 @@ class Stand:
 
 async def fleet(**stands: Stand) -> tuple[Router, LocalPool]:
     """One pool; what the replicas are and carry has been heard by way of Serve's controller."""
-    pool, roster = LocalPool(), Roster()
+    pool, roster = LocalPool(), ReplicaRegistry()
     pool.replicas = dict(stands)
     pool.numerics = {name: stand.shown.numerics for name, stand in stands.items()}
     pool.weights = {name: stand.weights.contents for name, stand in stands.items()}
     loads = {name: await stand.load() for name, stand in stands.items()}
     seen = {
-        name: Seen({"profile": profile_to_text(stand.shown)}, {"load": asdict(loads[name])})
+        name: PublishedReplica({"profile": profile_to_text(stand.shown)}, {"load": asdict(loads[name])})
         for name, stand in stands.items()
     }
     roster.update("cpu", seen)
-    return Router({"cpu": pool}, ResumePolicy(backoff_s=0.001), roster=roster), pool
+    return Router({"cpu": pool}, RetryPolicy(backoff_s=0.001), roster=roster), pool
 
 
 def request() -> Request:
@@ -145,7 +145,7 @@ async def test_where_nobody_has_them_it_says_so_once(others: WeightsStatus) -> N
     assert await read(router) == (list(range(TOKENS)), [(0, OLD), (3, others)])
     first.dies_after = 3
     router, _ = await fleet(first=first, other=Stand(others))
-    gathered = await gather(router.stream(request(), whole=True), 1, Room())
+    gathered = await collect_response(router.stream(request(), whole=True), 1, LogprobBudget())
     assert gathered.weights == [OLD, others]
 
 
@@ -177,12 +177,12 @@ async def test_the_same_weights_are_the_same_whatever_a_replica_counts() -> None
 def test_serves_candidates_come_in_the_same_order() -> None:
     """Where no prediction is at hand."""
     candidates = [
-        Candidate("new", "a", 0, "bb"),
-        Candidate("old of b", "b", 9, "aa"),
-        Candidate("old", "a", 9, "aa"),
+        ReplicaCandidate("new", "a", 0, "bb"),
+        ReplicaCandidate("old of b", "b", 9, "aa"),
+        ReplicaCandidate("old", "a", 9, "aa"),
     ]
     order = []
-    placement = Placement(Suspects(), numerics="a", weights="aa")
+    placement = Placement(SuspectReplicas(), numerics="a", weights="aa")
     for _ in candidates:
         chosen, _ = placement.choose(candidates)
         assert chosen is not None
@@ -196,7 +196,7 @@ def test_serves_candidates_come_in_the_same_order() -> None:
 )
 def test_the_fingerprint_names_every_version(weights: list[WeightsStatus], shown: str) -> None:
     form = CompletionForm(None, "fp_x")  # type: ignore[arg-type]
-    assert fingerprint_of(form, weights) == f"fp_x{shown}"
+    assert weights_fingerprint(form, weights) == f"fp_x{shown}"
 
 
 async def test_prefixes_of_other_weights_are_forgotten() -> None:

@@ -15,7 +15,7 @@ from ray.exceptions import ActorDiedError
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
-from motley.cluster.web.servicers import add_inference
+from motley.cluster.transport.grpc_server.servicers import add_inference
 from motley.replicas.types import Request, StreamMessage
 
 BODY = {"prompt": "abc", "max_tokens": 6}

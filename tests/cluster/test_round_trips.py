@@ -16,13 +16,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from local_ingress import make_ingress
 
-from motley.cluster.ask import Admitted, Ask
-from motley.cluster.caller import Caller
-from motley.cluster.door import MAX_TIMEOUT_S, Door
-from motley.cluster.protocols import kserve_ask, kserve_json, kserve_wire, motley_wire, openai_ask, vllm_ask
-from motley.cluster.protocols.openai_fields import parse_object
+from motley.cluster.api.common.admission import MAX_TIMEOUT_S, RequestAdmitter
+from motley.cluster.api.common.fields.json_body import parse_body
+from motley.cluster.api.common.fields.unknown_fields import UnknownFieldPolicy
+from motley.cluster.api.common.parsed_request import AdmittedRequest, ParsedRequest
+from motley.cluster.api.kserve import kserve_messages, kserve_request
+from motley.cluster.api.kserve.rest import kserve_json
+from motley.cluster.api.motley import motley_messages
+from motley.cluster.api.openai import openai_request
+from motley.cluster.api.vllm import vllm_request
 from motley.cluster.protos import inference_pb2, kserve_pb2, vllm_engine_pb2
-from motley.cluster.unknown_fields import UnknownFields
+from motley.cluster.transport.caller import Caller
 from motley.replicas.errors import DeadlineExceeded, InvalidRequest, MotleyError, NotFound
 from motley.replicas.sampling_params import SamplingParams
 
@@ -38,13 +42,17 @@ def chosen(params: SamplingParams) -> Fields:
 
 def over_motley(given_fields: Fields) -> Fields:
     written = inference_pb2.SamplingParams(**given_fields).SerializeToString()
-    return motley_wire.sampling(inference_pb2.SamplingParams.FromString(written))
+    return motley_messages.parse_sampling(inference_pb2.SamplingParams.FromString(written))
 
 
 def over_vllm(given_fields: Fields) -> Fields:
     wanted = vllm_engine_pb2.SamplingParams(**{"skip_special_tokens": True, **given_fields})
     request = vllm_engine_pb2.GenerateRequest(text="a", sampling_params=wanted)
-    return dict(vllm_ask.generate_ask(vllm_engine_pb2.GenerateRequest.FromString(request.SerializeToString())).sampling)
+    return dict(
+        vllm_request.parse_generate_request(
+            vllm_engine_pb2.GenerateRequest.FromString(request.SerializeToString())
+        ).sampling
+    )
 
 
 def for_vllm(valid: Fields) -> Fields:
@@ -74,8 +82,8 @@ def over_kserve(given_fields: Fields) -> Fields:
     for name, value in _parameters(given_fields).items():
         kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
         setattr(request.parameters[name], kinds[type(value)], value)
-    read = kserve_wire.infer_request(kserve_pb2.ModelInferRequest.FromString(request.SerializeToString()))
-    return dict(kserve_ask.infer_ask(read).ask.sampling)
+    read = kserve_messages.infer_request(kserve_pb2.ModelInferRequest.FromString(request.SerializeToString()))
+    return dict(kserve_request.parse_infer_request(read).ask.sampling)
 
 
 def over_kserve_json(given_fields: Fields) -> Fields:
@@ -84,14 +92,14 @@ def over_kserve_json(given_fields: Fields) -> Fields:
         for name, datatype, elements in _tensors(given_fields)
     ]
     body = json.dumps({"inputs": inputs, "parameters": _parameters(given_fields)}).encode()
-    return dict(kserve_ask.infer_ask(kserve_json.infer_request(body, "echo", "")).ask.sampling)
+    return dict(kserve_request.parse_infer_request(kserve_json.infer_request(body, "echo", "")).ask.sampling)
 
 
 def over_completions(given_fields: Fields) -> Fields:
     echo = "prompt_logprobs" in given_fields
     body = {name: value for name, value in given_fields.items() if name != "prompt_logprobs"}
     sent = json.dumps({"prompt": "a", "echo": echo, **body}).encode()
-    read = dict(openai_ask.completion_call(parse_object(sent)).asks[0].sampling)
+    read = dict(openai_request.parse_completion(parse_body(sent)).asks[0].sampling)
     return read if echo else {**read, "prompt_logprobs": None}
 
 
@@ -111,7 +119,7 @@ def over_chat(given_fields: Fields) -> Fields:
     if "max_tokens" in body:
         body["max_completion_tokens"] = body.pop("max_tokens")
     sent = json.dumps({"messages": [{"role": "user", "content": "a"}], **body}).encode()
-    return dict(openai_ask.chat_call(parse_object(sent), lambda _: None, UnknownFields()).asks[0].sampling)
+    return dict(openai_request.parse_chat(parse_body(sent), lambda _: None, UnknownFieldPolicy()).asks[0].sampling)
 
 
 def _tensors(given_fields: Fields) -> Iterator[tuple[str, str, list[Any]]]:
@@ -144,11 +152,11 @@ def test_what_is_valid_arrives_as_it_was(way: Way, fit: Way, valid: Fields) -> N
 
 
 @pytest.fixture(scope="module")
-def admit(folder: Path) -> Iterator[Callable[[Ask], Admitted | MotleyError]]:
+def admit(folder: Path) -> Iterator[Callable[[ParsedRequest], AdmittedRequest | MotleyError]]:
     loop = asyncio.new_event_loop()
-    door: Door = loop.run_until_complete(make_ingress(folder, EchoWorker(str(folder)))).door
+    door: RequestAdmitter = loop.run_until_complete(make_ingress(folder, EchoWorker(str(folder)))).door
 
-    def call(ask: Ask) -> Admitted | MotleyError:
+    def call(ask: ParsedRequest) -> AdmittedRequest | MotleyError:
         try:
             return loop.run_until_complete(door.admit(ask, Caller()))
         except (InvalidRequest, NotFound, DeadlineExceeded) as refusal:
@@ -183,8 +191,8 @@ NAMES = {"prompt", "model", "timeout_s", "priority", "output_ids", *SAMPLING}
 @example({"prompt": 7}, {})
 @example({"prompt": b"abc"}, {})
 @example({"prompt": [10**5000]}, {})
-def test_the_door_admits_or_names_a_field(admit: Callable[[Ask], Any], ask: Fields, sampling: Fields) -> None:
-    found = admit(Ask(**{"model": "echo", **ask}, sampling=sampling))
+def test_the_door_admits_or_names_a_field(admit: Callable[[ParsedRequest], Any], ask: Fields, sampling: Fields) -> None:
+    found = admit(ParsedRequest(**{"model": "echo", **ask}, sampling=sampling))
     if isinstance(found, MotleyError):
         assert found.param in NAMES or (found.param or "").startswith("messages"), found
         assert len(found.message) < 600

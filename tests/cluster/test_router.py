@@ -14,9 +14,9 @@ from local_pool import LocalPool
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from motley.cluster.routing import asking
-from motley.cluster.routing.leave import leave
-from motley.cluster.routing.resume import ResumePolicy
+from motley.cluster.routing import replica_client
+from motley.cluster.routing.attempt.call_cancellation import cancel_call
+from motley.cluster.routing.attempt.retryable_request import RetryPolicy
 from motley.cluster.routing.router import Router
 from motley.replicas.errors import EngineFault, InvalidRequest, MotleyError, Overloaded, Unavailable
 from motley.replicas.types import ReplicaLoad, Request, SamplingParams
@@ -69,12 +69,12 @@ async def test_the_load_is_that_of_all_healthy_replicas(monkeypatch: pytest.Monk
 
         health = load
 
-    monkeypatch.setattr(asking, "HEALTH_S", 0.05)
+    monkeypatch.setattr(replica_client, "HEALTH_S", 0.05)
     well = Loaded(ReplicaLoad(1, 2, 3, 4, 50)), Loaded(ReplicaLoad(10, 20, 30, 40, 50))
     ill = Loaded(EngineFault("step", code="engine_fault"))
     for replicas in (well, (*well, ill), (ill, *well)):
         assert await Router({"cpu": LocalPool(*replicas)}).load() == ReplicaLoad(11, 22, 33, 44, 100)
-    hangs = Router({"cpu": LocalPool(*well, Loaded(None))}, ResumePolicy(stall_s=0.1))
+    hangs = Router({"cpu": LocalPool(*well, Loaded(None))}, RetryPolicy(stall_s=0.1))
     assert await hangs.load() == ReplicaLoad(11, 22, 33, 44, 100), "also when the one that hangs was asked first"
 
 
@@ -151,8 +151,8 @@ async def test_a_call_that_has_just_been_given_to_a_replica_is_cancelled_too() -
     cancelled.cancel()
     for future in (given, unassigned, failed, cancelled):
         response = Response(future)
-        leave(response)
+        cancel_call(response)
         assert response.cancelled == 1
     assert call.cancelled == 1
-    leave(other := Call())
+    cancel_call(other := Call())
     assert other.cancelled == 1, "what Serve may give one day"

@@ -9,12 +9,12 @@ from typing import Any
 from local_ingress import make_ingress
 from scripted_worker import ScriptedWorker
 
-from motley.cluster.ask import Ask
-from motley.cluster.caller import Caller
-from motley.cluster.entrance import Entrance
-from motley.cluster.fleet.spec import FleetSpec
-from motley.cluster.objectives import routing_of
-from motley.cluster.prefix.shared import settle
+from motley.cluster.api.common.parsed_request import ParsedRequest
+from motley.cluster.fleet.deployed.prefix_sharing import choose_prefix_sharing
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec
+from motley.cluster.service.deployment.ingress_config import IngressConfig
+from motley.cluster.service.deployment.routing_settings import fleet_routing_config
+from motley.cluster.transport.caller import Caller
 
 FLEET = {"model": "demo", "pools": [{"name": "cpu"}]}
 
@@ -22,22 +22,22 @@ FLEET = {"model": "demo", "pools": [{"name": "cpu"}]}
 TENANTS = ("alice", "bob", "carol", "lab")
 
 
-async def ingress_of(folder: Path, entrance: Entrance | None) -> Any:
+async def ingress_of(folder: Path, entrance: IngressConfig | None) -> Any:
     return await make_ingress(folder, ScriptedWorker(str(folder), ()), entrance=entrance)
 
 
 async def salts_of(ingress: Any, tenants: Sequence[str] = TENANTS) -> list[bytes]:
     callers = [Caller(tenant=tenant) for tenant in tenants]
-    return [(await ingress.door.admit(Ask("", "a"), caller)).request.cache_salt for caller in callers]
+    return [(await ingress.door.admit(ParsedRequest("", "a"), caller)).request.cache_salt for caller in callers]
 
 
-async def salts(folder: Path, entrance: Entrance | None) -> list[bytes]:
+async def salts(folder: Path, entrance: IngressConfig | None) -> list[bytes]:
     """Of two tenants, by an ingress of its own."""
     return await salts_of(await ingress_of(folder, entrance), TENANTS[:2])
 
 
 async def test_all_ingresses_of_a_service_have_the_same(folder: Path) -> None:
-    entrance = Entrance()
+    entrance = IngressConfig()
     one, other = await salts(folder, entrance), await salts(folder, entrance)
     assert one == other
     assert len(set(one)) == 2
@@ -47,12 +47,12 @@ async def test_all_ingresses_of_a_service_have_the_same(folder: Path) -> None:
 async def test_tenants_of_a_group_share(folder: Path) -> None:
     """Nobody else does: not who is called as the group is, and none when the group is there no more."""
     tenants = {"alice": {"cache_group": "lab"}, "bob": {"cache_group": "lab", "weight": 2}, "carol": {}}
-    routing = routing_of(FleetSpec.model_validate({**FLEET, "tenants": tenants}))
-    ingress = await ingress_of(folder, Entrance(routing=routing))
+    routing = fleet_routing_config(FleetSpec.model_validate({**FLEET, "tenants": tenants}))
+    ingress = await ingress_of(folder, IngressConfig(routing=routing))
     alice, bob, carol, lab = await salts_of(ingress)
     assert alice == bob
     assert len({alice, carol, lab}) == 3
-    await ingress.use_pools(["cpu"], routing_of(FleetSpec.model_validate(FLEET)))
+    await ingress.use_pools(["cpu"], fleet_routing_config(FleetSpec.model_validate(FLEET)))
     assert len({alice, *await salts_of(ingress)}) == 5
 
 
@@ -60,10 +60,12 @@ def test_it_follows_from_the_secret(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef" * 4)
     spec = FleetSpec.model_validate({**FLEET, "prefix_cache": {"secret": str(secret)}})
-    one, again = settle(spec), settle(spec, secret=b"x" * 32)
+    one, again = choose_prefix_sharing(spec), choose_prefix_sharing(spec, secret=b"x" * 32)
     assert one.salt == again.salt, "the file that is named says it"
     assert one.salt not in one.secret
     bare = FleetSpec.model_validate(FLEET)
-    assert settle(bare).salt != settle(bare).salt
-    assert settle(bare, secret=b"x" * 32).salt == settle(bare, secret=b"x" * 32).salt, "a service keeps its own"
-    assert "salt" not in repr(Entrance(salt=one.salt))
+    assert choose_prefix_sharing(bare).salt != choose_prefix_sharing(bare).salt
+    assert choose_prefix_sharing(bare, secret=b"x" * 32).salt == choose_prefix_sharing(bare, secret=b"x" * 32).salt, (
+        "a service keeps its own"
+    )
+    assert "salt" not in repr(IngressConfig(salt=one.salt))

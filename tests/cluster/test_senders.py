@@ -32,14 +32,15 @@ from raw_http import (
 )
 from thorough import thorough
 
-from motley.cluster.auth.key_file import write_keys
-from motley.cluster.auth.keys import StoredKey, hash_key, new_key
-from motley.cluster.edge import bounded_http, edge
-from motley.cluster.edge.edge import BUFFER_BYTES, MAX_HEAD_BYTES, MAX_HEAD_FIELDS
-from motley.cluster.entrance import Entrance
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
-from motley.cluster.web import http_guard, unparsed
+from motley.cluster.security.auth.api_keys import StoredKey, hash_key, new_key
+from motley.cluster.security.auth.key_file import write_keys
+from motley.cluster.security.edge import bounded_http, haproxy_config
+from motley.cluster.security.edge.haproxy_config import BUFFER_BYTES, MAX_HEAD_BYTES, MAX_HEAD_FIELDS
+from motley.cluster.service.deployment.ingress_config import IngressConfig
+from motley.cluster.transport.grpc_server import unparsed_request
+from motley.cluster.transport.http_server import http_guard
 
 KEY = new_key()
 WITH_KEY, WRONG, NONE = f"Authorization: Bearer {KEY}\r\n", f"Authorization: Bearer {KEY}x\r\n", ""
@@ -80,9 +81,9 @@ def service(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     keys = tmp_path_factory.mktemp("k") / "keys.yaml"
     write_keys(keys, [StoredKey("alice", hash_key(KEY))])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(edge, "HEAD_S", HEAD_S)
+        patch.setattr(haproxy_config, "HEAD_S", HEAD_S)
         patch.setattr(bounded_http, "HEAD_S", HEAD_S)
-        entrance = Entrance(api_keys=keys)
+        entrance = IngressConfig(api_keys=keys)
         limits = {"linger_bytes": LINGER_BYTES, "linger_s": LIMIT_S}
         with fronted(tmp_path_factory.mktemp, SlowEcho(folder), entrance, **limits) as running:
             yield running
@@ -339,7 +340,7 @@ def test_a_call_without_a_key_is_refused_by_its_head(service: Fronted, door: str
 @clear_doors
 @pytest.mark.parametrize("method", [COMPLETE, STREAM, INFER])
 def test_a_first_message_that_drips(service: Fronted, door: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unparsed, "FIRST_S", LIMIT_S)
+    monkeypatch.setattr(unparsed_request, "FIRST_S", LIMIT_S)
     client, number = opened(service, door, method, KEY)
     begin = b"\0" + struct.pack(">I", 200_000) + b"x" * (MOST_DATA - 5)
     client.connection.sendall(frame(DATA, 0, number, begin))

@@ -10,30 +10,30 @@ from contextlib import suppress
 
 import pytest
 
-from motley.cluster import shard_tunnel
-from motley.cluster.shard_tunnel import Door, call, pump
+from motley.cluster.service.deployment import shard_tunnel
+from motley.cluster.service.deployment.shard_tunnel import TunnelListener, connect_tunnel, start_pump
 from motley.replicas.parallel.transport.pipe import MessagePipe
 
 LARGE = 1 << 22
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    door = Door("127.0.0.1", ["reads", "writes"])
+def door() -> Iterator[TunnelListener]:
+    door = TunnelListener("127.0.0.1", ["reads", "writes"])
     yield door
     door.close()
 
 
-def answered(door: Door) -> tuple[str, socket.socket]:
+def answered(door: TunnelListener) -> tuple[str, socket.socket]:
     while (found := door.answer()) is None:
         pass
     return found
 
 
-def called(door: Door, name: str, secret: bytes, into: list[int | Exception]) -> threading.Thread:
+def called(door: TunnelListener, name: str, secret: bytes, into: list[int | Exception]) -> threading.Thread:
     def calls() -> None:
         try:
-            into.append(call(door.address, name, secret))
+            into.append(connect_tunnel(door.address, name, secret))
         except OSError as error:
             into.append(error)
 
@@ -42,7 +42,7 @@ def called(door: Door, name: str, secret: bytes, into: list[int | Exception]) ->
     return thread
 
 
-def test_messages_come_by_a_pipe_and_a_connection_as_by_a_pipe(door: Door) -> None:
+def test_messages_come_by_a_pipe_and_a_connection_as_by_a_pipe(door: TunnelListener) -> None:
     """Both ways, whole, whatever their size; and an end that is closed is closed at the other end."""
     ends: list[int | Exception] = []
     callers = [called(door, "reads", door.secret, ends)]
@@ -53,8 +53,8 @@ def test_messages_come_by_a_pipe_and_a_connection_as_by_a_pipe(door: Door) -> No
     callers[1].join(60)
     assert name == "writes"
     orders, answers = os.pipe(), os.pipe()
-    pump("orders", orders[0], first.detach())
-    pump("answers", second.detach(), answers[1])
+    start_pump("orders", orders[0], first.detach())
+    start_pump("answers", second.detach(), answers[1])
     near, far = MessagePipe(answers[0], orders[1]), MessagePipe(*ends)  # type: ignore[arg-type]
 
     def echoes() -> None:
@@ -79,7 +79,7 @@ def test_messages_come_by_a_pipe_and_a_connection_as_by_a_pipe(door: Door) -> No
 
 @pytest.mark.parametrize(("name", "secret"), [("reads", bytes(32)), ("memory", None)])
 def test_who_has_not_the_secret_or_calls_for_something_else_is_refused(
-    door: Door, name: str, secret: bytes | None
+    door: TunnelListener, name: str, secret: bytes | None
 ) -> None:
     """And whoever has it is answered after that."""
     ends: list[int | Exception] = []
@@ -98,7 +98,7 @@ def test_who_has_not_the_secret_or_calls_for_something_else_is_refused(
 
 
 def test_a_door_that_has_not_the_secret_is_refused_by_whoever_calls(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    door: TunnelListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody else listens there: it is sent nothing but a proof that is of no use elsewhere."""
     monkeypatch.setattr(shard_tunnel, "_answered", lambda caller, secret: _pretends(caller))
@@ -118,7 +118,7 @@ def _pretends(caller: socket.socket) -> str:
     return "reads"
 
 
-def test_a_name_is_called_for_once(door: Door) -> None:
+def test_a_name_is_called_for_once(door: TunnelListener) -> None:
     ends: list[int | Exception] = []
     for expected in (True, False):
         caller = called(door, "reads", door.secret, ends)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from motley.cluster.failures import ConfigurationError
-from motley.cluster.options import ServeOptions
-from motley.cluster.serve import _check_simulated
+from motley.cluster.fleet.spec.serve_options import ServeOptions
+from motley.cluster.service.startup.serve_command import _check_simulated
+from motley.cluster.service_errors import ConfigurationError
 from motley.replicas.errors import InvalidRequest
 
 

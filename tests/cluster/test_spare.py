@@ -18,13 +18,23 @@ import pytest
 from served import wait_for
 from tiny_checkpoints import build_checkpoint
 
-from motley.cluster import shard_actors
-from motley.cluster.processes import is_stopped
-from motley.cluster.settings import ray_settings
-from motley.cluster.spare import keeper as module
-from motley.cluster.spare.keeper import FIRST_S, LONGEST_S, LOOK_S, ROOM_BYTES, SETTLE_S, STEADY_S, TOLD, Keeper, keep
-from motley.cluster.spare.places import STALE_S, Places
-from motley.cluster.spare.process import PRELOADED
+from motley.cluster.process_tree import is_stopped
+from motley.cluster.service.deployment import shard_actors
+from motley.cluster.service.startup.ray_settings import ray_settings
+from motley.cluster.service.warm_workers import warm_worker_keeper as module
+from motley.cluster.service.warm_workers.warm_worker import PRELOADED
+from motley.cluster.service.warm_workers.warm_worker_keeper import (
+    FIRST_S,
+    LONGEST_S,
+    LOOK_S,
+    ROOM_BYTES,
+    SETTLE_S,
+    STEADY_S,
+    TOLD,
+    WarmWorkerKeeper,
+    keep_warm_workers,
+)
+from motley.cluster.service.warm_workers.warm_worker_slots import STALE_S, WarmWorkerSlots
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 PRELOAD = "RAY_preload_python_modules"
@@ -58,8 +68,8 @@ class Titled:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
-    return Places(tmp_path)
+def places(tmp_path: Path) -> WarmWorkerSlots:
+    return WarmWorkerSlots(tmp_path)
 
 
 @pytest.fixture
@@ -69,7 +79,7 @@ def titled(tmp_path: Path) -> Iterator[Titled]:
     processes.end()
 
 
-def test_a_place_is_taken_once_and_only_while_someone_is_expected(places: Places, tmp_path: Path) -> None:
+def test_a_place_is_taken_once_and_only_while_someone_is_expected(places: WarmWorkerSlots, tmp_path: Path) -> None:
     assert not places.take(), "nobody is wanted"
     places.add(2)
     assert places.count() == 2
@@ -83,17 +93,17 @@ def test_a_place_is_taken_once_and_only_while_someone_is_expected(places: Places
 
 
 def test_of_a_node_without_any_there_are_none(tmp_path: Path) -> None:
-    places = Places.of_node(tmp_path, "node")
+    places = WarmWorkerSlots.of_node(tmp_path, "node")
     assert places.count() == 0
     assert not places.take()
     with places.alone():
         places.add(1)
-    assert Places.of_node(tmp_path, "another").count() == 0
+    assert WarmWorkerSlots.of_node(tmp_path, "another").count() == 0
     assert places.take()
 
 
 def test_who_waits_counts_and_who_is_taken_dead_or_another_s_does_not(
-    places: Places, titled: Titled, tmp_path: Path
+    places: WarmWorkerSlots, titled: Titled, tmp_path: Path
 ) -> None:
     waiting = titled.comes()
     titled.comes("ray::ServeReplica:motley:cpu")
@@ -108,7 +118,7 @@ def test_who_waits_counts_and_who_is_taken_dead_or_another_s_does_not(
     assert [path.name for path in tmp_path.glob("spare-*")] == [f"spare-{waiting.pid}-{began(waiting.pid)}"]
 
 
-def test_one_that_is_stopped_is_ended(places: Places, titled: Titled) -> None:
+def test_one_that_is_stopped_is_ended(places: WarmWorkerSlots, titled: Titled) -> None:
     """The replica that got it would never begin. One that is taken is Serve's to end."""
     stopped, taken = titled.comes(), titled.comes("ray::ServeReplica:motley:cpu")
     for process in (stopped, taken):
@@ -139,11 +149,11 @@ def raylet(titled: Titled, tmp_path: Path) -> Raylet:
     return Raylet(titled, tmp_path)
 
 
-def kept(places: Places, raylet: Raylet, count: int = 1, room: int = ROOM_BYTES) -> Keeper:
-    return Keeper(places, count, raylet.ask, room=lambda: room)
+def kept(places: WarmWorkerSlots, raylet: Raylet, count: int = 1, room: int = ROOM_BYTES) -> WarmWorkerKeeper:
+    return WarmWorkerKeeper(places, count, raylet.ask, room=lambda: room)
 
 
-def looks(keeper: Keeper, seconds: float, step: float = LOOK_S, begin: float = 0.0) -> None:
+def looks(keeper: WarmWorkerKeeper, seconds: float, step: float = LOOK_S, begin: float = 0.0) -> None:
     """For so long, by a clock of their own."""
     now = begin
     while now < begin + seconds:
@@ -151,7 +161,9 @@ def looks(keeper: Keeper, seconds: float, step: float = LOOK_S, begin: float = 0
         now += step
 
 
-def test_as_many_as_are_missing_for_a_while_are_asked_for(places: Places, raylet: Raylet, titled: Titled) -> None:
+def test_as_many_as_are_missing_for_a_while_are_asked_for(
+    places: WarmWorkerSlots, raylet: Raylet, titled: Titled
+) -> None:
     titled.comes()
     keeper = kept(places, raylet, count=3)
     looks(keeper, SETTLE_S)
@@ -160,7 +172,7 @@ def test_as_many_as_are_missing_for_a_while_are_asked_for(places: Places, raylet
     assert raylet.asked == [2]
 
 
-def test_who_is_on_the_way_is_not_asked_for_again(places: Places, raylet: Raylet) -> None:
+def test_who_is_on_the_way_is_not_asked_for_again(places: WarmWorkerSlots, raylet: Raylet) -> None:
     raylet.comes = False
     keeper, other = kept(places, raylet), kept(places, raylet)
     looks(keeper, 50.0)
@@ -169,7 +181,7 @@ def test_who_is_on_the_way_is_not_asked_for_again(places: Places, raylet: Raylet
 
 
 def test_where_they_do_not_stay_they_are_asked_for_less_and_less_by_all(
-    places: Places, raylet: Raylet, titled: Titled, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    places: WarmWorkerSlots, raylet: Raylet, titled: Titled, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whichever of a node's replicas asks."""
     waits = []
@@ -198,7 +210,7 @@ def test_where_they_do_not_stay_they_are_asked_for_less_and_less_by_all(
     assert places.asked[0] == 0, "and so is one that is taken"
 
 
-def test_a_host_with_little_memory_has_none(places: Places, raylet: Raylet) -> None:
+def test_a_host_with_little_memory_has_none(places: WarmWorkerSlots, raylet: Raylet) -> None:
     looks(kept(places, raylet, room=ROOM_BYTES - 1), 100.0)
     assert raylet.asked == []
 
@@ -217,10 +229,10 @@ class Refuses:
 
 @pytest.mark.parametrize("error", [TimeoutError("10 s"), OSError("no space"), ValueError("no such node")])
 def test_what_passes_is_tried_again_and_nobody_else_takes_the_place(
-    places: Places, tmp_path: Path, error: Exception
+    places: WarmWorkerSlots, tmp_path: Path, error: Exception
 ) -> None:
     refuses = Refuses(error)
-    keeper = Keeper(places, 1, refuses.ask, room=lambda: ROOM_BYTES)
+    keeper = WarmWorkerKeeper(places, 1, refuses.ask, room=lambda: ROOM_BYTES)
     looks(keeper, SETTLE_S + LOOK_S + 1)
     assert refuses.asked == 1
     assert not places.take()
@@ -231,18 +243,18 @@ def test_what_passes_is_tried_again_and_nobody_else_takes_the_place(
 
 @pytest.mark.parametrize("error", [NotImplementedError("no such method"), ImportError("no such module")])
 def test_a_ray_that_cannot_is_left_alone_and_told_of(
-    places: Places, caplog: pytest.LogCaptureFixture, error: Exception
+    places: WarmWorkerSlots, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    keeper = Keeper(places, 1, Refuses(error).ask, room=lambda: ROOM_BYTES)
+    keeper = WarmWorkerKeeper(places, 1, Refuses(error).ask, room=lambda: ROOM_BYTES)
     assert keeper.look(0.0)
     assert not keeper.look(SETTLE_S)
     assert f"this Ray has no way to: {error}" in caplog.text
 
 
 def test_where_ray_imports_nothing_of_ours_nobody_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "places", lambda: pytest.fail("there is no Ray here"))
+    monkeypatch.setattr(module, "node_slots", lambda: pytest.fail("there is no Ray here"))
     assert PRELOADED not in sys.modules
-    keep(1)
+    keep_warm_workers(1)
 
 
 def test_what_ray_is_to_import_besides_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -261,14 +273,14 @@ IMPORTS = """
 from unittest.mock import patch
 
 import torch
-from motley.cluster.spare.process import import_all
+from motley.cluster.service.warm_workers.warm_worker import import_replica_modules
 
 touched = AssertionError("a GPU was looked for before Ray has said which, or cores before the replica has")
 names = ("cuda._lazy_init", "cuda.is_available", "cuda.device_count", "set_num_threads")
 patches = [patch(f"torch.{name}", side_effect=touched) for name in names]
 for each in patches:
     each.start()
-import_all(gpus=GPUS)
+import_replica_modules(gpus=GPUS)
 for each in patches:
     each.stop()
 """
@@ -308,11 +320,13 @@ def test_where_there_are_gpus_it_has_what_runs_on_them_and_has_touched_none() ->
 
 def test_a_stage_on_another_node_has_one_wait_there(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(shard_actors, "keep", lambda count, after_s: asked.append(count))
+    monkeypatch.setattr(shard_actors, "keep_warm_workers", lambda count, after_s: asked.append(count))
     monkeypatch.setattr(shard_actors.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "there"))
     monkeypatch.setattr("motley.replicas.parallel.follower.follower_process.run_follower", lambda ends: None)
     for spare in (False, True):
-        shard_actors.Shard().compute("", "here", "stage 1", shard_actors.Far(("127.0.0.1", 1), b"", (), spare))
+        shard_actors.Shard().compute(
+            "", "here", "stage 1", shard_actors.RemoteNodeAddress(("127.0.0.1", 1), b"", (), spare)
+        )
         assert asked == [1] * spare
 
 

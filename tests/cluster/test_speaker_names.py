@@ -12,7 +12,7 @@ from echo_worker import EchoWorker
 from local_ingress import make_ingress
 from service_checkpoint import write_tokenizer
 
-from motley.cluster.entrance import Entrance
+from motley.cluster.service.deployment.ingress_config import IngressConfig
 
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 SHOWN = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.name }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -25,7 +25,7 @@ async def call(tmp_path: Any, request: pytest.FixtureRequest) -> Any:
     """Posts to a service whose model has that template, with that policy for unknown fields."""
     template, policy = request.param
     folder = write_tokenizer(tmp_path, chat_template=template)
-    ingress = await make_ingress(folder, EchoWorker(str(folder)), entrance=Entrance(unknown_fields=policy))
+    ingress = await make_ingress(folder, EchoWorker(str(folder)), entrance=IngressConfig(unknown_fields=policy))
     return partial(asgi.request, ingress.__serve_build_asgi_app__(), "POST")
 
 

@@ -17,22 +17,23 @@ from typing import Any
 import pytest
 from served import alive, free_port, wait_for
 
-from motley.cluster import folder as folders
-from motley.cluster import head
-from motley.cluster.edge import ports
-from motley.cluster.edge.edge import Edge
-from motley.cluster.edge.haproxy import choose_haproxy, launcher, open_requests, replicas_up
-from motley.cluster.edge.ports import SETTLED, bracketed, check_port, settled_block
-from motley.cluster.failures import ConfigurationError
-from motley.cluster.folder import MAX_PATH_CHARS, ray_folder, write_whole
-from motley.cluster.greeting import token_place
-from motley.cluster.grpc_environment import EXPERIMENTS, OWN_POLLER, experiments
-from motley.cluster.processes import descendants, wait_until
-from motley.cluster.settings import check_environment, ray_settings
-from motley.cluster.watch import Lost
+from motley.cluster.atomic_file import write_atomically
+from motley.cluster.process_tree import descendants, wait_until
+from motley.cluster.security.edge import ports
+from motley.cluster.security.edge.haproxy_admin import choose_haproxy, launcher, open_requests, replicas_up
+from motley.cluster.security.edge.haproxy_config import HAProxyEdge
+from motley.cluster.security.edge.ports import FIXED_PORT_RANGE, bracket_host, check_port, free_port_block
+from motley.cluster.service.deployment import ray_head
+from motley.cluster.service.startup.grpc_environment import EXPERIMENTS, OWN_POLLER, grpc_experiments
+from motley.cluster.service.startup.ray_settings import check_environment, ray_settings
+from motley.cluster.service.startup.ready_message import dashboard_token_location
+from motley.cluster.service.supervision import run_folder as folders
+from motley.cluster.service.supervision.run_folder import MAX_PATH_CHARS, ray_folder
+from motley.cluster.service.supervision.watchdog import ServiceLost
+from motley.cluster.service_errors import ConfigurationError
 from motley.replicas.errors import EngineFault
 
-EDGE = Edge(host="127.0.0.1", http_port=8000, grpc_port=9000)
+EDGE = HAProxyEdge(host="127.0.0.1", http_port=8000, grpc_port=9000)
 
 
 def test_every_setting_has_its_reason_and_is_made_once(tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_every_setting_has_its_reason_and_is_made_once(tmp_path: Path) -> None:
     ],
 )
 def test_grpc_experiments_that_are_chosen_already_stay(given: dict[str, str], wanted: str) -> None:
-    assert experiments(given) == wanted
+    assert grpc_experiments(given) == wanted
 
 
 def test_this_grpc_knows_that_experiment() -> None:
@@ -157,34 +158,34 @@ def test_taken_ports_are_named_with_their_flag() -> None:
 
 
 def test_a_block_of_ports_is_free_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = settled_block(4)
+    first = free_port_block(4)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first + 1))
         taken.listen()
-        monkeypatch.setattr(ports, "SETTLED", (first, first + 4))
-        assert settled_block(2) == first + 2
+        monkeypatch.setattr(ports, "FIXED_PORT_RANGE", (first, first + 4))
+        assert free_port_block(2) == first + 2
 
 
 def test_settled_ports_are_out_of_the_systems_way() -> None:
     """It gives ports of its own range to connections, so one that is free now may not stay so."""
     source = Path("/proc/sys/net/ipv4/ip_local_port_range")
     low = int(source.read_text().split()[0]) if source.exists() else 32_768
-    assert SETTLED[1] <= low
+    assert FIXED_PORT_RANGE[1] <= low
 
 
 def test_hosts_before_a_port() -> None:
-    assert (bracketed("::1"), bracketed("127.0.0.1")) == ("[::1]", "127.0.0.1")
+    assert (bracket_host("::1"), bracket_host("127.0.0.1")) == ("[::1]", "127.0.0.1")
 
 
 def test_the_ready_message_tells_where_the_token_of_the_dashboard_is() -> None:
-    assert token_place({}) == f"cat {Path.home()}/.ray/auth_token"
-    assert token_place({"RAY_AUTH_TOKEN_PATH": "/run/token"}) == "cat /run/token"
-    assert token_place({"RAY_AUTH_TOKEN": "secret"}) == "$RAY_AUTH_TOKEN", "which is shown nowhere"
+    assert dashboard_token_location({}) == f"cat {Path.home()}/.ray/auth_token"
+    assert dashboard_token_location({"RAY_AUTH_TOKEN_PATH": "/run/token"}) == "cat /run/token"
+    assert dashboard_token_location({"RAY_AUTH_TOKEN": "secret"}) == "$RAY_AUTH_TOKEN", "which is shown nowhere"
 
 
 HOLDS = """
 import time
-from motley.cluster.folder import ray_folder
+from motley.cluster.service.supervision.run_folder import ray_folder
 with ray_folder() as folder:
     print(folder.parent, flush=True)
     time.sleep(600)
@@ -228,7 +229,7 @@ def test_rays_folder_is_private_and_goes() -> None:
 
 @pytest.mark.parametrize(
     ("why", "told"),
-    [(EngineFault("no"), ConfigurationError), (Lost("Ray's GCS has ended"), Lost)],
+    [(EngineFault("no"), ConfigurationError), (ServiceLost("Ray's GCS has ended"), ServiceLost)],
     ids=["failed", "lost"],
 )
 def test_rays_folder_stays_when_its_logs_are_needed(
@@ -278,8 +279,8 @@ def test_of_folders_with_logs_of_failures_the_newest_stay(tmp_path: Path, monkey
         reads.stdout.readline()
         for locked in (ends, holds):
             fcntl.flock(locked, fcntl.LOCK_EX)
-        with pytest.raises(Lost, match=r"motley-\d+/ray/session_latest/logs"):
-            fail_with_logs(Lost("gone"))
+        with pytest.raises(ServiceLost, match=r"motley-\d+/ray/session_latest/logs"):
+            fail_with_logs(ServiceLost("gone"))
         reads.kill()
     [own] = {*tmp_path.glob("motley-*")} - {*kept, runs, linked}
     stay = [folder for folder in kept if folder.exists()]
@@ -294,8 +295,8 @@ def test_folders_of_other_users_stay_and_do_not_count(tmp_path: Path, monkeypatc
     monkeypatch.setattr(folders, "MAX_KEPT", 1)
     others = kept_folder(tmp_path, 1)
     monkeypatch.setattr(folders.os, "geteuid", lambda: others.stat().st_uid + 1)
-    with pytest.raises(Lost, match="logs"):
-        fail_with_logs(Lost("gone"))
+    with pytest.raises(ServiceLost, match="logs"):
+        fail_with_logs(ServiceLost("gone"))
     assert others.exists()
 
 
@@ -305,9 +306,9 @@ def test_a_service_that_is_lost_before_there_are_logs_leaves_no_folder() -> None
     def fail() -> None:
         with ray_folder() as folder:
             kept.append(folder)
-            raise Lost("gone")
+            raise ServiceLost("gone")
 
-    with pytest.raises(Lost, match=r"^gone$"):
+    with pytest.raises(ServiceLost, match=r"^gone$"):
         fail()
     assert not kept[0].parent.exists()
 
@@ -326,13 +327,13 @@ def test_two_folders_of_one_process() -> None:
 
 
 def test_files_appear_whole(tmp_path: Path) -> None:
-    write_whole(tmp_path / "ready.json", "{}")
+    write_atomically(tmp_path / "ready.json", "{}")
     assert [path.name for path in tmp_path.iterdir()] == ["ready.json"]
 
 
 FAMILY = """
 import os, signal, subprocess, sys, time
-from motley.cluster.processes import become_subreaper, descendants, end_descendants
+from motley.cluster.process_tree import become_subreaper, descendants, end_descendants
 become_subreaper()
 # A child that ignores SIGTERM and has left an orphan behind: both must go.
 script = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {}"
@@ -368,19 +369,19 @@ def test_waiting_ends_by_the_condition_or_by_time() -> None:
 
 
 def test_doors_that_stay_shut_are_an_error_and_no_endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "DOOR_S", 0.0)
-    with pytest.raises(Lost, match="the door is shut, 0 s after"):
-        head._expect(lambda: False, "the door is shut")
+    monkeypatch.setattr(ray_head, "DOOR_S", 0.0)
+    with pytest.raises(ServiceLost, match="the door is shut, 0 s after"):
+        ray_head._expect(lambda: False, "the door is shut")
 
 
 def test_a_door_for_grpc_that_stays_shut_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "DOOR_S", 0.1)
-    monkeypatch.setattr(head, "_get", lambda _: "well")
-    monkeypatch.delenv(head._HAPROXY, raising=False)
+    monkeypatch.setattr(ray_head, "DOOR_S", 0.1)
+    monkeypatch.setattr(ray_head, "_get", lambda _: "well")
+    monkeypatch.delenv(ray_head._HAPROXY, raising=False)
     inside: Any = SimpleNamespace(
         request=lambda path: urllib.request.Request(f"http://127.0.0.1{path}"),
         grpc=f"127.0.0.1:{free_port()}",
         metadata=(),
     )
-    with pytest.raises(Lost, match=f"^{inside.grpc} does not answer: DEADLINE_EXCEEDED"):
-        head.wait_ready(inside)
+    with pytest.raises(ServiceLost, match=f"^{inside.grpc} does not answer: DEADLINE_EXCEEDED"):
+        ray_head.wait_ready(inside)

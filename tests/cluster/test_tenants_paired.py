@@ -24,15 +24,15 @@ from redis_engines import SETTINGS, VALUE, patient
 from redis_stores import SECRET
 from served import wait_for
 
-from motley.cluster.auth.key_file import write_keys
-from motley.cluster.auth.keys import StoredKey, hash_key, new_key
-from motley.cluster.entrance import Entrance
-from motley.cluster.fleet.spec import FleetSpec
-from motley.cluster.objectives import routing_of
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec
 from motley.cluster.prefix.bench_redis import RedisProcess
-from motley.cluster.prefix.redis_store import RedisStore
-from motley.cluster.prefix.server import find_redis
-from motley.cluster.prefix.source import RedisSource
+from motley.cluster.prefix_store.embedded_redis import find_redis
+from motley.cluster.prefix_store.redis_source import RedisSource
+from motley.cluster.prefix_store.redis_store import RedisStore
+from motley.cluster.security.auth.api_keys import StoredKey, hash_key, new_key
+from motley.cluster.security.auth.key_file import write_keys
+from motley.cluster.service.deployment.ingress_config import IngressConfig
+from motley.cluster.service.deployment.routing_settings import fleet_routing_config
 from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.kv.store.fetch_cost import FetchCostModel
@@ -131,7 +131,9 @@ async def service(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory)
         config = EngineConfig(**SETTINGS, prefix_after=1, max_batch_tokens=64)
         worker = Worker(folder, config, access=access)
         await worker.start()
-        ingress = await make_ingress(folder, worker, entrance=Entrance(api_keys=path, routing=routing_of(spec)))
+        ingress = await make_ingress(
+            folder, worker, entrance=IngressConfig(api_keys=path, routing=fleet_routing_config(spec))
+        )
         worker._core.scheduler.prefixes.prospects = FetchCostModel(token_s=1.0, block_s=1e-9)
         yield Service(worker, ingress.__serve_build_asgi_app__(), keys)
         await worker.close()

@@ -13,8 +13,8 @@ from echo_worker import EchoWorker
 from local_ingress import make_ingress
 from tool_templates import TEMPLATES, write_tool_tokenizer
 
-from motley.cluster.protocols.chat_reasoning import read_arguments, template_arguments
-from motley.cluster.unknown_fields import UnknownFields
+from motley.cluster.api.common.chat.chat_reasoning import read_chat_template_kwargs, read_template_arguments
+from motley.cluster.api.common.fields.unknown_fields import UnknownFieldPolicy
 from motley.replicas.errors import InvalidRequest
 from motley.replicas.text.chat.chat_template import ChatTemplate
 
@@ -34,7 +34,7 @@ def template(name: str) -> ChatTemplate:
 
 
 def read(name: str, body: dict[str, Any]) -> dict[str, Any]:
-    return template_arguments(body, template(name), UnknownFields("refuse"))
+    return read_template_arguments(body, template(name), UnknownFieldPolicy("refuse"))
 
 
 OFF = [
@@ -114,15 +114,20 @@ def test_what_contradicts_itself_or_is_no_value_is_named(body: dict[str, Any], p
 
 def test_arguments_that_the_template_does_not_read_are_unknown_fields() -> None:
     given = {"chat_template_kwargs": {"mood": {"deep": [7]}, "enable_thinking": True, "seed": None, "more": ""}}
-    assert read_arguments(given, template("qwen3"), UnknownFields()) == {"enable_thinking": True}
+    assert read_chat_template_kwargs(given, template("qwen3"), UnknownFieldPolicy()) == {"enable_thinking": True}
     with pytest.raises(InvalidRequest, match=r"^chat_template_kwargs\.mood: there is no such field") as caught:
-        read_arguments(given, template("qwen3"), UnknownFields("refuse"))
+        read_chat_template_kwargs(given, template("qwen3"), UnknownFieldPolicy("refuse"))
     assert caught.value.code == "unknown_parameter"
     for name in ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "pad_token", "chat_template"):
-        arguments = read_arguments({"chat_template_kwargs": {name: "x"}}, template("never"), UnknownFields())
+        arguments = read_chat_template_kwargs(
+            {"chat_template_kwargs": {name: "x"}}, template("never"), UnknownFieldPolicy()
+        )
         with pytest.raises(InvalidRequest, match=f"has no argument '{name}'"):
             template("never").render(HELLO, add_generation_prompt=True, arguments=arguments)
-        assert read_arguments({"chat_template_kwargs": {name: None}}, template("never"), UnknownFields()) == {}
+        assert (
+            read_chat_template_kwargs({"chat_template_kwargs": {name: None}}, template("never"), UnknownFieldPolicy())
+            == {}
+        )
 
 
 async def test_what_cannot_be_had_is_refused_by_name(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from long_worker import LongWorker
 from tiny_checkpoints import build_checkpoint
 from tool_templates import TEMPLATES, write_tool_tokenizer
 
-from motley.cluster.parsers.answer import parse_whole
-from motley.cluster.parsers.styles import TOOL_PARSERS, Reading
-from motley.cluster.parsers.tags import Format, Signature, any_of, json_schema
-from motley.cluster.parsers.think import before
-from motley.cluster.protocols.chat_tools import tool_use
+from motley.cluster.api.common.chat.chat_tools import read_tool_use
+from motley.cluster.api.common.parsers.answer_parser import parse_whole
+from motley.cluster.api.common.parsers.parser_selection import TOOL_PARSERS, AnswerParserConfig
+from motley.cluster.api.common.parsers.reasoning_parser import with_reasoning_before
+from motley.cluster.api.common.parsers.structural_tags import TagFormat, ToolSignature, any_of, json_schema
 from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
@@ -49,7 +49,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     },
 }
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
-SIGNATURES = [Signature(name, schema) for name, schema in SCHEMAS.items()]
+SIGNATURES = [ToolSignature(name, schema) for name, schema in SCHEMAS.items()]
 TOKENS = [*(bytes([byte]) for byte in range(256)), b"</think>"]
 END = len(TOKENS)
 LONG = 200  # bytes after which a walk takes every way to an end
@@ -65,7 +65,7 @@ class Walk:
         self._compiler = xgrammar.GrammarCompiler(vocabulary, max_threads=1)
         self._compiled: dict[str, Any] = {}
 
-    def __call__(self, format: Format, seed: int) -> str:
+    def __call__(self, format: TagFormat, seed: int) -> str:
         source = json.dumps({"type": "structural_tag", "format": format})
         if source not in self._compiled:
             self._compiled[source] = self._compiler.compile_structural_tag(source)
@@ -99,8 +99,8 @@ WALK = Walk()
 def test_whatever_is_written_under_a_required_call_is_one(style: str, thinks: Any, single: bool, seed: int) -> None:
     """`thinks`: None not at all, else whether the prompt has opened it."""
     format = TOOL_PARSERS[style].required(SIGNATURES, single=single)
-    text = WALK(format if thinks is None else before(format, opened=thinks), seed)
-    reading = Reading(TOOL_PARSERS[style].parser, tuple(SCHEMAS), False, thinks is not None, bool(thinks))
+    text = WALK(format if thinks is None else with_reasoning_before(format, opened=thinks), seed)
+    reading = AnswerParserConfig(TOOL_PARSERS[style].parser, tuple(SCHEMAS), False, thinks is not None, bool(thinks))
     parser = reading.parser()
     assert parser is not None
     answer = parse_whole(parser, text)
@@ -117,7 +117,7 @@ def test_a_call_that_is_free_to_come_follows_its_schema(seed: int) -> None:
     hermes = TOOL_PARSERS["hermes"]
     assert hermes.optional is not None
     text = WALK(hermes.optional(SIGNATURES), seed) + "<tool_call>"
-    answer = parse_whole(Reading(hermes.parser, tuple(SCHEMAS)).parser(), text)  # type: ignore[arg-type]
+    answer = parse_whole(AnswerParserConfig(hermes.parser, tuple(SCHEMAS)).parser(), text)  # type: ignore[arg-type]
     assert answer.text.count("<tool_call>") == 1  # what was appended
 
 
@@ -127,7 +127,7 @@ def test_calls_or_an_answer_in_a_format(seed: int) -> None:
     answer_schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     hermes = TOOL_PARSERS["hermes"]
     text = WALK(any_of(hermes.required(SIGNATURES, single=False), json_schema(answer_schema)), seed)
-    answer = parse_whole(Reading(hermes.parser, tuple(SCHEMAS)).parser(), text)  # type: ignore[arg-type]
+    answer = parse_whole(AnswerParserConfig(hermes.parser, tuple(SCHEMAS)).parser(), text)  # type: ignore[arg-type]
     assert bool(answer.calls) != bool(answer.text)
     if answer.text:
         jsonschema.validate(json.loads(answer.text), answer_schema)
@@ -234,7 +234,7 @@ async def test_a_random_model_calls_when_it_must(special_marks: bool, tmp_path: 
 
 def _kept(parameters: dict[str, Any], **more: Any) -> Any:
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
-    return tool_use({"tools": [tool], "tool_choice": "required"}).allowed[0].schema
+    return read_tool_use({"tools": [tool], "tool_choice": "required"}).allowed[0].schema
 
 
 NOTE = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}

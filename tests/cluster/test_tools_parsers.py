@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from motley.cluster.parsers.answer import Answer, AnswerParser, ToolParser, parse_whole
-from motley.cluster.parsers.calls import ObjectEnd, read_call
-from motley.cluster.parsers.events import CallPiece, CallStart, Event, Text
-from motley.cluster.parsers.hermes import HermesParser
-from motley.cluster.parsers.llama import LlamaParser
-from motley.cluster.parsers.mended import Mender
+from motley.cluster.api.common.parsers.answer_parser import AnswerParser, ParsedAnswer, ToolParser, parse_whole
+from motley.cluster.api.common.parsers.hermes_tool_calls import HermesParser
+from motley.cluster.api.common.parsers.json_repair import JsonRepairer
+from motley.cluster.api.common.parsers.llama_tool_calls import LlamaParser
+from motley.cluster.api.common.parsers.parser_events import ParserEvent, TextEvent, ToolCallPiece, ToolCallStart
+from motley.cluster.api.common.parsers.tool_call_reader import JsonObjectEnd, read_tool_call
 
 NAMES = ("f", "get_weather")
 ToolClass = type[HermesParser] | type[LlamaParser]
@@ -30,15 +30,15 @@ def hermes(body: str) -> str:
     return f"<tool_call>\n{body}\n</tool_call>"
 
 
-def run(parser: ToolParser, pieces: list[str]) -> list[Event]:
+def run(parser: ToolParser, pieces: list[str]) -> list[ParserEvent]:
     """Events with neighbours of a kind joined: what they say must not depend on the cuts."""
-    events: list[Event] = []
+    events: list[ParserEvent] = []
     for event in [event for piece in pieces for event in parser.push(piece)] + parser.finish():
         last = events[-1] if events else None
-        if isinstance(event, Text) and isinstance(last, Text):
-            events[-1] = Text(last.text + event.text)
-        elif isinstance(event, CallPiece) and isinstance(last, CallPiece) and last.index == event.index:
-            events[-1] = CallPiece(event.index, last.text + event.text)
+        if isinstance(event, TextEvent) and isinstance(last, TextEvent):
+            events[-1] = TextEvent(last.text + event.text)
+        elif isinstance(event, ToolCallPiece) and isinstance(last, ToolCallPiece) and last.index == event.index:
+            events[-1] = ToolCallPiece(event.index, last.text + event.text)
         else:
             events.append(event)
     return events
@@ -186,12 +186,12 @@ def test_arguments_are_handed_out_while_they_are_written() -> None:
     for parser, text in ((HermesParser(NAMES), hermes(call("f", ARGUMENTS))),
                          (LlamaParser(NAMES), call("f", ARGUMENTS, "parameters"))):  # fmt: skip
         pushed = [parser.push(char) for char in text]
-        pieces = [event.text for events in pushed for event in events if isinstance(event, CallPiece)]
+        pieces = [event.text for events in pushed for event in events if isinstance(event, ToolCallPiece)]
         assert "".join(pieces) == ARGUMENTS
         assert (
             len(pieces) >= len(ARGUMENTS) - 17
         )  # numbers and words come once they are whole, closing quotes and commas with what follows
-        assert sum(isinstance(event, CallStart) for events in pushed for event in events) == 1
+        assert sum(isinstance(event, ToolCallStart) for events in pushed for event in events) == 1
 
 
 # As models write arguments -> what clients get, which is JSON.
@@ -234,7 +234,12 @@ MENDED = {
 
 @pytest.mark.parametrize("arguments", MENDED)
 def test_arguments_are_json_however_they_are_written(arguments: str) -> None:
-    expected = [CallStart(0, "f"), CallPiece(0, MENDED[arguments]), CallStart(1, "f"), CallPiece(1, "{}")]
+    expected = [
+        ToolCallStart(0, "f"),
+        ToolCallPiece(0, MENDED[arguments]),
+        ToolCallStart(1, "f"),
+        ToolCallPiece(1, "{}"),
+    ]
     json.loads(MENDED[arguments])
     for parser, text in (
         (HermesParser(NAMES), hermes(call("f", arguments)) + "\n" + hermes(call("f", "{}"))),
@@ -255,7 +260,7 @@ def test_a_string_with_quotes_that_are_not_escaped_comes_whole(value: str, more:
     value = re.sub(r'"(?=[\s"]*[,}\]:])', "", value)
     text = f'{{"a": "{value}"{more}}}'
     for make, whole in ((HermesParser, hermes(call("f", text))), (LlamaParser, call("f", text))):
-        answer = Answer().add(expected := run(make(NAMES), [whole]))
+        answer = ParsedAnswer().add(expected := run(make(NAMES), [whole]))
         assert json.loads(answer.calls[0].arguments)["a"] == value
         assert ("b" in json.loads(answer.calls[0].arguments)) == bool(more)
         assert run(make(NAMES), list(whole)) == expected
@@ -269,7 +274,7 @@ def test_a_string_with_quotes_that_are_not_escaped_comes_whole(value: str, more:
 def test_json_comes_through_to_the_letter(arguments: dict[str, Any], indent: int | None, ascii_only: bool) -> None:
     text = json.dumps(arguments, indent=indent, ensure_ascii=ascii_only)
     for pieces in ([text], list(text)):
-        mender = Mender("</tool_call>")
+        mender = JsonRepairer("</tool_call>")
         assert "".join(mender.push(piece)[0] for piece in pieces) == text
         assert mender.done
 
@@ -364,17 +369,17 @@ def test_cuts_change_nothing_and_nothing_is_lost(make: Any, pieces: list[str]) -
     whole = run(parser := make(NAMES), [text])
     assert run(make(NAMES), pieces) == whole
     assert run(make(NAMES), list(text)) == whole
-    answer = Answer().add(whole)
+    answer = ParsedAnswer().add(whole)
     assert parser.num_calls <= len(answer.calls) <= parser.num_calls + 1  # the last may be cut off
     for index in range(parser.num_calls):
         assert isinstance(json.loads(answer.calls[index].arguments), dict)
-    first = Answer().add(run(make(NAMES, single=True), pieces))
+    first = ParsedAnswer().add(run(make(NAMES, single=True), pieces))
     assert first.calls == {index: call for index, call in answer.calls.items() if index == 0}
     if not answer.calls:
         assert answer.text == text
     for event in whole:
-        assert event.text in text if isinstance(event, Text) else True  # in the order and form it was written
-    assert sum(len(event.text) for event in whole if isinstance(event, Text)) <= len(text)
+        assert event.text in text if isinstance(event, TextEvent) else True  # in the order and form it was written
+    assert sum(len(event.text) for event in whole if isinstance(event, TextEvent)) <= len(text)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(),
@@ -382,7 +387,7 @@ def test_cuts_change_nothing_and_nothing_is_lost(make: Any, pieces: list[str]) -
        st.text(), st.sampled_from([None, 1]))  # fmt: skip
 def test_the_end_of_an_object_is_found(value: Any, behind: str, indent: int | None) -> None:
     text = json.dumps({"value": value}, indent=indent, ensure_ascii=False)
-    assert ObjectEnd().feed(text + behind) == len(text)
+    assert JsonObjectEnd().feed(text + behind) == len(text)
 
 
 @given(
@@ -390,6 +395,6 @@ def test_the_end_of_an_object_is_found(value: Any, behind: str, indent: int | No
 )
 def test_arguments_are_those_that_were_written(arguments: dict[str, Any]) -> None:
     for raw in (json.dumps(arguments), json.dumps(arguments, indent=2, ensure_ascii=False)):
-        found = read_call(f'{{ "x": [] ,\n"arguments" : {raw} ,"name":"f"}}', NAMES)
+        found = read_tool_call(f'{{ "x": [] ,\n"arguments" : {raw} ,"name":"f"}}', NAMES)
         assert found is not None
         assert found.arguments == raw

@@ -8,10 +8,10 @@ import pytest
 from service_checkpoint import CHAT_TEMPLATE
 from tool_templates import TEMPLATES, write_tool_tokenizer
 
-from motley.cluster.failures import ConfigurationError
-from motley.cluster.options import ServeOptions
-from motley.cluster.parsers.styles import TOOL_PARSERS, choose, thinking
-from motley.cluster.serve import check
+from motley.cluster.api.common.parsers.parser_selection import TOOL_PARSERS, choose_styles, reasoning_state
+from motley.cluster.fleet.spec.serve_options import ServeOptions
+from motley.cluster.service.startup.serve_command import check
+from motley.cluster.service_errors import ConfigurationError
 from motley.replicas.text.tokenizer.tokenizer import Tokenizer
 
 QWEN3_CODER = "{% if tools %}<tool_call>\n<function={{ tools[0].function.name }}>{% endif %}"
@@ -30,23 +30,23 @@ QWEN3_CODER = "{% if tools %}<tool_call>\n<function={{ tools[0].function.name }}
     ],
 )
 def test_styles_are_told_from_the_template_with_a_reason(source: str | None, tools: str, reasoning: str) -> None:
-    styles = choose(source)
+    styles = choose_styles(source)
     assert (styles.tools.name, styles.reasoning.name) == (tools, reasoning)
     assert all("chat template" in choice.reason for choice in (styles.tools, styles.reasoning))
 
 
 def test_calls_are_told_from_the_template_for_tools() -> None:
-    styles = choose(CHAT_TEMPLATE, with_tools=TEMPLATES["qwen3"])
+    styles = choose_styles(CHAT_TEMPLATE, with_tools=TEMPLATES["qwen3"])
     assert (styles.tools.name, styles.reasoning.name) == ("hermes", "qwen3")
-    assert choose(TEMPLATES["qwen3"], with_tools=CHAT_TEMPLATE).tools.name == "none"
+    assert choose_styles(TEMPLATES["qwen3"], with_tools=CHAT_TEMPLATE).tools.name == "none"
 
 
 def test_the_operator_decides_otherwise() -> None:
     for name in (*TOOL_PARSERS, "none"):
-        assert choose(TEMPLATES["qwen3"], tools=name).tools.name == name
-        assert "--tool-parser" in choose(TEMPLATES["qwen3"], tools=name).tools.reason
-    assert not choose(TEMPLATES["qwen3"], reasoning="none").thinks
-    assert choose(CHAT_TEMPLATE, reasoning="qwen3").thinks
+        assert choose_styles(TEMPLATES["qwen3"], tools=name).tools.name == name
+        assert "--tool-parser" in choose_styles(TEMPLATES["qwen3"], tools=name).tools.reason
+    assert not choose_styles(TEMPLATES["qwen3"], reasoning="none").thinks
+    assert choose_styles(CHAT_TEMPLATE, reasoning="qwen3").thinks
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_where_the_prompt_leaves_the_model(
     tokenizer = Tokenizer.load(write_tool_tokenizer(tmp_path, template))
     for content in ("Hello", "<think>", "</think>", "<think>\n"):
         ids = tokenizer.chat([{"role": "user", "content": content}], arguments=arguments)
-        assert thinking(tokenizer, ids) == state
+        assert reasoning_state(tokenizer, ids) == state

@@ -12,11 +12,11 @@ import pytest
 from echo_worker import EchoWorker
 from local_pool import LocalPool
 
-from motley.cluster.routing import trunks as cluster_side
-from motley.cluster.routing.placement import Placement, Suspects
-from motley.cluster.routing.resume import ResumePolicy
+from motley.cluster.routing.attempt.placement import Placement, SuspectReplicas
+from motley.cluster.routing.attempt.retryable_request import RetryPolicy
 from motley.cluster.routing.router import Router
-from motley.cluster.routing.trunks import Line
+from motley.cluster.routing.streaming import stream_demultiplexer as cluster_side
+from motley.cluster.routing.streaming.stream_demultiplexer import MultiplexedStream
 from motley.replicas.engine.streams import stream_multiplexer as replica_side
 from motley.replicas.engine.streams.output_buffer import MAX_MERGED_MESSAGES, message_bytes
 from motley.replicas.errors import Unavailable
@@ -170,7 +170,7 @@ async def test_a_trunk_that_breaks_costs_no_token(folder: Path, after: int) -> N
     """What was on it is asked for again, from where each reader is."""
     first, second = await make_replica(folder), await make_replica(folder)
     pool = Breaking(first, second, after=after)
-    router = Router({"cpu": pool}, ResumePolicy(backoff_s=0.001))
+    router = Router({"cpu": pool}, RetryPolicy(backoff_s=0.001))
     answers = await asyncio.gather(*(ids(router, number) for number in range(6)))
     assert pool.broke == 1
     assert router.num_resumed > 0
@@ -195,7 +195,7 @@ async def test_a_slow_reader_beside_steady_ones_is_set_aside_and_then_waited_for
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No more than the bound comes ahead of it; it misses nothing, and the others go on by the trunk."""
-    monkeypatch.setattr(cluster_side, "MOST_BYTES", 40 * message_bytes(token(1)))
+    monkeypatch.setattr(cluster_side, "MAX_BUFFERED_BYTES", 40 * message_bytes(token(1)))
     replica = object.__new__(Replica)
     flood = Flood(str(folder))
     await replica.__init__(lambda: flood)  # type: ignore[arg-type, misc]
@@ -241,24 +241,24 @@ def token(number: int) -> StreamMessage:
     return StreamMessage((Delta(0, (number,)),))
 
 
-async def everything(line: Line, items: AsyncGenerator[Any, None]) -> list[int]:
+async def everything(line: MultiplexedStream, items: AsyncGenerator[Any, None]) -> list[int]:
     found = []
     while (message := await line.next(items)) is not None:
         found += [token for delta in message.deltas for token in delta.token_ids]
     return found
 
 
-def make_line(trunks: Sequence[str], *, apart: bool = False) -> Line:
-    return Line(Placement(Suspects()), trunks, apart=apart)
+def make_line(trunks: Sequence[str], *, apart: bool = False) -> MultiplexedStream:
+    return MultiplexedStream(Placement(SuspectReplicas()), trunks, apart=apart)
 
 
 async def test_the_trunk_waits_for_its_turn_and_the_end_for_the_trunk() -> None:
     line = make_line(["t"])
-    line.from_trunk(token(3))  # overtakes the request's own stream
+    line.receive_multiplexed(token(3))  # overtakes the request's own stream
     reading = asyncio.create_task(everything(line, own(token(1), token(2), "t", 2)))
     await asyncio.sleep(0.01)
     assert not reading.done(), "one is still on its way"
-    line.from_trunk(token(4))
+    line.receive_multiplexed(token(4))
     assert await reading == [1, 2, 3, 4]
 
 
@@ -266,7 +266,7 @@ async def test_what_a_broken_trunk_did_not_bring_is_a_loss() -> None:
     open_trunks = ["t"]
     line = make_line(open_trunks)
     reading = asyncio.create_task(everything(line, own(token(1), "t", 2)))
-    line.from_trunk(token(2))
+    line.receive_multiplexed(token(2))
     await asyncio.sleep(0.01)
     open_trunks.clear()
     line.wake()
@@ -277,7 +277,7 @@ async def test_what_a_broken_trunk_did_not_bring_is_a_loss() -> None:
 
 async def test_a_failure_comes_after_what_came_before_it() -> None:
     line = make_line(["t"])
-    line.from_trunk(token(2))
+    line.receive_multiplexed(token(2))
     items = own(token(1), "t", Unavailable("gone", code="replica_lost"))
     assert (await line.next(items)) == token(1)
     assert (await line.next(items)) == token(2)
@@ -290,7 +290,7 @@ async def test_what_piled_up_comes_in_parts_that_a_slow_reader_can_take() -> Non
     items = own(token(0), "t", 200)
     await line.next(items)
     for number in range(1, 201):
-        line.from_trunk(token(number))
+        line.receive_multiplexed(token(number))
     parts = [(await line.next(items)).deltas[0].token_ids for _ in range(4)]
     assert [len(part) for part in parts] == [MAX_MERGED_MESSAGES] * 3 + [200 - 3 * MAX_MERGED_MESSAGES]
     assert [number for part in parts for number in part] == list(range(1, 201))
@@ -303,7 +303,7 @@ async def test_a_slow_reader_gets_one_message_or_each_step_where_they_are_kept_a
     items = own(token(1), "t", 3)
     await line.next(items)
     for number in (2, 3, 4):
-        line.from_trunk(token(number))
+        line.receive_multiplexed(token(number))
     message = await line.next(items)
     assert message is not None
     assert message.deltas[0].token_ids == ((2,) if apart else (2, 3, 4))

@@ -14,14 +14,14 @@ from faulty_replica import BLOCKS, start_worker, until
 from local_pool import LocalPool
 from running import Running
 
-from motley.cluster.caller import Caller
-from motley.cluster.door import Door
-from motley.cluster.protocols import vllm as vllm_module
-from motley.cluster.protocols.vllm import VllmProtocol
-from motley.cluster.protocols.vllm_events import KvBatches
+from motley.cluster.api.common.admission import RequestAdmitter
+from motley.cluster.api.vllm import vllm_protocol as vllm_module
+from motley.cluster.api.vllm.vllm_kv_events import KvEventBatcher
+from motley.cluster.api.vllm.vllm_protocol import VllmProtocol
 from motley.cluster.protos import vllm_common_pb2 as common
 from motley.cluster.protos import vllm_engine_pb2 as pb
 from motley.cluster.routing.router import Router
+from motley.cluster.transport.caller import Caller
 from motley.replicas.engine.entrypoints import worker as worker_module
 from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.errors import InvalidRequest, Overloaded, Unavailable
@@ -51,7 +51,7 @@ async def protocol_of(folder: Path, *workers: Worker) -> VllmProtocol:
         replica = object.__new__(Replica)
         await replica.__init__(lambda worker=worker: Running(worker))
         replicas.append(replica)
-    door = Door(workers[0].profile().model, Tokenizer.load(folder), {}, b"salt")
+    door = RequestAdmitter(workers[0].profile().model, Tokenizer.load(folder), {}, b"salt")
     return VllmProtocol(door, Router({"cpu": LocalPool(*replicas)}), {})
 
 
@@ -213,7 +213,7 @@ def kinds(batch: Any) -> list[str]:
 
 
 def test_load_comes_with_the_first_events_unless_it_is_wanted_before() -> None:
-    batches = KvBatches(FROM_NOW)
+    batches = KvEventBatcher(FROM_NOW)
     assert batches.batch(told(), None) is None
     first = batches.batch(told(KvEvent(b"a" * 32, (1,) * 16)), None)
     second = batches.batch(told(), None)
@@ -227,14 +227,14 @@ def test_load_comes_with_the_first_events_unless_it_is_wanted_before() -> None:
 
 
 def test_one_who_resumes_forgets_first() -> None:
-    batches = KvBatches(common.SubscribeKvEventsRequest(start_sequence_number=41))
+    batches = KvEventBatcher(common.SubscribeKvEventsRequest(start_sequence_number=41))
     first = batches.batch(told(), None)
     assert first is not None
     assert (first.sequence_number, kinds(first)) == (42, ["cleared"])
 
 
 def test_what_was_lost_leaves_a_gap() -> None:
-    batches = KvBatches(AT_ONCE)
+    batches = KvEventBatcher(AT_ONCE)
     batches.batch(told(KvEvent(b"a" * 32, (1,) * 16)), None)
     after = batches.batch(told(KvEvent(b"b" * 32), lost=True), None)
     assert after is not None
@@ -244,7 +244,7 @@ def test_what_was_lost_leaves_a_gap() -> None:
 def test_runs_of_one_kind_are_one_event() -> None:
     a, b, c, d = (bytes([letter]) * 32 for letter in b"abcd")
     ids = (1,) * 16
-    batch = KvBatches(AT_ONCE).batch(
+    batch = KvEventBatcher(AT_ONCE).batch(
         told(KvEvent(a, ids), KvEvent(b, ids, a), KvEvent(c, ids), KvEvent(a), KvEvent(b), KvEvent(d, ids, c)), None
     )
     assert batch is not None

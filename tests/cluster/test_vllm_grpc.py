@@ -19,14 +19,14 @@ from grpc_servers import serving
 from local_ingress import make_ingress
 from scripted_worker import ScriptedWorker
 
-from motley.cluster.caller import Caller
-from motley.cluster.protocols import vllm_rpcs
-from motley.cluster.protocols.vllm import VllmProtocol
-from motley.cluster.protocols.vllm_ask import decimal, generate_ask
-from motley.cluster.protocols.vllm_tokenizer import pack
+from motley.cluster.api.vllm import vllm_rpcs
+from motley.cluster.api.vllm.tokenizer_archive import pack_tokenizer
+from motley.cluster.api.vllm.vllm_protocol import VllmProtocol
+from motley.cluster.api.vllm.vllm_request import parse_generate_request, shortest_decimal
 from motley.cluster.protos import vllm_common_pb2 as common
 from motley.cluster.protos import vllm_engine_pb2 as pb
 from motley.cluster.protos import vllm_engine_pb2_grpc
+from motley.cluster.transport.caller import Caller
 from motley.replicas.errors import EngineFault, NotFound
 from motley.replicas.types import Delta, FinishReason, StreamMessage, TokenLogprob
 
@@ -167,7 +167,7 @@ async def test_every_sampling_parameter_arrives(scripted: Callable[..., Any]) ->
 
 def test_what_is_absent_is_neutral() -> None:
     """Whatever the checkpoint says: a client has no other way to say "none"."""
-    sampling = generate_ask(pb.GenerateRequest(text="a")).sampling
+    sampling = parse_generate_request(pb.GenerateRequest(text="a")).sampling
     neutral = {"temperature": 1.0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "n": 1}
     assert neutral.items() <= sampling.items()
     assert "max_tokens" not in sampling
@@ -176,9 +176,9 @@ def test_what_is_absent_is_neutral() -> None:
 @pytest.mark.parametrize("value", [0.7, 0.1, 1e-30, 3.4e38, 1 / 3, 0.0, -0.25, 5])
 def test_numbers_of_32_bits_mean_what_was_written(value: float) -> None:
     carried = pb.SamplingParams(min_p=value).min_p
-    assert pb.SamplingParams(min_p=decimal(carried)).min_p == carried
+    assert pb.SamplingParams(min_p=shortest_decimal(carried)).min_p == carried
     if value != 1 / 3:
-        assert decimal(carried) == value
+        assert shortest_decimal(carried) == value
 
 
 CONSTRAINTS: list[tuple[dict[str, Any], str]] = [
@@ -193,7 +193,7 @@ CONSTRAINTS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "kind"), CONSTRAINTS, ids=label)
 def test_constraints(fields: dict[str, Any], kind: str) -> None:
-    grammar = generate_ask(ask(sampling=fields)).sampling["grammar"]
+    grammar = parse_generate_request(ask(sampling=fields)).sampling["grammar"]
     assert grammar is not None
     assert grammar.kind == kind
 
@@ -250,7 +250,7 @@ async def test_bad_fields_are_named(vllm: Any, request_: pb.GenerateRequest, beg
 
 def test_every_field_of_the_request_is_decided() -> None:
     """Refused by name above, or read."""
-    source = Path(generate_ask.__code__.co_filename).read_text()
+    source = Path(parse_generate_request.__code__.co_filename).read_text()
     names = {*pb.GenerateRequest.DESCRIPTOR.fields_by_name, *pb.SamplingParams.DESCRIPTOR.fields_by_name}
     told = {"stream", "spaces_between_special_tokens", "include_stop_str_in_output", "grammar_from_first_token"}
     constraints = {field.name for field in pb.SamplingParams.DESCRIPTOR.oneofs_by_name["constraint"].fields}
@@ -310,7 +310,7 @@ async def test_abort_reaches_every_ingress(folder: Path, monkeypatch: pytest.Mon
         for each in ingresses:
             await getattr(each, method)(*args)
 
-    monkeypatch.setattr(vllm_rpcs, "tell_every_ingress", tell)
+    monkeypatch.setattr(vllm_rpcs, "broadcast_to_ingresses", tell)
     request = ask(request_id="one", stream=True, sampling={"max_tokens": 500})
     stream = ingresses[1].vllm.generate(request, Caller(tenant=""))
     await anext(stream)
@@ -400,19 +400,19 @@ def test_a_tokenizer_is_the_folders_own(tmp_path: Path) -> None:
     folder, outside = tmp_path / "model", tmp_path / "secret"
     folder.mkdir()
     with pytest.raises(NotFound):
-        pack(folder)
+        pack_tokenizer(folder)
     (folder / "model.safetensors").write_bytes(b"weights")
     (folder / "tokenizer.json").write_text("{}")
     (folder / "additional_chat_templates").mkdir()
     for_tools = "additional_chat_templates/tool_use.jinja"
     (folder / for_tools).write_text("{{ tools }}")
-    first = pack(folder)
-    assert pack(folder) == first
+    first = pack_tokenizer(folder)
+    assert pack_tokenizer(folder) == first
     assert zipfile.ZipFile(io.BytesIO(first)).namelist() == [for_tools, "tokenizer.json"]
     outside.write_text("secret")
     (folder / "vocab.txt").symlink_to(outside)
     with pytest.raises(EngineFault) as caught:
-        pack(folder)
+        pack_tokenizer(folder)
     assert str(tmp_path) not in caught.value.message
 
 

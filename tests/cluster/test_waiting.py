@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.cluster.routing.fair_queue import FairQueue
-from motley.cluster.routing.live import Live
-from motley.cluster.routing.predict import Slo
-from motley.cluster.routing.waiting import PATIENCE, SCAN_S, Routing, Waiting
+from motley.cluster.routing.directory.replica_directory import ReplicaDirectory
+from motley.cluster.routing.prediction.latency_model import Slo
+from motley.cluster.routing.queueing.fair_queue import FairQueue
+from motley.cluster.routing.queueing.request_queue import MAX_PASSED_SHARE, SCAN_S, RequestQueue, RoutingConfig
 from motley.replicas.errors import Overloaded, Unavailable
 from motley.replicas.types import (
     PROFILED_BATCH_SIZES,
@@ -26,11 +26,11 @@ from motley.replicas.types import (
 
 
 class Fleet:
-    """As much of `Live` as the line asks."""
+    """As much of `ReplicaDirectory` as the line asks."""
 
     def __init__(self) -> None:
         self.members: dict[str, Any] = {"only": None}
-        self.had_any = True
+        self.had_replica = True
         self.changed = asyncio.Event()
         self.room = False
 
@@ -40,7 +40,7 @@ class Fleet:
     def has_room(self, request: Request, *, late: bool, waited_s: float) -> bool:
         return self.room
 
-    def is_crowded_out(self, request: Request) -> bool:
+    def is_starved_by_others(self, request: Request) -> bool:
         return False
 
     def hear(self, *, room: bool) -> None:
@@ -52,16 +52,16 @@ def request(name: str = "r", tokens: int = 3, tenant: str = "") -> Request:
     return Request(name, tuple(range(tokens)), SamplingParams(max_tokens=4, seed=0), tenant=tenant)
 
 
-def a_line(fleet: Any, **routing: Any) -> Waiting:
-    return Waiting(fleet, Routing(**{"max_wait_s": 60.0, **routing}), lambda: True)
+def a_line(fleet: Any, **routing: Any) -> RequestQueue:
+    return RequestQueue(fleet, RoutingConfig(**{"max_wait_s": 60.0, **routing}), lambda: True)
 
 
-def ask(line: Waiting, asked: Request, deadline_s: float = 1e6) -> asyncio.Task[None]:
+def ask(line: RequestQueue, asked: Request, deadline_s: float = 1e6) -> asyncio.Task[None]:
     now = asyncio.get_running_loop().time()
     return asyncio.create_task(line.turn(asked, now, now + deadline_s))
 
 
-async def held(line: Waiting, count: int) -> None:
+async def held(line: RequestQueue, count: int) -> None:
     async with asyncio.timeout(10):
         while line.held != count:
             await asyncio.sleep(0.001)
@@ -117,7 +117,7 @@ SLO = Slo(30.0, 5.0)  # long enough for a busy machine
 class Device:
     """One replica of the directory, which carries what the test says."""
 
-    def __init__(self, live: Live, name: str, prefill: float, longest: int = 8192, pool: str = "p") -> None:
+    def __init__(self, live: ReplicaDirectory, name: str, prefill: float, longest: int = 8192, pool: str = "p") -> None:
         info = ModelInfo("m", "f", 1000, longest, (1,), "float32", "none")
         self.live, self.name, self.steps, self.running = live, name, 0, 8
         profile = ReplicaProfile(
@@ -142,8 +142,8 @@ class Device:
         self.carries(20 * self.running, 50_000)
 
 
-def shedding() -> tuple[Live, Waiting]:
-    live = Live({"p": "p"}, SLO, random.Random(0))
+def shedding() -> tuple[ReplicaDirectory, RequestQueue]:
+    live = ReplicaDirectory({"p": "p"}, SLO, random.Random(0))
     return live, a_line(live, slo=SLO, shed=True)
 
 
@@ -221,7 +221,7 @@ async def test_who_has_room_passes_who_has_not_and_not_for_ever() -> None:
     await held(line, 1)
     assert await ended(*(ask(line, request(tokens=50)) for _ in range(3))) == [type(None)] * 3
     turn = next(iter(line._queue)).item
-    turn.since -= PATIENCE * (SLO.ttft_s - turn.least_s)  # as if it had waited for so long
+    turn.since -= MAX_PASSED_SHARE * (SLO.ttft_s - turn.least_s)  # as if it had waited for so long
     small = ask(line, request(tokens=50))
     await held(line, 2)
     await asyncio.sleep(3 * SCAN_S)
@@ -232,7 +232,7 @@ async def test_who_has_room_passes_who_has_not_and_not_for_ever() -> None:
 
 
 async def test_who_waits_for_a_longer_context_is_in_nobodys_way() -> None:
-    live = Live({"p": "p", "q": "q"}, None, random.Random(0))
+    live = ReplicaDirectory({"p": "p", "q": "q"}, None, random.Random(0))
     line = a_line(live)
     Device(live, "long", 100.0)
     live.left("long")  # its pool may have another

@@ -13,8 +13,15 @@ from typing import Any
 import pytest
 from served import wait_for
 
-from motley.cluster import watch as watching
-from motley.cluster.watch import BUSY, CURES, MISSES, Asked, Daemon, Watch
+from motley.cluster.service.supervision import watchdog as watching
+from motley.cluster.service.supervision.watchdog import (
+    BUSY,
+    CURES,
+    MISSES,
+    ChildProcess,
+    ProbedProcess,
+    ServiceWatchdog,
+)
 
 
 class Made:
@@ -28,23 +35,23 @@ class Made:
         return self.status
 
 
-def watch(daemons: list[Daemon], asked: list[Asked], told: list[str] | None = None) -> Watch:
-    made = Watch((told if told is not None else []).append, lambda: None)
+def watch(daemons: list[ChildProcess], asked: list[ProbedProcess], told: list[str] | None = None) -> ServiceWatchdog:
+    made = ServiceWatchdog((told if told is not None else []).append, lambda: None)
     made._daemons += daemons
     made._asked += asked
     return made
 
 
-def daemon(status: int | None, **said: Any) -> Daemon:
+def daemon(status: int | None, **said: Any) -> ChildProcess:
     process: Any = Made(status)
-    return Daemon("Ray's raylet", process, **said)
+    return ChildProcess("Ray's raylet", process, **said)
 
 
 def nothing() -> None:
     pass
 
 
-def missed(asked: Asked, *began: float) -> Asked:
+def missed(asked: ProbedProcess, *began: float) -> ProbedProcess:
     for each in began:
         asked.note(False, each)
     return asked
@@ -68,7 +75,7 @@ def test_of_others_it_is_told_once() -> None:
 
 
 def test_who_does_not_answer_hangs_after_a_while() -> None:
-    asked = missed(Asked("Ray's GCS", nothing, 14), 0, 4, 8)
+    asked = missed(ProbedProcess("Ray's GCS", nothing, 14), 0, 4, 8)
     assert watch([], [asked]).look(13) is None
     assert watch([], [asked]).look(14) == "Ray's GCS has not answered for 14 s"
 
@@ -76,7 +83,7 @@ def test_who_does_not_answer_hangs_after_a_while() -> None:
 def test_who_may_only_be_late_has_longer() -> None:
     """On a machine with far more to do than it can, until a signal is found to have stopped it."""
     stopped = [False]
-    asked = missed(Asked("Ray's GCS", nothing, 14, certain=lambda: stopped[0]), 0, 4, 8)
+    asked = missed(ProbedProcess("Ray's GCS", nothing, 14, certain=lambda: stopped[0]), 0, 4, 8)
     made = watch([], [asked])
     assert made.look(14 * BUSY - 1) is None
     assert made.look(14 * BUSY) == f"Ray's GCS has not answered for {14 * BUSY} s"
@@ -85,21 +92,21 @@ def test_who_may_only_be_late_has_longer() -> None:
 
 
 def test_an_answer_makes_up_for_all_before() -> None:
-    asked = missed(Asked("Ray's GCS", nothing, 14), 0, 4, 8)
+    asked = missed(ProbedProcess("Ray's GCS", nothing, 14), 0, 4, 8)
     asked.note(True, 12)
     assert watch([], [missed(asked, 13, 17)]).look(30) is None
 
 
 def test_a_question_that_was_late_is_not_enough() -> None:
     """As after a stop of this process itself."""
-    asked = missed(Asked("Ray's GCS", nothing, 14), 0)
+    asked = missed(ProbedProcess("Ray's GCS", nothing, 14), 0)
     assert MISSES > 1
     assert watch([], [asked]).look(1000) is None
 
 
 def test_what_can_be_had_again_is_ended_so_often_and_no_more() -> None:
     cured: list[int] = []
-    asked = Asked("Serve's controller", nothing, 10, lambda: cured.append(1))
+    asked = ProbedProcess("Serve's controller", nothing, 10, lambda: cured.append(1))
     made = watch([], [asked])
     for number in range(CURES):
         now = number * 100.0
@@ -121,9 +128,9 @@ def sleeper() -> subprocess.Popen[bytes]:
 
 def test_an_end_is_heard_of() -> None:
     lost = threading.Event()
-    made = Watch(lambda line: None, lost.set)
+    made = ServiceWatchdog(lambda line: None, lost.set)
     with sleeper() as process:
-        made.start([Daemon("Ray's GCS", process, vital=True)], [], nothing)
+        made.start([ChildProcess("Ray's GCS", process, vital=True)], [], nothing)
         process.kill()
         assert lost.wait(60)
     assert made.why == "Ray's GCS has ended (by SIGKILL)"
@@ -134,17 +141,17 @@ def test_an_end_is_heard_of() -> None:
 def test_who_has_ended_is_not_reaped(code: str, status: int) -> None:
     """Ray's workers go on with their streams while there is a process of the raylet's number."""
     with subprocess.Popen([sys.executable, "-c", code]) as process:
-        wait_for(lambda: Daemon("it", process).status() is not None, "its end")
-        assert Daemon("it", process).status() == status
+        wait_for(lambda: ChildProcess("it", process).status() is not None, "its end")
+        assert ChildProcess("it", process).status() == status
         assert Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
         assert process.wait() == status
-        assert Daemon("it", process).status() == status
+        assert ChildProcess("it", process).status() == status
 
 
 def test_an_end_that_is_meant_is_not() -> None:
     """A signal to the whole group ends Ray's processes too, a moment earlier maybe."""
     looked = threading.Semaphore(0)
-    made = Watch(lambda line: None, lambda: pytest.fail("it was meant"))
+    made = ServiceWatchdog(lambda line: None, lambda: pytest.fail("it was meant"))
     made.start([daemon(-2, vital=True)], [], looked.release)
     assert looked.acquire(timeout=60)
     made.end()
@@ -167,8 +174,8 @@ def test_one_that_is_asked_is_asked_on(monkeypatch: pytest.MonkeyPatch) -> None:
             raise answer
 
     ended = threading.Event()
-    asked = Asked("the door", ask, 0)
-    thread = threading.Thread(target=asked.ask_on, args=(ended,))
+    asked = ProbedProcess("the door", ask, 0)
+    thread = threading.Thread(target=asked.probe_until, args=(ended,))
     thread.start()
     assert asked_all.wait(60)
     ended.set()

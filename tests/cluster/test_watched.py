@@ -16,8 +16,8 @@ import pytest
 from grpc_health.v1 import health, health_pb2_grpc
 from served import command_line, free_port, wait_for
 
-from motley.cluster import watched
-from motley.cluster.processes import is_stopped
+from motley.cluster.process_tree import is_stopped
+from motley.cluster.service.supervision import watched_processes
 
 
 @contextmanager
@@ -35,31 +35,31 @@ def server(*, with_health: bool) -> Iterator[str]:
 def test_whoever_answers_lives(with_health: bool) -> None:
     """Whatever it thinks of the question."""
     with server(with_health=with_health) as address:
-        watched.healthy(address)()
+        watched_processes.grpc_health_probe(address)()
 
 
 def test_who_is_not_there_does_not_answer() -> None:
     with pytest.raises(grpc.RpcError) as caught:
-        watched.healthy(f"127.0.0.1:{free_port()}")()
+        watched_processes.grpc_health_probe(f"127.0.0.1:{free_port()}")()
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
 def test_who_hangs_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connections are taken all the same, by the kernel."""
-    monkeypatch.setattr(watched, "ANSWER_S", 0.2)
+    monkeypatch.setattr(watched_processes, "ANSWER_S", 0.2)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         with pytest.raises(grpc.RpcError):
-            watched.healthy(f"127.0.0.1:{listener.getsockname()[1]}")()
+            watched_processes.grpc_health_probe(f"127.0.0.1:{listener.getsockname()[1]}")()
 
 
 def test_what_is_vital_of_rays(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this table does not know is, as nobody knows what is lost with it."""
     kinds = ("gcs_server", "raylet", "dashboard", "monitor", "log_monitor", "new_one")
     processes = {kind: [SimpleNamespace(process=None)] for kind in kinds}
-    monkeypatch.setattr(watched.worker, "_global_node", SimpleNamespace(all_processes=processes))
-    found = {daemon.name: daemon.vital for daemon in watched.daemons()}
+    monkeypatch.setattr(watched_processes.worker, "_global_node", SimpleNamespace(all_processes=processes))
+    found = {daemon.name: daemon.vital for daemon in watched_processes.ray_children()}
     assert [name for name, vital in found.items() if vital] == ["Ray's GCS", "Ray's raylet", "Ray's new_one"]
     assert len(found) == len(kinds)
 
@@ -68,22 +68,22 @@ def test_what_is_vital_of_rays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_part_of_ray_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
         processes = {"raylet": [SimpleNamespace(process=process)]}
-        monkeypatch.setattr(watched.worker, "_global_node", SimpleNamespace(all_processes=processes))
-        assert not watched.any_stopped("raylet")
+        monkeypatch.setattr(watched_processes.worker, "_global_node", SimpleNamespace(all_processes=processes))
+        assert not watched_processes.any_stopped("raylet")
         process.send_signal(signal.SIGSTOP)
-        wait_for(lambda: watched.any_stopped("raylet"), "its stop")
-        assert not watched.any_stopped("gcs_server")
+        wait_for(lambda: watched_processes.any_stopped("raylet"), "its stop")
+        assert not watched_processes.any_stopped("gcs_server")
         process.kill()
 
 
 def test_a_door_that_nobody_opens() -> None:
     with pytest.raises(ConnectionRefusedError):
-        watched.open_door("127.0.0.1", free_port())
+        watched_processes.check_port_open("127.0.0.1", free_port())
 
 
 def test_a_door_with_too_many_before_it_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever fills it must not end the service by that."""
-    monkeypatch.setattr(watched, "ANSWER_S", 0.2)
+    monkeypatch.setattr(watched_processes, "ANSWER_S", 0.2)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -92,7 +92,7 @@ def test_a_door_with_too_many_before_it_is_open(monkeypatch: pytest.MonkeyPatch)
         for each in full:
             each.setblocking(False)
             each.connect_ex(address)
-        watched.open_door(*address)
+        watched_processes.check_port_open(*address)
         for each in full:
             each.close()
 
@@ -102,11 +102,11 @@ def test_who_hangs_is_ended_by_its_title() -> None:
     titles = ("ray::ServeController.listen", "ray::ServeReplica:motley:main")
     hung, other = (subprocess.Popen(["bash", "-c", f"exec -a {title} sleep 600"]) for title in titles)
     wait_for(lambda: all("ray::" in command_line(each.pid)[:5] for each in (hung, other)), "their titles")
-    assert not any(map(is_stopped, watched.titled("ray::ServeController")))
+    assert not any(map(is_stopped, watched_processes.processes_titled("ray::ServeController")))
     hung.send_signal(signal.SIGSTOP)
     wait_for(lambda: is_stopped(hung.pid), "its stop")
-    assert watched.titled("ray::ServeController") == [hung.pid]
-    watched.end_titled("ray::ServeController")
+    assert watched_processes.processes_titled("ray::ServeController") == [hung.pid]
+    watched_processes.kill_titled("ray::ServeController")
     assert hung.wait(60) == -signal.SIGKILL
     assert other.poll() is None
     other.kill()

@@ -13,10 +13,10 @@ from local_ingress import make_ingress
 from scripted_worker import ScriptedWorker
 
 from motley.client import Resume, complete_request
-from motley.cluster.caller import Caller
-from motley.cluster.protocols import kserve_wire
+from motley.cluster.api.kserve import kserve_messages
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import kserve_pb2 as kserve
+from motley.cluster.transport.caller import Caller
 from motley.replicas.types import Delta, FinishReason, StreamMessage
 
 OLD, NEW = pb.Weights(version=0, contents="aa"), pb.Weights(version=1, contents="bb")
@@ -61,7 +61,7 @@ def infer(*, streaming: bool) -> Any:
         kserve.ModelInferRequest.InferInputTensor(contents={"bytes_contents": [b"abc"]}, **text),
         kserve.ModelInferRequest.InferInputTensor(contents={"bool_contents": [streaming]}, **flag),
     ]
-    return kserve_wire.infer_request(kserve.ModelInferRequest(inputs=inputs))
+    return kserve_messages.infer_request(kserve.ModelInferRequest(inputs=inputs))
 
 
 async def test_kserve_says_it_in_parameters(folder: Path) -> None:

@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from local_ingress import make_ingress
 
-from motley.cluster.caller import Caller
-from motley.cluster.protocols import kserve_json, kserve_wire
-from motley.cluster.protocols.kserve_ask import INPUTS
+from motley.cluster.api.kserve import kserve_messages
+from motley.cluster.api.kserve.kserve_request import INPUTS
+from motley.cluster.api.kserve.rest import kserve_json
 from motley.cluster.protos import kserve_pb2, vllm_common_pb2, vllm_engine_pb2
-from motley.cluster.web.unparsed import Unparsed
+from motley.cluster.transport.caller import Caller
+from motley.cluster.transport.grpc_server.unparsed_request import UnparsedRequest
 from motley.replicas.errors import DeadlineExceeded, InvalidRequest, MotleyError, NotFound
 
 EXPECTED = (InvalidRequest, NotFound, DeadlineExceeded)
@@ -75,8 +76,8 @@ def test_kserve_requests(at_once: Service, fields: dict[str, Any]) -> None:
     request = kserve_pb2.ModelInferRequest(**fields)
 
     async def answer() -> None:
-        infer = kserve_wire.infer_request(request)
-        kserve_wire.infer_response(await at_once.ingress.kserve.infer(infer, Caller()), raw=infer.raw)
+        infer = kserve_messages.infer_request(request)
+        kserve_messages.infer_response(await at_once.ingress.kserve.infer(infer, Caller()), raw=infer.raw)
 
     at_once.outcome(answer())
 
@@ -142,4 +143,4 @@ KINDS: list[type[Message]] = [
 @given(data=st.binary(max_size=40))
 def test_random_bytes(kind: type[Message], data: bytes) -> None:
     with suppress(InvalidRequest):
-        assert isinstance(Unparsed(kind, data).parsed(), kind)
+        assert isinstance(UnparsedRequest(kind, data).parsed(), kind)

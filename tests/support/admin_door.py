@@ -11,11 +11,11 @@ import grpc
 import pytest
 from fake_fleet import Bench
 
-from motley.cluster.auth.keys import KeyRing, StoredKey, hash_key, new_key
-from motley.cluster.control.server import AdminDoor, start_server
-from motley.cluster.edge.ports import settled_block
+from motley.cluster.fleet.control.rpcs.control_server import AdminEndpoint, start_server
 from motley.cluster.protos import control_pb2_grpc
 from motley.cluster.protos import externalscaler_pb2_grpc as keda_grpc
+from motley.cluster.security.auth.api_keys import KeyRing, StoredKey, hash_key, new_key
+from motley.cluster.security.edge.ports import free_port_block
 
 ADMIN, TENANT = new_key(), new_key()
 KEYS = KeyRing([StoredKey("ops", hash_key(ADMIN), admin=True), StoredKey("alice", hash_key(TENANT))])
@@ -40,8 +40,8 @@ class Plane:
 async def admin_door(replicas: int = 1) -> AsyncIterator[Plane]:
     bench = Bench(replicas)
     await bench.steps()
-    port = settled_block(1)
-    server = await start_server(bench.plane, KEYS, AdminDoor("127.0.0.1", port))
+    port = free_port_block(1)
+    server = await start_server(bench.plane, KEYS, AdminEndpoint("127.0.0.1", port))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield Plane(bench, channel, f"127.0.0.1:{port}")
     await server.stop(None)

@@ -10,8 +10,8 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import strategies as st
 
-from motley.cluster.protocols.kserve_ask import INPUTS
-from motley.cluster.protocols.kserve_reply import OUTPUTS
+from motley.cluster.api.kserve.kserve_request import INPUTS
+from motley.cluster.api.kserve.kserve_response import OUTPUTS
 from motley.replicas.types import Delta, FinishReason, Request, StreamMessage
 
 NAMES = [*INPUTS, *OUTPUTS, "temperature", "n", "stop", "logprobs", "max_tokens", "seed", "json_schema", "regex", "x"]

@@ -16,11 +16,11 @@ import urllib3
 from local_ingress import make_ingress
 from requests.adapters import HTTPAdapter
 
-from motley.cluster.entrance import Entrance
+from motley.cluster.service.deployment.ingress_config import IngressConfig
 
 
 @contextmanager
-def asgi_session(folder: Path, worker: Any, entrance: Entrance | None = None) -> Iterator[requests.Session]:
+def asgi_session(folder: Path, worker: Any, entrance: IngressConfig | None = None) -> Iterator[requests.Session]:
     """Of an ingress on a loop of its own; nothing is left running in the worker then."""
     with asyncio.Runner() as runner, requests.Session() as session:
         loop = runner.get_loop()

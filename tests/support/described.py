@@ -11,10 +11,10 @@ from typing import Any
 import asgi
 from jsonschema import Draft202012Validator
 
-from motley.cluster.protocols.openapi_routes import OPERATIONS, REFUSALS
-from motley.cluster.web.openapi import document
+from motley.cluster.api.openapi_routes import OPERATIONS, REFUSALS
+from motley.cluster.transport.http_server.openapi import openapi_document
 
-DOCUMENT = document({**OPERATIONS, **REFUSALS})
+DOCUMENT = openapi_document({**OPERATIONS, **REFUSALS})
 PATHS = DOCUMENT["paths"]
 _PATTERNS = {path: re.compile(re.sub(r"{\w+}", "(.+)", path)) for path in sorted(PATHS, key=len, reverse=True)}
 

@@ -17,14 +17,14 @@ import grpc
 import uvicorn
 from served import free_port, wait_for
 
-from motley.cluster.edge.edge import BUFFER_BYTES, LOOPBACK, Edge
-from motley.cluster.edge.haproxy import launcher
-from motley.cluster.edge.ports import listens
+from motley.cluster.security.edge.haproxy_admin import launcher
+from motley.cluster.security.edge.haproxy_config import BUFFER_BYTES, LOOPBACK, HAProxyEdge
+from motley.cluster.security.edge.ports import is_listening
 
 HEALTHY = b"\x0a\x07success"  # what Serve's health check answers
 
 
-def configured(folder: Path, edge: Edge, http_port: int, grpc_port: int, make: Any = None, **more: Any) -> Any:
+def configured(folder: Path, edge: HAProxyEdge, http_port: int, grpc_port: int, make: Any = None, **more: Any) -> Any:
     """Serve's own object for HAProxy, for one ingress replica on these ports. make: another class; more: settings."""
     from ray.serve._private.haproxy import HAProxyApi, HAProxyConfig
     from ray.serve.config import HTTPOptions, gRPCOptions
@@ -33,7 +33,8 @@ def configured(folder: Path, edge: Edge, http_port: int, grpc_port: int, make: A
         cfg=HAProxyConfig(
             http_options=HTTPOptions(host=LOOPBACK, port=edge.http_port),
             grpc_options=gRPCOptions(
-                port=edge.grpc_port, grpc_servicer_functions=["motley.cluster.web.servicers.add_inference"]
+                port=edge.grpc_port,
+                grpc_servicer_functions=["motley.cluster.transport.grpc_server.servicers.add_inference"],
             ),
             is_head=True,
             socket_path=str(folder / "admin.sock"),
@@ -65,7 +66,7 @@ def backends_of(http_port: int, grpc_port: int) -> dict[str, Any]:
     }
 
 
-def rendered(folder: Path, edge: Edge, http_port: int, grpc_port: int) -> Path:
+def rendered(folder: Path, edge: HAProxyEdge, http_port: int, grpc_port: int) -> Path:
     """The configuration as the installed Ray writes it."""
     configured(folder, edge, http_port, grpc_port)._generate_config_file_internal()
     return folder / "haproxy.cfg"
@@ -162,13 +163,13 @@ async def _write_for_ever(send: Any) -> None:
 
 
 @contextmanager
-def haproxy(folder: Path, edge: Edge, http_port: int, grpc_port: int) -> Iterator[str]:
+def haproxy(folder: Path, edge: HAProxyEdge, http_port: int, grpc_port: int) -> Iterator[str]:
     """Running by the launcher that Serve gets; its configuration after the edits."""
     script = launcher(folder, edge.write(folder))
     path = rendered(folder, edge, http_port, grpc_port)
     with subprocess.Popen([script, "-db", "-f", path], stderr=subprocess.PIPE, text=True) as process:
         try:
-            wait_for(lambda: listens(LOOPBACK, edge.grpc_port) or process.poll() is not None, "HAProxy")
+            wait_for(lambda: is_listening(LOOPBACK, edge.grpc_port) or process.poll() is not None, "HAProxy")
             assert process.poll() is None, process.communicate()[1]
             yield path.read_text()
         finally:

@@ -7,11 +7,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from motley.cluster.control.fleet import Planned, PoolLook, ReplicaLook
-from motley.cluster.control.plane import Plane
-from motley.cluster.control.state import PoolPlan, State, dump, load
-from motley.cluster.failures import Forbidden
-from motley.cluster.fleet.status import Demand, FleetStatus, PrefixStatus, ReplicaStatus, WeightStatus
+from motley.cluster.fleet.control.backend.fleet_backend import PlannedFleet, PoolSnapshot, ReplicaSnapshot
+from motley.cluster.fleet.control.reconciler.fleet_reconciler import FleetReconciler
+from motley.cluster.fleet.control.state.control_state import ControlState, PoolPlan, decode_state, encode_state
+from motley.cluster.routing.fleet_status import (
+    DemandCounters,
+    FleetStatus,
+    PrefixStatus,
+    ReplicaStatus,
+    WeightStatus,
+)
+from motley.cluster.service_errors import Forbidden
 from motley.replicas.errors import InvalidRequest, MotleyError, Unavailable
 from motley.replicas.kv.prefix.prefix_stats import PrefixStats
 from motley.replicas.types import ModelInfo, ReplicaLoad, ReplicaProfile, WeightsStatus
@@ -41,9 +47,9 @@ class FakeFleet:
         self.work: dict[str, int] = {}
         self.telling = True
         self.failing = ""
-        self.plan: Planned | None = None
+        self.plan: PlannedFleet | None = None
         self.prefix_stats: PrefixStats | None = None
-        self.demand = Demand()
+        self.demand = DemandCounters()
         self.age_s = 0.0  # of what replicas have told
         self.marked: set[str] = set()
         self.weights: dict[str, int] = {}
@@ -55,7 +61,7 @@ class FakeFleet:
         self.stubborn: set[str] = set()
         self.bad_versions: set[str] = set()
         self._born = 0
-        self.pools = {name: PoolLook(target, version="v0") for name, target in pools.items()}
+        self.pools = {name: PoolSnapshot(target, version="v0") for name, target in pools.items()}
         self._versions: dict[str, str] = {}
         for _ in range(3):
             self.turn()
@@ -86,16 +92,16 @@ class FakeFleet:
             message = "it is bad" if state == "failed" else ""
             self.pools[name] = replace(pool, replicas=tuple(there), state=state, message=message, failing=message)  # type: ignore[arg-type]
 
-    def _start(self, version: str) -> ReplicaLook:
+    def _start(self, version: str) -> ReplicaSnapshot:
         self._born += 1
         name = f"r{self._born}"
         self._versions[name] = version
-        return ReplicaLook(name, "starting", started=float(self._born))
+        return ReplicaSnapshot(name, "starting", started=float(self._born))
 
-    async def planned(self) -> Planned | None:
+    async def planned(self) -> PlannedFleet | None:
         return self.plan
 
-    async def look(self) -> Mapping[str, PoolLook]:
+    async def look(self) -> Mapping[str, PoolSnapshot]:
         return dict(self.pools)
 
     async def status(self, failing: str = "") -> FleetStatus | None:
@@ -199,15 +205,15 @@ class FakeStore:
         self.full = False
         self.times = 0
 
-    async def keep(self, state: State) -> None:
+    async def keep(self, state: ControlState) -> None:
         if self.full:
             raise Unavailable("the decision could not be kept", code="not_kept")
-        self.data = dump(state)
+        self.data = encode_state(state)
         self.times += 1
 
-    def kept(self) -> State:
+    def kept(self) -> ControlState:
         assert self.data is not None
-        return load(self.data)
+        return decode_state(self.data)
 
 
 class Clock:
@@ -232,13 +238,17 @@ class Bench:
     def __init__(self, target: int = 1, maximum: int = 8, *, room: int = 100) -> None:
         self.fleet = FakeFleet({"cpu": target}, room=room)
         self.store, self.clock = FakeStore(), Clock()
-        self.plane = Plane(
-            self.fleet, self.store, State(pools={"cpu": PoolPlan(target, 0, maximum)}), self.clock, self.monotonic
+        self.plane = FleetReconciler(
+            self.fleet,
+            self.store,
+            ControlState(pools={"cpu": PoolPlan(target, 0, maximum)}),
+            self.clock,
+            self.monotonic,
         )
 
     def again(self) -> None:
         """Another process, with nothing but what was kept."""
-        self.plane = Plane(self.fleet, self.store, self.store.kept(), self.clock, self.monotonic)
+        self.plane = FleetReconciler(self.fleet, self.store, self.store.kept(), self.clock, self.monotonic)
 
     def monotonic(self) -> float:
         """As the clock goes where nobody sets it."""

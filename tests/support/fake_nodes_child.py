@@ -15,13 +15,14 @@ from echo_worker import EchoWorker
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from motley.cluster.app import build_app
-from motley.cluster.control.plane import Plane
-from motley.cluster.control.serve_fleet import ServeFleet
-from motley.cluster.control.state import State
-from motley.cluster.fleet.file import load_fleet
-from motley.cluster.fleet.selector import ACCELERATOR, COMPUTE_CAPABILITY
-from motley.cluster.fleet.store import APPLICATION, Deployed, write_deployed
+from motley.cluster.fleet.control.backend.serve_backend import ServeBackend
+from motley.cluster.fleet.control.reconciler.fleet_reconciler import FleetReconciler
+from motley.cluster.fleet.control.state.control_state import ControlState
+from motley.cluster.fleet.deployed.deployed_fleet import DeployedFleet, write_deployed
+from motley.cluster.fleet.spec.fleet_file_loader import load_fleet
+from motley.cluster.fleet.spec.ray_placement import ACCELERATOR, COMPUTE_CAPABILITY
+from motley.cluster.routing.ingress_broadcast import APPLICATION
+from motley.cluster.service.deployment.serve_app import build_app
 
 CARDS = {"T4": "7.5", "A10": "8.6", "H100": "9.0"}
 START_S = 120.0
@@ -37,7 +38,7 @@ def main(fleet: Path) -> dict[str, object]:
             cluster.add_node(num_gpus=1, labels=labels, **small)
         ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
         spec = load_fleet(fleet).spec
-        write_deployed(Deployed(fleet=spec))
+        write_deployed(DeployedFleet(fleet=spec))
         app = build_app(spec, partial(EchoWorker, spec.model))
         serve._run(app, name=APPLICATION, external_scaler_enabled=True, _blocking=False)
         return {"placed": where(len(spec.pools)), "pending": asyncio.run(why("old", 2))}
@@ -67,7 +68,7 @@ def where(count: int) -> dict[str, str | None]:
 
 async def why(pool: str, replicas: int) -> list[str]:
     """What the control plane tells of a pool that is to have more replicas than find a place."""
-    plane = Plane(ServeFleet(APPLICATION, lambda models: None), Forgetful(), State())
+    plane = FleetReconciler(ServeBackend(APPLICATION, lambda models: None), Forgetful(), ControlState())
     await plane.step()
     await plane.scale(pool, replicas, by="test", reason="why")
     deadline = time.monotonic() + START_S
@@ -81,7 +82,7 @@ async def why(pool: str, replicas: int) -> list[str]:
 
 
 class Forgetful:
-    async def keep(self, state: State) -> None:
+    async def keep(self, state: ControlState) -> None:
         pass
 
 

@@ -15,14 +15,14 @@ from edge_backends import HEALTHY, haproxy
 from in_thread import in_thread
 from served import free_port
 
-from motley.cluster.edge.early_answer import EarlyAnswer
-from motley.cluster.edge.edge import HTTP_HEALTH, LOOPBACK, Edge
-from motley.cluster.edge.heads import GRPC_OPTIONS
-from motley.cluster.edge.hook import Refuse
-from motley.cluster.edge.ports import settled_block
-from motley.cluster.edge.tls import choose_tls
-from motley.cluster.entrance import Entrance
-from motley.cluster.settings import MAX_MESSAGE_BYTES
+from motley.cluster.security.edge.early_response import EarlyResponseMiddleware
+from motley.cluster.security.edge.haproxy_config import HTTP_HEALTH, LOOPBACK, HAProxyEdge
+from motley.cluster.security.edge.head_limits import GRPC_OPTIONS
+from motley.cluster.security.edge.ports import free_port_block
+from motley.cluster.security.edge.serve_patches import ServePathFilter
+from motley.cluster.security.edge.tls import choose_tls
+from motley.cluster.service.deployment.ingress_config import IngressConfig
+from motley.cluster.transport.incoming_bodies import MAX_MESSAGE_BYTES
 
 FRONT, DIRECT, TLS = "HAProxy", "direct", "TLS"
 
@@ -38,14 +38,14 @@ class Fronted:
 
 
 @contextmanager
-def fronted(folder: Callable[[str], Path], worker: Any, entrance: Entrance, **limits: Any) -> Iterator[Fronted]:
-    """`folder` makes an empty one, with a short path. `limits` are EarlyAnswer's."""
+def fronted(folder: Callable[[str], Path], worker: Any, entrance: IngressConfig, **limits: Any) -> Iterator[Fronted]:
+    """`folder` makes an empty one, with a short path. `limits` are EarlyResponseMiddleware's."""
     certificates = Certificates(folder("c"))
     tls = choose_tls(certificates.cert, certificates.key, None)
-    plain = Edge(host=LOOPBACK, http_port=free_port(), grpc_port=free_port())
-    inner = settled_block(2)
+    plain = HAProxyEdge(host=LOOPBACK, http_port=free_port(), grpc_port=free_port())
+    inner = free_port_block(2)
     ports = {"http_port": free_port(), "grpc_port": free_port(), "inner_http": inner, "inner_grpc": inner + 1}
-    secure = Edge(host=LOOPBACK, tls=tls, check=plain.check, **ports)
+    secure = HAProxyEdge(host=LOOPBACK, tls=tls, check=plain.check, **ports)
     around = partial(_as_serve_does, check=plain.check, **limits)
     options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), *GRPC_OPTIONS]
     with in_thread(worker.folder, worker, entrance, around, _health(plain.check), options) as served:
@@ -70,7 +70,7 @@ def _as_serve_does(app: Any, *, check: str, **limits: Any) -> Any:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
 
-    return EarlyAnswer(Refuse(serve, check), **limits)
+    return EarlyResponseMiddleware(ServePathFilter(serve, check), **limits)
 
 
 def _health(check: str) -> Sequence[grpc.GenericRpcHandler]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from motley.cluster.web import servicers
+from motley.cluster.transport.grpc_server import servicers
 
 
 @asynccontextmanager

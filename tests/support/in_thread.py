@@ -14,10 +14,10 @@ import grpc
 import uvicorn
 from local_ingress import make_ingress
 
-from motley.cluster.edge.bounded_http import BoundedHttp
-from motley.cluster.entrance import Entrance
-from motley.cluster.settings import MAX_MESSAGE_BYTES
-from motley.cluster.web import servicers
+from motley.cluster.security.edge.bounded_http import BoundedHttp
+from motley.cluster.service.deployment.ingress_config import IngressConfig
+from motley.cluster.transport.grpc_server import servicers
+from motley.cluster.transport.incoming_bodies import MAX_MESSAGE_BYTES
 
 START_S = END_S = 60.0
 
@@ -33,7 +33,7 @@ class InThread:
 def in_thread(
     folder: Path,
     worker: Any,
-    entrance: Entrance | None = None,
+    entrance: IngressConfig | None = None,
     middleware: Callable[[Any], Any] = lambda app: app,
     handlers: Sequence[grpc.GenericRpcHandler] = (),
     options: Sequence[tuple[str, Any]] = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),),

@@ -10,12 +10,12 @@ import json
 import shutil
 from pathlib import Path
 
-from motley.cluster import served
-from motley.cluster.auth.key_file import write_keys
-from motley.cluster.auth.keys import StoredKey
-from motley.cluster.control import state
-from motley.cluster.fleet.lines import read_yaml
-from motley.cluster.fleet.spec import FleetSpec
+from motley.cluster.fleet.control.state import control_state
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec
+from motley.cluster.fleet.spec.yaml_lines import read_yaml
+from motley.cluster.security.auth.api_keys import StoredKey
+from motley.cluster.security.auth.key_file import write_keys
+from motley.cluster.service.deployment import served_profile
 from motley.replicas.kv.store.sealed_record import Geometry, RecordSealer
 from motley.replicas.kv.store.store_keys import StoreKeys, kv_identity
 from motley.replicas.types import ModelInfo, ReplicaProfile
@@ -40,20 +40,27 @@ PROFILE = ReplicaProfile(
     "7.5", "fp16", "a fingerprint", 1234.5, 0.0125, 100, 512, {"attention": "triton: measured"}, (0.0125, 0.02), 1e-6,
     32, "t4", "0123456789abcdef", 2e-6,
 )  # fmt: skip
-STATE = state.State(
+STATE = control_state.ControlState(
     pools={
-        "t4": state.PoolPlan(
-            2, 1, 8, 0.35, 90.0, "org/new", "org/old", (state.WeightUpdate("/weights/1.safetensors", True, "a digest"),)
+        "t4": control_state.PoolPlan(
+            2,
+            1,
+            8,
+            0.35,
+            90.0,
+            "org/new",
+            "org/old",
+            (control_state.AppliedWeightUpdate("/weights/1.safetensors", True, "a digest"),),
         ),
-        "cpu": state.PoolPlan(0),
+        "cpu": control_state.PoolPlan(0),
     },
     generation=7,
-    policy=state.PolicyPlan("slo", 1.5, 0.08, {"headroom": 0.2}),
+    policy=control_state.PolicyPlan("slo", 1.5, 0.08, {"headroom": 0.2}),
     deployment="d-1",
-    drains={"t4-3": state.Drain("t4", True, NOON, True)},
-    rolls={"t4": state.Roll("v2", "org/new", "v1", "it does not start")},
-    updates={"cpu": state.Update("/weights/2.safetensors", False, "alice", "better")},
-    events=(state.Event(3, NOON, "scaled", "t4", "", 1, 2, 7, "alice", "load"),),
+    drains={"t4-3": control_state.ReplicaDrain("t4", True, NOON, True)},
+    rolls={"t4": control_state.PoolRollout("v2", "org/new", "v1", "it does not start")},
+    updates={"cpu": control_state.OngoingWeightUpdate("/weights/2.safetensors", False, "alice", "better")},
+    events=(control_state.FleetEvent(3, NOON, "scaled", "t4", "", 1, 2, 7, "alice", "load"),),
     settled=frozenset({"cpu", "t4"}),
 )
 
@@ -79,8 +86,8 @@ def main() -> None:
     for name in ("keys.yaml", "keys.json"):
         write_keys(FOLDER / name, KEYS)
         (FOLDER / name).chmod(0o644)  # as git keeps it
-    (FOLDER / "control.json").write_bytes(state.dump(STATE) + b"\n")
-    (FOLDER / "served.json").write_bytes(served.dump("org/tiny", PROFILE) + b"\n")
+    (FOLDER / "control.json").write_bytes(control_state.encode_state(STATE) + b"\n")
+    (FOLDER / "served.json").write_bytes(served_profile.encode_profile("org/tiny", PROFILE) + b"\n")
     (FOLDER / "digests.json").write_text(json.dumps(digests(), indent=1) + "\n")
     for name, geometry in GEOMETRIES.items():
         seal = RecordSealer(SECRET, geometry)

@@ -7,12 +7,12 @@ from typing import Any
 
 from local_pool import LocalPool
 
-from motley.cluster.entrance import Entrance
-from motley.cluster.ingress import Ingress
+from motley.cluster.service.deployment.ingress import Ingress
+from motley.cluster.service.deployment.ingress_config import IngressConfig
 from motley.replicas.replica import Replica
 
 
-async def make_ingress(folder: Path, *workers: Any, entrance: Entrance | None = None) -> Any:
+async def make_ingress(folder: Path, *workers: Any, entrance: IngressConfig | None = None) -> Any:
     """One replica for each worker."""
     replicas = []
     for worker in workers:

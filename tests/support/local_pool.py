@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from typing import Any
 
-from motley.cluster.routing.placement import Candidate, Placement
+from motley.cluster.routing.attempt.placement import Placement, ReplicaCandidate
 
 
 class LocalPool:
@@ -36,7 +36,7 @@ class LocalPool:
         """The replica to be asked, as soon as there is one."""
         while True:
             candidates = [
-                Candidate(name, self.numerics.get(name, ""), weights=self.weights.get(name, ""))
+                ReplicaCandidate(name, self.numerics.get(name, ""), weights=self.weights.get(name, ""))
                 for name in self.replicas
             ]
             chosen, wait = placement.choose(candidates)

@@ -18,15 +18,21 @@ PICTURE = ROOT / "docs" / "modules.svg"
 
 # Packages of small parts, drawn as one box each.
 BOXES = (
-    "motley.cli", "motley.client", "motley.cluster.auth", "motley.cluster.bench", "motley.cluster.edge",
-    "motley.cluster.parsers", "motley.cluster.protocols", "motley.cluster.protos", "motley.cluster.reference",
-    "motley.cluster.routing", "motley.cluster.web", "motley.replicas.bench", "motley.replicas.checkpoint",
-    "motley.replicas.demo", "motley.replicas.engine.entrypoints", "motley.replicas.engine.startup",
-    "motley.replicas.engine.streams", "motley.replicas.grammar", "motley.replicas.host", "motley.replicas.kv.prefix",
-    "motley.replicas.kv.store", "motley.replicas.model.families",
-    "motley.replicas.offload", "motley.replicas.parallel.calls", "motley.replicas.parallel.follower",
-    "motley.replicas.parallel.leader", "motley.replicas.parallel.planning", "motley.replicas.parallel.transport",
-    "motley.replicas.profiling", "motley.replicas.quantization", "motley.replicas.text", "motley.replicas.updates",
+    "motley.cli", "motley.client", "motley.cluster.api.common.chat", "motley.cluster.api.common.fields",
+    "motley.cluster.api.common.parsers", "motley.cluster.api.health", "motley.cluster.api.kserve",
+    "motley.cluster.api.motley", "motley.cluster.api.openai", "motley.cluster.api.vllm", "motley.cluster.bench",
+    "motley.cluster.fleet.control", "motley.cluster.fleet.deployed", "motley.cluster.fleet.plan",
+    "motley.cluster.fleet.scaling", "motley.cluster.fleet.spec", "motley.cluster.prefix",
+    "motley.cluster.prefix_store", "motley.cluster.protos", "motley.cluster.reference", "motley.cluster.routing",
+    "motley.cluster.security", "motley.cluster.service.deployment", "motley.cluster.service.startup",
+    "motley.cluster.service.supervision", "motley.cluster.service.warm_workers", "motley.cluster.simulation",
+    "motley.cluster.transport", "motley.replicas.bench", "motley.replicas.checkpoint", "motley.replicas.demo",
+    "motley.replicas.engine.entrypoints", "motley.replicas.engine.startup", "motley.replicas.engine.streams",
+    "motley.replicas.grammar", "motley.replicas.host", "motley.replicas.kv.prefix", "motley.replicas.kv.store",
+    "motley.replicas.model.families", "motley.replicas.offload", "motley.replicas.parallel.calls",
+    "motley.replicas.parallel.follower", "motley.replicas.parallel.leader", "motley.replicas.parallel.planning",
+    "motley.replicas.parallel.transport", "motley.replicas.profiling", "motley.replicas.quantization",
+    "motley.replicas.text", "motley.replicas.updates",
 )  # fmt: skip
 BANDS = ("motley", "motley.cluster", "motley.replicas", "motley.kernels")  # from the top
 COLORS = {"motley": "#8a5a00", "motley.cluster": "#1d5fa8", "motley.replicas": "#1f7a4d", "motley.kernels": "#a3333d"}

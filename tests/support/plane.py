@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 from served import wait_for
 
-from motley.cluster.control.contact import Contact
+from motley.cluster.fleet.control.control_contact import ControlContact
 from motley.cluster.protos import control_pb2 as pb
 from motley.cluster.protos import control_pb2_grpc
 
 
 class Plane:
-    def __init__(self, contact: Contact) -> None:
+    def __init__(self, contact: ControlContact) -> None:
         self.channel = grpc.insecure_channel(contact.address)
         self.metadata = (("authorization", f"Bearer {contact.key}"),)
         self._stub = control_pb2_grpc.ControlPlaneStub(self.channel)

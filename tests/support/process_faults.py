@@ -37,10 +37,10 @@ from served import Served, alive, command_line, descendants, wait_for
 from service_checkpoint import build, write_tokenizer
 
 from motley.client import Client, Tls, complete_request
-from motley.cluster.auth.key_file import edited
-from motley.cluster.auth.keys import StoredKey, hash_key, new_key
 from motley.cluster.protos import inference_pb2_grpc
-from motley.cluster.watch import LOST
+from motley.cluster.security.auth.api_keys import StoredKey, hash_key, new_key
+from motley.cluster.security.auth.key_file import edit_keys
+from motley.cluster.service.supervision.watchdog import EXIT_SERVICE_LOST
 
 ASK_S = 0.1  # between two requests that show whether the door is open
 EACH = 2  # streams of each client: where one is lost with an ingress, another may be on the other one
@@ -452,7 +452,7 @@ def start(folder: Path, role: Role) -> Reached:
     certificates, key, tls = None, None, []
     if role.tls:
         certificates, key = Certificates(folder), new_key()
-        with edited(folder / "keys.yaml") as keys:
+        with edit_keys(folder / "keys.yaml") as keys:
             keys[:] = [StoredKey("tester", hash_key(key))]
         paths = {"cert": certificates.cert, "key": certificates.key}
         tls = [*(f"--tls-{name}={path}" for name, path in paths.items()), f"--api-keys={folder / 'keys.yaml'}"]
@@ -463,11 +463,11 @@ def start(folder: Path, role: Role) -> Reached:
             service.wait_ready()
         except BaseException:
             end(service)
-            if service.process.returncode != LOST:
+            if service.process.returncode != EXIT_SERVICE_LOST:
                 raise
         else:
             return Reached(service, certificates, key)
-    raise AssertionError(f"ended with {LOST} {STARTS} times: {service.output}")
+    raise AssertionError(f"ended with {EXIT_SERVICE_LOST} {STARTS} times: {service.output}")
 
 
 def put_in_doubt(file: Path) -> None:

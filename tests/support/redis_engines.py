@@ -9,11 +9,11 @@ from redis_stores import SECRET
 from served import wait_for
 from store_patience import be_patient
 
-from motley.cluster.prefix import writer
 from motley.cluster.prefix.bench_redis import RedisProcess
-from motley.cluster.prefix.redis_store import RedisStore
-from motley.cluster.prefix.source import RedisSource
-from motley.cluster.prefix.stamps import Names
+from motley.cluster.prefix_store import value_writer
+from motley.cluster.prefix_store.redis_source import RedisSource
+from motley.cluster.prefix_store.redis_store import RedisStore
+from motley.cluster.prefix_store.value_stamps import RedisKeyNames
 from motley.replicas.demo import demo_path
 from motley.replicas.engine.startup.engine_builder import BuiltEngine, build_engine
 from motley.replicas.engine_config import EngineConfig
@@ -33,7 +33,7 @@ def prompt(number: int, tokens: int = 600) -> tuple[int, ...]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked for is waited for, and what is to be written is written."""
     be_patient(monkeypatch)
-    monkeypatch.setattr(writer, "WRITE_S", 60.0)
+    monkeypatch.setattr(value_writer, "WRITE_S", 60.0)
 
 
 class SharingEngine:
@@ -93,7 +93,7 @@ class SharingEngine:
         """As a replica does that is told to. Returns when Redis knows."""
         redis = self._redis
         assert redis is not None
-        names = Names(SECRET)
+        names = RedisKeyNames(SECRET)
         name = (names.every if tenant is None else names.epoch(names.owner(tenant))).decode()
         before = redis.ask("GET", name)
         self.scheduler.forget(tenant)

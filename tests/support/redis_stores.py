@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from served import wait_for
 
-from motley.cluster.prefix.redis_store import RedisStore
-from motley.cluster.prefix.source import RedisSource
+from motley.cluster.prefix_store.redis_source import RedisSource
+from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.replicas.kv.store.prefix_store import ValueQuery
 
 SECRET = b"s" * 32

@@ -32,8 +32,8 @@ class Replica:
     """other: a folder that the other processes have in the place of that one; None: they have the same."""
 
     def __init__(self, folder: str, way: dict[str, int], spread: bool, other: str | None) -> None:
-        from motley.cluster import shard_actors
-        from motley.cluster.shard_actors import Actors
+        from motley.cluster.service.deployment import shard_actors
+        from motley.cluster.service.deployment.shard_actors import ShardActorLauncher
         from motley.replicas.engine.startup.engine_builder import build_engine
         from motley.replicas.engine_config import EngineConfig
 
@@ -41,7 +41,9 @@ class Replica:
             shard_actors.Shard = elsewhere(other)  # type: ignore[misc]
         count = processes(way)
         config = EngineConfig(dtype="float32", kv_memory_bytes=1 << 20, prefix_cache="memory", **way)  # type: ignore[arg-type]
-        self._engine = build_engine(folder, config, launcher=Actors([1.0] * count, [{}] * count, spread=spread))
+        self._engine = build_engine(
+            folder, config, launcher=ShardActorLauncher([1.0] * count, [{}] * count, spread=spread)
+        )
 
     def said(self) -> list[list[float]]:
         return self._engine.logits((7, 3, 200, 41)).tolist()  # type: ignore[no-any-return]
@@ -68,7 +70,7 @@ class Replica:
 
 def elsewhere(other: str) -> type:
     """What runs in an actor, where the model's folder is another."""
-    from motley.cluster.shard_actors import Shard
+    from motley.cluster.service.deployment.shard_actors import Shard
     from motley.replicas.parallel.transport import pipe
 
     class ShardElsewhere(Shard):

@@ -21,7 +21,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from served import alive, children, command_line, wait_for
 
-from motley.cluster.settings import ray_settings
+from motley.cluster.service.startup.ray_settings import ray_settings
 
 WAITING, SPARES = "ray::IDLE", "ray/session_2*/motley-spare/*/spare-*"
 CUDA = "CUDA_VISIBLE_DEVICES"
@@ -31,12 +31,12 @@ class Replica:
     """count: of processes that are to wait on its node."""
 
     def __init__(self, count: int) -> None:
-        from motley.cluster.spare import keeper
+        from motley.cluster.service.warm_workers import warm_worker_keeper
 
         self._torch, self._settled = "torch" in sys.modules, gc.get_freeze_count() > 0
         if count:
-            keeper.SETTLE_S, keeper.LOOK_S, keeper.FIRST_S = 0.5, 0.2, 0.5
-            keeper.keep(count)
+            warm_worker_keeper.SETTLE_S, warm_worker_keeper.LOOK_S, warm_worker_keeper.FIRST_S = 0.5, 0.2, 0.5
+            warm_worker_keeper.keep_warm_workers(count)
 
     def told(self) -> dict[str, Any]:
         seen = {"torch": self._torch, "settled": self._settled, "gpus": os.environ.get(CUDA)}

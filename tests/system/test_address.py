@@ -22,8 +22,8 @@ import yaml
 from served import END_S, START_S, alive, command_line, descendants, free_port, wait_for
 
 from motley.client import Client
-from motley.cluster.settings import node_settings
-from motley.cluster.spare.process import PRELOADED
+from motley.cluster.service.startup.ray_settings import node_settings
+from motley.cluster.service.warm_workers.warm_worker import PRELOADED
 
 STARTED, REPLICA = "Ray runtime started", "ray::ServeReplica:motley:small"
 

@@ -16,8 +16,8 @@ from bad_requests import BAD_BODIES, BAD_JSON_FIELDS, BAD_MESSAGES, BAD_PROMPTS,
 from served import Served
 
 from motley.client import Client
-from motley.cluster.edge.ports import listens
 from motley.cluster.protos import inference_pb2 as pb
+from motley.cluster.security.edge.ports import is_listening
 from motley.replicas.errors import Overloaded
 
 JSON = {"Content-Type": "application/json"}
@@ -135,5 +135,5 @@ def test_direct_ports_are_on_loopback_only(service: Served) -> None:
     ports = {int(port) for port in re.findall(r"server SERVE_REPLICA\S+ \S+:(\d+) proto h2", config)}
     assert ports
     for port in ports:
-        assert listens("127.0.0.1", port)
-        assert not listens(own, port)
+        assert is_listening("127.0.0.1", port)
+        assert not is_listening(own, port)

@@ -28,7 +28,7 @@ from plane import Plane
 from served import Served, command_line, served, wait_for
 
 from motley.client import Client
-from motley.cluster.control.contact import Contact, contacts
+from motley.cluster.fleet.control.control_contact import ControlContact, find_contacts
 from motley.cluster.protos import control_pb2 as pb
 from motley.cluster.protos import externalscaler_pb2 as keda_pb
 from motley.cluster.protos import externalscaler_pb2_grpc as keda_grpc
@@ -74,13 +74,13 @@ def fleet(path: Path, first: dict[str, Any]) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def contact(fleet: Served) -> Contact:
-    [found] = [one for one in contacts() if one.address == fleet.endpoints["admin"]]
+def contact(fleet: Served) -> ControlContact:
+    [found] = [one for one in find_contacts() if one.address == fleet.endpoints["admin"]]
     return found
 
 
 @pytest.fixture(scope="module")
-def plane(contact: Contact) -> Plane:
+def plane(contact: ControlContact) -> Plane:
     return Plane(contact)
 
 
@@ -247,7 +247,7 @@ def health(fleet: Served) -> dict[str, Any]:
         return dict(json.load(response))
 
 
-def test_keda(plane: Plane, contact: Contact) -> None:
+def test_keda(plane: Plane, contact: ControlContact) -> None:
     keda = keda_grpc.ExternalScalerStub(plane.channel)
     ref = keda_pb.ScaledObjectRef(
         name="workers", namespace="default", scalerMetadata={"pool": "a10", "target": "2", "key": contact.key}
@@ -266,7 +266,7 @@ def test_keda(plane: Plane, contact: Contact) -> None:
     plane.wait(2, "a10")
 
 
-def test_motley_fleet(fleet: Served, plane: Plane, contact: Contact, tmp_path: Path) -> None:
+def test_motley_fleet(fleet: Served, plane: Plane, contact: ControlContact, tmp_path: Path) -> None:
     """On this machine the key is found; elsewhere it is given."""
     for name in POOLS:  # whatever was tested before
         plane.scale(2 if name == "a10" else 0, name)

@@ -32,8 +32,8 @@ from neighbour import Neighbour
 from served import Served, served, wait_for
 from whole_streams import whole_streams
 
-from motley.cluster.auth.key_file import write_keys
-from motley.cluster.auth.keys import StoredKey, hash_key, new_key
+from motley.cluster.security.auth.api_keys import StoredKey, hash_key, new_key
+from motley.cluster.security.auth.key_file import write_keys
 
 pytestmark = pytest.mark.thorough
 

@@ -15,10 +15,10 @@ from plane import Plane
 from served import Served, command_line, served, wait_for
 
 from motley.client import Client
-from motley.cluster.auth.key_file import edited
-from motley.cluster.auth.keys import StoredKey, hash_key, new_key
-from motley.cluster.control.contact import contacts
+from motley.cluster.fleet.control.control_contact import find_contacts
 from motley.cluster.protos import control_pb2 as pb
+from motley.cluster.security.auth.api_keys import StoredKey, hash_key, new_key
+from motley.cluster.security.auth.key_file import edit_keys
 
 ALICE, BOB = new_key(), new_key()
 RUNNING = 2  # sequences on each of two replicas
@@ -43,7 +43,7 @@ def said(checkpoint: Path, keys: Path, *pools: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("keys") / "keys.yaml"
-    with edited(path) as stored:
+    with edit_keys(path) as stored:
         stored += [StoredKey("alice", hash_key(ALICE)), StoredKey("bob", hash_key(BOB))]
     return path
 
@@ -64,7 +64,7 @@ def service(path: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def plane(service: Served) -> Plane:
-    [contact] = [one for one in contacts() if one.address == service.endpoints["admin"]]
+    [contact] = [one for one in find_contacts() if one.address == service.endpoints["admin"]]
     return Plane(contact)
 
 

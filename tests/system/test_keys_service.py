@@ -24,12 +24,12 @@ from local_ingress import make_ingress, routes
 from served import Served, served, wait_for
 from walk import Answer, Way, walk
 
-from motley.cluster.auth.key_file import edited
-from motley.cluster.auth.keys import StoredKey, hash_key, new_key
-from motley.cluster.control.server import SERVICES as ADMIN_SERVICES
+from motley.cluster.fleet.control.rpcs.control_server import SERVICES as ADMIN_SERVICES
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
-from motley.cluster.web import servicers
+from motley.cluster.security.auth.api_keys import StoredKey, hash_key, new_key
+from motley.cluster.security.auth.key_file import edit_keys
+from motley.cluster.transport.grpc_server import servicers
 
 KEY, REVOKED = new_key(), new_key()
 PROMPT = "nobody else's business"
@@ -143,7 +143,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 @pytest.fixture(scope="module")
 def key_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("keys") / "keys.yaml"
-    with edited(path) as keys:
+    with edit_keys(path) as keys:
         keys += [StoredKey("alice", hash_key(KEY)), StoredKey("bob", hash_key(REVOKED))]
     return path
 
@@ -305,7 +305,7 @@ def test_a_revoked_key_is_refused_while_the_service_runs(secured: Served, tls: s
     wait_for(lambda: asked(https(secured, tls), *GET, x_api_key=REVOKED)[0] == 401, "the end of the key")
     assert asked(https(secured, tls), *GET, x_api_key=KEY)[0] == 200
     added = new_key()
-    with edited(key_path) as keys:
+    with edit_keys(key_path) as keys:
         keys.append(StoredKey("carol", hash_key(added)))
     wait_for(lambda: asked(https(secured, tls), *GET, x_api_key=added)[0] == 200, "a key that was added")
 

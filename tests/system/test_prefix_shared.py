@@ -11,8 +11,8 @@ import openai
 import pytest
 from served import Served, command_line, wait_for
 
-from motley.cluster.prefix.bench_redis import ask
-from motley.cluster.prefix.server import find_redis
+from motley.cluster.prefix.bench_redis import ping_socket
+from motley.cluster.prefix_store.embedded_redis import find_redis
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
@@ -46,7 +46,7 @@ def test_faults_of_redis_cost_no_answer(pair: Served, client: openai.OpenAI) -> 
 
     def kept(question: str) -> bool:
         answer(question)
-        return b":kv:" in (ask(path, "KEYS", "motley:*:kv:*") or b"")
+        return b":kv:" in (ping_socket(path, "KEYS", "motley:*:kv:*") or b"")
 
     wait_for(lambda: kept("What is it?"), "a prefix in Redis")
     assert path.stat().st_mode & 0o77 == 0
@@ -59,5 +59,5 @@ def test_faults_of_redis_cost_no_answer(pair: Served, client: openai.OpenAI) -> 
     before = redis_of(pair)
     os.kill(before, signal.SIGKILL)
     assert {answer("And this?") for _ in range(6)} == {right}
-    wait_for(lambda: redis_of(pair) != before and ask(path, "PING"), "another redis-server")
+    wait_for(lambda: redis_of(pair) != before and ping_socket(path, "PING"), "another redis-server")
     wait_for(lambda: kept(f"{PROMPT} once more?"), "a prefix in that one")

@@ -7,7 +7,7 @@ import signal
 import pytest
 from process_faults import CLIENTS, Case, of, run_all
 
-from motley.cluster.watch import LOST
+from motley.cluster.service.supervision.watchdog import EXIT_SERVICE_LOST
 
 STREAM_S = 40.0  # HAProxy cut them 30 s after a reload
 EVERYBODY = frozenset(CLIENTS)
@@ -45,7 +45,7 @@ def test_streams_outlive_what_is_started_again() -> None:
 @pytest.mark.thorough
 def test_the_service_ends_with_a_reason_without_what_nobody_starts_again() -> None:
     for name, case in cases(*END).items():
-        assert case.exit_code == LOST, name
+        assert case.exit_code == EXIT_SERVICE_LOST, name
         assert case.said.startswith("motley serve: Ray's "), name
         assert case.left == [], name
 

@@ -22,7 +22,7 @@ from new_weights import changed, tensors_of, written
 from served import Served, served, wait_for
 
 from motley import Engine, SamplingParams
-from motley.cli.fleet_calls import Calls, reached
+from motley.cli.fleet_calls import ControlPlaneClient, resolve_contact
 from motley.client import Client
 from motley.cluster.protos import control_pb2 as pb
 
@@ -145,7 +145,10 @@ def test_weights_change_under_streams(fleet: Served, checkpoint: Path, roots: Pa
     frozen = written(roots / "frozen.safetensors", {name: old[name] for name in old if "embed_tokens" in name})
     elsewhere = written(tmp_path / "elsewhere.safetensors", new)
     assert "-" not in fingerprint(fleet)
-    with Calls(reached(fleet.endpoints["admin"], "", None), None, 120.0) as plane, streaming(fleet) as streams:
+    with (
+        ControlPlaneClient(resolve_contact(fleet.endpoints["admin"], "", None), None, 120.0) as plane,
+        streaming(fleet) as streams,
+    ):
         for wrong, code in ((frozen, grpc.StatusCode.INVALID_ARGUMENT), (elsewhere, grpc.StatusCode.PERMISSION_DENIED)):
             with pytest.raises(grpc.RpcError) as refused:
                 plane.UpdateWeights(pb.UpdateWeightsRequest(path=str(wrong)))
@@ -182,7 +185,7 @@ def test_a_stream_that_moves_after_an_update_says_so(fleet: Served, checkpoint: 
     new = {name: tensor.flip(0) for name, tensor in tensors_of(checkpoint).items() if ".mlp." in name}
     file = written(roots / "flipped.safetensors", new)
     with (
-        Calls(reached(fleet.endpoints["admin"], "", None), None, 120.0) as plane,
+        ControlPlaneClient(resolve_contact(fleet.endpoints["admin"], "", None), None, 120.0) as plane,
         Client(fleet.grpc) as client,
         streaming(fleet) as streams,
     ):
@@ -214,7 +217,7 @@ def test_one_whose_caller_does_not_wait_comes_to_its_end(
     one = written(roots / "left.safetensors", {name: tensor * 1.5 for name, tensor in old.items()})
     new = {name: tensor * 0.5 for name, tensor in old.items()}
     two = written(roots / "next.safetensors", new)
-    with Calls(reached(fleet.endpoints["admin"], "", None), None, 120.0) as plane:
+    with ControlPlaneClient(resolve_contact(fleet.endpoints["admin"], "", None), None, 120.0) as plane:
 
         def updated() -> pb.UpdateWeightsReply | None:
             try:

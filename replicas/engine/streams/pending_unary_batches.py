@@ -1,7 +1,7 @@
 """Responses to requests that came several in one call: each is one message, sent as soon as it ends.
 
 A call between two processes costs more than a short request. So an ingress that has several requests at once sends them
-together (cluster/routing/bundles.py), and responses that end in the same step come back together.
+together (cluster/routing/streaming/unary_batching.py), and responses that end in the same step come back together.
 """
 
 from __future__ import annotations

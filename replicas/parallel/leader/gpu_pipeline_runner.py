@@ -47,8 +47,8 @@ class GpuPipelineLeader(PipelineLeader):
 
 
 class GpuPipelineRunner:
-    """Runner of a pipeline whose stages are on GPUs. Implements `PipelinedRunner` and `Updating`, and `SwappingRunner`
-    with a `swapper`.
+    """Runner of a pipeline whose stages are on GPUs. Implements `PipelinedRunner` and `WeightUpdater`, and
+    `SwappingRunner` with a `swapper`.
 
     A step is in flight from the first stage, which is in this process, to the last. Tokens are sampled in this process,
     on the device as far as possible, from the logits that come back. Therefore no plan may have UNKNOWN tokens.
@@ -88,12 +88,12 @@ class GpuPipelineRunner:
         return self.models[max(self.models)]
 
     def adopt(self, version: int, model: ForwardModel | PiecewiseModel) -> None:
-        """Add a model with new weights, by version, for steps to come (`Updating`)."""
+        """Add a model with new weights, by version, for steps to come (`WeightUpdater`)."""
         assert isinstance(model, GpuPipelineLeader), "every version is of stages"
         self.models[version] = model
 
     def forget(self, version: int) -> None:
-        """Drop a version of the weights, once no step is computed with it any more (`Updating`)."""
+        """Drop a version of the weights, once no step is computed with it any more (`WeightUpdater`)."""
         self._accelerator.mark().wait()  # a step that has failed may still be running
         self.models.pop(version).forget()
 

@@ -11,7 +11,7 @@ import typer
 
 from ..replicas.errors import InvalidRequest, MotleyError
 from . import bench, chat, doctor, fit, fleet, generate, kernels, keys, plan, profile, serve
-from .numbers import bound_all
+from .numbers import check_all_numbers
 
 __all__ = ["app", "run"]
 
@@ -67,7 +67,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(keys.app, name="keys")
 app.add_typer(kernels.app, name="kernels")
-bound_all(app)
+check_all_numbers(app)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -65,7 +65,7 @@ def chat(
     if not sys.stdin.isatty() and message is not None:
         message = f"{message}\n{sys.stdin.read()}".strip()
     secure = Tls(ca, cert, key) if tls or ca or cert or key else None
-    with _told_where(target), Client(target, api_key=api_key, tls=secure) as client:
+    with _errors_with_address(target), Client(target, api_key=api_key, tls=secure) as client:
         if message is not None:
             _answer(client, options, [*messages, ("user", message)])
         else:
@@ -74,7 +74,7 @@ def chat(
 
 
 @contextmanager
-def _told_where(target: str) -> Iterator[None]:
+def _errors_with_address(target: str) -> Iterator[None]:
     """Add the address to the error of a service that cannot be reached, since gRPC's own text helps nobody."""
     try:
         yield

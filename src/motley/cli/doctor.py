@@ -11,7 +11,7 @@ from . import options
 from .config import ConfigFile
 
 if TYPE_CHECKING:
-    from .fact import Fact
+    from .fact import DoctorFact
 
 MARKS = {"ok": "✓", "note": "·", "missing": "✗"}
 
@@ -32,11 +32,11 @@ def doctor(
       motley doctor --gpu "Tesla P40"
       motley doctor --json | python -m json.tool
     """
-    from .facts import gather
-    from .gpu_facts import of_name
+    from .facts import gather_facts
+    from .gpu_facts import named_gpu_facts
 
     try:
-        facts = gather() if gpu is None else of_name(gpu)
+        facts = gather_facts() if gpu is None else named_gpu_facts(gpu)
     except KeyError as error:
         raise typer.BadParameter(f"--gpu {error.args[0]}") from error
     if as_json:
@@ -45,7 +45,7 @@ def doctor(
         _print_table(facts)
 
 
-def _print_table(facts: list[Fact]) -> None:
+def _print_table(facts: list[DoctorFact]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

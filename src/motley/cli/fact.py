@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-__all__ = ["Fact"]
+__all__ = ["DoctorFact"]
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class DoctorFact:
     """A finding. `status`: "ok", "note" (nothing to do), or "missing" with a `remedy`."""
 
     section: str

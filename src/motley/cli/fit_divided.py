@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .fit_table import size, table, time
+from .fit_table import format_size, format_table, format_time
 
 if TYPE_CHECKING:
     from ..kernels.device.interconnect import DeviceLink, LinkKind
@@ -28,7 +28,7 @@ MIXED = (
 )
 
 
-def kinds_of(name: str | None) -> tuple[LinkKind, ...]:
+def link_kinds(name: str | None) -> tuple[LinkKind, ...]:
     """Return the kinds of links that --link names; None names all."""
     from ..kernels.device.interconnect import LINK_KINDS
 
@@ -49,13 +49,13 @@ def full_name(name: str) -> str:
     return next((each.name for each in DEVICES if word in each.name.lower().replace("-", " ").split()), name)
 
 
-def name_of(places: Sequence[TargetDevice]) -> str:
+def stages_name(places: Sequence[TargetDevice]) -> str:
     """Return the name of a group of stages, on devices of one kind or of several."""
     names = list(dict.fromkeys(place.name for place in places))
     return names[0] if len(names) == 1 else " + ".join(place.name for place in places)
 
 
-def scaling_of(
+def scaling_report(
     checkpoint: Checkpoint,
     groups: Sequence[Sequence[TargetDevice]],
     asked: FitWorkload,
@@ -76,7 +76,7 @@ def scaling_of(
             continue
         every = [plan_parallel_memory(checkpoint, places, asked, replace(division, ranks=ranks)) for ranks in counts]
         for link in common_links(devices, kinds):
-            links[name_of(places), link.name] = link
+            links[stages_name(places), link.name] = link
             rows += [_scaled(link, each, asked) for each in every]
     told = [{"device": name, **_link(link)} for (name, _), link in links.items()]
     return {"source": SCALING, "links": told, "rows": rows}
@@ -90,7 +90,7 @@ def _scaled(link: DeviceLink, found: ParallelMemoryPlan, asked: FitWorkload) -> 
         refused = f"{link.name} joins no more than {link.most} of them"
     times = asdict(estimate_scaling(found, link, asked)) if found.fits and not refused else None
     return {
-        "device": name_of(found.places),
+        "device": stages_name(found.places),
         "link": link.name,
         "tensor_parallel": division.ranks,
         "pipeline_parallel": division.stages,
@@ -114,11 +114,11 @@ def _link(link: DeviceLink) -> dict[str, Any]:
     }
 
 
-def row(found: ParallelMemoryPlan) -> dict[str, Any]:
+def division_row(found: ParallelMemoryPlan) -> dict[str, Any]:
     """Return one result as JSON."""
     names = ("kv_tokens", "context", "batch", "fits", "missing", "refused", "why")
     return {
-        "device": name_of(found.places),
+        "device": stages_name(found.places),
         "at_hand": found.places[0].at_hand,
         "pipeline_layers": list(found.layers),
         "processes": [_process(each) for each in found.processes],
@@ -140,7 +140,7 @@ def _process(process: PlannedProcess) -> dict[str, Any]:
     }
 
 
-def lines(asked: FitWorkload, found: Sequence[ParallelMemoryPlan], scaling: dict[str, Any]) -> Iterator[str]:
+def division_lines(asked: FitWorkload, found: Sequence[ParallelMemoryPlan], scaling: dict[str, Any]) -> Iterator[str]:
     yield from _memory(found)
     yield ""
     yield from _rooms(asked, found)
@@ -174,10 +174,10 @@ def _memory(found: Sequence[ParallelMemoryPlan]) -> Iterator[str]:
             )  # fmt: skip
             first, last = process.stage.layers
             who = _who(process, each.division)
-            row = f"{where}{who}", f"{first}-{last - 1}", *map(size, sizes)
+            row = f"{where}{who}", f"{first}-{last - 1}", *map(format_size, sizes)
             host, buffers = rows.get(row, (0, 0))
             rows[row] = max(host, parts.host), max(buffers, parts.buffers)
-    yield from table(heads, [(*row, *map(size, of_host)) for row, of_host in rows.items()])
+    yield from format_table(heads, [(*row, *map(format_size, of_host)) for row, of_host in rows.items()])
 
 
 def _who(process: PlannedProcess, division: ParallelLayout) -> str:
@@ -191,12 +191,12 @@ def _rooms(asked: FitWorkload, found: Sequence[ParallelMemoryPlan]) -> Iterator[
     heads = ("device", "memory", "KV tokens", f"longest at batch {asked.batch}", f"batch at {asked.context}", "")
     cells = [
         (
-            _times(each), size(sum(place.total for place in _memories(each))), str(each.kv_tokens), str(each.context),
-            str(each.batch), "fits" if each.fits else "no",
+            _times(each), format_size(sum(place.total for place in _memories(each))), str(each.kv_tokens),
+            str(each.context), str(each.batch), "fits" if each.fits else "no",
         )
         for each in found
     ]  # fmt: skip
-    yield from table(heads, cells)
+    yield from format_table(heads, cells)
 
 
 def _memories(found: ParallelMemoryPlan) -> Sequence[TargetDevice]:
@@ -216,13 +216,13 @@ def _reasons(found: Sequence[ParallelMemoryPlan]) -> Iterator[str]:
     told: dict[str, list[str]] = {}
     for each in found:
         if each.refused:
-            told.setdefault(each.refused, []).append(name_of(each.places))
+            told.setdefault(each.refused, []).append(stages_name(each.places))
         elif each.missing:
-            yield f"{name_of(each.places)}: {size(each.missing)} are missing of a process"
+            yield f"{stages_name(each.places)}: {format_size(each.missing)} are missing of a process"
         elif not each.fits:
-            yield f"{name_of(each.places)}: there is room for {each.kv_tokens} tokens of KV"
+            yield f"{stages_name(each.places)}: there is room for {each.kv_tokens} tokens of KV"
         if each.division.stages > 1 and each.why:
-            told.setdefault(each.why, []).append(name_of(each.places))
+            told.setdefault(each.why, []).append(stages_name(each.places))
     for reason, names in told.items():
         yield f"{', '.join(names)}: {reason}"
 
@@ -241,9 +241,9 @@ def scaling_lines(asked: FitWorkload, scaling: dict[str, Any]) -> Iterator[str]:
     cells = []
     for (device, link), rows in by_link.items():
         times = [each["predicted"] for each in rows]
-        shown = [time(each and each[name]) for name in ("tpot_s", "ttft_s") for each in times]
+        shown = [format_time(each and each[name]) for name in ("tpot_s", "ttft_s") for each in times]
         cells.append((device, link, *shown))
-    yield from table(heads, cells)
+    yield from format_table(heads, cells)
     yield ""
     yield from _refusals(scaling)
     yield from _sources(scaling)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-__all__ = ["size", "table", "time"]
+__all__ = ["format_size", "format_table", "format_time"]
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield the lines of a table: the first column is left-aligned, the others are right-aligned."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     for row in (heads, *rows):
@@ -17,13 +17,13 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
         )
 
 
-def size(nbytes: int) -> str:
+def format_size(nbytes: int) -> str:
     if nbytes >= 10 * 2**30:
         return f"{nbytes / 2**30:.1f} GiB"
     return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
 
 
-def time(seconds: float | None) -> str:
+def format_time(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     return (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .fleet_words import read_bounds, read_setting, why
+from .fleet_words import decision_reason, read_bounds, read_setting
 from .numbers import DAY_S, MAX_REPLICAS, Between
 from .options import Json
 
@@ -65,7 +65,7 @@ def status(address: Address = None, admin_key: AdminKey = None, ca: Ca = None, a
         fleet = plane.GetFleet(pb.GetFleetRequest())
     if as_json:
         return _print(fleet)
-    fleet_view.show(fleet)
+    fleet_view.show_fleet(fleet)
 
 
 @app.command()
@@ -96,7 +96,7 @@ def prefixes(
         found = plane.GetPrefixes(pb.GetPrefixesRequest())
     if as_json:
         return _print(found)
-    fleet_prefixes.show(found)
+    fleet_prefixes.show_prefixes(found)
 
 
 @app.command()
@@ -116,7 +116,7 @@ def watch(address: Address = None, admin_key: AdminKey = None, ca: Ca = None, as
             for update in updates:
                 _print(update, line=True)
         else:
-            fleet_view.live(updates)
+            fleet_view.show_live_fleet(updates)
 
 
 @app.command()
@@ -147,11 +147,11 @@ def scale(
                 pool=pool,
                 replicas=replicas,
                 generation=generation,
-                reason=why(reason, "scale"),
+                reason=decision_reason(reason, "scale"),
                 allow_zero=allow_zero,
             )
         )
-        _told(made, as_json)
+        _print_decision(made, as_json)
         if wait:
             _wait(plane, made, "settled", pool=pool, replicas=replicas)
 
@@ -200,12 +200,12 @@ def policy(
             policy=name,
             bounds=given,
             generation=generation,
-            reason=why(reason, "policy"),
+            reason=decision_reason(reason, "policy"),
             ttft_s=ttft_s,
             tpot_s=tpot_s,
             settings=settings,
         )
-        return _told(plane.SetScalingPolicy(request), as_json)
+        return _print_decision(plane.SetScalingPolicy(request), as_json)
 
 
 @app.command()
@@ -240,11 +240,11 @@ def drain(
             remove=remove,
             timeout_s=timeout_s,
             generation=generation,
-            reason=why(reason, "drain"),
+            reason=decision_reason(reason, "drain"),
             allow_zero=allow_zero,
         )
         made = plane.DrainReplica(request)
-        _told(made, as_json)
+        _print_decision(made, as_json)
         if wait:
             _wait(plane, made, "drained", replica_id=replica)
 
@@ -272,9 +272,9 @@ def roll(
 
     with _plane(address, admin_key, ca) as plane:
         made = plane.RollModel(
-            pb.RollModelRequest(pool=pool, model=model, generation=generation, reason=why(reason, "roll"))
+            pb.RollModelRequest(pool=pool, model=model, generation=generation, reason=decision_reason(reason, "roll"))
         )
-        _told(made, as_json)
+        _print_decision(made, as_json)
         if wait:
             _wait(plane, made, "rolled", "roll_failed", pool=pool)
 
@@ -304,7 +304,11 @@ def update(
     from ..cluster.protos import control_pb2 as pb
 
     request = pb.UpdateWeightsRequest(
-        path=str(file.absolute()), delta=delta, expected_version=expect_version, pool=pool, reason=why(reason, "update")
+        path=str(file.absolute()),
+        delta=delta,
+        expected_version=expect_version,
+        pool=pool,
+        reason=decision_reason(reason, "update"),
     )
     with _plane(address, admin_key, ca, UPDATE_S) as plane:
         made = plane.UpdateWeights(request)
@@ -349,11 +353,11 @@ def _plane(address: str | None, admin_key: Path | None, ca: Path | None, timeout
     import grpc
 
     from ..replicas.errors import InvalidRequest, MotleyError
-    from .fleet_calls import Calls, reached
+    from .fleet_calls import ControlPlaneClient, resolve_contact
 
-    contact = reached(address, _key(admin_key), ca)
+    contact = resolve_contact(address, _key(admin_key), ca)
     try:
-        with Calls(contact, ca, timeout_s) as calls:
+        with ControlPlaneClient(contact, ca, timeout_s) as calls:
             yield calls
     except grpc.RpcError as error:
         code, words = error.code(), error.details() or error.code().name
@@ -372,12 +376,12 @@ def _key(path: Path | None) -> str:
         raise typer.BadParameter(f"--admin-key {path} cannot be read: {error}") from error
 
 
-def _told(made: pb.Decision, as_json: bool) -> None:
+def _print_decision(made: pb.Decision, as_json: bool) -> None:
     from . import fleet_view
 
     if as_json:
         return _print(made)
-    what = fleet_view.sentence(made.event) if made.HasField("event") else "it was so already"
+    what = fleet_view.event_sentence(made.event) if made.HasField("event") else "it was so already"
     typer.echo(f"{what}; generation {made.generation}")
 
 
@@ -392,8 +396,8 @@ def _wait(plane: Any, made: pb.Decision, *kinds: str, pool: str = "", replica_id
         for event in update.events:
             if (event.pool != pool and pool) or (event.replica_id != replica_id and replica_id):
                 continue
-            typer.echo(fleet_view.sentence(event), err=True)
-            kind = fleet_view.kind_of(event)
+            typer.echo(fleet_view.event_sentence(event), err=True)
+            kind = fleet_view.event_kind(event)
             if kind == "roll_failed":
                 raise MotleyError(f"pool {pool}: {event.reason}")
             if kind in kinds and replicas in (-1, event.after):

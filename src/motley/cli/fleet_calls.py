@@ -11,19 +11,19 @@ from typing import Any
 
 import grpc
 
-from ..cluster.control.contact import Contact, contacts
+from ..cluster.fleet.control.control_contact import ControlContact, find_contacts
 from ..cluster.protos import control_pb2 as pb
 from ..cluster.protos import control_pb2_grpc
 from ..replicas.errors import MotleyError
 
-AGAIN_S = 0.5
+RECONNECT_S = 0.5
 
 
-def reached(address: str | None, key: str, ca: Path | None) -> Contact:
+def resolve_contact(address: str | None, key: str, ca: Path | None) -> ControlContact:
     """Return the address and key of the control plane. Raises MotleyError if it is unclear which one, or which key."""
-    here = contacts()
+    here = find_contacts()
     if address is not None:
-        here = [one for one in here if one.address == address] or [Contact(address, "", tls=ca is not None)]
+        here = [one for one in here if one.address == address] or [ControlContact(address, "", tls=ca is not None)]
     if len(here) != 1:
         there = ", ".join(one.address for one in here)
         raise MotleyError(
@@ -37,10 +37,10 @@ def reached(address: str | None, key: str, ca: Path | None) -> Contact:
     return contact
 
 
-class Calls:
+class ControlPlaneClient:
     """Stub of motley.v1.ControlPlane: each call has the key, and unless it says otherwise a timeout."""
 
-    def __init__(self, contact: Contact, ca: Path | None, timeout_s: float) -> None:
+    def __init__(self, contact: ControlContact, ca: Path | None, timeout_s: float) -> None:
         if contact.tls:
             roots = None if ca is None else ca.read_bytes()
             self._channel = grpc.secure_channel(contact.address, grpc.ssl_channel_credentials(roots))
@@ -50,7 +50,7 @@ class Calls:
         self._metadata = (("authorization", f"Bearer {contact.key}"),)
         self._timeout_s = timeout_s
 
-    def __enter__(self) -> Calls:
+    def __enter__(self) -> ControlPlaneClient:
         return self
 
     def __exit__(
@@ -80,4 +80,4 @@ class Calls:
                 since = since or now
                 if error.code() != grpc.StatusCode.UNAVAILABLE or now - since > self._timeout_s:
                     raise
-                time.sleep(AGAIN_S)
+                time.sleep(RECONNECT_S)

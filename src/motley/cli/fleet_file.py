@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from ..cluster.options import ServeOptions
+    from ..cluster.fleet.spec.serve_options import ServeOptions
 
-__all__ = ["is_fleet_file", "with_file"]
+__all__ = ["is_fleet_file", "options_with_fleet_file"]
 
 # Options of the command itself, not of what is served.
 _OF_THE_COMMAND = {"model", "config", "greet", "ready_file", "address", "control", "admin_host", "admin_port"}
@@ -22,14 +22,14 @@ def is_fleet_file(model: str) -> bool:
     return model.endswith((".yaml", ".yml")) and not Path(model).is_dir()
 
 
-def with_file(context: typer.Context, options: ServeOptions, path: Path) -> ServeOptions:
+def options_with_fleet_file(context: typer.Context, options: ServeOptions, path: Path) -> ServeOptions:
     """Return the options with the fleet file. Raises ConfigurationError with the wrong line, or the flag that
     contradicts.
     """
-    from ..cluster.fleet.file import load_fleet
-    from ..cluster.fleet.flags import with_fleet
+    from ..cluster.fleet.spec.fleet_file_loader import load_fleet
+    from ..cluster.fleet.spec.fleet_flags import options_from_fleet
 
-    return with_fleet(options, load_fleet(path), dict(_given(context, options)))
+    return options_from_fleet(options, load_fleet(path), dict(_given(context, options)))
 
 
 def _given(context: typer.Context, options: ServeOptions) -> list[tuple[str, Any]]:

@@ -8,18 +8,18 @@ from rich.console import Console
 from rich.text import Text
 
 from ..cluster.protos import control_pb2 as pb
-from .fleet_view import table_of
+from .fleet_view import make_table
 
 MIB, GIB = 2**20, 2**30
 SHOWN = 10  # prefixes in the table
 
 
-def show(found: pb.Prefixes) -> None:
+def show_prefixes(found: pb.Prefixes) -> None:
     """Print statistics of prefixes. Shares are of prompt tokens: reused, and read from the store. Times are
     averages per call.
     """
     console = Console()
-    table = table_of("replica", "pool", "reused", "shared", "read", "written", "GB/s", "breaker")
+    table = make_table("replica", "pool", "reused", "shared", "read", "written", "GB/s", "breaker")
     for one in found.replicas:
         names = (Text(one.replica_id), Text(one.pool), _share(one.cached_tokens, one.prompt_tokens))
         table.add_row(*names, *(_stored(one) if one.shares else ("no store",)))
@@ -28,15 +28,15 @@ def show(found: pb.Prefixes) -> None:
         for what, counts in (("failed", one.store.errors), ("not written", one.store.dropped), ("unfit", _unfit(one))):
             if counts:
                 console.print(Text(f"{one.replica_id}: {what}: {_counted(counts)}"))
-    if popular := _together(found):
-        table = table_of("tenant", "prefix", "requests", "own KV", "from the store", "longest")
+    if popular := _merge_popular(found):
+        table = make_table("tenant", "prefix", "requests", "own KV", "from the store", "longest")
         for each in popular[:SHOWN]:
             tokens = (f"{count:,} tokens" for count in (each.found_tokens, each.fetched_tokens, each.longest))
             table.add_row(Text(each.tenant or "-"), Text(each.prefix), f"{each.requests:,}", *tokens)
         console.print(table)
 
 
-def _together(found: pb.Prefixes) -> list[pb.PopularPrefix]:
+def _merge_popular(found: pb.Prefixes) -> list[pb.PopularPrefix]:
     """Return what all replicas have of each prefix together, the most requested first."""
     each: dict[tuple[str, str], pb.PopularPrefix] = {}
     for one in (one for replica in found.replicas for one in replica.popular):

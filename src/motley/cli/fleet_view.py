@@ -30,23 +30,23 @@ _WHAT = {
 }
 
 
-def kind_of(event: pb.Event) -> str:
+def event_kind(event: pb.Event) -> str:
     return pb.EventKind.Name(event.kind).removeprefix("EVENT_KIND_").lower()
 
 
-def sentence(event: pb.Event) -> str:
-    said = _WHAT.get(kind_of(event), kind_of(event)).format(
+def event_sentence(event: pb.Event) -> str:
+    said = _WHAT.get(event_kind(event), event_kind(event)).format(
         pool=event.pool, replica_id=event.replica_id, before=event.before, after=event.after
     )
     by = f" ({event.by})" if event.by else ""
     return f"{said}{by}{f': {event.reason}' if event.reason else ''}"
 
 
-def show(fleet: pb.Fleet) -> None:
+def show_fleet(fleet: pb.Fleet) -> None:
     Console().print(_whole(fleet, fleet.events))
 
 
-def live(updates: Iterable[pb.FleetUpdate]) -> None:
+def show_live_fleet(updates: Iterable[pb.FleetUpdate]) -> None:
     events: deque[pb.Event] = deque(maxlen=LAST_EVENTS)
     with Live(console=Console(), auto_refresh=False) as screen:
         for update in updates:
@@ -55,7 +55,7 @@ def live(updates: Iterable[pb.FleetUpdate]) -> None:
 
 
 def show_metrics(found: pb.Metrics) -> None:
-    table = table_of("pool", "target", "ready", "starting", "running", "waiting", "queued tokens", "KV", "tokens/s")
+    table = make_table("pool", "target", "ready", "starting", "running", "waiting", "queued tokens", "KV", "tokens/s")
     for one in found.pools:
         counts = (one.target, one.ready, one.starting, one.running, one.waiting, one.queued_prefill_tokens)
         rates = (f"{one.kv_used:.0%}", f"{one.generated_tokens_per_s:.1f}")
@@ -95,7 +95,7 @@ def _demand(fleet: pb.Fleet) -> str:
 def _pools(fleet: pb.Fleet) -> Table:
     updated = _updated(fleet)
     heads = ("pool", "wanted", "ready", "starting", "draining", "bounds", *(["weights"] if updated else []))
-    table = table_of(*heads, "waits for")
+    table = make_table(*heads, "waits for")
     for one in fleet.pools:
         counts = (one.target, one.ready, one.starting, one.draining)
         weights = [str(one.weights_version)] if updated else []
@@ -108,7 +108,7 @@ def _pools(fleet: pb.Fleet) -> Table:
 def _replicas(fleet: pb.Fleet) -> Table:
     updated = _updated(fleet)
     heads = ("replica", "pool", "state", "device", *(["weights"] if updated else []))
-    table = table_of(*heads, "running", "waiting", "KV", "tokens/s", "node")
+    table = make_table(*heads, "running", "waiting", "KV", "tokens/s", "node")
     for pool in fleet.pools:
         for one in pool.replicas:
             state = pb.ReplicaState.Name(one.state).removeprefix("REPLICA_STATE_").lower()
@@ -124,7 +124,7 @@ def _updated(fleet: pb.Fleet) -> bool:
     return any(pool.weights_version for pool in fleet.pools)
 
 
-def table_of(*heads: str) -> Table:
+def make_table(*heads: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for head in heads:
         table.add_column(head, overflow="fold")
@@ -132,4 +132,4 @@ def table_of(*heads: str) -> Table:
 
 
 def _line(event: pb.Event) -> str:
-    return f"{datetime.fromtimestamp(event.time):%H:%M:%S}  {sentence(event)}"
+    return f"{datetime.fromtimestamp(event.time):%H:%M:%S}  {event_sentence(event)}"

@@ -12,10 +12,10 @@ from .numbers import MAX_REPLICAS, Between, check_number
 if TYPE_CHECKING:
     from ..cluster.protos import control_pb2 as pb
 
-__all__ = ["read_bounds", "read_setting", "why"]
+__all__ = ["decision_reason", "read_bounds", "read_setting"]
 
 
-def why(reason: str | None, command: str) -> str:
+def decision_reason(reason: str | None, command: str) -> str:
     """Return the reason of a decision; if none was given, the command that made it, and by whom."""
     if reason is not None:
         return reason
@@ -41,7 +41,7 @@ def read_bounds(text: str) -> pb.Bounds:
 
 
 def read_setting(text: str) -> tuple[str, float]:
-    from ..cluster.fleet.spec import ScalingSpec
+    from ..cluster.fleet.spec.fleet_spec import ScalingSpec
 
     name, _, number = text.partition("=")
     try:

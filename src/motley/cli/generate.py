@@ -182,7 +182,7 @@ def _load(folder: Path, settings: EngineConfig) -> Engine:
 
 
 @dataclass(slots=True)
-class _Speed:
+class _GenerationSpeed:
     """Timer of the first token, and of each token after it."""
 
     began: float
@@ -207,7 +207,7 @@ class _Speed:
 
 def _print_text(engine: Engine, inputs: list[str | list[int]], sampling: SamplingParams, *, stats: bool) -> None:
     """Print the answers: one prompt streams; several are computed together and printed under their numbers."""
-    speed = _Speed(time.perf_counter())
+    speed = _GenerationSpeed(time.perf_counter())
     if len(inputs) > 1:
         outputs = engine.generate(inputs, sampling)
         for number, output in enumerate(outputs, start=1):
@@ -220,7 +220,7 @@ def _print_text(engine: Engine, inputs: list[str | list[int]], sampling: Samplin
         speed.tell(reason)
 
 
-def _stream(engine: Engine, prompt: str | list[int], sampling: SamplingParams, speed: _Speed) -> object:
+def _stream(engine: Engine, prompt: str | list[int], sampling: SamplingParams, speed: _GenerationSpeed) -> object:
     reason = None
     with closing(engine.stream(prompt, sampling)) as deltas:
         for delta in deltas:

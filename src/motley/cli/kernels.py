@@ -11,7 +11,7 @@ import typer
 
 from . import options
 from .config import ConfigFile
-from .progress import counted, doing
+from .progress import show_activity, show_steps
 
 if TYPE_CHECKING:
     from ..kernels.launch.kernel_operation import KernelOperation
@@ -77,7 +77,7 @@ def compile_(
     current = check is not None and matrix_page.is_page_current(check)
     if current:
         typer.echo(f"{check}: of these sources; every kernel is compiled once for each capability", err=True)
-    with counted("compiling") as progress:
+    with show_steps("compiling") as progress:
         rows, spent = compile_matrix.run_matrix(
             operations,
             capabilities,
@@ -203,7 +203,7 @@ def tune(
     _need_the_compiler()
     operations = _operations(op)
     if static:
-        with counted("compiling") as progress:
+        with show_steps("compiling") as progress:
             capabilities = _capabilities(cc or [], everything=False)
             for path in tuner.write_static_tables(
                 operations, capabilities, workers or os.cpu_count() or 1, out or TUNED_FOLDER,
@@ -214,7 +214,7 @@ def tune(
     if not torch.cuda.is_available():
         raise typer.BadParameter("--device: torch finds no GPU here; --static chooses without one")
     until = time.monotonic() + (seconds or float("inf"))
-    with doing("tuning") as tell:
+    with show_activity("tuning") as tell:
         for path in tuner.write_measured_tables(
             operations, device_context.gpu_context(torch.device(device)), out or table_roots()[0], tell,
             lambda: time.monotonic() > until,

@@ -13,7 +13,7 @@ import typer
 from .options import Json
 
 if TYPE_CHECKING:
-    from ..cluster.auth.keys import StoredKey
+    from ..cluster.security.auth.api_keys import StoredKey
 
 app = typer.Typer(
     name="keys",
@@ -44,13 +44,13 @@ def new(
       motley keys new ci --file keys.yaml --days 90
       motley keys new operator --file keys.yaml --admin
     """
-    from ..cluster.auth import keys
-    from ..cluster.auth.key_file import edited
+    from ..cluster.security.auth import api_keys
+    from ..cluster.security.auth.key_file import edit_keys
 
     expires = None if days is None else (datetime.now(UTC) + timedelta(days=days)).timestamp()
-    key = keys.new_key()
-    with edited(file) as stored:
-        stored.append(keys.StoredKey(keys.check_tenant(tenant), keys.hash_key(key), expires, admin))
+    key = api_keys.new_key()
+    with edit_keys(file) as stored:
+        stored.append(api_keys.StoredKey(api_keys.check_tenant(tenant), api_keys.hash_key(key), expires, admin))
     typer.echo(key)
     typer.echo(f"stored in {file} as {stored[-1].id}, for {tenant}, {_until(stored[-1])}", err=True)
 
@@ -63,8 +63,8 @@ def list_(file: File = DEFAULT, as_json: Json = False) -> None:
     Examples:
       motley keys list --file keys.yaml
     """
-    from ..cluster.auth.key_file import read_keys
-    from ..cluster.auth.keys import write_expiry
+    from ..cluster.security.auth.api_keys import write_expiry
+    from ..cluster.security.auth.key_file import read_keys
 
     stored = read_keys(file)
     rows = [
@@ -96,10 +96,10 @@ def revoke(
       motley keys revoke 3f5a90c1b2d4 --file keys.yaml
       motley keys revoke alice --tenant --file keys.yaml
     """
-    from ..cluster.auth.key_file import edited
-    from ..cluster.auth.keys import hash_key
+    from ..cluster.security.auth.api_keys import hash_key
+    from ..cluster.security.auth.key_file import edit_keys
 
-    with edited(file) as stored:
+    with edit_keys(file) as stored:
         gone = [
             one for one in stored if (one.tenant == key if tenant else key == one.id or hash_key(key) == one.sha256)
         ]
@@ -112,7 +112,7 @@ def revoke(
 
 
 def _until(key: StoredKey) -> str:
-    from ..cluster.auth.keys import write_expiry
+    from ..cluster.security.auth.api_keys import write_expiry
 
     if key.expires is None:
         return "until revoked"

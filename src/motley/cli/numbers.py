@@ -14,24 +14,24 @@ from ..replicas.short_repr import short_repr
 
 __all__ = [
     "DAY_S",
+    "MAX_INTEGER",
+    "MAX_NUMBER",
     "MAX_REPLICAS",
     "MAX_TEMPERATURE",
-    "MOST",
-    "MOST_WHOLE",
     "WEEK_S",
-    "WIDE",
+    "WIDE_PARAMETERS",
     "Between",
-    "bound_all",
-    "bounded",
+    "check_all_numbers",
     "check_number",
+    "check_numbers",
 ]
 
-MOST_WHOLE = 2**31 - 1
-MOST = 1e9  # seconds, requests per second, prices: what is made of two of them is finite
+MAX_INTEGER = 2**31 - 1
+MAX_NUMBER = 1e9  # seconds, requests per second, prices: what is made of two of them is finite
 MAX_REPLICAS = 10_000
 MAX_TEMPERATURE = 100.0
 DAY_S, WEEK_S = 24 * 3600.0, 7 * 24 * 3600.0
-WIDE = {"seed", "generation", "expect_version"}  # any integer of 64 bits is one
+WIDE_PARAMETERS = {"seed", "generation", "expect_version"}  # any integer of 64 bits is one
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Between:
         return f"{kind} between {_shown(self.least)} and {_shown(self.most)}"
 
 
-def bounded(command: Callable[..., Any]) -> Callable[..., Any]:
+def check_numbers(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return the command with a check that refuses NaN and numbers beyond their bounds before it begins."""
 
     @functools.wraps(command)
@@ -68,14 +68,14 @@ def bounded(command: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def bound_all(app: typer.Typer) -> None:
+def check_all_numbers(app: typer.Typer) -> None:
     """Add the checks of numbers to all commands of an application, and of the applications in it."""
     for command in app.registered_commands:
         if command.callback is not None:
-            command.callback = bounded(command.callback)
+            command.callback = check_numbers(command.callback)
     for group in app.registered_groups:
         if group.typer_instance is not None:
-            bound_all(group.typer_instance)
+            check_all_numbers(group.typer_instance)
 
 
 def check_number(name: Callable[[], str], value: float, bounds: Between | None = None) -> None:
@@ -87,12 +87,12 @@ def check_number(name: Callable[[], str], value: float, bounds: Between | None =
 
 
 def _default(value: float) -> tuple[float, float]:
-    return (-MOST, MOST) if isinstance(value, float) else (-MOST_WHOLE, MOST_WHOLE)
+    return (-MAX_NUMBER, MAX_NUMBER) if isinstance(value, float) else (-MAX_INTEGER, MAX_INTEGER)
 
 
 def _own(command: Callable[..., Any], name: str, value: float) -> Between:
     """Return the bounds that a parameter's annotations give, with those of any number where they give none."""
-    least, most = (-(2**63), 2**63 - 1) if name in WIDE else _default(value)
+    least, most = (-(2**63), 2**63 - 1) if name in WIDE_PARAMETERS else _default(value)
     for each in _annotations(command, name):
         if isinstance(each, Between):
             return each

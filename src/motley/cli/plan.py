@@ -12,13 +12,13 @@ import typer
 
 from . import options
 from .config import ConfigFile
-from .numbers import MOST, check_number
-from .progress import doing
+from .numbers import MAX_NUMBER, check_number
+from .progress import show_activity
 
 if TYPE_CHECKING:
-    from ..cluster.plan.search import Offer
-    from ..cluster.plan.trace import Trace
-    from ..cluster.routing.predict import Slo
+    from ..cluster.fleet.plan.plan_search import GpuOffer
+    from ..cluster.fleet.plan.request_trace import RequestTrace
+    from ..cluster.routing.prediction.latency_model import Slo
 
 # Made-up prices, so that the command runs without --gpus.
 EXAMPLES = "T4=0.35,L4=0.70,A10=0.75,A100=1.80,H100=3.50"
@@ -66,53 +66,53 @@ def plan(
       motley plan --trace synthetic --rate 12 --gpus T4=0.35,A10=0.75 --json
       motley plan --gpus T4=0.35,A10=0.75 --measured T4=t4/streams.json
     """
-    from ..cluster.plan import report as reports
-    from ..cluster.plan.search import Asked, search
+    from ..cluster.fleet.plan import plan_report as reports
+    from ..cluster.fleet.plan.plan_search import PlanRequest, search_cheapest_mix
     from ..replicas.simulated.simulated_device import find_model_shape
 
-    asked = Asked(
+    asked = PlanRequest(
         trace=_trace(trace, rate, requests, seed), offers=_measured(_offers(gpus or EXAMPLES), measured, model),
         model=find_model_shape(model),
         slo=_slo(slo), share=share, tries=tries, seed=seed,
     )  # fmt: skip
-    with doing("reckoning") as say:
-        chosen, tried = search(asked, say)
+    with show_activity("reckoning") as say:
+        chosen, tried = search_cheapest_mix(asked, say)
     prices = "given" if gpus else "made-up examples"
-    report = reports.report(asked, chosen, tried, prices=prices)
+    report = reports.plan_report(asked, chosen, tried, prices=prices)
     if out is not None:
         out.write_text(json.dumps(report, indent=1) + "\n")
-        out.with_suffix(".svg").write_text(reports.svg(report))
+        out.with_suffix(".svg").write_text(reports.plan_svg(report))
     print(json.dumps(report)) if as_json else _show(report)
 
 
-def _trace(name: str, rate: float | None, requests: int, seed: int) -> Trace:
-    from ..cluster.plan import trace as traces
+def _trace(name: str, rate: float | None, requests: int, seed: int) -> RequestTrace:
+    from ..cluster.fleet.plan import request_trace as traces
 
-    if name in traces.SYNTHETIC:
-        return traces.synthetic(name, rate or 5.0, requests, seed)
-    found = traces.busiest(traces.read(Path(name)), requests)
-    return found if rate is None else traces.paced(found, rate)
+    if name in traces.SYNTHETIC_TRACES:
+        return traces.synthetic_trace(name, rate or 5.0, requests, seed)
+    found = traces.busiest_window(traces.read_trace(Path(name)), requests)
+    return found if rate is None else traces.rescale_trace(found, rate)
 
 
 def _slo(text: str) -> Slo:
-    from ..cluster.routing.predict import Slo
+    from ..cluster.routing.prediction.latency_model import Slo
 
     given = dict(part.strip().split("=", 1) for part in text.split(",") if "=" in part)
     try:
         ttft_s, tpot_s = (float(given.pop(name).removesuffix("s")) for name in ("ttft", "tpot"))
     except (KeyError, ValueError) as error:
         raise typer.BadParameter(f"--slo {text}: expected such as ttft=3,tpot=0.1, in seconds") from error
-    if given or not (1e-6 <= ttft_s <= MOST and 1e-6 <= tpot_s <= MOST):
-        raise typer.BadParameter(f"--slo {text}: expected ttft and tpot, each from 1e-6 to {MOST:g} seconds")
+    if given or not (1e-6 <= ttft_s <= MAX_NUMBER and 1e-6 <= tpot_s <= MAX_NUMBER):
+        raise typer.BadParameter(f"--slo {text}: expected ttft and tpot, each from 1e-6 to {MAX_NUMBER:g} seconds")
     return Slo(ttft_s, tpot_s)
 
 
-def _offers(text: str) -> list[Offer]:
+def _offers(text: str) -> list[GpuOffer]:
     """Parse GPUs and their prices. Raises InvalidRequest for a GPU that is not in the table."""
-    from ..cluster.plan.search import Offer
+    from ..cluster.fleet.plan.plan_search import GpuOffer
     from ..replicas.simulated.simulated_device import find_table_device
 
-    offers: dict[str, Offer] = {}  # by the name in the table
+    offers: dict[str, GpuOffer] = {}  # by the name in the table
     for part in text.split(","):
         found = re.fullmatch(r"\s*(.+?)\s*=\s*(\d+(?:\.\d*)?|\.\d+)\s*", part)
         if found is None:
@@ -121,11 +121,11 @@ def _offers(text: str) -> list[Offer]:
         device = find_table_device(found[1])
         if device.name in offers:
             raise typer.BadParameter(f"--gpus {found[1]}: {device.name} is there twice")
-        offers[device.name] = Offer(found[1], float(found[2]))
+        offers[device.name] = GpuOffer(found[1], float(found[2]))
     return list(offers.values())
 
 
-def _measured(offers: list[Offer], text: str | None, model: str) -> list[Offer]:
+def _measured(offers: list[GpuOffer], text: str | None, model: str) -> list[GpuOffer]:
     """Return the offers with the roofline shares fitted to their files. Raises InvalidRequest for a wrong file or
     another GPU's.
     """
@@ -153,10 +153,10 @@ def _show(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..cluster.plan.report import rates_of
+    from ..cluster.fleet.plan.plan_report import rates_source
 
     trace, settings = report["trace"], report["settings"]
-    table = Table(title=f"simulated, in virtual time ({rates_of(report)})", title_justify="left")
+    table = Table(title=f"simulated, in virtual time ({rates_source(report)})", title_justify="left")
     for column in ("mix", "cost/h", "in time", "good/s", "refused/s", "TTFT p50", "p99 s", "TPOT p50", "p99 ms"):
         table.add_column(column, justify="left" if column == "mix" else "right")
     for row in report["rows"]:

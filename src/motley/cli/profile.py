@@ -10,7 +10,7 @@ import typer
 
 from . import options
 from .config import ConfigFile
-from .progress import doing, load_bar
+from .progress import load_bar, show_activity
 
 
 def profile(
@@ -76,7 +76,7 @@ def profile(
     folder = resolve_model(options.find_model(model))
     with load_bar(f"loading {folder.name}") as loading:
         loaded = load_engine(folder, settings, asked, progress=loading)
-    with doing("profiling") as tell:
+    with show_activity("profiling") as tell:
         found = profile_engine(loaded, asked, tell)
     if html is not None:
         _write(html, render_page(found))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["counted", "doing", "load_bar"]
+__all__ = ["load_bar", "show_activity", "show_steps"]
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def load_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
 
 
 @contextmanager
-def doing(what: str) -> Iterator[Callable[[str], None]]:
+def show_activity(what: str) -> Iterator[Callable[[str], None]]:
     """Show the current work of unknown length: with the time it takes, or a line each in a log."""
     if not sys.stderr.isatty():
         yield lambda step: print(step, file=sys.stderr, flush=True)
@@ -40,7 +40,7 @@ def doing(what: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def counted(what: str) -> Iterator[Callable[[str, int, int], None]]:
+def show_steps(what: str) -> Iterator[Callable[[str, int, int], None]]:
     """Show a bar over steps whose number is known: (current step, steps begun, steps in all); in a log a line each."""
     if not sys.stderr.isatty():
         yield _each_once()

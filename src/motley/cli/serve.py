@@ -9,7 +9,7 @@ import typer
 
 from . import options
 from .config import ConfigFile
-from .fleet_file import is_fleet_file, with_file
+from .fleet_file import is_fleet_file, options_with_fleet_file
 from .numbers import DAY_S, MAX_REPLICAS, WEEK_S, Between
 from .progress import load_bar
 
@@ -212,8 +212,8 @@ def serve(
         watchdog_s=watchdog_s,
         frozen_weights=tuple(frozen_weights) if frozen_weights else None,
     )
-    from ..cluster.options import ServeOptions
-    from ..cluster.serve import run_serve
+    from ..cluster.fleet.spec.serve_options import ServeOptions
+    from ..cluster.service.startup.serve_command import run_serve
 
     asked = ServeOptions(
         model=None if model == "demo" else model,
@@ -254,5 +254,5 @@ def serve(
         ready_file=ready_file,
     )
     if is_fleet_file(model):
-        asked = with_file(context, asked, Path(model))
+        asked = options_with_fleet_file(context, asked, Path(model))
     raise typer.Exit(run_serve(asked, bar=load_bar))

@@ -24,11 +24,11 @@ from .asks import (
 )
 from .channel import Tls, aio_channel, metadata
 from .resume import Resume
-from .retry import Retry
-from .silence import PROBE_S, SILENCE_S, AsyncWatch, Listening, gone
+from .retry import CallRetries
+from .silence import PROBE_S, SILENCE_S, AsyncSilenceWatchdog, WatchedStream, service_gone_error
 from .tools import Message
 
-Reply = TypeVar("Reply")
+ResponseT = TypeVar("ResponseT")
 
 
 class AsyncClient:
@@ -48,7 +48,7 @@ class AsyncClient:
         self._metadata = metadata(api_key)
         self._timeout_s, self._retries = timeout_s, retries
         self.stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._channel)
-        self._watch = AsyncWatch(silence_s, self._ask)
+        self._watch = AsyncSilenceWatchdog(silence_s, self._ask)
 
     async def __aenter__(self) -> Self:
         return self
@@ -109,9 +109,9 @@ class AsyncClient:
         return list((await self._unary(self.stub.ListModels, pb.ListModelsRequest())).models)
 
     async def _unary(
-        self, method: Callable[..., Awaitable[Reply]], request: Any, timeout_s: float | None = None
-    ) -> Reply:
-        retry = Retry(self._retries, self._timeout_s if timeout_s is None else timeout_s)
+        self, method: Callable[..., Awaitable[ResponseT]], request: Any, timeout_s: float | None = None
+    ) -> ResponseT:
+        retry = CallRetries(self._retries, self._timeout_s if timeout_s is None else timeout_s)
         while True:
             try:
                 return await method(request, timeout=retry.left_s, metadata=self._metadata)
@@ -120,10 +120,12 @@ class AsyncClient:
             await asyncio.sleep(wait_s)
 
     def _stream(self, method: Any, request: GenerateRequest, timeout_s: float | None) -> AsyncCompletionStream:
-        retry = Retry(self._retries, self._timeout_s if timeout_s is None else timeout_s)
+        retry = CallRetries(self._retries, self._timeout_s if timeout_s is None else timeout_s)
         return AsyncCompletionStream(self._chunks(method, Resume(request), retry))
 
-    async def _chunks(self, method: Any, resume: Resume, retry: Retry) -> AsyncGenerator[pb.CompletionChunk, None]:
+    async def _chunks(
+        self, method: Any, resume: Resume, retry: CallRetries
+    ) -> AsyncGenerator[pb.CompletionChunk, None]:
         while True:
             call = method(resume.rest(), timeout=retry.left_s, metadata=self._metadata)
             with self._watch.over(call) as listening:
@@ -143,7 +145,7 @@ class AsyncClient:
         await self.stub.GetModel(pb.GetModelRequest(), timeout=PROBE_S, metadata=self._metadata)
 
 
-async def _next(call: Any, listening: Listening) -> pb.CompletionChunk | None:
+async def _next(call: Any, listening: WatchedStream) -> pb.CompletionChunk | None:
     """Return the next chunk, or None at the end. Raises grpc.RpcError; Unavailable when the stream was given up."""
     listening.listen()
     try:
@@ -151,7 +153,7 @@ async def _next(call: Any, listening: Listening) -> pb.CompletionChunk | None:
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if listening.gone and task is not None and not task.cancelling():
-            raise gone() from None
+            raise service_gone_error() from None
         raise
     finally:
         listening.heard()

@@ -8,8 +8,8 @@ from typing import Any, Literal, TypedDict
 from ..cluster.protos import inference_pb2 as pb
 from ..replicas.errors import InvalidRequest
 from ..replicas.short_repr import short_repr
-from .build import built, named
-from .tools import Message, Tool, ToolChoice, choice_of, messages_of, tools_of
+from .build import blame_parameter, build_message
+from .tools import Message, Tool, ToolChoice, chat_messages, tool_choice_message, tool_messages
 
 Prompt = str | Sequence[int]
 GenerateRequest = pb.CompleteRequest | pb.ChatRequest
@@ -77,7 +77,7 @@ def complete_request(prompt: Prompt, options: CallOptions | Mapping[str, Any] | 
     """Return the request of a completion. Raises InvalidRequest naming the field for a value that protobuf cannot
     carry.
     """
-    return built(pb.CompleteRequest, _prompt("prompt", prompt) | _fields(options or {}))
+    return build_message(pb.CompleteRequest, _prompt("prompt", prompt) | _fields(options or {}))
 
 
 def chat_request(
@@ -91,38 +91,38 @@ def chat_request(
     """
     rest = dict(options or {})
     fields = {
-        "messages": messages_of(messages),
+        "messages": chat_messages(messages),
         "template_arguments": _template_arguments(template_arguments or {}),
-        "tools": tools_of(rest.pop("tools", None)),
-        "tool_choice": choice_of(rest.pop("tool_choice", None)),
+        "tools": tool_messages(rest.pop("tools", None)),
+        "tool_choice": tool_choice_message(rest.pop("tool_choice", None)),
         "parallel_tool_calls": rest.pop("parallel_tool_calls", None),
         "reasoning_effort": rest.pop("reasoning_effort", None),
     }
-    return built(pb.ChatRequest, fields | _fields(rest))
+    return build_message(pb.ChatRequest, fields | _fields(rest))
 
 
 def tokenize_request(text: str) -> pb.TokenizeRequest:
-    return built(pb.TokenizeRequest, {"text": text})
+    return build_message(pb.TokenizeRequest, {"text": text})
 
 
 def detokenize_request(token_ids: Sequence[int]) -> pb.DetokenizeRequest:
-    return built(pb.DetokenizeRequest, {"token_ids": token_ids})
+    return build_message(pb.DetokenizeRequest, {"token_ids": token_ids})
 
 
 def embeddings_request(
     prompts: Sequence[Prompt], pooling: Literal["last", "mean"], *, normalize: bool
 ) -> pb.EmbeddingsRequest:
     """Return the request of embeddings of texts or token ids; `pooling` is over their last hidden states."""
-    with named("inputs", prompts):
+    with blame_parameter("inputs", prompts):
         inputs = [pb.EmbeddingInput(**_prompt(f"inputs[{index}]", prompt)) for index, prompt in enumerate(prompts)]
     if pooling not in tuple(_POOLING):  # a tuple, as the value may not be hashable
         raise InvalidRequest(f"pooling: {short_repr(pooling)} is not accepted; expected last or mean", param="pooling")
-    return built(pb.EmbeddingsRequest, {"inputs": inputs, "pooling": _POOLING[pooling], "normalize": normalize})
+    return build_message(pb.EmbeddingsRequest, {"inputs": inputs, "pooling": _POOLING[pooling], "normalize": normalize})
 
 
 def _prompt(param: str, prompt: Prompt) -> dict[str, Any]:
     """Return the prompt as the field to set. It is built here, so that an error has this field's name."""
-    with named(param, prompt):
+    with blame_parameter(param, prompt):
         if isinstance(prompt, str):
             return {"text": pb.EmbeddingInput(text=prompt).text}
         if isinstance(prompt, bytes | bytearray):  # a sequence of numbers, but not of token ids
@@ -133,7 +133,7 @@ def _prompt(param: str, prompt: Prompt) -> dict[str, Any]:
 def _template_arguments(given: Mapping[str, bool | str]) -> dict[str, pb.TemplateArgument]:
     arguments = {}
     for name, value in given.items():
-        with named(f"template_arguments.{name}", value):
+        with blame_parameter(f"template_arguments.{name}", value):
             arguments[name] = (
                 pb.TemplateArgument(flag=value) if isinstance(value, bool) else pb.TemplateArgument(text=value)
             )
@@ -148,4 +148,4 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     own = {name: sampling.pop(name) for name in ("model", "request_id", "timeout_s", "priority") if name in sampling}
     if isinstance(sampling.get("stop"), str):
         sampling["stop"] = [sampling["stop"]]
-    return own | {"sampling": built(pb.SamplingParams, sampling)}
+    return own | {"sampling": build_message(pb.SamplingParams, sampling)}

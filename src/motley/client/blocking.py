@@ -23,11 +23,11 @@ from .asks import (
 )
 from .channel import Tls, blocking_channel, metadata
 from .resume import Resume
-from .retry import Retry
-from .silence import PROBE_S, SILENCE_S, Listening, Watch, gone
+from .retry import CallRetries
+from .silence import PROBE_S, SILENCE_S, SilenceWatchdog, WatchedStream, service_gone_error
 from .tools import Message
 
-Reply = TypeVar("Reply")
+ResponseT = TypeVar("ResponseT")
 
 
 class Client:
@@ -59,7 +59,7 @@ class Client:
         self._metadata = metadata(api_key)
         self._timeout_s, self._retries = timeout_s, retries
         self.stub = inference_pb2_grpc.InferenceStub(self._channel)
-        self._watch = Watch(silence_s, self._ask)
+        self._watch = SilenceWatchdog(silence_s, self._ask)
 
     def __enter__(self) -> Self:
         return self
@@ -119,8 +119,8 @@ class Client:
     def models(self) -> list[pb.Model]:
         return list(self._unary(self.stub.ListModels, pb.ListModelsRequest()).models)
 
-    def _unary(self, method: Callable[..., Reply], request: Any, timeout_s: float | None = None) -> Reply:
-        retry = Retry(self._retries, self._timeout_s if timeout_s is None else timeout_s)
+    def _unary(self, method: Callable[..., ResponseT], request: Any, timeout_s: float | None = None) -> ResponseT:
+        retry = CallRetries(self._retries, self._timeout_s if timeout_s is None else timeout_s)
         while True:
             try:
                 return method(request, timeout=retry.left_s, metadata=self._metadata)
@@ -128,10 +128,10 @@ class Client:
                 time.sleep(retry.after(error))
 
     def _stream(self, method: Any, request: GenerateRequest, timeout_s: float | None) -> CompletionStream:
-        retry = Retry(self._retries, self._timeout_s if timeout_s is None else timeout_s)
+        retry = CallRetries(self._retries, self._timeout_s if timeout_s is None else timeout_s)
         return CompletionStream(self._chunks(method, Resume(request), retry))
 
-    def _chunks(self, method: Any, resume: Resume, retry: Retry) -> Generator[pb.CompletionChunk, None, None]:
+    def _chunks(self, method: Any, resume: Resume, retry: CallRetries) -> Generator[pb.CompletionChunk, None, None]:
         while True:
             call = method(resume.rest(), timeout=retry.left_s, metadata=self._metadata)
             with self._watch.over(call) as listening:
@@ -142,7 +142,7 @@ class Client:
                             yield new
                     return
                 except grpc.RpcError as error:
-                    wait_s = retry.after(gone() if listening.gone else error)
+                    wait_s = retry.after(service_gone_error() if listening.gone else error)
                 finally:
                     call.cancel()
             time.sleep(wait_s)
@@ -151,7 +151,7 @@ class Client:
         self.stub.GetModel(pb.GetModelRequest(), timeout=PROBE_S, metadata=self._metadata)
 
 
-def _next(call: Iterator[pb.CompletionChunk], listening: Listening) -> pb.CompletionChunk | None:
+def _next(call: Iterator[pb.CompletionChunk], listening: WatchedStream) -> pb.CompletionChunk | None:
     """Return the next chunk, or None at the end. Raises grpc.RpcError."""
     listening.listen()
     try:

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from ..replicas.errors import InvalidRequest
 from ..replicas.short_repr import MAX_REPR_CHARS, short_repr
 
-Made = TypeVar("Made")
+MessageT = TypeVar("MessageT")
 _UNFIT = (TypeError, ValueError, OverflowError, KeyError, AttributeError)  # UnicodeEncodeError is a ValueError
 
 
-def built(kind: Callable[..., Made], fields: Mapping[str, Any], at: str = "") -> Made:
+def build_message(kind: Callable[..., MessageT], fields: Mapping[str, Any], at: str = "") -> MessageT:
     """Return the message `kind` of these fields. Raises InvalidRequest naming the first that does not fit.
 
     `at`: what stands before their names, such as `messages[0].`.
@@ -24,13 +24,13 @@ def built(kind: Callable[..., Made], fields: Mapping[str, Any], at: str = "") ->
         return kind(**fields)
     except _UNFIT as error:
         for name, value in fields.items():  # each by itself: the error does not always say which it was
-            with named(f"{at}{name}", value):
+            with blame_parameter(f"{at}{name}", value):
                 kind(**{name: value})
         raise InvalidRequest(f"{at.rstrip('.') or 'the request'}: {error}", param=at.rstrip(".") or None) from error
 
 
 @contextmanager
-def named(param: str, value: Any) -> Iterator[None]:
+def blame_parameter(param: str, value: Any) -> Iterator[None]:
     """Convert errors inside to InvalidRequest that names `param` and this value."""
     try:
         yield

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import grpc
 
-from ..cluster.failures import Forbidden, Unauthenticated
+from ..cluster.service_errors import Forbidden, Unauthenticated
 from ..replicas.errors import (
     DeadlineExceeded,
     EngineFault,
@@ -21,7 +21,7 @@ from ..replicas.errors import (
 )
 
 FIRST_WAIT_S = 0.25
-FURTHER = (
+WAIT_GROWTH = (
     4.0  # factor of further waits: the third attempt comes 4 to 6.5 s after the failure, when a lost HAProxy is back
 )
 LONGEST_WAIT_S = 10.0
@@ -34,7 +34,7 @@ _KINDS: dict[str, type[MotleyError]] = {
 }  # fmt: skip
 
 
-class Retry:
+class CallRetries:
     """Attempts of one call.
 
     `timeout_s` bounds all of them and the waits between; `left_s` is what remains for the next.
@@ -58,27 +58,27 @@ class Retry:
 
         Generating changes nothing in the service, so a request may be repeated unless it was refused for good.
         """
-        failure = error if isinstance(error, MotleyError) else from_call(error)
+        failure = error if isinstance(error, MotleyError) else error_from_call(error)
         wait_s = max(self._wait_s * random.uniform(0.75, 1.25), failure.retry_after_s or 0.0)
         helps = isinstance(failure, Unavailable) or failure.retry_after_s is not None
         in_time = wait_s <= LONGEST_WAIT_S and (self.left_s is None or wait_s < self.left_s)
         if not (helps and in_time and self._left):
             raise failure from (None if failure is error else error)
         self._left -= 1
-        self._wait_s *= FURTHER
+        self._wait_s *= WAIT_GROWTH
         return wait_s
 
 
-def from_call(error: grpc.RpcError) -> MotleyError:
+def error_from_call(error: grpc.RpcError) -> MotleyError:
     """Convert gRPC's error to one of the service's own errors."""
     call = cast(grpc.Call, error)
     message = call.details() or "the call failed"
-    kind = Unavailable if _reset(call) else _KINDS.get(call.code().name, MotleyError)
+    kind = Unavailable if _is_stream_reset(call) else _KINDS.get(call.code().name, MotleyError)
     found = re.match(r"([\w.\[\]]+)(?:: | is )", message) if kind in (InvalidRequest, NotFound) else None
     return kind(message, param=found and found[1], code=call.code().name.lower(), retry_after_s=_retry_after(call))
 
 
-def _reset(call: grpc.Call) -> bool:
+def _is_stream_reset(call: grpc.Call) -> bool:
     """Return whether the proxy ended while it answered: HAProxy then resets the stream, which gRPC reports as a
     cancel.
     """

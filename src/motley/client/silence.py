@@ -23,7 +23,7 @@ PROBE_S = 10.0  # the ingress answers such a question within milliseconds
 _LIFELESS = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
-class Listening:
+class WatchedStream:
     """One attempt at a stream, as its watch sees it.
 
     gone  whether it was given up, since the ingress did not answer
@@ -50,23 +50,23 @@ class Listening:
         self._call.cancel()
 
 
-class _Watch:
+class _SilenceWatchdogBase:
     """Watch over one client's streams that have waiting readers. `silence_s`: None watches nothing."""
 
     def __init__(self, silence_s: float | None) -> None:
         self._silence_s = silence_s
-        self._open: set[Listening] = set()
+        self._open: set[WatchedStream] = set()
 
     @property
     def _period_s(self) -> float:
         assert self._silence_s is not None
         return min(self._silence_s / 4, 1.0)
 
-    def _silent(self) -> list[Listening]:
+    def _silent(self) -> list[WatchedStream]:
         assert self._silence_s is not None
         return [one for one in list(self._open) if one.silent_for(self._silence_s)]
 
-    def _judge(self, asked: list[Listening], *, lives: bool) -> None:
+    def _judge(self, asked: list[WatchedStream], *, lives: bool) -> None:
         """Apply the ingress's answer to all streams that were silent when it was asked and still are."""
         for one in set(asked).intersection(self._silent()):
             if lives:
@@ -75,7 +75,7 @@ class _Watch:
                 one.give_up()
 
 
-class Watch(_Watch):
+class SilenceWatchdog(_SilenceWatchdogBase):
     """Watch on a thread of its own, which ends with the last stream. `ask`: raises grpc.RpcError if nobody answers."""
 
     def __init__(self, silence_s: float | None, ask: Callable[[], object]) -> None:
@@ -85,8 +85,8 @@ class Watch(_Watch):
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def over(self, call: Any) -> Iterator[Listening]:
-        one = Listening(call)
+    def over(self, call: Any) -> Iterator[WatchedStream]:
+        one = WatchedStream(call)
         if self._silence_s is None:
             yield one
             return
@@ -121,7 +121,7 @@ class Watch(_Watch):
         return True
 
 
-class AsyncWatch(_Watch):
+class AsyncSilenceWatchdog(_SilenceWatchdogBase):
     """Watch in a task, which ends with the last stream."""
 
     def __init__(self, silence_s: float | None, ask: Callable[[], Awaitable[object]]) -> None:
@@ -130,8 +130,8 @@ class AsyncWatch(_Watch):
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
-    def over(self, call: Any) -> Iterator[Listening]:
-        one = Listening(call)
+    def over(self, call: Any) -> Iterator[WatchedStream]:
+        one = WatchedStream(call)
         if self._silence_s is None:
             yield one
             return
@@ -160,7 +160,7 @@ class AsyncWatch(_Watch):
         return True
 
 
-def gone() -> Unavailable:
+def service_gone_error() -> Unavailable:
     return Unavailable("the stream fell silent, and the service answers no question", code="unavailable")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..cluster.protos import inference_pb2 as pb
-from .build import built, named
+from .build import blame_parameter, build_message
 
 Message = tuple[str, str] | Mapping[str, Any] | pb.ChatMessage
 Tool = Mapping[str, Any] | pb.Tool
@@ -17,12 +17,12 @@ ToolChoice = str | Mapping[str, Any] | pb.ToolChoice
 _MODES = {"auto": pb.TOOL_MODE_AUTO, "none": pb.TOOL_MODE_NONE, "required": pb.TOOL_MODE_REQUIRED}
 
 
-def messages_of(messages: Sequence[Message]) -> list[pb.ChatMessage]:
-    with named("messages", messages):
+def chat_messages(messages: Sequence[Message]) -> list[pb.ChatMessage]:
+    with blame_parameter("messages", messages):
         given = list(enumerate(messages))
     made = []
     for index, message in given:
-        with named(f"messages[{index}]", message):
+        with blame_parameter(f"messages[{index}]", message):
             made.append(_message(message, f"messages[{index}]."))
     return made
 
@@ -33,12 +33,12 @@ def _message(message: Message, at: str) -> pb.ChatMessage:
         return message
     if not isinstance(message, Mapping):
         role, content = message
-        return built(pb.ChatMessage, {"role": role, "content": content}, at)
+        return build_message(pb.ChatMessage, {"role": role, "content": content}, at)
     given = {name: value for name, value in message.items() if value is not None and name != "reasoning"}
     given.setdefault("reasoning_content", message.get("reasoning"))  # its newer name
     if "tool_calls" in given:
-        given["tool_calls"] = [_function_alone(call) for call in given["tool_calls"]]
-    return built(pb.ChatMessage, given, at)
+        given["tool_calls"] = [_without_type(call) for call in given["tool_calls"]]
+    return build_message(pb.ChatMessage, given, at)
 
 
 def _tool(tool: Tool, at: str) -> pb.Tool:
@@ -47,24 +47,24 @@ def _tool(tool: Tool, at: str) -> pb.Tool:
     """
     if isinstance(tool, pb.Tool):
         return tool
-    given = _function_alone(tool)
+    given = _without_type(tool)
     function = {name: value for name, value in given.pop("function", {}).items() if value is not None}
     if isinstance(function.get("parameters"), Mapping):
         function["parameters"] = json.dumps(function["parameters"], ensure_ascii=False)
-    return built(pb.Tool, given | {"function": built(pb.Function, function, f"{at}function.")}, at)
+    return build_message(pb.Tool, given | {"function": build_message(pb.Function, function, f"{at}function.")}, at)
 
 
-def choice_of(choice: ToolChoice | None) -> pb.ToolChoice | None:
+def tool_choice_message(choice: ToolChoice | None) -> pb.ToolChoice | None:
     """Convert a tool choice: auto, none, required, {"type": "function", …} or {"type": "allowed_tools", …}."""
     if choice is None or isinstance(choice, pb.ToolChoice):
         return choice
-    with named("tool_choice", choice):
+    with blame_parameter("tool_choice", choice):
         if isinstance(choice, str):
             return pb.ToolChoice(mode=_mode(choice))
         if choice.get("type") != "allowed_tools":
-            return pb.ToolChoice(**_function_alone(choice))
+            return pb.ToolChoice(**_without_type(choice))
         allowed = choice["allowed_tools"]
-        tools = [pb.NamedTool(**_function_alone(tool)) for tool in allowed["tools"]]
+        tools = [pb.NamedTool(**_without_type(tool)) for tool in allowed["tools"]]
         return pb.ToolChoice(allowed_tools=pb.AllowedTools(mode=_mode(allowed["mode"]), tools=tools))
 
 
@@ -78,12 +78,12 @@ def reply(choice: pb.Choice) -> pb.ChatMessage:
     )
 
 
-def tools_of(tools: Sequence[Tool] | None) -> list[pb.Tool]:
-    with named("tools", tools):
+def tool_messages(tools: Sequence[Tool] | None) -> list[pb.Tool]:
+    with blame_parameter("tools", tools):
         given = list(enumerate(tools or ()))
     made = []
     for index, tool in given:
-        with named(f"tools[{index}]", tool):
+        with blame_parameter(f"tools[{index}]", tool):
             made.append(_tool(tool, f"tools[{index}]."))
     return made
 
@@ -94,7 +94,7 @@ def _mode(name: str) -> pb.ToolMode.ValueType:
     return _MODES[name]
 
 
-def _function_alone(value: Mapping[str, Any]) -> dict[str, Any]:
+def _without_type(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return the object without `type`, since this protocol has only functions."""
     if value.get("type") not in (None, "function"):
         raise ValueError(f"type: {value['type']!r} is not supported; expected function")

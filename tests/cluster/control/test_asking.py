@@ -8,17 +8,18 @@ from dataclasses import replace
 import pytest
 from fake_fleet import Bench
 
-from motley.cluster.control.asking import Asking
-from motley.cluster.control.fleet import Planned
-from motley.cluster.control.state import PolicyPlan, PoolPlan
-from motley.cluster.scaling.state import Observed, Target
+from motley.cluster.fleet.control.backend.fleet_backend import PlannedFleet
+from motley.cluster.fleet.control.reconciler.policy_runner import PolicyRunner
+from motley.cluster.fleet.control.state.control_state import PolicyPlan, PoolPlan
+from motley.cluster.fleet.scaling.scaling_policy import FleetObservation, ReplicaTarget
 
 
 def taken(monkeypatch: pytest.MonkeyPatch, name: str, policy: object) -> None:
     """For the policy of that name."""
-    for module in ("plane", "asking"):
+    for module in ("fleet_reconciler", "policy_runner"):
         monkeypatch.setattr(
-            f"motley.cluster.control.{module}.policy_of", lambda plan: policy if plan.name == name else None
+            f"motley.cluster.fleet.control.reconciler.{module}.make_policy",
+            lambda plan: policy if plan.name == name else None,
         )
 
 
@@ -26,11 +27,11 @@ class OneMore:
     """A policy that wants one more each time, beyond all bounds."""
 
     def __init__(self) -> None:
-        self.seen: list[Observed] = []
+        self.seen: list[FleetObservation] = []
 
-    def decide(self, observed: Observed) -> tuple[Target, ...]:
+    def decide(self, observed: FleetObservation) -> tuple[ReplicaTarget, ...]:
         self.seen.append(observed)
-        return tuple(Target(pool.name, pool.target + 1, f"{pool.ready} serve") for pool in observed.pools)
+        return tuple(ReplicaTarget(pool.name, pool.target + 1, f"{pool.ready} serve") for pool in observed.pools)
 
 
 async def test_a_policy_is_asked_now_and_then_and_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,9 +80,9 @@ class Counting:
     """A policy that wants nothing, and knows what came."""
 
     def __init__(self) -> None:
-        self.seen: list[Observed] = []
+        self.seen: list[FleetObservation] = []
 
-    def decide(self, observed: Observed) -> tuple[Target, ...]:
+    def decide(self, observed: FleetObservation) -> tuple[ReplicaTarget, ...]:
         self.seen.append(observed)
         return ()
 
@@ -164,9 +165,9 @@ class Faulty:
 
     def __init__(self) -> None:
         self.failing = True
-        self.wanted: tuple[Target, ...] = ()
+        self.wanted: tuple[ReplicaTarget, ...] = ()
 
-    def decide(self, observed: Observed) -> tuple[Target, ...]:
+    def decide(self, observed: FleetObservation) -> tuple[ReplicaTarget, ...]:
         if self.failing:
             raise ZeroDivisionError("no\nspeed")
         return self.wanted
@@ -188,7 +189,7 @@ async def test_a_policy_that_fails_is_told_and_the_fleet_is_seen(monkeypatch: py
     assert bench.kinds.count("policy_failed") == 1, "told once, by whichever process"
     [told] = [event for event in bench.plane.state.events if event.kind == "policy_failed"]
     assert (told.by, told.reason) == ("policy faulty", "ZeroDivisionError: no speed")
-    policy.failing, policy.wanted = False, (Target("cpu", 3, "more"),)
+    policy.failing, policy.wanted = False, (ReplicaTarget("cpu", 3, "more"),)
     await bench.steps(20)
     assert bench.plane.policy_failed == ""
     assert bench.plane.state.pools["cpu"].target == 3
@@ -199,7 +200,7 @@ async def test_a_policy_that_fails_is_told_and_the_fleet_is_seen(monkeypatch: py
 
 async def test_what_a_policy_may_not_want_of_one_pool_the_others_do_not_feel(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Faulty()
-    policy.failing, policy.wanted = False, (Target("gone", 2, "why"), Target("cpu", 3, "more"))
+    policy.failing, policy.wanted = False, (ReplicaTarget("gone", 2, "why"), ReplicaTarget("cpu", 3, "more"))
     taken(monkeypatch, "faulty", policy)
     bench = Bench(1)
     await bench.plane.set_policy(PolicyPlan("faulty"), [], by="test", reason="why")
@@ -211,7 +212,7 @@ async def test_what_a_policy_may_not_want_of_one_pool_the_others_do_not_feel(mon
 
 async def test_a_plan_of_which_no_policy_can_be_made_leaves_the_fleet_as_it_is() -> None:
     bench = Bench(2)
-    bench.fleet.plan = Planned("a", {"cpu": PoolPlan(2, 0, 8)}, PolicyPlan("slo", ttft_s=1e6))
+    bench.fleet.plan = PlannedFleet("a", {"cpu": PoolPlan(2, 0, 8)}, PolicyPlan("slo", ttft_s=1e6))
     await bench.steps(20)
     assert bench.plane.looked_at == bench.clock.now - 0.5
     assert "ttft_s: 1e+06 is not accepted" in bench.plane.policy_failed
@@ -288,7 +289,7 @@ async def test_silence_of_the_ingresses_is_not_counted_as_observed() -> None:
 
 async def test_nobody_is_asked_in_a_look_that_no_ingress_answers(counting: Counting) -> None:
     """A look before has failed in the middle: it was told what came by then, but now nobody says what runs."""
-    bench, asking = Bench(1), Asking()
+    bench, asking = Bench(1), PolicyRunner()
     status, look = await bench.fleet.status(), await bench.fleet.look()
     assert status is not None
     state = replace(bench.plane.state, policy=PolicyPlan("counting"))

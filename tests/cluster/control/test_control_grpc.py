@@ -16,14 +16,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from motley.cli import fleet_view
-from motley.cluster.control import control_rpcs
-from motley.cluster.control import server as server_module
-from motley.cluster.control.fleet import Planned
-from motley.cluster.control.server import SERVICES, AdminDoor, start_anywhere
-from motley.cluster.control.state import PolicyPlan, PoolPlan
-from motley.cluster.edge.ports import listens, settled_block
-from motley.cluster.fleet.status import Demand
+from motley.cluster.fleet.control.backend.fleet_backend import PlannedFleet
+from motley.cluster.fleet.control.rpcs import control_rpcs
+from motley.cluster.fleet.control.rpcs import control_server as server_module
+from motley.cluster.fleet.control.rpcs.control_server import SERVICES, AdminEndpoint, start_on_free_port
+from motley.cluster.fleet.control.state.control_state import PolicyPlan, PoolPlan
 from motley.cluster.protos import control_pb2 as pb
+from motley.cluster.routing.fleet_status import DemandCounters
+from motley.cluster.security.edge.ports import free_port_block, is_listening
 from motley.replicas.kv.prefix.popular_prefixes import PopularPrefix
 from motley.replicas.kv.prefix.prefix_stats import PrefixStats
 from motley.replicas.kv.store.prefix_store import BreakerState, StoreStats
@@ -94,7 +94,7 @@ async def _first(call: Any) -> Any:
 
 async def test_the_fleet_as_it_is(plane: Plane) -> None:
     plane.bench.fleet.work = {"r1": 3}
-    plane.bench.fleet.demand = Demand(requests=7, held=2)
+    plane.bench.fleet.demand = DemandCounters(requests=7, held=2)
     await plane.bench.steps(1)
     fleet = await plane.call("GetFleet", pb.GetFleetRequest())
     [pool] = fleet.pools
@@ -110,13 +110,13 @@ async def test_the_fleet_as_it_is(plane: Plane) -> None:
 
 
 async def test_a_policy_that_fails_is_told(plane: Plane, capsys: pytest.CaptureFixture[str]) -> None:
-    plane.bench.fleet.plan = Planned("a", {"cpu": PoolPlan(1, 0, 8)}, PolicyPlan("slo", ttft_s=1e6))
+    plane.bench.fleet.plan = PlannedFleet("a", {"cpu": PoolPlan(1, 0, 8)}, PolicyPlan("slo", ttft_s=1e6))
     await plane.bench.steps(2)
     told = await plane.call("GetFleet", pb.GetFleetRequest())
     assert told.policy_failed.startswith("ttft_s: 1e+06 is not accepted")
     [event] = [event for event in told.events if event.kind == pb.EVENT_KIND_POLICY_FAILED]
     assert (event.by, event.reason) == ("policy slo", told.policy_failed)
-    fleet_view.show(told)
+    fleet_view.show_fleet(told)
     assert "policy slo, which fails: ttft_s: 1e+06 is not accepted" in " ".join(capsys.readouterr().out.split())
 
 
@@ -140,14 +140,14 @@ async def test_weights_that_are_updated(
     assert fleet.events[-1].reason == "/w/one: step 100"
     fleet.pools[0].weights_version = 2  # that one of its replicas is behind of
     monkeypatch.setenv("COLUMNS", "200")
-    fleet_view.show(fleet)
+    fleet_view.show_fleet(fleet)
     lines = capsys.readouterr().out.splitlines()
     for first, version in (("pool", "2"), ("replica", "1")):
         [number] = [number for number, line in enumerate(lines) if line.startswith(first)]
         at = lines[number].index("weights")
         assert lines[number + 1][at:].split()[0] == version
     fleet.pools[0].weights_version = 0
-    fleet_view.show(fleet)
+    fleet_view.show_fleet(fleet)
     assert "weights" not in capsys.readouterr().out.split("\n\n")[1], "a terminal is narrow"
 
 
@@ -318,19 +318,19 @@ async def test_health_and_reflection(plane: Plane) -> None:
 
 async def test_of_two_that_find_one_port_free_each_has_its_own() -> None:
     """Both services of a machine that start at once would take the usual one."""
-    port, bench = settled_block(1), Bench()
-    door = AdminDoor("127.0.0.1", port, yields=True)
-    servers = [await start_anywhere(bench.plane, KEYS, door) for _ in range(2)]
+    port, bench = free_port_block(1), Bench()
+    door = AdminEndpoint("127.0.0.1", port, yields=True)
+    servers = [await start_on_free_port(bench.plane, KEYS, door) for _ in range(2)]
     assert [found == port for _, found in servers] == [True, False]
     for server, found in servers:
-        assert listens("127.0.0.1", found)
+        assert is_listening("127.0.0.1", found)
         await server.stop(None)
 
 
 async def test_a_port_that_was_asked_for_is_taken_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "BIND_S", 0.0)
-    bench, door = Bench(), AdminDoor("127.0.0.1", settled_block(1))
-    server, _ = await start_anywhere(bench.plane, KEYS, door)
+    bench, door = Bench(), AdminEndpoint("127.0.0.1", free_port_block(1))
+    server, _ = await start_on_free_port(bench.plane, KEYS, door)
     with pytest.raises(OSError, match="is taken"):
-        await start_anywhere(bench.plane, KEYS, door)
+        await start_on_free_port(bench.plane, KEYS, door)
     await server.stop(None)

@@ -16,8 +16,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from motley.cluster.control.keda_rpcs import METRICS
-from motley.cluster.control.server import SERVICES
+from motley.cluster.fleet.control.rpcs.control_server import SERVICES
+from motley.cluster.fleet.control.rpcs.keda_rpcs import METRICS
 from motley.cluster.protos import control_pb2 as pb
 from motley.cluster.protos import externalscaler_pb2 as keda_pb
 

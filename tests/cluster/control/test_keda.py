@@ -9,9 +9,9 @@ import pytest
 from admin_door import ADMIN, TENANT, Plane, refused
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
-from motley.cluster.control import keda_rpcs
-from motley.cluster.fleet.status import Demand
+from motley.cluster.fleet.control.rpcs import keda_rpcs
 from motley.cluster.protos import externalscaler_pb2 as keda_pb
+from motley.cluster.routing.fleet_status import DemandCounters
 
 
 def ref(**metadata: str) -> keda_pb.ScaledObjectRef:
@@ -19,7 +19,7 @@ def ref(**metadata: str) -> keda_pb.ScaledObjectRef:
 
 
 async def test_keda_with_the_key_in_its_metadata(plane: Plane) -> None:
-    plane.bench.fleet.demand = Demand(held=3)
+    plane.bench.fleet.demand = DemandCounters(held=3)
     await plane.bench.scale(2)
     await plane.bench.steps()
     for metric, target, value in (("replicas", "1", 2.0), ("queue", "2.5", 3.0), ("tokens", "4096", 0.0)):

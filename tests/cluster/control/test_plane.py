@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from fake_fleet import PROFILE, Bench
 
-from motley.cluster.control.fleet import Planned, PoolLook
-from motley.cluster.control.state import PolicyPlan, PoolPlan
-from motley.cluster.fleet.status import Demand, FleetStatus, Gathered, ReplicaStatus
+from motley.cluster.fleet.control.backend.fleet_backend import PlannedFleet, PoolSnapshot
+from motley.cluster.fleet.control.state.control_state import PolicyPlan, PoolPlan
+from motley.cluster.routing.fleet_status import DemandCounters, FleetStatus, FleetStatusMerger, ReplicaStatus
 from motley.replicas.errors import NotFound, Unavailable
 from motley.replicas.types import ReplicaLoad
 
@@ -247,8 +247,8 @@ async def test_a_bad_roll_is_taken_back() -> None:
 async def test_what_is_deployed_later_is_taken_over_once() -> None:
     bench = Bench(2)
     await bench.scale(3)
-    bench.fleet.plan = Planned("a", {"cpu": PoolPlan(1, 1, 2), "more": PoolPlan(2, 0, 4)}, PolicyPlan())
-    bench.fleet.pools["more"] = PoolLook(2, version="v0")
+    bench.fleet.plan = PlannedFleet("a", {"cpu": PoolPlan(1, 1, 2), "more": PoolPlan(2, 0, 4)}, PolicyPlan())
+    bench.fleet.pools["more"] = PoolSnapshot(2, version="v0")
     await bench.steps()
     assert (len(bench.fleet.replicas("cpu")), len(bench.fleet.replicas("more"))) == (2, 2), "a target stays, in bounds"
     await bench.plane.set_policy(None, [("cpu", 0, 8)], by="test", reason="why")
@@ -256,30 +256,33 @@ async def test_what_is_deployed_later_is_taken_over_once() -> None:
     await bench.steps()
     assert bench.plane.state.pools["cpu"].maximum == 8, "the same deployment says nothing new"
     assert bench.kinds.count("deployed") == 1
-    bench.fleet.plan = Planned("b", {"more": PoolPlan(1, 0, 4)}, PolicyPlan())
+    bench.fleet.plan = PlannedFleet("b", {"more": PoolPlan(1, 0, 4)}, PolicyPlan())
     await bench.steps()
     assert list(bench.plane.state.pools) == ["more"]
     assert len(bench.fleet.replicas("more")) == 2
 
 
-def status(ingress: str, demand: Demand, *replicas: ReplicaStatus) -> FleetStatus:
+def status(ingress: str, demand: DemandCounters, *replicas: ReplicaStatus) -> FleetStatus:
     return FleetStatus(replicas, demand, ingress)
 
 
 def test_what_several_ingresses_know_is_one() -> None:
     """Counts never fall, whichever ingress ends; of a replica it is the freshest that counts, and the worst of it."""
-    gathered = Gathered()
+    gathered = FleetStatusMerger()
     old, new = (ReplicaStatus("p", "r", "ready", PROFILE, ReplicaLoad(running=number), age_s)
                 for number, age_s in ((1, 0.4), (2, 0.1)))  # fmt: skip
     both = gathered.together(
-        [status("a", Demand(5, held=1), replace(old, state="draining")), status("b", Demand(7, held=2), new)]
+        [
+            status("a", DemandCounters(5, held=1), replace(old, state="draining")),
+            status("b", DemandCounters(7, held=2), new),
+        ]
     )
     assert both is not None
-    assert both.demand == Demand(12, held=3)
+    assert both.demand == DemandCounters(12, held=3)
     assert [(one.state, one.load.running) for one in both.replicas] == [("draining", 2)]
-    left = gathered.together([status("b", Demand(8), new)])
+    left = gathered.together([status("b", DemandCounters(8), new)])
     assert left is not None
-    assert left.demand == Demand(13)
+    assert left.demand == DemandCounters(13)
     assert gathered.together([]) is None
 
 

@@ -9,17 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.serve._private.deployment_scheduler import node_labels_match_selector
 
-from motley.cluster.control.pending import Node, together, why
-from motley.cluster.control.room import lacks, needs_of, overbooked
-from motley.cluster.fleet.spec import FleetSpec
+from motley.cluster.fleet.control.backend.node_capacity import (
+    find_missing_capacity,
+    find_overbooking,
+    replica_needs,
+)
+from motley.cluster.fleet.control.backend.pending_reason import NodeResources, combine_needs, pending_reason
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec
 
 T4 = {"ray.io/accelerator-type": "T4", "motley/compute-capability": "7.5"}
 PLAIN = {"CPU": 64.0, "memory": 2.0**34}
 
 
-def node(gpus: float = 0.0, labels: dict[str, str] | None = None, **more: float) -> Node:
+def node(gpus: float = 0.0, labels: dict[str, str] | None = None, **more: float) -> NodeResources:
     total = {**PLAIN, **({"GPU": gpus} if gpus else {}), **more}
-    return Node(labels or {}, total, dict.fromkeys(total, 0.0))  # nothing is free: it is asked what there is
+    return NodeResources(labels or {}, total, dict.fromkeys(total, 0.0))  # nothing is free: it is asked what there is
 
 
 def fleet(*pools: dict[str, Any]) -> FleetSpec:
@@ -28,8 +32,10 @@ def fleet(*pools: dict[str, Any]) -> FleetSpec:
     )
 
 
-def found(spec: FleetSpec, *nodes: Node) -> list[tuple[int, str, str]]:
-    return [(one.pool, one.entry, one.message) for one in lacks(spec, nodes, node_labels_match_selector)]
+def found(spec: FleetSpec, *nodes: NodeResources) -> list[tuple[int, str, str]]:
+    return [
+        (one.pool, one.entry, one.message) for one in find_missing_capacity(spec, nodes, node_labels_match_selector)
+    ]
 
 
 BUNDLES = [{"cpus": 2}, {"cpus": 2}]
@@ -63,7 +69,7 @@ BUNDLES = [{"cpus": 2}, {"cpus": 2}]
         ),
     ],
 )  # fmt: skip
-def test_what_is_not_there(pool: dict[str, Any], nodes: list[Node], entry: str, words: str) -> None:
+def test_what_is_not_there(pool: dict[str, Any], nodes: list[NodeResources], entry: str, words: str) -> None:
     [(number, named, message)] = found(fleet({}, pool), *nodes)
     assert (number, named) == (1, entry)
     assert words in message
@@ -82,18 +88,18 @@ def test_what_is_not_there(pool: dict[str, Any], nodes: list[Node], entry: str, 
         ({"resources": {"disk": 1}}, [node(disk=2.0)]),
     ],
 )
-def test_what_others_have_taken_may_be_free_again(pool: dict[str, Any], nodes: list[Node]) -> None:
+def test_what_others_have_taken_may_be_free_again(pool: dict[str, Any], nodes: list[NodeResources]) -> None:
     assert found(fleet(pool), *nodes) == []
 
 
 def test_more_gpus_than_there_are_for_all_that_start() -> None:
     pools = ({"device": "cuda", "replicas": {"start": 1, "max": 8}}, {}, {"device": "cuda", "replicas": {"start": 2}})
-    assert overbooked(fleet(*pools), [node(3)]) is None
-    lack = overbooked(fleet(*pools), [node(2)])
+    assert find_overbooking(fleet(*pools), [node(3)]) is None
+    lack = find_overbooking(fleet(*pools), [node(2)])
     assert lack is not None
     assert (lack.pool, lack.entry) == (2, "replicas")
     assert lack.message == "with 2 the fleet starts with 3 GPUs, and there are 2"
-    none = overbooked(fleet({"device": "cuda", "replicas": {"start": 0, "min": 0}}, {}), [node()])
+    none = find_overbooking(fleet({"device": "cuda", "replicas": {"start": 0, "min": 0}}, {}), [node()])
     assert none is None, "it waits for what may come"
 
 
@@ -108,8 +114,12 @@ def test_it_is_told_exactly_where_an_empty_node_would_not_do(
     asked = {"7.5": {"compute_capability": "7.5"}, "T4": {"accelerator": "T4"}}.get(kind or "", {"device": "cuda"})
     spec = fleet(*({"tensor_parallel": each, **asked} for each in ranks))
     there = node(gpus, T4 if labelled else {})
-    empty = Node(there.labels, there.total, there.total)
-    never = {at for at, pool in enumerate(spec.pools) if why([together(needs_of(pool))], [empty], matches=fits)}
+    empty = NodeResources(there.labels, there.total, there.total)
+    never = {
+        at
+        for at, pool in enumerate(spec.pools)
+        if pending_reason([combine_needs(replica_needs(pool))], [empty], matches=fits)
+    }
     assert {number for number, _, _ in found(spec, there)} == never
 
 

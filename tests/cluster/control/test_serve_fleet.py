@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from ray.serve._private.deployment_state import DeploymentState
 
-from motley.cluster.control.pending import Node
-from motley.cluster.control.serve_fleet import _FAILED, STARTING, ServeFleet
-from motley.cluster.fleet.spec import FleetSpec
+from motley.cluster.fleet.control.backend.pending_reason import NodeResources
+from motley.cluster.fleet.control.backend.serve_backend import _FAILED, STARTING, ServeBackend
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec
 from motley.replicas.demo import demo_path
 from motley.replicas.errors import InvalidRequest
 
@@ -27,7 +27,7 @@ def told(status: str, message: str, *, placed: bool = True) -> Any:
 
 
 async def pending(status: str, message: str, **replica: bool) -> str:
-    fleet = ServeFleet("motley", lambda models: None)
+    fleet = ServeBackend("motley", lambda models: None)
     fleet._seen["cpu"] = told(status, message, **replica)
     return await fleet.pending("cpu")
 
@@ -53,13 +53,13 @@ async def test_one_that_only_takes_its_time(message: str) -> None:
 
 
 async def test_no_room_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def info(self: ServeFleet, name: str) -> Any:
+    async def info(self: ServeBackend, name: str) -> Any:
         return SimpleNamespace()
 
-    monkeypatch.setattr(ServeFleet, "_info", info)
-    monkeypatch.setattr("motley.cluster.control.serve_fleet._needs", lambda info: [])
-    monkeypatch.setattr("motley.cluster.control.serve_fleet.living_nodes", list)
-    monkeypatch.setattr("motley.cluster.control.serve_fleet.why", lambda *_: "no GPU free")
+    monkeypatch.setattr(ServeBackend, "_info", info)
+    monkeypatch.setattr("motley.cluster.fleet.control.backend.serve_backend._needs", lambda info: [])
+    monkeypatch.setattr("motley.cluster.fleet.control.backend.serve_backend.living_nodes", list)
+    monkeypatch.setattr("motley.cluster.fleet.control.backend.serve_backend.pending_reason", lambda *_: "no GPU free")
     failed = f"A replica failed to start with exception. Retrying. {TRACE}"
     assert await pending("UNHEALTHY", failed, placed=False) == "no GPU free"
 
@@ -77,21 +77,26 @@ async def test_pools_that_no_node_could_hold_are_known_where_no_node_joins(
     ]
     details = SimpleNamespace(target_num_replicas=0, replicas=[], status=SimpleNamespace(value="HEALTHY"), message="")
 
-    async def asked(self: ServeFleet, method: str, *args: Any) -> Any:
+    async def asked(self: ServeBackend, method: str, *args: Any) -> Any:
         ids = [SimpleNamespace(app_name="motley", name=name) for name in ("p0", "p1")]
         return ids if method == "list_deployment_ids" else details
 
-    async def info(self: ServeFleet, name: str) -> Any:
+    async def info(self: ServeBackend, name: str) -> Any:
         return SimpleNamespace(version="1")
 
-    monkeypatch.setattr(ServeFleet, "_asked", asked)
-    monkeypatch.setattr(ServeFleet, "_info", info)
+    monkeypatch.setattr(ServeBackend, "_asked", asked)
+    monkeypatch.setattr(ServeBackend, "_info", info)
     resources = {"CPU": 8.0, "memory": 2.0**34}
-    monkeypatch.setattr("motley.cluster.control.serve_fleet.living_nodes", lambda: [Node({}, resources, resources)])
-    fleet = ServeFleet("motley", lambda models: None, joined=joined)
+    monkeypatch.setattr(
+        "motley.cluster.fleet.control.backend.serve_backend.living_nodes",
+        lambda: [NodeResources({}, resources, resources)],
+    )
+    fleet = ServeBackend("motley", lambda models: None, joined=joined)
     for spec, homeless in zip(specs, ("p1", "p0"), strict=True):
         deployed = SimpleNamespace(fleet=spec)
-        monkeypatch.setattr("motley.cluster.control.serve_fleet.read_deployed", lambda deployed=deployed: deployed)
+        monkeypatch.setattr(
+            "motley.cluster.fleet.control.backend.serve_backend.read_deployed", lambda deployed=deployed: deployed
+        )
         await fleet.planned()
         found = {name for name, pool in (await fleet.look()).items() if not pool.placeable}
         assert found == (set() if joined else {homeless})
@@ -132,8 +137,8 @@ def test_a_roll_to_what_cannot_be_served_names_it(
 ) -> None:
     """As `motley serve` does, which asks the same."""
     deployed = SimpleNamespace(fleet=SimpleNamespace(model=str(demo_path())))
-    monkeypatch.setattr("motley.cluster.control.serve_fleet.read_deployed", lambda: deployed)
-    fleet = ServeFleet("motley", lambda models: None)
+    monkeypatch.setattr("motley.cluster.fleet.control.backend.serve_backend.read_deployed", lambda: deployed)
+    fleet = ServeBackend("motley", lambda models: None)
     fleet._check_model(str(demo_path()))
     folder = Path(shutil.copytree(demo_path(), tmp_path / "next"))
     spoil(folder)
@@ -146,10 +151,12 @@ def test_a_roll_between_models_of_which_one_has_no_tokenizer_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its tokenizer may be made from older files, and then nothing tells whether both read text alike."""
-    monkeypatch.setattr("motley.cluster.control.serve_fleet.check_servable_in_child", lambda folder: None)
+    monkeypatch.setattr(
+        "motley.cluster.fleet.control.backend.serve_backend.check_servable_in_child", lambda folder: None
+    )
     folder = Path(shutil.copytree(demo_path(), tmp_path / "served"))
     (folder / "tokenizer.json").unlink()
     deployed = SimpleNamespace(fleet=SimpleNamespace(model=str(folder)))
-    monkeypatch.setattr("motley.cluster.control.serve_fleet.read_deployed", lambda: deployed)
+    monkeypatch.setattr("motley.cluster.fleet.control.backend.serve_backend.read_deployed", lambda: deployed)
     with pytest.raises(InvalidRequest, match=r"model: served has no tokenizer\.json.*; write one"):
-        ServeFleet("motley", lambda models: None)._check_model(str(demo_path()))
+        ServeBackend("motley", lambda models: None)._check_model(str(demo_path()))

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from fake_fleet import Bench
 
-from motley.cluster.control import updating
-from motley.cluster.control.state import dump, load
-from motley.cluster.failures import Conflict, Forbidden
-from motley.cluster.weights import within
+from motley.cluster.fleet.control.backend.weight_sources import resolve_below_roots
+from motley.cluster.fleet.control.reconciler import weight_updater
+from motley.cluster.fleet.control.state.control_state import decode_state, encode_state
+from motley.cluster.service_errors import Conflict, Forbidden
 from motley.replicas.errors import InvalidRequest, NotFound, Unavailable
 from motley.replicas.updates.weight_file import WeightFile
 
@@ -109,9 +109,9 @@ async def test_a_roll_to_the_same_model_keeps_them_and_to_another_does_not() -> 
 async def test_what_was_kept_without_weights_is_read() -> None:
     """By a service that began before there were any."""
     bench = Bench(1)
-    kept = json.loads(dump(bench.plane.state))
+    kept = json.loads(encode_state(bench.plane.state))
     del kept["pools"]["cpu"]["weights"]
-    assert load(json.dumps(kept).encode()) == bench.plane.state
+    assert decode_state(json.dumps(kept).encode()) == bench.plane.state
 
 
 def test_paths_that_may_be_read(tmp_path: Path) -> None:
@@ -120,16 +120,16 @@ def test_paths_that_may_be_read(tmp_path: Path) -> None:
     outside.mkdir()
     (outside / "file").touch()
     (inside / "link").symlink_to(outside / "file")
-    assert within(str(inside / "file"), [inside]) == inside / "file"
-    assert within(str(inside / ".." / "in" / "file"), [inside]) == inside / "file"
+    assert resolve_below_roots(str(inside / "file"), [inside]) == inside / "file"
+    assert resolve_below_roots(str(inside / ".." / "in" / "file"), [inside]) == inside / "file"
     for path in (outside / "file", inside / "link", inside / ".." / "out" / "file", Path(f"{inside}side/file")):
         with pytest.raises(Forbidden):
-            within(str(path), [inside])
+            resolve_below_roots(str(path), [inside])
     with pytest.raises(Forbidden, match="names none"):
-        within(str(inside / "file"), [])
+        resolve_below_roots(str(inside / "file"), [])
     for wrong in ("", "file", "/in\n/file", "/\0"):
         with pytest.raises(InvalidRequest, match="absolute"):
-            within(wrong, [inside])
+            resolve_below_roots(wrong, [inside])
 
 
 async def begun(bench: Bench, path: str) -> asyncio.Task[None]:
@@ -208,7 +208,7 @@ async def test_what_failed_everywhere_is_given_back() -> None:
 
 async def test_replicas_are_asked_until_it_is_known_what_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """One answer was lost on its way, and the fleet does not answer for a while."""
-    monkeypatch.setattr(updating, "AGAIN_S", 0.001)
+    monkeypatch.setattr(weight_updater, "RETRY_S", 0.001)
     bench = Bench(1)
     await bench.steps()
     bench.fleet.silent = set(bench.fleet.replicas("cpu"))
@@ -235,6 +235,6 @@ async def test_a_number_with_other_contents_is_no_success() -> None:
 
 
 async def test_what_was_kept_before_there_were_such_is_read() -> None:
-    kept = json.loads(dump(Bench(1).plane.state))
+    kept = json.loads(encode_state(Bench(1).plane.state))
     del kept["updates"]
-    assert load(json.dumps(kept).encode()).updates == {}
+    assert decode_state(json.dumps(kept).encode()).updates == {}

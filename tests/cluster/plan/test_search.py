@@ -7,24 +7,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.cli.app import run
-from motley.cluster.plan import report as reports
-from motley.cluster.plan.search import Asked, Offer, guess, search
-from motley.cluster.plan.trace import synthetic
-from motley.cluster.routing.predict import Slo
-from motley.cluster.simulation.fleet import find_model_shape, fleet
-from motley.cluster.simulation.measure import measured
+from motley.cluster.fleet.plan import plan_report as reports
+from motley.cluster.fleet.plan.plan_search import GpuOffer, PlanRequest, guess_mix, search_cheapest_mix
+from motley.cluster.fleet.plan.request_trace import synthetic_trace
+from motley.cluster.routing.prediction.latency_model import Slo
+from motley.cluster.simulation.fleet_simulation import simulate
 from motley.cluster.simulation.motley_router import MotleyRouter
-from motley.cluster.simulation.simulate import simulate
+from motley.cluster.simulation.simulated_fleet import find_model_shape, simulated_fleet
+from motley.cluster.simulation.simulation_metrics import measure_outcome
 from motley.replicas.errors import InvalidRequest
 from motley.replicas.types import PROFILED_BATCH_SIZES
 
 MODEL = find_model_shape("qwen2.5-7b")
-OFFERS = (Offer("T4", 0.4), Offer("A10", 0.75))  # prices are only made up
+OFFERS = (GpuOffer("T4", 0.4), GpuOffer("A10", 0.75))  # prices are only made up
 
 
 def asked(rate, requests=100, **fields):
-    given = {"trace": synthetic("synthetic", rate, requests, 1), "offers": OFFERS, "model": MODEL, "slo": Slo(3.0, 0.1)}
-    return Asked(**given | fields)
+    given = {
+        "trace": synthetic_trace("synthetic", rate, requests, 1),
+        "offers": OFFERS,
+        "model": MODEL,
+        "slo": Slo(3.0, 0.1),
+    }
+    return PlanRequest(**given | fields)
 
 
 def cost(mix):
@@ -34,14 +39,14 @@ def cost(mix):
 @settings(derandomize=True, max_examples=30, deadline=None)
 @given(st.floats(0.5, 100.0), st.floats(1.0, 5.0))
 def test_more_load_is_never_reckoned_cheaper(rate, by):
-    trace = synthetic("synthetic", 1.0, 100, 1)
+    trace = synthetic_trace("synthetic", 1.0, 100, 1)
     one = asked(1.0, trace=trace)
-    assert cost(guess(one, rate)) <= cost(guess(one, rate * by)) + 1e-9
+    assert cost(guess_mix(one, rate)) <= cost(guess_mix(one, rate * by)) + 1e-9
 
 
 @pytest.fixture(scope="module")
 def plans():
-    return {rate: search(asked(rate, tries=10)) for rate in (2.0, 8.0)}
+    return {rate: search_cheapest_mix(asked(rate, tries=10)) for rate in (2.0, 8.0)}
 
 
 def test_more_load_is_never_found_cheaper(plans):
@@ -54,31 +59,31 @@ def test_what_it_claims_is_what_a_simulation_gives(plans):
     assert not any(each.share >= 0.95 for each in tried if each.cost < chosen.cost)
     assert [each.cost for each in tried] == sorted(each.cost for each in tried)
     text = "+".join(f"{n}*{offer.gpu}" for n, offer in zip(chosen.mix, OFFERS, strict=True) if n)
-    replicas, one = fleet(text, MODEL, 0, hidden=0.0), asked(8.0)
+    replicas, one = simulated_fleet(text, MODEL, 0, hidden=0.0), asked(8.0)
     outcome = simulate(replicas, one.trace.arrivals, [MotleyRouter(replicas, one.slo, 0)], 0)
-    again = measured(outcome, one.slo, 0.0, one.trace.seconds)
+    again = measure_outcome(outcome, one.slo, 0.0, one.trace.seconds)
     assert again == chosen.measured
     assert chosen.share == again.goodput / again.offered
 
 
 def test_the_same_seed_plans_the_same(plans):
-    assert search(asked(2.0, tries=10)) == plans[2.0]
+    assert search_cheapest_mix(asked(2.0, tries=10)) == plans[2.0]
 
 
 def test_objectives_that_no_gpu_holds_are_refused_and_too_few_tries_find_nothing():
     with pytest.raises(InvalidRequest, match=r"none of T4, A10 holds ttft=3, tpot=0\.001"):
-        search(asked(2.0, slo=Slo(3.0, 0.001)))
-    chosen, tried = search(asked(8.0, tries=1, share=1.0, slo=Slo(0.3, 0.05)))
+        search_cheapest_mix(asked(2.0, slo=Slo(3.0, 0.001)))
+    chosen, tried = search_cheapest_mix(asked(8.0, tries=1, share=1.0, slo=Slo(0.3, 0.05)))
     assert chosen is None
     assert len(tried) == 1
 
 
 def test_the_report_says_what_is_simulated_and_whose_prices_they_are(plans):
     chosen, tried = plans[2.0]
-    report = reports.report(asked(2.0), chosen, tried, prices="made-up examples")
+    report = reports.plan_report(asked(2.0), chosen, tried, prices="made-up examples")
     assert report["source"] == "simulated"
     assert [row["chosen"] for row in report["rows"]].count(True) == 1
-    chart = reports.svg(report)
+    chart = reports.plan_svg(report)
     assert "simulated" in chart
     assert "made-up examples" in chart
     assert chart.count("<circle") == len(tried)

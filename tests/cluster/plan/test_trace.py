@@ -2,8 +2,8 @@
 
 import pytest
 
-from motley.cluster.plan.trace import busiest, paced, read, synthetic
-from motley.cluster.simulation.traffic import block_hashes
+from motley.cluster.fleet.plan.request_trace import busiest_window, read_trace, rescale_trace, synthetic_trace
+from motley.cluster.simulation.traffic import arrival_block_hashes
 from motley.replicas.errors import InvalidRequest
 
 MOONCAKE = """{"timestamp": 1000, "input_length": 1100, "output_length": 20, "hash_ids": [7, 8, 9]}
@@ -26,7 +26,7 @@ BURST = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 def reading(tmp_path, text):
     path = tmp_path / "trace"
     path.write_text(text)
-    return read(path)
+    return read_trace(path)
 
 
 def test_mooncakes_requests_share_the_blocks_whose_ids_they_share(tmp_path):
@@ -35,7 +35,7 @@ def test_mooncakes_requests_share_the_blocks_whose_ids_they_share(tmp_path):
     assert [(each.at_s, each.prompt_tokens, each.output_tokens) for each in trace.arrivals] == [
         (0.0, 1100, 20), (2.0, 1030, 1),
     ]  # fmt: skip
-    one, two = map(block_hashes, trace.arrivals)
+    one, two = map(arrival_block_hashes, trace.arrivals)
     assert (len(one), len(two)) == (68, 64)
     assert one[:64] == two
     assert len(set(one)) == 68
@@ -47,7 +47,7 @@ def test_azures_times_have_seven_digits(tmp_path):
     assert [each.prompt_tokens for each in trace.arrivals] == [374, 396, 879]
     assert [each.output_tokens for each in trace.arrivals] == [44, 109, 55]
     assert [each.at_s for each in trace.arrivals] == pytest.approx([0, 0.052, 2.0], abs=1e-5)
-    assert len({hashed for each in trace.arrivals for hashed in block_hashes(each)}) == 23 + 24 + 54
+    assert len({hashed for each in trace.arrivals for hashed in arrival_block_hashes(each)}) == 23 + 24 + 54
 
 
 def test_burstgpts_failures_are_left_out_and_counted(tmp_path):
@@ -91,28 +91,28 @@ def test_what_is_wrong_is_named_with_its_line_and_field(tmp_path, text, said):
 
 def test_a_file_that_is_not_there_or_no_text_is_told(tmp_path):
     with pytest.raises(InvalidRequest, match="No such file"):
-        read(tmp_path / "none")
+        read_trace(tmp_path / "none")
     (tmp_path / "binary").write_bytes(b"{\xff\xfe")
     with pytest.raises(InvalidRequest, match="no text"):
-        read(tmp_path / "binary")
+        read_trace(tmp_path / "binary")
 
 
 def test_the_busiest_part_is_taken_and_a_rate_is_met(tmp_path):
     rows = [f"2023-11-16 18:{minute:02}:00,100,10" for minute in range(10)]
     rows[5:5] = [f"2023-11-16 18:04:{second:02},200,10" for second in range(10, 20)]
     trace = reading(tmp_path, "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
-    part = busiest(trace, 6)
+    part = busiest_window(trace, 6)
     assert {each.prompt_tokens for each in part.arrivals} == {200}
     assert part.arrivals[0].at_s == 0
-    assert busiest(trace, 1000) is trace
-    fast = paced(trace, 12.5)
+    assert busiest_window(trace, 1000) is trace
+    fast = rescale_trace(trace, 12.5)
     assert fast.rate == pytest.approx(12.5)
     assert [each.prompt_tokens for each in fast.arrivals] == [each.prompt_tokens for each in trace.arrivals]
 
 
 def test_a_synthetic_trace_is_the_same_for_the_same_seed():
-    one = synthetic("synthetic", 4.0, 100, 3)
+    one = synthetic_trace("synthetic", 4.0, 100, 3)
     assert (len(one.arrivals), one.rate) == (100, pytest.approx(4.0))
-    assert one == synthetic("synthetic", 4.0, 100, 3)
-    assert one != synthetic("synthetic", 4.0, 100, 4)
-    assert any(each.prefix[1] for each in synthetic("synthetic-reuse", 4.0, 100, 3).arrivals)
+    assert one == synthetic_trace("synthetic", 4.0, 100, 3)
+    assert one != synthetic_trace("synthetic", 4.0, 100, 4)
+    assert any(each.prefix[1] for each in synthetic_trace("synthetic-reuse", 4.0, 100, 3).arrivals)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.cluster.routing.predict import PROFILED_BATCH_SIZES, Slo, Speed
-from motley.cluster.scaling.capacity import Load, carried
-from motley.cluster.scaling.forecast import Forecast
-from motley.cluster.scaling.policies import POLICIES, policy_named
-from motley.cluster.scaling.state import Observed, PoolState
+from motley.cluster.fleet.scaling.policy_registry import POLICIES, create_policy
+from motley.cluster.fleet.scaling.rate_forecast import RateForecast
+from motley.cluster.fleet.scaling.replica_capacity import OfferedLoad, carried_share
+from motley.cluster.fleet.scaling.scaling_policy import FleetObservation, PoolObservation
+from motley.cluster.routing.prediction.latency_model import PROFILED_BATCH_SIZES, ReplicaSpeed, Slo
 from motley.replicas.errors import InvalidRequest
 
 SLO = Slo(3.0, 0.1)
@@ -21,7 +21,7 @@ law = settings(derandomize=True, max_examples=40, deadline=None)
 
 
 def a_speed(factor=1.0):
-    return Speed(
+    return ReplicaSpeed(
         prefill_tokens_per_s=4000 * factor,
         decode_s=tuple((0.010 + 0.0003 * batch) / factor for batch in PROFILED_BATCH_SIZES), context_s=1e-8 / factor,
         chunk=512, max_running=64, kv_tokens=200_000,
@@ -30,7 +30,7 @@ def a_speed(factor=1.0):
 
 def a_pool(name, factor=1.0, cost=1.0, minimum=0, maximum=8, target=0, cold_start_s=60.0, **fields):
     state = {"ready": target, "starting": 0, "speed": a_speed(factor)} | fields
-    return PoolState(name, minimum, maximum, target, cost_per_hour=cost, cold_start_s=cold_start_s, **state)
+    return PoolObservation(name, minimum, maximum, target, cost_per_hour=cost, cold_start_s=cold_start_s, **state)
 
 
 SMALL, LARGE = a_pool("small", 0.5, 0.4, maximum=12), a_pool("large", 3.0, 1.9)
@@ -82,19 +82,19 @@ class Stage:
         return {name: pool.target for name, pool in self.pools.items()}
 
     def share(self, rate, only_ready=True):
-        load = Load(rate, rate * 500, rate * 150)
+        load = OfferedLoad(rate, rate * 500, rate * 150)
         return sum(
-            (pool.ready if only_ready else pool.target) * carried(pool.speed, SLO, load)
+            (pool.ready if only_ready else pool.target) * carried_share(pool.speed, SLO, load)
             for pool in self.pools.values() if pool.speed
         )  # fmt: skip
 
 
 def policy_decides(policy, now, pools, rate, prompt, output, **fields):
-    return policy.decide(Observed(now, tuple(pools), rate, rate * prompt, rate * output, **fields))
+    return policy.decide(FleetObservation(now, tuple(pools), rate, rate * prompt, rate * output, **fields))
 
 
 def slo_stage(*pools, never=(), **settings):
-    return Stage(policy_named("slo", SLO, **settings), pools or (SMALL, LARGE), never=never)
+    return Stage(create_policy("slo", SLO, **settings), pools or (SMALL, LARGE), never=never)
 
 
 pools = st.lists(
@@ -115,7 +115,7 @@ pools = st.lists(
 def test_targets_are_within_bounds_and_the_same_for_the_same(name, some, rates, data):
     unknown = data.draw(st.sets(st.integers(0, 3)))
     some = [replace(pool, speed=None) if at in unknown else pool for at, pool in enumerate(some)]
-    one, two = (Stage(policy_named(name, SLO), some) for _ in range(2))
+    one, two = (Stage(create_policy(name, SLO), some) for _ in range(2))
     for rate in rates:
         held = data.draw(st.integers(0, 3))
         assert one.look(rate, held=held) == two.look(rate, held=held)  # `look` checks the bounds
@@ -125,7 +125,7 @@ def test_targets_are_within_bounds_and_the_same_for_the_same(name, some, rates, 
 @given(st.sampled_from(["queue", "slo"]), pools, st.floats(0.0, 60.0))
 def test_a_constant_demand_comes_to_rest(name, some, rate):
     some = [replace(pool, queued_tokens=0, waiting=0) for pool in some]
-    stage = Stage(policy_named(name, SLO), some).run(1800, rate)
+    stage = Stage(create_policy(name, SLO), some).run(1800, rate)
     rested = len(stage.said)
     stage.run(1800, rate)
     assert len(stage.said) == rested
@@ -180,7 +180,7 @@ def test_a_rise_is_provided_for_before_it_is_there():
 
 
 def test_a_forecast_takes_a_trend_for_one_and_neither_a_burst_nor_a_fall():
-    steady, burst, rising, falling = Forecast(), Forecast(), Forecast(), Forecast()
+    steady, burst, rising, falling = RateForecast(), RateForecast(), RateForecast(), RateForecast()
     for look in range(36):
         steady.saw(5.0 * look, 10.0)
         burst.saw(5.0 * look, 60.0 if 20 <= look < 23 else 10.0)
@@ -210,7 +210,7 @@ def test_what_is_held_gets_the_replica_that_is_up_soonest():
     slow, quick = replace(SMALL, cold_start_s=300.0), replace(LARGE, cold_start_s=20.0)
     (target,) = slo_stage(slow, quick).look(0.0, held=3)
     assert target.pool == "large"
-    (target,) = Stage(policy_named("queue", SLO), (slow, quick)).look(0.0, held=3)
+    (target,) = Stage(create_policy("queue", SLO), (slow, quick)).look(0.0, held=3)
     assert target.pool == "large"
     # A class that cannot hold the objectives is not the one, however soon it is up.
     useless = a_pool("useless", 0.001, 0.01, cold_start_s=1.0)
@@ -222,7 +222,7 @@ GPU, P40 = a_pool("gpu", cost=0.1, maximum=1, cold_start_s=1.0), a_pool("p40", c
 
 @pytest.mark.parametrize("name", ["queue", "slo"])
 def test_what_is_held_gets_another_replica_if_the_first_does_not_come(name):
-    stage = Stage(policy_named(name, SLO), (GPU, P40), never=("gpu",)).run(60, 0.0, held=1)
+    stage = Stage(create_policy(name, SLO), (GPU, P40), never=("gpu",)).run(60, 0.0, held=1)
     assert stage.targets == {"gpu": 1, "p40": 0}, "the one that is up soonest"
     stage.run(60, 0.0, held=1)
     assert stage.targets == {"gpu": 1, "p40": 1}, "and the first may still come"
@@ -233,14 +233,14 @@ def test_what_is_held_gets_another_replica_if_the_first_does_not_come(name):
 def test_what_is_held_waits_for_no_pool_that_cannot_be_placed(name):
     homeless = replace(GPU, placeable=False)
     for target in (0, 1):  # as an operator may have set it
-        stage = Stage(policy_named(name, SLO), (replace(homeless, target=target, starting=target, ready=0), P40))
+        stage = Stage(create_policy(name, SLO), (replace(homeless, target=target, starting=target, ready=0), P40))
         stage.never = ("gpu",)
         assert [(each.pool, each.replicas) for each in stage.look(0.0, held=1)] == [("p40", 1)]
         stage.run(600, 0.0, held=1)
         assert stage.targets == {"gpu": target, "p40": 1}
-    stage = Stage(policy_named(name, SLO), (homeless,), never=("gpu",)).run(600, 0.0, held=1)
+    stage = Stage(create_policy(name, SLO), (homeless,), never=("gpu",)).run(600, 0.0, held=1)
     assert stage.targets == {"gpu": 1}, "where there is no other it is wanted, so that its reason is told"
-    stage = Stage(policy_named(name, SLO), (homeless, replace(P40, maximum=0)), never=("gpu",)).run(600, 0.0, held=1)
+    stage = Stage(create_policy(name, SLO), (homeless, replace(P40, maximum=0)), never=("gpu",)).run(600, 0.0, held=1)
     assert stage.targets == {"gpu": 1, "p40": 0}, "nor where no other is allowed any"
 
 
@@ -282,9 +282,10 @@ def test_a_class_nobody_knows_is_tried_when_the_others_do_not_suffice():
 @given(st.floats(0.5, 40.0), st.floats(50.0, 2000.0), st.floats(0.0, 0.99), st.floats(0.0, 0.99))
 def test_what_caches_hold_is_never_more_work(requests, prompt, one, other):
     some, more = (
-        Load(requests, requests * prompt, requests * 150.0, hit * requests * prompt) for hit in sorted((one, other))
+        OfferedLoad(requests, requests * prompt, requests * 150.0, hit * requests * prompt)
+        for hit in sorted((one, other))
     )
-    assert carried(a_speed(), SLO, more) >= carried(a_speed(), SLO, some)
+    assert carried_share(a_speed(), SLO, more) >= carried_share(a_speed(), SLO, some)
 
 
 @pytest.mark.parametrize("requests", [5e-324, 1e-300, 1e-12, 1e-6])
@@ -292,12 +293,14 @@ def test_what_caches_hold_is_never_more_work(requests, prompt, one, other):
 def test_next_to_nothing_is_carried_with_room_to_spare(requests, chunk):
     """Demand dies away by halves, to numbers that nothing can be divided by. No chunk of 32 has room for 64."""
     with np.errstate(all="raise", under="ignore"):
-        share = carried(replace(a_speed(), chunk=chunk), SLO, Load(requests, 500 * requests, 100 * requests))
+        share = carried_share(
+            replace(a_speed(), chunk=chunk), SLO, OfferedLoad(requests, 500 * requests, 100 * requests)
+        )
     assert 1e3 < share < np.inf
 
 
 def test_between_two_changes_to_fewer_the_cooldown_passes():
-    stage = Stage(policy_named("slo", SLO, settle_s=20.0, cooldown_s=100.0), [a_pool("one", target=8)])
+    stage = Stage(create_policy("slo", SLO, settle_s=20.0, cooldown_s=100.0), [a_pool("one", target=8)])
     stage.run(900.0, lambda now: 20.0 * 0.97 ** (now / LOOK_S))
     at = [now for now, _ in stage.said]
     assert at[:3] == [100.0, 200.0, 300.0], "as soon as it has passed, while less and less is asked for"
@@ -305,7 +308,7 @@ def test_between_two_changes_to_fewer_the_cooldown_passes():
 
 def test_what_caches_held_once_is_not_counted_on_when_replicas_are_to_go():
     def looked(hits, looks):
-        stage = Stage(policy_named("slo", SLO, settle_s=100.0, cooldown_s=0.0), [a_pool("one", target=8)])
+        stage = Stage(create_policy("slo", SLO, settle_s=100.0, cooldown_s=0.0), [a_pool("one", target=8)])
         for turn in range(looks):
             stage.look(12.0, 2000.0, cached_tokens_per_s=(0.0, hits)[turn > 0] * 12.0 * 2000.0)
         return stage.pools["one"].target
@@ -316,7 +319,7 @@ def test_what_caches_held_once_is_not_counted_on_when_replicas_are_to_go():
 
 def test_a_queue_policy_keeps_what_runs_and_waits_near_its_target():
     pool = a_pool("one", maximum=10, target=2)
-    stage = Stage(policy_named("queue", SLO, running=10, queued_tokens=1000), [replace(pool, running=22)])
+    stage = Stage(create_policy("queue", SLO, running=10, queued_tokens=1000), [replace(pool, running=22)])
     assert stage.look(5.0) == ()  # 11 each
     stage.pools["one"] = replace(pool, running=30, waiting=12)
     (target,) = stage.look(5.0)
@@ -327,7 +330,7 @@ def test_a_queue_policy_keeps_what_runs_and_waits_near_its_target():
 
 
 def test_a_fixed_fleet_is_what_it_was_set_to():
-    stage = Stage(policy_named("fixed", SLO, replicas={"small": 3, "large": 99}), (SMALL, LARGE))
+    stage = Stage(create_policy("fixed", SLO, replicas={"small": 3, "large": 99}), (SMALL, LARGE))
     stage.run(20, 1000.0, held=5)
     assert stage.targets == {"small": 3, "large": 8}
     assert len(stage.said) == 2
@@ -344,5 +347,5 @@ def test_a_fixed_fleet_is_what_it_was_set_to():
 )  # fmt: skip
 def test_a_wrong_setting_is_named(name, given, field):
     with pytest.raises(InvalidRequest) as error:
-        policy_named(name, SLO, **given)
+        create_policy(name, SLO, **given)
     assert error.value.param == field

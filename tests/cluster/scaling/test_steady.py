@@ -9,15 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.cluster.routing.predict import PROFILED_BATCH_SIZES, Slo, Speed
-from motley.cluster.scaling.forecast import Forecast
-from motley.cluster.scaling.policies import policy_named
-from motley.cluster.scaling.state import Observed, PoolState, Target
-from motley.cluster.scaling.steady import MAX_STEP_S, Idle, Latest, LeftTargets, ObservedTime
+from motley.cluster.fleet.scaling.policy_registry import create_policy
+from motley.cluster.fleet.scaling.rate_forecast import RateForecast
+from motley.cluster.fleet.scaling.scaling_hysteresis import (
+    MAX_STEP_S,
+    ExternalScalingDetector,
+    IdleTimer,
+    ObservedTime,
+    SlidingMaximum,
+)
+from motley.cluster.fleet.scaling.scaling_policy import FleetObservation, PoolObservation, ReplicaTarget
+from motley.cluster.routing.prediction.latency_model import PROFILED_BATCH_SIZES, ReplicaSpeed, Slo
 
 SLO = Slo(3.0, 0.1)
 SETTLE_S, IDLE_S = 120.0, 200.0
-SPEED = Speed(
+SPEED = ReplicaSpeed(
     prefill_tokens_per_s=4000.0, decode_s=tuple(0.010 + 0.0003 * batch for batch in PROFILED_BATCH_SIZES),
     context_s=1e-8, chunk=512, max_running=64, kv_tokens=200_000,
 )  # fmt: skip
@@ -37,7 +43,7 @@ class Stage:
     minimum: int = 0
     now: float = 1e9
     observed_s: float = 0.0
-    said: list[tuple[float, Target]] = field(default_factory=list)
+    said: list[tuple[float, ReplicaTarget]] = field(default_factory=list)
     started: bool = False
 
     def __post_init__(self) -> None:
@@ -45,24 +51,24 @@ class Stage:
 
     def restart(self) -> None:
         """Another process of the control plane, or another policy."""
-        self.policy = policy_named(self.name, SLO, **POLICIES[self.name])
+        self.policy = create_policy(self.name, SLO, **POLICIES[self.name])
         self.started = False
 
-    def look(self, step_s: float = 5.0, *, busy: int = 1) -> Target | None:
+    def look(self, step_s: float = 5.0, *, busy: int = 1) -> ReplicaTarget | None:
         """After `step_s`: what was decided."""
         self.now += step_s
         self.observed_s += min(max(step_s, 0.0), MAX_STEP_S) if self.started else 0.0
         self.started = True
-        pool = PoolState(
+        pool = PoolObservation(
             "one", self.minimum, 20, self.target, self.target, 0, SPEED, 1.0, 5.0, running=busy, waiting=0
         )  # fmt: skip
-        told = self.policy.decide(Observed(self.now, (pool,), 0.2 * busy, 20.0 * busy, 10.0 * busy))
+        told = self.policy.decide(FleetObservation(self.now, (pool,), 0.2 * busy, 20.0 * busy, 10.0 * busy))
         for one in told:
             self.said.append((self.observed_s, one))
             self.target = one.replicas
         return told[0] if told else None
 
-    def looks(self, seconds: float, step_s: float = 5.0, *, busy: int = 1) -> Target | None:
+    def looks(self, seconds: float, step_s: float = 5.0, *, busy: int = 1) -> ReplicaTarget | None:
         """Until something is decided, or the time is over."""
         until = self.now + seconds
         while self.now < until:
@@ -132,12 +138,12 @@ def test_bounds_that_allow_fewer_are_taken_up_at_once_where_it_has_been_observed
 
 
 def test_a_pool_that_comes_again_is_new() -> None:
-    policy = policy_named("queue", SLO, **POLICIES["queue"])
-    pool = PoolState("one", 0, 20, 3, 3, 0, SPEED, 1.0, 5.0, running=1)
+    policy = create_policy("queue", SLO, **POLICIES["queue"])
+    pool = PoolObservation("one", 0, 20, 3, 3, 0, SPEED, 1.0, 5.0, running=1)
     other = replace(pool, name="other", minimum=3)
     for look in range(100):
         there = (other, pool) if look < 10 or look > 80 else (other,)
-        assert policy.decide(Observed(5.0 * look, there, 1.0, 100.0, 10.0)) == ()
+        assert policy.decide(FleetObservation(5.0 * look, there, 1.0, 100.0, 10.0)) == ()
 
 
 steps = st.one_of(st.floats(0.5, 10.0), st.floats(-50.0, 4000.0))
@@ -179,7 +185,7 @@ def test_whatever_comes_fewer_are_wanted_only_of_what_was_observed(
 @law
 @given(st.lists(st.tuples(steps, st.floats(0, 10)), min_size=1, max_size=60), st.floats(1, 100))
 def test_the_highest_is_that_of_the_time_that_is_told(looks: Iterable[tuple[float, float]], span_s: float) -> None:
-    time, latest = ObservedTime(), Latest(span_s)
+    time, latest = ObservedTime(), SlidingMaximum(span_s)
     clock, seen = 0.0, []
     for step_s, value in looks:
         clock += step_s
@@ -190,20 +196,20 @@ def test_the_highest_is_that_of_the_time_that_is_told(looks: Iterable[tuple[floa
 
 
 def test_nothing_is_settled_before_it_has_been_seen() -> None:
-    latest = Latest(0.0)
+    latest = SlidingMaximum(0.0)
     assert not latest.settled
     assert latest.saw(5.0, 3.0) == 3.0
     assert latest.saw(6.0, 1.0) == 1.0
     assert latest.settled, "of no time"
-    latest.begin_anew()
+    latest.reset()
     assert not latest.settled
 
 
 def test_targets_that_a_policy_has_left_are_no_changes_of_others() -> None:
-    left = LeftTargets()
-    pools = [PoolState(name, 0, 9, 2, 2, 0, None, 1.0, 5.0) for name in ("a", "b")]
+    left = ExternalScalingDetector()
+    pools = [PoolObservation(name, 0, 9, 2, 2, 0, None, 1.0, 5.0) for name in ("a", "b")]
     assert left.changed_by_others(pools) == {"a", "b"}
-    left.leave(pools, [Target("a", 3, "more")])
+    left.leave(pools, [ReplicaTarget("a", 3, "more")])
     assert left.changed_by_others([replace(pools[0], target=3), pools[1]]) == set()
     assert left.changed_by_others([replace(pools[0], target=1), pools[1]]) == {"a"}
     left.leave(pools[1:], [])
@@ -211,15 +217,15 @@ def test_targets_that_a_policy_has_left_are_no_changes_of_others() -> None:
 
 
 def test_idleness_is_counted_from_the_first_look() -> None:
-    idle, empty = Idle(), Observed(50.0, (), 0.0, 0.0, 0.0)
+    idle, empty = IdleTimer(), FleetObservation(50.0, (), 0.0, 0.0, 0.0)
     assert idle.saw(empty) == 0.0
     assert idle.saw(replace(empty, now=60.0)) == 10.0
-    idle.begin_anew()
+    idle.reset()
     assert idle.saw(replace(empty, now=70.0)) == 0.0
 
 
 def test_a_forecast_that_is_told_twice_of_one_moment_takes_the_later() -> None:
-    forecast = Forecast()
+    forecast = RateForecast()
     for at, rate in ((0.0, 1.0), (0.0, 5.0), (5.0, 7.0), (5.0, 9.0), (10.0, 11.0), (15.0, 13.0), (20.0, 15.0)):
         forecast.saw(at, rate)
         assert forecast.after(60.0) >= forecast.recent

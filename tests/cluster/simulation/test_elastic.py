@@ -2,13 +2,13 @@
 
 import pytest
 
-from motley.cluster.routing.predict import Slo
-from motley.cluster.scaling.policies import policy_named
-from motley.cluster.scaling.state import Target
-from motley.cluster.simulation.elastic import SimulatedPool, simulate_scaled
-from motley.cluster.simulation.fleet import find_model_shape
-from motley.cluster.simulation.measure import measured
-from motley.cluster.simulation.traffic import arrivals, thinned
+from motley.cluster.fleet.scaling.policy_registry import create_policy
+from motley.cluster.fleet.scaling.scaling_policy import ReplicaTarget
+from motley.cluster.fleet.scaling.scaling_simulation import SimulatedPool, simulate_scaling
+from motley.cluster.routing.prediction.latency_model import Slo
+from motley.cluster.simulation.simulated_fleet import find_model_shape
+from motley.cluster.simulation.simulation_metrics import measure_outcome
+from motley.cluster.simulation.traffic import poisson_arrivals, thin_arrivals
 
 SLO = Slo(3.0, 0.1)
 MODEL = find_model_shape("qwen2.5-7b")
@@ -25,8 +25,8 @@ def a_run(policy, *, initial=0, minimum=0, cold_start_s=40.0, seconds=SECONDS):
         SimulatedPool("T4", minimum, 6, initial, 0.4, cold_start_s),  # prices are only made up
         SimulatedPool("A10", 0, 4, 0, 0.75, cold_start_s),
     ]
-    traffic = list(thinned(arrivals(PEAK, seconds, 1), share, 1))
-    scaled = simulate_scaled(pools, MODEL, traffic, policy, SLO, 3)
+    traffic = list(thin_arrivals(poisson_arrivals(PEAK, seconds, 1), share, 1))
+    scaled = simulate_scaling(pools, MODEL, traffic, policy, SLO, 3)
     assert len(scaled.outcome.jobs) == len(traffic)
     for job, taken in zip(scaled.outcome.jobs, scaled.outcome.replicas, strict=True):
         assert (job.done_s is None) == (taken is None)  # whatever was taken has ended, drained or not
@@ -34,19 +34,19 @@ def a_run(policy, *, initial=0, minimum=0, cold_start_s=40.0, seconds=SECONDS):
 
 
 def good(scaled):
-    found = measured(scaled.outcome, SLO, 60.0, SECONDS)
+    found = measure_outcome(scaled.outcome, SLO, 60.0, SECONDS)
     return found.goodput / found.offered
 
 
 @pytest.fixture(scope="module")
 def followed():
-    return a_run(policy_named("slo", SLO, settle_s=90.0), initial=1, minimum=1)
+    return a_run(create_policy("slo", SLO, settle_s=90.0), initial=1, minimum=1)
 
 
 def test_the_objectives_hold_through_a_rise_at_less_than_the_peak_costs(followed):
     """They hold where 95% of the requests are in time, which is what `slo` reckons with."""
-    peak = a_run(policy_named("fixed", SLO, replicas={"T4": 0, "A10": 3}), minimum=0)
-    mean = a_run(policy_named("fixed", SLO, replicas={"T4": 2, "A10": 0}), minimum=0)
+    peak = a_run(create_policy("fixed", SLO, replicas={"T4": 0, "A10": 3}), minimum=0)
+    mean = a_run(create_policy("fixed", SLO, replicas={"T4": 2, "A10": 0}), minimum=0)
     assert good(followed) > 0.95
     assert good(peak) > 0.95
     assert good(mean) < 0.9
@@ -61,7 +61,7 @@ def test_it_goes_up_and_comes_down_again_and_loses_nothing(followed):
 
 
 def test_requests_before_there_is_a_replica_are_held_and_then_served():
-    scaled = a_run(policy_named("slo", SLO, settle_s=90.0), seconds=90.0)
+    scaled = a_run(create_policy("slo", SLO, settle_s=90.0), seconds=90.0)
     early = [
         (job, taken)
         for job, taken in zip(scaled.outcome.jobs, scaled.outcome.replicas, strict=True)
@@ -80,7 +80,8 @@ class UpAndDown:
     def decide(self, observed):
         number = int(observed.now // 5)
         return tuple(
-            Target(pool.name, (number * 7 + 3 * at) % (pool.maximum + 1), "") for at, pool in enumerate(observed.pools)
+            ReplicaTarget(pool.name, (number * 7 + 3 * at) % (pool.maximum + 1), "")
+            for at, pool in enumerate(observed.pools)
         )
 
 

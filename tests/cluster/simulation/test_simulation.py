@@ -2,15 +2,15 @@
 
 import pytest
 
-from motley.cluster.routing.predict import Slo
-from motley.cluster.simulation.baselines import BASELINES
-from motley.cluster.simulation.bench import MOTLEY, TOLD, Plan, Size, kept, run, text
-from motley.cluster.simulation.fleet import find_model_shape, fleet
-from motley.cluster.simulation.measure import measured
+from motley.cluster.routing.prediction.latency_model import Slo
+from motley.cluster.simulation.baseline_routers import BASELINES
+from motley.cluster.simulation.bench import MOTLEY, TOLD, RoutingBenchPlan, SimulationSize, merge_reports, run, text
+from motley.cluster.simulation.fleet_simulation import simulate
 from motley.cluster.simulation.motley_router import MotleyRouter
-from motley.cluster.simulation.optimum import buckets, capacity, optimum
-from motley.cluster.simulation.simulate import simulate
-from motley.cluster.simulation.traffic import HIGH_REUSE, LOW_REUSE, arrivals, block_hashes
+from motley.cluster.simulation.optimum import capacity, length_buckets, optimum
+from motley.cluster.simulation.simulated_fleet import find_model_shape, simulated_fleet
+from motley.cluster.simulation.simulation_metrics import measure_outcome
+from motley.cluster.simulation.traffic import HIGH_REUSE, LOW_REUSE, arrival_block_hashes, poisson_arrivals
 from motley.replicas.errors import InvalidRequest
 
 SLO = Slo(3.0, 0.1)
@@ -19,9 +19,9 @@ SMALL = "P40+T4+A10"
 
 
 def a_run(name, rate=6.0, seconds=20.0, seed=3, reuse=LOW_REUSE):
-    replicas = fleet(SMALL, MODEL, 1)
+    replicas = simulated_fleet(SMALL, MODEL, 1)
     make = (lambda s: MotleyRouter(replicas, SLO, s)) if name == MOTLEY else lambda s: BASELINES[name](replicas, s)
-    traffic = list(arrivals(rate, seconds, seed, reuse=reuse))
+    traffic = list(poisson_arrivals(rate, seconds, seed, reuse=reuse))
     return replicas, traffic, simulate(replicas, traffic, [make(0), make(1)], 5)
 
 
@@ -41,7 +41,7 @@ def test_everything_that_was_taken_ends_once(name):
 
 def test_what_comes_after_those_that_are_counted_is_in_their_way_and_not_waited_for():
     replicas, traffic, alone = a_run(MOTLEY, seconds=10.0)
-    more = list(arrivals(6.0, 30.0, 3, reuse=LOW_REUSE))
+    more = list(poisson_arrivals(6.0, 30.0, 3, reuse=LOW_REUSE))
     assert more[: len(traffic)] == traffic
     routers = [MotleyRouter(replicas, SLO, s) for s in (0, 1)]
     outcome = simulate(replicas, more, routers, 5, until_s=10.0)
@@ -61,14 +61,14 @@ def test_the_same_seeds_give_the_same_run():
 
 
 def test_truth_differs_from_the_profile_and_with_the_seed():
-    known, other = fleet("2*T4", MODEL, 1), fleet("2*T4", MODEL, 2)
+    known, other = simulated_fleet("2*T4", MODEL, 1), simulated_fleet("2*T4", MODEL, 2)
     assert known[0].known == other[0].known
     assert len({each.true.attained for each in (*known, *other)}) == 4
 
 
 def test_prompts_with_the_same_beginning_share_its_blocks_alone():
-    some = [each for each in arrivals(20, 20, 1, reuse=HIGH_REUSE) if each.prefix[0] == 1][:2]
-    one, two = map(block_hashes, some)
+    some = [each for each in poisson_arrivals(20, 20, 1, reuse=HIGH_REUSE) if each.prefix[0] == 1][:2]
+    one, two = map(arrival_block_hashes, some)
     common = some[0].prefix[1] // 16
     assert one[:common] == two[:common]
     assert not set(one[common:]) & set(two[common:])
@@ -86,40 +86,46 @@ def test_a_prefix_is_found_where_it_was_computed():
 def test_no_router_does_better_than_the_optimum(rate):
     for name in (MOTLEY, "weighted least work"):
         replicas, traffic, outcome = a_run(name, rate, 40.0)
-        bound = optimum(replicas, buckets(traffic, 40.0), SLO)
-        assert measured(outcome, SLO, 0.0, 40.0).goodput <= bound * 1.02  # 40 s are not for ever
+        bound = optimum(replicas, length_buckets(traffic, 40.0), SLO)
+        assert measure_outcome(outcome, SLO, 0.0, 40.0).goodput <= bound * 1.02  # 40 s are not for ever
 
 
 def test_the_optimum_grows_with_the_fleet_and_stays_below_what_is_offered():
-    traffic = list(arrivals(8.0, 50.0, 1))
-    kinds = buckets(traffic, 50.0)
+    traffic = list(poisson_arrivals(8.0, 50.0, 1))
+    kinds = length_buckets(traffic, 50.0)
     assert sum(kind.rate for kind in kinds) == pytest.approx(len(traffic) / 50.0)
-    one, two, many = (optimum(fleet(text, MODEL, 1), kinds, SLO) for text in ("T4", "T4+P40", "3*A10+T4+P40"))
+    one, two, many = (optimum(simulated_fleet(text, MODEL, 1), kinds, SLO) for text in ("T4", "T4+P40", "3*A10+T4+P40"))
     assert 0 < one < two < many <= len(traffic) / 50.0 + 1e-6
-    assert capacity(fleet("A10", MODEL, 1), kinds, SLO) < capacity(fleet("2*A10", MODEL, 1), kinds, SLO)
+    assert capacity(simulated_fleet("A10", MODEL, 1), kinds, SLO) < capacity(
+        simulated_fleet("2*A10", MODEL, 1), kinds, SLO
+    )
 
 
 def test_a_request_too_long_for_the_objective_is_in_nobodys_optimum():
-    traffic = [each for each in arrivals(20.0, 50.0, 1) if each.prompt_tokens > 2000]
-    kinds = buckets(traffic, 1000.0)
-    assert optimum(fleet("8*P40", MODEL, 1), kinds, SLO) == pytest.approx(0.0)
+    traffic = [each for each in poisson_arrivals(20.0, 50.0, 1) if each.prompt_tokens > 2000]
+    kinds = length_buckets(traffic, 1000.0)
+    assert optimum(simulated_fleet("8*P40", MODEL, 1), kinds, SLO) == pytest.approx(0.0)
 
 
 def test_a_fleet_is_read_as_it_is_written():
-    assert [each.name for each in fleet("2*T4 + H100 80GB HBM3", MODEL, 1)] == ["T4 0", "T4 1", "H100 80GB HBM3 2"]
-    assert len(fleet("thousand", MODEL, 1)) == 1000
+    assert [each.name for each in simulated_fleet("2*T4 + H100 80GB HBM3", MODEL, 1)] == [
+        "T4 0",
+        "T4 1",
+        "H100 80GB HBM3 2",
+    ]
+    assert len(simulated_fleet("thousand", MODEL, 1)) == 1000
     for wrong in ("", "0*T4", "2*Tesla K80"):
         with pytest.raises(InvalidRequest):
-            fleet(wrong, MODEL, 1)
+            simulated_fleet(wrong, MODEL, 1)
     with pytest.raises(InvalidRequest, match="does not hold qwen3-32b"):
-        fleet("T4", find_model_shape("qwen3-32b"), 1)
+        simulated_fleet("T4", find_model_shape("qwen3-32b"), 1)
 
 
 def test_the_benchmark_says_that_it_is_simulated():
-    plan = Plan(
+    plan = RoutingBenchPlan(
         fleets=["T4+A10"],
         reuse=["low"],
-        size=Size(loads=[0.8], seeds=[1], requests=30, seconds=(4.0, 4.0), warm_up_s=1.0),
+        size=SimulationSize(loads=[0.8], seeds=[1], requests=30, seconds=(4.0, 4.0), warm_up_s=1.0),
         processes=1,
     )
     report = run(plan)
@@ -129,7 +135,7 @@ def test_the_benchmark_says_that_it_is_simulated():
     assert [row["source"] for row in report["rows"] if row["metric"] == "decision"] == ["measured"] * 4
     assert "simulated" in text(report)
     another = report | {"rows": [row | {"workload": row["workload"] | {"fleet": "another"}} for row in goodputs]}
-    assert len(kept(report, another)["rows"]) == len(report["rows"]) + len(goodputs)
-    assert kept(report, report)["rows"] == report["rows"]
+    assert len(merge_reports(report, another)["rows"]) == len(report["rows"]) + len(goodputs)
+    assert merge_reports(report, report)["rows"] == report["rows"]
     with pytest.raises(InvalidRequest, match="settings"):
-        kept(report, report | {"settings": {}})
+        merge_reports(report, report | {"settings": {}})

@@ -10,7 +10,7 @@ import typer
 
 from .. import options
 from ..config import ConfigFile
-from ..progress import counted
+from ..progress import show_steps
 from .told import tell
 
 __all__ = ["engine"]
@@ -75,7 +75,7 @@ def engine(
 
     lengths = (prompt_tokens, output_tokens)
     try:
-        with counted("starting") as progress:
+        with show_steps("starting") as progress:
             if device == "cpu":
                 of_gpu = {"--seconds": seconds, "--out": out}
                 if given := [name for name, value in of_gpu.items() if value is not None]:

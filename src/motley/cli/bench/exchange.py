@@ -8,7 +8,7 @@ import typer
 
 from .. import options
 from ..config import ConfigFile
-from ..progress import doing
+from ..progress import show_activity
 from .told import tell
 
 
@@ -34,7 +34,7 @@ def exchange(
     from ...replicas.bench import exchange as bench
     from ...replicas.bench.report import table
 
-    with doing("starting") as progress:
+    with show_activity("starting") as progress:
         sizes = [each << 10 for each in kib] if kib else bench.SIZES
         report = bench.run(ranks=ranks, sizes=sizes, turns=turns, progress=progress)
     tell(report, table, out, as_json=as_json)

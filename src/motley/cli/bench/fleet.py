@@ -9,7 +9,7 @@ import typer
 
 from .. import options
 from ..config import ConfigFile
-from ..progress import doing
+from ..progress import show_activity
 from .told import tell
 
 
@@ -50,16 +50,16 @@ def fleet(
       motley bench fleet --fleet deploy/examples/laptop.yaml --out loadtests/results/fleet-live.json
     """
     from ...cluster.bench import fleet as bench
-    from ...cluster.bench.lengths import Lengths
+    from ...cluster.simulation.length_distribution import LengthDistribution
 
     try:
-        lengths = Lengths.parse(prompt_tokens), Lengths.parse(output_tokens)
+        lengths = LengthDistribution.parse(prompt_tokens), LengthDistribution.parse(output_tokens)
     except ValueError as error:
         raise typer.BadParameter(f"--prompt-tokens, --output-tokens: {error}") from error
-    plan = bench.Plan(
+    plan = bench.FleetBenchPlan(
         fleet=file, rate=rate, prompt_tokens=lengths[0], output_tokens=lengths[1], turns=turns, seconds=seconds,
         share=share, clients=clients, seed=seed,
     )  # fmt: skip
-    with doing("starting") as progress:
+    with show_activity("starting") as progress:
         report = bench.run(plan, progress)
     tell(report, bench.text, out, as_json=as_json)

@@ -8,7 +8,7 @@ import typer
 
 from .. import options
 from ..config import ConfigFile
-from ..progress import counted
+from ..progress import show_steps
 from .told import tell
 
 _TOLD = 5  # failures that are printed: the report has all
@@ -61,7 +61,7 @@ def kernels(
     models = model or (["qwen2.5-0.5b"] if quick else [each.name for each in MODELS])
     until = time.monotonic() + (seconds or float("inf"))
     try:
-        with counted("starting") as progress:
+        with show_steps("starting") as progress:
             report = bench.run(
                 device=device,
                 models=models,

@@ -9,7 +9,7 @@ import typer
 
 from .. import options
 from ..config import ConfigFile
-from ..progress import counted
+from ..progress import show_steps
 from .told import tell
 
 
@@ -55,7 +55,7 @@ def kv(
     from ...replicas.model.checkpoint_inspection import resolve_model
 
     try:
-        with counted("starting") as progress:
+        with show_steps("starting") as progress:
             report = bench.run(
                 resolve_model(options.find_model(model)),
                 (text or demo_path() / "heldout.txt").read_text(encoding="utf-8"),

@@ -8,7 +8,7 @@ import typer
 
 from .. import options
 from ..config import ConfigFile
-from ..progress import doing
+from ..progress import show_activity
 from .told import tell
 
 
@@ -43,7 +43,7 @@ def prefix(
     parts = tuple(part or bench.PARTS)
     if unknown := [name for name in parts if name not in bench.PARTS]:
         raise typer.BadParameter(f"--part {unknown[0]}: expected {', '.join(bench.PARTS)}")
-    plan = bench.quick(parts) if quick else bench.Plan(parts=parts, repeats=repeats)
-    with doing("starting") as say:
+    plan = bench.quick(parts) if quick else bench.PrefixBenchPlan(parts=parts, repeats=repeats)
+    with show_activity("starting") as say:
         report = bench.run(plan, say)
     tell(report, table, out, as_json=as_json)

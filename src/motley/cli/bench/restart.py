@@ -8,7 +8,7 @@ import typer
 
 from .. import options
 from ..config import ConfigFile
-from ..progress import doing
+from ..progress import show_activity
 from .told import refused, tell
 
 
@@ -36,7 +36,7 @@ def restart(
     from ...cluster.bench import restart as bench
     from ...replicas.bench.report import table
 
-    with refused(), doing("starting") as progress:
+    with refused(), show_activity("starting") as progress:
         formats = tuple(format or bench.FORMATS)
         report = bench.run(shape=shape, formats=formats, turns=turns, threads=threads, folder=folder, progress=progress)
     tell(report, table, out, as_json=as_json)

@@ -10,7 +10,7 @@ import typer
 
 from .. import options
 from ..config import ConfigFile
-from ..progress import doing
+from ..progress import show_activity
 from .told import tell
 
 
@@ -64,20 +64,20 @@ def routing(
     from dataclasses import replace
 
     from ...cluster.simulation import bench
-    from ...cluster.simulation.chart import svg
+    from ...cluster.simulation.routing_chart import routing_svg
 
-    plan = bench.Plan(requests=requests, model=model, loads=load, processes=processes)
+    plan = bench.RoutingBenchPlan(requests=requests, model=model, loads=load, processes=processes)
     if quick:
-        size = bench.Size(loads=(0.9,), seeds=(11,), requests=1200)
+        size = bench.SimulationSize(loads=(0.9,), seeds=(11,), requests=1200)
         plan = replace(plan, fleets=("mixed",), reuse=("low",), size=size)
     for each in reuse or ():
         if each not in bench.REUSE:
             raise typer.BadParameter(f"--reuse {each}: expected low or high")
     plan = replace(plan, fleets=fleet or plan.fleets, reuse=reuse or plan.reuse)
-    with doing("starting") as say:
+    with show_activity("starting") as say:
         report = bench.run(plan, say)
     if keep and out is not None and out.exists():
-        report = bench.kept(report, json.loads(out.read_text()))
+        report = bench.merge_reports(report, json.loads(out.read_text()))
     if out is not None:
-        out.with_suffix(".svg").write_text(svg(report))
+        out.with_suffix(".svg").write_text(routing_svg(report))
     tell(report, bench.text, out, as_json=as_json)

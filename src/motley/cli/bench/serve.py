@@ -9,7 +9,7 @@ import typer
 
 from .. import options
 from ..config import ConfigFile
-from ..progress import doing
+from ..progress import show_activity
 from .told import tell
 
 
@@ -77,8 +77,8 @@ def serve(
     from ...cluster.bench import run as bench
     from ...cluster.bench.report import text
 
-    asked = bench.Asked(
-        workload=bench.workload(
+    asked = bench.ServeBenchConfig(
+        workload=bench.parse_workload(
             protocol=protocol,
             streaming=not unary,
             concurrency=concurrency,
@@ -91,7 +91,7 @@ def serve(
             duration_s=duration_s,
             drain_s=drain_s,
         ),
-        slo=bench.slo(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms, e2e_ms=slo_e2e_ms),
+        slo=bench.parse_slo(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms, e2e_ms=slo_e2e_ms),
         target=target,
         start=arguments or () if start else None,
         clients=clients,
@@ -100,6 +100,6 @@ def serve(
     )
     if arguments and not start:
         raise typer.BadParameter(f"{arguments[0]}: arguments of `motley serve` need --start")
-    with doing("starting") as progress:
+    with show_activity("starting") as progress:
         report = bench.run(asked, progress)
     tell(report, text, None, as_json=as_json)

@@ -8,7 +8,7 @@ import typer
 
 from .. import options
 from ..config import ConfigFile
-from ..progress import doing
+from ..progress import show_activity
 from .told import tell
 
 
@@ -39,11 +39,11 @@ def service(
     """
     from ...cluster.bench import suite
 
-    plan = suite.Plan(turns=turns, seconds=seconds, clients=clients, models=model or suite.MODELS)
+    plan = suite.ServiceBenchPlan(turns=turns, seconds=seconds, clients=clients, models=model or suite.MODELS)
     if quick:
-        plan = suite.Plan(turns=1, seconds=2.0, clients=clients, models=model or ("tiny",))
+        plan = suite.ServiceBenchPlan(turns=1, seconds=2.0, clients=clients, models=model or ("tiny",))
     try:
-        with doing("starting") as progress:
+        with show_activity("starting") as progress:
             report = suite.run(plan, progress)
     except ValueError as error:
         raise typer.BadParameter(f"--model: {error}") from error

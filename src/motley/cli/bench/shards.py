@@ -8,7 +8,7 @@ import typer
 
 from .. import options
 from ..config import ConfigFile
-from ..progress import doing
+from ..progress import show_activity
 from .told import refused, tell
 
 
@@ -42,7 +42,7 @@ def shards(
     from ...replicas.bench import shards as bench
     from ...replicas.bench.report import table
 
-    with refused(), doing("starting") as progress:
+    with refused(), show_activity("starting") as progress:
         report = bench.run(
             models=model or bench.MODELS,
             batches=batch or (1, 8),

@@ -8,7 +8,7 @@ import typer
 
 from .. import options
 from ..config import ConfigFile
-from ..progress import doing
+from ..progress import show_activity
 from .told import refused, tell
 
 
@@ -38,7 +38,7 @@ def tiers(
     from ...replicas.bench import tiers as bench
     from ...replicas.bench.report import table
 
-    with refused(), doing("starting") as progress:
+    with refused(), show_activity("starting") as progress:
         formats = tuple(format or bench.FORMATS)
         report = bench.run(
             shape=shape, formats=formats, share=share, tokens=tokens, turns=turns, threads=threads, device=device,

@@ -1,0 +1,68 @@
+"""Chats of every protocol: check tools, enforce their schemas, and split answers into text, reasoning and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .....replicas.text.chat.chat_template import ChatTemplate
+from .....replicas.text.chat.tool_definitions import Tool
+from ....request_errors import unsupported_field
+from ....transport.caller import Caller
+from ..admission import RequestAdmitter
+from ..parsed_request import AdmittedRequest, ParsedRequest
+from ..parsers.answer_reader import AnswerReader
+from ..parsers.parser_selection import (
+    TOOL_PARSERS,
+    AnswerParserConfig,
+    ModelOutputStyles,
+    ReasoningState,
+    reasoning_state,
+)
+from .chat_grammar import constrain_chat
+from .chat_tools import ToolUse
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedChat:
+    """An admitted chat, and how its answers are to be read."""
+
+    admitted: AdmittedRequest
+    reading: AnswerParserConfig
+
+
+class ChatAdmitter:
+    """Admission of the chats of one served model."""
+
+    def __init__(self, door: RequestAdmitter, styles: ModelOutputStyles) -> None:
+        self._door = door
+        self._styles = styles
+
+    def template_for(self, tools: Sequence[Tool]) -> ChatTemplate | None:
+        """Return the model's chat template for these tools; it decides what some fields can do."""
+        return self._door.tokenizer.template_for(tools)
+
+    async def admit(
+        self, ask: ParsedRequest, tools: ToolUse, caller: Caller, *, told_apart: bool = True
+    ) -> AdmittedChat:
+        """Admit a chat. Raises InvalidRequest naming the field. If not `told_apart`, reasoning stays in the text."""
+        if tools.tools and self._styles.tools.name not in TOOL_PARSERS:
+            raise unsupported_field("tools", f"{self._styles.tools.reason}; --tool-parser of motley serve names one")
+        admitted = await self._door.admit(ask, caller)
+        thinks = reasoning_state(self._door.tokenizer, admitted.request.prompt_ids) if self._styles.thinks else None
+        reading = self._reading(tools, thinks if told_apart else None)
+        return AdmittedChat(constrain_chat(admitted, tools, self._styles.tools.name, thinks), reading)
+
+    def reader(self, chat: AdmittedChat) -> AnswerReader:
+        """Return a new reader of answers, for one choice."""
+        return AnswerReader(chat.reading, self._door.tokenizer)
+
+    def _reading(self, tools: ToolUse, thinks: ReasoningState | None) -> AnswerParserConfig:
+        return AnswerParserConfig(
+            tools=TOOL_PARSERS[self._styles.tools.name].parser if tools.tools else None,
+            names=tools.names,
+            single=tools.single,
+            thinks=thinks in ("free", "opened"),
+            opened=thinks == "opened",
+            required=tools.required,
+        )

@@ -1,0 +1,4 @@
+"""grpc.health.v1, and health over HTTP.
+
+Imports `routing` and `transport`; the control plane serves the same class.
+"""

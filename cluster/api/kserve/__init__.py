@@ -1,0 +1,4 @@
+"""KServe's Open Inference Protocol, with Triton's extensions, over gRPC and HTTP.
+
+Imports `api.common`. A new input or parameter goes into `kserve_request`, a new output tensor into `kserve_response`.
+"""

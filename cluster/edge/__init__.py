@@ -1,1 +1,0 @@
-"""Edge in front of the ingress: HAProxy, TLS, ports."""

@@ -1,0 +1,19 @@
+"""Living nodes of this process's Ray cluster."""
+
+from __future__ import annotations
+
+import ray
+
+from .pending_reason import NodeResources
+
+__all__ = ["living_nodes"]
+
+
+def living_nodes() -> list[NodeResources]:
+    """Return the living nodes with their labels, their total resources and what is free of these now."""
+    free = ray._private.state.available_resources_per_node()
+    return [
+        NodeResources(node.get("Labels") or {}, node["Resources"], free.get(node["NodeID"], {}))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]

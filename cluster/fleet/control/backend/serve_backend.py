@@ -1,0 +1,320 @@
+"""Fleet of Ray Serve: the controller, the ingress and the nodes of a cluster.
+
+Targets are set by the call behind Serve's own REST API for external scalers. From a process of the cluster that is one
+step less, and needs neither the dashboard's address nor its token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve._private.build_app import build_app as built
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from ray.serve._private.deployment_scheduler import node_labels_match_selector
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
+from ray.serve.generated.serve_pb2 import DeploymentRoute
+from ray.serve.schema import DeploymentDetails, ReplicaDetails
+
+from .....replicas.checkpoint.files.model_hub import resolve_model
+from .....replicas.errors import InvalidRequest, MotleyError, Unavailable
+from .....replicas.loading.servable_check import check_servable_in_child
+from .....replicas.updates.weight_file import WeightFile
+from ....routing.fleet_status import FleetStatus, FleetStatusMerger, PrefixStatus, WeightStatus
+from ....routing.ingress_broadcast import INGRESS, call_every_ingress
+from ...deployed.deployed_fleet import read_deployed
+from ...spec.fleet_spec import FleetSpec
+from .fleet_backend import PlannedFleet, PoolSnapshot, ReplicaSnapshot
+from .node_capacity import find_missing_capacity
+from .pending_reason import ResourceNeed, combine_needs, pending_reason
+from .planned_fleet import plan_from_spec
+from .ray_nodes import living_nodes
+from .weight_sources import resolve_below_roots
+
+log = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+AppBuilder = Callable[[Mapping[str, str]], Any]  # returns the application, with these models for the named pools
+
+ANSWER_S = 5.0  # timeout of Serve's controller and the ingress, which usually answer within milliseconds
+UPDATE_S = 1800.0  # timeout of weight updates, which take as long as disks and cores need
+STARTING = "replicas are starting"
+TOKENIZER = "tokenizer.json"
+_STATES: Mapping[str, Literal["running", "stopping"]] = {
+    "RUNNING": "running",
+    "PENDING_MIGRATION": "running",
+    "STOPPING": "stopping",
+    "STOPPED": "stopping",
+}
+_FAILED = "failed to start"  # in Serve's message of a replica while others serve, else of the pool
+_POOL_STATES: Mapping[str, Literal["healthy", "failed"]] = {"HEALTHY": "healthy", "DEPLOY_FAILED": "failed"}
+
+
+class ServeBackend:
+    """Implementation of `Fleet` by Ray Serve.
+
+    app     name of the Serve application
+    build   builds the application again
+    joined  the Ray cluster is not the service's own: nodes may join it, so what cannot be placed now may be later
+    """
+
+    def __init__(self, app: str, build: AppBuilder, *, joined: bool = True) -> None:
+        self._app = app
+        self._build = build
+        self._joined = joined
+        self._checked: FleetSpec | None = None  # the fleet that `_homeless` is of
+        self._homeless: frozenset[str] = frozenset()  # pools that no node could hold a replica of
+        self._handle: Any = None
+        self._seen: dict[str, DeploymentDetails] = {}
+        self._gathered = FleetStatusMerger()
+
+    async def planned(self) -> PlannedFleet | None:
+        deployed = await asyncio.to_thread(read_deployed)
+        if deployed is None:
+            return None
+        if not self._joined and deployed.fleet != self._checked:
+            nodes = await asyncio.to_thread(living_nodes)
+            found = find_missing_capacity(deployed.fleet, nodes, node_labels_match_selector)
+            self._homeless = frozenset(deployed.fleet.pools[lack.pool].name for lack in found)
+            self._checked = deployed.fleet
+        return plan_from_spec(deployed.fleet)
+
+    async def look(self) -> Mapping[str, PoolSnapshot]:
+        found = {}
+        for name in await self._pools():
+            details = await self._asked("get_deployment_details", self._app, name)
+            self._seen[name] = details
+            found[name] = PoolSnapshot(
+                target=details.target_num_replicas,
+                replicas=tuple(_replica(one) for one in details.replicas),
+                version=(await self._info(name)).version,
+                state=_POOL_STATES.get(details.status.value, "changing"),
+                message=_last_line(details.message),
+                failing=_last_line(details.message) if _does_not_start(details) else "",
+                placeable=name not in self._homeless,
+            )
+        return found
+
+    async def status(self, failing: str = "") -> FleetStatus | None:
+        """Return the combined status of all ingresses; None if none answers."""
+        return self._gathered.together(await self._of_ingresses("fleet", failing))
+
+    async def mark(self, replica_id: str) -> bool:
+        """Make a replica refuse new requests.
+
+        One ingress that reaches it is enough: the replica itself tells the others.
+        """
+        return any(await self._of_ingresses("drain_replica", replica_id))
+
+    async def flush(self, tenant: str | None) -> int:
+        return int(await self._answer_of_ingress("flush_prefixes", tenant))
+
+    async def prefixes(self) -> Sequence[PrefixStatus]:
+        return await self._answer_of_ingress("prefixes")  # type: ignore[no-any-return]
+
+    async def check_weights(self, path: str) -> Path:
+        deployed = await asyncio.to_thread(read_deployed)
+        roots = () if deployed is None else deployed.fleet.security.weights_roots
+        return await asyncio.to_thread(resolve_below_roots, path, roots)
+
+    async def update_weights(self, pool: str, file: WeightFile, version: int) -> Sequence[WeightStatus]:
+        answer = self._answer_of_ingress("update_weights", pool, file, version, timeout_s=UPDATE_S)
+        return await answer  # type: ignore[no-any-return]
+
+    async def pending(self, pool: str) -> str:
+        details = self._seen[pool]
+        waits = [one for one in details.replicas if one.state.value == "STARTING" and one.node_id is None]
+        if details.status.value == "DEPLOY_FAILED":
+            return f"replicas do not start: {_last_line(details.message)}"
+        if waits:
+            needs = _needs(await self._info(pool))
+            nodes = await asyncio.to_thread(living_nodes)
+            if no_room := pending_reason(needs, nodes, node_labels_match_selector):
+                return no_room
+        # Once any replica has started, Serve retries forever, and only says so in this message.
+        if _FAILED in details.message:
+            return f"the last that was tried did not start: {_last_line(details.message)}"
+        return STARTING
+
+    async def set_target(self, pool: str, replicas: int) -> None:
+        await self._asked("update_deployment_replicas", DeploymentID(pool, self._app), replicas)
+
+    async def end(self, replica_id: str) -> None:
+        """Kill a replica's process, which is known to be idle or to have used up its time."""
+        for details in self._seen.values():
+            for one in details.replicas:
+                if one.replica_id == replica_id:
+                    with suppress(ValueError):  # the actor is gone already
+                        actor = await asyncio.to_thread(ray.get_actor, one.actor_name, SERVE_NAMESPACE)
+                        ray.kill(actor)
+
+    async def check_model(self, model: str) -> None:
+        await asyncio.to_thread(self._check_model, model)
+
+    async def redeploy(
+        self, targets: Mapping[str, int], versions: Mapping[str, str], models: Mapping[str, str]
+    ) -> None:
+        now = {name: (await self._info(name)).version for name in (INGRESS, *targets)}
+        nodes = await asyncio.to_thread(living_nodes)
+        room = {
+            name: not pending_reason(_needs(await self._info(name)), nodes, node_labels_match_selector)
+            for name in versions
+        }
+        await asyncio.to_thread(self._deploy, targets, {**now, **versions}, models, room)
+
+    def _deploy(
+        self,
+        targets: Mapping[str, int],
+        versions: Mapping[str, str],
+        models: Mapping[str, str],
+        room: Mapping[str, bool],
+    ) -> None:
+        """Deploy the application. Deployments that keep their version keep their replicas.
+
+        room  whether a pool's nodes have capacity for one more replica: then a new one serves before an old one leaves
+        """
+        application = built(
+            self._build(models),
+            name=self._app,
+            route_prefix="/",
+            default_runtime_env=ray.get_runtime_context().runtime_env,
+            external_scaler_enabled=True,
+        )
+        for number, deployment in enumerate(application.deployments):
+            name = deployment.name
+            changed = deployment.options(version=versions[name], _internal=True)
+            config = changed._deployment_config
+            if name in targets:
+                config.num_replicas = targets[name]  # may be 0, which `options` refuses
+            if room.get(name) and targets[name]:
+                config.max_surge_percent = math.ceil(100 / targets[name])
+            application.deployments[number] = changed
+        _get_global_client().deploy_applications(
+            [application], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
+        )
+
+    def _check_model(self, model: str) -> None:
+        deployed = read_deployed()
+        assert deployed is not None, "there is a pool to be rolled"
+        try:
+            new, old = resolve_model(model), resolve_model(deployed.fleet.model)
+            check_servable_in_child(new)
+        except MotleyError as error:
+            raise InvalidRequest(f"model: {error.message}", param="model", code="invalid_value") from error
+        missing = [folder for folder in (new, old) if not (folder / TOKENIZER).is_file()]
+        if missing:
+            raise InvalidRequest(
+                f"model: {missing[0].name} has no {TOKENIZER}, by which it is told that both models read text alike; "
+                "write one with transformers' AutoTokenizer.from_pretrained and save_pretrained",
+                param="model",
+                code="invalid_value",
+            )
+        if (new / TOKENIZER).read_bytes() != (old / TOKENIZER).read_bytes():
+            raise InvalidRequest(
+                "model: its tokenizer is not that of the model served; start a service of its own for it",
+                param="model",
+                code="invalid_value",
+            )
+
+    async def _pools(self) -> list[str]:
+        ids = await self._asked("list_deployment_ids")
+        return sorted(one.name for one in ids if one.app_name == self._app and one.name != INGRESS)
+
+    async def _info(self, name: str) -> Any:
+        """Return Serve's DeploymentInfo of a deployment."""
+        return DeploymentRoute.FromString(await self._asked("get_deployment_info", name, self._app)).deployment_info
+
+    async def _asked(self, method: str, *args: Any) -> Any:
+        """Return an answer of Serve's controller. Raises Unavailable."""
+
+        def controller() -> Any:
+            return ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
+
+        try:
+            if self._controller is None:
+                self._controller = await asyncio.to_thread(controller)
+            return await _in_time(getattr(self._controller, method).remote(*args))
+        except (RayError, ValueError, KeyError, TimeoutError) as error:
+            raise Unavailable(
+                f"Serve's controller does not answer: {_last_line(str(error))}", code="no_controller"
+            ) from error
+
+    _controller: Any = None
+
+    async def _of_ingresses(self, method: str, *args: Any) -> list[Any]:
+        """Return the answers of all ingresses; none if they do not answer."""
+        with suppress(RayError, RayServeException, TimeoutError):
+            return await call_every_ingress(await self._ingress(), method, *args, timeout_s=ANSWER_S)
+        return []
+
+    async def _answer_of_ingress(self, method: str, *args: Any, timeout_s: float = ANSWER_S) -> Any:
+        """Return the answer of any one ingress. Raises Unavailable."""
+        try:
+            return await _in_time(getattr(await self._ingress(), method).remote(*args), timeout_s)
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise Unavailable(f"the ingress does not answer: {_last_line(str(error))}", code="no_ingress") from error
+
+    async def _ingress(self) -> Any:
+        if self._handle is None:
+            self._handle = await asyncio.to_thread(serve.get_app_handle, self._app)
+        return self._handle
+
+
+def _does_not_start(details: DeploymentDetails) -> bool:
+    return details.status.value == "DEPLOY_FAILED" or _FAILED in details.message
+
+
+async def _in_time(answer: Awaitable[ResultT], timeout_s: float = ANSWER_S) -> ResultT:
+    async def waited() -> ResultT:
+        return await answer
+
+    return await asyncio.wait_for(waited(), timeout_s)
+
+
+def _replica(details: ReplicaDetails) -> ReplicaSnapshot:
+    return ReplicaSnapshot(
+        replica_id=details.replica_id,
+        state=_STATES.get(details.state.value, "starting"),
+        node=details.node_ip or "",
+        pid=details.pid or 0,
+        started=details.start_time_s,
+    )
+
+
+def _needs(info: Any) -> list[ResourceNeed]:
+    """Return what a replica needs from nodes.
+
+    That is one need for each bundle, one for all bundles if they must share a node, or one for its single actor.
+    """
+    config = info.replica_config
+    if bundles := json.loads(config.placement_group_bundles or b"null"):
+        labels = json.loads(config.placement_group_bundle_label_selector or b"null") or [{}] * len(bundles)
+        labels = labels if len(labels) == len(bundles) else [*labels, *[{}] * len(bundles)][: len(bundles)]
+        needs = [ResourceNeed(bundle, label) for bundle, label in zip(bundles, labels, strict=True)]
+        return [combine_needs(needs)] if config.placement_group_strategy == "STRICT_PACK" else needs
+    options = json.loads(config.ray_actor_options or b"{}")
+    resources = {"CPU": options.get("num_cpus") or 0.0, "GPU": options.get("num_gpus") or 0.0}
+    resources |= {"memory": options.get("memory") or 0.0, **(options.get("resources") or {})}
+    if kind := options.get("accelerator_type"):
+        resources[f"accelerator_type:{kind}"] = 0.001
+    return [
+        ResourceNeed(
+            {name: amount for name, amount in resources.items() if amount}, options.get("label_selector") or {}
+        )
+    ]
+
+
+def _last_line(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,50 @@
+"""Access control of the control plane: a call needs an admin's key.
+
+The control plane has a key of its own, for a service without other admins.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ....security.auth.call_guard import Headers, credentials
+from ....service_errors import Forbidden, Unauthenticated
+
+
+class AdminKeys(Protocol):
+    def tenant_of(self, key: str) -> str | None: ...
+    def admin_of(self, key: str) -> str | None: ...
+
+
+class AdminGuard:
+    """Guard like `auth.guard.Guard`, but for admins.
+
+    open_health  health checks need no key
+    later        a call without any key passes as nobody's, since its handler looks for a key in the request
+    """
+
+    def __init__(self, keys: AdminKeys, *, open_health: bool = False, later: bool = False) -> None:
+        self._keys = keys
+        self._open_health = open_health
+        self._later = later
+
+    def tenant(self, peer: str, headers: Headers, *, host: str | None = None, health: bool = False) -> str:
+        """Return the name of the calling admin. Raises Unauthenticated, or Forbidden for a tenant's key."""
+        given = credentials(headers)
+        if not given and self._later:
+            return ""
+        return self.admin(given.pop() if len(given) == 1 else "", health=health)
+
+    def admin(self, key: str, *, health: bool = False) -> str:
+        found = self._keys.admin_of(key)
+        if found is not None:
+            return found
+        if health and self._open_health:
+            return ""
+        if self._keys.tenant_of(key) is not None:
+            raise Forbidden(
+                "this is a tenant's key; an admin's is needed here: motley keys new NAME --admin", code="not_admin"
+            )
+        raise Unauthenticated(
+            "an API key is required, an admin's: Authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key"
+        )

@@ -1,0 +1,192 @@
+"""Liveness of replicas: when a stream is silent, its replica is asked whether it is alive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from ....replicas.errors import DeadlineExceeded, MotleyError, Unavailable
+from .placement import Placement, SuspectReplicas
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ELSEWHERE_S = 1.0  # a pool that offers no replica for this long has lost them all
+LivenessProbe = Callable[[str], Awaitable[object]]  # asks the replica of that name; returns if it is well
+
+
+class NoReplicaInPool(Unavailable):
+    """Error for an attempt that no replica of its pool takes, while one of another pool may."""
+
+
+class CallAttempt:
+    """One call to one replica, whose reader can be interrupted while it waits, and only then.
+
+    deadline  end of the wait whatever the replica does, in seconds of the event loop's clock
+    wait_s    longest wait for a replica to be found
+    """
+
+    def __init__(self, placement: Placement, *, deadline: float = math.inf, wait_s: float = math.inf) -> None:
+        self.placement = placement
+        self.deadline = deadline
+        self.wait_s = wait_s
+        self.since = self._now()
+        self._error: MotleyError | None = None
+        self._task: asyncio.Task[object] | None = None  # the reader, while it waits
+        self._cancel: asyncio.Handle | None = None
+        self._cancelled = False
+        placement.on_nowhere = self._nowhere
+
+    @property
+    def waiting(self) -> bool:
+        return self._task is not None and self._error is None
+
+    async def wait(self, answer: Awaitable[T]) -> T:
+        """Return the answer. Raises the error that `interrupt` was given, if that came first."""
+        # Not asyncio.timeout: before Python 3.11.4 it fails in a task that was cancelled once and went on.
+        self.since = self._now()
+        self._task = task = _this_task()
+        by_others = task.cancelling()
+        if self._error is not None:  # the interrupt came at the same time as the last answer
+            self._cancel_soon()
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if not self._cancelled or task.cancelling() > by_others + 1 or self._error is None:
+                raise
+            raise self._error from None
+        finally:
+            self._task = None
+            if self._cancel is not None:
+                self._cancel.cancel()
+            if self._cancelled:
+                task.uncancel()
+                self._cancelled = False
+
+    def interrupt(self, error: MotleyError) -> None:
+        if self.waiting:
+            self._error = error
+            self._cancel_soon()
+
+    def _cancel_soon(self) -> None:
+        self._cancel = asyncio.get_running_loop().call_soon(self._cancel_now)
+
+    def _cancel_now(self) -> None:
+        if self._task is not None:
+            self._cancelled = True
+            self._task.cancel()
+
+    def _nowhere(self) -> None:
+        if self.placement.elsewhere:
+            self.interrupt(NoReplicaInPool("no replica of this pool can take the request"))
+        else:
+            self.interrupt(Unavailable("no other replica can take the request; try again shortly", code="no_replica"))
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _this_task() -> asyncio.Task[object]:
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    return task
+
+
+class LivenessMonitor:
+    """Monitor that ends the attempts of one ingress whose replica has been silent for `stall_s`.
+
+    A replica is alive if one of its streams advances, or if it answers when asked, so a long prefill or a long queue
+    does not count as a hang. Each silent replica is asked once, not once for each stream, and not at all while streams
+    advance.
+    """
+
+    def __init__(self, ask: LivenessProbe, suspects: SuspectReplicas, stall_s: float) -> None:
+        self._ask = ask
+        self._suspects = suspects
+        self._stall_s = stall_s
+        self._tick_s = min(stall_s / 5, 1.0)
+        self._attempts: set[CallAttempt] = set()
+        self._alive: dict[str, float] = {}  # replica -> when it last showed that it lives
+        self._asked: dict[str, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._awake_since = 0.0
+
+    def watch(self, attempt: CallAttempt) -> None:
+        self._attempts.add(attempt)
+        if self._timer is None:
+            self._arm()
+
+    def forget(self, attempt: CallAttempt) -> None:
+        self._attempts.discard(attempt)
+        attempt.placement.release()
+
+    def interrupt_all(self, error: MotleyError) -> None:
+        for attempt in self._attempts:
+            attempt.interrupt(error)
+
+    def moved(self, attempt: CallAttempt) -> None:
+        """Record that a message came, which shows that its replica is alive."""
+        if attempt.placement.replica is not None:
+            self.lives(attempt.placement.replica)
+
+    def lives(self, replica: str) -> None:
+        self._alive[replica] = asyncio.get_running_loop().time()
+        self._suspects.clear(replica)
+
+    def _arm(self) -> None:
+        # In an empty context: in that of the first request, Serve would take all probes for calls of that request.
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self._tick_s
+        self._timer = loop.call_at(due, self._tick, due, context=contextvars.Context())
+
+    def _tick(self, due: float) -> None:
+        now = asyncio.get_running_loop().time()
+        self._timer = None
+        if now - due > self._tick_s:
+            self._awake_since = now  # this process itself stood still, so replicas could not be heard
+        for attempt in [attempt for attempt in self._attempts if attempt.waiting]:
+            self._look_at(attempt, now)
+        for replica in self._suspects:
+            self._inquire(replica)  # a suspect that is alive should not stay idle for long
+        if self._attempts or any(self._suspects):
+            self._arm()
+        else:
+            self._alive.clear()
+
+    def _look_at(self, attempt: CallAttempt, now: float) -> None:
+        replica = attempt.placement.replica
+        if now > attempt.deadline:
+            attempt.interrupt(DeadlineExceeded("the deadline passed before the answer was complete"))
+        elif replica is None:
+            if attempt.placement.elsewhere:
+                if now - attempt.since > ELSEWHERE_S:
+                    attempt.interrupt(NoReplicaInPool("this pool has no replica any more"))
+            elif now - attempt.since > attempt.wait_s:
+                attempt.interrupt(Unavailable("no replica can take the request; try again shortly", code="no_replica"))
+        elif now - max(attempt.since, self._alive.get(replica, 0.0), self._awake_since) > self._stall_s:
+            if replica not in self._suspects:
+                log.warning("replica %s has shown no sign of life for %g s", replica, self._stall_s)
+            self._suspects.add(replica)
+            attempt.interrupt(Unavailable("the replica does not answer", code="replica_stalled"))
+        else:
+            self._inquire(replica)
+
+    def _inquire(self, replica: str) -> None:
+        if replica not in self._asked:
+            self._asked[replica] = asyncio.create_task(self._question(replica))
+
+    async def _question(self, replica: str) -> None:
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self._ask(replica)
+            self.lives(replica)
+        except (MotleyError, TimeoutError) as error:
+            log.info("replica %s is not well: %s", replica, error)
+        finally:
+            del self._asked[replica]

@@ -1,0 +1,418 @@
+"""Directory of a running ingress: which replicas exist, what load they have, and where a request is best placed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+
+from ....replicas.types import PromptStoreStatus, ReplicaLoad, ReplicaProfile, Request
+from ..fleet_status import ReplicaStatus
+from ..prediction.context_lengths import ContextLengths, max_context_tokens, min_context_tokens
+from ..prediction.latency_model import RANKS, LatencyModel, LatencyPrediction, ReplicaSpeed, RoutingQuery, Slo
+from ..prediction.replica_speeds import ReplicaSpeeds
+from ..prediction.ttft_lower_bound import IdleReplicaSpeed, TtftLowerBoundCache, idle_replica_speed
+from ..prefix_index.prefix_hash_chain import PIECE_TOKENS, PrefixHashChain
+from ..prefix_index.prefix_index import PrefixIndex
+from ..prefix_index.stored_prefix_index import StoredPrefixIndex
+from .directory_entry import DirectoryEntry
+from .dispatch_tracker import DispatchTracker
+from .prediction_cache import PredictionCache
+
+__all__ = ["DirectoryEntry", "ReplicaDirectory", "ReplicaOrder"]
+
+STREAM_AGE_S = 0.02  # maximum age of a load that came with a message of a stream
+STATS_AGE_S = 0.3  # approximate age of a load that came through Serve's controller
+OFTEN_S = 0.02  # minimum time between two loads taken from one replica's messages, which may be thousands a second
+USUAL_TOKENS = 256  # assumed length of an answer without a limit: it moves to a longer context if it fills its own
+PROVEN = 8  # first tokens that a replica's predictions must have been compared with before they are trusted
+ReplicaOrder = Callable[[LatencyModel, list[LatencyPrediction]], list[LatencyPrediction]]
+
+
+class ReplicaDirectory:
+    """Directory of the replicas by name, each with a row in the prediction model. It runs on the ingress's event loop.
+
+    names  names of the pools, by the names of their Serve deployments
+    slo    latency objectives, or None
+    rng    source of randomness that breaks ties
+    clock  returns the present time in seconds
+    """
+
+    def __init__(
+        self,
+        names: dict[str, str],
+        slo: Slo | None,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.slo = slo
+        self.order: ReplicaOrder | None = None
+        self.changed = asyncio.Event()  # set when a replica joins or a load changes
+        self.members: dict[str, DirectoryEntry] = {}
+        self.had_replica = False
+        self.directory = LatencyModel([], slo, rng or random.Random())
+        self.clock = clock
+        self.prefixes = PrefixIndex()
+        self.stored = StoredPrefixIndex()
+        self.contexts = ContextLengths()
+        self._hopes = TtftLowerBoundCache(clock, self.contexts, self.idle)
+        self._names = names
+        self._unproven: dict[str, set[str]] = {}  # replicas, by pool
+        self._by_row: dict[int, str] = {}
+        self._classes: dict[str, int] = {}  # numbers of the numerics classes
+        self._lengths: dict[str, int] = {}  # longest contexts, by pool
+        self._speeds = ReplicaSpeeds()
+        self._look: PredictionCache | None = None  # cached predictions for the latest request
+
+    def joined(self, profile: ReplicaProfile) -> None:
+        if profile.pool not in self._names or profile.replica_id in self.members:
+            return
+        numerics = self._classes.setdefault(profile.numerics, len(self._classes))
+        speed = self._speed(profile)
+        row = self.directory.add(speed, longest=profile.model.max_model_len, numerics=numerics)
+        self.contexts.come(row, profile.model.max_model_len)
+        self.prefixes.come(row, profile.kv_tokens // PIECE_TOKENS)
+        store = self.stored.come(profile.shares) if profile.shares else None
+        if store is not None:
+            self.directory.reads(row, store, profile.fetch_s)
+        self.members[profile.replica_id] = DirectoryEntry(
+            row, self._names[profile.pool], profile, store, heard=self.clock()
+        )
+        self._by_row[row] = profile.replica_id
+        self._unproven.setdefault(self._names[profile.pool], set()).add(profile.replica_id)
+        self._measure(self._names[profile.pool])
+        self.invalidate()
+        self.had_replica = True
+        self.changed.set()
+
+    def _speed(self, profile: ReplicaProfile) -> ReplicaSpeed:
+        """Return the speed of a joining replica, and raise that of others of its kind if it is faster."""
+        if self._speeds.come(self._names[profile.pool], profile):
+            for member in self.members.values():
+                self.directory.set_speed(member.row, self._speeds.of(member.pool, member.profile))
+        return self._speeds.of(self._names[profile.pool], profile)
+
+    def replace_slo(self, slo: Slo | None) -> None:
+        self.slo = self.directory.slo = slo
+        self.invalidate()
+
+    def rename(self, names: dict[str, str]) -> None:
+        """Replace the names of the pools; forget replicas of pools that no longer exist."""
+        self._names = names
+        for name in [name for name, member in self.members.items() if member.profile.pool not in names]:
+            self.left(name)
+        for pool in [pool for pool in self._lengths if pool not in names.values()]:
+            del self._lengths[pool]
+
+    def left(self, replica: str) -> None:
+        member = self.members.pop(replica, None)
+        if member is not None:
+            del self._by_row[member.row]
+            self.contexts.leave(member.row)
+            self._unproven[member.pool].discard(replica)
+            self.prefixes.clear(member.row)
+            if member.store is not None:
+                self.stored.leave(member.profile.shares)
+            self.directory.remove(member.row)
+            self._measure(member.pool)
+            self.invalidate()
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens that the longest context of all pools holds.
+
+        A pool without replicas counts with its last known length.
+        """
+        return max(self._lengths.values(), default=0)
+
+    def _measure(self, pool: str) -> None:
+        there = [each.profile.model.max_model_len for each in self.members.values() if each.pool == pool]
+        if there:
+            self._lengths[pool] = max(there)
+
+    def reported(self, replica: str, load: ReplicaLoad) -> None:
+        """Record a load that came through Serve's controller, and is about `STATS_AGE_S` old."""
+        self._hear(replica, load, self.clock() - STATS_AGE_S)
+
+    def heard(self, replica: str | None, load: ReplicaLoad | None, since: float) -> None:
+        """Record the load that came with a message of a stream.
+
+        since  when that stream's request was sent, by the clock: the load is not older
+        """
+        if load is None or replica is None or (member := self.members.get(replica)) is None:
+            return
+        now = self.clock()
+        if now - member.taken >= OFTEN_S or since > member.heard:
+            member.taken = now
+            self._hear(replica, load, max(now - STREAM_AGE_S, since))
+
+    def drains(self, replica: str, load: ReplicaLoad) -> None:
+        """Record the load with which a replica has just said that it drains; loads older than this no longer count."""
+        self._hear(replica, load, self.clock())
+
+    def _hear(self, replica: str, load: ReplicaLoad, of: float) -> None:
+        member = self.members.get(replica)
+        if member is None or _is_older(load, member.load):
+            return
+        if load.weights_version != member.load.weights_version:
+            self.prefixes.clear(member.row)  # cached prefixes of other weights are not found any more
+        member.load, member.heard = load, max(of, member.heard)
+        self.directory.heard(member.row, load, member.heard)
+        self._set_usable(member, usable=not load.draining)
+        self.invalidate()
+        self.changed.set()
+
+    def _set_usable(self, member: DirectoryEntry, *, usable: bool) -> None:
+        self.directory.set_usable(member.row, usable=usable)
+        if usable:
+            self.contexts.come(member.row, member.profile.model.max_model_len)
+        else:
+            self.contexts.leave(member.row)
+
+    def observed(self, member: DirectoryEntry) -> None:
+        """Count one comparison of a prediction with what was observed, and lend the correction to unproven replicas.
+
+        These are replicas of the same pool with fewer than `PROVEN` observations of their own. Without this, the first
+        replica that is tried and beats its profile would be chosen forever.
+        """
+        member.observed += 1
+        self.invalidate()
+        unproven = self._unproven.get(member.pool)
+        if not unproven:
+            return
+        if member.observed >= PROVEN:
+            unproven.discard(member.profile.replica_id)
+        others = [self.members[name].row for name in unproven if self.members[name] is not member]
+        self.directory.copy_corrections(member.row, others)
+
+    def forget_prefixes(self) -> None:
+        for member in self.members.values():
+            self.prefixes.clear(member.row)
+        self.stored.clear()
+        self.invalidate()
+
+    def told(self, member: DirectoryEntry, chain: PrefixHashChain, stored: PromptStoreStatus) -> None:
+        """Record what a replica has reported of a prompt's prefix in its prefix store."""
+        if member.store is not None:
+            self.directory.reads(member.row, member.store, stored.token_s)
+            self.stored.learn(member.store, chain, stored)
+
+    def pool_of(self, replica: str) -> str | None:
+        member = self.members.get(replica)
+        return None if member is None else member.pool
+
+    def too_short(self, tokens: int) -> frozenset[str]:
+        """Return the replicas whose contexts do not hold that many tokens.
+
+        Returns none of them if no pool has a context that does: then any replica may refuse the request.
+        """
+        if tokens > self.longest_context:
+            return frozenset()
+        return frozenset(self._by_row[row] for row in self.contexts.shorter(tokens))
+
+    def has_longer(self, replica: str | None, tokens: int = 0) -> bool:
+        """Return whether another replica has a longer context than this one, and one that holds that many tokens."""
+        member = None if replica is None else self.members.get(replica)
+        length = 0 if member is None else member.profile.model.max_model_len
+        return self.contexts.longest > length and self.contexts.longest >= tokens
+
+    def visit(
+        self,
+        requests: Sequence[Request],
+        *,
+        last: Collection[str] = (),
+        never: Collection[str] = (),
+        numerics: str = "",
+        weights: str = "",
+    ) -> DispatchTracker:
+        """Rank the replicas for requests that are placed together, and return the tracker of their dispatch.
+
+        last      replicas that come after all others
+        never     replicas that are left out
+        numerics  numerics class that the answer began with: replicas of other classes come after; empty at the
+                  beginning
+        weights   digest of the weights that the answer began with: replicas with others come after; empty at the
+                  beginning
+        """
+        behind = [name for name in {*last, *never} if name in self.members]
+        if len(requests) == 1 and not (behind or numerics or weights):
+            ranked, look = self._ranked(requests[0]), self._seen(requests[0])
+            chain, ask = look.chain, look.ask
+        else:
+            chain = PrefixHashChain(max(requests, key=lambda each: len(each.prompt_ids)))
+            ask = self._ask(requests, chain, behind, numerics)
+            if weights:
+                ask = replace(ask, others=self._of_others(weights))
+            ranked = self.directory.ranked(self.clock(), ask, late=True)
+        if self.order is not None:
+            ranked = self.order(self.directory, ranked)
+        order: dict[str, LatencyPrediction] = {self._by_row[each.replica]: each for each in ranked}
+        for name in never:
+            order.pop(name, None)
+        sequences = sum(each.sampling.n for each in requests)
+        return DispatchTracker(self, order, ask, sequences, chain)
+
+    def replace_order(self, order: ReplicaOrder | None) -> None:
+        """Rank all replicas by another policy's order instead of by prediction; None returns to predictions."""
+        self.order = order
+        self.directory.ranks = RANKS if order is None else sys.maxsize
+        self.invalidate()
+
+    def invalidate(self) -> None:
+        """Discard the cached predictions, because the state of a replica has changed."""
+        self._look = None
+
+    def _seen(self, request: Request) -> PredictionCache:
+        now, look = self.clock(), self._look
+        if look is None or not look.is_of(request, now):
+            chain = PrefixHashChain(request)
+            look = self._look = PredictionCache(request, now, chain, self._ask([request], chain))
+        return look
+
+    def _ranked(self, request: Request) -> list[LatencyPrediction]:
+        look = self._seen(request)
+        if look.ranked is None:
+            look.ranked = self.directory.ranked(look.at, look.ask, late=True)
+        return look.ranked
+
+    def _ask(
+        self, requests: Sequence[Request], chain: PrefixHashChain, last: Collection[str] = (), numerics: str = ""
+    ) -> RoutingQuery:
+        """Return the routing query for the requests together.
+
+        chain  hash chain of the longest prompt
+        """
+        longest = chain.request
+        begun = max(map(min_context_tokens, requests))
+        return RoutingQuery(
+            sum(len(each.prompt_ids) + sum(map(len, each.output_ids)) for each in requests),
+            self._cached(chain),
+            self.stored.tokens(chain),
+            context=begun,
+            last=[*(self.members[name].row for name in last), *self._cut_short(requests, begun)],
+            numerics=self._classes.get(numerics) if numerics else None,
+            output_tokens=1 if longest.pooling is not None else longest.sampling.max_tokens,
+        )
+
+    def _cut_short(self, requests: Sequence[Request], begun: int) -> list[int]:
+        """Return the rows of replicas whose contexts are too short for the whole answer of one of the requests.
+
+        These rank behind all others. A request without a limit on its length seldom fills the longest context, so any
+        context that holds an answer of `USUAL_TOKENS` tokens is as good for it.
+        """
+        longest = self.contexts.longest
+        if self.contexts.least == longest:
+            return []
+        wanted = max(map(max_context_tokens, requests))
+        rows = self.contexts.shorter(wanted if wanted < longest else min(begun + USUAL_TOKENS, longest))
+        return [*rows, *rows]  # twice, so that they come even after replicas that are last for another reason
+
+    def _of_others(self, weights: str) -> list[int]:
+        """Return the rows of replicas whose last known weights have another digest."""
+        return [member.row for member in self.members.values() if member.load.weights_contents != weights]
+
+    def _cached(self, chain: PrefixHashChain) -> dict[int, int]:
+        return {row: depth * PIECE_TOKENS for row, depth in self.prefixes.depths(chain).items()}
+
+    def has_room(self, request: Request, *, late: bool, waited_s: float = 0.0) -> bool:
+        """Return whether some replica has capacity for the request now.
+
+        That is one that would meet the objectives or, if `late` is set or there are no objectives, begin it at once.
+
+        waited_s  seconds that the request has waited already, which count towards its time to first token
+        """
+        slo = self.slo
+        if (late or slo is None) and self._begins(request):
+            return True
+        if slo is None:
+            return False
+        return any(each.strain <= 1 and each.ttft_s + waited_s <= slo.ttft_s for each in self._ranked(request))
+
+    def fits(self, request: Request) -> bool:
+        """Return whether a replica's context holds the request. Also True if none ever did: then any may refuse it."""
+        return not self.contexts.longest < min_context_tokens(request) <= self.longest_context
+
+    def least_s(self, request: Request) -> float:
+        """Return the lower bound of the request's time to first token, in seconds, were the best replica idle.
+
+        Only replicas whose contexts hold the request count. Infinite if none would meet the objectives; 0 without
+        objectives.
+        """
+        if self.slo is None:
+            return 0.0
+        return self._hopes.now().least_s(self._seen(request).ask, self.slo)
+
+    def is_unmeetable(self, request: Request, waited_s: float) -> bool:
+        """Return whether a waiting request can never meet its objectives: all replicas that could are idle already."""
+        if self.slo is None:
+            return False
+        rows = self._hopes.now().rows(self._seen(request).ask, self.slo, self.slo.ttft_s - waited_s)
+        return not any(self.directory.carried(row) > 0 for row in rows)
+
+    def idle(self) -> Iterator[IdleReplicaSpeed]:
+        """Yield the idle speed of every replica that may be chosen."""
+        for member in self.members.values():
+            if not member.load.draining:
+                speed = self._speeds.of(member.pool, member.profile)
+                yield idle_replica_speed(
+                    member.row, speed, self.directory.off(member.row), member.profile.model.max_model_len
+                )
+
+    def is_starved_by_others(self, request: Request) -> bool:
+        """Return whether other ingresses load most of the fleet while a replica could soon begin this request.
+
+        Soon means as soon as one sequence there has ended.
+
+        They learn sooner than this ingress that a request of their own has ended, and would take the free place every
+        time.
+        """
+        return self.directory.own_share() < 0.5 and self._begins(request, ahead=1)
+
+    def _begins(self, request: Request, ahead: int = 0) -> bool:
+        """Return whether a replica whose context is long enough would begin it at once, or after `ahead` sequences."""
+        short = self.contexts.shorter(min_context_tokens(request))
+        for row in short:
+            self.directory.set_usable(row, usable=False)
+        try:
+            return self.directory.has_room(self.clock(), len(request.prompt_ids), ahead)
+        finally:
+            for row in short:  # only usable replicas are in `contexts`, so all of these were usable
+                self.directory.set_usable(row, usable=True)
+
+    def soonest(self, request: Request) -> float | None:
+        """Return the earliest predicted time to first token in seconds; None until all predictions are proven.
+
+        The first token decides since a part of the answer by the deadline is of use.
+        """
+        ranked = self._ranked(request)
+        if not ranked or any(self.members[self._by_row[each.replica]].observed < PROVEN for each in ranked):
+            return None
+        return min(each.ttft_s for each in ranked)
+
+    def status(self, suspects: Collection[str]) -> tuple[ReplicaStatus, ...]:
+        now = self.clock()
+        return tuple(
+            ReplicaStatus(
+                member.pool,
+                name,
+                "draining" if member.load.draining else "suspect" if name in suspects else "ready",
+                member.profile,
+                member.load,
+                max(0.0, now - member.heard),
+                *self.directory.off(member.row),
+            )
+            for name, member in sorted(self.members.items())
+        )
+
+
+def _is_older(load: ReplicaLoad, than: ReplicaLoad) -> bool:
+    """Return whether one load of a replica was taken before another one.
+
+    A replica's steps and weight versions only grow, and a replica that drains does so until it ends.
+    """
+    return (
+        load.steps < than.steps or load.weights_version < than.weights_version or (than.draining and not load.draining)
+    )

@@ -1,0 +1,104 @@
+"""View of which replica has which prompt prefixes cached, from what this ingress has sent there."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+
+__all__ = ["PrefixIndex"]
+
+MAX_REPLICA_PIECES = 4096  # maximum pieces remembered of each replica
+
+
+class PrefixIndex:
+    """Hash chains of prompt prefixes that each replica holds; the least recently used are forgotten first.
+
+    It is only a view: a replica may hold more, or may have evicted some. A chain consists of the hashes of a prompt's
+    pieces, whose length the caller chooses and which is the same for all.
+
+    For each hash, the replicas that hold it are the bits of one integer, so that a chain is followed for all at once.
+    """
+
+    def __init__(self, pieces: Sequence[int] = (), most: int = MAX_REPLICA_PIECES) -> None:
+        """Create a view.
+
+        pieces  how many pieces each replica can hold
+        most    maximum number of pieces that are remembered of each replica
+        """
+        self._most = most
+        self._room: list[int] = []
+        self._held: list[OrderedDict[Hashable, None]] = []
+        self._holders: dict[Hashable, int] = {}
+        for replica, count in enumerate(pieces):
+            self.come(replica, count)
+
+    def come(self, replica: int, pieces: int) -> None:
+        """Add a replica that holds nothing yet, under its number.
+
+        What another replica held under that number is forgotten.
+        """
+        while len(self._held) <= replica:
+            self._held.append(OrderedDict())
+            self._room.append(0)
+        self.clear(replica)
+        self._room[replica] = min(self._most, pieces)
+
+    def depths(self, hashes: Iterable[Hashable]) -> dict[int, int]:
+        """Return, for each replica that holds at least one, the number of the chain's leading pieces that it holds."""
+        found: dict[int, int] = {}
+        get, chain = self._holders.get, iter(hashes)
+        depth, holders = 1, get(next(chain, None), 0)
+        if not holders:
+            return found
+        for each in chain:
+            if (going_on := get(each, 0) & holders) != holders:
+                for replica in _bits(holders & ~going_on):
+                    found[replica] = depth
+                holders = going_on
+                if not holders:
+                    return found
+            depth += 1
+        for replica in _bits(holders):
+            found[replica] = depth
+        return found
+
+    def add(self, replica: int, hashes: Sequence[Hashable]) -> None:
+        """Record that a replica computes a prompt, and so holds its pieces from now on."""
+        held, bit = self._held[replica], 1 << replica
+        for each in reversed(hashes):  # so that the end of the prompt is forgotten first
+            if each in held:
+                held.move_to_end(each)
+            else:
+                held[each] = None
+                self._holders[each] = self._holders.get(each, 0) | bit
+        while len(held) > self._room[replica]:
+            self._forget(replica, held.popitem(last=False)[0])
+
+    def correct(self, replica: int, hashes: Sequence[Hashable], held: int) -> None:
+        """Record that a replica held no more than `held` leading pieces of the chain; the others are forgotten."""
+        for each in hashes[held:]:
+            if each in self._held[replica]:
+                del self._held[replica][each]
+                self._forget(replica, each)
+
+    def clear(self, replica: int) -> None:
+        """Forget everything about a replica that was replaced, or was told to drop its cache."""
+        for each in self._held[replica]:
+            self._forget(replica, each)
+        self._held[replica].clear()
+
+    def _forget(self, replica: int, each: Hashable) -> None:
+        left = self._holders[each] & ~(1 << replica)
+        if left:
+            self._holders[each] = left
+        else:
+            del self._holders[each]
+
+
+def _bits(number: int) -> list[int]:
+    found = []
+    while number:
+        lowest = number & -number
+        found.append(lowest.bit_length() - 1)
+        number ^= lowest
+    return found

@@ -1,0 +1,293 @@
+"""Calls to replicas of all pools, and what an ingress asks of one replica or all of them beside requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import math
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from typing import Any
+
+from ...replicas.errors import MotleyError, Unavailable
+from ...replicas.types import KvEvents, ReplicaLoad, ReplicaProfile, sum_loads
+from ...replicas.updates.weight_file import WeightFile
+from ..async_streams import merge_streams, run_all
+from ..one_shot_event import create_event, set_event, take_until
+from ..request_errors import error_from_replica
+from .attempt.call_cancellation import cancel_call
+from .attempt.liveness_monitor import CallAttempt, LivenessMonitor
+from .attempt.placement import Placement, SuspectReplicas
+from .attempt.replica_pools import ReplicaPools
+from .attempt.retryable_request import RetryDecider, RetryPolicy, is_replica_loss
+from .directory.replica_directory import ReplicaDirectory
+from .directory.replica_registry import REPLICA_REGISTRY, ReplicaRegistry
+from .fleet_status import PrefixStatus, WeightStatus
+from .prediction.latency_model import Slo
+from .streaming.stream_demultiplexer import REPLICA_CALL_ERRORS
+
+HEALTH_S = 1.0  # timeout of one replica's answer about its load, which usually takes milliseconds
+ALL_SILENT_S = 5.0  # timeout of a health check while no replica at all answers
+
+
+class ReplicaClient:
+    """Client of the replicas of all pools, which also keeps the directory of replicas of this ingress.
+
+    handles  Serve's deployment handles, by the names of the pools
+    policy   timeouts and limits of retries
+    slo      latency objectives, if the fleet has any
+    roster   source of the replicas that Serve's routers know
+    """
+
+    def __init__(
+        self,
+        handles: Mapping[str, Any],
+        policy: RetryPolicy,
+        slo: Slo | None = None,
+        roster: ReplicaRegistry = REPLICA_REGISTRY,
+    ) -> None:
+        self.stopping = create_event()  # set once the drain has begun
+        self.live = ReplicaDirectory(_by_deployment(handles), slo)
+        self._roster = roster
+        roster.listen(self.live)
+        self._policy = policy
+        self._suspects = SuspectReplicas()
+        self._pulse = LivenessMonitor(self._ask, self._suspects, policy.stall_s)
+        self._pools = pools = ReplicaPools(handles, self._pool_for)
+        self._kv_events = pools.method("kv_events", stream=True)
+        self._flush = pools.method("flush")
+        self._prefix_stats = pools.method("prefix_stats")
+        self._load = pools.method("load")
+        self._health = pools.method("health")
+        self._profile = pools.method("profile")
+        self._drain = pools.method("drain")
+        self._update = pools.method("update_weights")
+
+    def replace_pools(self, handles: Mapping[str, Any]) -> None:
+        """Send requests to these pools from now on; streams of a pool that was removed move when its replicas end."""
+        self._pools.replace(handles)
+        self.live.rename(_by_deployment(handles))
+        self._roster.listen(self.live)
+
+    @property
+    def draining(self) -> bool:
+        return self.stopping.done()
+
+    def drain(self) -> None:
+        """Refuse new requests from now on."""
+        set_event(self.stopping)
+
+    async def load(self) -> ReplicaLoad:
+        """Return the summed load of all healthy replicas.
+
+        Raises Unavailable if none is healthy or the service is stopping.
+        """
+        self._refuse_if_draining()
+        try:
+            async with asyncio.timeout(ALL_SILENT_S):
+                first, placement = await self._call(self._health, wait_s=self._policy.wait_s)
+        except MotleyError as error:
+            raise Unavailable(error.message, code="unhealthy") from error
+        except TimeoutError:
+            raise Unavailable("no replica answers", code="unhealthy") from None
+        others = sorted({*placement.seen, *self.live.members} - {placement.replica})
+        return sum_loads([first, *await run_all([self._load_of(name) for name in others])])
+
+    async def _load_of(self, replica: str) -> ReplicaLoad:
+        """Return a replica's load; an empty one after `HEALTH_S`, so that a slow replica fails no health check."""
+        with suppress(MotleyError, TimeoutError):
+            async with asyncio.timeout(HEALTH_S):
+                load: ReplicaLoad = await self._once(self._load, self._at(replica))
+                return load
+        return ReplicaLoad()
+
+    async def profile(self) -> ReplicaProfile:
+        """Wait until there is a replica, and return the profile with the longest context among all known replicas."""
+        profile: ReplicaProfile
+        profile, _ = await self._call(self._profile)
+        known = [member.profile for member in self.live.members.values()]
+        return max([profile, *known], key=lambda each: each.model.max_model_len)
+
+    async def loads(self) -> list[ReplicaLoad]:
+        """Return the load of each replica, ordered by replica name. Raises Unavailable."""
+        self._refuse_if_draining()
+        loads: list[ReplicaLoad] = await self._of_each(self._load)
+        return loads
+
+    async def flush(self, tenant: str | None) -> int:
+        """Drop the cached prefixes of one tenant, or of all (None), on every replica, and return how many replicas did.
+
+        Raises Unavailable.
+        """
+        self._refuse_if_draining()
+        flushed = await self._of_each(self._flush, tenant)
+        self.live.forget_prefixes()
+        return len(flushed)
+
+    async def prefixes(self) -> tuple[PrefixStatus, ...]:
+        """Return the load and prefix cache statistics of every replica that answers. Raises Unavailable."""
+        asked = [self._prefixes_of(name) for name in await self._present()]
+        return tuple(one for one in await asyncio.gather(*asked) if one is not None)
+
+    async def _prefixes_of(self, replica: str) -> PrefixStatus | None:
+        try:
+            asked = (self._load, self._prefix_stats)
+            load, stats = await run_all([self._once(method, self._at(replica)) for method in asked])
+        except MotleyError:
+            return None
+        member = self.live.members.get(replica)
+        return PrefixStatus("" if member is None else member.pool, replica, load, stats)
+
+    async def update_weights(self, pool: str, file: WeightFile, version: int) -> tuple[WeightStatus, ...]:
+        """Update the weights on every replica of the pool (see `Replica.update_weights`). Raises Unavailable."""
+        self._refuse_if_draining()
+        await self._present()
+        names = sorted(name for name, member in self.live.members.items() if member.pool == pool)
+        found = tuple(await asyncio.gather(*(self._update_of(name, file, version) for name in names)))
+        if any(one.error is None for one in found):
+            self.live.forget_prefixes()
+        return found
+
+    async def _update_of(self, replica: str, file: WeightFile, version: int) -> WeightStatus:
+        try:
+            told = await self._once(self._update, self._at(replica), args=(file, version))
+        except MotleyError as error:
+            return WeightStatus(replica, error=error)
+        return WeightStatus(replica, told)
+
+    async def drain_replica(self, replica: str) -> bool:
+        """Make a replica refuse new requests while it finishes those that it has; False if there is no such replica.
+
+        Raises Unavailable.
+        """
+        if replica not in self.live.members:
+            return False
+        load = await self._once(self._drain, self._at(replica), self._policy.wait_s)
+        self.live.drains(replica, load)
+        return True
+
+    async def kv_events(self, tenant: str) -> AsyncGenerator[tuple[int | None, KvEvents], None]:
+        """Stream one tenant's KV block events of every replica, with the replica's index if there are several."""
+        self._refuse_if_draining()
+        streams = [self._events_of(name, tenant) for name in await self._present()]
+        async with aclosing(merge_streams(streams)) as messages, aclosing(take_until(self.stopping, messages)) as taken:
+            async for number, message in taken:
+                yield number if len(streams) > 1 else None, message
+        self._refuse_if_draining()
+
+    async def _present(self) -> list[str]:
+        census = Placement(self._suspects)
+        await self._once(self._load, census)
+        return sorted({*census.seen, *self.live.members})
+
+    async def _of_each(self, method: Any, *args: Any) -> list[Any]:
+        names = await self._present()
+        return await run_all([self._once(method, self._at(name), args=args) for name in names])
+
+    async def _events_of(self, name: str, tenant: str) -> AsyncGenerator[KvEvents, None]:
+        response = call_in_fresh_context(self._kv_events, tenant, self._at(name))
+        try:
+            async for message in response:
+                yield message
+        except REPLICA_CALL_ERRORS as error:
+            raise error_from_replica(error) from error
+        finally:
+            cancel_call(response)
+
+    def _at(self, replica: str) -> Placement:
+        return Placement(self._suspects, only=replica)
+
+    def _pool_for(self, placement: Placement) -> str:
+        """Return the name of the pool that a call goes to; choose one if the call has no pool yet."""
+        if not placement.pool:
+            placement.pool = self._find_pool(placement)
+        return placement.pool
+
+    def _find_pool(self, placement: Placement) -> str:
+        members = self.live.members
+        any_pool, *others = self._pools.handles
+        if not others:
+            return any_pool
+        if placement.only is not None:
+            return self.live.pool_of(placement.only) or any_pool
+        if placement.unfit:  # prefer a pool that has none of the unfit replicas
+            unfit = {self.live.pool_of(name) for name in placement.unfit}
+            if fit := [name for name in self._pools.handles if name not in unfit]:
+                return fit[0]
+        doubtful = {*placement.avoid, *self._suspects}
+        sound = (member.pool for name, member in members.items() if name not in doubtful)
+        return next(sound, None) or next((member.pool for member in members.values()), any_pool)
+
+    def _suspect(self, placement: Placement | None, error: MotleyError) -> str | None:
+        """Return the name of the replica that failed, and make it a suspect if the error says that it was lost."""
+        replica = placement.replica if placement is not None else None
+        if replica is not None and is_replica_loss(error):
+            self._suspects.add(replica)
+        return replica
+
+    def _refuse_if_draining(self) -> None:
+        if self.draining:
+            raise Unavailable("the service is stopping", code="draining")
+
+    async def _ask(self, replica: str) -> None:
+        """Ask a replica for its load, and return if it answers. Raises MotleyError."""
+        await self._once(self._load, self._at(replica))
+
+    async def _call(self, method: Any, wait_s: float = math.inf) -> tuple[Any, Placement]:
+        """Return the answer of any live replica, with the call's placement; retry on other replicas after errors."""
+        retry = RetryDecider(self._policy)
+        await self._somewhere(wait_s)
+        while True:
+            placement = Placement(self._suspects, retry.avoid, retry.strict)
+            try:
+                return await self._once(method, placement, wait_s), placement
+            except MotleyError as error:
+                await asyncio.sleep(retry.after(error, self._suspect(placement, error)))
+
+    async def _somewhere(self, wait_s: float) -> None:
+        """Wait until any pool has a replica. Raises Unavailable after `wait_s`.
+
+        With a single pool this returns at once, since Serve itself waits for its first replica.
+        """
+        try:
+            async with asyncio.timeout(None if math.isinf(wait_s) else wait_s):
+                while len(self._pools.handles) > 1 and not self.live.members:
+                    self.live.changed.clear()
+                    await self.live.changed.wait()
+        except TimeoutError:
+            raise Unavailable("no replica can take the request; try again shortly", code="no_replica") from None
+
+    async def _once(
+        self,
+        method: Any,
+        placement: Placement,
+        wait_s: float = math.inf,
+        args: tuple[Any, ...] = (),
+        deadline: float = math.inf,
+    ) -> Any:
+        attempt = CallAttempt(placement, deadline=deadline, wait_s=wait_s)
+        response = call_in_fresh_context(method, *args, placement)
+        self._pulse.watch(attempt)
+        try:
+            answer = await attempt.wait(response)
+            if placement.visit is not None:
+                placement.visit.whole(answer)
+            return answer
+        except REPLICA_CALL_ERRORS as error:
+            raise error_from_replica(error) from error
+        finally:
+            self._pulse.forget(attempt)
+            cancel_call(response)
+
+
+def _by_deployment(handles: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of the pools, by the names of their Serve deployments."""
+    return {getattr(handle, "deployment_name", name): name for name, handle in handles.items()}
+
+
+def call_in_fresh_context(method: Any, *args: Any) -> Any:
+    """Call a method in an empty context, so that Serve takes each call for a request of its own.
+
+    Serve mixes up two calls that one request makes to the same deployment.
+    """
+    return contextvars.Context().run(method.remote, *args)

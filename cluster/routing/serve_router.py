@@ -1,0 +1,78 @@
+"""Serve's request router, which runs in the ingress process and chooses a replica for every call to its pool."""
+
+from __future__ import annotations
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from .attempt.placement import Placement, ReplicaCandidate, SuspectReplicas
+from .directory.replica_registry import PublishedReplica, process_registry
+
+
+class PoolRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
+    """Request router that offers Serve one replica at a time, in the order of the request's `Placement`.
+
+    Offering one at a time tells which replica a request went to before that replica has answered. Requests are not
+    placed first come, first served: a replica that is right for one request need not be right for the next. What the
+    router learns about replicas goes to the process's `ReplicaRegistry`.
+    """
+
+    _present: _RunningReplicas | None = None  # as of the last update
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._present = _RunningReplicas(replicas)
+        seen = {
+            name: PublishedReplica(one.replica_metadata, one.routing_stats)
+            for name, one in self._present.replicas.items()
+        }
+        process_registry().update(self._deployment_id.name, seen)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        if self._present is not None:
+            self._present.drop(replica_id.unique_id)
+        process_registry().gone(self._deployment_id.name, replica_id.unique_id)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        placement = _placement(pending_request)
+        present = self._present or _RunningReplicas(candidate_replicas)
+        chosen, wait = placement.choose_best(present.candidates), False
+        if chosen is None:
+            chosen, wait = placement.choose(map(self._queued, present.candidates.values(), present.replicas.values()))
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = wait
+        if chosen is None:
+            return []
+        replica = present.replicas[chosen.id]
+        if chosen.id in placement.suspects:
+            self.replica_queue_len_cache.invalidate_key(replica.replica_id)  # so Serve asks it before it sends
+        return [[replica]]
+
+    def _queued(self, candidate: ReplicaCandidate, replica: RunningReplica) -> ReplicaCandidate:
+        queue_len = self.replica_queue_len_cache.get(replica.replica_id) or 0
+        return ReplicaCandidate(candidate.id, candidate.numerics, queue_len, candidate.weights)
+
+
+class _RunningReplicas:
+    """Index by name of the replicas that exist, built once because every call looks at it."""
+
+    def __init__(self, replicas: list[RunningReplica]) -> None:
+        self.replicas = {one.replica_id.unique_id: one for one in replicas}
+        self.candidates = {name: _candidate(name, one) for name, one in self.replicas.items()}
+
+    def drop(self, name: str) -> None:
+        self.replicas.pop(name, None)
+        self.candidates.pop(name, None)
+
+
+def _candidate(name: str, replica: RunningReplica) -> ReplicaCandidate:
+    weights = replica.routing_stats.get("load", {}).get("weights_contents", "")
+    return ReplicaCandidate(name, str(replica.replica_metadata.get("numerics", "")), weights=str(weights))
+
+
+def _placement(pending: PendingRequest | None) -> Placement:
+    if pending is not None and pending.args and isinstance(pending.args[-1], Placement):
+        return pending.args[-1]
+    return Placement(SuspectReplicas())

@@ -1,0 +1,225 @@
+"""Ingress side of the multiplexed streams: one for each replica that has several streams (see
+replicas/engine/streams/stream_multiplexer.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import logging
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Container, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import grpc
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from ....replicas.engine.streams.output_buffer import MAX_MERGED_MESSAGES, OutputBuffer
+from ....replicas.engine.streams.stream_multiplexer import unpack_message
+from ....replicas.errors import MotleyError, Unavailable
+from ....replicas.types import StreamMessage
+from ..attempt.call_cancellation import cancel_call
+from ..attempt.liveness_monitor import CallAttempt
+from ..attempt.placement import Placement
+
+log = logging.getLogger(__name__)
+
+REPLICA_CALL_ERRORS = (MotleyError, RayError, RayServeException, grpc.RpcError)
+StreamItem = StreamMessage | str | int  # item of a request's own stream
+MIN_STREAMS = 2  # streams on one replica from which a multiplexed stream pays
+MAX_BUFFERED_BYTES = 2**20  # maximum waiting for one reader by a trunk; then the rest comes by the request's own stream
+
+
+class MultiplexedStream:
+    """Messages of one attempt in order: first from its own stream, then from the replica's multiplexed one (trunk).
+
+    A trunk waits for none of its readers, so a reader that falls behind is set aside: after what the trunk has already
+    brought, its messages come by the request's own stream again, only as fast as they are read. Such a reader gets what
+    has accumulated merged into fewer messages, unless `apart` is set: then every step's message stays separate, which
+    only measurements need.
+    """
+
+    def __init__(self, placement: Placement, open_trunks: Container[str], *, apart: bool = False) -> None:
+        self.placement = placement
+        self._open_trunks = open_trunks
+        self._apart = apart
+        self._ready = OutputBuffer()
+        self._set_aside = False
+        self._trunk: str | None = None  # the trunk that brings the next messages
+        self._by_trunk = 0  # messages that came by the trunk
+        self._announced: int | None = None  # how many come by the trunk in all, once its own stream has said so
+        self._error: Exception | None = None
+        self._follower: asyncio.Task[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def next(self, own: AsyncIterator[StreamItem]) -> StreamMessage | None:
+        """Return the next message, or None at the end. Raises the error of the attempt's own stream.
+
+        own  the rest of the attempt's own stream
+        """
+        if self._trunk is not None and not await self._more_by_trunk():
+            self._trunk = None
+        if self._trunk is None:
+            item = await anext(own, None)  # only as fast as it is read: its writer waits
+            if not isinstance(item, str):
+                assert not isinstance(item, int), "how many went by the trunk, and none did"
+                return item
+            self._switch(item, own)
+            return await self.next(own)
+        return self._ready.take(1 if self._apart else MAX_MERGED_MESSAGES)
+
+    def receive_multiplexed(self, message: StreamMessage) -> None:
+        """Accept a message from the trunk, which may come before its turn: `next` restores the order."""
+        self._by_trunk += 1
+        self._ready.put(message)
+        self.wake()
+
+    def falls_behind(self) -> bool:
+        """Return True once, when more than `MAX_BUFFERED_BYTES` wait for the reader."""
+        if self._set_aside or self._ready.num_bytes <= MAX_BUFFERED_BYTES:
+            return False
+        self._set_aside = True
+        return True
+
+    def wake(self) -> None:
+        """Make a waiting `next` check again whether there is a message or anything left to wait for."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def close(self) -> None:
+        if self._follower is not None:
+            self._follower.cancel()
+
+    def _switch(self, trunk: str, own: AsyncIterator[StreamItem]) -> None:
+        self._trunk = trunk
+        self._follower = asyncio.create_task(self._follow(own))
+
+    async def _more_by_trunk(self) -> bool:
+        """Wait for a message from the trunk; return False when no more follow.
+
+        Raises the error of the attempt's own stream.
+        """
+        while not self._ready:
+            if self._error is not None:
+                raise self._error
+            if self._announced is not None and self._by_trunk >= self._announced:
+                return False
+            if self._announced is not None and self._trunk not in self._open_trunks:
+                raise Unavailable("the trunk broke", code="replica_lost")
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return True
+
+    async def _follow(self, own: AsyncIterator[StreamItem]) -> None:
+        try:
+            item = await anext(own, 0)
+            assert isinstance(item, int), "messages go by the trunk now"
+            self._announced = item
+        except REPLICA_CALL_ERRORS as error:
+            self._error = error
+        self.wake()
+
+
+class StreamDemultiplexer:
+    """Multiplexed streams of one ingress, each opened when it pays and read to its end.
+
+    read, aside  the pool's methods `trunk` and `aside`
+    place        returns the placement on the replica of a given name
+    on_life      called with the name of a replica whose trunk has brought something
+    apart        no line merges messages
+    """
+
+    def __init__(
+        self, read: Any, aside: Any, place: Callable[[str], Placement], on_life: Callable[[str], None]
+    ) -> None:
+        self.apart = False
+        self._read = read
+        self._aside = aside
+        self._telling: set[asyncio.Task[None]] = set()
+        self._place = place
+        self._on_life = on_life
+        self._ingress = secrets.token_hex(8)
+        self._numbers = itertools.count()
+        self._lines: dict[int, MultiplexedStream] = {}
+        self._streams: Counter[str] = Counter()  # by replica
+        self._open: set[str] = set()  # trunks
+        self._followed: dict[str, asyncio.Task[None]] = {}  # by replica
+
+    @contextmanager
+    def line(self, placement: Placement) -> Iterator[MultiplexedStream]:
+        """Provide a line for one attempt that goes where `placement` says, while the context is open."""
+        number = next(self._numbers)
+        placement.ticket = (self._ingress, number)
+        line = self._lines[number] = MultiplexedStream(placement, self._open, apart=self.apart)
+        try:
+            yield line
+        finally:
+            del self._lines[number]
+            line.close()
+
+    @contextmanager
+    def streaming(self, line: MultiplexedStream) -> Iterator[None]:
+        """Count a stream of a replica while it has more to come than its first message.
+
+        Open a trunk there when it pays.
+        """
+        replica = line.placement.replica or ""
+        self._streams[replica] += 1
+        if self._streams[replica] >= MIN_STREAMS and replica not in self._followed:
+            # In an empty context: in that of the present request, Serve would take the call for that request's.
+            task = asyncio.create_task(self._follow(replica), context=contextvars.Context())
+            self._followed[replica] = task
+        try:
+            yield
+        finally:
+            self._streams[replica] -= 1
+            if not self._streams[replica]:
+                del self._streams[replica]
+
+    async def _follow(self, replica: str) -> None:
+        name = secrets.token_hex(8)
+        attempt = CallAttempt(self._place(replica))
+        response = self._read.remote(self._ingress, name, attempt.placement)
+        self._open.add(name)
+        try:
+            batches = aiter(response)
+            while (item := await attempt.wait(anext(batches, None))) is not None:
+                self._on_life(replica)
+                load, batch = item
+                for number, packed in batch:
+                    if (line := self._lines.get(number)) is not None:
+                        line.receive_multiplexed(unpack_message(packed, load))
+                        if line.falls_behind():
+                            self._tell(replica, number)
+        except REPLICA_CALL_ERRORS as error:
+            log.info("the trunk of replica %s broke: %s", replica, error)
+        finally:
+            cancel_call(response)
+            self._open.remove(name)
+            del self._followed[replica]
+            for line in self._lines.values():
+                line.wake()
+
+    def _tell(self, replica: str, number: int) -> None:
+        """Tell a replica that a line's reader is behind.
+
+        If the replica does not hear of it, all messages come by the trunk.
+        """
+        task = asyncio.create_task(self._set_aside(replica, number), context=contextvars.Context())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _set_aside(self, replica: str, number: int) -> None:
+        attempt = CallAttempt(self._place(replica))
+        response = self._aside.remote((self._ingress, number), attempt.placement)
+        try:
+            with suppress(
+                *REPLICA_CALL_ERRORS
+            ):  # a failed call means that the replica is gone, and all its streams with it
+                await attempt.wait(response)
+        finally:
+            cancel_call(response)

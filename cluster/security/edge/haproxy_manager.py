@@ -1,0 +1,200 @@
+"""Ray Serve's manager of HAProxy, changed so that the service stays reachable and streams are kept. Imports Serve.
+
+Serve's own notices a dead HAProxy only after three failed health checks, half a minute later; ends its HAProxy when it
+dies itself; and restarts HAProxy for a configuration that has not changed. Here a HAProxy that has ended or hangs is
+restarted at once, with the routes it had; one whose manager died serves on, until the next manager has the routes and
+takes its sockets over; and there are no needless restarts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ray.serve._private import controller, haproxy
+from ray.serve._private.constants import SERVE_LOGGER_NAME
+
+from ...process_tree import is_stopped
+from .haproxy_launcher import process_start_ticks
+from .haproxy_workers import haproxy_workers
+
+LOOK_S = 0.5  # seconds between two checks of HAProxy
+ANSWER_S = 2.0  # seconds in which it must answer
+STOPPED_LOOKS = 2  # consecutive checks that find it stopped by a signal, after which it counts as hung
+SILENT_LOOKS = 24  # consecutive unanswered checks, about a minute, after which it counts as hung
+START_LOOKS = 5  # checks of a HAProxy that a manager finds when it starts
+ROUTES_S = 20.0  # seconds that a new manager waits for routes while the previous HAProxy serves
+AGAIN_S = 0.5  # seconds before the next try to start HAProxy
+
+log = logging.getLogger(SERVE_LOGGER_NAME)
+
+
+class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
+    """HAProxy as one manager runs it, including a process that the previous manager left."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._routed = asyncio.Event()  # set when there is an ingress to route to
+        self._text = self._running_text = ""
+        self._ending = False
+
+    def set_backend_configs(self, backend_configs: Mapping[str, Any]) -> None:
+        super().set_backend_configs(backend_configs)
+        if any(backend.servers for backend in backend_configs.values()):
+            self._routed.set()
+
+    async def start(self) -> None:
+        """Start HAProxy; if one of another manager serves, replace it without closing its ports or a stream."""
+        before = haproxy_workers(Path(self.config_file_path))
+        listening = max(
+            before, key=process_start_ticks, default=0
+        )  # the newest has the ports; older ones finish their streams
+        hangs = bool(before) and await self._hangs(listening)
+        if hangs:
+            _kill(listening)
+        if not before or hangs or not await self._answers_at_last():
+            await super().start()
+            return
+        log.info(f"HAProxy runs without its manager: {before}; its place is taken when there are routes.")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._routed.wait(), ROUTES_S)
+        async with self._config_lock:
+            self._generate_config_file_internal()
+        takeover = ["-sf", *map(str, before), "-x", self.cfg.socket_path]
+        self._proc = await self._start_and_wait_for_haproxy(*takeover)
+
+    async def reload(self) -> None:
+        """Reload HAProxy, unless it has this configuration already: each reload leaves a worker with its streams."""
+        self._generate_config_file_internal()
+        if self._text == self._running_text and self._is_running():
+            log.info("HAProxy has this configuration already.")
+            return
+        try:
+            await self._graceful_reload()
+        except Exception as error:
+            raise RuntimeError(f"HAProxy was not reloaded: {error}") from error
+
+    async def _graceful_reload(self) -> None:
+        if self._is_running():
+            await super()._graceful_reload()
+        else:
+            self._proc = await self._start_and_wait_for_haproxy()
+
+    async def stop(self) -> None:
+        self._ending = True
+        await super().stop()
+
+    def _generate_config_file_internal(self) -> None:
+        super()._generate_config_file_internal()
+        self._text = Path(self.config_file_path).read_text()
+
+    async def _start_and_wait_for_haproxy(self, *extra_args: str, **options: Any) -> Any:
+        text = self._text
+        process = await super()._start_and_wait_for_haproxy(*extra_args, **options)
+        self._running_text = text
+        return process
+
+    async def answers(self) -> bool:
+        """Return whether HAProxy answers at the admin socket in time."""
+        with suppress(TimeoutError, RuntimeError):
+            return bool(await asyncio.wait_for(self._send_socket_command("show info"), ANSWER_S))
+        return False
+
+    async def _hangs(self, pid: int) -> bool:
+        """Return whether HAProxy does not answer: to one question if a signal has stopped it, else to several, as it
+        may only be late.
+        """
+        for _ in range(START_LOOKS):
+            if not await self._is_silent():
+                return False
+            if is_stopped(pid):
+                return True
+        return True
+
+    async def _answers_at_last(self) -> bool:
+        """Return whether HAProxy answers one of several questions."""
+        for _ in range(START_LOOKS):
+            if await self.answers():
+                return True
+        return False
+
+    async def _is_silent(self) -> bool:
+        """Return whether some process has the admin socket, and does not answer."""
+        try:
+            await asyncio.wait_for(self._send_socket_command("show info"), ANSWER_S)
+        except TimeoutError:
+            return True
+        except RuntimeError:  # no process has the socket
+            return False
+        return False
+
+    async def wait_until_lost(self) -> None:
+        """Return when the HAProxy that listens has ended; kill one that hangs."""
+        process, stopped, silent = self._proc, 0, 0
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), LOOK_S)
+            if process is not self._proc:  # HAProxy was reloaded
+                process, stopped, silent = self._proc, 0, 0
+            if process is None or process.returncode is not None:
+                return
+            stopped = stopped + 1 if is_stopped(process.pid) else 0
+            silent = silent + 1 if stopped or not await self.answers() else 0
+            if stopped >= STOPPED_LOOKS or silent >= SILENT_LOOKS:
+                log.error(f"HAProxy ({process.pid}) hangs, and is ended.")
+                _kill(process.pid)
+
+    async def revive(self) -> None:
+        """Restart HAProxy as it was, unless the service stops or HAProxy runs."""
+        if self._ending or self._is_running():
+            return
+        began_at = time.monotonic()
+        self._generate_config_file_internal()
+        self._proc = await self._start_and_wait_for_haproxy()
+        log.error(f"HAProxy had ended; it runs again after {time.monotonic() - began_at:.1f} s.")
+
+
+class HAProxyManager(haproxy.HAProxyManager.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc]
+    """Serve's manager, with a HAProxy that is watched. It has Serve's name, by which its process is known."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        haproxy.HAProxyApi = SteadyHAProxy
+        super().__init__(*args, **kwargs)
+        self._watching = self.event_loop.create_task(self._watch())
+
+    async def check_health(self) -> bool:
+        """Return whether HAProxy is watched. Serve must not check HAProxy itself: it would end all streams."""
+        return not self._watching.done()
+
+    async def _watch(self) -> None:
+        try:
+            await asyncio.shield(self._haproxy_start_task)
+        except Exception:  # noqa: BLE001  Serve learns of it by `ready`, and starts another manager
+            return
+        while not self._haproxy._ending:
+            await self._haproxy.wait_until_lost()
+            async with self._reload_lock:
+                try:
+                    await self._haproxy.revive()
+                except Exception:
+                    log.exception("HAProxy did not start again.")
+                    await asyncio.sleep(AGAIN_S)
+
+
+def install() -> None:
+    """Make Serve's controller start this manager in place of its own. The controller's process calls it first."""
+    import ray
+
+    controller.HAProxyManager = ray.remote(num_cpus=0)(HAProxyManager)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

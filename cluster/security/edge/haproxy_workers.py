@@ -1,0 +1,23 @@
+"""HAProxy's processes on this machine, found by their configuration file.
+
+A reload leaves a worker that finishes its streams, however long they are, and accepts nothing new.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["haproxy_workers"]
+
+
+def haproxy_workers(config: Path) -> list[int]:
+    """Return the processes that were started with this configuration file, in no order; none if there is no /proc."""
+    asked = ["-f", str(config)]
+    found = []
+    for commands in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it ended meanwhile
+            words = commands.read_bytes().decode(errors="replace").split("\0")
+            if any(words[at : at + 2] == asked for at in range(len(words))) and "/haproxy" in words[0]:
+                found.append(int(commands.parent.name))
+    return found

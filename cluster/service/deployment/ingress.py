@@ -1,0 +1,203 @@
+"""Ingress of the service: every protocol's methods and routes on one class."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+
+from ....replicas.checkpoint.files.model_hub import resolve_model
+from ....replicas.host.stderr_logging import log_to_stderr
+from ....replicas.model.generation_config import read_generation_config
+from ....replicas.text.tokenizer.tokenizer import Tokenizer
+from ....replicas.types import NULL_KIND, ReplicaProfile
+from ....replicas.updates.weight_file import WeightFile
+from ...api.common.admission import RequestAdmitter
+from ...api.common.chat.chat_admission import ChatAdmitter
+from ...api.common.fields.unknown_fields import UnknownFieldPolicy
+from ...api.common.parsers.parser_selection import AUTO, choose_styles
+from ...api.health.health_protocol import HealthProtocol
+from ...api.health.health_routes import HealthRoutes
+from ...api.health.health_rpcs import HealthRpcs
+from ...api.kserve.kserve_protocol import KServeProtocol
+from ...api.kserve.kserve_rpcs import KServeRpcs
+from ...api.kserve.rest.kserve_routes import KServeRoutes
+from ...api.motley.motley_protocol import MotleyProtocol
+from ...api.motley.motley_rpcs import MotleyRpcs
+from ...api.openai.openai_embeddings import EmbeddingsProtocol
+from ...api.openai.openai_protocol import OpenAIProtocol
+from ...api.openai.openai_routes import OpenAIRoutes
+from ...api.openapi_routes import OpenApiRoutes
+from ...api.reflection_rpcs import ReflectionRpcs
+from ...api.vllm.tokenizer_archive import TokenizerArchive
+from ...api.vllm.vllm_protocol import VllmProtocol
+from ...api.vllm.vllm_rpcs import VllmRpcs
+from ...fleet.deployed.deployed_fleet import DeployedFleet, read_deployed
+from ...routing.fleet_status import FleetStatus, PrefixStatus, WeightStatus
+from ...routing.ingress_broadcast import APPLICATION
+from ...routing.queueing.request_queue import RoutingConfig
+from ...routing.router import Router
+from ...transport import access_log
+from ...transport.http_server import fastapi_app
+from ...transport.incoming_bodies import MAX_MESSAGE_BYTES
+from ...transport.slow_clients import SlowClientMonitor
+from .histogram_metrics import export_latencies
+from .ingress_config import IngressConfig
+from .routing_settings import fleet_routing_config
+from .served_profile import load_profile_at_zero, store_served_profile
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0  # between two looks whether any replica is wanted, while the ingress waits for the first
+
+
+class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
+    """Ingress deployment. gRPC methods come from the base classes, which is where Serve looks them up; HTTP from route
+    tables.
+
+    It is ready when a replica is, since it asks a replica what it serves. While no replica is wanted, the last one's
+    kept profile is used, since a request must be admitted to wake a replica.
+
+    `pools`: handles of the pools by name, when first deployed. `parsers`: names of the parsers of tool calls and
+    reasoning.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        model: str,
+        pools: dict[str, Any],
+        entrance: IngressConfig | None = None,
+        parsers: tuple[str, str] = (AUTO, AUTO),
+    ) -> None:
+        self.entrance = entrance or IngressConfig()
+        self.guard = self.entrance.guard()
+        self.readers = SlowClientMonitor(self.entrance.reader_timeout_s)
+        log_to_stderr()
+        access_log.write_to(self.entrance.log_folder)
+        self._handles, routing = pools, self.entrance.routing
+        deployed = await asyncio.to_thread(_deployed)
+        if deployed is not None:  # pools may have come and gone since
+            pools = self._of([pool.name for pool in deployed.fleet.pools])
+            routing = fleet_routing_config(deployed.fleet)
+        self.router = Router(pools, self.entrance.resume, routing)
+        profile, tokenizer = await asyncio.gather(self._profile(model), asyncio.to_thread(_tokenizer, model))
+        defaults = _defaults(model, profile)
+        live = self.router.live
+        self.door = RequestAdmitter(
+            profile.model, tokenizer, defaults, self.entrance.salt, routing.groups, lambda: live.longest_context
+        )
+        plain, with_tools = (
+            None if template is None else template.source
+            for template in (tokenizer.chat_template, tokenizer.tool_template)
+        )
+        styles = choose_styles(plain, *parsers, with_tools=with_tools)
+        log.info("calls of tools: %s; reasoning: %s", styles.tools, styles.reasoning)
+        if profile.device == NULL_KIND:
+            self.router.disable_message_merging()
+        if ray.is_initialized():
+            self._telling = asyncio.create_task(export_latencies(self.router.tally.latencies, profile.model.name))
+        chats = ChatAdmitter(self.door, styles)
+        unknown = UnknownFieldPolicy(self.entrance.unknown_fields)
+        self.motley = MotleyProtocol(self.door, self.router, chats)
+        self.kserve = KServeProtocol(self.door, self.router, unknown)
+        self.vllm = VllmProtocol(self.door, self.router, defaults)
+        self.tokenizer_archive = TokenizerArchive(resolve_model(model))
+        self.health = HealthProtocol(self.router)
+        self._routes = (
+            *OpenAIRoutes(OpenAIProtocol(self.door, self.router, chats, profile.fingerprint, unknown)).routes(),
+            *EmbeddingsProtocol(self.door, self.router, unknown).routes(),
+            *KServeRoutes(self.kserve).routes(),
+            *HealthRoutes(self.router).routes(),
+            *OpenApiRoutes().routes(),
+        )
+
+    async def _profile(self, model: str) -> ReplicaProfile:
+        asked = asyncio.create_task(self.router.profile())
+        try:
+            while not asked.done():
+                await asyncio.wait([asked], timeout=LOOK_S)
+                if not asked.done() and (last := await asyncio.to_thread(load_profile_at_zero, model)) is not None:
+                    self.router.live.had_replica = True
+                    return last
+        finally:
+            asked.cancel()
+        profile = asked.result()
+        await asyncio.to_thread(store_served_profile, model, profile)
+        return profile
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return fastapi_app.build_fastapi_app(
+            self._routes,
+            self.guard,
+            max_body_bytes=MAX_MESSAGE_BYTES,
+            cors_origins=self.entrance.cors_origins,
+            echo_id=self.entrance.echo_id,
+            readers=self.readers,
+        )
+
+    async def use_pools(self, names: list[str], routing: RoutingConfig | None = None) -> None:
+        """Use these pools of the same application from now on. A changed fleet is applied through this."""
+        self.router.replace_pools(self._of(names))
+        if routing is not None:
+            self.router.replace_routing(routing)
+            self.door.groups = routing.groups
+
+    def _of(self, names: list[str]) -> dict[str, Any]:
+        for name in names:
+            if name not in self._handles:
+                self._handles[name] = serve.get_deployment_handle(name, APPLICATION, _check_exists=False)
+        return {name: self._handles[name] for name in names}
+
+    async def drain(self) -> int:
+        """Refuse new requests from now on; return how many streams are left. Called when the service stops."""
+        self.router.drain()
+        return self.router.num_streams
+
+    async def fleet(self, failing: str = "") -> FleetStatus:
+        """Return the replicas as this ingress sees them, and statistics of its requests. For the control plane.
+
+        failing  why wanted replicas do not start; empty: they do, or none is wanted
+        """
+        self.router.failing = failing
+        return replace(self.router.fleet(), ingress=serve.get_replica_context().replica_id.unique_id)
+
+    async def drain_replica(self, replica_id: str) -> bool:
+        """Let that replica take no new requests, from any ingress. False: there is none. Raises Unavailable."""
+        return await self.router.drain_replica(replica_id)
+
+    async def flush_prefixes(self, tenant: str | None) -> int:
+        """Drop the cached prefixes of one tenant, or of all, on every replica; return how many there are. Raises
+        Unavailable.
+        """
+        return await self.router.flush(tenant)
+
+    async def update_weights(self, pool: str, file: WeightFile, version: int) -> tuple[WeightStatus, ...]:
+        """Load that version of the weights on every replica of the pool. For the control plane. Raises Unavailable."""
+        return await self.router.update_weights(pool, file, version)
+
+    async def prefixes(self) -> tuple[PrefixStatus, ...]:
+        """Return the replicas' prefix cache statistics. For the control plane. Raises Unavailable."""
+        return await self.router.prefixes()
+
+    async def end_streams(self) -> None:
+        """End the streams that are left with an error, since the drain is over."""
+        self.router.end_streams()
+
+
+def _deployed() -> DeployedFleet | None:
+    return read_deployed() if ray.is_initialized() else None
+
+
+def _tokenizer(model: str) -> Tokenizer:
+    return Tokenizer.load(resolve_model(model))
+
+
+def _defaults(model: str, profile: ReplicaProfile) -> dict[str, Any]:
+    """Return the sampling defaults of the checkpoint's generation_config.json."""
+    info = profile.model
+    return read_generation_config(resolve_model(model), info.vocab_size, info.eos_token_ids).sampling()

@@ -1,0 +1,112 @@
+"""Join of a Ray cluster that was started by others, and checks of its nodes before anything is deployed."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import logging
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ...routing.ingress_broadcast import APPLICATION
+from ...security.edge.ports import is_listening
+from ...service_errors import ConfigurationError
+from .ray_settings import RaySetting, node_settings
+
+__all__ = ["check_nodes", "join_cluster", "missing_setting"]
+
+LEAVE_S = 5.0
+LOOK_S = 60.0  # a node may have to start a process for it
+_AUTH, _HAPROXY = "RAY_AUTH_MODE", "RAY_SERVE_ENABLE_HA_PROXY"
+NodeEnvironment = Mapping[str, str | None]  # settings of a node's processes, by name
+
+
+@contextmanager
+def join_cluster(address: str, environment: Mapping[str, str]) -> Iterator[None]:
+    """Make this process a driver of that cluster, with the environment that the cluster's processes have."""
+    _check_listens(address)
+    assert "ray.serve" not in sys.modules, "Serve reads its settings when it is imported, which comes later"
+    os.environ.update({**environment, _AUTH: "token"})  # which Ray reads when it is imported
+    import ray
+    import ray.serve
+
+    try:
+        ray.init(address=address, namespace=APPLICATION, logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigurationError(f"--address {address}: {reason}", param="address", code="no_cluster") from None
+    try:
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        yield
+    finally:
+        _leave(ray.shutdown)
+
+
+def _check_listens(address: str) -> None:
+    """Raise ConfigurationError if nobody listens at the address: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdecimal() and not is_listening(host.strip("[]"), int(port)):
+        message = f"--address {address}: nobody listens there; expected that of a Ray head node, or auto"
+        raise ConfigurationError(message, param="address", code="no_cluster")
+
+
+def _leave(shutdown: Callable[[], None]) -> None:
+    """Disconnect, waiting LEAVE_S at most: the cluster goes on without this process."""
+    thread = threading.Thread(target=shutdown, daemon=True)
+    thread.start()
+    thread.join(LEAVE_S)
+    atexit.unregister(shutdown)
+
+
+def check_nodes() -> None:
+    """Check the nodes within `join_cluster`. Raises ConfigurationError with the remedy if a node was not started as it
+    must be.
+    """
+    import ray
+    from ray.exceptions import GetTimeoutError, RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    wanted = node_settings()
+    look = ray.remote(num_cpus=0, max_calls=1)(_look)  # its process ends: it is no actor's any more
+    names = [*(setting.name for setting in wanted), _HAPROXY]
+    asked = [
+        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(names)
+        for node in nodes
+    ]
+    try:
+        seen: list[NodeEnvironment] = ray.get(asked, timeout=LOOK_S)
+    except (RayError, GetTimeoutError) as error:
+        reason = " ".join(str(error).split())[-200:]
+        message = f"its nodes cannot be looked at: {reason}; install the same Motley, Ray and Python on every node"
+        raise ConfigurationError(message, param="address", code="bad_cluster") from None
+    hosts = [str(node["NodeManagerHostname"]) for node in nodes]
+    bad = missing_setting(wanted, list(zip(hosts, seen, strict=True)))
+    if bad is not None:
+        raise ConfigurationError(bad, param="address", code="bad_cluster")
+
+
+def missing_setting(wanted: Sequence[RaySetting], nodes: Iterable[tuple[str, NodeEnvironment]]) -> str | None:
+    """Return what the first wrong node lacks, with the remedy; None if all nodes are right."""
+    for host, seen in nodes:
+        if seen.get(_AUTH) != "token":
+            return f"node {host} lets everyone in: start Ray with {_AUTH}=token on every node"
+        if seen.get(_HAPROXY) == "1":
+            return f"node {host} has {_HAPROXY}=1: start Ray without it, HAProxy is for services on one machine"
+        missing = [setting for setting in wanted if seen.get(setting.name) not in (setting.value, *setting.former)]
+        if missing:
+            said = " ".join(f"{setting.name}={shlex.quote(setting.value)}" for setting in missing)
+            return f"node {host} lacks settings that Serve reads when Ray starts. Start Ray on every node with: {said}"
+    return None
+
+
+def _look(names: list[str]) -> dict[str, str | None]:
+    """Return settings of the process that runs this. It runs on a node, in a process of Ray's."""
+    raylet: Any = importlib.import_module("ray._raylet")  # whose types do not say all that there is
+    mode = "token" if raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN else "disabled"
+    return {**{name: os.environ.get(name) for name in names}, _AUTH: mode}

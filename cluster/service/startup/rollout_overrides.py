@@ -1,0 +1,41 @@
+"""Rollouts by operators since a fleet's file was applied: they stay until the file itself says something else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...fleet.control.state.control_state import ControlState
+from ...fleet.spec.fleet_spec import FleetSpec, pool_model
+from ..deployment.serve_app import pool_version, with_model
+
+__all__ = ["RolloutOverride", "rollout_overrides"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutOverride:
+    """A rollout of a deployed pool. model: checkpoint that its replicas were rolled to; empty: the file's."""
+
+    version: str
+    model: str = ""
+
+
+def rollout_overrides(
+    running: FleetSpec, wanted: FleetSpec, state: ControlState, versions: Mapping[str, str]
+) -> dict[str, RolloutOverride]:
+    """Return by name how pools that have been rolled are to be deployed. A pure function.
+
+    running   the spec that was applied last
+    versions  versions that pools have now, as Serve has them
+    """
+    found = {}
+    for pool in wanted.pools:
+        old, plan = running.pool(pool.name), state.pools.get(pool.name)
+        present = versions.get(pool.name)
+        if old is None or plan is None or present is None or pool_model(running, old) != pool_model(wanted, pool):
+            continue
+        roll = state.rolls.get(pool.name)
+        model = roll.model if roll is not None and roll.version == present else plan.model
+        same = pool_version(running, old) == pool_version(wanted, pool)
+        found[pool.name] = RolloutOverride(present if same else pool_version(wanted, with_model(pool, model)), model)
+    return found

@@ -1,0 +1,149 @@
+"""Processes of Ray, of Serve and of the service that `motley serve` watches, and how each is asked."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import ray
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ray._private import worker
+from ray._private.grpc_utils import init_grpc_channel
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+from ...fleet.control.control_launcher import NAME as CONTROL
+from ...prefix_store.embedded_redis import EmbeddedRedis
+from ...process_tree import descendants, is_stopped
+from ...routing.ingress_broadcast import APPLICATION
+from ...security.edge.internal_client import InternalClient
+from .watchdog import ChildProcess, ProbedProcess
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 3.0
+RAY_PATIENCE_S = 11.0  # with the drain and the end of all, less than half a minute from the fault on a busy machine
+PATIENCE_S = 25.0  # of what is started again: a start takes seconds, on a busy machine many
+# By Ray's name of the process. What is not here is vital, as a Ray of another version may have other ones.
+NOT_VITAL = {
+    "dashboard": ("Ray's dashboard", "its pages are gone"),
+    "monitor": ("Ray's monitor of autoscaling", "nothing here needs it"),
+    "log_monitor": ("Ray's log monitor", "the dashboard shows no new lines of logs"),
+    "ray_client_server": ("Ray's server of remote drivers", "nothing here needs it"),
+}
+VITAL = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
+BY_ITSELF = {"raylet": "as it does without its dashboard agent or its runtime-env agent"}
+
+
+def ray_children() -> list[ChildProcess]:
+    """Return the daemons that Ray's start has left as children of this process."""
+    return [
+        ChildProcess(NOT_VITAL[kind][0], info.process, so=NOT_VITAL[kind][1])
+        if kind in NOT_VITAL
+        else ChildProcess(VITAL.get(kind, f"Ray's {kind}"), info.process, vital=True, so=BY_ITSELF.get(kind, ""))
+        for kind, infos in worker._global_node.all_processes.items()
+        for info in infos
+    ]
+
+
+def ray_probes() -> list[ProbedProcess]:
+    """Return Ray's daemons that may hang."""
+    [node] = ray.nodes()
+    raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+    gcs = str(ray.get_runtime_context().gcs_address)
+    return [
+        ProbedProcess("Ray's GCS", grpc_health_probe(gcs), RAY_PATIENCE_S, certain=partial(any_stopped, "gcs_server")),
+        ProbedProcess(
+            "Ray's raylet", grpc_health_probe(raylet), RAY_PATIENCE_S, certain=partial(any_stopped, "raylet")
+        ),
+    ]
+
+
+def service_probes(inside: InternalClient, redis: EmbeddedRedis | None, *, control: bool) -> list[ProbedProcess]:
+    """Return the processes of a ready service that must answer. `inside`: the address of its ports."""
+    host, _, port = inside.http.removeprefix("http://").rpartition(":")
+    found = [
+        ProbedProcess("the door", partial(check_port_open, host.strip("[]"), int(port)), PATIENCE_S),
+        _actor("Serve's controller", SERVE_CONTROLLER_NAME, SERVE_NAMESPACE, "check_alive", "ray::ServeController"),
+    ]
+    if control:
+        plane = _actor("the control plane", CONTROL, APPLICATION, "ready", "ray::ControlActor")
+        found.append(replace(plane, vital=False))
+    if redis is not None:
+        stopped = redis.is_stopped
+        found.append(
+            ProbedProcess("redis-server", redis.ask, PATIENCE_S, redis.restart_hung, vital=False, certain=stopped)
+        )
+    return found
+
+
+def grpc_health_probe(address: str) -> Callable[[], object]:
+    """Return a function that asks one of Ray's servers by gRPC's health protocol.
+
+    It opens a new connection each time: if one is open when Ray ends, grpcio writes an error to stderr.
+    """
+
+    def ask() -> object:
+        with init_grpc_channel(address) as channel:
+            try:
+                return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_S)
+            except grpc.RpcError as error:
+                if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    raise
+                return error  # it lives, and has an opinion
+
+    return ask
+
+
+def check_port_open(host: str, port: int) -> None:
+    """Raise ConnectionRefusedError if nobody listens. A port with a long queue counts as open."""
+    try:
+        socket.create_connection((host, port), timeout=ANSWER_S).close()
+    except ConnectionRefusedError:
+        raise
+    except OSError as error:
+        log.debug("the door is slow: %s", error)
+
+
+def _actor(name: str, actor: str, namespace: str, method: str, title: str) -> ProbedProcess:
+    """Return the watch of a Ray actor, which Ray restarts when it ends. It is looked up by name each time, as
+    handles go stale.
+    """
+
+    def ask() -> Any:
+        return ray.get(getattr(ray.get_actor(actor, namespace), method).remote(), timeout=ANSWER_S)
+
+    def stopped() -> bool:
+        return any(map(is_stopped, processes_titled(title)))
+
+    return ProbedProcess(name, ask, PATIENCE_S, partial(kill_titled, title), certain=stopped)
+
+
+def any_stopped(kind: str) -> bool:
+    """Return whether a signal has stopped a process of this kind, by Ray's name."""
+    return any(is_stopped(info.process.pid) for info in worker._global_node.all_processes.get(kind, ()))
+
+
+def processes_titled(title: str) -> list[int]:
+    """Return the descendants whose command line begins with this title."""
+    found = []
+    for pid in descendants():
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title.encode()):
+                found.append(pid)
+    return found
+
+
+def kill_titled(title: str) -> None:
+    """Send SIGKILL to the descendants with this title."""
+    for pid in processes_titled(title):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,135 @@
+"""Keeper of warm worker processes on a node with a replica: a replica that starts there finds everything imported.
+
+Ray's raylet starts a worker ahead of its use on request (`PrestartWorkers`, an internal call of Ray), gives it to the
+next actor with the same environment, and ends it with the rest of the node.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ....replicas.host.host_memory import available_memory
+from .warm_worker import PRELOADED, node_slots
+from .warm_worker_slots import WarmWorkerSlots
+
+__all__ = ["WarmWorkerKeeper", "keep_warm_workers"]
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 10.0  # delay before a missing process is replaced, so that a new replica has the cores while it loads
+LOOK_S = 2.0  # interval of the checks
+FIRST_S, LONGEST_S = 5.0, 3600.0  # bounds of the pause between requests for processes, if these do not stay
+STEADY_S = 60.0  # a process that is there for this long counts as stable
+TOLD = 8  # unsuccessful requests in a row after which a warning is logged
+ROOM_BYTES = 2 << 30  # free host memory below which none is started, since replicas and their streams come first
+_ASK_S = 10.0
+_STAY_S = 10**6  # keep-alive of a waiting worker, much longer than a raylet's default
+
+
+def keep_warm_workers(count: int, after_s: float = 0.0) -> None:
+    """Keep `count` processes waiting on this node while this process lives, starting after `after_s` seconds.
+
+    Does nothing where Ray was started without our settings, or where there is no /proc to see which processes wait.
+    """
+    if PRELOADED not in sys.modules or sys.platform != "linux":
+        return
+    keeper = WarmWorkerKeeper(node_slots(), count, prestart_workers)
+    threading.Thread(target=keeper.run, args=(after_s,), name="keeps spares", daemon=True).start()
+
+
+@dataclass(slots=True)
+class WarmWorkerKeeper:
+    """Keeper of a node's waiting processes.
+
+    places  records of the node's waiting processes
+    count   wanted number of waiting processes
+    ask     starts that many processes
+    room    returns the free host memory in bytes
+    """
+
+    places: WarmWorkerSlots
+    count: int
+    ask: Callable[[int], None]
+    room: Callable[[], int] = available_memory
+    _missing: float | None = None  # since when too few processes wait too few processes wait
+    _full: float | None = None
+
+    def run(self, after_s: float) -> None:
+        time.sleep(after_s)
+        while self.look(time.monotonic()):
+            time.sleep(LOOK_S)
+
+    def look(self, now: float) -> bool:
+        """Request missing processes, with ever longer pauses if they do not stay.
+
+        Return False if that is impossible here.
+        """
+        try:
+            with self.places.alone():
+                self._look(now)
+        except (ImportError, AttributeError, NotImplementedError) as error:
+            log.warning("no process waits for the next replica of this node: this Ray has no way to: %s", error)
+            return False
+        except Exception as error:  # noqa: BLE001  errors of Ray, gRPC and the disk pass; none may end the replica
+            log.debug("a process that is to wait for the next replica was not asked for: %s", error)
+        return True
+
+    def _look(self, now: float) -> None:
+        missing = self.count - self.places.count()
+        if missing <= 0:
+            self._missing, self._full = None, now if self._full is None else self._full
+            if now - self._full > STEADY_S:
+                self.places.note_steady()
+            return
+        self._full, self._missing = None, now if self._missing is None else self._missing
+        often, ago_s = self.places.asked
+        wait_s = min(FIRST_S * 2**often, LONGEST_S)
+        if now - self._missing < SETTLE_S or ago_s < wait_s or self.room() < ROOM_BYTES:
+            return
+        if often == TOLD:
+            log.warning("processes that are to wait for the next replica of this node do not stay: %d came", often)
+        self.places.note_asked()
+        wanted = self.places.add(missing)
+        try:
+            self.ask(missing)
+        except BaseException:
+            for place in wanted:
+                place.unlink(missing_ok=True)
+            raise
+
+
+def prestart_workers(count: int) -> None:
+    """Make the node's raylet start worker processes that no job has yet. Raises NotImplementedError if it cannot.
+
+    They belong to no job, because those of a job end with its driver, and the driver of a fleet on someone else's
+    cluster has long ended.
+    """
+    import grpc
+    import ray
+    from ray._common.network_utils import build_address
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc
+    from ray.core.generated.common_pb2 import PYTHON
+    from ray.core.generated.runtime_environment_pb2 import RuntimeEnvInfo
+
+    context = ray.get_runtime_context()
+    here = context.get_node_id()
+    (node,) = (node for node in ray.nodes() if node["NodeID"] == here)
+    request = node_manager_pb2.PrestartWorkersRequest(
+        language=PYTHON,
+        runtime_env_info=RuntimeEnvInfo(serialized_runtime_env=context.get_runtime_env_string()),
+        keep_alive_duration_secs=_STAY_S,
+        num_workers=count,
+    )
+    with init_grpc_channel(build_address(node["NodeManagerAddress"], node["NodeManagerPort"])) as channel:
+        try:
+            node_manager_pb2_grpc.NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=_ASK_S)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                raise NotImplementedError(error.details()) from error
+            raise
