@@ -7,6 +7,7 @@ import graphlib
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +66,17 @@ def test_each_docstring_begins_with_a_verb_or_a_noun(path: Path) -> None:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     texts = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
     assert [text for text in texts if re.match(r"\w*", text)[0].lower() in HANGING] == []  # type: ignore[index]
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """Private ones too: a name that is searched for, in a log or by an editor, leads to one place."""
+    places = defaultdict(list)
+    for path in [*_sources(), *ROOT.glob("src/motley/client/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert len(places) > 900
+    assert {name: at for name, at in places.items() if len(at) > 1} == {}
 
 
 def test_the_sources_are_found() -> None:
