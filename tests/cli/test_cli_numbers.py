@@ -33,7 +33,7 @@ from motley.cli.numbers import (
     check_numbers,
 )
 from motley.cluster.fleet.control.state.decisions import MAX_DRAIN_S
-from motley.cluster.fleet.spec import fleet_spec
+from motley.cluster.fleet.spec import service_spec, value_types
 from motley.replicas import engine_config, sampling_params
 from motley.replicas.errors import InvalidRequest
 
@@ -227,14 +227,14 @@ def test_the_bounds_that_are_told_are_the_options_own(
 
 def test_bounds_are_those_of_the_layers_below() -> None:
     assert (MAX_REPLICAS, MAX_TEMPERATURE, DAY_S) == (
-        fleet_spec.MAX_REPLICAS,
+        value_types.MAX_REPLICAS,
         sampling_params.MAX_TEMPERATURE,
         MAX_DRAIN_S,
     )
-    assert Between(0.0, fleet_spec.MAX_OBJECTIVE_S, above=True) == fleet.OBJECTIVE
+    assert Between(0.0, value_types.MAX_OBJECTIVE_S, above=True) == fleet.OBJECTIVE
     assert Between(0.0, engine_config.MAX_SECONDS, above=True) == serve.TIMEOUT
     for name, number in (("drain_s", WEEK_S), ("stall_s", WEEK_S)):
-        assert fleet_spec.ServiceSpec.model_json_schema()["properties"][name]["maximum"] == number
+        assert service_spec.ServiceSpec.model_json_schema()["properties"][name]["maximum"] == number
     for field, refused in (("top_p", 0.0), ("top_p", 1.1), ("repetition_penalty", 0.0), ("repetition_penalty", 10.1)):
         with pytest.raises(InvalidRequest):
             sampling_params.SamplingParams(**{field: refused})

@@ -14,7 +14,8 @@ from motley.cluster.fleet.control.state.control_state import ControlState, PoolP
 from motley.cluster.fleet.control.state.decisions import take_over_deployment
 from motley.cluster.fleet.spec.fleet_changes import list_changes, refuse_fixed_changes, targets_after_change
 from motley.cluster.fleet.spec.fleet_file_loader import load_fleet
-from motley.cluster.fleet.spec.fleet_spec import FleetSpec, PoolSpec
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec
+from motley.cluster.fleet.spec.pool_spec import PoolSpec
 from motley.cluster.service.deployment.serve_app import ingress_version, pool_version
 from motley.cluster.service.startup.rollout_overrides import RolloutOverride, rollout_overrides
 from motley.cluster.service_errors import ConfigurationError

@@ -19,16 +19,12 @@ from motley.cluster.fleet.control.backend.planned_fleet import plan_from_spec
 from motley.cluster.fleet.control.reconciler.policy_selection import make_policy
 from motley.cluster.fleet.scaling.policy_registry import POLICIES
 from motley.cluster.fleet.spec import fleet_schema
+from motley.cluster.fleet.spec.engine_spec import ENGINE_NAMES, EngineSpec
 from motley.cluster.fleet.spec.fleet_file_loader import load_fleet
-from motley.cluster.fleet.spec.fleet_spec import (
-    ENGINE_NAMES,
-    EngineSpec,
-    FleetSpec,
-    ReplicaRange,
-    ScalingSpec,
-    engine_config,
-)
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec, engine_config
+from motley.cluster.fleet.spec.pool_spec import ReplicaRange
 from motley.cluster.fleet.spec.ray_placement import ACCELERATOR, placement_options
+from motley.cluster.fleet.spec.scaling_spec import ScalingSpec
 from motley.cluster.service.deployment import serve_app
 from motley.cluster.service_errors import ConfigurationError
 from motley.replicas.engine_config import EngineConfig

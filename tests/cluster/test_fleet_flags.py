@@ -11,7 +11,8 @@ import pytest
 from motley.cli import serve as command
 from motley.cli.app import run
 from motley.cluster.fleet.spec.fleet_flags import fleet_from_options
-from motley.cluster.fleet.spec.fleet_spec import FleetSpec, ReplicaRange, engine_config
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec, engine_config
+from motley.cluster.fleet.spec.pool_spec import ReplicaRange
 from motley.cluster.fleet.spec.serve_options import ServeOptions
 from motley.cluster.service.startup.access_options import check_access
 from motley.cluster.service.startup.served_model_name import with_served_model_name

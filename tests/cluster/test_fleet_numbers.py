@@ -19,7 +19,8 @@ import yaml
 from pydantic import BaseModel
 
 from motley.cluster.fleet.spec.fleet_file_loader import load_fleet
-from motley.cluster.fleet.spec.fleet_spec import FleetSpec, ScalingSpec, engine_config
+from motley.cluster.fleet.spec.fleet_spec import FleetSpec, engine_config
+from motley.cluster.fleet.spec.scaling_spec import ScalingSpec
 from motley.cluster.service_errors import ConfigurationError
 
 At = tuple[str | int, ...]

@@ -16,7 +16,8 @@ from ...prefix_store.embedded_redis import EmbeddedRedis, find_redis, set_memory
 from ...prefix_store.redis_source import EMBEDDED, MEMORY, OFF, RedisSource
 from ...prefix_store.redis_store import redis_prefix_access
 from ...service_errors import ConfigurationError
-from ..spec.fleet_spec import FleetSpec, PrefixCacheSpec, fleet_prefix_wire
+from ..spec.fleet_spec import FleetSpec, fleet_prefix_wire
+from ..spec.prefix_cache_spec import PrefixCacheSpec
 
 __all__ = [
     "PrefixSharing",

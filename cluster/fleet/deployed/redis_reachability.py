@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from ...prefix_store.redis_source import EMBEDDED, MEMORY, OFF, check_url, redact_url
-from ..spec.fleet_spec import PrefixCacheSpec
+from ..spec.prefix_cache_spec import PrefixCacheSpec
 
 __all__ = ["connection_failure", "warn_if_unreachable"]
 

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from ...prefix_store.redis_source import redact_url
 from .fleet_file_loader import FleetFile
-from .fleet_spec import FleetSpec, PoolSpec, fleet_prefix_wire
+from .fleet_spec import FleetSpec, fleet_prefix_wire
+from .pool_spec import PoolSpec
 from .yaml_lines import ValuePath, format_path
 
 __all__ = ["FleetChange", "list_changes", "refuse_fixed_changes", "targets_after_change"]

@@ -15,7 +15,9 @@ from pydantic import BaseModel, ValidationError
 
 from ....replicas.errors import InvalidRequest
 from ....replicas.short_repr import short_repr
-from .fleet_spec import PATTERNS, AttainedSpec, FleetSpec
+from .fleet_spec import FleetSpec
+from .pool_spec import AttainedSpec
+from .value_types import PATTERNS
 from .yaml_lines import ValuePath, YamlLines, read_yaml
 
 __all__ = ["DEMO", "FleetFile", "describe_error", "load_fleet"]

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from ....replicas.engine_config import EngineConfig
 from ...prefix_store.redis_source import redact_url
 from ...service_errors import ConfigurationError
+from .engine_spec import ENGINE_NAMES, EngineSpec
 from .fleet_file_loader import DEMO, FleetFile, describe_error
-from .fleet_spec import ENGINE_NAMES, EngineSpec, FleetSpec
+from .fleet_spec import FleetSpec
 from .serve_options import ServeOptions
 from .yaml_lines import format_path
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .accepted_capabilities import accepted_capabilities
-from .fleet_spec import BundleSpec, PoolSpec
+from .pool_spec import BundleSpec, PoolSpec
 
 __all__ = ["ACCELERATOR", "COMPUTE_CAPABILITY", "node_labels", "placement_options"]
 

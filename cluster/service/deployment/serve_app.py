@@ -20,7 +20,8 @@ from ....replicas.replica import engine_worker, simulated_worker
 from ...fleet.control.backend.weight_sources import pool_weight_updates
 from ...fleet.deployed.deployed_fleet import read_deployed
 from ...fleet.deployed.prefix_sharing import PrefixSharing, prefix_access_factory
-from ...fleet.spec.fleet_spec import FleetSpec, PoolSpec, engine_config, pool_model, pool_prefix_wire
+from ...fleet.spec.fleet_spec import FleetSpec, engine_config, pool_model, pool_prefix_wire
+from ...fleet.spec.pool_spec import PoolSpec
 from ...fleet.spec.ray_placement import placement_options
 from ...routing.ingress_broadcast import APPLICATION, INGRESS
 from ...routing.serve_router import PoolRouter

@@ -41,7 +41,7 @@ def read_bounds(text: str) -> pb.Bounds:
 
 
 def read_setting(text: str) -> tuple[str, float]:
-    from ..cluster.fleet.spec.fleet_spec import ScalingSpec
+    from ..cluster.fleet.spec.scaling_spec import ScalingSpec
 
     name, _, number = text.partition("=")
     try:

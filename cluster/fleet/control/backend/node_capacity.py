@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ...spec.fleet_spec import FleetSpec, PoolSpec
+from ...spec.fleet_spec import FleetSpec
+from ...spec.pool_spec import PoolSpec
 from ...spec.ray_placement import ACCELERATOR, COMPUTE_CAPABILITY, placement_options
 from .pending_reason import LabelMatcher, NodeResources, ResourceNeed, combine_needs, pending_reason
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from .....replicas.errors import InvalidRequest
 from ....routing.prediction.latency_model import Slo
 from ...scaling.scaling_policy import ScalingPolicy
-from ...spec.fleet_spec import MAX_OBJECTIVE_S, ScalingSpec
+from ...spec.scaling_spec import ScalingSpec
+from ...spec.value_types import MAX_OBJECTIVE_S
 from ..state.control_state import FIXED, PolicyPlan
 
 
