@@ -59,8 +59,7 @@ imports: $(VENV)/.dev  ## which package may import which
 
 unit: $(VENV)/.dev  ## pytest; ARGS="-k text" runs a part
 ifeq ($(ARGS),)
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target $(PARTS:%=unit-%) || \
-	  $(BIN)/python tests/support/alone.py $(PARTS:%=$(UNIT)/%)
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target $(PARTS:%=unit-%)
 else
 	$(BIN)/pytest $(THOROUGH) $(ARGS)
 endif
@@ -83,7 +82,7 @@ unit-replicas unit-rest unit-kernels: NICE := nice -n 5
 
 $(PARTS:%=unit-%): unit-%: $(VENV)/.dev
 	@rm -rf $(UNIT)/$* && mkdir -p $(UNIT)/$*
-	$(NICE) $(BIN)/pytest $(THOROUGH) $(COSTS:%=--costs $(UNIT)/$*/%) -o cache_dir=$(UNIT)/$* $(WHAT); status=$$?; echo $$status > $(UNIT)/$*/status; exit $$status
+	$(NICE) $(BIN)/pytest $(THOROUGH) $(COSTS:%=--costs $(UNIT)/$*/%) -o cache_dir=$(UNIT)/$* $(WHAT)
 
 kernels: $(VENV)/.dev $(CUDA_TRITONS:%=$(VENV)/.triton-%)  ## kernels compiled for every capability, with no GPU; all if any has changed
 	@for version in $(CUDA_TRITONS); do \

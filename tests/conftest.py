@@ -11,7 +11,7 @@ import costs
 import pytest
 import thorough
 import torch
-from alone import note_failures
+import unsteady
 from hypothesis import HealthCheck, settings
 
 from motley.kernels.compiler.triton_interpreter import speed_up_interpreter
@@ -38,6 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     thorough.select(config, items)
     costs.mark(items, costs.read())
+    if not config.getoption(thorough.OPTION):
+        unsteady.allow(items)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +63,6 @@ def report(pytestconfig: pytest.Config) -> Callable[[str], None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    note_failures(terminalreporter, config)
     if lines := config.stash.get(MEASURED, []):
         terminalreporter.section("reported")
         for line in lines:
