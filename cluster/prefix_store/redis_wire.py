@@ -144,7 +144,7 @@ def _left(deadline: float) -> float:
 
 def _number(text: bytes) -> int:
     if not text.removeprefix(b"-").isdigit() or len(text) > 19:
-        raise RedisProtocolError(f"no number: {text[:20]!r}")
+        raise RedisProtocolError(f"Redis sent {text[:20]!r} where a number was expected")
     return int(text)
 
 

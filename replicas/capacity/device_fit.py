@@ -200,7 +200,7 @@ def find_table_devices(name: str, kv_dtype: KvDtype | None = None) -> list[Targe
 
 
 def local_gpu(device: torch.device, kv_dtype: KvDtype | None = None) -> TargetDevice:
-    """Return a GPU of this machine, with the memory that is free on it now."""
+    """Return the given GPU of this machine as a device to fit a model to, with the memory that is free now."""
     rig = gpu_context(device)
     free, total = torch.cuda.mem_get_info(device)
     return TargetDevice(f"{device}, {rig.about.name}", _gpu_ops(rig, kv_dtype), total, free, rig.about, at_hand=True)

@@ -91,7 +91,7 @@ class EngineThread:
     usual_s     expected seconds of a full step, before the first was measured
     load        the engine's load after the last step
     died        the error that ended the thread; None while it lives
-    step_began  monotonic seconds at which the present step began; None between steps
+    step_began  monotonic seconds at which the current step began; None between steps
     """
 
     def __init__(
@@ -174,17 +174,17 @@ class EngineThread:
 
     @property
     def slow_s(self) -> float:
-        """Seconds after which the present step counts as slow, from how long the latest steps took."""
+        """Seconds after which the current step counts as slow, from how long the latest steps took."""
         return min(max(SLOW_S, SLOW_TIMES * max(list(self._took))), self.watchdog_s)
 
     def check_pace(self) -> None:
         """Raise EngineFault while a step takes far longer than others; the watchdog gives it more time to end."""
         taken, slow_s = self._taken_s(), self.slow_s
         if taken is not None and taken > slow_s:
-            raise EngineFault(f"no step has ended for more than {slow_s:g} s", code="engine_slow")
+            raise EngineFault(f"the current step has taken more than {slow_s:g} s", code="engine_slow")
 
     def _taken_s(self) -> float | None:
-        """Seconds that the present step has taken, without its graph captures; None between steps."""
+        """Seconds that the current step has taken, without its graph captures; None between steps."""
         began = self.step_began
         if began is None:
             return None

@@ -264,8 +264,8 @@ class Scheduler:
         return sequence is not None and sequence.allocation is allocation
 
     def step_back(self, item: PlanItem) -> None:
-        """Let the last token of the item's sequence be computed again, by the step that samples after it, unless all of
-        the item's tokens are computed again anyway.
+        """Undo the last computed token of an item whose step sampled nothing, so that a later step computes it again
+        and samples. Does nothing if all of the item's tokens are to be computed again already.
         """
         sequence = self._by_id[item.sequence_id]
         if sequence.num_launched == sequence.num_computed == item.end:

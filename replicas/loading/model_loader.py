@@ -153,7 +153,7 @@ def load_model(
     progress(checkpoint.nbytes, checkpoint.nbytes)
     took = time.perf_counter() - began
     rate = checkpoint.nbytes / took / 1e9
-    log.info("weights: %.2f GB %s in %.2f s: %.2f GB/s", checkpoint.nbytes / 1e9, how, took, rate)
+    log.info("weights: %.2f GB loaded (%s) in %.2f s: %.2f GB/s", checkpoint.nbytes / 1e9, how, took, rate)
     return loaded
 
 

@@ -39,7 +39,7 @@ def group_columns(linear: LinearSpec, group_size: int) -> int:
     group = linear.in_features if group_size == -1 else group_size
     if linear.in_features % group:
         raise CheckpointError(
-            f"group_size {group} does not divide its {linear.in_features} input features",
+            f"group_size {group} does not divide the layer's {linear.in_features} input features",
             file="config.json",
             tensor=linear.name,
         )

@@ -107,7 +107,9 @@ INT4_WEIGHTS = SimulatedWeights()
 
 @dataclass(frozen=True)
 class SimulatedDevice:
-    """Model on a GPU: weights in one form, a dense head, and KV of `kv_bytes` bytes a number.
+    """GPU with a model on it, to simulate: it computes nothing and takes the time that the roofline predicts.
+
+    All layers have weights in one format, the head is not quantized, and KV takes `kv_bytes` bytes per value.
 
     attained  shares of the roofline that this device reaches; those of its profile may differ
     """

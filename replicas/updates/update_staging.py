@@ -53,9 +53,7 @@ _ALIGNED = 8
 
 
 def quantized_layers(config: ModelConfig, format: WeightFormat) -> Iterator[frozenset[str]]:
-    """Yield for each layer whose weight is several tensors (codes, scales, zeros) their names, which mean nothing
-    apart.
-    """
+    """Yield the names of each quantized layer's tensors (codes, scales, zeros), which must be replaced together."""
     specs = [(format, linear) for i in range(config.num_layers) for linear in layer_spec(config, i).linears]
     for of, spec in (*specs, (head_format(format), head_spec(config))):
         names = frozenset(of.tensors(spec)) - {f"{spec.name}.bias"}

@@ -333,7 +333,7 @@ def test_a_stream_that_breaks_off_in_a_later_message_has_its_answers(service: Fr
 def test_a_call_without_a_key_is_refused_by_its_head(service: Fronted, door: str, method: str, key: str) -> None:
     """It need not send a message, and none is read."""
     client, number = opened(service, door, method, key)
-    assert "an API key is required" in ended(client, number)
+    assert "a valid API key is required" in ended(client, number)
     client.close()
 
 
@@ -380,7 +380,7 @@ def test_http_2_over_tls_after_the_answer(service: Fronted) -> None:
             assert time.monotonic() < deadline
             connection.sendall(frame(DATA, 0, number, b" " * 1000))
             sent += 1000
-    assert b"an API key is required" in client.payloads[DATA, number]
+    assert b"a valid API key is required" in client.payloads[DATA, number]
     connection.close()
     assert alive(service)
 

@@ -286,7 +286,7 @@ def test_motley_fleet(fleet: Served, plane: Plane, contact: ControlContact, tmp_
     assert f"there are: {', '.join(sorted(POOLS))}" in run("metrics", "gpu", status=2)
     bounds = {name: [0, 3 if name == "a10" else 1] for name in POOLS}
     assert json.loads(run("policy", "--json")) == {"policy": "fixed", "bounds": bounds}
-    assert "an API key is required" in run("status", status=1, MOTLEY_ADMIN_KEY="mk-wrong")
+    assert "a valid API key of an admin is required" in run("status", status=1, MOTLEY_ADMIN_KEY="mk-wrong")
     (tmp_path / "key").write_text(f"{contact.key}\n")
     assert run("metrics", "--admin-key", str(tmp_path / "key"))
 

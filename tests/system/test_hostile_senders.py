@@ -173,9 +173,9 @@ HELD: dict[str, tuple[str, partial[Closed], bytes, int]] = {
     "no key, kept alive": ("http_port", partial(held, begin=http_head("GET /v1/models", "")), b" 401 ", 90),
     "gRPC, nothing": ("grpc_port", partial(held, begin=b""), b"", 10),
     "gRPC, part of a preface": ("grpc_port", partial(held, begin=b"PRI * HTTP/2.0\r\n"), b"", 10),
-    "gRPC, no key, silent": ("grpc_port", partial(held_call, fields=NONE, data=b""), b"an API key is required", 90),
+    "gRPC, no key, silent": ("grpc_port", partial(held_call, fields=NONE, data=b""), b"a valid API key is", 90),
     "gRPC, no key, drips on": (
-        "grpc_port", partial(held_call, fields=NONE, data=b"\0\0\x70\0\0x", part=b"x"), b"an API key is required", 90),
+        "grpc_port", partial(held_call, fields=NONE, data=b"\0\0\x70\0\0x", part=b"x"), b"a valid API key is", 90),
     "gRPC, a key, silent": (
         "grpc_port", partial(held_call, fields=RIGHT, data=b""), b"first message did not arrive", 30 + 90),
     "gRPC, a key, drips on": (
@@ -195,7 +195,9 @@ def test_nobody_holds_a_place_for_long(guarded: Served, report: Report) -> None:
         report(f"held by {what}: answered after {one.answered_s:.1f} s, closed after {one.closed_s:.1f} s of {limit}")
 
 
-@pytest.mark.parametrize(("key", "says"), [(RIGHT, "closed without a whole message"), (NONE, "an API key is required")])
+@pytest.mark.parametrize(
+    ("key", "says"), [(RIGHT, "closed without a whole message"), (NONE, "a valid API key is required")]
+)
 def test_calls_half_closed_without_a_message(guarded: Served, key: Fields, says: str) -> None:
     for method in (COMPLETE, "/motley.v1.Inference/CompleteStream", "/vllm.grpc.engine.VllmEngine/Generate"):
         assert says in half_closed(guarded.grpc_port, method, key)

@@ -41,7 +41,7 @@ class DemandForecast:
 
     @property
     def settled(self) -> bool:
-        """Whether `settle_s` seconds have been observed, so that the highest load is that of the whole time."""
+        """Whether the load has been observed for `settle_s` seconds since the start or the last `reset`."""
         return all(each.settled for each in self._most)
 
     def reset(self) -> None:

@@ -51,7 +51,7 @@ class CallGuard:
         if tenant is None and not (health and self._open_health):
             # The same message whatever was wrong, since different ones would reveal which part was right.
             raise Unauthenticated(
-                "an API key is required: Authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key"
+                "a valid API key is required: Authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key"
             )
         return tenant or ""
 

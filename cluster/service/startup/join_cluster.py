@@ -28,7 +28,7 @@ NodeEnvironment = Mapping[str, str | None]  # settings of a node's processes, by
 
 @contextmanager
 def join_cluster(address: str, environment: Mapping[str, str]) -> Iterator[None]:
-    """Make this process a driver of that cluster, with the environment that the cluster's processes have."""
+    """Connect this process to the Ray cluster at `address`, with the environment variables of its processes."""
     _check_listens(address)
     assert "ray.serve" not in sys.modules, "Serve reads its settings when it is imported, which comes later"
     os.environ.update({**environment, _AUTH: "token"})  # which Ray reads when it is imported

@@ -25,7 +25,7 @@ _STARTING = b"default_worker.py"  # in the command line of a worker that has no 
 
 
 class WarmWorkerSlots:
-    """Records of the waiting processes of one node."""
+    """Files that record the warm worker processes of one node. They change only under a lock: see `alone`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

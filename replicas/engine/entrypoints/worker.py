@@ -393,7 +393,7 @@ class Worker:
 
 def _live_weights(engine: BuiltEngine) -> LiveWeights:
     if engine.weights is None:
-        raise InvalidRequest("path: this engine has no weights", param="path")
+        raise InvalidRequest("path: this engine has no weights that could be updated", param="path")
     return engine.weights
 
 

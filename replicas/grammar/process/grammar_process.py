@@ -215,8 +215,8 @@ def await_masks(matchers: Sequence[Matcher], *, unconstrained: bool) -> None:
 
 
 def collect_masks(matchers: Sequence[Matcher], wait_s: float, *, first: bool = False) -> None:
-    """Read the masks that have arrived for these matchers; wait up to `wait_s` while any is pending (`first`: while all
-    are).
+    """Read masks until all of these matchers have theirs, or with `first` until one has; for at most `wait_s`
+    seconds.
     """
     enough = any if first else all
     until = time.monotonic() + wait_s

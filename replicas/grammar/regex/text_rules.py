@@ -81,7 +81,10 @@ class TextRule:
         return node is not None and not (pattern.wanted or pattern.unwanted or self.other_than)
 
     def read(self) -> RegexPattern:
-        """Return the rule's pattern. Raises ValueError saying what is not supported."""
+        """Parse the rule's `pattern` or format into a regular expression, without its lengths and excluded texts.
+
+        Raises ValueError saying what is not supported.
+        """
         if self.form is not None:
             return parse_pattern(FORMAT_PATTERNS.get(self.form) or NARROWED_PATTERNS[self.form], whole=True)
         return (

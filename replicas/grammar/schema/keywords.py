@@ -294,9 +294,11 @@ def _check_least(node: dict[str, Any], path: str, least: str, named: Sized, othe
     more = more or bool(others == "additionalProperties" and node.get("patternProperties"))
     more = more or (others == "items" and "items" not in node and not named)
     if node.get(least, 0) > len(named) and not more:
-        known = f"{least!r} is {node[least]}, but the schema describes {len(named)}"
-        remedy = f'Describe the others by {others!r} ("{others}": {{}} lets in any)'
-        raise SchemaRefused(f"{path}: {known}. {remedy}, or lower {least!r}", drops=[least])
+        raise SchemaRefused(
+            f"{path}: {least!r} is {node[least]}, but the schema describes {len(named)}. "
+            f'Describe the others by {others!r} ("{others}": {{}} lets in any), or lower {least!r}',
+            drops=[least],
+        )
 
 
 def type_names(node: dict[str, Any], path: str) -> list[str]:

@@ -84,11 +84,11 @@ class GpuPipelineRunner:
 
     @property
     def model(self) -> GpuPipelineLeader:
-        """The pipeline with the newest weights."""
+        """The divided model with the newest weights."""
         return self.models[max(self.models)]
 
     def adopt(self, version: int, model: ForwardModel | PiecewiseModel) -> None:
-        """Add a model with new weights, by version, for steps to come (`WeightUpdater`)."""
+        """Add the divided model of a new version of the weights, for coming steps; called by `WeightUpdater`."""
         assert isinstance(model, GpuPipelineLeader), "every version is of stages"
         self.models[version] = model
 

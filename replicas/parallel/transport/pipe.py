@@ -80,7 +80,9 @@ class MessagePipe:
 
     def _write(self, left: memoryview) -> None:
         if self._writes is None:
-            raise EngineLost("the pipe to a process of the model is closed")
+            raise EngineLost(
+                "this process has closed its pipe to another process of the model: nothing more can be sent"
+            )
         until = time.monotonic() + SEND_TIMEOUT_S
         while left:
             if not select.select([], [self._writes], [], max(0.0, min(POLL_S, until - time.monotonic())))[1]:

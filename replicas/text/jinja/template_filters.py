@@ -153,7 +153,7 @@ def _sum(
 
 def _round(value: float, precision: int = 0, method: str = "common") -> float:
     if abs(precision) > 300:
-        raise TemplateLimit(f"rounding to {precision} digits")
+        raise TemplateLimit(f"the filter round takes at most 300 digits, not {precision}")
     rounded: float = jinja2.filters.do_round(value, precision, method)  # type: ignore[arg-type]
     return rounded
 

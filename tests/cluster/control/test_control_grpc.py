@@ -37,7 +37,10 @@ async def test_nobody_gets_in_without_an_admins_key(plane: Plane, service: Servi
         for metadata in wrong:
             call = plane.channel.unary_stream(f"/{service.full_name}/{rpc.name}")(b"", metadata=metadata, timeout=20)
             code, words = await refused(_first(call))
-            assert (code, "an API key is required" in words) == (grpc.StatusCode.UNAUTHENTICATED, True), rpc.name
+            assert (code, "a valid API key of an admin is required" in words) == (
+                grpc.StatusCode.UNAUTHENTICATED,
+                True,
+            ), rpc.name
         call = plane.channel.unary_stream(f"/{service.full_name}/{rpc.name}")(
             b"", metadata=(("x-api-key", TENANT),), timeout=20
         )

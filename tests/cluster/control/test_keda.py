@@ -56,7 +56,7 @@ async def test_keda_is_told_once_what_is_meant_for_each_pod(plane: Plane) -> Non
 @pytest.mark.parametrize(
     ("metadata", "code", "words"),
     [
-        ({"pool": "cpu", "key": "mk-wrong"}, "UNAUTHENTICATED", "an API key is required"),
+        ({"pool": "cpu", "key": "mk-wrong"}, "UNAUTHENTICATED", "a valid API key of an admin is required"),
         ({"pool": "cpu", "key": TENANT}, "PERMISSION_DENIED", "admin"),
         ({}, "NOT_FOUND", "there are: cpu"),
         ({"pool": "cpu", "metric": "temperature"}, "INVALID_ARGUMENT", "replicas, queue, tokens"),

@@ -153,7 +153,7 @@ class FleetReconciler:
         return told[-1] if told else None
 
     async def change(self, change: Callable[[ControlState, float], ControlState]) -> list[FleetEvent]:
-        """Keep the state that `change` returns and then use it; return the new events."""
+        """Store the state that `change` returns, then make it the current one; return the new events."""
         async with self._lock:
             old, new = self.state, change(self.state, self._clock())
             if new == old:

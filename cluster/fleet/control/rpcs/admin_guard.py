@@ -46,5 +46,6 @@ class AdminGuard:
                 "this is a tenant's key; an admin's is needed here: motley keys new NAME --admin", code="not_admin"
             )
         raise Unauthenticated(
-            "an API key is required, an admin's: Authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key"
+            "a valid API key of an admin is required: Authorization: Bearer KEY, or x-api-key: KEY",
+            code="invalid_api_key",
         )

@@ -221,7 +221,7 @@ def begin_update(
     """
     check_update(state, pool, expected, one.reason)
     if state.updates:
-        raise Conflict("other weights are being taken up; try again when that is done", code="weights_in_use")
+        raise Conflict("another update of weights is in progress; try again when it has ended", code="weights_in_use")
     return replace(state, updates={pool: one})
 
 
