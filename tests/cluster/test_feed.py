@@ -16,7 +16,7 @@ from grpc_servers import serving
 from local_ingress import make_ingress
 
 from motley.client import AsyncClient
-from motley.cluster.api.common.prompt_window import MAX_PROMPTS_AT_ONCE, PromptWindow
+from motley.cluster.api.common.concurrent_prompts import MAX_PROMPTS_AT_ONCE, ConcurrentPrompts
 from motley.cluster.async_streams import merge_streams, run_all
 from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine.streams.admission_limiter import AdmissionLimiter
@@ -56,14 +56,14 @@ class Queue:
             self.inside -= 1
 
 
-async def all_messages(feed: PromptWindow, request: Any) -> list[Any]:
+async def all_messages(feed: ConcurrentPrompts, request: Any) -> list[Any]:
     async with aclosing(feed.stream(Sized(request))) as messages:
         return [message async for message in messages]
 
 
 async def test_all_enter_in_the_end_and_each_is_tried_no_more_often_than_one_has_ended() -> None:
     queue = Queue()
-    feed = PromptWindow(queue)
+    feed = ConcurrentPrompts(queue)
     sizes = [40, 90, 250, 1, 70] * 20
     assert await run_all([all_messages(feed, size) for size in sizes]) == [[size] for size in sizes]
     assert 1 <= queue.most_inside <= MAX_PROMPTS_AT_ONCE
@@ -75,13 +75,15 @@ async def test_all_enter_in_the_end_and_each_is_tried_no_more_often_than_one_has
 
 async def test_no_more_of_them_at_once_than_leaves_room_for_others() -> None:
     queue = Queue()
-    await run_all([all_messages(feed, 0) for feed in [PromptWindow(queue)] for _ in range(3 * MAX_PROMPTS_AT_ONCE)])
+    await run_all(
+        [all_messages(feed, 0) for feed in [ConcurrentPrompts(queue)] for _ in range(3 * MAX_PROMPTS_AT_ONCE)]
+    )
     assert queue.most_inside == MAX_PROMPTS_AT_ONCE
 
 
 async def test_a_reader_that_has_had_enough_makes_room_too() -> None:
     queue = Queue()
-    feed = PromptWindow(queue)
+    feed = ConcurrentPrompts(queue)
 
     async def first(size: Any) -> Any:
         async with aclosing(feed.stream(Sized(size))) as messages:
@@ -96,7 +98,7 @@ async def test_where_others_fill_the_queue_it_is_full(count: int) -> None:
     queue = Queue()
     queue.admission.enter(MOST)
     with pytest.raises(Overloaded):
-        await asyncio.wait_for(run_all([all_messages(feed, 1) for feed in [PromptWindow(queue)] * count]), 30)
+        await asyncio.wait_for(run_all([all_messages(feed, 1) for feed in [ConcurrentPrompts(queue)] * count]), 30)
     assert queue.refused <= count
 
 
@@ -116,7 +118,7 @@ class Slow:
 
 async def test_what_has_waited_has_less_time_left() -> None:
     slow, request = Slow(0.25), Request("a", (1,), SamplingParams(max_tokens=1, seed=0), deadline_s=60.0)
-    feed = PromptWindow(slow)
+    feed = ConcurrentPrompts(slow)
     await run_all([_read(feed, request) for _ in range(2 * MAX_PROMPTS_AT_ONCE + 1)])
     first, second, third = slow.deadlines[0], slow.deadlines[MAX_PROMPTS_AT_ONCE], slow.deadlines[-1]
     assert 60.0 >= first > second + 0.04 > third + 0.08
@@ -124,14 +126,14 @@ async def test_what_has_waited_has_less_time_left() -> None:
 
 async def test_the_deadline_passes_while_it_waits_for_its_turn() -> None:
     slow, request = Slow(0.2), Request("a", (1,), SamplingParams(max_tokens=1, seed=0), deadline_s=0.1)
-    feed = PromptWindow(slow)
+    feed = ConcurrentPrompts(slow)
     with pytest.raises(DeadlineExceeded):
         await run_all([_read(feed, request) for _ in range(MAX_PROMPTS_AT_ONCE + 1)])
     assert len(slow.deadlines) == MAX_PROMPTS_AT_ONCE, "the last one has not begun"
-    assert await _read(PromptWindow(Slow(0.0)), request) == [StreamMessage()]
+    assert await _read(ConcurrentPrompts(Slow(0.0)), request) == [StreamMessage()]
 
 
-async def _read(feed: PromptWindow, request: Request) -> list[StreamMessage]:
+async def _read(feed: ConcurrentPrompts, request: Request) -> list[StreamMessage]:
     async with aclosing(feed.stream(request)) as messages:
         return [message async for message in messages]
 

@@ -53,7 +53,7 @@ class Answer:
     @property
     def ours(self) -> bool:
         """Refused by the guard, in its words."""
-        return b"a valid API key is required" in self.body
+        return b"a valid API key" in self.body
 
     def __str__(self) -> str:
         one = self.way.listener

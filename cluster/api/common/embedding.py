@@ -11,8 +11,8 @@ from ....replicas.errors import EngineFault, InvalidRequest
 from ....replicas.types import WeightsStatus
 from ...async_streams import run_all
 from ...routing.router import Router
+from .concurrent_prompts import ConcurrentPrompts, RequestStreamer
 from .parsed_request import AdmittedRequest
-from .prompt_window import PromptWindow, RequestStreamer
 
 MAX_INPUTS = 2048  # of one call, as OpenAI has it; clients that cut long lists into calls reckon with that
 MAX_EMBEDDING_VALUES = 1 << 21  # of an answer: 2,048 vectors of 1,024
@@ -41,7 +41,7 @@ async def embed_all(router: Router, admitted: Sequence[AdmittedRequest], name: s
 
     Raises InvalidRequest if they have more than MAX_EMBEDDING_VALUES numbers together, which the first one shows.
     """
-    feed = PromptWindow(router)
+    feed = ConcurrentPrompts(router)
 
     async def one_of_them(one: AdmittedRequest) -> EmbeddingResult:
         found = await embed(feed, one)

@@ -20,12 +20,12 @@ from ..common.chat.chat_admission import ChatAdmitter
 from ..common.chat.chat_reasoning import read_chat_template_kwargs
 from ..common.chat.speaker_names import drop_unplaced_names
 from ..common.collected_response import CollectedResponse, LogprobBudget, collect_response, encode_response
+from ..common.concurrent_prompts import ConcurrentPrompts
 from ..common.fields.body_shapes import normalize_body
 from ..common.fields.field_schemas import MAX_PROMPTS
 from ..common.fields.json_body import parse_body, take_field
 from ..common.fields.unknown_fields import UnknownFieldPolicy
 from ..common.parsed_request import AdmittedRequest
-from ..common.prompt_window import PromptWindow
 from . import openai_request
 from .openai_chat_response import ChatForm
 from .openai_chunks import OpenAIChunkWriter
@@ -161,7 +161,7 @@ class OpenAIProtocol:
     async def _whole(
         self, form: ResponseForm, call: OpenAIRequest, admitted: Sequence[AdmittedRequest]
     ) -> EncodedObject:
-        feed = PromptWindow(self._router)
+        feed = ConcurrentPrompts(self._router)
         room = LogprobBudget(admitted[0].ask.wire_names)
         gathered = await run_all([self._gather(call, one, feed, room) for one in admitted])
         echoes = [
@@ -173,7 +173,7 @@ class OpenAIProtocol:
         )
 
     async def _gather(
-        self, call: OpenAIRequest, admitted: AdmittedRequest, feed: PromptWindow, room: LogprobBudget
+        self, call: OpenAIRequest, admitted: AdmittedRequest, feed: ConcurrentPrompts, room: LogprobBudget
     ) -> CollectedResponse:
         async with aclosing(_messages(call, admitted, feed, whole=True)) as messages:
             n, shown = admitted.request.sampling.n, admitted.prompt_shown
@@ -186,7 +186,7 @@ class OpenAIProtocol:
         one.
         """
         writer = OpenAIChunkWriter(form, admitted, include_usage=call.include_usage, usage_so_far=call.usage_so_far)
-        feed = PromptWindow(self._router)
+        feed = ConcurrentPrompts(self._router)
         async with aclosing(merge_streams([_messages(call, one, feed) for one in admitted])) as messages:
             async for which, message in messages:
                 chunks: list[Chunk] = []
@@ -240,7 +240,7 @@ def _next_written(openings: Iterator[JsonObject]) -> EncodedObject | None:
 
 
 def _messages(
-    call: OpenAIRequest, admitted: AdmittedRequest, feed: PromptWindow, *, whole: bool = False
+    call: OpenAIRequest, admitted: AdmittedRequest, feed: ConcurrentPrompts, *, whole: bool = False
 ) -> AsyncGenerator[StreamMessage, None]:
     messages = feed.stream(admitted.now(), whole=whole)
     return hide_output(messages) if call.silent else messages

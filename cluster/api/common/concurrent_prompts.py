@@ -1,4 +1,4 @@
-"""Window over the prompts of one call: they are sent as others end, since together they may exceed any queue."""
+"""Prompts of one call: a few are computed at once and others follow as these end, or they could fill a queue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RequestStreamer(Protocol):
     def stream(self, request: Request, *, whole: bool = False) -> AsyncGenerator[StreamMessage, None]: ...
 
 
-class PromptWindow:
+class ConcurrentPrompts:
     """The router's `stream` for the requests of one call.
 
     A request that is refused because queues are full waits until another of this call has ended, and retries. If no
