@@ -9,9 +9,9 @@ from pathlib import Path
 
 import grpc
 import ray
-from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
 from ....replicas.host.stderr_logging import log_to_stderr
+from ...ray_compat.serve_controller import find_controller
 from ...security.auth.api_keys import KeyRing, StoredKey
 from ...security.auth.key_file import KeyFile
 from ...transport import access_log
@@ -96,7 +96,7 @@ async def _end_with_serve() -> None:
 
 def _serve_is_gone() -> bool:
     try:
-        ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
+        find_controller()
     except ValueError:
         return True
     return False

@@ -26,6 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ....replicas.errors import EngineFault
 from ....replicas.parallel.leader.launcher import ProcessHandle
+from ...ray_compat.visible_names import without_guesses
 from ..warm_workers.warm_worker_keeper import keep_warm_workers
 from .shard_tunnel import TunnelListener, connect_tunnel, start_pump
 
@@ -242,5 +243,5 @@ def _check_same_user(other: socket.socket) -> int:
 def _actor_error_message(error: Exception) -> str:
     """Return the error that the actor raised, or how Ray says its process ended, without Ray's guesses at causes."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = lines[-1].partition(" Some common causes")[0] if lines else "nothing is said of it"
+    said = without_guesses(lines[-1]) if lines else "nothing is said of it"
     return f"{type(error).__name__}: {said}"

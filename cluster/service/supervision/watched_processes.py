@@ -11,18 +11,18 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import grpc
 import ray
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from ray._private import worker
-from ray._private.grpc_utils import init_grpc_channel
-from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
+from ...fleet.control.control_actor import ControlActor
 from ...fleet.control.control_launcher import NAME as CONTROL
 from ...prefix_store.embedded_redis import EmbeddedRedis
 from ...process_tree import descendants, is_stopped
+from ...ray_compat.local_node import node_daemons, open_channel
+from ...ray_compat.serve_controller import check_controller
+from ...ray_compat.visible_names import actor_title, controller_title
 from ...routing.ingress_broadcast import APPLICATION
 from ...security.edge.internal_client import InternalClient
 from .watchdog import ChildProcess, ProbedProcess
@@ -46,11 +46,11 @@ BY_ITSELF = {"raylet": "as it does without its dashboard agent or its runtime-en
 def ray_children() -> list[ChildProcess]:
     """Return the daemons that Ray's start has left as children of this process."""
     return [
-        ChildProcess(NOT_VITAL[kind][0], info.process, so=NOT_VITAL[kind][1])
+        ChildProcess(NOT_VITAL[kind][0], process, so=NOT_VITAL[kind][1])
         if kind in NOT_VITAL
-        else ChildProcess(VITAL.get(kind, f"Ray's {kind}"), info.process, vital=True, so=BY_ITSELF.get(kind, ""))
-        for kind, infos in worker._global_node.all_processes.items()
-        for info in infos
+        else ChildProcess(VITAL.get(kind, f"Ray's {kind}"), process, vital=True, so=BY_ITSELF.get(kind, ""))
+        for kind, processes in node_daemons().items()
+        for process in processes
     ]
 
 
@@ -72,10 +72,10 @@ def service_probes(inside: InternalClient, redis: EmbeddedRedis | None, *, contr
     host, _, port = inside.http.removeprefix("http://").rpartition(":")
     found = [
         ProbedProcess("the door", partial(check_port_open, host.strip("[]"), int(port)), PATIENCE_S),
-        _actor("Serve's controller", SERVE_CONTROLLER_NAME, SERVE_NAMESPACE, "check_alive", "ray::ServeController"),
+        _actor("Serve's controller", partial(check_controller, ANSWER_S), controller_title()),
     ]
     if control:
-        plane = _actor("the control plane", CONTROL, APPLICATION, "ready", "ray::ControlActor")
+        plane = _actor("the control plane", _ask_control_plane, actor_title(ControlActor.__name__))
         found.append(replace(plane, vital=False))
     if redis is not None:
         stopped = redis.is_stopped
@@ -92,7 +92,7 @@ def grpc_health_probe(address: str) -> Callable[[], object]:
     """
 
     def ask() -> object:
-        with init_grpc_channel(address) as channel:
+        with open_channel(address) as channel:
             try:
                 return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_S)
             except grpc.RpcError as error:
@@ -113,13 +113,14 @@ def check_port_open(host: str, port: int) -> None:
         log.debug("the door is slow: %s", error)
 
 
-def _actor(name: str, actor: str, namespace: str, method: str, title: str) -> ProbedProcess:
-    """Return the watch of a Ray actor, which Ray restarts when it ends. It is looked up by name each time, as
-    handles go stale.
-    """
+def _ask_control_plane() -> object:
+    return ray.get(ray.get_actor(CONTROL, APPLICATION).ready.remote(), timeout=ANSWER_S)
 
-    def ask() -> Any:
-        return ray.get(getattr(ray.get_actor(actor, namespace), method).remote(), timeout=ANSWER_S)
+
+def _actor(name: str, ask: Callable[[], object], title: str) -> ProbedProcess:
+    """Return the watch of a Ray actor, which Ray restarts when it ends. `ask` looks it up by name each time, as handles
+    go stale.
+    """
 
     def stopped() -> bool:
         return any(map(is_stopped, processes_titled(title)))
@@ -129,7 +130,7 @@ def _actor(name: str, actor: str, namespace: str, method: str, title: str) -> Pr
 
 def any_stopped(kind: str) -> bool:
     """Return whether a signal has stopped a process of this kind, by Ray's name."""
-    return any(is_stopped(info.process.pid) for info in worker._global_node.all_processes.get(kind, ()))
+    return any(is_stopped(process.pid) for process in node_daemons().get(kind, ()))
 
 
 def processes_titled(title: str) -> list[int]:
