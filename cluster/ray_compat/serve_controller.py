@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployedSettings:
-    """What Serve keeps of a deployment.
+    """Settings that Serve keeps of a deployment.
 
     version         version of its replicas
     bundles         resources of each bundle of a replica's placement group; empty: it has none

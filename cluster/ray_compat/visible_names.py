@@ -6,12 +6,17 @@ import os
 from pathlib import Path
 
 __all__ = [
-    "DAEMONS",
+    "AUTOSCALING_MONITOR",
+    "CLIENT_SERVER",
+    "DASHBOARD",
     "FAILED_START",
+    "GCS",
     "GRPC_HEALTH",
     "HTTP_HEALTH",
+    "LOG_MONITOR",
     "OWN_GRPC_SERVICES",
     "OWN_PATHS",
+    "RAYLET",
     "REPLICA_MODULE",
     "STARTING_WORKER",
     "WAITING_WORKER",
@@ -30,7 +35,8 @@ WAITING_WORKER = "ray::IDLE"  # a worker that nobody has taken
 STARTING_WORKER = "default_worker.py"  # in the command line of a worker that has no title yet
 
 # Kinds of daemons that `ray.init` leaves behind, by Ray's own names
-DAEMONS = ("gcs_server", "raylet", "dashboard", "monitor", "log_monitor", "ray_client_server")
+GCS, RAYLET, DASHBOARD = "gcs_server", "raylet", "dashboard"
+AUTOSCALING_MONITOR, LOG_MONITOR, CLIENT_SERVER = "monitor", "log_monitor", "ray_client_server"
 
 # What Serve answers by itself, over HTTP and gRPC
 OWN_PATHS = "/-/"

@@ -22,7 +22,16 @@ from ...prefix_store.embedded_redis import EmbeddedRedis
 from ...process_tree import descendants, is_stopped
 from ...ray_compat.local_node import node_daemons, open_channel
 from ...ray_compat.serve_controller import check_controller
-from ...ray_compat.visible_names import actor_title, controller_title
+from ...ray_compat.visible_names import (
+    AUTOSCALING_MONITOR,
+    CLIENT_SERVER,
+    DASHBOARD,
+    GCS,
+    LOG_MONITOR,
+    RAYLET,
+    actor_title,
+    controller_title,
+)
 from ...routing.ingress_broadcast import APPLICATION
 from ...security.edge.internal_client import InternalClient
 from .watchdog import ChildProcess, ProbedProcess
@@ -34,13 +43,13 @@ RAY_PATIENCE_S = 11.0  # with the drain and the end of all, less than half a min
 PATIENCE_S = 25.0  # of what is started again: a start takes seconds, on a busy machine many
 # By Ray's name of the process. What is not here is vital, as a Ray of another version may have other ones.
 NOT_VITAL = {
-    "dashboard": ("Ray's dashboard", "its pages are gone"),
-    "monitor": ("Ray's monitor of autoscaling", "nothing here needs it"),
-    "log_monitor": ("Ray's log monitor", "the dashboard shows no new lines of logs"),
-    "ray_client_server": ("Ray's server of remote drivers", "nothing here needs it"),
+    DASHBOARD: ("Ray's dashboard", "its pages are gone"),
+    AUTOSCALING_MONITOR: ("Ray's monitor of autoscaling", "nothing here needs it"),
+    LOG_MONITOR: ("Ray's log monitor", "the dashboard shows no new lines of logs"),
+    CLIENT_SERVER: ("Ray's server of remote drivers", "nothing here needs it"),
 }
-VITAL = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
-BY_ITSELF = {"raylet": "as it does without its dashboard agent or its runtime-env agent"}
+VITAL = {GCS: "Ray's GCS", RAYLET: "Ray's raylet"}
+BY_ITSELF = {RAYLET: "as it does without its dashboard agent or its runtime-env agent"}
 
 
 def ray_children() -> list[ChildProcess]:
@@ -60,10 +69,8 @@ def ray_probes() -> list[ProbedProcess]:
     raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
     gcs = str(ray.get_runtime_context().gcs_address)
     return [
-        ProbedProcess("Ray's GCS", grpc_health_probe(gcs), RAY_PATIENCE_S, certain=partial(any_stopped, "gcs_server")),
-        ProbedProcess(
-            "Ray's raylet", grpc_health_probe(raylet), RAY_PATIENCE_S, certain=partial(any_stopped, "raylet")
-        ),
+        ProbedProcess("Ray's GCS", grpc_health_probe(gcs), RAY_PATIENCE_S, certain=partial(any_stopped, GCS)),
+        ProbedProcess("Ray's raylet", grpc_health_probe(raylet), RAY_PATIENCE_S, certain=partial(any_stopped, RAYLET)),
     ]
 
 
