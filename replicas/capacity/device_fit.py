@@ -259,7 +259,7 @@ def _budgets(place: TargetDevice, asked: FitWorkload) -> WeightBudgets:
     if place.device is not None:
         return WeightBudgets(device, host_weights_budget(host, available_memory() if place.at_hand else sys.maxsize)[0])
     if host is not None:
-        raise host_memory_error("a CPU's memory is the host's: weights_memory_bytes is all there is")
+        raise host_memory_error("a CPU has no memory but the host's, whose share for weights is weights_memory_bytes")
     return WeightBudgets(device, None)
 
 

@@ -268,7 +268,7 @@ def test_a_file_cut_short_is_refused(length: int, tmp_path: Path) -> None:
 
 def test_a_model_that_was_made_up_is_refused(tmp_path: Path) -> None:
     live = LiveWeights(replace(loaded(PAIRS["dense"](tmp_path / "one", 0)), checkpoint=None))
-    with pytest.raises(InvalidRequest, match="roll the model"):
+    with pytest.raises(InvalidRequest, match="motley fleet roll"):
         live.prepare(WeightFile(tmp_path / "new.safetensors"))
 
 

@@ -116,7 +116,7 @@ class ShardActorLauncher:
 
     def launch(self, number: int, name: str, ends: Mapping[str, int]) -> ProcessHandle:
         if self._group is None or self._group.bundle_count <= number:
-            raise EngineFault(f"{name} has no bundle: the replica is in no placement group of its processes")
+            raise EngineFault(f"{name} has no bundle: the replica's placement group has none for it")
         options: dict[str, Any] = {
             "num_cpus": self._cpus[number],
             **({"num_gpus": 1} if self._gpus[number] else {}),
@@ -236,7 +236,7 @@ def _check_same_user(other: socket.socket) -> int:
     """Return the process at the other end. Raises PermissionError if it belongs to another user."""
     pid, user, _ = _CREDENTIALS.unpack(other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     if user != os.geteuid():
-        raise PermissionError(f"a process of user {user} is no part of the model")
+        raise PermissionError(f"a process of user {user} is not part of the model")
     return int(pid)
 
 

@@ -39,7 +39,7 @@ def build_swapper(
     blocks = min(nbytes // block_bytes, most)
     try:
         if nbytes and not blocks:
-            raise RuntimeError(f"one block needs {block_bytes} bytes")
+            raise RuntimeError(f"there is no room for one KV block, which takes {block_bytes} bytes")
         swapper = make(blocks + lent)
     except RuntimeError as error:  # the host does not pin so much, above all
         failure = str(error)

@@ -76,11 +76,11 @@ class WeightFileReceiver:
             path = self._place(number)
             if self._written(number, path, size, coming):
                 said = {"path": str(path)}
-                log.info("new weights: %d bytes came, to %s", size, path)
+                log.info("new weights: %d bytes were received into %s", size, path)
             else:
                 self._drop(number)
         except Exception as error:
-            log.exception("new weights could not be taken")
+            log.exception("new weights could not be received")
             self._drop(number)
             said = {"failed": encode_error(error), "where": socket.gethostname()}
         finally:

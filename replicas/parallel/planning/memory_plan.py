@@ -226,7 +226,7 @@ class _NullExchange:
     """Exchange of a rank that computes nothing."""
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("an outline exchanges nothing")
+        raise NotImplementedError("a model on the meta device exchanges nothing")
 
     def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
-        raise NotImplementedError("an outline exchanges nothing")
+        raise NotImplementedError("a model on the meta device exchanges nothing")

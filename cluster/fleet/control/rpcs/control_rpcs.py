@@ -171,7 +171,7 @@ class ControlRpcs:
 
     def _seen(self) -> FleetReconciler:
         if not self._plane.looked_at:
-            raise Unavailable("the fleet has not been looked at yet; try again shortly", code="not_ready")
+            raise Unavailable("the state of the fleet is not known yet; try again shortly", code="not_ready")
         return self._plane
 
 

@@ -35,7 +35,9 @@ class GcsStateStore:
         try:
             await asyncio.to_thread(write_record, self._key, encode_state(state))
         except (RayError, RuntimeError, OSError) as error:
-            raise Unavailable("the decision could not be kept, and is not made; try again", code="not_kept") from error
+            raise Unavailable(
+                "the decision could not be stored, so it does not apply; try again", code="not_kept"
+            ) from error
 
 
 def current_targets(app: str) -> dict[str, int]:
