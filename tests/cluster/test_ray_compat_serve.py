@@ -18,7 +18,7 @@ from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve._private.request_router.common import ReplicaQueueLengthCache, RequestRoutingContext
 from ray.serve.generated import serve_pb2
 from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
-from ray.serve.request_router import PendingRequest, RequestRouter
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from motley.cluster.ray_compat import serve_controller, serve_deployments, serve_handles
 from motley.cluster.routing.serve_router import PoolRouter
@@ -289,3 +289,4 @@ def test_a_router_is_told_of_replicas() -> None:
     assert parameters(RequestRouter.update_replicas)[1:] == ["replicas"]
     assert parameters(RequestRouter.on_replica_actor_died)[1:] == ["replica_id"]
     assert parameters(RequestRouter.choose_replicas)[1:] == ["candidate_replicas", "pending_request"]
+    assert {"replica_id", "replica_metadata", "routing_stats"} <= set(dir(RunningReplica))
