@@ -41,7 +41,10 @@ def test_titles_of_actors() -> None:
 def test_kinds_of_daemons() -> None:
     """Else the end of a daemon that nothing needs ends the service, or the errors of others name them by Ray's kind."""
     kinds = {value for name, value in vars(ray_constants).items() if name.startswith("PROCESS_TYPE_")}
-    assert {*watched_processes.VITAL, *watched_processes.NOT_VITAL} <= kinds
+    vital = {visible_names.GCS, visible_names.RAYLET}
+    others = {"DASHBOARD", "AUTOSCALING_MONITOR", "LOG_MONITOR", "CLIENT_SERVER"}
+    assert set(watched_processes.VITAL) == vital <= kinds
+    assert set(watched_processes.NOT_VITAL) == {getattr(visible_names, name) for name in others} <= kinds
 
 
 def test_own_paths() -> None:
