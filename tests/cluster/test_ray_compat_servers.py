@@ -108,8 +108,8 @@ async def test_the_port_of_a_replica_is_bound_as_asked() -> None:
 
 
 def parts(kind: type) -> set[str]:
-    """Names of a class, and of what it sets in `__init__`."""
-    return set(dir(kind)) | set(kind.__init__.__code__.co_names)  # type: ignore[misc]
+    """Names of a class itself, without its bases, and of what it sets in `__init__`."""
+    return set(vars(kind)) | set(kind.__init__.__code__.co_names)  # type: ignore[misc]
 
 
 API = haproxy.HAProxyApi
