@@ -138,7 +138,7 @@ class RedisWire:
 def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise TimeoutError("the time is over")
+        raise TimeoutError("Redis has not answered in time")
     return left
 
 

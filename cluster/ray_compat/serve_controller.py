@@ -73,7 +73,7 @@ def ask_deployment_ids(controller: Any) -> Awaitable[Any]:
 
 
 def deployment_names(ids: Iterable[Any], app: str) -> list[str]:
-    """Return the names of the application's deployments, in order."""
+    """Return the names of the application's deployments, sorted."""
     return sorted(one.name for one in ids if one.app_name == app)
 
 

@@ -303,7 +303,7 @@ def decode_attention(
         raise ValueError(f"HEADS: {config['HEADS']} is not a divisor of the {heads.group} heads that share a KV head")
     num_sequences, splits = q.shape[0], config.number("SPLITS")
     if not 1 <= splits <= MAX_SPLITS:
-        raise ValueError(f"SPLITS: {splits} is not accepted; expected 1 to {MAX_SPLITS}")
+        raise ValueError(f"the config's SPLITS is {splits}; expected 1 to {MAX_SPLITS}")
     out = torch.empty_like(q) if out is None else out
     if splits == 1:
         partial, tops = out, out.view(torch.float32)  # valid pointers that are never used

@@ -212,7 +212,9 @@ class LiveWeights:
         try:
             return latest_process_folder(self._folders) / f"{version}.safetensors"
         except OSError as error:
-            raise Unavailable(f"there is no room for a copy of the file: {error}", code="no_room") from error
+            raise Unavailable(
+                f"the new weights cannot be stored in this host's temporary folder: {error}", code="no_room"
+            ) from error
 
     def _remove(self, path: Path) -> None:
         """Remove a file of new weights if it was copied here; never a file of the checkpoint."""

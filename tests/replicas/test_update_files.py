@@ -200,7 +200,7 @@ def test_a_copy_that_has_no_room_is_no_fault_of_the_file(tmp_path: Path, monkeyp
     live = LiveWeights(loaded(folder))
     file = WeightFile(written(tmp_path / "new.safetensors", tensors_of(folder)))
     monkeypatch.setattr(update_staging, "_created", lambda path: FileIO(os.open("/dev/full", os.O_WRONLY), "wb"))
-    with pytest.raises(Unavailable, match="no room for a copy") as refused:
+    with pytest.raises(Unavailable, match="cannot be stored in this host") as refused:
         live.prepare(file)
     assert refused.value.code == "no_room"
     live.close()

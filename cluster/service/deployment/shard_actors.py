@@ -66,7 +66,7 @@ class Shard:
         log_to_stderr()
         if (here := ray.get_runtime_context().get_node_id()) != node:
             if far is None:
-                raise RuntimeError(f"{name} is on node {here}, and the replica on {node}: it has to be on the same")
+                raise RuntimeError(f"{name} is on node {here}, but must be on that of its replica, {node}")
             if far.spare:
                 keep_warm_workers(1, after_s=_LOADING_S)
             run_follower({each: connect_tunnel(far.address, each, far.secret) for each in far.names})

@@ -177,4 +177,4 @@ def _private() -> Path:
             folder = parent / (name + suffix)
             folder.mkdir(mode=0o700)
             return folder
-    raise AssertionError("numbers do not end")
+    raise AssertionError("unreachable: ever higher numbers are tried until a folder's name is free")

@@ -135,7 +135,7 @@ def _check_rounding(
     blocks = blocks_for(len(tokens))
     if len(tokens) > loaded.config.max_model_len or blocks > swapper.device_blocks:
         raise InvalidRequest(
-            f"prefix_wire: its cost is measured on {len(tokens)} tokens, for which there is no room",
+            f"prefix_wire: its cost is measured on {len(tokens)} tokens, more than context length or KV memory allow",
             param="prefix_wire",
         )
     with BlockPool(blocks).open(()) as allocation:

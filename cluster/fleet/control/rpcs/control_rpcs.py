@@ -150,7 +150,7 @@ class ControlRpcs:
         refuse_unknown_fields(request)
         if request.after < 0 or request.after > self._plane.state.sequence:
             raise NotFound(
-                f"after: there is no event {short_repr(request.after)} yet; the last is {self._plane.state.sequence}",
+                f"after: there is no event {short_repr(request.after)}; the last is {self._plane.state.sequence}",
                 param="after",
                 code="event_not_found",
             )
