@@ -75,7 +75,9 @@ class TextRule:
         return cls(pattern, least, most, form, tuple(names))
 
     def is_counted(self) -> bool:
-        """Return whether the rule needs no automaton."""
+        """Return whether the rule needs no automaton, or only that of a format by itself, which is small."""
+        if self == TextRule(form=self.form):
+            return True
         pattern = self.read()
         node = _of_length(pattern.node, self.least, self.most)
         return node is not None and not (pattern.wanted or pattern.unwanted or self.other_than)
@@ -116,6 +118,8 @@ class TextRuleFault(enum.Enum):
 @lru_cache(MAX_FAULTS)
 def find_text_rule_fault(rule: TextRule) -> tuple[TextRuleFault | None, int]:
     """Return what is wrong with the rule's automaton, if it needs one, and the effort that finding out took."""
+    if rule == TextRule(form=rule.form):
+        return None, 1
     effort = StepBudget(MAX_AUTOMATON_STEPS)
     pattern, least, most = _read(rule)
     node = _of_length(pattern.node, least, most)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..regex.string_formats import ANNOTATION_FORMATS as FORMAT_ANNOTATIONS
@@ -97,6 +97,7 @@ def _values(both: Mapping[str, Any], _one: Mapping[str, Any], _other: Mapping[st
 
 def _lists(_both: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    _require_type((one, other), "prefixItems", list)
     count = max(len(schema.get("prefixItems", ())) for schema in (one, other))
     if count:
         found["prefixItems"] = [
@@ -105,6 +106,12 @@ def _lists(_both: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str,
     if rest := [schema["items"] for schema in (one, other) if "items" in schema]:
         found["items"] = _schema_of_all(rest)
     return found
+
+
+def _require_type(schemas: Iterable[Mapping[str, Any]], keyword: str, kind: type[Any]) -> None:
+    """Raise _NotMergeable if a schema has the keyword with a value of another type, which merges to nonsense."""
+    if any(keyword in schema and not isinstance(schema[keyword], kind) for schema in schemas):
+        raise _NotMergeable
 
 
 def _item(schema: Mapping[str, Any], index: int) -> Any:
@@ -119,6 +126,7 @@ def _objects(both: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str
             raise _NotMergeable
         return mine or copy.deepcopy(theirs)
     found: dict[str, Any] = {}
+    _require_type((one, other), "properties", dict)
     names = dict.fromkeys(name for schema in (one, other) for name in schema.get("properties", ()))
     if names:
         said = {name: _schema_of_all([_property(schema, name) for schema in (one, other)]) for name in names}

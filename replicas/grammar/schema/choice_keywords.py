@@ -36,8 +36,12 @@ def distribute_keywords(
         return node, []
     if not may_nest:
         return {keyword: value for keyword, value in node.items() if keyword != choice}, [choice]
-    schemas, lost = [], []
+    schemas: list[Any] = []
+    lost: list[str] = []
     for index, schema in enumerate(node[choice]):
+        if schema is False:
+            schemas.append(False)
+            continue
         found = resolved(schema)
         if found is None:
             return node, []

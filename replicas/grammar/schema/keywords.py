@@ -58,6 +58,7 @@ NEUTRAL_VALUES: Mapping[str, Any] = {
     "uniqueItems": False,
 }  # a value with which a keyword says nothing
 IMPLIED_TYPES = ("object", "array")  # types that their keywords alone imply
+NAMING_KEYWORDS = ("properties", "patternProperties", "additionalProperties", "propertyNames")
 NUMBER_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _DECIMALS = 6  # most decimals of a number within bounds, as the library writes it
 _COUNTED = ("Length", "Items", "Properties")
@@ -65,14 +66,25 @@ _CALLED: dict[type[Any], str] = {dict: "an object", list: "a list", str: "a stri
 
 
 class SchemaRefused(Exception):
-    """Error that says why a schema is refused, without the field's name. drops: keywords of that schema without which
-    it might be accepted.
+    """Error that says why a schema is refused, without the field's name.
+
+    drops    keywords of that schema without which it might be accepted
+    instead  keywords with values that ask for less, to put in the place of those
+    place    the schema's place in the document; None until it is known
     """
 
-    def __init__(self, why: str, code: str = "invalid_grammar", *, drops: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        why: str,
+        code: str = "invalid_grammar",
+        *,
+        drops: Iterable[str] = (),
+        instead: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(why)
         self.why, self.code, self.drops = why, code, tuple(drops)
-        self.place: SchemaPath = ()
+        self.instead = dict(instead or {})
+        self.place: SchemaPath | None = None
 
 
 def format_path(place: SchemaPath) -> str:
@@ -202,8 +214,8 @@ def _check_numbers(node: dict[str, Any], names: list[str], path: str) -> None:
     step = node.get("multipleOf", 1)
     if isinstance(step, bool) or not isinstance(step, int) or not 1 <= step <= MAX_STEP:
         raise SchemaRefused(f"{path}/multipleOf: expected an integer from 1 to {MAX_STEP}", drops=["multipleOf"])
-    if len(names) > 1 and "multipleOf" in node:
-        raise SchemaRefused(f"{path}: 'multipleOf' is supported for type integer alone", drops=["multipleOf"])
+    if "number" in names and "multipleOf" in node:
+        raise SchemaRefused(f"{path}: 'multipleOf' is supported for integers, not for numbers", drops=["multipleOf"])
     given = [keyword for keyword in NUMBER_BOUNDS if keyword in node]
     for keyword in given:
         value = node[keyword]
@@ -256,6 +268,13 @@ def _check_counts(node: dict[str, Any], path: str) -> None:
             raise SchemaRefused(f"{path}: {least} is more than {most}", drops=[least, most])
 
 
+def _check_most_properties(node: dict[str, Any], path: str) -> None:
+    required = len(set(node.get("required", ())))
+    if required > node.get("maxProperties", required):
+        why = f"{path}: 'maxProperties' is {node['maxProperties']}, and {required} properties are required"
+        raise SchemaRefused(why, drops=["maxProperties"])
+
+
 def _check_properties(node: dict[str, Any], path: str) -> None:
     required = take_typed(node, "required", list, [], path)
     if not all(isinstance(name, str) for name in required):
@@ -265,6 +284,7 @@ def _check_properties(node: dict[str, Any], path: str) -> None:
     if unknown:
         why = f"{path}/required: {unknown[0][:60]!r} is not among the properties"
         raise SchemaRefused(why, drops=["required"])
+    _check_most_properties(node, path)
     patterns = take_typed(node, "patternProperties", dict, {}, path)
     for keyword in ("propertyNames", "patternProperties"):
         if keyword in node and properties:
@@ -290,15 +310,28 @@ def _check_least(node: dict[str, Any], path: str, least: str, named: Sized, othe
     """Raise Refused if a minimum count is higher than what the schema describes: it has no further members unless it
     says so.
     """
-    more = node.get(others, others == "additionalProperties" and "propertyNames" in node) is not False
-    more = more or bool(others == "additionalProperties" and node.get("patternProperties"))
-    more = more or (others == "items" and "items" not in node and not named)
+    more = node.get("items", True) is not False if others == "items" else allows_other_names(node)
     if node.get(least, 0) > len(named) and not more:
         raise SchemaRefused(
             f"{path}: {least!r} is {node[least]}, but the schema describes {len(named)}. "
             f'Describe the others by {others!r} ("{others}": {{}} lets in any), or lower {least!r}',
             drops=[least],
         )
+
+
+def implied_types(node: Mapping[str, Any]) -> list[str]:
+    """Return the types that the keywords of a schema without `type` imply."""
+    return [name for name in IMPLIED_TYPES if not node.keys().isdisjoint(TYPE_KEYWORDS[name])]
+
+
+def allows_other_names(node: Mapping[str, Any]) -> bool:
+    """Return whether objects may have properties that the schema does not list: where it says so, and where it says
+    nothing about properties.
+    """
+    if node.get("patternProperties"):
+        return True
+    unsaid = "propertyNames" in node or node.keys().isdisjoint({*NAMING_KEYWORDS} - {"patternProperties"})
+    return node.get("additionalProperties", unsaid) is not False
 
 
 def type_names(node: dict[str, Any], path: str) -> list[str]:

@@ -21,12 +21,13 @@ from ..regex.string_formats import (
 from ..regex.text_rules import TextRule
 from .discriminator import discriminator_properties
 from .finite_values import MAX_LISTS, finite_values, unique_lists
+from .impossible_schemas import ImpossibleSchemas
 from .keywords import (
     ANNOTATION_KEYWORDS,
     IMPLIED_TYPES,
     KEYWORDS,
     LISTED_SCHEMAS,
-    MAX_SHOWN,
+    NAMING_KEYWORDS,
     NUMBER_BOUNDS,
     SCHEMAS_BY_NAME,
     SINGLE_SCHEMAS,
@@ -34,6 +35,7 @@ from .keywords import (
     WHOLE_KEYWORDS,
     SchemaRefused,
     format_path,
+    implied_types,
     integer_bounds,
     is_neutral,
 )
@@ -51,6 +53,7 @@ class LibrarySchemaWriter:
     def __init__(self, schemas: Mapping[SchemaPath, Any], references: SchemaReferences) -> None:
         self._schemas = schemas
         self._references = references
+        self._impossible = ImpossibleSchemas(schemas, references)
         self._tags = discriminator_properties(schemas, references)
         self._disjoint = DisjointnessProof(schemas, references, self._tags)
         self._said: dict[SchemaPath, Any] = {}  # reworded schemas, each made once though it may be a definition as well
@@ -70,9 +73,10 @@ class LibrarySchemaWriter:
         if place not in self._said:
             node = self._schemas[place]
             try:
+                self._impossible.check(place)
                 self._said[place] = node if isinstance(node, bool) else self._keywords(node, place)
             except SchemaRefused as refused:
-                refused.place = refused.place or place
+                refused.place = place if refused.place is None else refused.place
                 raise
         return self._said[place]
 
@@ -80,32 +84,82 @@ class LibrarySchemaWriter:
         own = {key: value for key, value in node.items() if key in KEYWORDS and not is_neutral(node, key)}
         for keyword in own:
             if keyword in SCHEMAS_BY_NAME:
-                own[keyword] = {name: self._schema((*place, keyword, name)) for name in own[keyword]}
+                names = ((name, (*place, keyword, name)) for name in own[keyword])
+                own[keyword] = {name: self._schema(at) for name, at in names if not self._impossible.is_forbidden(at)}
+            elif keyword == "prefixItems":
+                own[keyword] = [self._inner((*place, keyword, str(index))) for index in range(len(own[keyword]))]
             elif keyword in LISTED_SCHEMAS:
-                own[keyword] = [self._schema((*place, keyword, str(index))) for index in range(len(own[keyword]))]
+                options = ((*place, keyword, str(index)) for index in range(len(own[keyword])))
+                own[keyword] = [self._schema(at) for at in options if not self._impossible.is_forbidden(at)]
             elif keyword in SINGLE_SCHEMAS and keyword != "propertyNames":
-                own[keyword] = self._schema((*place, keyword))
-        if "type" not in own and own.keys().isdisjoint(WHOLE_KEYWORDS):
-            own |= [("type", name) for name in IMPLIED_TYPES if not own.keys().isdisjoint(TYPE_KEYWORDS[name])]
+                own[keyword] = self._inner((*place, keyword))
+        if own.keys().isdisjoint(WHOLE_KEYWORDS):
+            return self._of_types(own, place)
         if "$ref" in own:
             own["$ref"] = self._reference(self._references.place(own["$ref"]))
         if "oneOf" in own:
             self._disjoint.check(place)
             own["anyOf"] = own.pop("oneOf")
-        if tags := self._tags.get(place):
-            own["required"] = list(dict.fromkeys([*own.get("required", ()), *tags]))
-        if own.keys().isdisjoint(WHOLE_KEYWORDS):
-            _drop_forbidden(own, format_path(place))
-            _reword_items(own)
-            _reword_text(own, format_path(place))
-            _reword_integer(own, format_path(place))
-            self._reword_names(own, place)
-        if own.pop("uniqueItems", False):
-            own = self._unique(own, place)
+        return self._distinguished(own)
+
+    def _inner(self, place: SchemaPath) -> Any:
+        """Return the schema at that place, or False if it lets in no value."""
+        return False if self._impossible.is_forbidden(place) else self._schema(place)
+
+    def _of_types(self, own: dict[str, Any], place: SchemaPath) -> dict[str, Any]:
+        """Return the schema as a choice of its types, each as if it stood alone with its own keywords.
+
+        Wherever anything stands beside their type, or leads to them, the library takes lists and objects of which
+        nothing is said for empty ones.
+        """
+        given = own.get("type", implied_types(own))
+        names = [given] if isinstance(given, str) else list(dict.fromkeys(given))
+        if own.keys() <= {"type"} and set(names).isdisjoint(IMPLIED_TYPES):
+            return own
+        if "number" in names:
+            names = [name for name in names if name != "integer"]
+        options = [
+            self._of_type({"type": name} | {key: own[key] for key in TYPE_KEYWORDS[name] if key in own}, place)
+            for name in names
+        ]
+        return options[0] if len(options) == 1 else {"anyOf": options}
+
+    def _of_type(self, own: dict[str, Any], place: SchemaPath) -> dict[str, Any]:
+        path = format_path(place)
+        match own["type"]:
+            case "object":
+                self._reword_object(own, place)
+            case "array":
+                _reword_items(own)
+                if own.pop("uniqueItems", False):
+                    own = self._unique(own, place)
+            case "string":
+                _reword_text(own, path)
+            case "integer":
+                _reword_integer(own, path)
+            case "number":
+                own.pop("format", None)
+        return self._distinguished(own)
+
+    def _distinguished(self, own: dict[str, Any]) -> dict[str, Any]:
         if _may_be_mistaken(own):
             self._marks += 1
             own[_DISTINGUISHING_KEY] = self._marks
         return own
+
+    def _reword_object(self, own: dict[str, Any], place: SchemaPath) -> None:
+        if tags := self._tags.get(place):
+            own["required"] = list(dict.fromkeys([*own.get("required", ()), *tags]))
+        if own.keys().isdisjoint(NAMING_KEYWORDS):
+            own["additionalProperties"] = True
+        self._reword_names(own, place)
+        listed, least = len(own.get("properties", ())), own.get("minProperties", 0)
+        if least > listed and own.get("additionalProperties", False) is False:
+            raise SchemaRefused(
+                f"{format_path(place)}: 'minProperties' is {least}, and there are {listed} names for that",
+                drops=["minProperties"],
+                instead={"minProperties": listed} if listed else {},
+            )
 
     def _reference(self, place: SchemaPath) -> str:
         if not place:
@@ -120,7 +174,7 @@ class LibrarySchemaWriter:
         if own.get("maxItems", 2) <= 1:
             return own
         lists = None
-        if "items" in self._schemas[place] and "prefixItems" not in own and own["type"] == "array":
+        if "items" in self._schemas[place] and "prefixItems" not in own:
             items = (*place, "items")
             values = finite_values(items, self._schemas, self._references)
             values = _few_integers(self._references.follow(items)) if values is None else values
@@ -138,9 +192,11 @@ class LibrarySchemaWriter:
     def _reword_names(self, own: dict[str, Any], place: SchemaPath) -> None:
         """Set the rule for the names of other properties: none of the schema's own names, escaped or not."""
         patterns = own.pop("patternProperties", {})
-        if patterns:
-            [(pattern, own["additionalProperties"])] = patterns.items()
-            own["propertyNames"] = {"pattern": TextRule(pattern).encoded()}
+        if self._schemas[place].get("patternProperties"):
+            own.pop("propertyNames", None)
+            own["additionalProperties"] = False
+            for pattern, own["additionalProperties"] in patterns.items():  # one at most
+                own["propertyNames"] = {"pattern": TextRule(pattern).encoded()}
         elif "propertyNames" in own:
             del own["propertyNames"]
             self._hold_names(own, (*place, "propertyNames"))
@@ -153,46 +209,42 @@ class LibrarySchemaWriter:
         others = own.setdefault("additionalProperties", True)  # a schema of names implies that there may be properties
         node = self._references.follow(place)
         values = finite_values(place, self._schemas, self._references)
+        if self._impossible.is_forbidden(place):
+            own["additionalProperties"] = others = False
         if others is False or node is True:
             return
         if values is not None:
             names = [value for value in values if isinstance(value, str)]
-            least = own.get("minProperties", 0)
-            if least > len(names):
-                raise SchemaRefused(
-                    f"{format_path(place)}: there are fewer names than minProperties", drops=["propertyNames"]
-                )
             own |= {"properties": dict.fromkeys(names, others), "additionalProperties": False}
             return
         known = {key: value for key, value in node.items() if key in KEYWORDS} if isinstance(node, dict) else None
         if known is None or known.pop("type", "string") != "string" or not known.keys() <= {*TYPE_KEYWORDS["string"]}:
             raise SchemaRefused(f"{format_path(place)}: expected a schema of strings", drops=["propertyNames"])
-        rule = read_text_rule({"type": "string", **known}, format_path(place), as_name=True)
+        try:
+            rule = read_text_rule({"type": "string", **known}, format_path(place), as_name=True)
+        except SchemaRefused as refused:
+            if self._references.end(place) == place:
+                refused.place = place
+            else:  # others may refer to it too, and need not lose its format
+                refused.drops = ("propertyNames",)
+            raise
         if rule is not None:
             own["propertyNames"] = {"pattern": rule.encoded()}
 
 
-def _drop_forbidden(own: dict[str, Any], path: str) -> None:
-    """Remove properties that allow no value. Raises Refused if one of them is required."""
-    forbidden = [name for name, inner in own.get("properties", {}).items() if inner is False]
-    for name in forbidden:
-        if name in own.get("required", ()):
-            why = f"{path}: the property {name[:MAX_SHOWN]!r} is required, and its schema lets in no value"
-            raise SchemaRefused(why, drops=["required"])
-    if forbidden:
-        own["properties"] = {name: inner for name, inner in own["properties"].items() if inner is not False}
-
-
 def _reword_items(own: dict[str, Any]) -> None:
-    """Adapt lists to the library, which refuses items beyond a list's length, and reads a length alone as a list of
-    nothing.
+    """Adapt lists to the library: it refuses items beyond a list's length, takes what is not said of items for
+    nothing, and does not know `true` and `false` in `prefixItems`.
     """
-    if "prefixItems" in own:
-        own["prefixItems"] = own["prefixItems"][: own.get("maxItems")]
-        if not own["prefixItems"]:
-            del own["prefixItems"]
-    if not own.keys().isdisjoint({"minItems", "maxItems"}) and own.keys().isdisjoint({"items", "prefixItems"}):
-        own["items"] = True
+    first = own.pop("prefixItems", [])[: own.get("maxItems")]
+    if False in first:
+        first, own["items"] = first[: first.index(False)], False
+    if first:
+        own["prefixItems"] = [{} if schema is True else schema for schema in first]
+        if own.get("maxItems") == len(first):
+            own.pop("items", None)
+            return
+    own.setdefault("items", True)
 
 
 def _check_different(own: dict[str, Any], path: str) -> None:
@@ -225,9 +277,6 @@ def read_text_rule(own: dict[str, Any], path: str, *, as_name: bool = False) -> 
 
 
 def _reword_text(own: dict[str, Any], path: str) -> None:
-    names = own.get("type", ())
-    if names != "string" and "string" not in names:
-        return
     rule = read_text_rule(own, path)
     for keyword in _LENGTHS:
         own.pop(keyword, None)
@@ -239,15 +288,9 @@ def _reword_text(own: dict[str, Any], path: str) -> None:
 
 def _reword_integer(own: dict[str, Any], path: str) -> None:
     """Replace an integer's bounds and format by bounds that are whole numbers, as the library takes no others here."""
-    names = own.get("type", ())
-    names = [names] if isinstance(names, str) else names
-    limits = INTEGER_FORMATS.get(own.get("format", ""))
-    if "string" not in names:
-        own.pop("format", None)
-    if "integer" not in names or "number" in names:
-        return
+    limits = INTEGER_FORMATS.get(own.pop("format", ""))
     least, most = integer_bounds(own, 0)
-    if limits is not None and "string" not in names:
+    if limits is not None:
         least = limits[0] if least is None else max(limits[0], least)
         most = limits[1] if most is None else min(limits[1], most)
         if least > most:

@@ -15,12 +15,12 @@ from typing import Any
 
 from .finite_values import canonical_text
 from .keywords import (
-    IMPLIED_TYPES,
     PYTHON_TYPES,
-    TYPE_KEYWORDS,
     SchemaRefused,
+    allows_other_names,
     format_path,
     has_type,
+    implied_types,
     integer_bounds,
 )
 from .references import SchemaPath, SchemaReferences
@@ -264,9 +264,8 @@ class DisjointnessProof:
     def _object_excludes(self, written: SchemaPath, read: SchemaPath) -> bool:
         one, other = self._schemas[written], self._schemas[read]
         mine, theirs = one.get("properties", {}), other.get("properties", {})
-        open_ended = one.get("additionalProperties", False) is not False or "patternProperties" in one
         needed = set(other.get("required", ()))
-        if not open_ended and needed - mine.keys():
+        if not allows_other_names(one) and needed - mine.keys():
             return True
         closed = other.get("additionalProperties", True) is False and "patternProperties" not in other
         always = self._written_names(written)
@@ -377,8 +376,7 @@ def _types(node: dict[str, Any], *, implied: bool = False) -> list[str]:
     """
     given = node.get("type")
     if given is None:
-        found = [name for name in IMPLIED_TYPES if implied and not node.keys().isdisjoint(TYPE_KEYWORDS[name])]
-        return found or list(PYTHON_TYPES)
+        return (implied_types(node) if implied else []) or list(PYTHON_TYPES)
     return [given] if isinstance(given, str) else list(given)
 
 

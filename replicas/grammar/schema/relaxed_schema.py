@@ -18,7 +18,7 @@ from .choice_keywords import CHOICE_KEYWORDS, distribute_keywords
 from .keywords import (
     KEYWORDS,
     LISTED_SCHEMAS,
-    PYTHON_TYPES,
+    NAMING_KEYWORDS,
     SCHEMAS_BY_NAME,
     SINGLE_SCHEMAS,
     TYPE_KEYWORDS,
@@ -47,8 +47,6 @@ _TEXTS = {
 }
 _FORMS = [("pattern",), ("format",), ("pattern", "format")]
 _DEFINITIONS = {"$defs", "definitions"}
-_HOLDING = {"properties", "additionalProperties", "patternProperties", "propertyNames"}
-_SAYING = _HOLDING.union(WHOLE_KEYWORDS)
 
 __all__ = ["relax_schema"]
 
@@ -74,7 +72,7 @@ def _repaired(root: Any, loose: _SchemaRelaxer) -> Any:
         except SchemaRefused as refused:
             if not _repair(root, refused):
                 break
-            loose.note(refused.place, *refused.drops)
+            loose.note(refused.place or (), *refused.drops)
     return None
 
 
@@ -98,10 +96,7 @@ class _SchemaRelaxer:
             self.note(place, "the schema")
             return True
         if isinstance(node, bool):
-            if node or not place or place[-1] in SINGLE_SCHEMAS or place[-2] == "properties":
-                return node
-            self.note(place, "the schema")  # it says that no value is allowed there
-            return True
+            return node
         node = with_json_types(node)
         may_be_null = is_nullable(node)
         if may_be_null:
@@ -191,7 +186,6 @@ class _SchemaRelaxer:
                 self.note(place, keyword)
         for _ in range(len(node) + 1):
             self.note(place, *_list_required(node))
-            node = _allow_any_property(node)
             try:
                 check_node(node, format_path(place))
             except SchemaRefused as refused:
@@ -201,6 +195,7 @@ class _SchemaRelaxer:
                 self.note(place, *drops)
                 for keyword in drops:
                     del node[keyword]
+                node |= refused.instead
             else:
                 return self._with_texts(node, place)
         self.note(place, *node)
@@ -274,7 +269,7 @@ def _choices_around(place: SchemaPath) -> int:
 def _repair(root: Any, refused: SchemaRefused) -> bool:
     """Drop what was refused, if it is found; return whether it was."""
     node = root
-    for part in refused.place:
+    for part in refused.place or ():
         node = node[int(part)] if isinstance(node, list) else node.get(part) if isinstance(node, dict) else None
     drops = [keyword for keyword in refused.drops if isinstance(node, dict) and keyword in node]
     for keyword in drops:
@@ -284,6 +279,8 @@ def _repair(root: Any, refused: SchemaRefused) -> bool:
         sure = len(set(node.get("required", ()))) + 1  # names: those required, and one more differs from them
         if keyword == "minProperties" and value > sure and "propertyNames" not in node:
             node[keyword] = sure
+    if drops:
+        node |= refused.instead
     return bool(drops)
 
 
@@ -298,20 +295,12 @@ def _list_required(node: dict[str, Any]) -> list[str]:
     node["required"] = names
     unknown = [name for name in names if name not in properties]
     others = node.get("additionalProperties", True)
+    if unknown and node.keys().isdisjoint(NAMING_KEYWORDS):
+        node["additionalProperties"] = True  # nothing is said about any property
     if unknown:
         described = {name: copy.deepcopy(others) if isinstance(others, dict) else True for name in unknown}
         node["properties"] = {**properties, **described}
     return ["additionalProperties"] if unknown and others is False else []
-
-
-def _allow_any_property(node: dict[str, Any]) -> dict[str, Any]:
-    """Return an object schema that says nothing about its properties as one that allows any."""
-    given = node.get("type")
-    types = given if isinstance(given, list) else [given]
-    known = all(isinstance(name, str) and name in PYTHON_TYPES for name in types)
-    if known and "object" in types and node.keys().isdisjoint(_SAYING):
-        node = node | {"additionalProperties": True}
-    return node
 
 
 def _property_names_only(schema: dict[str, Any]) -> tuple[Any, list[str]]:

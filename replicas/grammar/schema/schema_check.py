@@ -1,7 +1,7 @@
 """Check of JSON Schemas: the grammar library drops what it cannot express; here that is refused by name.
 
 The vocabulary is that of draft 2020-12. What is accepted is kept to exactly or more strictly: properties come in
-the schema's order, an object has no properties beside those named unless `additionalProperties` says so, a
+the schema's order, an object whose properties are named has no others unless `additionalProperties` says so, a
 `pattern` without anchors covers the whole string, and a keyword that implies a type makes it so. References lead to
 schemas of the same document, and a schema is found only where draft 2020-12 has one.
 
