@@ -66,6 +66,7 @@ def compile_all(
     found: dict[tuple[Any, Version], CompileResult] = {}
     total = sum(map(len, sources.values()))
     context = multiprocessing.get_context("spawn")
+    workers = max(1, min(workers, len(sources)))
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_freeze_garbage_collector) as pool:
         futures = {}
         for key, members in sources.items():

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from ...kernels.launch.kernel_operation import SHORTEST_CONTEXT, pad_graph_rows
 
 MAX_GRAPHS = 32  # most CUDA graphs that are kept at a time
+_EVEN_FROM = 128  # rows from which sizes of graphs have equal distances
 _MAX_DRAFTED_ROWS = 64  # most rows of graphs for steps with drafts, unless steps without drafts have more rows
 
 
@@ -25,6 +26,19 @@ def batch_sizes(most: int) -> tuple[int, ...]:
     while sizes[-1] < most:
         sizes.append(pad_graph_rows(sizes[-1] + 1))
     return (*sizes[:-1], most)
+
+
+def batch_size_totals(most: int) -> tuple[int, int]:
+    """Return how many numbers `batch_sizes` has, and their sum, without a list: `most` may be as large as a flag lets
+    it be.
+    """
+    if most <= _EVEN_FROM:
+        sizes = batch_sizes(most)
+        return len(sizes), sum(sizes)
+    step = pad_graph_rows(_EVEN_FROM + 1) - _EVEN_FROM
+    count, total = batch_size_totals(_EVEN_FROM)
+    between = range(_EVEN_FROM + step, most, step)
+    return count + len(between) + 1, total + len(between) * (between.start + between[-1] if between else 0) // 2 + most
 
 
 def context_sizes(longest: int) -> tuple[int, ...]:

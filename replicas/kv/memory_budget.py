@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..gpu.device_state import history_dtype
-from ..gpu.graph_buckets import MAX_GRAPHS, batch_sizes, context_sizes
+from ..gpu.graph_buckets import MAX_GRAPHS, batch_size_totals, context_sizes
 from ..gpu.top_logprobs import PROMPT_ROWS
 from ..model.model_config import ModelConfig
 from ..model.rotary_embedding import RotaryTable
@@ -192,10 +192,10 @@ def graph_bytes(config: ModelConfig, itemsize: int, most: int) -> int:
 
     As many graphs count as are kept, or fewer if there are fewer: 3 kinds for each batch size and context length.
     """
-    sizes = batch_sizes(most)
-    graphs = min(MAX_GRAPHS, 3 * len(sizes) * len(context_sizes(config.max_model_len)))
+    num_sizes, sum_of_sizes = batch_size_totals(most)
+    graphs = min(MAX_GRAPHS, 3 * num_sizes * len(context_sizes(config.max_model_len)))
     launches = config.num_layers * _LAUNCHES_PER_LAYER
-    logits = 4 * config.vocab_size * sum(sizes)
+    logits = 4 * config.vocab_size * sum_of_sizes
     step = activation_bytes(config, itemsize, most, most) + most * HISTOGRAM_BYTES
     return step + logits + graphs * launches * _LAUNCH_BYTES
 

@@ -25,7 +25,7 @@ from motley.replicas.execution.step_plan import MAX_BIASED, SampleSpec
 from motley.replicas.gpu import decode_graphs
 from motley.replicas.gpu.decode_graphs import GraphKey
 from motley.replicas.gpu.gpu_runner import GpuRunner
-from motley.replicas.gpu.graph_buckets import batch_sizes, context_sizes, graph_rows, smallest_bucket
+from motley.replicas.gpu.graph_buckets import batch_size_totals, batch_sizes, context_sizes, graph_rows, smallest_bucket
 from motley.replicas.gpu.packed_transfer import PackedTransfer
 from motley.replicas.gpu.sequence_rows import SequenceRows
 from motley.replicas.kv.blocks import BlockPool, blocks_for
@@ -604,6 +604,15 @@ def test_sizes_of_graphs() -> None:
         assert [smallest_bucket(sizes, count) for count in sizes] == list(sizes)
         assert all(count <= smallest_bucket(sizes, count) <= most for count in range(1, most + 1))
         assert list(sizes) == sorted(set(sizes))
+
+
+def test_sizes_of_graphs_are_counted_without_a_list() -> None:
+    """`motley fit --batch 2147483647` listed them all: 3.8 GB, and no answer after 100 s."""
+    for most in (*range(1, 400), 1000, 1023, 1024, 1025, 4097):
+        assert batch_size_totals(most) == (len(batch_sizes(most)), sum(batch_sizes(most)))
+    count, total = batch_size_totals(2**31 - 1)
+    assert count == len(batch_sizes(128)) + len(range(160, 2**31 - 1, 32)) + 1
+    assert total > 2**31 * (count - 20) // 2
 
 
 def test_rows_of_this_step_and_the_last_are_kept() -> None:

@@ -22,7 +22,7 @@ from ...model.checkpoint_inspection import Checkpoint
 from ...model.decoder import Decoder
 from ...model.sharding.ranks import Ranks
 from ...model.sharding.split import TensorShard, shard_for_rank
-from ...model.sharding.stages import PipelineStage, pipeline_stages
+from ...model.sharding.stages import PipelineStage, check_stages, pipeline_stages
 from ...types import BLOCK_TOKENS
 from ..transport.shared_host_kv import kv_layout_mismatch
 from .device_report import device_report
@@ -104,6 +104,7 @@ def plan_parallel_memory(
     """
     assert len(places) == division.stages
     try:
+        check_stages(checkpoint.config.num_layers, division.stages, division.layers)
         kinds = kv_layout_mismatch((place.ops().dtype, place.device is not None) for place in places)
         if kinds and asked.swap_memory_bytes:
             raise InvalidRequest(f"swap_memory_bytes: KV is not kept on the host: {kinds}", param="swap_memory_bytes")
@@ -226,11 +227,7 @@ class _NullExchange:
     """Exchange of a rank that computes nothing."""
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError(
-            "a model that is only planned (on the meta device) must not exchange tensors with other ranks"
-        )
+        raise NotImplementedError("an outline exchanges nothing")
 
     def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
-        raise NotImplementedError(
-            "a model that is only planned (on the meta device) must not exchange tensors with other ranks"
-        )
+        raise NotImplementedError("an outline exchanges nothing")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..cluster.fleet.plan.request_trace import RequestTrace
     from ..cluster.routing.prediction.latency_model import Slo
 
+MAX_REQUESTS = 1_000_000  # each takes memory and is simulated for every mix
 # Made-up prices, so that the command runs without --gpus.
 EXAMPLES = "T4=0.35,L4=0.70,A10=0.75,A100=1.80,H100=3.50"
 
@@ -41,7 +42,7 @@ def plan(
         float | None, typer.Option(help="Requests/s on average: the trace's times are stretched.", min=1e-6)
     ] = None,
     requests: Annotated[
-        int, typer.Option(help="Consecutive requests of the trace, where it is busiest.", min=2)
+        int, typer.Option(help="Consecutive requests of the trace, where it is busiest.", min=2, max=MAX_REQUESTS)
     ] = 2000,
     model: Annotated[str, typer.Option(help="int4 weights of qwen2.5-0.5b, qwen2.5-7b or llama-3-8b.")] = "qwen2.5-7b",
     tries: Annotated[int, typer.Option(help="Most mixes that are simulated.", min=1)] = 24,
@@ -142,7 +143,7 @@ def _measured(offers: list[GpuOffer], text: str | None, model: str) -> list[GpuO
         files[name] = Path(file)
     names = [find_table_device(offer.gpu).name for offer in offers]
     if unknown := sorted(set(files) - set(names)):
-        raise typer.BadParameter(f"--measured {unknown[0]}: it is not one of the GPUs in --gpus")
+        raise typer.BadParameter(f"--measured {unknown[0]}: it is none of --gpus")
     return [
         replace(offer, attained=read_attained_shares(files[name], offer.gpu, model)) if name in files else offer
         for name, offer in zip(names, offers, strict=True)

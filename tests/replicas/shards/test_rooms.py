@@ -267,3 +267,14 @@ def test_what_cannot_be_divided_so_is_refused(division: ParallelLayout, said: st
     found = on(checkpoint, local_cpu(exact_ops), division)
     assert said in found.refused
     assert (found.fits, found.kv_tokens, list(found.processes)) == (False, 0, [])
+
+
+def test_too_many_stages_are_refused_before_any_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`motley fit --device "Tesla T4" --pipeline-parallel 1024` gave no answer within a minute."""
+    checkpoint = inspect_checkpoint(build_checkpoint(tmp_path / "model", "llama", **SHAPE))
+    for name in ("device_report", "best_layers"):
+        monkeypatch.setattr(
+            f"motley.replicas.parallel.planning.memory_plan.{name}", lambda *_, **__: pytest.fail("seen")
+        )
+    [place, *_] = find_table_devices("Tesla T4")
+    assert "1024 stages are more than the 4 layers" in on(checkpoint, place, ParallelLayout(1, 1024)).refused
