@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 from ..errors import CheckpointError
+from ..host.child_check import run_child_check
 
 EXIT_NOT_SERVABLE = 3  # exit status
 REMEDY = "; download the checkpoint again, or convert it again"
@@ -27,13 +27,12 @@ def check_servable(folder: str | Path) -> None:
 
 
 def check_servable_in_child(folder: str | Path) -> None:
-    """Check in a process of its own, so that its imports (torch, above all) do not stay in this one's memory. Raises
-    CheckpointError.
+    """Check in a process of its own. Raises CheckpointError; a check that is killed or fails itself is a warning in the
+    log, since whoever loads the checkpoint checks all of it again.
     """
-    command = [sys.executable, "-m", __name__, str(folder)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode == EXIT_NOT_SERVABLE:
-        message = ended.stdout.strip()
+    what = f"whether {folder} can be served"
+    message = run_child_check(__name__, [str(folder)], refused=EXIT_NOT_SERVABLE, what=what)
+    if message is not None:
         raise CheckpointError(message if ";" in message else message + REMEDY)  # some messages have a remedy already
 
 

@@ -35,7 +35,7 @@ def test_what_is_larger_than_the_machine_is_refused_with_the_remedy(tmp_path: Pa
 
 
 def test_a_model_that_fits_is_not_looked_at_closely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_check.subprocess, "run", lambda *args, **kwargs: pytest.fail("it takes seconds"))
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: pytest.fail("it takes seconds"))
     memory_check.check_memory(demo_path(), EngineConfig())
 
 
@@ -111,7 +111,7 @@ def test_gpus_are_asked_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pyt
         asked.append(command)
         return subprocess.CompletedProcess(command, memory_check.EXIT_TOO_LARGE, "model: no GPU here can hold it\n")
 
-    monkeypatch.setattr(memory_check.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     config = EngineConfig(device="cuda,cuda", pipeline_parallel=2, pipeline_layers=(10, 22), max_running=3)
     memory_check.check_memory(demo_path(), config)
     assert not asked

@@ -62,6 +62,19 @@ def beside(name: str, content: Any) -> Change:
     return lambda folder: (folder / name).write_text(json.dumps(content))
 
 
+def pointer(name: str) -> Change:
+    """What Git leaves in place of a large file where Git LFS is not set up."""
+
+    def make(folder: Path) -> None:
+        if name.endswith("index.json"):
+            (folder / "model.safetensors").unlink()
+        (folder / name).write_text(
+            f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 11421896\n"
+        )
+
+    return make
+
+
 def adapter(folder: Path) -> None:
     bare()(folder)
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base", "r": 8}))
@@ -125,6 +138,9 @@ CASES: dict[str, tuple[Change, str, str, str]] = {  # how it is made -> file, te
     "a pointer": (
         lambda folder: (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n"),
         "model.safetensors", "", "Git LFS"),
+    **{f"a pointer as {file}": (pointer(file), file, "", "Git LFS.*`git lfs pull`") for file in (
+        "config.json", "model.safetensors.index.json", "tokenizer.json", "generation_config.json",
+        "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")},
     "a folder of folders": (within, "config.json", "", "base-w4g32"),
     **{method: (config(quantization_config={"quant_method": method, "bits": 4}), "config.json",
                 "quantization_config.quant_method", "not read here") for method in UNSUPPORTED_METHODS},

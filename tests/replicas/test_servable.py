@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from motley.replicas.checkpoint.reading.load_progress import LoadProgressFile, L
 from motley.replicas.demo import demo_path
 from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.errors import CheckpointError
+from motley.replicas.host.child_check import run_child_check
 from motley.replicas.loading.servable_check import check_servable_in_child
 
 
@@ -55,3 +57,39 @@ def test_the_log_says_how_fast_it_is_loaded(caplog: pytest.LogCaptureFixture) ->
         "weights: 2.00 of 8.00 GB, at 0.50 GB/s",  # digested before, and read from the start again
     ]
     assert len(heard) == 7
+
+
+def ends(*statements: str) -> list[str]:
+    """Arguments of a check that prints, and ends as these statements do."""
+    return ["-c", "; ".join(("import os, signal, sys", "print('said')", *statements))]
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "it was killed by SIGKILL, probably because memory was short"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "it was killed by SIGTERM"),
+        ("sys.exit('no such module')", "it failed with status 1 (no such module)"),
+    ],
+)
+def test_a_check_that_does_not_come_to_its_end_is_told(
+    statement: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says nothing against the checkpoint, which is checked again where it is loaded: the start goes on."""
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **more: run([command[0], *ends(statement)], **more))
+    check_servable_in_child("model")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the check whether model can be served did not come to its end: {said}; "
+        "the start goes on without it, and says then what is wrong"
+    ]
+
+
+@pytest.mark.parametrize(("status", "found"), [(3, "said"), (0, None)])
+def test_a_check_that_finds_a_fault_or_none_is_no_warning(
+    status: int, found: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, ended = subprocess.run, ends(f"sys.exit({status})")
+    monkeypatch.setattr(subprocess, "run", lambda command, **more: run([command[0], *ended], **more))
+    assert run_child_check("module", [], refused=3, what="") == found
+    assert not caplog.records

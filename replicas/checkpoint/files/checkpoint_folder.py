@@ -11,6 +11,9 @@ from typing import BinaryIO
 
 from ...errors import CheckpointError
 
+GIT_LFS = b"version https://git-lfs."  # beginning of a pointer, which Git LFS leaves in place of a file
+_MAX_POINTER_BYTES = 1024
+
 
 def has_entry(folder: Path, name: str) -> bool:
     """Return whether the folder has an entry of this name, even one that cannot be opened: opening it then says why."""
@@ -22,7 +25,7 @@ def open_checkpoint_file(folder: Path, name: str) -> Iterator[tuple[BinaryIO, in
     """Open a file of the folder, and give its size in bytes. Every file of a checkpoint is opened here.
 
     Raises CheckpointError naming the file: for a link out of the folder, for a pipe or a device, which might be waited
-    for or read for ever, and for whatever cannot be opened or read.
+    for or read for ever, for a pointer of Git LFS, and for whatever cannot be opened or read.
     """
     path = resolve_within(folder.resolve(), name)
     try:
@@ -31,9 +34,17 @@ def open_checkpoint_file(folder: Path, name: str) -> Iterator[tuple[BinaryIO, in
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise CheckpointError("is no regular file", file=name)
+            if found.st_size < _MAX_POINTER_BYTES and file.read(len(GIT_LFS)) == GIT_LFS:
+                raise pointer_error(name)
+            file.seek(0)
             yield file, found.st_size
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror}", file=name) from error
+
+
+def pointer_error(name: str) -> CheckpointError:
+    """Return the error for a pointer of Git LFS that is in place of the file."""
+    return CheckpointError("is a pointer of Git LFS and not the file; fetch that with `git lfs pull`", file=name)
 
 
 def read_checkpoint_file(folder: Path, name: str, limit: int) -> bytes:
@@ -59,7 +70,7 @@ def resolve_within(folder: Path, name: str) -> Path:
     try:
         target = path.resolve()
     except (OSError, RuntimeError) as error:  # a circle of links
-        raise CheckpointError("is a symbolic link that leads back to itself", file=name) from error
+        raise CheckpointError("is a link that leads nowhere", file=name) from error
     if not any(target.is_relative_to(root) for root in roots):
         raise CheckpointError("is a link that leaves the checkpoint's folder", file=name)
     return path

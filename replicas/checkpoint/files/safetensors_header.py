@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...errors import CheckpointError
-from .checkpoint_folder import open_checkpoint_file
+from .checkpoint_folder import GIT_LFS, open_checkpoint_file, pointer_error
 from .json_fields import parse_json
 
 PREFIX_BYTES = 8
-_GIT_LFS = b"version https://git-lfs."
 MAX_HEADER_BYTES = 100_000_000  # the cap that the format's own library applies
 _MAX_ELEMENTS = 1 << 62
 DTYPE_BITS = {
@@ -72,8 +71,8 @@ def read_header_length(prefix: bytes, size: int, file: str) -> int:
     """Return the length of a safetensors header. Raises CheckpointError unless it lies within the file."""
     if len(prefix) < PREFIX_BYTES:
         raise CheckpointError(f"truncated: {size} bytes hold no header", file=file)
-    if prefix == _GIT_LFS[:PREFIX_BYTES]:
-        raise CheckpointError("is a pointer of Git LFS and not the file; fetch that with `git lfs pull`", file=file)
+    if prefix == GIT_LFS[:PREFIX_BYTES]:
+        raise pointer_error(file)
     length = int(struct.unpack("<Q", prefix)[0])
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(f"header length {length} is above the cap of {MAX_HEADER_BYTES}", file=file)

@@ -5,13 +5,13 @@ started.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...engine_config import EngineConfig
 from ...errors import InvalidRequest
+from ...host.child_check import run_child_check
 from ...host.host_memory import total_memory
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ def check_memory(folder: Path, config: EngineConfig) -> None:
     ):
         return
     given = json.dumps({name: getattr(config, name) for name in _FIELDS})
-    command = [sys.executable, "-m", __name__, str(folder), given]  # its imports are not to stay in this process
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode == EXIT_TOO_LARGE:
-        raise InvalidRequest(ended.stdout.strip(), param="model")
+    what = f"whether there is memory for {folder}"
+    message = run_child_check(__name__, [str(folder), given], refused=EXIT_TOO_LARGE, what=what)
+    if message is not None:
+        raise InvalidRequest(message, param="model")
 
 
 def _file_bytes(folder: Path) -> int:
