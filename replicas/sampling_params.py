@@ -14,8 +14,9 @@ from .short_repr import short_repr
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
-MAX_STOP_STRINGS = 4
+MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
+MAX_ALL_STOP_CHARS = 4096  # of all stop strings of a request: their automaton is built while others wait
 MAX_LOGIT_BIAS = 300
 MAX_ALLOWED_IDS = 65_536
 MAX_BAD_WORDS = 100
@@ -56,7 +57,7 @@ class SamplingParams:
     prompt_logprobs     None, or how many alternatives beside each prompt token's own log-probability, 0 to 20
     min_tokens          no end-of-sequence or stop before this many
     max_tokens          None: until the context is full
-    stop                strings that end a choice and are not part of its text
+    stop                strings that end a choice and are not part of its text; at most 64, of 4,096 characters together
     stop_token_ids      ids that end a choice
     ignore_eos          go on past end-of-sequence ids
     grammar             what the text of each choice must follow. Its end is the choice's end (finish reason stop),
@@ -185,6 +186,8 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
             raise _invalid("stop", text, f"strings of 1 to {MAX_STOP_CHARS} characters")
         if any("\ud800" <= char <= "\udfff" for char in text):
             raise _invalid("stop", text, "text without lone surrogates")
+    if (total := sum(map(len, strings))) > MAX_ALL_STOP_CHARS:
+        raise _invalid("stop", stop, f"at most {MAX_ALL_STOP_CHARS} characters in all strings, which have {total}")
     return tuple(strings)
 
 

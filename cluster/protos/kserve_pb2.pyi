@@ -10,8 +10,12 @@ The model's tensors:
   input   text_input      BYTES [1]        the prompt as text; or
   input   input_ids       INT32 or INT64 [n]  the prompt as token ids
   input   streaming       BOOL [1]         optional, false: one response; true: one for each message of the engine
-  input   stop            BYTES [1 to 4]   optional: stop strings
+  input   stop            BYTES [1 to 64]  optional: stop strings
   input   stop_token_ids  INT32 or INT64 [n]  optional
+  input   sampling_parameters  BYTES [1]   optional: parameters as the text of a JSON object, as Triton's vLLM backend
+                                           takes them; also as a parameter
+  input   stream          BOOL [1]         optional: the same as streaming
+  input   exclude_input_in_output  BOOL [1]  optional: true, since text_output never has the prompt
   output  text_output     BYTES [k]        text of k choices, of each what is new
   output  finish_reason   BYTES [k]        "stop" or "length" when the choice has ended, else empty
   output  index           INT32 [k]        which choices these are

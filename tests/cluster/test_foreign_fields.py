@@ -23,6 +23,7 @@ from motley.cluster.api.openai import openai_request
 from motley.cluster.api.openai.openai_request_schemas import BODY_SCHEMAS, BODY_SHAPES
 from motley.cluster.service.deployment.ingress_config import IngressConfig
 from motley.replicas.errors import InvalidRequest
+from motley.replicas.sampling_params import MAX_ALL_STOP_CHARS, MAX_STOP_STRINGS
 
 HELLO = [{"role": "user", "content": "Hello"}]
 PATHS = {
@@ -264,8 +265,8 @@ async def test_unknown_fields_are_ignored_and_logged_once(
         for record in caplog.records
         if record.name == "motley.cluster.api.common.fields.unknown_fields"
     ]
-    assert said == [f"a request has the unknown field 'mood_of_{route}\\xfc\\ud800', which is ignored "
-                    "(--unknown-fields refuse would refuse it)"]  # fmt: skip
+    assert said == [f"the field 'mood_of_{route}\\xfc\\ud800' of a request is unknown, and ignored "
+                    "(--unknown-fields refuse: refused)"]  # fmt: skip
     error = refused(await strict(PATHS[route], {**plain, name: 1}))
     assert (error["param"], error["code"]) == (name, "unknown_parameter")
     assert (await strict(PATHS[route], {**plain, name: None, "other": [], "third": ""})).status == 200
@@ -324,7 +325,7 @@ def test_a_log_of_names_has_an_end(caplog: pytest.LogCaptureFixture) -> None:
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == MAX_NAMES + 1
     assert max(map(len, lines)) < 200
-    assert lines[-1].startswith(f"{MAX_NAMES} unknown fields have been logged")
+    assert lines[-1].startswith(f"more than {MAX_NAMES} names")
 
 
 async def test_token_ids_are_told(post: Any) -> None:
@@ -433,8 +434,8 @@ async def test_an_answer_until_the_context_is_full(post: Any, ingress: Any, monk
         for route, body in plain.items():
             assert (await post(PATHS[route], {**body, **more})).status == 200
             assert seen[-1].sampling["max_tokens"] == 3
-    for name, wrong in (("max_tokens", -1), ("n_predict", -3)):
-        assert refused(await post(PATHS["completion"], {"prompt": "abc", name: wrong}))["param"] == "max_tokens"
+    for name, wrong in (("max_tokens", -2), ("n_predict", -3), ("max_new_tokens", -2)):
+        assert refused(await post(PATHS["completion"], {"prompt": "abc", name: wrong}))["param"] == name
     assert (await post(PATHS["completion"], {"prompt": "abc"})).status == 200
     assert seen[-1].default_max_tokens == 16
 
@@ -547,7 +548,10 @@ async def test_patterns_and_grammars_in_the_words_of_others(post: Any) -> None:
         ("prediction", {"type": "content", "content": "x"}, None), ("moderation", {"model": "m"}, None),
         ("web_search_options", {}, None), ("service_tier", "flex", "auto"), ("store", True, False),
         ("prompt_cache_retention", "24h", "in_memory"), ("prompt_cache_options", {"ttl": "30m"}, {"mode": "implicit"}),
-        ("beam_width", 4, 1), ("exclude_input_in_output", False, True), ("return_context_logits", True, False),
+        ("mirostat", 2, 0), ("mirostat_mode", 2, 0), ("lora_request", {"lora_name": "x"}, None), ("lora_name", "x", ""),
+        ("logit_bias_type", "tokens", "input_ids"), ("prompt_ignore_length", 4, 0), ("detokenize", False, True),
+        ("disaggregated_params", {"a": 1}, {}), ("beam_width", 4, 1),
+        ("exclude_input_in_output", False, True), ("return_context_logits", True, False),
         ("guided_decoding_guide", "x", ""), ("no_repeat_ngram_size", 3, 0), ("input_ids", [1], None),
         ("text", {"format": {"type": "json_object"}}, None), ("truncation", "auto", "disabled"),
         ("previous_response_id", "x", None), ("instructions", "Be kind", ""), ("thinking_budget", 10, -1),
@@ -574,6 +578,9 @@ async def test_what_would_change_the_answer_is_never_ignored(name: str, value: A
         ({"num_return_sequences": 2}, {"n": 2}),
         ({"max_output_tokens": 2}, {"max_tokens": 2}),
         ({"return_logprob": True, "top_logprobs_num": 2}, {"logprobs": True, "top_logprobs": 2}),
+        ({"return_log_probs": True}, {"logprobs": True}),
+        ({"return_log_probs": False}, {}),
+        ({"sampling_parameters": {"max_tokens": 2, "stop": ["x"]}}, {"stop": ["x"]}),
         ({"return_logprob": False, "top_logprobs_num": 0, "logprob_start_len": -1}, {}),
         ({"sampling_params": {"max_new_tokens": 2, "stop": "x", "min_new_tokens": 1}},
          {"max_tokens": 2, "stop": "x", "min_tokens": 1}),
@@ -622,3 +629,116 @@ async def test_the_best_of_several_chats(post: Any) -> None:
     assert (await post(PATHS["chat"], {**body, "best_of": 2, "stream": True})).status == 200
     assert refused(await post(PATHS["chat"], {**body, "stream": True}))["param"] == "best_of"
     assert refused(await post(PATHS["chat"], {**body, "best_of": 1}))["param"] == "best_of"
+
+
+@pytest.fixture
+def seen(ingress: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is admitted, in order."""
+    found: list[Any] = []
+    admit = ingress.door.admit
+    monkeypatch.setattr(ingress.door, "admit", lambda ask, caller: found.append(ask) or admit(ask, caller))
+    return found
+
+
+async def test_false_as_do_sample_is_greedy(post: Any, seen: list[Any]) -> None:
+    """In TGI and transformers it is so beside the default temperature, 1; beside another the two differ."""
+    for route, plain in (("completion", {"prompt": "abc"}), ("chat", {"messages": HELLO})):
+        for more, expected in (
+            ({"do_sample": False}, 0),
+            ({"do_sample": False, "temperature": 0, "top_p": 0.9}, 0),
+            ({"parameters": {"do_sample": False, "temperature": 1.0}}, 0),
+            ({"do_sample": True}, None),
+            ({"do_sample": True, "temperature": 0.5}, 0.5),
+            ({"do_sample": None, "temperature": 1}, 1),
+        ):
+            assert (await post(PATHS[route], {**plain, "max_tokens": 2, **more})).status == 200
+            assert seen[-1].sampling.get("temperature") == expected
+        for more, param in (
+            ({"do_sample": False, "temperature": 0.5}, "do_sample"),
+            ({"do_sample": 0}, "do_sample"),
+            ({"do_sample": False, "temperature": True}, "temperature"),
+            ({"do_sample": False, "temperature": "1"}, "temperature"),
+        ):
+            assert refused(await post(PATHS[route], {**plain, **more}))["param"] == param
+
+
+async def test_minus_one_as_max_tokens_is_no_bound(post: Any, seen: list[Any]) -> None:
+    """Samples for llama.cpp's server and LM Studio send it."""
+    both = {"completion": ({"prompt": "abc"}, ("max_tokens", "max_new_tokens", "max_completion_tokens")),
+            "chat": ({"messages": HELLO}, ("max_tokens", "max_completion_tokens", "max_output_tokens"))}  # fmt: skip
+    for route, (plain, names) in both.items():
+        for name in names:
+            assert (await post(PATHS[route], {**plain, name: -1})).status == 200
+            assert "max_tokens" not in seen[-1].sampling
+            assert seen[-1].default_max_tokens is None
+            assert refused(await post(PATHS[route], {**plain, name: -2}))["param"] == name
+        for bound in ({"n_predict": 3}, {"max_completion_tokens": 3}, {"options": {"num_predict": 3}}):
+            assert (await post(PATHS[route], {**plain, "max_tokens": -1, **bound})).status == 200
+            assert seen[-1].sampling["max_tokens"] == 3
+    assert (await post(PATHS["chat"], {"messages": HELLO, "max_tokens": 3, "max_completion_tokens": -1})).status == 200
+    assert seen[-1].sampling["max_tokens"] == 3
+
+
+async def test_true_or_false_as_structured_outputs_changes_nothing(post: Any, seen: list[Any]) -> None:
+    """OpenRouter's clients send it: whether response_format is kept to, as it is."""
+    form = {"response_format": {"type": "json_object"}}
+    for route in ("completion", "chat"):
+        for wanted in (True, False):
+            for more in ({}, form, {"response_format": {"type": "text"}}):
+                body = {**PLAIN[route], "structured_outputs": wanted, **more}
+                assert (await post(PATHS[route], body)).status == 200
+                assert ("grammar" in seen[-1].sampling) is (more is form)
+        for wrong in (1, "true"):
+            error = refused(await post(PATHS[route], {**PLAIN[route], "structured_outputs": wrong}))
+            assert error["param"] == "structured_outputs"
+        beside = {"structured_outputs": {"regex": "a"}, **form}
+        assert refused(await post(PATHS[route], {**PLAIN[route], **beside}))["param"] == "structured_outputs"
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "routes"),
+    [
+        ("truncate", True, ("completion", "chat")),
+        ("truncate", 2**24, ("completion", "chat")),
+        ("max_new_tokens", 0, ("completion", "chat")),
+        ("n_predict", "many", ("completion", "chat")),
+        ("stop_sequences", [7], ("completion", "chat")),
+        ("sampling_seed", 2**64, ("completion", "chat")),
+        ("num_return_sequences", 1000, ("completion", "chat")),
+        ("no_stop_trim", 1, ("completion", "chat")),
+        ("end_id", 2**30, ("completion", "chat")),
+        ("min_length", -1, ("completion", "chat")),
+        ("rid", 7, ("completion", "chat", "embedding")),
+        ("n_probs", 1000, ("completion",)),
+        ("return_full_text", 1, ("completion",)),
+        ("return_log_probs", "x", ("chat",)),
+    ],
+)
+async def test_an_error_has_the_name_that_was_sent(name: str, wrong: Any, routes: tuple[str, ...], post: Any) -> None:
+    for route in routes:
+        plain = {key: value for key, value in PLAIN[route].items() if key not in ("max_tokens", "seed")}
+        for body in ({name: wrong}, {"options": {name: wrong}}) if route != "embedding" else ({name: wrong},):
+            error = refused(await post(PATHS[route], {**plain, **body}))
+            assert (error["param"], error["message"].startswith(name)) == (name, True), error
+
+
+async def test_an_error_of_what_was_sent_under_two_names_has_motleys(post: Any) -> None:
+    error = refused(await post(PATHS["completion"], {"prompt": "a", "max_tokens": 0, "max_new_tokens": 0}))
+    assert error["param"] == "max_tokens"
+
+
+async def test_an_evaluations_stop_strings_are_all_taken(post: Any, seen: list[Any]) -> None:
+    """lm_eval sends a task's own and the end of sequence, six for HumanEval."""
+    stops = ["\nclass", "\ndef", "\n#", "\nif", "\nprint", "<|endoftext|>"]
+    for route, plain in PLAIN.items():
+        if route in ("completion", "chat"):
+            assert (await post(PATHS[route], {**plain, "stop": stops})).status == 200
+            assert seen[-1].sampling["stop"] == stops
+            many = [f"{i:02}" for i in range(MAX_STOP_STRINGS)]
+            assert (await post(PATHS[route], {**plain, "stop": many})).status == 200
+            for wrong, said in (
+                ([*many, "x"], f"at most {MAX_STOP_STRINGS} strings"),
+                (["x" * 1000] * 5, f"at most {MAX_ALL_STOP_CHARS} characters in all strings, which have 5000"),
+            ):
+                error = refused(await post(PATHS[route], {**plain, "stop": wrong}))
+                assert (error["param"], said in error["message"]) == ("stop", True)

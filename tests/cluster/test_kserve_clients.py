@@ -237,7 +237,7 @@ async def test_generate_stream(post: Call) -> None:
         ({"text_input": "a", "beam_width": 4}, "beam_width: 4 is not supported"),
         ({"text_input": "a", "bad_words": ["x"]}, "bad_words: "),
         ({"text_input": "a", "exclude_input_in_output": False}, "exclude_input_in_output: False is not supported"),
-        ({"text_input": "a", "return_log_probs": True}, "return_log_probs: True is not supported; give logprobs: 0"),
+        ({"text_input": "a", "return_log_probs": 1}, "return_log_probs: 1 is not accepted"),
         ({"text_input": "a", "seed": 1, "random_seed": 2}, "random_seed: given twice"),
         ({"text_input": "a", "end_id": 2**63}, "end_id: "),
         ({"text_input": "a", "end_id": 1e300}, "end_id: "),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from echo_worker import EchoWorker
 from local_ingress import make_ingress
 
 from motley.cluster.api.common.fields.unknown_fields import ALWAYS_REFUSED, UnknownFieldPolicy
-from motley.cluster.api.kserve.kserve_request import InferRequest, parse_infer_request
-from motley.cluster.api.kserve.kserve_tensors import BYTES, Tensor
+from motley.cluster.api.kserve.kserve_request import InferRequest, grammar_bytes, parse_infer_request
+from motley.cluster.api.kserve.kserve_sampling import SAMPLING_PARAMETERS
+from motley.cluster.api.kserve.kserve_tensors import BOOL, BYTES, Tensor
 from motley.cluster.service.deployment.ingress_config import IngressConfig
 from motley.replicas.errors import InvalidRequest
 
@@ -66,7 +68,9 @@ def test_formats_have_their_older_names() -> None:
         ({"audio": "x"}, "audio is not supported; the model writes text", "unsupported_parameter"),
         ({"n_indent": 4}, "n_indent: 4 is not supported; write the indentation", "unsupported_parameter"),
         ({"repeat_penalty": 1.1}, "repeat_penalty is not supported; /v1/completions has it", "unsupported_parameter"),
-        ({"return_log_probs": True}, "return_log_probs: True is not supported; give logprobs", "unsupported_parameter"),
+        ({"return_log_probs": 1}, "return_log_probs: 1 is not accepted; expected true or false", "invalid_value"),
+        ({"guided_decoding": "{}"}, "guided_decoding is not supported; give json_schema", "unsupported_parameter"),
+        ({"lora_name": "x"}, "lora_name is not supported; one model is served", "unsupported_parameter"),
         ({"end_id": 5, "stop_token_ids": "[6]"}, "end_id: 5 is not accepted; expected no value", "invalid_value"),
         ({"lora_path": "x"}, "lora_path is not supported; one model is served", "unsupported_parameter"),
         ({"echo": True}, "echo is not supported; /v1/completions has it", "unsupported_parameter"),
@@ -133,3 +137,133 @@ async def test_over_http(posts: Any) -> None:
     for path, body, prefix in bodies({"n_predict": -7}):
         for post in posts:
             assert (await post(path, body)).json()["error"].startswith(f"{prefix}n_predict: -7 is not accepted")
+
+
+def tensor(name: str, *elements: Any) -> Tensor:
+    return Tensor(name, BYTES if isinstance(elements[0], bytes) else BOOL, (len(elements),), elements)
+
+
+def together(**more: Any) -> dict[str, Any]:
+    """The same fields as a parameter, as a parameter's text, and as a tensor."""
+    values = {"temperature": "0.1", "top_p": "0.95", "max_tokens": "3", "seed": None, "stop": ["x", "y"], **more}
+    text = json.dumps(values)
+    found = [
+        dict(parse_infer_request(InferRequest(parameters=parameters, inputs=inputs)).ask.sampling)
+        for parameters, inputs in (
+            ({SAMPLING_PARAMETERS: values}, [TEXT]),
+            ({SAMPLING_PARAMETERS: text}, [TEXT]),
+            ({}, [TEXT, tensor(SAMPLING_PARAMETERS, text.encode())]),
+            ({SAMPLING_PARAMETERS: text, "temperature": "0.1"}, [TEXT, tensor(SAMPLING_PARAMETERS, text.encode())]),
+        )
+    ]
+    assert all(one == found[0] for one in found)
+    return found[0]
+
+
+def test_what_tritons_vllm_backend_takes_in_one_object_counts_as_parameters() -> None:
+    assert together() == {"temperature": 0.1, "top_p": 0.95, "max_tokens": 3, "stop": ["x", "y"]}
+    more = together(
+        stop_token_ids=[5], logit_bias={"5": 1}, bad_words=["a b"], lora_name=None, early_stopping=False, n="2"
+    )
+    assert (more["stop_token_ids"], more["logit_bias"], more["bad_words"], more["n"]) == ([5], {"5": 1}, ["a b"], 2)
+    schema = {"type": "integer"}
+    assert together(guided_json=schema)["grammar"].source == sampling(json_schema=json.dumps(schema))["grammar"].source
+    for nothing in ("", "{}", {}, None):
+        assert sampling(sampling_parameters=nothing) == {}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "given", "begins"),
+    [
+        ({}, {"max_tokens": 0}, "max_tokens: 0 is not accepted"),
+        ({}, {"max_tokens": [1]}, "max_tokens: [1] is not accepted"),
+        ({}, {"mirostat": 2}, "mirostat: 2 is not supported"),
+        ({}, {"lora_name": "x"}, "lora_name is not supported; one model is served"),
+        ({}, {"mood": 1}, "mood: there is no such field"),
+        ({}, {"priority": 5}, "priority is not supported"),
+        ({}, {"sampling_parameters": {"top_k": 5}}, "sampling_parameters is not supported"),
+        ({}, {"stop_token_ids": 5}, "stop_token_ids: "),
+        ({"max_tokens": 4}, {"max_tokens": 5}, "max_tokens: 5 is not accepted; expected no value beside "),
+        ({"n_predict": 4}, {"max_tokens": 5}, "max_tokens: 5 is not accepted; expected no value beside "),
+        ({}, "{", " is not JSON"),
+        ({}, '{"top_k": 1, "top_k": 2}', "top_k"),
+        ({}, "[1]", " is not a JSON object"),
+    ],
+    ids=repr,
+)
+async def test_what_is_wrong_in_that_object_is_named_with_it(
+    parameters: dict[str, Any], given: Any, begins: str, posts: Any
+) -> None:
+    _, strict = posts
+    text = given if isinstance(given, str) else json.dumps(given)
+    input_ = {"name": SAMPLING_PARAMETERS, "shape": [1], "datatype": "BYTES", "data": [text]}
+    for path, body, prefix in (
+        (INFER, {"inputs": [*INPUTS, input_], "parameters": parameters}, ""),
+        (INFER, {"inputs": INPUTS, "parameters": {**parameters, SAMPLING_PARAMETERS: text}}, "parameters."),
+        (GENERATE, {"text_input": "abc", "parameters": {**parameters, SAMPLING_PARAMETERS: text}}, "parameters."),
+        (GENERATE, {"text_input": "abc", **parameters, SAMPLING_PARAMETERS: text}, ""),
+        (f"{GENERATE}_stream", {"text_input": "abc", **parameters, SAMPLING_PARAMETERS: text}, ""),
+    ):
+        reply = await strict(path, body)
+        assert reply.status == 400
+        said = reply.json()["error"]
+        if parameters and path != INFER:
+            assert said == f"{prefix}{SAMPLING_PARAMETERS}.max_tokens: given twice"
+        elif begins == "top_k":
+            assert "top_k" in said
+        else:
+            dot = "" if begins.startswith(" ") else "."
+            assert said.startswith(f"{prefix}{SAMPLING_PARAMETERS}{dot}{begins}"), (path, said)
+
+
+async def test_the_text_ends_where_that_object_says_it_does(posts: Any) -> None:
+    text = json.dumps({"max_tokens": "3", "temperature": 0})
+    for post in posts:
+        for given in (text, json.loads(text)):
+            for body in ({SAMPLING_PARAMETERS: given}, {"parameters": {SAMPLING_PARAMETERS: given}}):
+                reply = await post(GENERATE, {"text_input": "abc", **body})
+                assert (reply.status, reply.json()["text_output"]) == (200, "abc")
+                events = (await post(f"{GENERATE}_stream", {"text_input": "abc", **body})).events()
+                assert "".join(event["text_output"] for event in events) == "abc"
+
+
+def test_inputs_of_tritons_vllm_backend() -> None:
+    """Its sample client sends `stream`, the object above, and the same values as parameters, all as text."""
+
+    def parsed(*more: Tensor) -> Any:
+        return parse_infer_request(InferRequest(inputs=[TEXT, *more], parameters={"max_tokens": "3"}))
+
+    assert parsed(tensor("stream", True)).streaming
+    assert not parsed(tensor("stream", False), tensor("exclude_input_in_output", True)).streaming
+    for wrong, begins in (
+        ((tensor("exclude_input_in_output", False),), "exclude_input_in_output: False is not supported"),
+        ((tensor("stream", True), tensor("streaming", False)), "stream: True is not accepted"),
+        ((tensor(SAMPLING_PARAMETERS, b"\xff"),), "sampling_parameters: it is not UTF-8"),
+        ((tensor(SAMPLING_PARAMETERS, b"{}", b"{}"),), "sampling_parameters: shape [2] is not accepted"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            parsed(*wrong)
+        assert caught.value.message.startswith(begins)
+
+
+def test_log_probabilities_in_the_words_of_tensorrt_llm() -> None:
+    assert sampling(return_log_probs=True) == {"logprobs": 0}
+    assert sampling(return_log_probs=True, logprobs=2) == sampling(logprobs=2, return_log_probs=True) == {"logprobs": 2}
+    assert sampling(return_log_probs=False) == {}
+
+
+def test_minus_one_is_no_bound() -> None:
+    assert sampling(max_tokens=-1) == sampling(max_tokens="-1") == sampling(max_tokens=-1, n_predict=-1) == {}
+    assert sampling(max_tokens=-1, n_predict=5) == sampling(n_predict=5, max_tokens=-1) == {"max_tokens": 5}
+
+
+def test_a_grammar_is_counted_under_each_of_its_names() -> None:
+    """A long one is checked apart, so that others do not wait for it."""
+    schema = json.dumps({"type": "object", "title": "x" * 1000})
+    for name in ("json_schema", "guided_json"):
+        inner = json.dumps({name: schema})
+        assert grammar_bytes(InferRequest(parameters={name: schema}, inputs=[TEXT])) == len(schema)
+        assert grammar_bytes(InferRequest(parameters={SAMPLING_PARAMETERS: inner}, inputs=[TEXT])) == len(inner)
+        as_tensor = tensor(SAMPLING_PARAMETERS, inner.encode())
+        assert grammar_bytes(InferRequest(inputs=[TEXT, as_tensor])) == len(inner)
+    assert grammar_bytes(InferRequest(parameters={SAMPLING_PARAMETERS: '{"top_k": 5}'}, inputs=[TEXT])) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import struct
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -19,11 +20,13 @@ from scripted_worker import ScriptedWorker
 from motley.cluster.api.kserve import kserve_messages as wire
 from motley.cluster.api.kserve import kserve_stream
 from motley.cluster.api.kserve.kserve_protocol import KServeProtocol, failed_response
+from motley.cluster.api.kserve.kserve_request import INPUTS
 from motley.cluster.protos import kserve_pb2 as pb
 from motley.cluster.protos import kserve_pb2_grpc
 from motley.cluster.transport.caller import Caller
 from motley.cluster.transport.grpc_server import unparsed_request
 from motley.replicas.errors import EngineFault, InvalidRequest, MotleyError, Overloaded, Unavailable
+from motley.replicas.sampling_params import MAX_STOP_STRINGS
 from motley.replicas.types import Delta, FinishReason, StreamMessage, TokenLogprob
 
 FINAL = "triton_final_response"
@@ -341,10 +344,18 @@ async def test_bad_parameters_are_named(kserve: Any, fields: dict[str, Any], par
     assert answer.error_message.startswith(f"parameters.{param}: ")
 
 
+def test_the_proto_names_each_input_and_how_many_stop_strings_there_may_be() -> None:
+    text = (Path(pb.__file__).parent / "kserve.proto").read_text()
+    assert [name for name in INPUTS if not re.search(rf"//   input   {name} ", text)] == []
+    assert f"stop            BYTES [1 to {MAX_STOP_STRINGS}]" in text
+
+
 @pytest.mark.parametrize(
     ("parameters", "param"),
     [
-        ({"temperature": "0.5"}, "temperature"),
+        ({"temperature": "half"}, "temperature"),
+        ({"temperature": "1e400"}, "temperature"),
+        ({"max_tokens": "1.5"}, "max_tokens"),
         ({"temperature": True}, "temperature"),
         ({"n": 1.0}, "n"),
         ({"stop_token_ids": "[259]"}, "stop_token_ids"),
@@ -403,7 +414,7 @@ BAD_INPUTS: list[tuple[pb.ModelInferRequest, str]] = [
     (infer(text_input(), tensor("prompt", "BYTES", [1], bytes_contents=[b""])), "inputs.prompt: "),
     (infer(text_input(), tensor("streaming", "BOOL", [2], bool_contents=[True, False])), "streaming: "),
     (infer(text_input(), streaming()), "streaming: "),
-    (infer(text_input(), tensor("stop", "BYTES", [5], bytes_contents=[b"a"] * 5)), "stop: "),
+    (infer(text_input(), tensor("stop", "BYTES", [65], bytes_contents=[b"a"] * 65)), "stop: "),
     (infer(text_input(), tensor("stop_token_ids", "INT32", [1], int_contents=[259])), "stop_token_ids: "),
     (infer(outputs=("text",)), "outputs.text: "),
     (infer(outputs=("text_output", "text_output")), "outputs.text_output: "),

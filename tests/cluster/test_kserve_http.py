@@ -174,7 +174,7 @@ async def test_every_parameter_is_described(call: Call) -> None:
     operation = document["paths"]["/v2/models/{name}/infer"]["post"]
     given = operation["requestBody"]["content"]["application/json"]["schema"]["properties"]
     accepted = {field.name for field in fields(SamplingParams)} - {"grammar"}
-    accepted |= {*CONSTRAINTS, "priority", "timeout", EMPTY_FINAL, "binary_data_output"}
+    accepted |= {*CONSTRAINTS, "priority", "timeout", EMPTY_FINAL, "binary_data_output", "sampling_parameters"}
     assert set(given["parameters"]["properties"]) == accepted
     tensors = [tensor["properties"] for tensor in given["inputs"]["items"]["anyOf"]]
     assert {tensor["name"]["const"]: tuple(tensor["datatype"]["enum"]) for tensor in tensors} == INPUTS

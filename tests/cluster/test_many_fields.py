@@ -139,8 +139,8 @@ def test_what_a_limit_of_its_own_has_is_not_looked_at_first(monkeypatch: pytest.
     inputs = [pb.EmbeddingInput(text="a")] * 2049
     with pytest.raises(InvalidRequest, match=r"^inputs: 2049 of them; expected 1 to 2048"):
         motley_embeddings.parse_embeddings_request(pb.EmbeddingsRequest(inputs=inputs))
-    tensors = [kserve_pb2.ModelInferRequest.InferInputTensor()] * 6
-    with pytest.raises(InvalidRequest, match=r"^inputs: 6 of them"):
+    tensors = [kserve_pb2.ModelInferRequest.InferInputTensor()] * 9
+    with pytest.raises(InvalidRequest, match=r"^inputs: 9 of them"):
         kserve_messages.infer_request(kserve_pb2.ModelInferRequest(inputs=tensors))
     assert not looked
 

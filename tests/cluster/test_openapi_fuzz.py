@@ -37,6 +37,7 @@ from motley.cluster.api.common.fields.constraints import CONSTRAINTS
 from motley.cluster.api.common.fields.field_schemas import CONSTRAINT_FIELDS
 from motley.cluster.api.common.fields.field_table import CHAT, COMPLETION
 from motley.cluster.api.common.fields.unknown_fields import is_empty_value
+from motley.cluster.api.kserve.kserve_sampling import SAMPLING_PARAMETERS
 from motley.cluster.api.openai.openai_request_schemas import BODY_SCHEMAS
 from motley.cluster.api.openapi_routes import OPERATIONS
 from motley.cluster.service.deployment.ingress_config import IngressConfig
@@ -162,8 +163,19 @@ def closed(body: dict[str, Any] | None) -> dict[str, Any] | None:
     """KServe's parameters, which may stand in the body itself, without others' names."""
     if body is None or "parameters" not in body["properties"]:
         return body
-    inner = {**body["properties"]["parameters"], "additionalProperties": False}
-    return {**body, "properties": {**body["properties"], "parameters": inner}, "additionalProperties": False}
+    properties = dict(body["properties"])
+    if "inputs" in properties:
+        kinds = properties["inputs"]["items"]["anyOf"]
+        own = [one for one in kinds if one["properties"]["name"]["const"] != SAMPLING_PARAMETERS]
+        properties["inputs"] = {**properties["inputs"], "items": {"anyOf": own}}
+    inner = {**properties["parameters"], "additionalProperties": False}
+    inner["properties"] = without_others(inner["properties"])
+    return {**body, "properties": without_others(properties | {"parameters": inner}), "additionalProperties": False}
+
+
+def without_others(properties: dict[str, Any]) -> dict[str, Any]:
+    """Without the parameters that are an object or its text: test_kserve_foreign.py tries that."""
+    return {name: one for name, one in properties.items() if name != SAMPLING_PARAMETERS}
 
 
 # As it is with `--unknown-fields refuse`, and without the fields of others, which test_foreign_fields.py tries each.

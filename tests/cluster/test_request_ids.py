@@ -36,7 +36,7 @@ async def test_labels_are_in_the_line_of_their_call(folder: Path, log_folder: Pa
     assert (await asgi.request(app, "POST", "/v1/chat/completions", chat)).status == 200
     for path, body in (
         ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 1, "user": "me"}),
-        ("/v1/completions", {"prompt": "a", "max_tokens": -1, "user": "refused"}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": -2, "user": "refused"}),
         ("/v1/completions", {"prompt": "a", "max_tokens": 1, "user": None}),
         ("/v1/embeddings", {"input": ["a", "b"], "user": "embeds"}),
         ("/v1/chat/completions", {**chat, "user": 7}),

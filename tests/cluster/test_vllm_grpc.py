@@ -220,7 +220,7 @@ BAD: list[tuple[pb.GenerateRequest, str]] = [
     (ask(sampling={"min_tokens": 6}), "sampling_params.min_tokens: "),
     (pb.GenerateRequest(text="a", sampling_params={"min_tokens": 600}), "sampling_params.min_tokens: "),
     (ask(sampling={"stop": [""]}), "sampling_params.stop: "),
-    (ask(sampling={"stop": ["a"] * 5}), "sampling_params.stop: "),
+    (ask(sampling={"stop": ["a"] * 65}), "sampling_params.stop: "),
     (ask(sampling={"stop_token_ids": [259]}), "sampling_params.stop_token_ids: "),
     (ask(sampling={"n": 129}), "sampling_params.n: "),
     (ask(sampling={"logprobs": -1}), "sampling_params.logprobs: "),

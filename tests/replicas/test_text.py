@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motley.replicas.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from motley.replicas.text.tokenizer.text_stream import TextStream
 from motley.replicas.text.tokenizer.tokenizer import Tokenizer
 
@@ -91,7 +92,7 @@ def test_output_continues_its_prompt(style: str, loaded: dict[str, Tokenizer]) -
 
 
 alphabet = st.text(alphabet="ab", min_size=1, max_size=4)
-stops_of_two = st.lists(st.one_of(alphabet, st.sampled_from(["😀", "é", " ", "\ufffd", "the"])), max_size=4)
+stops_of_two = st.lists(st.one_of(alphabet, st.sampled_from(["😀", "é", " ", "\ufffd", "the"])), max_size=9)
 
 
 @given(
@@ -113,7 +114,7 @@ def test_stop_strings_end_the_text_however_tokens_arrive(
         assert (stream.stopped, stream.num_tokens) == (stopped, num_tokens)
 
 
-@given(text=st.text(alphabet="ab", max_size=30), stops=st.lists(alphabet, min_size=1, max_size=3))
+@given(text=st.text(alphabet="ab", max_size=30), stops=st.lists(alphabet, min_size=1, max_size=9))
 def test_no_more_is_held_back_than_could_begin_a_stop_string(
     text: str, stops: list[str], loaded: dict[str, Tokenizer]
 ) -> None:
@@ -153,6 +154,25 @@ def test_a_resumed_stream_sends_exactly_the_rest(
         second.replay(ids[:cut])
         assert sent + _run(second, [ids[cut:]]) == expected
         assert (second.stopped, second.num_tokens) == (whole.stopped, whole.num_tokens)
+
+
+def test_as_many_stop_strings_as_may_be_given_are_looked_for(loaded: dict[str, Tokenizer]) -> None:
+    """64 of them, as long together as they may be, of which most begin and none but the last but one is completed."""
+    tokenizer, kept = loaded["qwen"], "a" * 20 + "b"
+    stops = ["a" * (30 + i) + "c" for i in range(MAX_STOP_STRINGS - 2)] + ["bd", "ce"]
+    assert len(SamplingParams(stop=stops).stop) == MAX_STOP_STRINGS
+    for text, stopped in ((kept + "d tail", "bd"), (kept + "ce tail", "ce"), (kept, None), ("a" * 99 + "c", stops[61])):
+        stream = TextStream(tokenizer, stop=stops)
+        got = _run(stream, [[i] for i in tokenizer.encode(text)])
+        assert (got, stream.stopped) == (text[: text.index(stopped)] if stopped else text, stopped)
+
+
+def test_choices_with_the_same_stop_strings_share_what_looks_for_them(loaded: dict[str, Tokenizer]) -> None:
+    tokenizer = loaded["qwen"]
+    first, second = (TextStream(tokenizer, stop=["ab", "abab"], min_tokens=9) for _ in range(2))
+    ids = [tokenizer.encode(char)[0] for char in "aba"]
+    assert (first.push(ids[:1]), second.push(ids[:2]), first.push(ids[1:])) == ("", "", "")
+    assert (second.flush(), first.flush()) == ("ab", "aba")
 
 
 def test_min_tokens_counts_where_the_stop_string_is_completed(loaded: dict[str, Tokenizer]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from motley.replicas.sampling_params import MAX_STOP_CHARS, MAX_STOP_STRINGS
+
 
 def label(value: Any) -> str:
     """A short test id."""
@@ -40,7 +42,7 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"repetition_penalty": 0.0}, "repetition_penalty"),
     ({"repetition_penalty": float("inf")}, "repetition_penalty"),
     ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": -2}, "max_tokens"),  # -1 asks for no bound
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
     ({"min_tokens": 10**6}, "min_tokens"),
     ({"logit_bias": {259: 1.0}}, "logit_bias"),
@@ -48,7 +50,8 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {1: float("nan")}}, "logit_bias"),
     ({"logit_bias": dict.fromkeys(range(301), 1.0)}, "logit_bias"),
     ({"stop": [""]}, "stop"),
-    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": ["a"] * (MAX_STOP_STRINGS + 1)}, "stop"),
+    ({"stop": ["x" * MAX_STOP_CHARS] * 5}, "stop"),
     ({"stop": ["x" * 2**20]}, "stop"),
     ({"stop_token_ids": [259]}, "stop_token_ids"),
     ({"logprobs": 21}, "logprobs"),

@@ -22,6 +22,8 @@ import grpc
 from protocols_said import ABSENT, JSON, NO_BYTES, NO_TYPE, Fields, Grpc, Http, Outcome, Question
 from service_checkpoint import VOCABULARY
 
+from motley.replicas.sampling_params import MAX_STOP_CHARS, MAX_STOP_STRINGS
+
 CONTEXT = 65_536
 MAX_MESSAGE_BYTES = 8 * 2**20
 
@@ -99,6 +101,7 @@ def sampling(fields: Fields, param: str, *less: Mapping[str, str]) -> Row:
 NOT_JSON = on(PROTOBUF, NO_TYPE)
 NOT_UNSIGNED = on(VLLM, NO_TYPE)
 NOT_ZERO = on(VLLM, NO_ZERO)
+AS_TEXT = on((*KSERVE, *KSERVE_REST), OK)  # clients of Triton's vLLM backend send numbers so
 NOT_WIDE = on(KSERVE, NO_TYPE) | NOT_JSON  # nor integers beyond 64 bits
 NAN, INF = math.nan, math.inf
 
@@ -108,7 +111,7 @@ SAMPLING = [
     sampling({"n": 10**9}, "n"),
     sampling({"n": True}, "n", NOT_JSON),
     sampling({"n": 1.5}, "n", NOT_JSON),
-    sampling({"n": "1"}, "n", NOT_JSON),
+    sampling({"n": "1"}, "n", NOT_JSON, AS_TEXT),
     sampling({"temperature": NAN}, "temperature"),
     sampling({"temperature": INF}, "temperature"),
     sampling({"temperature": -INF}, "temperature"),
@@ -119,7 +122,7 @@ SAMPLING = [
     sampling({"top_p": 0.0}, "top_p", NOT_ZERO),
     sampling({"top_p": 1.01}, "top_p"),
     sampling({"top_p": NAN}, "top_p"),
-    sampling({"top_p": "0.5"}, "top_p", NOT_JSON),
+    sampling({"top_p": "0.5"}, "top_p", NOT_JSON, AS_TEXT),
     sampling({"top_k": -2}, "top_k", NOT_UNSIGNED),
     sampling({"top_k": 0.01}, "top_k", NOT_JSON),
     sampling({"top_k": True}, "top_k", NOT_JSON),
@@ -136,9 +139,9 @@ SAMPLING = [
     sampling({"repetition_penalty": INF}, "repetition_penalty"),
     sampling({"seed": 2**64}, "seed", NOT_WIDE),
     sampling({"seed": -(2**63) - 1}, "seed", NOT_WIDE),
-    sampling({"seed": "7"}, "seed", NOT_JSON),
+    sampling({"seed": "7"}, "seed", NOT_JSON, AS_TEXT),
     sampling({"max_tokens": 0}, "max_tokens"),
-    sampling({"max_tokens": -1}, "max_tokens", NOT_UNSIGNED),
+    sampling({"max_tokens": -2}, "max_tokens", NOT_UNSIGNED),
     sampling({"max_tokens": 2**63}, "max_tokens", NOT_WIDE),
     sampling({"max_tokens": True}, "max_tokens", NOT_JSON),
     sampling({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
@@ -155,7 +158,8 @@ SAMPLING = [
     sampling({"logit_bias": [1]}, "logit_bias", NOT_JSON),
     sampling({"stop": ""}, "stop", NOT_JSON),
     sampling({"stop": [""]}, "stop"),
-    sampling({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    sampling({"stop": ["a"] * (MAX_STOP_STRINGS + 1)}, "stop"),
+    sampling({"stop": ["x" * MAX_STOP_CHARS] * 5}, "stop"),
     sampling({"stop": ["x" * 2**20]}, "stop"),
     sampling({"stop": [None]}, "stop", NOT_WIDE),
     sampling({"stop": ["\ud800"]}, "stop", NOT_WIDE),

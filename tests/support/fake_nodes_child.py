@@ -12,6 +12,7 @@ from pathlib import Path
 
 import ray
 from echo_worker import EchoWorker
+from ray import serve
 from ray.cluster_utils import Cluster
 
 from motley.cluster.fleet.control.backend.serve_backend import ServeBackend
@@ -20,8 +21,6 @@ from motley.cluster.fleet.control.state.control_state import ControlState
 from motley.cluster.fleet.deployed.deployed_fleet import DeployedFleet, write_deployed
 from motley.cluster.fleet.spec.fleet_file_loader import load_fleet
 from motley.cluster.fleet.spec.ray_placement import ACCELERATOR, COMPUTE_CAPABILITY
-from motley.cluster.ray_compat.serve_controller import application_details
-from motley.cluster.ray_compat.serve_deployments import deploy_application
 from motley.cluster.routing.ingress_broadcast import APPLICATION
 from motley.cluster.service.deployment.serve_app import build_app
 
@@ -41,7 +40,7 @@ def main(fleet: Path) -> dict[str, object]:
         spec = load_fleet(fleet).spec
         write_deployed(DeployedFleet(fleet=spec))
         app = build_app(spec, partial(EchoWorker, spec.model))
-        deploy_application(app, APPLICATION)
+        serve._run(app, name=APPLICATION, external_scaler_enabled=True, _blocking=False)
         return {"placed": where(len(spec.pools)), "pending": asyncio.run(why("old", 2))}
     finally:
         ray.shutdown()
@@ -49,10 +48,12 @@ def main(fleet: Path) -> dict[str, object]:
 
 
 def where(count: int) -> dict[str, str | None]:
+    from ray.serve.context import _get_global_client
+
     labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
     deadline = time.monotonic() + START_S
     while True:
-        pools = (application_details(APPLICATION) or {})["deployments"]
+        pools = _get_global_client().get_serve_details()["applications"][APPLICATION]["deployments"]
         found = {
             name: labels[replica["node_id"]].get(ACCELERATOR)
             for name, pool in pools.items()

@@ -33,7 +33,8 @@ KINDS = {
     "generate": (
         "generate_until",
         "doc_to_text: '{{question}}'\ndoc_to_target: '{{choices[0]}}'\n"
-        'generation_kwargs: {until: ["\\n"], max_gen_toks: 8, do_sample: false}\n'
+        'generation_kwargs: {until: ["\\n", "\\nclass", "\\ndef", "\\n#", "\\nif", "\\nprint"], '
+        "max_gen_toks: 8, do_sample: false}\n"
         "metric_list: [{metric: exact_match}]\n",
     ),
     "perplexity": (

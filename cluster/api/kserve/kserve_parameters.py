@@ -13,10 +13,10 @@ from ..common.fields.constraints import CONSTRAINTS
 from ..common.fields.field_schemas import CONSTRAINT_FIELDS
 from ..common.fields.field_table import COMPLETION, BodyField, fields_by_name
 from ..common.fields.foreign_fields import FOREIGN_FIELDS, FieldEffect
-from ..common.fields.json_body import check_fields
+from ..common.fields.json_body import check_fields, invalid_value
 from ..common.fields.unknown_fields import UnknownFieldPolicy, is_empty_value
 
-__all__ = ["is_item", "own_parameter_name"]
+__all__ = ["asks_for_logprobs", "is_item", "own_parameter_name"]
 
 _FOREIGN = {one.name: one for one in FOREIGN_FIELDS if not one.at and "completion" in one.routes}
 _COMPLETIONS = fields_by_name(COMPLETION)
@@ -63,6 +63,19 @@ def own_parameter_name(
 def is_item(name: str) -> bool:
     """Return whether the parameter is another name of a list, but holds one item of it."""
     return name in _FOREIGN and _FOREIGN[name].is_item
+
+
+def asks_for_logprobs(name: str, value: Any, path: str) -> bool:
+    """Return whether the parameter asks for log-probabilities by true alone, as `return_log_probs` of TensorRT-LLM.
+
+    Raises InvalidRequest for another value of such a one.
+    """
+    foreign = _FOREIGN.get(name)
+    if foreign is None or foreign.why != "logprobs" or foreign.neutral != (False,):
+        return False
+    if value is not True:
+        raise invalid_value(path, value, "true or false")
+    return True
 
 
 def _changes_nothing(field: BodyField, value: Any) -> bool:

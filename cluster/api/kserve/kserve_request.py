@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ....replicas.errors import InvalidRequest, NotFound
-from ....replicas.sampling_params import SamplingParams
 from ....replicas.short_repr import short_repr
-from ....replicas.strict_json import DuplicateName, parse_strict_json
-from ...request_errors import unknown_field
+from ...request_errors import unknown_field, unsupported_field
 from ..common.admission import MAX_TIMEOUT_S
-from ..common.fields.constraints import CONSTRAINTS, read_constraint
-from ..common.fields.json_body import check_json_values
 from ..common.fields.unknown_fields import UnknownFieldPolicy
 from ..common.parsed_request import ParsedRequest
-from .kserve_parameters import is_item, own_parameter_name
+from .kserve_sampling import SAMPLING_PARAMETERS, SamplingReader, constraint_bytes, read_object
 from .kserve_tensors import BOOL, BYTES, INT32, INT64, Tensor, bad_tensor, format_shape
 
 VERSION = "1"  # the version of every model
@@ -30,17 +26,9 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "streaming": (BOOL,),
     "stop": (BYTES,),
     "stop_token_ids": (INT32, INT64),
-}
-SAMPLING = frozenset(field.name for field in fields(SamplingParams)) - {"grammar"}
-KNOWN = SAMPLING | set(CONSTRAINTS)
-# A parameter cannot hold a list or an object, so clients send these as JSON text.
-_LIST = ((list,), "a JSON list")
-_JSON: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "stop_token_ids": _LIST,
-    "allowed_token_ids": _LIST,
-    "bad_words": _LIST,
-    "choice": _LIST,
-    "logit_bias": ((dict, list), "a JSON object, or a JSON list of pairs,"),
+    SAMPLING_PARAMETERS: (BYTES,),
+    "stream": (BOOL,),
+    "exclude_input_in_output": (BOOL,),
 }
 
 
@@ -90,6 +78,7 @@ def parse_infer_request(request: InferRequest, unknown: UnknownFieldPolicy | Non
     timeout_s = _timeout_s(parameters.pop("timeout", 0))
     sampling, names = _sampling(parameters, inputs, unknown or UnknownFieldPolicy())
     prompt_name, prompt = _prompt(inputs)
+    _check_echo(inputs)
     names |= {"prompt": prompt_name, "model": "model_name", "timeout_s": "parameters.timeout"}
     ask = ParsedRequest(
         model=request.model,
@@ -105,8 +94,11 @@ def parse_infer_request(request: InferRequest, unknown: UnknownFieldPolicy | Non
 
 def grammar_bytes(request: InferRequest) -> int:
     """Return about how many bytes the request's grammar has."""
-    given = [request.parameters.get(name) for name in CONSTRAINTS]
-    return sum(len(value) for value in given if isinstance(value, str))
+    values = dict(request.parameters)
+    for tensor in request.inputs:
+        if tensor.name == SAMPLING_PARAMETERS and tensor.datatype == BYTES:
+            values[SAMPLING_PARAMETERS] = b"".join(tensor.elements).decode(errors="replace")
+    return constraint_bytes(values)
 
 
 def check_version(version: str) -> None:
@@ -146,7 +138,18 @@ def _prompt(inputs: Mapping[str, Tensor]) -> tuple[str, str | Sequence[int]]:
 
 
 def _streaming(inputs: Mapping[str, Tensor]) -> bool:
-    return bool(_single(inputs["streaming"])) if "streaming" in inputs else False
+    """Return whether the answer comes in parts: `streaming`, or `stream` as Triton's vLLM backend has it."""
+    given = [bool(_single(inputs[name])) for name in ("streaming", "stream") if name in inputs]
+    if len(set(given)) > 1:
+        raise bad_tensor("stream", f"{given[1]} is not accepted; expected no value beside streaming")
+    return any(given)
+
+
+def _check_echo(inputs: Mapping[str, Tensor]) -> None:
+    """Raise InvalidRequest if the prompt is to be part of the answer's text, as Triton's vLLM backend can do."""
+    name = "exclude_input_in_output"
+    if name in inputs and not _single(inputs[name]):
+        raise unsupported_field(name, "text_output is the answer alone; leave it out, or give true", False)
 
 
 def _single(tensor: Tensor) -> Any:
@@ -166,57 +169,28 @@ def _sampling(
     parameters: Mapping[str, Any], inputs: Mapping[str, Tensor], unknown: UnknownFieldPolicy
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the sampling parameters by SamplingParams' names, and the client's name for each."""
-    given: dict[str, Any] = {}
-    names = {name: f"parameters.{name}" for name in SAMPLING}
-    for theirs, value in parameters.items():
-        name = own_parameter_name(theirs, value, f"parameters.{theirs[:80]}", KNOWN, unknown)
-        if name is None:
-            continue
-        if not isinstance(value, bool | int | float | str):
-            raise _bad_parameter(theirs, value, "a number, a string, true or false")
-        if name != theirs and name in parameters and parameters[name] != value:
-            raise _bad_parameter(theirs, value, f"no value beside {name}")
-        if is_item(theirs):
-            value = [value]
-        elif name in _JSON:
-            value = _from_json(name, value, theirs)
-        if name in CONSTRAINTS:
-            _constrain(given, name, value, f"parameters.{theirs}")
-        elif name not in given or name == theirs:
-            given[name], names[name] = value, f"parameters.{theirs}"
-        elif given[name] != value:
-            raise _bad_parameter(theirs, value, f"no value beside {names[name].removeprefix('parameters.')}")
+    reader = SamplingReader(unknown)
+    reader.take({name: value for name, value in parameters.items() if name != SAMPLING_PARAMETERS}, "parameters.")
+    for path, value in _together(parameters, inputs):
+        reader.take(read_object(value, path), f"{path}.", as_json=True)
     for name in ("stop", "stop_token_ids"):
         if name in inputs:
-            if name in given:
-                raise bad_tensor(name, "given twice, as an input and as a parameter")
+            if name in reader.given:
+                raise bad_tensor(name, f"given twice, as an input and as {reader.names[name]}")
             elements = inputs[name].elements
-            given[name] = tuple(_text(name, element) for element in elements) if name == "stop" else tuple(elements)
-            names[name] = name
-    return given, names
+            reader.given[name] = (
+                tuple(_text(name, element) for element in elements) if name == "stop" else tuple(elements)
+            )
+            reader.names[name] = name
+    return reader.given, reader.names
 
 
-def _constrain(given: dict[str, Any], name: str, value: Any, field: str) -> None:
-    grammar = read_constraint(name, value, field)
-    if grammar is not None and "grammar" in given:
-        raise InvalidRequest(f"{field}: give one of {', '.join(CONSTRAINTS)}", param=field, code="invalid_value")
-    if grammar is not None:
-        given["grammar"] = grammar
-
-
-def _from_json(name: str, value: Any, theirs: str) -> Any:
-    kinds, words = _JSON[name]
-    if isinstance(value, str):
-        check_json_values(f"parameters.{theirs}", value)
-    try:
-        found = parse_strict_json(value) if isinstance(value, str) else None
-    except DuplicateName as error:
-        raise _bad_parameter(theirs, value, f"each name once; {error}") from None
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, kinds):
-        raise _bad_parameter(theirs, value, f"{words} as a string")
-    return found
+def _together(parameters: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Iterator[tuple[str, Any]]:
+    """Yield each `sampling_parameters` of a request, with the client's name for it."""
+    if SAMPLING_PARAMETERS in parameters:
+        yield f"parameters.{SAMPLING_PARAMETERS}", parameters[SAMPLING_PARAMETERS]
+    if SAMPLING_PARAMETERS in inputs:
+        yield SAMPLING_PARAMETERS, _text(SAMPLING_PARAMETERS, _single(inputs[SAMPLING_PARAMETERS]))
 
 
 def _flag(parameters: dict[str, Any], name: str) -> bool:

@@ -23,6 +23,7 @@ from ..common.embedding import MAX_INPUTS, EmbeddingResult, embed_all
 from ..common.fields.body_shapes import normalize_body
 from ..common.fields.json_body import invalid_value, parse_body, take_field
 from ..common.fields.unknown_fields import UnknownFieldPolicy
+from ..common.fields.wire_names import in_wire_names
 from ..common.parsed_request import ParsedRequest
 from .openai_request import parse_labels, parse_prompts, parse_truncation
 from .openai_request_schemas import BODY_SHAPES
@@ -40,9 +41,12 @@ class EmbeddingsProtocol:
         return (Route("POST", "/v1/embeddings", self._post),)
 
     async def embeddings(self, body: bytes, caller: Caller) -> EncodedObject:
-        fields = normalize_body(parse_body(body, self._door.most(MAX_INPUTS)), BODY_SHAPES["embedding"], self._unknown)
+        names: dict[str, str] = {}
+        fields = parse_body(body, self._door.most(MAX_INPUTS))
+        normalize_body(fields, BODY_SHAPES["embedding"], self._unknown, names)
         form = take_one_of(fields, "encoding_format", _FORMATS)
-        admitted = [await self._door.admit(ask, caller) for ask in parse_inputs(fields)]
+        with in_wire_names(names):
+            admitted = [await self._door.admit(ask, caller) for ask in parse_inputs(fields)]
         embedded = await embed_all(self._router, admitted, "input")
         values = sum(len(one.values) for one in embedded)
         return await encode_values(values, lambda: embeddings_body(self._door.info.name, embedded, form))

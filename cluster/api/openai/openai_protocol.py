@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import product, takewhile
@@ -25,6 +25,7 @@ from ..common.fields.body_shapes import normalize_body
 from ..common.fields.field_schemas import MAX_PROMPTS
 from ..common.fields.json_body import parse_body, take_field
 from ..common.fields.unknown_fields import UnknownFieldPolicy
+from ..common.fields.wire_names import in_wire_names
 from ..common.parsed_request import AdmittedRequest
 from . import openai_request
 from .openai_chat_response import ChatForm
@@ -62,14 +63,19 @@ class OpenAIProtocol:
         self._fingerprint = f"fp_{fingerprint[:16]}"
 
     async def completions(self, body: bytes, caller: Caller) -> ResponseContent:
-        fields = self._read(body, "completion", MAX_PROMPTS)
-        size = openai_request.grammar_bytes(fields, body)
-        call = await self._door.read(openai_request.parse_completion, fields, grammar_bytes=size)
-        form = CompletionForm(self._tokens_of(call), self._fingerprint, token_ids=call.token_ids)
-        return await self._answer(form, call, await self._admit(call, caller))
+        fields, names = self._read(body, "completion", MAX_PROMPTS)
+        with in_wire_names(names):
+            size = openai_request.grammar_bytes(fields, body)
+            call = await self._door.read(openai_request.parse_completion, fields, grammar_bytes=size)
+            form = CompletionForm(self._tokens_of(call), self._fingerprint, token_ids=call.token_ids)
+            return await self._answer(form, call, await self._admit(call, caller))
 
     async def chat(self, body: bytes, caller: Caller) -> ResponseContent:
-        fields = self._read(body, "chat")
+        fields, names = self._read(body, "chat")
+        with in_wire_names(names):
+            return await self._chat(fields, body, caller)
+
+    async def _chat(self, fields: JsonObject, body: bytes, caller: Caller) -> ResponseContent:
         size = openai_request.grammar_bytes(fields, body)
         call = await self._door.read(
             openai_request.parse_chat, fields, self._chats.template_for, self._unknown, grammar_bytes=size
@@ -83,7 +89,11 @@ class OpenAIProtocol:
         return await self._answer(form, call, [chat.admitted])
 
     async def tokenize(self, body: bytes) -> JsonObject:
-        fields = self._read(body, "tokenize")
+        fields, names = self._read(body, "tokenize")
+        with in_wire_names(names):
+            return await self._tokenize(fields)
+
+    async def _tokenize(self, fields: JsonObject) -> JsonObject:
         self._door.check_model(take_field(fields, "model", str, ""))
         if openai_request.tokenizes_chat(fields):
             tools = [] if fields.get("tools") is None else check_tools(fields["tools"])
@@ -101,7 +111,7 @@ class OpenAIProtocol:
         return {"tokens": list(ids), "count": len(ids), "max_model_len": self._door.info.max_model_len}
 
     async def detokenize(self, body: bytes) -> JsonObject:
-        fields = self._read(body, "detokenize")
+        fields, _ = self._read(body, "detokenize")
         self._door.check_model(take_field(fields, "model", str, ""))
         skip = take_field(fields, "skip_special_tokens", bool, False)
         text = await self._door.text("tokens", take_field(fields, "tokens", list, []), skip_special_tokens=skip)
@@ -133,9 +143,11 @@ class OpenAIProtocol:
             "chat_template": None if template is None else template.source,
         }
 
-    def _read(self, body: bytes, route: str, prompts: int = 4) -> JsonObject:
-        """Parse a body and return the fields that this service has."""
-        return normalize_body(parse_body(body, self._door.most(prompts)), BODY_SHAPES[route], self._unknown)
+    def _read(self, body: bytes, route: str, prompts: int = 4) -> tuple[JsonObject, Mapping[str, str]]:
+        """Parse a body and return the fields that this service has, and the client's names of those that it renamed."""
+        names: dict[str, str] = {}
+        parsed = parse_body(body, self._door.most(prompts))
+        return normalize_body(parsed, BODY_SHAPES[route], self._unknown, names), names
 
     def _tokens_of(self, call: OpenAIRequest) -> LogprobWriter:
         return LogprobWriter(self._door.tokenizer, by_id=True) if call.named_by_id else self._tokens

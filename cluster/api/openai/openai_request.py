@@ -23,7 +23,7 @@ from ..common.fields.field_schemas import (
     STREAM_OPTIONS,
 )
 from ..common.fields.field_table import CHAT, COMPLETION, SAMPLING, fields_by_name
-from ..common.fields.foreign_fields import UNBOUNDED
+from ..common.fields.foreign_fields import is_unbounded
 from ..common.fields.json_body import (
     check_fields,
     invalid_value,
@@ -101,6 +101,7 @@ def grammar_bytes(body: dict[str, Any], source: bytes) -> int:
 def parse_completion(body: dict[str, Any]) -> OpenAIRequest:
     check_fields(body, _COMPLETION)
     sampling = pick_fields(body, (*_SAMPLING, "max_tokens", "logprobs")) | _grammar(body)
+    _greedy(body, sampling)
     names = _completion_logprobs(body, sampling) | read_repetition_penalty(body, sampling)
     logprobs = "logprobs" in sampling
     unbounded = _is_unbounded(sampling)
@@ -131,6 +132,7 @@ def parse_chat(body: dict[str, Any], template_for: TemplateFor, unknown: Unknown
     check_fields(body, _CHAT)
     sampling = pick_fields(body, (*_SAMPLING, "max_tokens")) | _grammar(body)
     _is_unbounded(sampling)  # a chat has no default bound
+    _greedy(body, sampling)
     names = _chat_logprobs(body, sampling) | _chat_max_tokens(body, sampling) | read_repetition_penalty(body, sampling)
     keep = _best_of(body, sampling)
     tools = read_tool_use(body)
@@ -288,10 +290,24 @@ def _metadata(body: dict[str, Any]) -> dict[str, str]:
 
 def _is_unbounded(sampling: dict[str, Any]) -> bool:
     """Return whether the answer may fill the context; if so, remove the bound from `sampling`."""
-    if sampling.get("max_tokens") is not UNBOUNDED:
+    if not is_unbounded(sampling.get("max_tokens")):
         return False
     del sampling["max_tokens"]
     return True
+
+
+def _greedy(body: dict[str, Any], sampling: dict[str, Any]) -> None:
+    """Read TGI's and transformers' `do_sample`, of which false is greedy, whatever else says how tokens are drawn.
+
+    Beside it those two do not agree on a temperature but for 1, which is their default: another one is refused.
+    """
+    if take_field(body, "do_sample", bool, True):
+        return
+    temperature = sampling.get("temperature", 0)
+    if type(temperature) in (int, float) and temperature not in (0, 1):
+        raise invalid_value("do_sample", False, f"true or none beside temperature {temperature:g}: false is greedy")
+    if type(temperature) in (int, float):
+        sampling["temperature"] = 0
 
 
 def _completion_logprobs(body: dict[str, Any], sampling: dict[str, Any]) -> dict[str, str]:
@@ -317,7 +333,7 @@ def _chat_logprobs(body: dict[str, Any], sampling: dict[str, Any]) -> dict[str, 
 
 def _chat_max_tokens(body: dict[str, Any], sampling: dict[str, Any]) -> dict[str, str]:
     newer = body.get("max_completion_tokens")
-    if newer is None:
+    if newer is None or is_unbounded(newer):
         return {}
     if sampling.get("max_tokens") not in (None, newer):
         raise invalid_value("max_tokens", sampling["max_tokens"], "no value beside max_completion_tokens")

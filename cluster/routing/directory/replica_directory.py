@@ -353,7 +353,7 @@ class ReplicaDirectory:
         return not any(self.directory.carried(row) > 0 for row in rows)
 
     def idle(self) -> Iterator[IdleReplicaSpeed]:
-        """Yield, for each replica that is not draining, the speed that it has when it is idle."""
+        """Yield the idle speed of every replica that may be chosen."""
         for member in self.members.values():
             if not member.load.draining:
                 speed = self._speeds.of(member.pool, member.profile)

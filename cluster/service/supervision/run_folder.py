@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ....replicas.errors import MotleyError
-from ...ray_compat.visible_names import logs_folder, session_folder
 from ...service_errors import ConfigurationError
 from .watchdog import ServiceLost
 
@@ -62,14 +61,14 @@ def _kept_logs(folder: Path, lock: Path) -> Path | None:
 
     No start removes them; only MAX_KEPT later failures do.
     """
-    if not session_folder(folder).exists():
+    if not (folder / "session_latest").exists():
         return None
     with suppress(FileNotFoundError):  # somebody has removed it, and may have the folder for ever
         os.utime(lock)
         lock.rename(lock.with_name(_KEPT))
     for mark in sorted(_own(_KEPT), key=_modified)[:-MAX_KEPT]:
         _remove_ended(mark)
-    return logs_folder(folder)
+    return folder / "session_latest" / "logs"
 
 
 def sweep_killed() -> None:
@@ -177,4 +176,4 @@ def _private() -> Path:
             folder = parent / (name + suffix)
             folder.mkdir(mode=0o700)
             return folder
-    raise AssertionError("unreachable: ever higher numbers are tried until a folder's name is free")
+    raise AssertionError("numbers do not end")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .stop_automaton import START, stop_automaton
 from .tokenizer import Tokenizer
 
 __all__ = ["TextStream"]
@@ -34,8 +35,8 @@ class TextStream:
         include_stop: bool = False,
     ) -> None:
         self._decoder = tokenizer.detokenizer(prompt_ids=prompt_ids, skip_special_tokens=skip_special_tokens)
-        self._matchers = tuple(_StopStringMatcher(text) for text in dict.fromkeys(stop))
-        self._starts = frozenset(text[0] for text in stop)
+        self._automaton = stop_automaton(tuple(stop)) if stop else None
+        self._state = START
         self._min_tokens = min_tokens
         self._include_stop = include_stop
         self._held = ""  # complete characters not yet handed out
@@ -44,7 +45,7 @@ class TextStream:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take the next tokens; return the text that became safe to send, which may be empty."""
-        if not self._matchers:
+        if self._automaton is None:
             self.num_tokens += len(token_ids)
             return self._decoder.push(token_ids)
         safe = []
@@ -69,50 +70,17 @@ class TextStream:
         return safe
 
     def _scan(self, new: str) -> str:
-        if not self._held and self._starts.isdisjoint(new):
+        automaton = self._automaton
+        if automaton is None or (not self._held and automaton.starts.isdisjoint(new)):
             return new  # the most frequent case: no stop string has begun or begins here
-        text = self._held + new
+        text, state = self._held + new, self._state
         checked = self.num_tokens >= self._min_tokens
         for position, char in enumerate(new, start=len(self._held) + 1):
-            ended = [matcher.stop for matcher in self._matchers if matcher.step(char)]
-            if ended and checked:
-                self.stopped, self._held = max(ended, key=len), ""
-                return text[: position if self._include_stop else position - len(self.stopped)]
+            state, ended = automaton.step(state, char)
+            if ended is not None and checked:
+                self.stopped, self._held = ended, ""
+                return text[: position if self._include_stop else position - len(ended)]
         # |<------ safe ------>|<-- held: could begin a stop string -->|
-        cut = len(text) - max((matcher.matched for matcher in self._matchers), default=0)
-        self._held = text[cut:]
+        cut = len(text) - automaton.lengths[state]
+        self._state, self._held = state, text[cut:]
         return text[:cut]
-
-
-class _StopStringMatcher:
-    """Knuth, Morris and Pratt's automaton: `matched` is the length of the longest suffix read that begins `stop`."""
-
-    __slots__ = ("_fallback", "matched", "stop")
-
-    def __init__(self, stop: str) -> None:
-        self.stop = stop
-        self.matched = 0
-        self._fallback = _prefix_borders(stop)
-
-    def step(self, char: str) -> bool:
-        """Read one character; return True if it completes the stop string."""
-        matched = self.matched
-        while matched and self.stop[matched] != char:
-            matched = self._fallback[matched]
-        if self.stop[matched] == char:
-            matched += 1
-        complete = matched == len(self.stop)
-        self.matched = self._fallback[matched] if complete else matched
-        return complete
-
-
-def _prefix_borders(text: str) -> list[int]:
-    """Return, for each length, the length of the longest proper prefix of `text[:length]` that is also its suffix."""
-    borders = [0] * (len(text) + 1)
-    matched = 0
-    for i in range(1, len(text)):
-        while matched and text[i] != text[matched]:
-            matched = borders[matched]
-        matched += text[i] == text[matched]
-        borders[i + 1] = matched
-    return borders

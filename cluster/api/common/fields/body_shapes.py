@@ -13,7 +13,7 @@ from typing import Any
 from ....request_errors import unknown_field, unsupported_field
 from ....transport.http_server.openapi import Schema
 from .empty_values import accepts_value, values_meaning_none
-from .foreign_fields import FOREIGN_FIELDS, UNBOUNDED, FieldEffect, ForeignField
+from .foreign_fields import FOREIGN_FIELDS, UNBOUNDED, FieldEffect, ForeignField, is_unbounded
 from .json_body import invalid_value
 from .unknown_fields import ALWAYS_REFUSED, UnknownFieldPolicy, is_empty_value
 
@@ -68,29 +68,33 @@ def body_shape(schema: Schema, route: str, path: str = "") -> BodyShape | None:
     return shape if shape.known or shape.items is not None else None
 
 
-def normalize_body(body: dict[str, Any], shape: BodyShape, unknown: UnknownFieldPolicy) -> dict[str, Any]:
+def normalize_body(
+    body: dict[str, Any], shape: BodyShape, unknown: UnknownFieldPolicy, names: dict[str, str] | None = None
+) -> dict[str, Any]:
     """Remove or rename every field of a body that Motley does not have. Changes and returns `body`. Raises
     InvalidRequest naming the field.
+
+    names  receives the client's name of each renamed field, by Motley's name for it: errors are to use that name
     """
-    _settle(body, shape, unknown, "")
+    _settle(body, shape, unknown, {} if names is None else names, "")
     return body
 
 
-def _settle(value: Any, shape: BodyShape, unknown: UnknownFieldPolicy, at: str) -> None:
+def _settle(value: Any, shape: BodyShape, unknown: UnknownFieldPolicy, names: dict[str, str], at: str) -> None:
     if isinstance(value, list):
         if shape.items is not None:
             for index, item in enumerate(value):
-                _settle(item, shape.items, unknown, f"{at}[{index}]")
+                _settle(item, shape.items, unknown, names, f"{at}[{index}]")
     elif isinstance(value, dict):
         for name in [name for name, one in shape.foreign.items() if one.effect is FieldEffect.SPREAD and name in value]:
             _spread(value, name, shape, _join(at, name))
         for name in [name for name in value if name in shape.foreign or name not in shape.known]:
-            _settle_foreign(value, name, shape, unknown, _join(at, name))
+            _settle_foreign(value, name, shape, unknown, names, _join(at, name))
         for name in [name for name in value if value[name] is None or _is_one_of(value[name], shape.empty[name])]:
             del value[name]
         for name, inner in shape.inner.items():
             if name in value:
-                _settle(value[name], inner, unknown, _join(at, name))
+                _settle(value[name], inner, unknown, names, _join(at, name))
 
 
 def _is_one_of(value: Any, empty: tuple[Any, ...]) -> bool:
@@ -113,7 +117,9 @@ def _spread(fields: dict[str, Any], name: str, shape: BodyShape, at: str) -> Non
         fields[one] = value
 
 
-def _settle_foreign(fields: dict[str, Any], name: str, shape: BodyShape, unknown: UnknownFieldPolicy, at: str) -> None:
+def _settle_foreign(
+    fields: dict[str, Any], name: str, shape: BodyShape, unknown: UnknownFieldPolicy, names: dict[str, str], at: str
+) -> None:
     value, foreign = fields.pop(name), shape.foreign.get(name)
     if foreign is None:
         unknown.meet(_join(shape.path, name), value, at)
@@ -122,28 +128,35 @@ def _settle_foreign(fields: dict[str, Any], name: str, shape: BodyShape, unknown
     elif foreign.effect is FieldEffect.REFUSED:
         raise unsupported_field(at, foreign.why, value if foreign.neutral else None)
     else:
-        _rename(fields, foreign, value, shape, at)
+        renamed = _rename(fields, foreign, value, shape, at)
+        if renamed and not shape.path:
+            names[foreign.why] = at
 
 
-def _rename(fields: dict[str, Any], foreign: ForeignField, value: Any, shape: BodyShape, at: str) -> None:
-    """Store the value under the name that Motley has for it, which may be in an inner object (`outer.inner`)."""
+def _rename(fields: dict[str, Any], foreign: ForeignField, value: Any, shape: BodyShape, at: str) -> bool:
+    """Store the value under the name that Motley has for it, which may be in an inner object (`outer.inner`). Returns
+    whether no value was there.
+    """
     outer, _, inner = foreign.why.partition(".")
     if outer not in shape.known:
-        return  # this route has no such field, as embeddings have no tokens of an answer
+        return False  # this route has no such field, as embeddings have no tokens of an answer
     if inner and fields.get(outer) is None:
         fields[outer] = {}
     if inner:
         fields = fields[outer]
     if not isinstance(fields, dict):
-        return  # not an object: the field's reader refuses it by name
+        return False  # not an object: the field's reader refuses it by name
     name = inner or outer
     value = [value] if foreign.is_item else value
+    present = fields.get(name)
     if value in foreign.unbounded:
-        fields[name] = UNBOUNDED if fields.get(name) is None else fields[name]
-        return
-    if fields.get(name) not in (None, UNBOUNDED) and not _is_same(fields[name], value):
+        fields[name] = UNBOUNDED if present is None else present
+        return False
+    new = present is None or (name == "max_tokens" and is_unbounded(present))
+    if not new and not _is_same(present, value):
         raise invalid_value(at, value, f"no value beside {foreign.why}")
     fields[name] = value
+    return new
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -15,6 +15,7 @@ from ....transport.access_log import MAX_LABEL_CHARS
 from ....transport.http_server.openapi import Schema
 from . import field_schemas as schemas
 from .field_schemas import BOOLEAN, INT32, OBJECT, TEXT
+from .foreign_fields import NO_BOUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,10 @@ def _integer(low: int, high: int, default: int | None = None) -> Schema:
     return schema if default is None else schema | {"default": default}
 
 
+def _or_unbounded(low: int) -> Schema:
+    return {"anyOf": [{"const": NO_BOUND}, _integer(low, INT32)]}
+
+
 _BESIDE_GRAMMAR = "; but where the text is held to a form, the end of that is the end"
 _MODEL_SAYS = "default: the checkpoint's generation_config.json, else"
 _IN_LOG = f"; its first {MAX_LABEL_CHARS} characters are in the line of the access log"
@@ -69,7 +74,8 @@ SAMPLING = (
           _integer(*limits.SEED_RANGE)),
     BodyField("n", "choices", _integer(1, limits.MAX_CHOICES, 1)),
     BodyField("min_tokens", f"no end and no stop before this many{_BESIDE_GRAMMAR}", _integer(0, INT32, 0)),
-    BodyField("stop", "strings that end a choice and are no part of it",
+    BodyField("stop", "strings that end a choice and are no part of it; "
+          f"{limits.MAX_ALL_STOP_CHARS} characters together at most",
           {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": limits.MAX_STOP_STRINGS}]}),
     BodyField("stop_token_ids", "ids that end a choice",
           {"type": "array", "items": _integer(0, INT32), "maxItems": limits.MAX_LOGIT_BIAS}),
@@ -86,6 +92,8 @@ SAMPLING = (
 
 _SHARED = (
     *SAMPLING,
+    BodyField("do_sample", "false: greedy, as temperature 0; not beside a temperature other than 0 and 1",
+          {"type": "boolean", "default": True}),
     BodyField("repeat_penalty", "repetition_penalty in the words of llama.cpp and Ollama; above or below 1 only with "
           "repeat_last_n: -1", _number(0, 10, 1, above=True)),
     BodyField("repeat_last_n",
@@ -105,8 +113,9 @@ _SHARED = (
     BodyField("response_format", "what the text must look like; what cannot be kept to is refused, or left out of a "
           "json_schema that is not strict",
           schemas.RESPONSE_FORMAT),
-    BodyField("structured_outputs", "the same in vLLM's words: exactly one of the properties",
-          schemas.STRUCTURED_OUTPUTS),
+    BodyField("structured_outputs", "the same in vLLM's words: exactly one of the properties. Or OpenRouter's true or "
+          "false, which changes nothing: what response_format asks for is kept to",
+          {"anyOf": [{"type": "boolean"}, schemas.STRUCTURED_OUTPUTS]}),
     *(BodyField(name, f"an older name of structured_outputs.{kind}, or another server's",
             schemas.STRUCTURED[kind])
       for name, kind in schemas.CONSTRAINT_FIELDS.items() if name != "grammar"),
@@ -144,7 +153,8 @@ COMPLETION = (
     BodyField("prompt", "a text, token ids, or a list of either", schemas.PROMPT),
     BodyField("parse_special", "text of a special token in the prompt is that token; false: it stays text",
           {"type": "boolean", "default": True}),
-    BodyField("max_tokens", "tokens of the output; 0 only with echo", _integer(0, INT32, 16)),
+    BodyField("max_tokens", "tokens of the output; 0 only with echo; -1: until the context is full",
+          {**_or_unbounded(0), "default": 16}),
     BodyField("echo", "repeat the prompt before its completion; with logprobs, those of the prompt too", BOOLEAN),
     BodyField("logprobs", "alternatives beside each token; true: as many as top_logprobs says, as chats have it",
           {"anyOf": [_integer(0, limits.MAX_LOGPROBS), {"type": "boolean"}]}),
@@ -158,8 +168,9 @@ COMPLETION = (
 CHAT = (
     *_SHARED,
     BodyField("messages", "the conversation", schemas.MESSAGES),
-    BodyField("max_tokens", "the older name of max_completion_tokens", _integer(1, INT32)),
-    BodyField("max_completion_tokens", "tokens of the output; default: until the context is full", _integer(1, INT32)),
+    BodyField("max_tokens", "the older name of max_completion_tokens", _or_unbounded(1)),
+    BodyField("max_completion_tokens", "tokens of the output; default, and -1: until the context is full",
+          _or_unbounded(1)),
     BodyField("logprobs", "log-probabilities of every token", BOOLEAN),
     BodyField("top_logprobs", "with logprobs: alternatives beside each token", _integer(0, limits.MAX_LOGPROBS, 0)),
     BodyField("tools", "functions that the model may call", schemas.TOOLS),

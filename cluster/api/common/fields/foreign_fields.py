@@ -20,6 +20,7 @@ class FieldSource(StrEnum):
     VLLM = "vLLM"
     SGLANG = "SGLang"
     LLAMA_CPP = "llama.cpp"
+    LLAMA_CPP_PYTHON = "llama-cpp-python"
     OLLAMA = "Ollama"
     OPENROUTER = "OpenRouter"
     TGI = "TGI"
@@ -82,6 +83,14 @@ class Unbounded(Enum):
 
 
 UNBOUNDED = Unbounded.VALUE
+NO_BOUND = -1  # as `max_tokens`: samples for llama.cpp's server and LM Studio send it
+
+
+def is_unbounded(max_tokens: Any) -> bool:
+    """Return whether this value of `max_tokens` asks for no bound."""
+    return max_tokens is UNBOUNDED or (type(max_tokens) is int and max_tokens == NO_BOUND)
+
+
 S = FieldSource
 COMPLETION, CHAT, EMBEDDING, TOKENIZE = ("completion",), ("chat",), ("embedding",), ("tokenize",)
 GENERATE = (*COMPLETION, *CHAT)
@@ -151,7 +160,8 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_works("allowed_token_ids bad_words include_stop_str_in_output", S.VLLM),
     *_works("truncate_prompt_tokens truncation_side", S.VLLM, routes=(*GENERATE, *EMBEDDING)),
     *_works("priority", S.VLLM, S.SGLANG, routes=(*GENERATE, *EMBEDDING)),
-    *_works("structured_outputs guided_json guided_regex guided_choice guided_grammar", S.VLLM),
+    *_works("structured_outputs", S.VLLM, S.OPENROUTER, neutral=(True, False)),
+    *_works("guided_json guided_regex guided_choice guided_grammar", S.VLLM),
     *_works("regex ebnf json_schema", S.SGLANG, S.ROUTERS),
     *_works("structural_tag", S.VLLM, S.SGLANG),
     *_works("grammar", S.LLAMA_CPP, S.TGI),
@@ -177,6 +187,7 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_works("repeat_penalty", S.LLAMA_CPP, S.OLLAMA, neutral=(1, 1.0)),
     *_works("repeat_last_n", S.LLAMA_CPP, S.OLLAMA, neutral=(-1, 64)),
     *_works("penalize_nl penalize_newline", S.LLAMA_CPP, S.OLLAMA, neutral=(True,)),
+    *_works("do_sample", S.TGI, neutral=(True,)),
     # Other names of these.
     *_same("no_stop_trim", "include_stop_str_in_output", S.SGLANG, S.ROUTERS),
     *_same("rid", "request_id", S.SGLANG, S.ROUTERS, routes=(*GENERATE, *EMBEDDING)),
@@ -200,9 +211,11 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_same("end_id", "stop_token_ids", S.TRITON, is_item=True),
     *_same("truncate", "truncate_prompt_tokens", S.TGI, S.OLLAMA, neutral=(False,)),
     *_same("enable_thinking", "chat_template_kwargs.enable_thinking", S.SGLANG, routes=CHAT),
+    *_same("return_log_probs", "logprobs", S.TRITON, neutral=(False,)),
     *_spread("options", "each may stand beside the prompt", S.OLLAMA),
     *_spread("parameters", "each may stand beside the prompt", S.TGI),
     *_spread("sampling_params", "each may stand beside the prompt", S.SGLANG),
+    *_spread("sampling_parameters", "each may stand beside the prompt", S.TRITON),
     # Of the whole request: nothing of the answer depends on it.
     *_nothing("provider models route zdr", _ONE_MODEL, S.OPENROUTER),
     *_nothing("usage", "whole answers always tell it, streams by stream_options", S.OPENROUTER),
@@ -246,12 +259,16 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
               routes=GENERATE),
     *_refused("exclude_input_in_output", "give echo", S.TRITON, neutral=(True,), routes=COMPLETION),
     *_refused("exclude_input_in_output", "completions have echo", S.TRITON, neutral=(True,), routes=CHAT),
-    *_refused("return_log_probs", "give logprobs", S.TRITON, neutral=(False,)),
     *_refused("return_context_logits return_generation_logits return_encoder_output", _OUT, S.TRITON,
               neutral=(False,)),
     *_refused("embedding_bias_words embedding_bias_weights", "give logit_bias", S.TRITON),
     *_refused("guided_decoding_guide_type guided_decoding_guide", "give json_schema, regex or grammar", S.TRITON),
     *_refused("no_repeat_ngram_size", "give frequency_penalty or repetition_penalty", S.TRITON, neutral=(0,)),
+    *_refused("prompt_ignore_length", "give presence_penalty or frequency_penalty, which count the output", S.TRITON,
+              neutral=(0,)),
+    *_refused("detokenize", "give return_token_ids", S.TRITON, neutral=(True,)),
+    *_refused("disaggregated_params", "prefill and decode are not apart", S.TRITON),
+    *_refused("guided_decoding", "give json_schema, regex or grammar", S.TRITON),
     *_refused("top_p_decay", "give top_p", S.TRITON, neutral=(1, 1.0)),
     *_nothing("top_p_min top_p_reset_ids", _IS_OFF, S.TRITON, routes=GENERATE),
     *_refused("echo", "completions have it", S.VLLM, neutral=(False,), routes=CHAT),
@@ -298,8 +315,8 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
               "return_token_offsets return_bytes return_entropy return_meta_info", _OUT, S.SGLANG, S.VLLM, S.ROUTERS,
               neutral=(False,)),
     *_refused("return_prompt_token_ids", "give return_token_ids", S.SGLANG, neutral=(False,)),
-    *_refused("lora_path lora adapter_id lora_task_id lora_weights lora_config", _ONE_MODEL, S.SGLANG, S.LLAMA_CPP,
-              S.TGI, S.TRITON, S.ROUTERS),
+    *_refused("lora_path lora adapter_id lora_task_id lora_weights lora_config lora_request lora_name", _ONE_MODEL,
+              S.SGLANG, S.LLAMA_CPP, S.TGI, S.TRITON, S.ROUTERS),
     *_refused("session_params", _WHOLE, S.SGLANG, S.ROUTERS),
     *_refused("conversation previous_response_id", _WHOLE, S.OPENAI),
     *_refused("instructions", "give a message of role system", S.OPENAI),
@@ -318,6 +335,9 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_refused("typical_p tfs_z", "give top_p or min_p", S.LLAMA_CPP, S.OLLAMA, S.TGI, neutral=(1, 1.0)),
     *_refused("top_a mirostat dynatemp_range xtc_probability dry_multiplier", "give top_p or min_p",
               S.LLAMA_CPP, S.OLLAMA, S.OPENROUTER, neutral=(0, 0.0)),
+    *_refused("mirostat_mode", "give top_p or min_p", S.LLAMA_CPP_PYTHON, neutral=(0, 0.0)),
+    *_refused("logit_bias_type", "give logit_bias as pairs of a text and its bias", S.LLAMA_CPP_PYTHON,
+              neutral=("input_ids",)),
     *_refused("min_keep", "give top_p or min_p", S.LLAMA_CPP, neutral=(0, 1)),
     *_refused("top_n_sigma", "give top_p or min_p", S.LLAMA_CPP, neutral=(-1, -1.0, 0, 0.0)),
     *_refused("adaptive_target", "give top_p or min_p", S.LLAMA_CPP, neutral=(-1, -1.0)),
@@ -347,7 +367,6 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_refused("transforms", "prompts are not compressed; truncate_prompt_tokens cuts them", S.OPENROUTER),
     *_refused("plugins data_sources", "describe a search as one of the tools", S.OPENROUTER, S.OPENAI),
     *_refused("mock_response", _OUT, S.LITELLM),
-    *_refused("do_sample", "temperature 0 is greedy", S.TGI, neutral=(True,)),
     *_refused("return_full_text", "completions have echo", S.TGI, neutral=(False,), routes=CHAT),
     *_refused("details decoder_input_details", "give logprobs", S.TGI, neutral=(False,)),
     *_refused("guideline tool_prompt", "write it into a message", S.TGI),

@@ -29,6 +29,8 @@ def read_output_format(body: dict[str, Any]) -> GrammarSpec | None:
     """
     given = [name for name in FORMAT_FIELDS if body.get(name) is not None]
     given = [name for name in given if name not in _EMPTY_IS_NONE or not is_empty_value(body[name])]
+    if isinstance(body.get("structured_outputs"), bool):  # OpenRouter's: whether response_format is kept to, as it is
+        given.remove("structured_outputs")
     if "response_format" in given and body["response_format"] == {"type": "text"}:
         given.remove("response_format")
     if len(given) > 1:

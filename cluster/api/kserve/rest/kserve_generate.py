@@ -7,7 +7,7 @@ for vLLM and TensorRT-LLM have for the same parameters.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from .....replicas.errors import InvalidRequest
@@ -21,8 +21,10 @@ from ...common.fields.wire_names import in_wire_names
 from ...common.parsed_request import BodyLimits
 from .. import kserve_parameters
 from ..kserve_protocol import FINAL
-from ..kserve_request import EMPTY_FINAL, SAMPLING, VERSION, InferRequest
+from ..kserve_request import EMPTY_FINAL, VERSION, InferRequest
 from ..kserve_response import InferResponse
+from ..kserve_sampling import SAMPLING, number_of, read_object
+from ..kserve_sampling import SAMPLING_PARAMETERS as _TOGETHER
 from ..kserve_tensors import BOOL, BYTES, INT64, Tensor, bad_tensor, checked_tensor
 from . import kserve_json
 
@@ -40,7 +42,6 @@ NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "length_penalty": ((0, 1), "it belongs to beams; leave it out"),
     "early_stopping": ((False, 0), "it belongs to beams; leave it out"),
     "exclude_input_in_output": ((True,), "text_output is the answer alone; leave it out, or give true"),
-    "return_log_probs": ((False,), "give logprobs: 0"),
     "return_context_logits": ((False,), _NOT_HERE),
     "return_generation_logits": ((False,), _NOT_HERE),
 }
@@ -49,7 +50,9 @@ PADDING = "pad_id"  # the padding token of a batch, which changes no answer
 _OF_REQUEST = frozenset({"id", "text_input", "parameters"})
 _TRITONS = frozenset({"priority", "timeout", EMPTY_FINAL})
 PARAMETERS = frozenset({*SAMPLING, *CONSTRAINTS, *RENAMED, *NEUTRAL, *_TRITONS, PADDING, END_ID, "stream"})
-_JSON_TEXT = frozenset({"logit_bias", "choice", "json_schema", "structural_tag"})  # `infer` takes these as JSON text
+_JSON_TEXT = frozenset(
+    {"logit_bias", "choice", "json_schema", "structural_tag", "allowed_token_ids"}
+)  # `infer` takes these as JSON text
 
 
 def infer_request(
@@ -100,19 +103,35 @@ def _named(fields: JsonObject, inner: JsonObject, unknown: UnknownFieldPolicy) -
     """Return the parameters by Motley's names, without those that change nothing; and the client's name for each."""
     given: dict[str, Any] = {}
     names: dict[str, str] = {}
-    outer = {name: value for name, value in fields.items() if name not in _OF_REQUEST}
-    for path, group in (("", outer), ("parameters.", inner)):
+    for path, group, known_names in _groups(fields, inner):
         for name, value in group.items():
-            known = kserve_parameters.own_parameter_name(name, value, f"{path}{name[:80]}", PARAMETERS, unknown)
+            known = kserve_parameters.own_parameter_name(name, value, f"{path}{name[:80]}", known_names, unknown)
             if known is None or _changes_nothing(f"{path}{name}", known, value):
                 continue
             ours = RENAMED.get(known, known)
-            if ours in given:
+            value = number_of(ours, value)
+            if kserve_parameters.asks_for_logprobs(name, value, f"{path}{name}"):
+                value = given.get(ours, number_of(ours, group.get(ours, 0)))
+            if ours in given and not _is_same(given[ours], value):
                 raise InvalidRequest(f"{path}{name}: given twice", param=f"{path}{name}", code="invalid_value")
             given[ours] = value
             named = (ours, f"parameters.{ours}", *(("stop_token_ids",) if ours == END_ID else ()))
             names |= dict.fromkeys(named, f"{path}{name}")
     return given, names
+
+
+def _groups(fields: JsonObject, inner: JsonObject) -> Iterator[tuple[str, Mapping[str, Any], Collection[str]]]:
+    """Yield each place that has parameters: the beginning of their names in errors, the parameters, known names."""
+    for path, group in (("", fields), ("parameters.", inner)):
+        beside = _OF_REQUEST if group is fields else ()
+        yield path, {name: value for name, value in group.items() if name not in (*beside, _TOGETHER)}, PARAMETERS
+        if _TOGETHER in group:
+            together = f"{path}{_TOGETHER}"
+            yield f"{together}.", read_object(group[_TOGETHER], together), PARAMETERS - _TRITONS - {"stream"}
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return bool(one == other) and isinstance(one, bool) is isinstance(other, bool)
 
 
 def _changes_nothing(path: str, name: str, value: Any) -> bool:

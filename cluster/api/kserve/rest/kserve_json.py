@@ -18,8 +18,9 @@ from ....transport.http_server.response_content import JsonObject
 from ...common.fields.json_body import invalid_value, missing_field, parse_body, refuse_other_fields, take_field
 from ...common.parsed_request import BodyLimits
 from .. import kserve_messages
-from ..kserve_request import KNOWN, VERSION, InferRequest
+from ..kserve_request import VERSION, InferRequest
 from ..kserve_response import InferResponse
+from ..kserve_sampling import KNOWN
 from ..kserve_statistics import InferStatistics
 from ..kserve_tensors import (
     BINARY,

@@ -10,11 +10,14 @@ from ...common.fields.field_schemas import COUNT, INT32, NULL, SOME_TEXT, TEXT, 
 from ...common.fields.field_table import SAMPLING
 from ..kserve_request import DEFAULT_PRIORITY, EMPTY_FINAL, INPUTS, PRIORITY_LEVELS, VERSION
 from ..kserve_response import OUTPUTS
+from ..kserve_sampling import SAMPLING_PARAMETERS
 from ..kserve_tensors import BINARY_OUTPUT
 from .kserve_generate import NEUTRAL, NO_WORDS
 
 _STOP: Schema = {**SOME_TEXT, "maxLength": MAX_STOP_CHARS}
 _AS_JSON = "; a JSON list or object, as a string"
+_OBJECT_OR_TEXT: Schema = {"type": ["object", "string", "null"]}
+_TOGETHER = "a JSON object or its text: its fields count as parameters, as Triton's vLLM backend has it"
 _PARAMETERS: dict[str, Schema] = {
     **{field.name: {**field.schema, "description": field.doc} for field in SAMPLING},
     "stop": {**_STOP, "description": "one string that ends a choice and is no part of it; several: input `stop`"},
@@ -36,6 +39,7 @@ _PARAMETERS: dict[str, Schema] = {
                  f"1 runs first, {PRIORITY_LEVELS} last; 0: {DEFAULT_PRIORITY}"},
     "timeout": {**COUNT, "maximum": 86_400_000_000, "default": 0, "description":
                 "microseconds after which it ends with 504; 0: none"},
+    SAMPLING_PARAMETERS: {**_OBJECT_OR_TEXT, "description": _TOGETHER},
     EMPTY_FINAL: {"const": False, "description": "of streams, which are over gRPC"},
 }  # fmt: skip
 _BINARY_OUTPUT: Schema = {
@@ -80,6 +84,9 @@ _INPUTS = (
     _input("streaming", _SINGLE, {"const": False}, "true only over gRPC", **_ONE),
     _input("stop", _VECTOR, _STOP, "strings that end a choice", maxItems=MAX_STOP_STRINGS),
     _input("stop_token_ids", _VECTOR, _ID, "ids that end a choice"),
+    _input(SAMPLING_PARAMETERS, _SINGLE, TEXT, _TOGETHER, **_ONE),
+    _input("stream", _SINGLE, {"const": False}, "`streaming`", **_ONE),
+    _input("exclude_input_in_output", _SINGLE, {"const": True}, "text_output is the answer alone", **_ONE),
 )
 _WANTED = request_object(
     {
