@@ -160,7 +160,7 @@ STRICT_READERS: dict[str, Callable[[str], object]] = {
 }
 
 
-@pytest.mark.parametrize("lengths", [{}, {"maxLength": 60}], ids=str)
+@pytest.mark.parametrize("lengths", [{}, {"minLength": 3, "maxLength": 60}], ids=str)
 @pytest.mark.parametrize("name", sorted(FORMATS - {"uri-reference"}))
 def test_texts_of_a_format_are_what_readers_take(name: str, lengths: dict[str, int]) -> None:
     """Each by a validator of JSON Schema, and by a reader of its own; drawn byte by byte, so short and long ones."""

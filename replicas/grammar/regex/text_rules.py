@@ -140,12 +140,14 @@ def find_text_rule_fault(rule: TextRule) -> tuple[TextRuleFault | None, int]:
 
 
 def _read(rule: TextRule) -> tuple[RegexPattern, int, int | None]:
-    """Return the rule's pattern and lengths. A format whose lengths cannot be counted gets a pattern with fewer states,
-    which is stricter.
+    """Return the rule's pattern, and the lengths that its texts do not have anyway. A format whose lengths cannot be
+    counted gets a pattern with fewer states, which is stricter.
     """
     pattern = rule.read()
     if rule.form not in LENGTH_PATTERNS:
-        return pattern, rule.least, rule.most
+        longest = length_bounds(pattern.node)[1]
+        needed = longest is None or (rule.most is not None and rule.most < longest)
+        return pattern, rule.least, rule.most if needed else None
     open_one, longest = LENGTH_PATTERNS[rule.form]
     most = longest if rule.most is None else min(longest, rule.most)
     if rule.least > most or _of_length(pattern.node, rule.least, rule.most) is not None:
