@@ -263,7 +263,8 @@ def test_a_grammar_is_counted_under_each_of_its_names() -> None:
     for name in ("json_schema", "guided_json"):
         inner = json.dumps({name: schema})
         assert grammar_bytes(InferRequest(parameters={name: schema}, inputs=[TEXT])) == len(schema)
-        assert grammar_bytes(InferRequest(parameters={SAMPLING_PARAMETERS: inner}, inputs=[TEXT])) == len(inner)
+        for given in (inner, json.loads(inner)):
+            assert grammar_bytes(InferRequest(parameters={SAMPLING_PARAMETERS: given}, inputs=[TEXT])) == len(inner)
         as_tensor = tensor(SAMPLING_PARAMETERS, inner.encode())
         assert grammar_bytes(InferRequest(inputs=[TEXT, as_tensor])) == len(inner)
     assert grammar_bytes(InferRequest(parameters={SAMPLING_PARAMETERS: '{"top_k": 5}'}, inputs=[TEXT])) == 0

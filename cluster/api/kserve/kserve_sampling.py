@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -73,6 +74,7 @@ def constraint_bytes(values: Mapping[str, Any]) -> int:
     """Return about how many bytes the constraints among these parameters have."""
     given = [values.get(name) for name in _CONSTRAINED]
     together = values.get(SAMPLING_PARAMETERS)
+    together = json.dumps(together) if isinstance(together, dict) else together
     if isinstance(together, str) and any(name in together for name in _CONSTRAINED):
         given.append(together)
     return sum(len(value) for value in given if isinstance(value, str))
