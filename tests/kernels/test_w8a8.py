@@ -16,6 +16,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from thorough import halves
 
 from motley.kernels.canonical_weights import GroupedWeight
 from motley.kernels.compiler.aot import CompiledKernel
@@ -340,24 +341,40 @@ def test_every_dp4a_kernel_is_held_to_half_of_its_loop() -> None:
             assert (launch.instruction, launch.share) == ("dp4a.s32.s32", 0.5), (m, group)
 
 
-def test_half_of_the_inner_loop_is_dp4a() -> None:
+Compiled = tuple[tuple[int, int], int, int]  # capability, rows, group
+DP4A_KERNELS: list[Compiled] = [
+    *(((6, 1), m, group) for m in (16, 32, 256) for group in (0, 32)),
+    ((7, 5), 256, 32),
+    *(((6, 1), m, group) for m in (1, 2, 8) for group in (0, 32, 128)),
+]
+EACH_TIME = {"16-32", "256-0", "256-32 on 7.5", "1-0", "2-32", "8-128"}  # every number of rows and every group
+
+
+def _name(case: Compiled) -> str:
+    capability, m, group = case
+    return f"{m}-{group}" + (" on 7.5" if capability == (7, 5) else "")
+
+
+@halves(DP4A_KERNELS, _name, EACH_TIME)
+def test_half_of_the_inner_loop_is_dp4a(cases: list[Compiled]) -> None:
     """And all of its loads are of four words: two for the 16 dp4a of 4 x 4 results, four for the 64 of 8 x 8."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     said = subprocess.run(
-        [sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, check=True, timeout=300
-    )
+        [sys.executable, str(SCRIPT), json.dumps(cases)],
+        env=environment, capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
     found = [json.loads(line) for line in said.stdout.splitlines()]
+    assert [(tuple(kernel["version"]), kernel["m"], kernel["group"]) for kernel in found] == cases
     few = [kernel for kernel in found if kernel["m"] <= MAX_ROWS]
-    assert [(kernel["m"], kernel["group"]) for kernel in few] == [(m, g) for m in (1, 2, 8) for g in (0, 32, 128)]
     for kernel in few:
         loop = Counter(kernel["loop"])
         assert loop["dp4a.s32.s32"] >= loop.total() / 2, kernel
         sixteens = loop["dp4a.s32.s32"] // (16 * kernel["m"] + (4 * kernel["m"] if kernel["group"] else 0))
         assert loop["ld.global.nc.v4.b32"] == (4 + kernel["m"]) * sixteens, "none of them masked"
         assert not kernel["spilled"], kernel
-        assert not kernel["spilled"], kernel
     many = [kernel for kernel in found if kernel not in few]
-    assert len(many) == 7
+    assert few
+    assert many
     for kernel in many:
         loop = Counter(kernel["loop"])
         loads = {name: count for name, count in loop.items() if name.startswith("ld.")}

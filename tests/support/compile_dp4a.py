@@ -1,4 +1,6 @@
-"""Compiles the dp4a products for 6.1, whose PTX is 7.0's, and one for 7.5; prints their inner loops' make-up as JSON.
+"""Compiles dp4a products for 6.1, whose PTX is 7.0's, or 7.5; prints their inner loops' make-up as JSON, a line each.
+
+Which ones is a list of [capability, rows, group] as JSON.
 
 A process of its own: Triton compiles nothing where its interpreter has been.
 """
@@ -6,6 +8,7 @@ A process of its own: Triton compiles nothing where its interpreter has been.
 from __future__ import annotations
 
 import json
+import sys
 
 from motley.kernels.compiler.aot import compile_variant
 from motley.kernels.device.precision import policy_of
@@ -22,10 +25,5 @@ def told(version: tuple[int, int], m: int, group: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    for m in (16, 32, 256):
-        for group in (0, 32):
-            print(json.dumps(told((6, 1), m, group)))
-    print(json.dumps(told((7, 5), 256, 32)))
-    for m in (1, 2, 8):
-        for group in (0, 32, 128):
-            print(json.dumps(told((6, 1), m, group)))
+    for capability, m, group in json.loads(sys.argv[1]):
+        print(json.dumps(told(tuple(capability), m, group)))
