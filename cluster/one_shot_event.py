@@ -29,7 +29,7 @@ async def wait_for_first(*futures: asyncio.Future[Any], timeout_s: float | None 
 
 
 async def take_until(happened: OneShotEvent, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield the items until the event is set. Does not close them."""
+    """Yield the items until the event is set or they end. Does not close the generator."""
     step = None
     try:
         while not happened.done():

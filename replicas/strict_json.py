@@ -26,7 +26,7 @@ class _JsonPairs(list[tuple[str, Any]]):
 
 
 def parse_strict_json(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """Parse JSON. Raises Doubled, json's own ValueError, or RecursionError."""
+    """Parse JSON. Raises DuplicateName, json's own ValueError, or RecursionError."""
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=parse_constant)
     except DuplicateName as error:

@@ -53,7 +53,7 @@ class RedisWire:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing was received that was not requested, such as the end of the connection."""
+        """Whether the connection can be used again: nothing unrequested has arrived, and it was not closed."""
         return self._start == self._end and not _readable(self._sock)
 
     def send(self, parts: Iterable[Buffer], deadline: float) -> None:

@@ -255,7 +255,7 @@ class ReplicaClient:
                     self.live.changed.clear()
                     await self.live.changed.wait()
         except TimeoutError:
-            raise Unavailable("no replica can take the request; try again shortly", code="no_replica") from None
+            raise Unavailable("no pool has a replica that serves; try again shortly", code="no_replica") from None
 
     async def _once(
         self,

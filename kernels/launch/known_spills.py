@@ -64,7 +64,7 @@ KNOWN_SPILLS = (
 
 
 def offered_configs(operation: KernelOperation, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
-    """Return the configs that a tuner may try and a launch may use; the first is the default without a table."""
+    """Return the operation's configs but those known to spill registers; the first is the default without a table."""
     configs = operation.configs(policy, shape)
     return tuple(
         config for config in configs if not any(spill.has(operation, policy, shape, config) for spill in KNOWN_SPILLS)

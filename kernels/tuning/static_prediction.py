@@ -102,7 +102,7 @@ def predict_seconds(
     shape: ProblemShape,
     candidate: ConfigCandidate,
 ) -> float:
-    """Predicted seconds of a candidate, by arithmetic alone; infinite if a launch has a fault."""
+    """Predicted seconds of a candidate, by arithmetic alone; infinite if one of its launches could not run."""
     if any(find_fault(policy, launch, compiled) for launch, compiled in candidate.launches):
         return math.inf
     work = operation.work(policy, shape)

@@ -178,7 +178,9 @@ class EngineThread:
         return min(max(SLOW_S, SLOW_TIMES * max(list(self._took))), self.watchdog_s)
 
     def check_pace(self) -> None:
-        """Raise EngineFault while a step takes far longer than others; the watchdog gives it more time to end."""
+        """Raise EngineFault while a step takes far longer than earlier ones. That alone is no reason to replace the
+        replica.
+        """
         taken, slow_s = self._taken_s(), self.slow_s
         if taken is not None and taken > slow_s:
             raise EngineFault(f"the current step has taken more than {slow_s:g} s", code="engine_slow")

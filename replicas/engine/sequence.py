@@ -179,8 +179,8 @@ class Sequence:
         return self.matcher is None and self.request.pooling is None
 
     def item(self, count: int, drafts: tuple[int, ...] = ()) -> PlanItem:
-        """Return the sequence's share of a step: its next `count` tokens, and the drafts that are tried after the
-        last.
+        """Return the sequence's share of a step: its next `count` tokens, and the drafts that are tried after the last
+        of these.
         """
         start, end = self.num_launched, self.num_launched + count
         pooling = self.request.pooling

@@ -19,8 +19,8 @@ def graph_rows(max_running: int, max_drafts: int) -> int:
 
 
 def batch_sizes(most: int) -> tuple[int, ...]:
-    """Return the numbers of rows of graphs, which are those of `pad_graph_rows`, by which layers choose kernels; the
-    last is `most`.
+    """Return the batch sizes of CUDA graphs up to `most`: those of `pad_graph_rows`, by which layers choose kernels
+    too.
     """
     sizes = [1]
     while sizes[-1] < most:

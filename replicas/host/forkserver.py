@@ -34,7 +34,9 @@ class ProcessLost(Exception):
 
 
 def retry_once(work: Callable[[], Made]) -> Made:
-    """Return what the work returns; it is done once more if its process is lost. Raises Lost if that one is too."""
+    """Return what the work returns; it is done once more if its process is lost. Raises ProcessLost if that one is
+    too.
+    """
     try:
         return work()
     except ProcessLost as lost:
@@ -45,8 +47,8 @@ def retry_once(work: Callable[[], Made]) -> Made:
 class WatchedConnection:
     """Blocking connection to a process, which is looked at while it is silent.
 
-    Both methods raise Lost if the process was stopped or has ended, and TimeoutError after `wall_s` seconds from the
-    line's start.
+    Both methods raise ProcessLost if the process was stopped or has ended, and TimeoutError after `wall_s` seconds
+    from the line's start.
     """
 
     def __init__(self, connection: socket.socket, process: WatchedProcess, wall_s: float) -> None:
@@ -109,15 +111,17 @@ class Forkserver:
         return WatchedConnection(self._control, self._watched, wall_s)
 
     def child(self) -> tuple[socket.socket, WatchedProcess]:
-        """Fork a new process, and return a socket that is connected to it. Raises Lost if the forkserver was stopped,
-        has ended, or takes too long; it is closed unless it only takes long.
+        """Fork a new process, and return a socket that is connected to it. Raises ProcessLost if the forkserver was
+        stopped, has ended, or takes too long; it is closed unless it only takes long.
         """
         ours, theirs = socket.socketpair()
         try:
             forked = self._fork(ours, theirs)
         except TimeoutError:
             ours.close()
-            raise ProcessLost(f"no process was forked within {FORK_TIMEOUT_S:g} s") from None
+            raise ProcessLost(
+                f"the forkserver forked no process within {FORK_TIMEOUT_S:g} s: the machine may be overloaded"
+            ) from None
         except (OSError, ProcessLost) as error:
             ours.close()
             self.close()

@@ -103,7 +103,9 @@ def is_control_running(app: str) -> bool:
 
 
 def choose_endpoint(options: ServeOptions) -> AdminEndpoint:
-    """Return where to listen: the requested port, else the usual one if it is free, else another free one."""
+    """Return where the control plane listens: the requested port, else the usual one if it is free, else another free
+    one.
+    """
     port = options.admin_port
     if port is None:
         port = ADMIN_PORT if is_free(options.admin_host, ADMIN_PORT) else free_port_block(1)

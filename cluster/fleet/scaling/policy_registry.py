@@ -40,7 +40,10 @@ def _check_setting(setting: str, value: Any) -> None:
     if setting == "replicas":
         counts = value.values() if isinstance(value, dict) else [None]
         if not all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts):
-            raise InvalidRequest(f"{setting}: {value!r}; expected whole numbers from 0 by pool", param=setting)
+            raise InvalidRequest(
+                f"{setting}: {value!r} is not accepted; expected a whole number from 0 for each pool, by its name",
+                param=setting,
+            )
         return
     number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
     if not number or (value == 0 and setting in _POSITIVE):

@@ -55,8 +55,7 @@ class FleetSpec(Spec):
         for number, pool in enumerate(self.pools):
             if self.prefix_cache.used and _keeps_int8(pool) and wire in ("float16", "bfloat16"):
                 raise spec_error(
-                    f"'int8' is not accepted; prefix_cache.wire is {wire}, and KV in int8 is stored so: "
-                    "expected auto or int8 there",
+                    f"'int8' is not accepted: prefixes are stored in {wire}; set prefix_cache.wire to auto or int8",
                     *("pools", number, "engine", "kv_dtype"),
                 )
             try:

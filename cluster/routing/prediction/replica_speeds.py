@@ -25,7 +25,9 @@ class ReplicaSpeeds:
         self._fastest: dict[tuple[str, ...], ReplicaSpeed] = {}  # measured by any replica of a pool, by device
 
     def come(self, pool: str, profile: ReplicaProfile) -> bool:
-        """Record a replica's measurements, and return whether they raise the estimate of others like it."""
+        """Record the speed of a replica that joins; return whether it raises what others of its pool and device are
+        held for.
+        """
         own = profile_speed(profile)
         if own is _GUESS:
             return False

@@ -64,7 +64,7 @@ _HAPROXY_CONFIG = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"
 
 
 def start_ray(folder: Path, spec: FleetSpec) -> str:
-    """Start a new cluster, never join one. Returns the dashboard's address. Raises Lost if Ray does not start.
+    """Start a new cluster, never join one. Returns the dashboard's address. Raises ServiceLost if Ray does not start.
 
     On a machine that is busy, or reads Python's files from a slow disk, Ray's raylet gives up after 15 s, and there is
     no setting for that. Another start may find the files in memory.
@@ -175,7 +175,7 @@ def wait_loaded(glance: Callable[[], None]) -> None:
 
 
 def wait_ready(inside: InternalClient, ingresses: int = 1) -> str:
-    """Wait until the loaded model answers over HTTP and gRPC; return its name. Raises Lost if it does not."""
+    """Wait until the loaded model answers over HTTP and gRPC; return its name. Raises ServiceLost if it does not."""
     health = inside.request("/health")
     _expect(lambda: bool(_get(health)), f"{health.full_url} does not answer")
     if _HAPROXY in os.environ:

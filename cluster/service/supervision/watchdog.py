@@ -152,7 +152,7 @@ class ServiceWatchdog:
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def also(self, asked: Sequence[ProbedProcess]) -> None:
-        """Watch these too, from now on."""
+        """Watch these processes too, from now on."""
         self._asked += asked
         for one in asked:
             threading.Thread(target=one.probe_until, args=(self._ended,), name=f"asks {one.name}", daemon=True).start()

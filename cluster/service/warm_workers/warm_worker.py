@@ -52,7 +52,7 @@ def _is_nobodys() -> bool:
 
 
 def node_slots() -> WarmWorkerSlots:
-    """Return the records of this worker process's node."""
+    """Return the files that record the warm worker processes of the node on which this process runs."""
     import ray
     from ray._private.worker import _global_node
 

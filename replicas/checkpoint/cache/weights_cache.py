@@ -153,7 +153,7 @@ class WeightsCache:
                 os.utime(path)  # marks it as used last, so that it is deleted last
             return found
         except (PackedWeightsError, OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("weights cache: %s is not used: %s", path.name, error)
+            log.warning("weights cache: %s is deleted, and its weights are made anew: %s", path.name, error)
             with suppress(OSError):
                 path.unlink()
             return None

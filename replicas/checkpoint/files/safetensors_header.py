@@ -70,7 +70,7 @@ def parse_header(file: BinaryIO, size: int, name: str) -> tuple[dict[str, Tensor
 def read_header_length(prefix: bytes, size: int, file: str) -> int:
     """Return the length of a safetensors header. Raises CheckpointError unless it lies within the file."""
     if len(prefix) < PREFIX_BYTES:
-        raise CheckpointError(f"truncated: {size} bytes hold no header", file=file)
+        raise CheckpointError(f"truncated: its {size} bytes hold no header; download it again", file=file)
     if prefix == GIT_LFS[:PREFIX_BYTES]:
         raise pointer_error(file)
     length = int(struct.unpack("<Q", prefix)[0])

@@ -150,7 +150,9 @@ class GrammarCompiler:
             waiting.future.cancel()
 
     def _compile(self, spec: GrammarSpec, cpu_s: float) -> GrammarProcess | None:
-        """Compile a grammar; return None if that takes more than `cpu_s`, or more memory than it may. Raises Lost."""
+        """Compile a grammar; return None if that takes more than `cpu_s`, or more memory than it may. Raises
+        ProcessLost.
+        """
         began = time.perf_counter()
         process = GrammarProcess(*self._running_forkserver(spec).child(), spec)
         done = process.compile(cpu_s)
@@ -184,8 +186,8 @@ class UnsupportedGrammar(InvalidRequest):
 
 
 class _GrammarForkserver(Forkserver):
-    """Process that grammars' processes are forked from. Raises Unavailable if it does not start, and Lost if it is
-    stopped meanwhile.
+    """Process that grammars' processes are forked from. Raises Unavailable if it does not start, and ProcessLost if it
+    is stopped meanwhile.
     """
 
     def __init__(self, tokens: bytes) -> None:

@@ -89,7 +89,7 @@ class GrammarProcess:
     def compile(self, cpu_s: float) -> bool:
         """Wait until the grammar is compiled, in at most `cpu_s` CPU seconds; return False if the process ended before.
 
-        Raises InvalidRequest, and Lost if it was stopped. Call it once, from any one thread.
+        Raises InvalidRequest, and ProcessLost if it was stopped. Call it once, from any one thread.
         """
         source = json.dumps({"kind": self.spec.kind, "source": self.spec.source, "cpu_s": cpu_s}).encode()
         line = WatchedConnection(self._connection, self._watched, COMPILE_WALL_S)

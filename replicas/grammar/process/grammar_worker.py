@@ -70,8 +70,8 @@ class TokenVocabulary:
 
     @cached_property
     def no_text(self) -> dict[bytes, Any]:
-        """Mask of the tokens that must not follow because they would make invalid UTF-8, by the last token's last byte;
-        few bytes are concerned.
+        """Masks of the tokens that would make invalid UTF-8, by the last token's last byte: only E0, ED, F0 and F4
+        restrict the next byte so.
         """
         starts = enumerate(token[:1] for token in self.tokens)
         found: dict[bytes, list[int]] = {lead: [] for lead in _NO_TEXT}
@@ -129,7 +129,7 @@ class CompiledGrammarMatchers:
         self._no_text = vocabulary.no_text
 
     def check(self) -> None:
-        """Raise Refused unless some text follows the grammar, as far as its first token shows."""
+        """Raise GrammarRefused unless some text follows the grammar, as far as its first token shows."""
         answer, _ = self.take(0, [], new=True)
         self.close(0)
         if answer == GrammarReply.DEAD_END:

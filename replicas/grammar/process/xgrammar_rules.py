@@ -87,7 +87,7 @@ def _check_rules(rules: list[str]) -> None:
         if "Regex" in outside and not _TEXT_RULE.match(rule):
             raise UnknownLibraryRules(rule)
         if _ESCAPE in outside and _ESCAPE not in named:
-            raise UnknownLibraryRules(f"no rule {_ESCAPE}, which is called: {rule}")
+            raise UnknownLibraryRules(f"a rule calls {_ESCAPE}, which no rule defines: {rule}")
 
 
 def check_library() -> None:

@@ -89,7 +89,7 @@ def _types(one: Any, other: Any) -> Any:
 
 
 def _values(both: Mapping[str, Any], _one: Mapping[str, Any], _other: Mapping[str, Any]) -> dict[str, Any]:
-    """Raise _Lost if a constant is not among the values of the enum beside it."""
+    """Raise _NotMergeable if a constant is not among the values of the enum beside it."""
     if "const" in both and "enum" in both and canonical_text(both["const"]) not in map(canonical_text, both["enum"]):
         raise _NotMergeable
     return {}

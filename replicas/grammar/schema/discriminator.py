@@ -22,7 +22,7 @@ def discriminator_properties(
     """Return the tags that each schema of an object is written with, by its place, whatever union refers to it.
 
     Members of unions within a union have its tag too. A member that does not describe the property, or that cannot be
-    written with it, is left as it is. Raises Refused if there are too many members to look at.
+    written with it, is left as it is. Raises SchemaRefused if there are too many members to look at.
     """
     found: dict[SchemaPath, dict[str, None]] = {}
     seen: set[tuple[SchemaPath, str]] = set()

@@ -115,7 +115,7 @@ def is_neutral(node: dict[str, Any], keyword: str) -> bool:
 
 
 def check_node(node: dict[str, Any], path: str) -> None:
-    """Raise Refused, naming the place and the keyword, if the schema's own keywords cannot be kept to."""
+    """Raise SchemaRefused, naming the place and the keyword, if the schema's own keywords cannot be kept to."""
     for keyword in node:
         known = keyword in KEYWORDS or keyword in ANNOTATION_KEYWORDS or keyword.startswith("x-")
         if not known and not is_neutral(node, keyword):
@@ -138,7 +138,7 @@ def _check_whole(node: dict[str, Any], whole: str, narrowing: list[str], path: s
         drops = [whole] if whole != "$ref" and "properties" in others else others
         raise SchemaRefused(f"{path}: {others[0]!r} beside {whole!r} is not supported", drops=drops)
     if whole != "$ref" and not take_typed(node, whole, list, [], path):
-        raise SchemaRefused(f"{path}: {whole!r} is empty", drops=[whole])
+        raise SchemaRefused(f"{path}: {whole!r} is empty; expected at least one schema", drops=[whole])
     if whole == "allOf" and len(node["allOf"]) > 1:
         raise SchemaRefused(f"{path}: 'allOf' of more than one schema is not supported", drops=["allOf"])
 
@@ -196,8 +196,8 @@ def _check_strings(node: dict[str, Any], names: list[str], path: str) -> None:
 
 
 def _check_integers(value: Any, path: str, whole: str) -> None:
-    """Raise Refused for an integer beyond 64 bits that is no double: the library reads it as a double, and would write
-    another number.
+    """Raise SchemaRefused for an integer beyond 64 bits that is no double: the library reads it as a double, and would
+    write another number.
     """
     values = [value]
     while values:
@@ -307,8 +307,8 @@ def _check_patterns(node: dict[str, Any], patterns: dict[str, Any], path: str) -
 
 
 def _check_least(node: dict[str, Any], path: str, least: str, named: Sized, others: str) -> None:
-    """Raise Refused if a minimum count is higher than what the schema describes: it has no further members unless it
-    says so.
+    """Raise SchemaRefused if a minimum count is higher than what the schema describes: it has no further members
+    unless it says so.
     """
     more = node.get("items", True) is not False if others == "items" else allows_other_names(node)
     if node.get(least, 0) > len(named) and not more:

@@ -62,8 +62,8 @@ class LibrarySchemaWriter:
         self._marks = 0
 
     def document(self) -> Any:
-        """Return the whole document in the library's words. Raises Refused if what schemas say together cannot be kept
-        to.
+        """Return the whole document in the library's words. Raises SchemaRefused if what schemas say together cannot
+        be kept to.
         """
         root = self._schema(())
         definitions = {self._names[place]: self._schema(place) for place in self._named}  # each may name more
@@ -248,8 +248,8 @@ def _reword_items(own: dict[str, Any]) -> None:
 
 
 def _check_different(own: dict[str, Any], path: str) -> None:
-    """Raise Refused if `minProperties` needs several names that the schema does not list: one of them may come twice
-    and then counts as two, so that only one is sure.
+    """Raise SchemaRefused if `minProperties` needs several names that the schema does not list: one of them may come
+    twice and then counts as two, so that only one is sure.
     """
     sure = len(set(own.get("required", ()))) + 1
     if own.get("minProperties", 0) > sure:

@@ -72,7 +72,7 @@ class DisjointnessProof:
         self._steps = 0
 
     def check(self, place: SchemaPath) -> None:
-        """Raise Refused unless the schemas of the `oneOf` at that place exclude one another.
+        """Raise SchemaRefused unless the schemas of the `oneOf` at that place exclude one another.
 
         Schemas that differ by constants or tags are sorted by them, and only the others are compared pair by pair.
         """

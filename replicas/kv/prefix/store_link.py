@@ -48,7 +48,7 @@ class _NullStoreWorker:
     away = True
 
     def send(self, errand: StoreOp) -> None:
-        raise AssertionError("nothing is sent where nothing is shared")
+        raise AssertionError("an engine without a prefix store must not send to one")
 
     def take(self) -> list[StoreOp]:
         return []

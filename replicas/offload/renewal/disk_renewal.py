@@ -98,7 +98,7 @@ def _plan(tier: DiskTier, places: list[TierFile]) -> DiskPlan:
     plan = replace(tier.plan, sizes=replace(tier.plan.sizes, layers=tuple(layers)))
     if plan.memory_bytes > tier.budget:
         raise weights_memory_error(
-            f"buffers for the new weights take it to {plan.memory_bytes} bytes, more than {tier.budget}"
+            f"the new weights need {plan.memory_bytes} bytes in memory, buffers included, and {tier.budget} are allowed"
         )
     return plan
 

@@ -37,7 +37,9 @@ def process_config(
     param, what = ("tensor_parallel", "ranks") if ranks else ("pipeline_parallel", "stages")
     devices = process_devices(config, launcher)
     if ranks and set(devices) == {"cpu"} and not given and launcher.host() is None and load_library()[0] is None:
-        raise InvalidRequest(f"{param}: {what} need the C kernels: {load_library()[1]}", param=param)
+        raise InvalidRequest(
+            f"{param}: {what} need the C kernels, which are not available: {load_library()[1]}", param=param
+        )
     if config.swap_memory_bytes and len({_kind(device) for device in devices}) > 1:
         message = f"swap_memory_bytes: KV of {what} on GPUs and on CPUs is not kept on the host"
         raise InvalidRequest(message, param="swap_memory_bytes")

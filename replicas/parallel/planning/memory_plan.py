@@ -107,7 +107,10 @@ def plan_parallel_memory(
         check_stages(checkpoint.config.num_layers, division.stages, division.layers)
         kinds = kv_layout_mismatch((place.ops().dtype, place.device is not None) for place in places)
         if kinds and asked.swap_memory_bytes:
-            raise InvalidRequest(f"swap_memory_bytes: KV is not kept on the host: {kinds}", param="swap_memory_bytes")
+            raise InvalidRequest(
+                f"swap_memory_bytes: it is not accepted where the processes' KV differs: {kinds}",
+                param="swap_memory_bytes",
+            )
         asked = replace(asked, shares=False, swap_memory_bytes=0) if kinds else asked
         layers, why = _layers(checkpoint, places, asked, division)
         processes = _processes(checkpoint, places, asked, division.ranks, layers)

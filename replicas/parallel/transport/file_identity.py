@@ -25,8 +25,8 @@ def local_files_identity(files: Iterable[Path]) -> str:
 
 
 def local_temp_identity() -> str:
-    """Return a digest that is equal in processes of one user that share a folder of temporary files; empty if there is
-    none.
+    """Return a digest that is equal in processes which can open each other's temporary files; empty if there is no
+    folder.
     """
     try:
         found = os.stat(tempfile.gettempdir())

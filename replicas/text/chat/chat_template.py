@@ -224,7 +224,11 @@ class ChatTemplate:
         try:
             self._render([{"role": "user", "content": "Hello"}], True, {})
         except (TemplateLimit, RecursionError) as error:
-            raise CheckpointError(f"stopped on a short chat: {error}", file=file, tensor="chat_template") from error
+            raise CheckpointError(
+                f"exceeds a limit on a chat of one short message, as it would on any: {error}",
+                file=file,
+                tensor="chat_template",
+            ) from error
         except TEMPLATE_FAULTS:
             return  # the template may need a system message or two turns; requests without them get the error
 

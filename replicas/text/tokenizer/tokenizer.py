@@ -287,7 +287,8 @@ class Tokenizer:
         return self._encode_pieces(pieces, max_tokens, "messages")
 
     def spellings(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Return the token ids that stand for each text: at the beginning, inside another text, and behind a space."""
+        """Return the distinct token sequences that spell these texts, each with and without a space before it: at a
+        text's beginning and, if the tokenizer has a special token, also inside one."""
         found: dict[tuple[int, ...], None] = {}
         for text in texts:
             if self._needs_own_process(text):

@@ -144,7 +144,7 @@ class _TokenizerForkserver(Forkserver):
             raise _rebuild_error(answer["error"])
 
     def ask(self, request: bytes) -> dict[str, Any] | None:
-        """Return the answer of a new process; None if a limit has ended it. Raises Lost if it was stopped."""
+        """Return the answer of a new process; None if a limit has ended it. Raises ProcessLost if it was stopped."""
         connection, watched = self.child()
         with connection:
             line = WatchedConnection(connection, watched, WALL_S)

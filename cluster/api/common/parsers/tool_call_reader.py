@@ -98,7 +98,9 @@ class ToolCallReader:
 
     @property
     def raw(self) -> str:
-        """Text that was read of an object that is not started."""
+        """Text read so far of an object of which nothing has been sent yet, and which can still be given as plain
+        text.
+        """
         return "".join(self._parts)
 
     @property

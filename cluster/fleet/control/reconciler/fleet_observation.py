@@ -107,7 +107,7 @@ def cached_tokens_by_replica(status: FleetStatus) -> dict[str, int]:
 
 
 def speeds_by_pool(status: FleetStatus) -> dict[str, ReplicaSpeed]:
-    """Return the speed of each pool that has a ready replica."""
+    """Return the speed of each pool's first ready replica: its profile, corrected by what was observed."""
     return {one.pool: corrected_speed(one.profile, one) for one in reversed(status.replicas) if one.state == "ready"}
 
 

@@ -396,7 +396,7 @@ def _check_zero(state: ControlState, pool: str, replicas: int, allow_zero: bool)
     others = any(plan.target for name, plan in state.pools.items() if name != pool)
     if replicas == 0 and state.pools[pool].target > 0 and not others and not allow_zero:
         raise NotConfirmed(
-            "allow_zero: it is false, and no replica would be left; set it, if requests are to wait or be refused",
+            "allow_zero: no replica would be left; set it if requests are to wait or be refused",
             param="allow_zero",
             code="zero_not_confirmed",
         )
