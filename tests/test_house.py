@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import graphlib
 import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import grimp
@@ -77,6 +78,31 @@ def test_no_two_classes_have_one_name() -> None:
                 places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert len(places) > 900
     assert {name: at for name, at in places.items() if len(at) > 1} == {}
+
+
+RAISED = re.compile(r"[Rr]aises? ((?:(?:[\w.]+)(?:, (?:and |or )?| and | or ))*[\w.]+)")
+
+
+def _unknown_errors(texts: Iterable[str], known: Collection[str]) -> list[str]:
+    """Return the names with a capital that stand where a text says what is raised, and are no class of ours."""
+    lists = (found[1] for text in texts for found in RAISED.finditer(" ".join(text.split())))
+    return [name for names in lists for name in re.findall(r"(?<![\w.])_?[A-Z]\w+", names) if name not in known]
+
+
+def test_each_error_that_a_docstring_names_exists() -> None:
+    trees = {path: ast.parse(path.read_text()) for path in [*_sources(), *ROOT.glob("src/motley/client/*.py")]}
+    ours = {node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for path, tree in trees.items():
+        nodes = list(ast.walk(tree))
+        imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+        texts = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, kinds)]
+        assert _unknown_errors(texts, ours | imported | set(dir(builtins))) == [], path.relative_to(ROOT)
+
+
+def test_the_search_for_errors_finds_them() -> None:
+    texts = ["Raises KeyError, Gone and _Lost.", "Raise Lost\n    if it is so", "Raises grpc.RpcError", "raised Lost"]
+    assert _unknown_errors(texts, {"KeyError"}) == ["Gone", "_Lost", "Lost"]
 
 
 def test_the_sources_are_found() -> None:

@@ -107,7 +107,9 @@ class _DuplicateKey(Exception):
 def _walk(
     node: Any, at: ValuePath = (), key: Any = None, around: tuple[Any, ...] = ()
 ) -> Iterator[tuple[ValuePath, Any, Any]]:
-    """Yield the path, the node and the key's node of every value. Raises YAMLError where a value contains itself."""
+    """Yield the path, the node and the key's node of every value. Raises yaml.YAMLError where a value contains
+    itself.
+    """
     if node is None:
         return
     if any(node is each for each in around):

@@ -347,7 +347,7 @@ def _output_value(context: jinja2.runtime.Context, value: Any) -> Any:
 
 
 def _bounded_method(function: Any) -> Any:
-    """Return the bounded form of a method of a built-in type. Raises SecurityError if there is none."""
+    """Return the bounded form of a method of a built-in type. Raises jinja2.sandbox.SecurityError if there is none."""
     if isinstance(function, MethodDescriptorType | WrapperDescriptorType):
         raise jinja2.exceptions.SecurityError("a method without its object is not called")
     if function is dict:
