@@ -21,6 +21,7 @@ from tiny_checkpoints import build_checkpoint
 from tool_templates import TEMPLATES, write_tool_tokenizer
 
 from motley.cluster.api.common.chat.chat_tools import read_tool_use
+from motley.cluster.api.common.fields import dropped_keywords_log
 from motley.cluster.api.common.parsers.answer_parser import parse_whole
 from motley.cluster.api.common.parsers.parser_selection import TOOL_PARSERS, AnswerParserConfig
 from motley.cluster.api.common.parsers.reasoning_parser import with_reasoning_before
@@ -248,6 +249,13 @@ NOTE = {"type": "object", "properties": {"id": {"type": "integer"}}, "required":
         {**NOTE, "not": {"required": ["x"]}},
         {"$ref": "#/$defs/Note", "$defs": {"Note": NOTE}},
         {"required": ["id"], "properties": {"id": {"type": "integer"}}, "$schema": "x", "if": {}},
+        {**NOTE, "nullable": True},
+        {**NOTE, "type": ["object", "null"]},
+        {**NOTE, "type": "OBJECT"},
+        {**NOTE, "type": "dict"},
+        {"anyOf": [NOTE, {"type": "null"}]},
+        {"$ref": "#/$defs/Note", "$defs": {"Note": {**NOTE, "nullable": True}}},
+        {"anyOf": [{"$ref": "#/$defs/Note"}, {"type": "string"}], "$defs": {"Note": NOTE}},
     ],
 )
 def test_one_keyword_does_not_cost_the_whole_schema(parameters: dict[str, Any]) -> None:
@@ -282,6 +290,29 @@ def test_what_is_left_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None
         told
         == "tools[0].function.parameters of f: kept without #/properties/told: 'contains'; with strict it is refused"
     )
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"anyOf": [{"type": "null"}]},
+        {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/n"}], "$defs": {"n": {"type": "integer"}}},
+        {**NOTE, "nullable": True, "properties": {"id": {"type": "integer"}, "next": {"$ref": "#"}}},
+    ],
+    ids=str,
+)
+def test_a_schema_that_is_lost_as_a_whole_is_told(parameters: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    dropped_keywords_log._log_once.cache_clear()
+    assert _kept(parameters) == {"type": "object", "additionalProperties": True}
+    assert [record.getMessage() for record in caplog.records] == [
+        "tools[0].function.parameters of f: kept without #: the schema; with strict it is refused"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["string", "array", ["string", "null"], 5, None, []])
+def test_arguments_of_another_type_are_refused(kind: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"tools\[0\]\.function\.parameters\.type: expected object"):
+        _kept({**NOTE, "type": kind})
 
 
 def test_strict_refuses_what_it_cannot_keep() -> None:

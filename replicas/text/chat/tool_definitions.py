@@ -82,10 +82,18 @@ def _parameters(parameters: Any, at: str, held: _ToolTotals) -> dict[str, Any]:
         return _NO_PARAMETERS
     if not isinstance(parameters, Mapping):
         raise _invalid(at, "expected an object, a JSON schema")
-    if parameters.get("type", "object") != "object":
+    if not _allows_objects(parameters.get("type", "object")):
         raise _invalid(f"{at}.type", "expected object: arguments go by name")
     _check_value(parameters, at, MAX_DEPTH, held)
     return dict(parameters)
+
+
+def _allows_objects(given: Any) -> bool:
+    """Return whether a schema's `type` allows objects, by whatever name: a schema that is not strict may have OpenAPI's
+    capitals, Python's `dict`, or other types beside it.
+    """
+    names = given if isinstance(given, list) else [given]
+    return any(isinstance(name, str) and name.lower() in ("object", "dict") for name in names)
 
 
 def _check_value(value: Any, at: str, depth: int, held: _ToolTotals) -> None:

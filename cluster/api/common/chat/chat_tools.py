@@ -130,8 +130,26 @@ def _signature(tool: Tool, given: dict[str, Any], at: str) -> ToolSignature:
             raise InvalidRequest(message, param=field, code="invalid_grammar")
         return ToolSignature(name, checked)
     kept, dropped = relax_schema({"type": "object", **schema} if _is_untyped(schema) else schema)
-    log_dropped_keywords(f"{field} of {name}", dropped)
-    return ToolSignature(name, kept if _is_object(kept, kept) else _ANY_OBJECT)
+    objects = _objects_of(kept)
+    lost = ["#: the schema"] if objects is None and kept not in ({}, True) else []
+    log_dropped_keywords(f"{field} of {name}", [*dropped, *lost])
+    return ToolSignature(name, _ANY_OBJECT if objects is None else objects)
+
+
+def _objects_of(words: Any) -> Any:
+    """Return the words of a schema for those of its values that are objects, as arguments are; None if they cannot be
+    told from the others, or if the schema refers to itself as a whole.
+    """
+    if _is_object(words, words):
+        return words
+    if not isinstance(words, dict) or '"$ref": "#"' in json.dumps(words):
+        return None
+    choices = _referred(words, words).get("anyOf", ())
+    objects = [inner for inner in choices if _is_object(inner, words)]
+    if not objects:
+        return None
+    definitions = {"$defs": words["$defs"]} if "$defs" in words else {}
+    return (objects[0] if len(objects) == 1 else {"anyOf": objects}) | definitions
 
 
 def _is_untyped(schema: dict[str, Any]) -> bool:
@@ -140,13 +158,19 @@ def _is_untyped(schema: dict[str, Any]) -> bool:
 
 def _is_object(words: Any, root: Any) -> bool:
     """Return whether all values of a schema, as the grammar library writes it, are objects."""
-    seen = set()
-    while isinstance(words, dict) and "$ref" in words and words["$ref"] not in seen:
-        seen.add(words["$ref"])
-        words = root if words["$ref"] == "#" else root["$defs"][words["$ref"].removeprefix("#/$defs/")]
+    words = _referred(words, root)
     if not isinstance(words, dict):
         return False
     choices = words.get("anyOf", words.get("allOf"))
     if choices is not None:
         return all(_is_object(inner, root) for inner in choices)
     return words.get("type") == "object"
+
+
+def _referred(words: Any, root: Any) -> Any:
+    """Return what the references of a schema in the grammar library's words lead to."""
+    seen = set()
+    while isinstance(words, dict) and "$ref" in words and words["$ref"] not in seen:
+        seen.add(words["$ref"])
+        words = root if words["$ref"] == "#" else root["$defs"][words["$ref"].removeprefix("#/$defs/")]
+    return words
