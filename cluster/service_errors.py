@@ -38,7 +38,7 @@ class Conflict(MotleyError):
 
 
 class NotConfirmed(MotleyError):
-    """The action cannot be undone, or must be asked for explicitly."""
+    """The request lacks the flag that its action needs, since that cannot be undone: `allow_zero`, for example."""
 
     status = 412
     grpc_code = "FAILED_PRECONDITION"

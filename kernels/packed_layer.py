@@ -62,5 +62,5 @@ class PackedLayerOps(Protocol):
         ...
 
     def restore_choices(self, choices: Mapping[str, str]) -> None:
-        """Set the kernel choices and reasons that were recorded when the packed layers were made."""
+        """Restore the choices of kernels, with their reasons, for packed layers that come from a cache."""
         ...

@@ -36,4 +36,4 @@ def find_operation(name: str) -> KernelOperation:
     for known in OPERATIONS:
         if known.name == name:
             return known
-    raise KeyError(f"{name!r} is no operator; there are {', '.join(known.name for known in OPERATIONS)}")
+    raise KeyError(f"there is no operator {name!r}; there are {', '.join(known.name for known in OPERATIONS)}")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import costs
+from costs import Cost
 
 TESTS = """
 import subprocess, sys, time
@@ -62,14 +63,17 @@ def test_what_a_test_and_its_fixtures_start_is_seen_and_marks_it(tmp_path: Path)
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text(CONFTEST)
     kept = tmp_path / "kept.json"
-    costs.write({"test_gone.py::test_x": (1.0, "process"), "test_some.py::test_first": (9.0, "unit")}, kept)
+    costs.write(
+        {"test_gone.py::test_x": Cost(1.0, "process", 1.0), "test_some.py::test_first": Cost(9.0, "unit", 9.0)}, kept
+    )
     run(tmp_path, costs.OPTION, str(kept))
     found = costs.read(kept)
-    assert {name.rpartition("::")[2]: kind for name, (_, kind) in found.items()} == {
+    assert {name.rpartition("::")[2]: kind for name, (_, kind, _) in found.items()} == {
         "test_x": "process", "test_first": "process", "test_second": "process", "test_serves": "ray",
         "test_computes": "unit",
     }  # fmt: skip
-    assert 0.2 <= found["test_some.py::test_computes"][0] < 9.0
+    computes = found["test_some.py::test_computes"]
+    assert 0.2 <= computes.slowest <= computes.total < 9.0
     assert "2 passed" in run(tmp_path, "-m", "process")
     assert "1 passed" in run(tmp_path, "-m", "ray")
     assert "3 passed" in run(tmp_path, "-m", "unit")
@@ -83,11 +87,11 @@ def test_tests_that_are_no_more_are_taken_out() -> None:
 
 def test_each_line_is_of_a_test_that_there_is() -> None:
     assert [name for name in costs.read() if not costs.is_there(name)] == []
-    assert {kind for _, kind in costs.read().values()} <= costs.MARKS.keys()
+    assert {cost.kind for cost in costs.read().values()} <= costs.MARKS.keys()
 
 
 def test_a_file_is_written_a_line_a_test(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    costs.write({"b": (0.5, "unit"), "a": (1.0, "ray")}, path)
-    assert path.read_text() == '{\n"a": [1.0, "ray"],\n"b": [0.5, "unit"]\n}\n'
-    assert json.loads(path.read_text()) == {"a": [1.0, "ray"], "b": [0.5, "unit"]}
+    costs.write({"b": Cost(0.5, "unit", 0.5), "a": Cost(1.0, "ray", 4.0)}, path)
+    assert path.read_text() == '{\n"a": [1.0, "ray", 4.0],\n"b": [0.5, "unit", 0.5]\n}\n'
+    assert json.loads(path.read_text()) == {"a": [1.0, "ray", 4.0], "b": [0.5, "unit", 0.5]}

@@ -30,11 +30,11 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         named = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         if named and not node.name.startswith("_") and (text := ast.get_docstring(node)):
-            yield node.lineno, f"{node.name}: {text.split(chr(10) * 2)[0]}"
+            yield node.lineno, f"{node.name}: {text}"
 
 
 def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the line and first text of each call that logs, and of each error that is raised."""
+    """Yield the line and the call of each line that is logged, and of each error that is raised."""
     for node in ast.walk(tree):
         call = node.exc if isinstance(node, ast.Raise) else node
         if not isinstance(call, ast.Call) or not call.args:
@@ -44,9 +44,10 @@ def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
         )
         first = call.args[0]
         if (logs or isinstance(node, ast.Raise)) and isinstance(first, ast.Constant | ast.JoinedStr):
-            text = ast.unparse(first)
-            if len(text) > 20:
-                yield node.lineno, text
+            parts = first.values if isinstance(first, ast.JoinedStr) else [first]
+            words = "".join(str(part.value) for part in parts if isinstance(part, ast.Constant))
+            if len(words.split()) > 2:  # else the name of a field, which stands in an error's own words
+                yield node.lineno, ast.unparse(call)
 
 
 def main(seed: int) -> None:

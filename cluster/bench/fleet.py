@@ -21,6 +21,8 @@ from ...replicas.errors import InvalidRequest, Unavailable
 from ..fleet.deployed.running_services import RunningService, find_running_service
 from ..fleet.spec.fleet_file_loader import load_fleet
 from ..fleet.spec.fleet_spec import FleetSpec
+from ..ray_compat.visible_names import replica_title
+from ..routing.ingress_broadcast import APPLICATION, call_every_ingress, set_ingress_pools
 from ..service.deployment.routing_settings import fleet_routing_config
 from ..service.startup.join_cluster import join_cluster
 from ..simulation.length_distribution import LengthDistribution
@@ -156,8 +158,6 @@ async def _sides(
 async def _turn(
     plan: FleetBenchPlan, spec: FleetSpec, service: MeasuredService, pid: int, name: str, turn: int
 ) -> _PlacementTurn:
-    from ..routing.ingress_broadcast import set_ingress_pools
-
     routing = replace(fleet_routing_config(spec), order=order_by_two_choices if name == TWO_CHOICES else None)
     await set_ingress_pools([pool.name for pool in spec.pools], routing)
     before, cores = await _prompt_tokens_by_pool(), CoreUsage(pid, _part)
@@ -179,8 +179,6 @@ async def _prompt_tokens_by_pool() -> Counter[str]:
     """Return the number of prompt tokens that each pool has taken so far."""
     from ray import serve
 
-    from ..routing.ingress_broadcast import APPLICATION, call_every_ingress
-
     seen = await call_every_ingress(serve.get_app_handle(APPLICATION), "fleet", timeout_s=30.0)
     found: Counter[str] = Counter()
     for one in seen[0].replicas:
@@ -189,8 +187,9 @@ async def _prompt_tokens_by_pool() -> Counter[str]:
 
 
 def _part(command: str) -> str:
-    if "ServeReplica:motley:" in command:
-        return command.partition("ServeReplica:motley:")[2].split()[0].partition(".")[0]
+    title = replica_title(APPLICATION)
+    if title in command:
+        return command.partition(title)[2].split()[0].partition(".")[0]
     return "Ray and HAProxy"
 
 

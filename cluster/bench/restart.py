@@ -31,6 +31,8 @@ from ...replicas.checkpoint.cache.startup_prefetch import likely_packed_file
 from ...replicas.checkpoint.cache.weights_cache import MIN_CACHED_BYTES
 from ...replicas.errors import EngineFault
 from ..process_tree import descendants, wait_until
+from ..ray_compat.visible_names import WAITING_WORKER, replica_title
+from ..routing.ingress_broadcast import APPLICATION
 from .checkpoint import write_tokenizer
 from .service import start_service
 
@@ -42,7 +44,7 @@ STARTS, PROCESSES, STATES = ("first", "second"), ("new", "waited"), ("cold", "wa
 _LIMIT_S = 300.0
 _DEAD_S = 5.0
 _QUIET_S = 1.0  # a process that has used no CPU time for so long is taken to wait
-_REPLICA, _WAITS = "ray::ServeReplica:motley:cpu", "ray::IDLE"
+_REPLICA, _WAITS = replica_title(APPLICATION, "cpu"), WAITING_WORKER
 
 
 def run(

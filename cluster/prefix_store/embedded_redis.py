@@ -114,7 +114,7 @@ class EmbeddedRedis:
     def ask(self) -> None:
         """Check that the server answers within `ASKED_S`. Raises TimeoutError."""
         if not self._answers(ASKED_S):
-            raise TimeoutError("redis-server does not answer")
+            raise TimeoutError(f"no reply to PING within {ASKED_S:g} s")
 
     def is_stopped(self) -> bool:
         """Return whether a signal has stopped the process (SIGSTOP)."""

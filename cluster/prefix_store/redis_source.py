@@ -62,7 +62,7 @@ def check_url(url: str) -> dict[str, Any]:
     try:
         settings: dict[str, Any] = parse_url(url)
         if scheme == "unix" and not settings.get("path"):
-            raise ValueError("no path of a socket")
+            raise ValueError("it has no path to a socket")
         kind = settings.get("connection_class", of_redis.Connection)
         kind(**{name: value for name, value in settings.items() if name != "connection_class"})  # does not connect yet
     except (TypeError, ValueError) as error:

@@ -77,7 +77,7 @@ class RedisWire:
             return RedisErrorReply(rest.split(b" ", 1)[0].decode("ascii", "replace"))
         if kind == b"+":
             return rest
-        raise RedisProtocolError(f"a reply that begins with {kind!r}")
+        raise RedisProtocolError(f"Redis sent a reply of an unknown kind, {kind!r}")
 
     def replies(self, deadline: float) -> list[RedisReply]:
         """Return the reply of a command that answers with a list."""
@@ -106,7 +106,7 @@ class RedisWire:
     def _line(self, deadline: float) -> bytes:
         while (at := self._buffer.find(b"\r\n", self._start, self._end)) < 0:
             if self._end - self._start >= _LINE_BYTES:
-                raise RedisProtocolError("a line without an end")
+                raise RedisProtocolError("Redis sent a line without an end")
             self._view[: self._end - self._start] = bytes(self._view[self._start : self._end])
             self._start, self._end = 0, self._end - self._start
             self._end += self._receive(self._view[self._end : self._end + _LINE_BYTES], deadline)
@@ -116,7 +116,7 @@ class RedisWire:
 
     def _bulk(self, size: int, most: int, deadline: float, place: memoryview | None = None) -> memoryview:
         if not 0 <= size <= most:
-            raise RedisProtocolError(f"{size} bytes, of {most} at most")
+            raise RedisProtocolError(f"Redis sent {size} bytes; at most {most} are accepted")
         data = memoryview(bytearray(size + END_BYTES)) if place is None else place[: size + END_BYTES]
         have = min(self._end - self._start, len(data))
         data[:have] = self._view[self._start : self._start + have]
@@ -124,21 +124,21 @@ class RedisWire:
         while have < len(data):
             have += self._receive(data[have:], deadline)
         if bytes(data[size:]) != b"\r\n":
-            raise RedisProtocolError("a string without an end")
+            raise RedisProtocolError("Redis sent a string without an end")
         return data[:size]
 
     def _receive(self, into: memoryview, deadline: float) -> int:
         self._sock.settimeout(_left(deadline))
         count = self._sock.recv_into(into)
         if count == 0:
-            raise ConnectionResetError("the connection has ended")
+            raise ConnectionResetError("Redis has closed the connection")
         return count
 
 
 def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise TimeoutError("the time is over")
+        raise TimeoutError("Redis has not answered in time")
     return left
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from ..ray_compat.visible_names import OWN_PATHS
 from ..security.edge.haproxy_config import ERROR_PAGES, error_type
 from .error_codes import AT_START, MEANINGS
 from .markdown import table
@@ -39,7 +40,7 @@ def write_errors() -> Iterator[str]:
     yield "### Answered by HAProxy"
     yield (
         "HAProxy, which stands before the service, answers these by itself, and a 503 with `Retry-After: 1`. "
-        "Ray Serve's own paths, `/-/…`, are shut with 404, and its gRPC methods with `UNIMPLEMENTED`. "
+        f"Ray Serve's own paths, `{OWN_PATHS}…`, are shut with 404, and its gRPC methods with `UNIMPLEMENTED`. "
         "What it refuses before a head is whole has HAProxy's own HTML for a body, not JSON: the 400 to a malformed "
         "head, or to one that outgrows its buffer, and the 408. HAProxy 2.8 has no setting for these; their status is "
         "right."

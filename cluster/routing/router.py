@@ -328,7 +328,7 @@ class Router(ReplicaClient):
         if left_s is None or (soonest_s := self.live.soonest(request)) is None or soonest_s <= UNMEETABLE * left_s:
             return
         raise Overloaded(
-            f"no replica is predicted to begin in time: that takes {soonest_s:.3g} s, and {left_s:.3g} s are left",
+            f"no replica is predicted to begin in time: the first would in {soonest_s:.3g} s; {left_s:.3g} s are left",
             code="deadline_unmeetable",
             retry_after_s=max(1, math.ceil(soonest_s - left_s)),
         )

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from ..ray_compat.serve_handles import (
+    forget_queue_len,
+    known_queue_len,
+    pause_before_next_choice,
+    router_deployment,
+)
 from .attempt.placement import Placement, ReplicaCandidate, SuspectReplicas
 from .directory.replica_registry import PublishedReplica, process_registry
 
@@ -25,13 +31,13 @@ class PoolRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
             name: PublishedReplica(one.replica_metadata, one.routing_stats)
             for name, one in self._present.replicas.items()
         }
-        process_registry().update(self._deployment_id.name, seen)
+        process_registry().update(router_deployment(self), seen)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
         if self._present is not None:
             self._present.drop(replica_id.unique_id)
-        process_registry().gone(self._deployment_id.name, replica_id.unique_id)
+        process_registry().gone(router_deployment(self), replica_id.unique_id)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -42,16 +48,16 @@ class PoolRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         if chosen is None:
             chosen, wait = placement.choose(map(self._queued, present.candidates.values(), present.replicas.values()))
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = wait
+            pause_before_next_choice(pending_request, wait)
         if chosen is None:
             return []
         replica = present.replicas[chosen.id]
         if chosen.id in placement.suspects:
-            self.replica_queue_len_cache.invalidate_key(replica.replica_id)  # so Serve asks it before it sends
+            forget_queue_len(self, replica)  # so Serve asks it before it sends
         return [[replica]]
 
     def _queued(self, candidate: ReplicaCandidate, replica: RunningReplica) -> ReplicaCandidate:
-        queue_len = self.replica_queue_len_cache.get(replica.replica_id) or 0
+        queue_len = known_queue_len(self, replica)
         return ReplicaCandidate(candidate.id, candidate.numerics, queue_len, candidate.weights)
 
 

@@ -59,7 +59,7 @@ def _parse_fleet(text: str, model: ModelShape) -> Iterator[tuple[str, SimulatedD
     for part in text.split("+"):
         found = re.fullmatch(r"\s*(?:(\d+)\s*[*x×]\s*)?(\S.*?)\s*", part)
         if found is None:
-            raise InvalidRequest(f"fleet: {text!r} is none; expected such as P40+2*T4", param="fleet")
+            raise InvalidRequest(f"fleet: {text!r} is not accepted; expected replicas such as P40+2*T4", param="fleet")
         total += (count := int(found[1] or 1))
         if count < 1 or total > _MAX_REPLICAS:
             raise InvalidRequest(f"fleet: {total} replicas; expected 1 to {_MAX_REPLICAS}", param="fleet")

@@ -300,10 +300,10 @@ def decode_attention(
     """
     heads = AttentionSpec.of(q, cache, window)
     if kernel == "per head" and heads.group % config["HEADS"]:
-        raise ValueError(f"HEADS: {config['HEADS']} of {heads.group} that share a KV head; expected a divisor")
+        raise ValueError(f"HEADS: {config['HEADS']} is not a divisor of the {heads.group} heads that share a KV head")
     num_sequences, splits = q.shape[0], config.number("SPLITS")
     if not 1 <= splits <= MAX_SPLITS:
-        raise ValueError(f"SPLITS: {splits}; expected 1 to {MAX_SPLITS}")
+        raise ValueError(f"the config's SPLITS is {splits}; expected 1 to {MAX_SPLITS}")
     out = torch.empty_like(q) if out is None else out
     if splits == 1:
         partial, tops = out, out.view(torch.float32)  # valid pointers that are never used

@@ -53,15 +53,19 @@ class AttentionSpec:
         heads, head_dim = q.shape[-2:]
         kv_heads = cache.data.shape[2]
         if head_dim not in HEAD_DIMS or cache.data.shape[-1] != head_dim:
-            raise ValueError(f"head_dim: q has {head_dim}, cache {cache.data.shape[-1]}; expected one of {HEAD_DIMS}")
+            raise ValueError(
+                f"head_dim: {head_dim} in q and {cache.data.shape[-1]} in the cache; expected one of {HEAD_DIMS}"
+            )
         if heads % kv_heads:
-            raise ValueError(f"heads: {heads} over {kv_heads} kv heads; expected a multiple")
+            raise ValueError(f"heads: {heads} is not a multiple of the {kv_heads} KV heads")
         if (cache.scales is not None) != (cache.data.dtype == torch.int8):
-            raise ValueError(f"scales: expected with int8 alone, cache is {cache.data.dtype}")
+            raise ValueError(
+                f"scales: a cache in int8 must have them, and no other may; this one is in {cache.data.dtype}"
+            )
         if not (q.is_contiguous() and cache.data.is_contiguous()):
-            raise ValueError("q, cache: expected contiguous")
+            raise ValueError("q and the cache must be contiguous in memory")
         if window is not None and window < 1:
-            raise ValueError(f"window: {window} tokens; expected at least 1 or None")
+            raise ValueError(f"window: {window} is not accepted; expected None, or 1 or more tokens")
         return cls(type_name(q), type_name(cache.data), heads, kv_heads, head_dim, window is not None)
 
     @property
@@ -88,7 +92,7 @@ class AttentionSpec:
         return {"k": f"*{self.kv}", "v": f"*{self.kv}", "k_scales": "*fp32", "v_scales": "*fp32", "tables": "*i32"}
 
     def shift(self, wide: bool) -> int:
-        """Number of doublings of the softmax weights that fit into fp16.
+        """Exponent of the power of two by which softmax weights are scaled in fp16; 0 where they are not.
 
         With int8 values it is smaller, since their scale may be up to 65504 / 127 < 2**9.02.
         """
@@ -113,7 +117,7 @@ def cache_arguments(cache: KvCache) -> tuple[torch.Tensor, ...]:
 
 @triton.jit
 def cells(table, token, inside, kv_head, KH: tl.constexpr):
-    """Return the int64 index of each token's vector in the cache, counted in vectors.
+    """Return where the cache has each token's vector of this KV head: an int64 index, in units of such vectors.
 
     Entries of the block table are read only for tokens that are `inside`.
     """

@@ -22,7 +22,7 @@ def _cite(source: str, **figures: float) -> Cited:
     """
     named = {figure if figure in _FIELDS else figure.replace("_", "-"): value for figure, value in figures.items()}
     if unknown := named.keys() - _FIELDS - set(ARITHMETIC):
-        raise ValueError(f"{source}: no such figures as {sorted(unknown)}")
+        raise ValueError(f"{source}: there are no figures named {sorted(unknown)}")
     return {figure: (value, source) for figure, value in named.items()}
 
 

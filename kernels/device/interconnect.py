@@ -91,7 +91,7 @@ def _transfer_s(link: DeviceLink, protocol: LinkProtocol, steps: int, nbytes: fl
 
 
 def available_links(device: DeviceSpec, kinds: Sequence[LinkKind] = LINK_KINDS) -> tuple[DeviceLink, ...]:
-    """Return the links that a device could have, of these kinds.
+    """Return the links of the given `kinds` that a device could have.
 
     They are NVLink where it has any, PCIe up to its own generation, and Ethernet of each speed, with a port per device.
     """

@@ -172,7 +172,7 @@ def _units(policy: PrecisionPolicy, op: OperationWork) -> list[ComputeUnit]:
     units = policy.int8_units if op.activations == "int8" else (policy.fp8,) if policy.fp8 else ()
     if not units:
         why = policy.reasons[op.activations]
-        raise ValueError(f"activations: {op.activations} is not used on {policy.capability}: {why}")
+        raise ValueError(f"activations: compute capability {policy.capability} does not use {op.activations}: {why}")
     return [*units]
 
 

@@ -60,7 +60,7 @@ class Int8Linear:
 
     def __init__(self, weight: GroupedWeight, rig: DeviceContext, configs: ConfigCache) -> None:
         if weight.shape[0] % 16:
-            raise ValueError(f"int8 kernels are compiled for an N in sixteens, not {weight.shape[0]}")
+            raise ValueError(f"{weight.shape[0]} output features are not a multiple of 16, as the int8 kernels need")
         permutation = None if weight.permutation is None else weight.permutation.to(rig.device)
         self._hold(int8_product.pack_int8(_move_to(weight, rig.device), rig.policy), permutation, configs)
 
@@ -131,9 +131,11 @@ class Fp8Linear:
 
     def __init__(self, weight: Fp8Weight, rig: DeviceContext, configs: ConfigCache) -> None:
         if rig.policy.fp8 is None:
-            raise ValueError(f"fp8: not on {rig.policy.capability}: {rig.policy.reasons['fp8']}")
+            raise ValueError(
+                f"fp8: compute capability {rig.policy.capability} does not use it: {rig.policy.reasons['fp8']}"
+            )
         if weight.shape[0] % 16:
-            raise ValueError(f"fp8 kernels are compiled for an N in sixteens, not {weight.shape[0]}")
+            raise ValueError(f"{weight.shape[0]} output features are not a multiple of 16, as the fp8 kernels need")
         bias = None if weight.bias is None else weight.bias.to(rig.device)
         self._hold(
             fp8_product.pack_fp8(Fp8Weight(weight.codes.to(rig.device), weight.scales.to(rig.device), bias)), configs

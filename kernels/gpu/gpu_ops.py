@@ -305,7 +305,7 @@ def _check_column_multiple(name: str, columns: int) -> int:
     The kernels are compiled for rows that begin at multiples of 16 elements.
     """
     if columns % 16:
-        raise ValueError(f"{name}: {columns}; kernels of GPUs are compiled for sixteens")
+        raise ValueError(f"{name}: {columns} is not a multiple of 16, as the GPU kernels need")
     return columns
 
 

@@ -135,7 +135,7 @@ def short_norm_variant(dtype: str, weight: str, num_columns: int, config: Config
 def _known(num_columns: int) -> int:
     """Return the number of columns. Raises ValueError if such a row would not fit into the registers of a block."""
     if num_columns > MAX_COLUMNS:
-        raise ValueError(f"x: rows of {num_columns} columns; expected {MAX_COLUMNS} at most")
+        raise ValueError(f"x: rows of {num_columns} columns are not accepted; expected {MAX_COLUMNS} at most")
     return num_columns
 
 

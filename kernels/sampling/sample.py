@@ -75,7 +75,9 @@ class SamplingRows:
         for name, dtype in zip(self.__slots__, wanted, strict=True):
             tensor = getattr(self, name)
             if tensor.dtype != dtype or tensor.shape != self.temperature.shape or not tensor.is_contiguous():
-                raise ValueError(f"{name}: {tensor.dtype} {tuple(tensor.shape)}; expected contiguous {dtype} [R]")
+                raise ValueError(
+                    f"{name}: {tensor.dtype} {tuple(tensor.shape)} is not accepted; expected contiguous {dtype} [R]"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,9 @@ class PenaltyRows:
         for name, dtype in zip(self.__slots__, (torch.int64, *[torch.float32] * 3), strict=True):
             tensor = getattr(self, name)
             if tensor.dtype != dtype or tensor.shape != self.place.shape or not tensor.is_contiguous():
-                raise ValueError(f"{name}: {tensor.dtype} {tuple(tensor.shape)}; expected contiguous {dtype} [R]")
+                raise ValueError(
+                    f"{name}: {tensor.dtype} {tuple(tensor.shape)} is not accepted; expected contiguous {dtype} [R]"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +121,11 @@ class VocabularySplit:
         """
         chunk, tile = config["CHUNK"], config["TILE"]
         if not 1 <= vocabulary <= LIMIT:
-            raise ValueError(f"vocabulary: {vocabulary}; expected 1 to {LIMIT}")
+            raise ValueError(f"vocabulary: {vocabulary} is not accepted; expected 1 to {LIMIT} tokens")
         if chunk % tile or tile < 32 * config.num_warps:
-            raise ValueError(f"TILE: {tile}; expected at least {32 * config.num_warps}, a part of CHUNK ({chunk})")
+            raise ValueError(
+                f"TILE: {tile} is not accepted; expected {32 * config.num_warps} or more, a divisor of CHUNK ({chunk})"
+            )
         return cls(vocabulary, chunk, tile)
 
     @property

@@ -121,7 +121,7 @@ class SampleOperation(PointwiseOperation):
         return (KernelLaunch(penalty_variant(size, config, _history(shape)), grid, moved=again, aside=True), *launches)
 
     def work(self, policy: PrecisionPolicy, shape: ProblemShape) -> OperationWork:
-        """Return the work: logits read once, as the roofline counts.
+        """Return the bytes and operations that the roofline counts for sampling: logits are read once.
 
         The kernels themselves read the logits once per launch, and `survey` reads them twice.
         """

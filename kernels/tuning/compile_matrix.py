@@ -126,7 +126,7 @@ class CompileTime:
 
     @property
     def two_core_seconds(self) -> float:
-        """Seconds that two otherwise idle cores need at least for the compilations."""
+        """Seconds that the compilations would have taken on two otherwise idle cores: half of their processor time."""
         return self.cpu_seconds / 2
 
     @property

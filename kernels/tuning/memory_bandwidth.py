@@ -31,7 +31,9 @@ class MemoryBandwidth:
 
     def __post_init__(self) -> None:
         if not self.measured or not all(0 < speed < float("inf") for speed in self.measured.values()):
-            raise ValueError(f"measured: bytes/s above 0 of at least one way, not {dict(self.measured)}")
+            raise ValueError(
+                f"measured: {dict(self.measured)} is not accepted; expected one rate or more, in bytes/s above 0"
+            )
 
     @property
     def fastest(self) -> str:

@@ -71,11 +71,16 @@ def pack_int4(weight: GroupedWeight) -> PackedInt4:
     """
     num_rows, num_columns = weight.shape
     if weight.bits != 4 or num_columns % TILE:
-        raise ValueError(f"int4 tiles take 4 bits and a K in {TILE}s, not {weight.bits} bits and K {num_columns}")
+        raise ValueError(
+            f"{weight.bits} bits and {num_columns} input features are not accepted; "
+            f"expected 4 bits and a multiple of {TILE}"
+        )
     repeats = max(1, weight.group_size // TILE)
     group = weight.group_size // repeats
     if group not in GROUP_SIZES or group * repeats != weight.group_size:
-        raise ValueError(f"group_size: {weight.group_size} is none of {GROUP_SIZES} nor a multiple of {TILE}")
+        raise ValueError(
+            f"group_size: {weight.group_size} is not accepted; expected one of {GROUP_SIZES}, or a multiple of {TILE}"
+        )
     tiles = weight.codes.view(num_rows, num_columns // TILE, 8, WORDS)
     words = torch.zeros((num_rows, num_columns // TILE, WORDS), dtype=torch.int32, device=tiles.device)
     for nibble in range(0 if words.is_meta else 8):  # on the meta device by shapes alone: see `center_codes`
@@ -92,7 +97,7 @@ def check_row_multiple(weight: PackedInt4) -> PackedInt4:
     Kernels are compiled ahead of time for such N only.
     """
     if weight.shape[0] % 16:
-        raise ValueError(f"int4 kernels are compiled for an N in sixteens, not {weight.shape[0]}")
+        raise ValueError(f"{weight.shape[0]} output features are not a multiple of 16, as the int4 kernels need")
     return weight
 
 
@@ -116,11 +121,11 @@ def fuse_weights(weights: Sequence[PackedInt4]) -> PackedInt4:
     first = weights[0]
     for other in weights[1:]:
         if other.group_size != first.group_size or other.shape[1] != first.shape[1]:
-            raise ValueError("weights that are fused have one K and one group size")
+            raise ValueError("weights that are fused must have the same K and group size")
         if not _equal(other.permutation, first.permutation):
-            raise ValueError("weights that are fused have one permutation")
+            raise ValueError("weights that are fused must have the same permutation")
         if (other.bias is None) != (first.bias is None):
-            raise ValueError("of weights that are fused all have a bias, or none")
+            raise ValueError("of weights that are fused, all must have a bias, or none")
     return PackedInt4(
         concat_parts([weight.words for weight in weights], dim=1),
         concat_parts([weight.scales for weight in weights], dim=1),

@@ -38,12 +38,17 @@ def pack_fp8(weight: Fp8Weight) -> PackedRows8:
     """
     num_rows, num_columns = weight.shape
     if weight.codes.dtype != torch.float8_e4m3fn or num_columns % 16:
-        raise ValueError(f"fp8 kernels take e4m3 and a K in sixteens, not {weight.codes.dtype} and K {num_columns}")
+        raise ValueError(
+            f"codes in {weight.codes.dtype} and {num_columns} input features are not accepted; "
+            "expected e4m3 and a multiple of 16"
+        )
     codes, scales, shape = weight.codes.contiguous(), weight.scales.float(), tuple(weight.scales.shape)
     if weight.in_blocks:
         return PackedRows8(codes, scales.T.contiguous(), None, BLOCK, BLOCK, weight.bias)
     if shape not in ((1, 1), (num_rows, 1)):
-        raise ValueError(f"scales: {shape} is none of (1, 1), (N, 1), (ceil(N / {BLOCK}), ceil(K / {BLOCK}))")
+        raise ValueError(
+            f"scales: {shape} is not accepted; expected (1, 1), (N, 1) or (ceil(N / {BLOCK}), ceil(K / {BLOCK}))"
+        )
     return PackedRows8(codes, scales.expand(num_rows, 1).T.contiguous(), bias=weight.bias)
 
 
@@ -118,7 +123,9 @@ class Fp8ProductOperation:
             every GPU.
             """
             if shape["group"]:
-                raise NotImplementedError("torch._scaled_mm with scales of rows of x and of blocks of the weight")
+                raise NotImplementedError(
+                    "torch._scaled_mm has no form for scales of rows of x beside those of blocks of the weight"
+                )
             return torch._scaled_mm(rows.codes, codes.T, rows.scales[:, None], scales.T, out_dtype=torch.bfloat16)
 
         return KernelProblem(

@@ -60,7 +60,7 @@ def pack_int8(weight: GroupedWeight, policy: PrecisionPolicy) -> PackedInt8:
     Raises ValueError if the policy names none, and for shapes that do not fit.
     """
     if policy.int8 is None:
-        raise ValueError(f"int8: not on {policy.capability}: {policy.reasons['int8']}")
+        raise ValueError(f"int8: compute capability {policy.capability} does not use it: {policy.reasons['int8']}")
     return pack_panels(weight) if policy.int8.arithmetic == "dp4a" else pack_rows(weight)
 
 
@@ -90,7 +90,7 @@ def multiply_int8(x: QuantizedActivations, weight: PackedInt8, dtype: torch.dtyp
     """
     if isinstance(weight, PackedRows8):
         if isinstance(x, QuantizedPanels):
-            raise TypeError("x: panels are for dp4a; expected rows")
+            raise TypeError("x: panels are for kernels of dp4a; this weight needs rows")
         return tensor_core_gemm.multiply(x, weight, dtype, config)
     if isinstance(x, QuantizedPanels):
         return dp4a_gemm.gemm(x, weight, dtype, config)

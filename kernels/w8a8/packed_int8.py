@@ -67,8 +67,8 @@ def _signed(weight: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     num_columns = weight.shape[1]
     if weight.bits != 8 or num_columns % 16 or num_columns > MAX_COLUMNS:
         raise ValueError(
-            f"int8 kernels take 8 bits and a K in sixteens up to {MAX_COLUMNS}, "
-            f"not {weight.bits} bits and K {num_columns}"
+            f"{weight.bits} bits and {num_columns} input features are not accepted; "
+            f"expected 8 bits and a multiple of 16 up to {MAX_COLUMNS}"
         )
     group, repeats = weight.group_size, 1
     if group == num_columns:
@@ -76,7 +76,9 @@ def _signed(weight: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     else:
         group = next((size for size in reversed(GROUP_SIZES) if weight.group_size % size == 0), 0)
         if not group:
-            raise ValueError(f"group_size: {weight.group_size} is neither K nor a multiple of {GROUP_SIZES[0]}")
+            raise ValueError(
+                f"group_size: {weight.group_size} is not accepted; expected K, or a multiple of {GROUP_SIZES[0]}"
+            )
         repeats = weight.group_size // group
     codes = center_codes(weight.codes)
     zeros = center_codes(weight.zeros).repeat_interleave(repeats, dim=1).T.contiguous()

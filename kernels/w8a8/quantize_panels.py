@@ -131,7 +131,7 @@ def quantize_panels(
     """
     num_rows, num_columns = x.shape
     if num_columns % (group or 4):
-        raise ValueError(f"K: {num_columns} columns are not in whole groups of {group or 4}")
+        raise ValueError(f"K: {num_columns} is not a multiple of {group or 4}")
     padded = cdiv(num_rows, PANEL) * PANEL
     words = torch.empty((padded // PANEL, num_columns // 4, PANEL), dtype=torch.int32, device=x.device)
     scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)

@@ -191,7 +191,7 @@ def multiply(x: QuantizedRows, weight: PackedRows8, dtype: torch.dtype, config: 
     """
     (num_rows, num_columns), num_tokens = weight.codes.shape, x.codes.shape[0]
     if weight.group and weight.group != config["BLOCK_K"]:
-        raise ValueError(f"BLOCK_K: {config['BLOCK_K']} is not the group of {weight.group} columns")
+        raise ValueError(f"BLOCK_K: {config['BLOCK_K']} is not the weight's group size, {weight.group}")
     device, bias = x.codes.device, weight.bias
     out = torch.empty((num_tokens, num_rows), dtype=dtype, device=device)
     made = multiply_variants(

@@ -259,7 +259,9 @@ def _budgets(place: TargetDevice, asked: FitWorkload) -> WeightBudgets:
     if place.device is not None:
         return WeightBudgets(device, host_weights_budget(host, available_memory() if place.at_hand else sys.maxsize)[0])
     if host is not None:
-        raise host_memory_error("a CPU's memory is the host's: weights_memory_bytes is all there is")
+        raise host_memory_error(
+            "it is for GPUs only; on a CPU weights_memory_bytes limits the weights in the host's memory"
+        )
     return WeightBudgets(device, None)
 
 

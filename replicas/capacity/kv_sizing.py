@@ -55,7 +55,10 @@ def count_kv_blocks(
         blocks, source = budget.blocks(block_bytes), budget.why
     blocks = min(blocks, useful)
     if blocks < 1:
-        raise InvalidRequest(f"kv_memory_bytes: one block needs {block_bytes} bytes", param="kv_memory_bytes")
+        raise InvalidRequest(
+            f"kv_memory_bytes: there is no room for one KV block, which takes {block_bytes} bytes",
+            param="kv_memory_bytes",
+        )
     size = blocks * block_bytes / 2**20
     return (
         blocks,

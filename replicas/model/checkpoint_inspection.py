@@ -162,4 +162,4 @@ def _check_index(weight_map: dict[str, str], tensors: Tensors) -> None:
             raise CheckpointError(f"is missing, though {INDEX} names it", file=file, tensor=name)
     for name, (path, _) in tensors.items():
         if name not in weight_map:
-            raise CheckpointError(f"is not in {INDEX}", file=path.name, tensor=name)
+            raise CheckpointError(f"is in this file, but not in {INDEX}", file=path.name, tensor=name)

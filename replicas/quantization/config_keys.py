@@ -89,4 +89,8 @@ def check_config_keys(config: JsonFields, read: Collection[str]) -> None:
             continue
         if not _ORIGIN.search(key):
             raise config.error(key, "this key to be absent, since it is not understood here")
-        log.info("%s: %s is not known, and taken to say where the file comes from", config.file, config.prefix + key)
+        log.info(
+            "%s: the field %s is unknown; it is taken for a note on where the file comes from",
+            config.file,
+            config.prefix + key,
+        )

@@ -53,7 +53,7 @@ class DeviceUpdater:
         free = self.accelerator.room() - self.step_bytes
         if needed > free:
             raise _no_update_room_error(
-                f"the new weights want {_mib(needed)}, and beside steps {_mib(max(0, free))} are free"
+                f"the new weights need {_mib(needed)}, and {_mib(max(0, free))} are free beside the steps"
             )
         made, problem = None, ""
         try:

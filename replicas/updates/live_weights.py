@@ -116,7 +116,7 @@ class LiveWeights:
         """
         kept = list(files) if len(files) < 2 else updates_to_replay(files, self._changeable(), read_header)
         self._skipped = len(files) - len(kept)
-        log.info("weights of version %d: %d of so many files are read", len(files), len(kept))
+        log.info("weights of version %d: %d of its files must be read", len(files), len(kept))
         for file in kept:
             yield self.prepare(file)
 
@@ -138,7 +138,10 @@ class LiveWeights:
         """
         checkpoint = self.loaded.checkpoint
         if checkpoint is None:
-            raise InvalidRequest("path: a model without a checkpoint cannot be updated; roll the model", param="path")
+            raise InvalidRequest(
+                "path: a model without a checkpoint cannot be updated; replace its replicas with `motley fleet roll`",
+                param="path",
+            )
         if expected is not None and expected != (now := self.told().version):
             message = f"expected_version: {expected} is not accepted; the weights are of version {now}"
             raise InvalidRequest(message, param="expected_version", code="version_mismatch")
@@ -200,7 +203,7 @@ class LiveWeights:
         loaded.decoder.forget()
         if self._others is not None:
             self._others.forget(version)
-        raise CheckpointError("is not what it was: other replicas have other weights by it", file=file.path.name)
+        raise CheckpointError("has changed since other replicas read it: their weights differ", file=file.path.name)
 
     def _place(self, version: int) -> Path:
         """Return the path for the version's file: in this object's folder, or in a new one if that has been deleted
@@ -209,7 +212,9 @@ class LiveWeights:
         try:
             return latest_process_folder(self._folders) / f"{version}.safetensors"
         except OSError as error:
-            raise Unavailable(f"there is no room for a copy of the file: {error}", code="no_room") from error
+            raise Unavailable(
+                f"the new weights cannot be stored in this host's temporary folder: {error}", code="no_room"
+            ) from error
 
     def _remove(self, path: Path) -> None:
         """Remove a file of new weights if it was copied here; never a file of the checkpoint."""

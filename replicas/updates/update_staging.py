@@ -185,7 +185,9 @@ def _write(copy: FileIO, data: bytes | memoryview) -> None:
         try:
             left = left[copy.write(left) :]
         except OSError as error:
-            raise Unavailable(f"there is no room for a copy of the file: {error.strerror}", code="no_room") from error
+            raise Unavailable(
+                f"the new weights cannot be stored in this host's temporary folder: {error.strerror}", code="no_room"
+            ) from error
 
 
 def _header(tensors: dict[str, TensorInfo]) -> bytes:

@@ -83,7 +83,7 @@ def test_static_tables_say_so(tmp_path: Path) -> None:
         (["compile", "--cc", "5.2"], "--cc 5.2"),
         (["compile", "--all", "--quick", "--check", "page.md"], "--check: needs --all, and takes neither"),
         (["compile", "--cc", "90", "--check", "page.md"], "--check: needs --all, and takes neither"),
-        (["compile", "--op", "nothing"], "'nothing' is no operator; there are w4a16_gemv"),
+        (["compile", "--op", "nothing"], "there is no operator 'nothing'; there are w4a16_gemv"),
         (["tune", "--op", "w4a16_gemv"], "torch finds no GPU here; --static"),
     ],
 )

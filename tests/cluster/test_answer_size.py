@@ -151,7 +151,7 @@ async def test_of_a_prompt_they_are_known_before(
     app = (await make_ingress(folder, worker)).__serve_build_asgi_app__()
     body = {"prompt": [65] * 3, "echo": True, "max_tokens": 0}
     assert (await asgi.request(app, "POST", "/v1/completions", {**body, **more})).json()["error"] == {
-        "message": f"logprobs: of this prompt they are {said}; at most 12",
+        "message": f"logprobs: this prompt has {said}; at most 12",
         "type": "invalid_request_error", "param": "logprobs", "code": "answer_too_large",
     }  # fmt: skip
     assert worker.requests == [], "nothing is computed"

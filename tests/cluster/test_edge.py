@@ -20,12 +20,11 @@ from certificates import Certificates
 from edge_backends import Backends, binds, haproxy, rendered
 from served import free_port, wait_for
 
+from motley.cluster.ray_compat.visible_names import GRPC_HEALTH, HTTP_HEALTH
 from motley.cluster.security.edge import haproxy_config as edges
 from motley.cluster.security.edge.haproxy_admin import launcher, open_requests, replicas_up, statistics
 from motley.cluster.security.edge.haproxy_config import (
     BUFFER_BYTES,
-    GRPC_HEALTH,
-    HTTP_HEALTH,
     LOOPBACK,
     MAX_HEAD_BYTES,
     PEER_HEADER,

@@ -13,8 +13,8 @@ import pytest
 from listeners import listeners
 from served import free_port
 
+from motley.cluster.ray_compat.visible_names import GRPC_HEALTH, HTTP_HEALTH, OWN_PATHS
 from motley.cluster.security.edge import serve_patches
-from motley.cluster.security.edge.haproxy_config import GRPC_HEALTH, HTTP_HEALTH, OWN_PATHS
 
 CHECK = OWN_PATHS + "c" * 34
 

@@ -38,5 +38,5 @@ def test_nobody_listens_there() -> None:
 
 
 def test_an_address_is_for_fleet_files() -> None:
-    with pytest.raises(ConfigurationError, match="--address: for a fleet file"):
+    with pytest.raises(ConfigurationError, match="--address: it is accepted with a fleet file only"):
         check(ServeOptions(address="auto"))

@@ -83,7 +83,7 @@ def test_what_waits_is_told_once_for_each_reason(
     monkeypatch.setattr(placement_check, "LOOK_S", 0.0)
     waits = {"state": "STARTING"}  # what Serve does not know yet is not among its details
     pools = {"p0": {"replicas": [{"state": "RUNNING", "node_id": "n"}, waits]}, "p1": {"replicas": [waits]}}
-    monkeypatch.setattr(placement_check, "_get_global_client", lambda: Client(pools))
+    monkeypatch.setattr(placement_check, "application_details", lambda app: {"deployments": pools})
     glance = placement_check.pending_replica_printer(fleet({"device": "cuda"}, {}))
     glance()
     glance()
@@ -94,14 +94,6 @@ def test_what_waits_is_told_once_for_each_reason(
     pools["p0"]["replicas"][1] = {"state": "STARTING", "node_id": "n"}
     glance()
     assert capsys.readouterr().out == ""
-
-
-class Client:
-    def __init__(self, pools: dict[str, Any]) -> None:
-        self._pools = pools
-
-    def get_serve_details(self) -> Any:
-        return {"applications": {"motley": {"deployments": self._pools}}}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from ray._private import parameter, worker
 
 from motley.cluster.fleet.spec.fleet_spec import FleetSpec
-from motley.cluster.ray_compat import free_agent_port
+from motley.cluster.ray_compat.local_node import free_agent_port
 from motley.cluster.service.deployment import ray_head
 from motley.cluster.service.supervision.watchdog import ServiceLost
 

@@ -110,4 +110,4 @@ def test_nothing_is_left_whatever_is_killed(found: dict[str, dict[str, Any]]) ->
 def test_ranks_that_no_way_leads_to_are_told_so(found: dict[str, dict[str, Any]]) -> None:
     raised = found["ranks on two nodes"]["raised"]
     assert "rank 1 is on node" in raised
-    assert "it has to be on the same" in raised
+    assert "but must be on that of its replica" in raised

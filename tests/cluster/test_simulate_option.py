@@ -20,7 +20,7 @@ def test_known_names_pass():
         ({"simulate": "Voodoo 2"}, InvalidRequest, "Tesla P40"),
         ({"simulate": "P40", "simulate_model": "gpt-2"}, InvalidRequest, "expected one of qwen"),
         ({"simulate_model": "qwen2.5-7b"}, ConfigurationError, "--simulate"),
-        ({"simulate": "P40", "null_engine": True}, ConfigurationError, "one or the other"),
+        ({"simulate": "P40", "null_engine": True}, ConfigurationError, "only one of them"),
     ],
 )
 def test_others_are_refused(options, error, told):

@@ -372,5 +372,10 @@ def test_there_is_another_for_one_that_is_killed_and_as_many_as_the_largest_repl
     assert found["two at once"]["waiting"] == 2
 
 
+def test_private_parts_of_a_running_ray(found: dict[str, dict[str, Any]]) -> None:
+    """Else what the cluster keeps is lost, processes are not found by their titles, or no process waits."""
+    assert [name for name, right in found["private parts"].items() if not right] == []
+
+
 def test_they_end_with_their_node(found: dict[str, dict[str, Any]]) -> None:
     assert found["left"] == []

@@ -377,7 +377,7 @@ def test_doors_that_stay_shut_are_an_error_and_no_endless_wait(monkeypatch: pyte
 def test_a_door_for_grpc_that_stays_shut_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_head, "DOOR_S", 0.1)
     monkeypatch.setattr(ray_head, "_get", lambda _: "well")
-    monkeypatch.delenv(ray_head._HAPROXY, raising=False)
+    monkeypatch.delenv(ray_head.HAPROXY_ADMIN_SOCKET, raising=False)
     inside: Any = SimpleNamespace(
         request=lambda path: urllib.request.Request(f"http://127.0.0.1{path}"),
         grpc=f"127.0.0.1:{free_port()}",

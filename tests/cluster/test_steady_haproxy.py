@@ -99,20 +99,20 @@ async def test_one_that_is_killed_is_back_at_once_with_its_routes(
 ) -> None:
     async with started(folder, edge, backends) as api:
         assert await status(edge) == 200
-        before = api._proc.pid
+        before = api.process.pid
         os.kill(before, signal.SIGKILL)
         await api.wait_until_lost()
         await api.revive()
-        assert api._proc.pid != before
+        assert api.process.pid != before
         assert await status(edge) == 200
 
 
 async def test_one_that_is_stopped_is_ended(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
     async with started(folder, edge, backends) as api:
-        os.kill(api._proc.pid, signal.SIGSTOP)
-        wait_for(lambda: is_stopped(api._proc.pid), "the signal")
+        os.kill(api.process.pid, signal.SIGSTOP)
+        wait_for(lambda: is_stopped(api.process.pid), "the signal")
         await api.wait_until_lost()
-        assert api._proc.returncode == -signal.SIGKILL
+        assert api.process.returncode == -signal.SIGKILL
         await api.revive()
         assert await status(edge) == 200
 
@@ -127,14 +127,16 @@ async def test_one_that_is_to_end_stays_away(folder: Path, edge: HAProxyEdge, ba
 async def test_a_stream_outlives_reloads(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
     async with started(folder, edge, backends) as api:
         stream = await asyncio.to_thread(Stream, edge, backends)
-        before = api._proc.pid
+        before = api.process.pid
         backends_now = backends_of(backends.http_port, free_port())  # another ingress
         api.set_backend_configs(backends_now)
         await api.reload()
-        assert api._proc.pid != before
-        assert {before, api._proc.pid} == {*haproxy_workers(folder / "haproxy.cfg")}
+        assert api.process.pid != before
+        assert {before, api.process.pid} == {*haproxy_workers(folder / "haproxy.cfg")}
         assert await asyncio.to_thread(stream.rest) == [b"second"]
-        await asyncio.to_thread(wait_for, lambda: haproxy_workers(folder / "haproxy.cfg") == [api._proc.pid], "its end")
+        await asyncio.to_thread(
+            wait_for, lambda: haproxy_workers(folder / "haproxy.cfg") == [api.process.pid], "its end"
+        )
 
 
 def test_the_setting_lets_streams_outlive_reloads(edge: HAProxyEdge, tmp_path: Path) -> None:
@@ -146,22 +148,22 @@ def test_the_setting_lets_streams_outlive_reloads(edge: HAProxyEdge, tmp_path: P
 async def test_it_is_in_no_group_of_its_managers(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
     """Ray kills the group of a worker that dies."""
     async with started(folder, edge, backends) as api:
-        assert os.getpgid(api._proc.pid) == os.getsid(api._proc.pid) == api._proc.pid
+        assert os.getpgid(api.process.pid) == os.getsid(api.process.pid) == api.process.pid
 
 
 async def test_what_is_the_same_reloads_nothing(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
     """Serve's controller tells the old routes once more when it has been killed."""
     async with started(folder, edge, backends) as api:
-        before = api._proc.pid
+        before = api.process.pid
         api.set_backend_configs(backends_of(backends.http_port, backends.grpc_port))
         await api.reload()
-        assert api._proc.pid == before
+        assert api.process.pid == before
 
 
 async def test_a_reload_without_haproxy_starts_it(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
     async with started(folder, edge, backends) as api:
-        api._proc.kill()
-        await api._proc.wait()
+        api.process.kill()
+        await api.process.wait()
         await api.reload()
         assert await status(edge) == 200
 
@@ -178,10 +180,10 @@ async def test_the_next_manager_takes_the_door_over(folder: Path, edge: HAProxyE
         while not starting.done():
             assert await status(edge) == 200
         await starting
-        assert next_one._proc.pid != first._proc.pid
+        assert next_one.process.pid != first.process.pid
         assert await status(edge) == 200
         assert await asyncio.to_thread(stream.rest) == [b"second"]
-        assert await first._proc.wait() == 0
+        assert await first.process.wait() == 0
         await next_one.stop()
 
 
@@ -192,10 +194,10 @@ async def test_the_next_manager_takes_the_place_of_one_that_hangs(
 
     monkeypatch.setattr(haproxy_manager, "ANSWER_S", 0.2)
     async with started(folder, edge, backends) as first:
-        os.kill(first._proc.pid, signal.SIGSTOP)
+        os.kill(first.process.pid, signal.SIGSTOP)
         async with started(folder, edge, backends):
             assert await status(edge) == 200
-            assert await first._proc.wait() == -signal.SIGKILL
+            assert await first.process.wait() == -signal.SIGKILL
 
 
 async def test_the_next_manager_leaves_one_that_is_only_late(
@@ -219,7 +221,7 @@ async def test_the_next_manager_leaves_one_that_is_only_late(
         await next_one.start()
         assert killed == []
         assert await status(edge) == 200
-        assert await first._proc.wait() == 0, "it was relieved, and not killed"
+        assert await first.process.wait() == 0, "it was relieved, and not killed"
         await next_one.stop()
 
 
@@ -231,8 +233,8 @@ async def test_the_next_manager_leaves_streams_from_before_a_reload(
         stream = await asyncio.to_thread(Stream, edge, backends)
         first.set_backend_configs(backends_of(backends.http_port, free_port()))
         await first.reload()
-        os.kill(first._proc.pid, signal.SIGKILL)
-        await first._proc.wait()
+        os.kill(first.process.pid, signal.SIGKILL)
+        await first.process.wait()
         async with started(folder, edge, backends):
             assert await status(edge) == 200
             assert await asyncio.to_thread(stream.rest) == [b"second"]
@@ -282,9 +284,9 @@ async def test_the_manager_watches_over_it(folder: Path, edge: HAProxyEdge, back
         made._haproxy_start_task.set_result(None)
         watching = asyncio.create_task(made._watch())
         for _ in range(2):
-            before = api._proc.pid
+            before = api.process.pid
             os.kill(before, signal.SIGKILL)
-            while api._proc.pid == before:
+            while api.process.pid == before:
                 await asyncio.sleep(0.02)
             assert await status(edge) == 200
         made._watching = watching

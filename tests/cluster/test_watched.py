@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2_grpc
+from ray._private import worker
 from served import command_line, free_port, wait_for
 
 from motley.cluster.process_tree import is_stopped
@@ -58,7 +59,7 @@ def test_what_is_vital_of_rays(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this table does not know is, as nobody knows what is lost with it."""
     kinds = ("gcs_server", "raylet", "dashboard", "monitor", "log_monitor", "new_one")
     processes = {kind: [SimpleNamespace(process=None)] for kind in kinds}
-    monkeypatch.setattr(watched_processes.worker, "_global_node", SimpleNamespace(all_processes=processes))
+    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(all_processes=processes))
     found = {daemon.name: daemon.vital for daemon in watched_processes.ray_children()}
     assert [name for name, vital in found.items() if vital] == ["Ray's GCS", "Ray's raylet", "Ray's new_one"]
     assert len(found) == len(kinds)
@@ -68,7 +69,7 @@ def test_what_is_vital_of_rays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_part_of_ray_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
         processes = {"raylet": [SimpleNamespace(process=process)]}
-        monkeypatch.setattr(watched_processes.worker, "_global_node", SimpleNamespace(all_processes=processes))
+        monkeypatch.setattr(worker, "_global_node", SimpleNamespace(all_processes=processes))
         assert not watched_processes.any_stopped("raylet")
         process.send_signal(signal.SIGSTOP)
         wait_for(lambda: watched_processes.any_stopped("raylet"), "its stop")

@@ -78,7 +78,7 @@ class TestEach:
 
 
 def test_a_figure_that_there_is_not_is_refused():
-    with pytest.raises(ValueError, match="no such figures as \\['colour'\\]"):
+    with pytest.raises(ValueError, match="there are no figures named \\['colour'\\]"):
         device_table._cite("somewhere", colour=1)
 
 

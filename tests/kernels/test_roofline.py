@@ -117,7 +117,7 @@ def test_int8_of_many_rows_on_7_x_is_for_the_tensor_cores_of_cublas():
 
 @pytest.mark.parametrize(("card", "activations"), [("Tesla P40", "fp8"), ("Tesla P100-PCIE-16GB", "int8")])
 def test_what_the_policy_refuses_is_refused_with_its_reason(card, activations):
-    with pytest.raises(ValueError, match=rf"activations: {activations} is not used on 6\.\d: "):
+    with pytest.raises(ValueError, match=rf"activations: compute capability 6\.\d does not use {activations}: "):
         roofline(device(card), LinearWork(1, 64, 64, activations=activations))
 
 

@@ -249,11 +249,11 @@ def test_the_host_reads_nothing_and_waits_for_nothing(monkeypatch: pytest.Monkey
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="TILE: 64; expected at least 128"):
+    with pytest.raises(ValueError, match="TILE: 64 is not accepted; expected 128 or more"):
         VocabularySplit.of(1000, Config.of(4, CHUNK=512, TILE=64))
     with pytest.raises(ValueError, match="vocabulary: 262145"):
         VocabularySplit.of(2**18 + 1, CONFIG)
-    with pytest.raises(ValueError, match=r"top_k: torch.int64 \(2,\); expected contiguous torch.int32"):
+    with pytest.raises(ValueError, match=r"top_k: torch.int64 \(2,\) is not accepted; expected contiguous torch.int32"):
         replace(rows(2), top_k=torch.zeros(2, dtype=torch.int64))
     assert sample(torch.empty(0, 10), rows(0), CONFIG)[0].shape == (0,)
 

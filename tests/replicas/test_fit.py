@@ -442,7 +442,7 @@ def test_what_has_no_kernel_is_counted_as_written_out(tmp_path: Path) -> None:
     [p100], [p40] = find_table_devices("Tesla P100-PCIE-12GB"), find_table_devices("Tesla P40")
     there, here = fit_model(eight, p100, ASKED), fit_model(eight, p40, ASKED)
     assert there.parts.metadata == 0 < here.parts.metadata
-    assert there.choices["layer, int8"].startswith("written out: int8: not on 6.0")
+    assert there.choices["layer, int8"].startswith("written out: int8: compute capability 6.0 does not use it")
     assert here.choices["layer, int8"] == "w8a8"
     odd = inspect_checkpoint(build_gptq(tmp_path / "odd", "llama", head_dim=32, **SHAPE))
     refused = fit_model(odd, p40, ASKED)

@@ -322,7 +322,7 @@ def test_an_engine_that_is_closed_has_stored_what_it_should(patient: None) -> No
         open_still = engine.stream(PROMPT, GREEDY)
         next(open_still)
     assert access.store.stats().stored == 600 // 128
-    with pytest.raises(InvalidRequest, match="engine: it is closed"):
+    with pytest.raises(InvalidRequest, match="engine: it has been closed"):
         engine.generate(PROMPT, GREEDY)
 
 

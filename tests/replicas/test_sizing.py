@@ -57,7 +57,7 @@ def test_an_engine_has_the_kv_that_fit_told(
     assert f"{told.parts.activations / 2**20:.0f} MiB for activations" in why
     assert kv_sizing.max_model_len(config, loaded, blocks)[0] == min(4096, told.kv_tokens)
     seen = told.parts.activations, place.total
-    with pytest.raises(InvalidRequest, match="kv_memory_bytes: one block needs"):
+    with pytest.raises(InvalidRequest, match="kv_memory_bytes: there is no room for one KV block"):
         kv_sizing.count_kv_blocks(config, loaded, ops, shares=shares)
 
 

@@ -232,7 +232,7 @@ def test_what_is_no_number_of_bytes_is_refused(value: Any) -> None:
 
 
 def test_memory_that_cannot_be_had_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidRequest, match="swap_memory_bytes: one block needs"):
+    with pytest.raises(InvalidRequest, match="swap_memory_bytes: there is no room for one KV block"):
         Engine(demo_path(), swap_memory_bytes=1)
 
     def fails(*_: Any) -> torch.Tensor:

@@ -266,15 +266,15 @@ def test_a_failed_update_leaves_everything_as_it_was(
             gc.collect()
             there = set(storages()), threading.active_count(), open_files(tmp_path / "one" / "cache")
             device.free = needed - 1
-            refused(Unavailable, "the new weights want")
+            refused(Unavailable, "the new weights need")
             device.free = needed
             for left in range(2 + 2 * (kind == "both") + 1):
                 device.left = left
-                refused(Unavailable, "it does not pin memory for the new weights: CUDA error")
+                refused(Unavailable, "no memory could be pinned for the new weights: CUDA error")
             device.left = None
             less = WeightBudgets(tier.plan.device_bytes - 1, AMPLE), WeightBudgets(AMPLE, tier.plan.host_bytes - 1)
             for where, name, value, error, what in (
-                (device_renewal, "available_memory", lambda: 2**16, Unavailable, "want .* of it pinned"),
+                (device_renewal, "available_memory", lambda: 2**16, Unavailable, "need .* of it pinned"),
                 (weights_cache, "FREE_SHARE", 1.0, Unavailable, "weights cache has no room"),
                 (tier, "budgets", less[0], InvalidRequest, "weights_memory_bytes"),
                 (tier, "budgets", less[1], InvalidRequest, "weights_host_memory_bytes"),

@@ -321,6 +321,6 @@ async def test_one_that_starts_later_begins_with_the_same(
     finally:
         await late.close()
     other = Worker(folders[0], config(), updates=lambda: [replace(file, contents="0" * 64)])
-    with pytest.raises(CheckpointError, match="is not what it was"):
+    with pytest.raises(CheckpointError, match="has changed since other replicas read it"):
         await other.start()
     await other.close()

@@ -200,7 +200,7 @@ def test_a_copy_that_has_no_room_is_no_fault_of_the_file(tmp_path: Path, monkeyp
     live = LiveWeights(loaded(folder))
     file = WeightFile(written(tmp_path / "new.safetensors", tensors_of(folder)))
     monkeypatch.setattr(update_staging, "_created", lambda path: FileIO(os.open("/dev/full", os.O_WRONLY), "wb"))
-    with pytest.raises(Unavailable, match="no room for a copy") as refused:
+    with pytest.raises(Unavailable, match="cannot be stored in this host") as refused:
         live.prepare(file)
     assert refused.value.code == "no_room"
     live.close()
@@ -268,7 +268,7 @@ def test_a_file_cut_short_is_refused(length: int, tmp_path: Path) -> None:
 
 def test_a_model_that_was_made_up_is_refused(tmp_path: Path) -> None:
     live = LiveWeights(replace(loaded(PAIRS["dense"](tmp_path / "one", 0)), checkpoint=None))
-    with pytest.raises(InvalidRequest, match="roll the model"):
+    with pytest.raises(InvalidRequest, match="motley fleet roll"):
         live.prepare(WeightFile(tmp_path / "new.safetensors"))
 
 

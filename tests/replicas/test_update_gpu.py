@@ -179,7 +179,7 @@ def test_a_failed_update_leaves_everything_as_it_was(
         with pytest.raises(CheckpointError, match="not finite"):
             live.prepare(wrong)
         device.free = needed - 1
-        with pytest.raises(Unavailable, match="the new weights want") as reckoned:
+        with pytest.raises(Unavailable, match="the new weights need") as reckoned:
             live.prepare(file)
         device.free = needed
         with monkeypatch.context() as patch:

@@ -194,7 +194,7 @@ def test_files_that_have_been_replaced_altogether_may_be_gone(history: History) 
 def test_a_file_that_is_not_what_it_was_is_still_refused(history: History, which: int) -> None:
     path = history.files[which].path
     written(path, {name: tensor + 1 for name, tensor in load_file(path).items()})
-    with pytest.raises(CheckpointError, match="is not what it was"):
+    with pytest.raises(CheckpointError, match="has changed since other replicas read it"):
         replayed(history.folder, history.files)
     history.live.close()
 

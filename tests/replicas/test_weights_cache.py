@@ -252,7 +252,7 @@ def test_what_is_known_of_a_checkpoint_may_be_damaged(
     for text in ("", "[]", "{}", known.read_text().replace('"contents": "', '"contents": "00')):
         known.write_text(text)
         assert _start(checkpoint, tmp_path).fingerprint == old.fingerprint
-    assert "the digests of a checkpoint are damaged" in caplog.text
+    assert "the recorded digests of a checkpoint cannot be read" in caplog.text
 
 
 def test_two_processes_at_once(checkpoint: Path, tmp_path: Path, taken: list[str]) -> None:

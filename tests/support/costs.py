@@ -1,9 +1,9 @@
 """What each test costs, as the marks `unit`, `process`, `ray` and `triton`, from tests/durations.json.
 
 `make durations` runs the tests with `--costs FILE` and writes that file: for each test that takes 0.05 s of processor
-time or more, or is more than a unit test, the seconds of its slowest case, and what it was seen to do. A session's or a
-module's fixtures count for each test that uses them, and their seconds for the first of these. Processes that others
-start for a test (Ray's workers) are not in its seconds.
+time or more, or is more than a unit test, the seconds of its slowest case, what it was seen to do, and the seconds of
+all its cases together. A session's or a module's fixtures count for each test that uses them, and their seconds for the
+first of these. Processes that others start for a test (Ray's workers) are not in its seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -29,7 +29,16 @@ MARKS = {
 LEAST_S = 0.05  # seconds that are worth a line
 _STARTED = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec")
 
-Costs = dict[str, tuple[float, str]]
+
+class Cost(NamedTuple):
+    """Processor time of a test: of its slowest case and of all cases, in seconds; `kind` is one of MARKS."""
+
+    slowest: float
+    kind: str
+    total: float
+
+
+Costs = dict[str, Cost]
 
 
 def configure(config: pytest.Config) -> None:
@@ -39,11 +48,14 @@ def configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder(Path(path)), "costs")
 
 
-def mark(items: list[pytest.Item], costs: Mapping[str, tuple[float, str]]) -> None:
+NOTHING = Cost(0.0, "unit", 0.0)
+
+
+def mark(items: list[pytest.Item], costs: Mapping[str, Cost]) -> None:
     """Gives each test that has none of the marks the one of its line, or `unit`."""
     for item in items:
         if not any(item.get_closest_marker(name) for name in MARKS):
-            item.add_marker(costs.get(test_id(item.nodeid), (0.0, "unit"))[1])
+            item.add_marker(costs.get(test_id(item.nodeid), NOTHING).kind)
 
 
 def test_id(node_id: str) -> str:
@@ -56,7 +68,7 @@ test_id.__test__ = False  # type: ignore[attr-defined]
 
 def read(path: Path = FILE) -> Costs:
     """What a file holds; nothing where there is none."""
-    return {name: (line[0], line[1]) for name, line in json.loads(path.read_text()).items()} if path.exists() else {}
+    return {name: Cost(*line) for name, line in json.loads(path.read_text()).items()} if path.exists() else {}
 
 
 def is_there(name: str) -> bool:
@@ -66,7 +78,7 @@ def is_there(name: str) -> bool:
     return path.exists() and re.search(rf"\bdef {re.escape(test.rpartition('::')[2])}\(", path.read_text()) is not None
 
 
-def write(costs: Mapping[str, tuple[float, str]], path: Path) -> None:
+def write(costs: Mapping[str, Cost], path: Path) -> None:
     lines = (f"{json.dumps(name)}: {json.dumps(costs[name])}" for name in sorted(costs))
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
@@ -111,14 +123,14 @@ class Recorder:
         return result
 
     def _note(self, name: str, seconds: float, done: set[str]) -> None:
-        most, kind = self._found.get(name, (0.0, "unit"))
-        dearest = max([kind, *done], key=("unit", "triton", "process", "ray").index)
+        found = self._found.get(name, NOTHING)
+        dearest = max([found.kind, *done], key=("unit", "triton", "process", "ray").index)
         self._seen.add(name)
-        self._found[name] = (round(max(most, seconds), 2), dearest)
+        self._found[name] = Cost(round(max(found.slowest, seconds), 2), dearest, round(found.total + seconds, 2))
 
     def pytest_sessionfinish(self) -> None:
         kept = {name: cost for name, cost in read(self._path).items() if name not in self._seen}
-        worth = {name: cost for name, cost in self._found.items() if cost[0] >= LEAST_S or cost[1] != "unit"}
+        worth = {name: cost for name, cost in self._found.items() if cost.slowest >= LEAST_S or cost.kind != "unit"}
         write(kept | worth, self._path)
 
 

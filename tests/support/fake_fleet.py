@@ -207,7 +207,7 @@ class FakeStore:
 
     async def keep(self, state: ControlState) -> None:
         if self.full:
-            raise Unavailable("the decision could not be kept", code="not_kept")
+            raise Unavailable("the decision could not be stored", code="not_kept")
         self.data = encode_state(state)
         self.times += 1
 

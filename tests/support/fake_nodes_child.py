@@ -12,7 +12,6 @@ from pathlib import Path
 
 import ray
 from echo_worker import EchoWorker
-from ray import serve
 from ray.cluster_utils import Cluster
 
 from motley.cluster.fleet.control.backend.serve_backend import ServeBackend
@@ -21,6 +20,8 @@ from motley.cluster.fleet.control.state.control_state import ControlState
 from motley.cluster.fleet.deployed.deployed_fleet import DeployedFleet, write_deployed
 from motley.cluster.fleet.spec.fleet_file_loader import load_fleet
 from motley.cluster.fleet.spec.ray_placement import ACCELERATOR, COMPUTE_CAPABILITY
+from motley.cluster.ray_compat.serve_controller import application_details
+from motley.cluster.ray_compat.serve_deployments import deploy_application
 from motley.cluster.routing.ingress_broadcast import APPLICATION
 from motley.cluster.service.deployment.serve_app import build_app
 
@@ -40,7 +41,7 @@ def main(fleet: Path) -> dict[str, object]:
         spec = load_fleet(fleet).spec
         write_deployed(DeployedFleet(fleet=spec))
         app = build_app(spec, partial(EchoWorker, spec.model))
-        serve._run(app, name=APPLICATION, external_scaler_enabled=True, _blocking=False)
+        deploy_application(app, APPLICATION)
         return {"placed": where(len(spec.pools)), "pending": asyncio.run(why("old", 2))}
     finally:
         ray.shutdown()
@@ -48,12 +49,10 @@ def main(fleet: Path) -> dict[str, object]:
 
 
 def where(count: int) -> dict[str, str | None]:
-    from ray.serve.context import _get_global_client
-
     labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
     deadline = time.monotonic() + START_S
     while True:
-        pools = _get_global_client().get_serve_details()["applications"][APPLICATION]["deployments"]
+        pools = (application_details(APPLICATION) or {})["deployments"]
         found = {
             name: labels[replica["node_id"]].get(ACCELERATOR)
             for name, pool in pools.items()

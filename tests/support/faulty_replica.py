@@ -101,7 +101,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Fault:
-    """What becomes of one stream after so many messages."""
+    """What becomes of one stream after so many messages; a failed step comes before any."""
 
     def __init__(self, after: int, kind: str = "died") -> None:
         self.after, self.kind = after, kind
@@ -131,6 +131,8 @@ class FaultyReplica:
     async def generate(self, request: Request) -> AsyncGenerator[StreamMessage, None]:
         self.requests.append(request)
         fault = self.plan.pop(0) if self.plan else None
+        if fault is not None and fault.kind == "failed step":
+            self.worker._engine.runner.fail_next, fault = RuntimeError("out of memory"), None
         messages = self.worker.generate(request)
         try:
             left = fault.after if fault is not None else -1

@@ -15,8 +15,9 @@ from edge_backends import HEALTHY, haproxy
 from in_thread import in_thread
 from served import free_port
 
+from motley.cluster.ray_compat.visible_names import HTTP_HEALTH
 from motley.cluster.security.edge.early_response import EarlyResponseMiddleware
-from motley.cluster.security.edge.haproxy_config import HTTP_HEALTH, LOOPBACK, HAProxyEdge
+from motley.cluster.security.edge.haproxy_config import LOOPBACK, HAProxyEdge
 from motley.cluster.security.edge.head_limits import GRPC_OPTIONS
 from motley.cluster.security.edge.ports import free_port_block
 from motley.cluster.security.edge.serve_patches import ServePathFilter

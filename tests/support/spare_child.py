@@ -21,6 +21,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from served import alive, children, command_line, wait_for
 
+from motley.cluster.ray_compat import cluster_state, local_node, visible_names
 from motley.cluster.service.startup.ray_settings import ray_settings
 
 WAITING, SPARES = "ray::IDLE", "ray/session_2*/motley-spare/*/spare-*"
@@ -89,10 +90,25 @@ def main() -> dict[str, Any]:
     return found
 
 
+def private_parts(actor: int) -> dict[str, bool]:
+    """What ray_compat asks of a running Ray, by whether it is as it should be. actor: the process of a `Replica`."""
+    cluster_state.write_record(b"test", b"\0kept")
+    logs = local_node.node_session_folder() / "logs"
+    return {
+        "a record": cluster_state.read_record(b"test") == b"\0kept",
+        "no record": cluster_state.read_record(b"nothing") is None,
+        "nodes": set(cluster_state.free_resources()) == {node["NodeID"] for node in ray.nodes() if node["Alive"]},
+        "session": logs.is_dir() and logs.resolve() == visible_names.logs_folder(logs.parents[1]).resolve(),
+        "job": not local_node.is_jobless(),
+        "title": command_line(actor).startswith(visible_names.actor_title(Replica.__name__)),
+    }
+
+
 def cases(found: dict[str, Any]) -> None:
     first, told = on("first", count=1)
     raylet = told["raylet"]
     found["the first"] = told
+    found["private parts"] = private_parts(told["pid"])
     spares = waiting(raylet, 1)
     other, elsewhere = on("second")
     found["another node's"] = {"took": elsewhere["pid"] in spares, **elsewhere}

@@ -231,7 +231,7 @@ class RequestAdmitter:
     async def _in_executor(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run a function off the event loop. Raises Overloaded rather than queue without bound."""
         if self._at_work >= MAX_TOKENIZING:
-            raise Overloaded(f"{self._at_work} prompts are being read; try again shortly", code="queue_full")
+            raise Overloaded(f"{self._at_work} prompts are being tokenized; try again shortly", code="queue_full")
         self._at_work += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))
@@ -343,8 +343,7 @@ def _check_values(values: int, shown: int) -> None:
     if values * shown > MAX_RESPONSE_LOGPROBS:
         times = f", in each of {shown} choices" if shown > 1 else ""
         raise InvalidRequest(
-            f"prompt_logprobs: of this prompt they are {values}, alternatives included{times}; "
-            f"at most {MAX_RESPONSE_LOGPROBS}",
+            f"prompt_logprobs: this prompt has {values}, alternatives included{times}; at most {MAX_RESPONSE_LOGPROBS}",
             param="prompt_logprobs",
             code="answer_too_large",
         )

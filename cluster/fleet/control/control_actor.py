@@ -9,9 +9,9 @@ from pathlib import Path
 
 import grpc
 import ray
-from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
 from ....replicas.host.stderr_logging import log_to_stderr
+from ...ray_compat.serve_controller import find_controller
 from ...security.auth.api_keys import KeyRing, StoredKey
 from ...security.auth.key_file import KeyFile
 from ...transport import access_log
@@ -73,7 +73,7 @@ class ControlActor:
         store.store_port(self._port)
         self._loop = asyncio.create_task(self._plane.run())
         self._end = asyncio.create_task(_end_with_serve()) if options.joined else None
-        log.info("control plane at generation %d, port %d", state.generation, self._port)
+        log.info("the control plane has started: generation %d, port %d", state.generation, self._port)
 
     async def ready(self) -> int:
         """Return the port of the server, once it can be called."""
@@ -90,13 +90,13 @@ async def _end_with_serve() -> None:
     while missed < MAX_SERVE_MISSES:
         await asyncio.sleep(SERVE_CHECK_S)
         missed = missed + 1 if await asyncio.to_thread(_serve_is_gone) else 0
-    log.info("Serve is gone, and the control plane goes too")
+    log.info("Serve has ended, so the control plane ends too")
     ray.kill(ray.get_runtime_context().current_actor)
 
 
 def _serve_is_gone() -> bool:
     try:
-        ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
+        find_controller()
     except ValueError:
         return True
     return False

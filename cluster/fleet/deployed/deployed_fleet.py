@@ -6,12 +6,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...ray_compat.cluster_state import read_record, write_record
 from ..spec.fleet_spec import FleetSpec
 from .prefix_sharing import PrefixSharing
 
 __all__ = ["DeployedFleet", "read_deployed", "write_deployed"]
 
-_KEY, _NAMESPACE = b"deployed", b"motley"
+_KEY = b"deployed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +34,6 @@ class DeployedFleet:
 
 def write_deployed(deployed: DeployedFleet) -> None:
     """Write the record into Ray's GCS, which the cluster's token protects."""
-    from ray.experimental.internal_kv import _internal_kv_put
-
     prefixes = deployed.prefixes
     whole = {
         "fleet": deployed.fleet.model_dump(mode="json"),
@@ -43,14 +42,12 @@ def write_deployed(deployed: DeployedFleet) -> None:
         "by_file": deployed.by_file,
         "prefixes": None if prefixes is None else {"own": prefixes.own, "secret": prefixes.secret.hex()},
     }
-    _internal_kv_put(_KEY, json.dumps(whole).encode(), overwrite=True, namespace=_NAMESPACE)
+    write_record(_KEY, json.dumps(whole).encode())
 
 
 def read_deployed() -> DeployedFleet | None:
     """Return the record, or None if nothing has been deployed."""
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    found = _internal_kv_get(_KEY, namespace=_NAMESPACE)
+    found = read_record(_KEY)
     if found is None:
         return None
     whole = json.loads(found)

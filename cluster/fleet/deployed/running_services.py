@@ -45,7 +45,7 @@ class RunningService:
 
 
 def write_service_note(folder: Path, **said: Any) -> None:
-    """Write the note of a service.
+    """Write the file by which commands of the same user find a running service: its addresses and process.
 
     folder  the service's own folder, which nobody else may read
     said    the fields of `RunningService` except `note`

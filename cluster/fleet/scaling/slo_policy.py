@@ -27,9 +27,9 @@ _MIN_SAVING = 0.1  # minimum saving, as a share of the present cost, for startin
 
 
 class SloPolicy:
-    """Policy that forecasts the load for as long as the slowest class takes to start.
+    """Policy that meets the latency objectives at least cost, for the load expected while the slowest pool starts.
 
-    Replicas are added at once and removed slowly. A class whose speed is not yet known gets its first replica when the
+    Replicas are added at once and removed slowly. A pool whose speed is not yet known gets its first replica when the
     others are not enough. Replicas that are long overdue are not counted on.
 
     headroom    share of capacity that is provided beyond the expected load whenever something changes

@@ -187,6 +187,6 @@ class LivenessMonitor:
                 await self._ask(replica)
             self.lives(replica)
         except (MotleyError, TimeoutError) as error:
-            log.info("replica %s is not well: %s", replica, error)
+            log.info("replica %s reports that it is not healthy: %s", replica, error)
         finally:
             del self._asked[replica]

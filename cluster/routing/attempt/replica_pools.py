@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...ray_compat.serve_handles import by_value
 from .placement import Placement
 
 PoolChooser = Callable[[Placement], str]  # returns the name of the pool
@@ -50,4 +51,4 @@ class ReplicaPools:
         """Use these handles from now on; calls that are under way stay where they are."""
         assert handles, "at least one pool"
         # A handle only begins to learn of its replicas with its first call of `options`.
-        self.handles = {name: handle.options(_by_reference=False) for name, handle in handles.items()}
+        self.handles = {name: by_value(handle) for name, handle in handles.items()}

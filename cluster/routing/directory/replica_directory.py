@@ -353,7 +353,7 @@ class ReplicaDirectory:
         return not any(self.directory.carried(row) > 0 for row in rows)
 
     def idle(self) -> Iterator[IdleReplicaSpeed]:
-        """Yield the idle speed of every replica that may be chosen."""
+        """Yield, for each replica that is not draining, the speed that it has when it is idle."""
         for member in self.members.values():
             if not member.load.draining:
                 speed = self._speeds.of(member.pool, member.profile)

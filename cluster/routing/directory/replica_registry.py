@@ -24,7 +24,7 @@ class PublishedReplica:
 class ReplicaListener(Protocol):
     """Receiver of changes in the registry of replicas, called in the thread of Serve's router.
 
-    With RAY_SERVE_THROUGHPUT_OPTIMIZED that is the thread of the ingress.
+    With calls by gRPC (ray_settings.py) that is the thread of the ingress.
     """
 
     def joined(self, profile: ReplicaProfile) -> None: ...

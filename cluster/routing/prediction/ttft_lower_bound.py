@@ -57,7 +57,9 @@ class TtftLowerBound:
         return float(self._seconds(ask, slo).min(initial=math.inf))
 
     def rows(self, ask: RoutingQuery, slo: Slo, within_s: float) -> list[int]:
-        """Return the rows of the replicas that would begin the request within `within_s` seconds if they were idle."""
+        """Return the rows of replicas that, if idle, could give the first token within `within_s` seconds and meet the
+        SLO's time per token.
+        """
         return [int(row) for row in self._rows[self._seconds(ask, slo) <= within_s]]
 
     def _seconds(self, ask: RoutingQuery, slo: Slo) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

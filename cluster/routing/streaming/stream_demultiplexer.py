@@ -196,7 +196,7 @@ class StreamDemultiplexer:
                         if line.falls_behind():
                             self._tell(replica, number)
         except REPLICA_CALL_ERRORS as error:
-            log.info("the trunk of replica %s broke: %s", replica, error)
+            log.info("the multiplexed stream of replica %s broke: %s", replica, error)
         finally:
             cancel_call(response)
             self._open.remove(name)

@@ -171,7 +171,7 @@ def _check_names(node: Any) -> None:
         seen = set()
         for name, value in node.value:
             if str(name.value) in seen:
-                raise _bad(f"{str(name.value)[:80]!r} is there twice")
+                raise _bad(f"{str(name.value)[:80]!r} appears twice; merge the two, or the first would be lost")
             seen.add(str(name.value))
             _check_names(value)
 

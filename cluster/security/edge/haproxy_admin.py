@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ....replicas.host.pip_command import pip_install_command
+from ...ray_compat.haproxy_template import BACKEND_PREFIXES, GRPC_FRONTEND, HTTP_FRONTEND, REPLICA_SERVER_PREFIX
 from . import haproxy_launcher
 
 _ANSWER_S = 5.0
-FRONTENDS = ("http_frontend", "grpc_frontend", "grpc_tls_frontend")  # the last one with TLS only
+FRONTENDS = (HTTP_FRONTEND, GRPC_FRONTEND, "grpc_tls_frontend")  # the last one with TLS only
 
 
 def choose_haproxy(platform: str = sys.platform) -> tuple[bool, str]:
@@ -78,11 +79,11 @@ def open_requests(stats: str) -> int:
 
 def replicas_up(stats: str) -> int:
     """Return how many servers that are ingress replicas HAProxy reports as up: one each for HTTP and gRPC."""
-    return sum(row["svname"].startswith("SERVE_REPLICA_") and row["status"] == "UP" for row in _rows(stats))
+    return sum(row["svname"].startswith(REPLICA_SERVER_PREFIX) and row["status"] == "UP" for row in _rows(stats))
 
 
 def _rows(stats: str) -> Iterator[dict[str, str]]:
     """Yield the rows of the backends that are applications."""
     for row in csv.DictReader(stats.removeprefix("# ").splitlines()):
-        if row["pxname"].startswith(("http-", "grpc-")):
+        if row["pxname"].startswith(BACKEND_PREFIXES):
             yield row

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...ray_compat import haproxy_template as template
+from ...ray_compat.visible_names import GRPC_HEALTH, OWN_GRPC_SERVICES, OWN_PATHS
 from ..auth.call_guard import FORWARDED, FORWARDED_PREFIX
 from .ports import bracket_host
 from .tls import EdgeTls
@@ -41,11 +42,6 @@ _IS_LONG = (
     f"if {{ req.hdrs,length,add(txn.path_bytes) gt {MAX_HEAD_BYTES} }} || {{ req.fhdr_cnt gt {MAX_HEAD_FIELDS} }}"
 )
 _ID = "^[!-~]{1,128}$"  # form of an x-request-id that is passed on
-
-# Serve's own paths, which it would answer without an API key
-OWN_PATHS = "/-/"
-HTTP_HEALTH = "/-/healthz"
-GRPC_HEALTH = "/ray.serve.RayServeAPIService/Healthz"
 
 ConfigEdit = tuple[str, str, int | None]
 
@@ -100,26 +96,21 @@ class HAProxyEdge:
             http.append(f"bind {LOOPBACK}:{self.inner_http}")
             grpc = [f"bind unix@{folder / 'tls.sock'} mode 600 accept-proxy name tls"]
             grpc.append(f"bind {LOOPBACK}:{self.inner_grpc}")
-        at = re.escape(LOOPBACK)
         return [
             # Remove the open ports of statistics and metrics: Serve and Motley read them from the admin socket.
-            (r"^frontend prometheus\n(?: .*\n)+", "", 1),
-            (r"^listen stats\n(?: .*\n)+", "", 1),
-            (rf"^(    option httpchk GET ){HTTP_HEALTH}$", rf"\g<1>{self.check}", None),
-            (GRPC_HEALTH.encode().hex(), self.check.encode().hex(), None),
-            (r"^    timeout client .*$", _lines(self._timeouts()), 1),
-            (rf"^    bind {at}:{self.http_port}$", _lines(http + self._http_rules()), 1),
-            (rf"^    bind {at}:{self.grpc_port} proto h2$", _lines(grpc + self._patience() + self._grpc_rules()), 1),
-            (r"^frontend grpc_frontend\n", self._before_grpc(folder, tls), 1),
-            (r"^(    nbthread .*)$", rf"\1\n{_lines(_TUNING)}", 1),
-            (r"(?:^    errorfile 50\d .*\n)+", _lines(_errorfiles(folder / "errors")) + "\n", 1),
-            (r"^    http-request return status 404 content-type text/plain.*$", _lines([_NOT_READY_HTTP]), 1),
-            (
-                r"^    http-request return .* grpc-status 5 hdr grpc-message \"Application .*$",
-                _lines([_NOT_READY_GRPC]),
-                None,
-            ),
-            (r"^(    stats socket .* mode) 666 ", r"\1 600 ", 1),
+            (template.METRICS_FRONTEND, "", 1),
+            (template.STATISTICS_PAGE, "", 1),
+            (template.HTTP_HEALTH_CHECK, rf"\g<1>{self.check}", None),
+            (template.GRPC_HEALTH_BYTES, self.check.encode().hex(), None),
+            (template.TIMEOUT_CLIENT, _lines(self._timeouts()), 1),
+            (template.http_bind(LOOPBACK, self.http_port), _lines(http + self._http_rules()), 1),
+            (template.grpc_bind(LOOPBACK, self.grpc_port), _lines(grpc + self._patience() + self._grpc_rules()), 1),
+            (template.GRPC_FRONTEND_LINE, self._before_grpc(folder, tls), 1),
+            (template.THREADS, rf"\1\n{_lines(_TUNING)}", 1),
+            (template.ERROR_FILES, _lines(_errorfiles(folder / "errors")) + "\n", 1),
+            (template.NO_HTTP_ROUTE, _lines([_NOT_READY_HTTP]), 1),
+            (template.NO_GRPC_ROUTE, _lines([_NOT_READY_GRPC]), None),
+            (template.STATS_SOCKET, r"\1 600 ", 1),
         ]
 
     @property
@@ -155,7 +146,7 @@ class HAProxyEdge:
             )
             there = f"server tls unix@{inner} send-proxy-v2"
             parts.append(("backend grpc_tls", ["mode tcp", f"timeout tunnel {SILENCE_S}s", there]))
-        return _sections(parts) + "frontend grpc_frontend\n"
+        return _sections(parts) + f"frontend {template.GRPC_FRONTEND}\n"
 
     def _at(self, port: int) -> str:
         return f"{bracket_host(self.host)}:{port}"
@@ -178,7 +169,7 @@ class HAProxyEdge:
         return [
             "http-request reject unless { req.ver 2.0 }",  # gRPC's errors are trailers, which HTTP/1 would lose
             "http-request return status 200 content-type application/grpc hdr grpc-status 12 hdr grpc-message "
-            f"'there is no such method' if {{ path_beg /ray.serve. {OWN_PATHS} }}",
+            f"'there is no such method' if {{ path_beg {OWN_GRPC_SERVICES} {OWN_PATHS} }}",
             _SIZE_HEAD,
             "http-request return status 200 content-type application/grpc hdr grpc-status 8 hdr grpc-message "
             f"'{LONG_HEAD[1]}' {_IS_LONG}",

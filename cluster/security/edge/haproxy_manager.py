@@ -15,13 +15,11 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from ray.serve._private import controller, haproxy
-from ray.serve._private.constants import SERVE_LOGGER_NAME
-
 from ...process_tree import is_stopped
+from ...ray_compat.haproxy_control import ServeHAProxy, ServeHAProxyManager, use_haproxy_manager
+from ...ray_compat.serve_controller import serve_log_name
 from .haproxy_launcher import process_start_ticks
 from .haproxy_workers import haproxy_workers
 
@@ -33,17 +31,16 @@ START_LOOKS = 5  # checks of a HAProxy that a manager finds when it starts
 ROUTES_S = 20.0  # seconds that a new manager waits for routes while the previous HAProxy serves
 AGAIN_S = 0.5  # seconds before the next try to start HAProxy
 
-log = logging.getLogger(SERVE_LOGGER_NAME)
+log = logging.getLogger(serve_log_name())
 
 
-class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
+class SteadyHAProxy(ServeHAProxy):
     """HAProxy as one manager runs it, including a process that the previous manager left."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._routed = asyncio.Event()  # set when there is an ingress to route to
-        self._text = self._running_text = ""
-        self._ending = False
+        self.ending = False
 
     def set_backend_configs(self, backend_configs: Mapping[str, Any]) -> None:
         super().set_backend_configs(backend_configs)
@@ -52,7 +49,7 @@ class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
 
     async def start(self) -> None:
         """Start HAProxy; if one of another manager serves, replace it without closing its ports or a stream."""
-        before = haproxy_workers(Path(self.config_file_path))
+        before = haproxy_workers(self.config_path)
         listening = max(
             before, key=process_start_ticks, default=0
         )  # the newest has the ports; older ones finish their streams
@@ -65,46 +62,29 @@ class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
         log.info(f"HAProxy runs without its manager: {before}; its place is taken when there are routes.")
         with suppress(TimeoutError):
             await asyncio.wait_for(self._routed.wait(), ROUTES_S)
-        async with self._config_lock:
-            self._generate_config_file_internal()
-        takeover = ["-sf", *map(str, before), "-x", self.cfg.socket_path]
-        self._proc = await self._start_and_wait_for_haproxy(*takeover)
+        async with self.config_lock:
+            self.write_config()
+        await self.launch("-sf", *map(str, before), "-x", self.admin_socket)
 
     async def reload(self) -> None:
         """Reload HAProxy, unless it has this configuration already: each reload leaves a worker with its streams."""
-        self._generate_config_file_internal()
-        if self._text == self._running_text and self._is_running():
+        self.write_config()
+        if self.written_config == self.started_config and self.is_up():
             log.info("HAProxy has this configuration already.")
             return
         try:
-            await self._graceful_reload()
+            await self.replace()
         except Exception as error:
             raise RuntimeError(f"HAProxy was not reloaded: {error}") from error
 
-    async def _graceful_reload(self) -> None:
-        if self._is_running():
-            await super()._graceful_reload()
-        else:
-            self._proc = await self._start_and_wait_for_haproxy()
-
     async def stop(self) -> None:
-        self._ending = True
+        self.ending = True
         await super().stop()
-
-    def _generate_config_file_internal(self) -> None:
-        super()._generate_config_file_internal()
-        self._text = Path(self.config_file_path).read_text()
-
-    async def _start_and_wait_for_haproxy(self, *extra_args: str, **options: Any) -> Any:
-        text = self._text
-        process = await super()._start_and_wait_for_haproxy(*extra_args, **options)
-        self._running_text = text
-        return process
 
     async def answers(self) -> bool:
         """Return whether HAProxy answers at the admin socket in time."""
         with suppress(TimeoutError, RuntimeError):
-            return bool(await asyncio.wait_for(self._send_socket_command("show info"), ANSWER_S))
+            return bool(await asyncio.wait_for(self.ask("show info"), ANSWER_S))
         return False
 
     async def _hangs(self, pid: int) -> bool:
@@ -128,7 +108,7 @@ class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
     async def _is_silent(self) -> bool:
         """Return whether some process has the admin socket, and does not answer."""
         try:
-            await asyncio.wait_for(self._send_socket_command("show info"), ANSWER_S)
+            await asyncio.wait_for(self.ask("show info"), ANSWER_S)
         except TimeoutError:
             return True
         except RuntimeError:  # no process has the socket
@@ -137,12 +117,12 @@ class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
 
     async def wait_until_lost(self) -> None:
         """Return when the HAProxy that listens has ended; kill one that hangs."""
-        process, stopped, silent = self._proc, 0, 0
+        process, stopped, silent = self.process, 0, 0
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), LOOK_S)
-            if process is not self._proc:  # HAProxy was reloaded
-                process, stopped, silent = self._proc, 0, 0
+            if process is not self.process:  # HAProxy was reloaded
+                process, stopped, silent = self.process, 0, 0
             if process is None or process.returncode is not None:
                 return
             stopped = stopped + 1 if is_stopped(process.pid) else 0
@@ -153,21 +133,22 @@ class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
 
     async def revive(self) -> None:
         """Restart HAProxy as it was, unless the service stops or HAProxy runs."""
-        if self._ending or self._is_running():
+        if self.ending or self.is_up():
             return
         began_at = time.monotonic()
-        self._generate_config_file_internal()
-        self._proc = await self._start_and_wait_for_haproxy()
+        self.write_config()
+        await self.launch()
         log.error(f"HAProxy had ended; it runs again after {time.monotonic() - began_at:.1f} s.")
 
 
-class HAProxyManager(haproxy.HAProxyManager.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc]
+class HAProxyManager(ServeHAProxyManager):
     """Serve's manager, with a HAProxy that is watched. It has Serve's name, by which its process is known."""
 
+    control = SteadyHAProxy
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        haproxy.HAProxyApi = SteadyHAProxy
         super().__init__(*args, **kwargs)
-        self._watching = self.event_loop.create_task(self._watch())
+        self._watching = self.loop.create_task(self._watch())
 
     async def check_health(self) -> bool:
         """Return whether HAProxy is watched. Serve must not check HAProxy itself: it would end all streams."""
@@ -175,14 +156,14 @@ class HAProxyManager(haproxy.HAProxyManager.__ray_metadata__.modified_class.__ra
 
     async def _watch(self) -> None:
         try:
-            await asyncio.shield(self._haproxy_start_task)
+            await asyncio.shield(self.start_task)
         except Exception:  # noqa: BLE001  Serve learns of it by `ready`, and starts another manager
             return
-        while not self._haproxy._ending:
-            await self._haproxy.wait_until_lost()
-            async with self._reload_lock:
+        while not self.controlled.ending:
+            await self.controlled.wait_until_lost()
+            async with self.reload_lock:
                 try:
-                    await self._haproxy.revive()
+                    await self.controlled.revive()
                 except Exception:
                     log.exception("HAProxy did not start again.")
                     await asyncio.sleep(AGAIN_S)
@@ -190,9 +171,7 @@ class HAProxyManager(haproxy.HAProxyManager.__ray_metadata__.modified_class.__ra
 
 def install() -> None:
     """Make Serve's controller start this manager in place of its own. The controller's process calls it first."""
-    import ray
-
-    controller.HAProxyManager = ray.remote(num_cpus=0)(HAProxyManager)
+    use_haproxy_manager(HAProxyManager)
 
 
 def _kill(pid: int) -> None:

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .haproxy_config import GRPC_HEALTH, HTTP_HEALTH, LOOPBACK, OWN_PATHS, SERVES_OWN, error_page_body
+from ...ray_compat.visible_names import HTTP_HEALTH, OWN_PATHS
+from .haproxy_config import LOOPBACK, SERVES_OWN, error_page_body
 
 HOOK = f"{__name__}.close"
 FORMER_HOOK = "motley.cluster.edge.hook.close"  # that of earlier versions: nodes may have been started with it
@@ -32,7 +33,9 @@ def close() -> list[Any]:
     """Return the HTTP middlewares, outermost last, and patch Serve. Serve calls it in its proxy and the ingress before
     they bind ports.
     """
-    from ray.serve._private import default_impl, grpc_util, proxy_request_response
+    from ...ray_compat import serve_servers  # imports Serve's modules, before all else here
+
+    # isort: split
     from starlette.middleware import Middleware
 
     from .bounded_http import bound_heads
@@ -42,10 +45,10 @@ def close() -> list[Any]:
 
     check = os.environ.get(CHECK)
     if check is not None:
-        default_impl.add_grpc_address = _bind
-    grpc_util.add_RayServeAPIServiceServicer_to_server = partial(_add_check, check)
-    grpc_util.DEFAULT_GRPC_SERVER_OPTIONS = [*grpc_util.DEFAULT_GRPC_SERVER_OPTIONS, *GRPC_OPTIONS]
-    proxy_request_response.RayServegRPCContext = ForwardedContext
+        serve_servers.replace_grpc_bind(_bind)
+    serve_servers.replace_own_service(partial(_add_check, check))
+    serve_servers.add_grpc_options(GRPC_OPTIONS)
+    serve_servers.replace_context_of_forwarded_calls(ForwardedContext)
     bound_heads()
     bind_to_loopback()
     return [Middleware(ServePathFilter, check=check), Middleware(EarlyResponseMiddleware)]
@@ -59,13 +62,9 @@ def bind_to_loopback() -> None:
     """
     if os.environ.get(SPREAD) == "1":
         return
-    from ray._common.tls_utils import add_port_to_grpc_server
-    from ray.serve._private import replica
+    from ...ray_compat.replica_port import bind_replica_port
 
-    def bind(server: Any, address: str) -> Any:
-        return add_port_to_grpc_server(server, f"{LOOPBACK}:{address.rpartition(':')[2]}")
-
-    replica.add_port_to_grpc_server = bind
+    bind_replica_port(LOOPBACK)
 
 
 def make_on_loopback(make_worker: Callable[[], Any]) -> Any:
@@ -104,15 +103,12 @@ def _add_check(check: str | None, _: Any, server: Any) -> None:
     if check is None:
         return
     import grpc
-    from ray.serve._private.grpc_util import gRPCGenericServer
-    from ray.serve._private.proxy_request_response import gRPCStreamingType
 
-    answer = server.service_handler_factory(service_method=GRPC_HEALTH, streaming_type=gRPCStreamingType.UNARY_UNARY)
+    from ...ray_compat.serve_servers import add_handlers, health_answer
+
     service, method = check.strip("/").split("/")
-    handlers: dict[str, Any] = {method: grpc.unary_unary_rpc_method_handler(answer)}
-    # Serve's own `add_generic_rpc_handlers` would choose the handler by the method's name.
-    add = super(gRPCGenericServer, server).add_generic_rpc_handlers
-    add((grpc.method_handlers_generic_handler(service, handlers),))
+    handlers: dict[str, Any] = {method: grpc.unary_unary_rpc_method_handler(health_answer(server))}
+    add_handlers(server, [grpc.method_handlers_generic_handler(service, handlers)])
 
 
 def _bind(server: Any, address: str) -> None:

@@ -54,7 +54,9 @@ def choose_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> E
 
 
 def _no_password() -> str:
-    raise ConfigurationError("--tls-key: it wants a password; give one without", param="tls_key", code="bad_tls")
+    raise ConfigurationError(
+        "--tls-key: the key is protected by a password; give one without", param="tls_key", code="bad_tls"
+    )
 
 
 def _try(what: str, load: Callable[[], None]) -> None:

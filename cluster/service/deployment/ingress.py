@@ -38,6 +38,8 @@ from ...api.vllm.tokenizer_archive import TokenizerArchive
 from ...api.vllm.vllm_protocol import VllmProtocol
 from ...api.vllm.vllm_rpcs import VllmRpcs
 from ...fleet.deployed.deployed_fleet import DeployedFleet, read_deployed
+from ...ray_compat.serve_deployments import LateAppDeployment
+from ...ray_compat.serve_handles import deployment_handle
 from ...routing.fleet_status import FleetStatus, PrefixStatus, WeightStatus
 from ...routing.ingress_broadcast import APPLICATION
 from ...routing.queueing.request_queue import RoutingConfig
@@ -56,7 +58,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0  # between two looks whether any replica is wanted, while the ingress waits for the first
 
 
-class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
+class Ingress(LateAppDeployment, MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
     """Ingress deployment. gRPC methods come from the base classes, which is where Serve looks them up; HTTP from route
     tables.
 
@@ -130,7 +132,7 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
         await asyncio.to_thread(store_served_profile, model, profile)
         return profile
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
+    def build_asgi_app(self) -> FastAPI:
         return fastapi_app.build_fastapi_app(
             self._routes,
             self.guard,
@@ -150,7 +152,7 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
     def _of(self, names: list[str]) -> dict[str, Any]:
         for name in names:
             if name not in self._handles:
-                self._handles[name] = serve.get_deployment_handle(name, APPLICATION, _check_exists=False)
+                self._handles[name] = deployment_handle(name, APPLICATION)
         return {name: self._handles[name] for name in names}
 
     async def drain(self) -> int:

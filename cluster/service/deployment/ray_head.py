@@ -23,7 +23,6 @@ import grpc
 import ray
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
 from ...fleet.control.control_contact import joined_service_folder
@@ -35,7 +34,11 @@ from ...fleet.spec.serve_options import ServeOptions
 from ...process_tree import wait_until
 from ...protos import inference_pb2 as pb
 from ...protos import inference_pb2_grpc
-from ...ray_compat import free_agent_port
+from ...ray_compat.environment import HAPROXY_ADMIN_SOCKET, HAPROXY_CONFIG_FILE
+from ...ray_compat.local_node import start_node
+from ...ray_compat.serve_controller import application_details
+from ...ray_compat.serve_deployments import deploy_application
+from ...ray_compat.visible_names import logs_folder, node_file
 from ...routing.ingress_broadcast import APPLICATION, call_every_ingress
 from ...security.edge.haproxy_admin import open_requests, refuse_connections, replicas_up, statistics
 from ...security.edge.haproxy_config import LOOPBACK
@@ -59,8 +62,6 @@ LAST_WORD_S = 0.5
 RAY_END_S = 5.0
 CONTROL_END_S = 1.0
 _POLL_S = 0.05
-_HAPROXY = "RAY_SERVE_HAPROXY_SOCKET_PATH"  # set by ray_settings.py when there is one
-_HAPROXY_CONFIG = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"
 
 
 def start_ray(folder: Path, spec: FleetSpec) -> str:
@@ -71,21 +72,19 @@ def start_ray(folder: Path, spec: FleetSpec) -> str:
     """
     most = sum(pool.replicas.max * pool.booked_cpus for pool in spec.pools)
     try:
-        with free_agent_port():
-            context = ray.init(
-                address="local",
-                # Ray's are places, not cores: for all that may come, their successors beside them, and later pools.
-                num_cpus=max(math.ceil(2 * most), MIN_PLACES, os.cpu_count() or 1),
-                labels=node_labels(),
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=True,
-                dashboard_host="127.0.0.1",
-                dashboard_port=spec.listen.dashboard_port,  # None: 8265 or the next one that it gets
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-                namespace=APPLICATION,
-                _temp_dir=str(folder),
-            )
+        context = start_node(
+            folder,
+            # Ray's are places, not cores: for all that may come, their successors beside them, and later pools.
+            num_cpus=max(math.ceil(2 * most), MIN_PLACES, os.cpu_count() or 1),
+            labels=node_labels(),
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=True,
+            dashboard_host="127.0.0.1",
+            dashboard_port=spec.listen.dashboard_port,  # None: 8265 or the next one that it gets
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            namespace=APPLICATION,
+        )
     except Exception as error:  # Ray has no type for it: a daemon that did not come up in time, above all
         raise ServiceLost(f"Ray did not start: {str(error).rstrip('.')}") from error
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -107,7 +106,9 @@ def deploy(
     with _serve_errors_in_one_line():
         _start_serve(deployed.fleet)
     write_deployed(deployed)  # before the ingress begins, which reads it
-    run_app(build_app(deployed.fleet, make_worker, entrance, loading, prefixes=deployed.prefixes))
+    deploy_application(
+        build_app(deployed.fleet, make_worker, entrance, loading, prefixes=deployed.prefixes), APPLICATION
+    )
 
 
 def start_control_plane(
@@ -115,8 +116,7 @@ def start_control_plane(
 ) -> ControlHandle:
     """Start the control plane of what was deployed."""
     build = partial(rebuild_app, make_worker, entrance, folder)
-    logs = folder / "session_latest" / "logs"
-    return start_control(APPLICATION, build, options, folder=folder.parent, logs=logs)
+    return start_control(APPLICATION, build, options, folder=folder.parent, logs=logs_folder(folder))
 
 
 def start_joined_control_plane(options: ServeOptions, entrance: IngressConfig) -> ControlHandle:
@@ -126,23 +126,15 @@ def start_joined_control_plane(options: ServeOptions, entrance: IngressConfig) -
     return start_control(APPLICATION, build, options, folder=folder, logs=None, joined=True)
 
 
-def run_app(app: Any) -> None:
-    """Deploy the application, or what is new of it."""
-    serve._run(
-        app,
-        name=APPLICATION,
-        route_prefix="/",
-        external_scaler_enabled=True,  # Ray's dashboard scales the pools, for who has its token
-        _blocking=False,
-    )
-
-
 def _start_serve(spec: FleetSpec) -> None:
     listen = spec.listen
     serve.start(
         proxy_location="HeadOnly",
         # With HAProxy the ingress's own ports stay on loopback: HAProxy listens where it was asked (haproxy_config.py).
-        http_options={"host": LOOPBACK if _HAPROXY in os.environ else listen.host, "port": listen.http_port},
+        http_options={
+            "host": LOOPBACK if HAPROXY_ADMIN_SOCKET in os.environ else listen.host,
+            "port": listen.http_port,
+        },
         grpc_options={
             "port": listen.grpc_port,
             "grpc_servicer_functions": list(SERVICER_FUNCTIONS),
@@ -178,7 +170,7 @@ def wait_ready(inside: InternalClient, ingresses: int = 1) -> str:
     """Wait until the loaded model answers over HTTP and gRPC; return its name. Raises ServiceLost if it does not."""
     health = inside.request("/health")
     _expect(lambda: bool(_get(health)), f"{health.full_url} does not answer")
-    if _HAPROXY in os.environ:
+    if HAPROXY_ADMIN_SOCKET in os.environ:
         # Until HAProxy knows the ingress it uses Serve's own proxy, which is slow and loses cancellations.
         up = ingresses * len(("http", "grpc"))
         _expect(lambda: replicas_up(_haproxy_statistics()) >= up, "HAProxy does not see the ingress")
@@ -217,7 +209,7 @@ def stop_after_loss(drain_s: float) -> None:
     if not ray.is_initialized():
         return
     gcs, deadline = cluster_address(), time.monotonic() + drain_s
-    admin = _of_haproxy(_HAPROXY)
+    admin = _of_haproxy(HAPROXY_ADMIN_SOCKET)
     if admin is not None:
         refuse_connections(admin)
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
@@ -290,8 +282,7 @@ def _expect(condition: Callable[[], bool], otherwise: str) -> None:
 
 def _running() -> bool:
     # Not `serve.status`, which refuses what Serve itself says of a pool that was deployed with no replica.
-    client: Any = _get_global_client()
-    app = client.get_serve_details()["applications"].get(APPLICATION)
+    app = application_details(APPLICATION)
     if app is None:
         return False
     if app["status"] in ("DEPLOY_FAILED", "UNHEALTHY"):
@@ -308,22 +299,19 @@ def _reason(app: Mapping[str, Any]) -> str:
 
 
 def _haproxy_statistics() -> str:
-    admin = _of_haproxy(_HAPROXY)
+    admin = _of_haproxy(HAPROXY_ADMIN_SOCKET)
     return "" if admin is None else statistics(admin)
 
 
 def _haproxy_workers() -> list[int]:
-    config = _of_haproxy(_HAPROXY_CONFIG)
+    config = _of_haproxy(HAPROXY_CONFIG_FILE)
     return [] if config is None else haproxy_workers(config)
 
 
 def _of_haproxy(setting: str) -> Path | None:
-    """Return the path of a setting in this node's folder: Serve has one for each node, beside the setting's path."""
+    """Return the path that a setting of HAProxy names, on this node; None without HAProxy (ray_settings.py)."""
     path = os.environ.get(setting)
-    if path is None:
-        return None
-    folder, name = os.path.split(path)
-    return Path(folder, ray.get_runtime_context().get_node_id(), name)
+    return None if path is None else node_file(path, ray.get_runtime_context().get_node_id())
 
 
 def _get(url: str | urllib.request.Request) -> str:

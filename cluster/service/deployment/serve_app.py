@@ -23,6 +23,7 @@ from ...fleet.deployed.prefix_sharing import PrefixSharing, prefix_access_factor
 from ...fleet.spec.fleet_spec import FleetSpec, engine_config, pool_model, pool_prefix_wire
 from ...fleet.spec.pool_spec import PoolSpec
 from ...fleet.spec.ray_placement import placement_options
+from ...ray_compat.serve_deployments import pin_deployment
 from ...routing.ingress_broadcast import APPLICATION, INGRESS
 from ...routing.serve_router import PoolRouter
 from ...security.edge.serve_patches import make_on_loopback
@@ -92,7 +93,7 @@ def build_app(
         ray_actor_options={"num_cpus": 0},
         **_SHARED,
     )
-    _pin(ingress, ingress_version(spec), spec.service.ingresses)
+    pin_deployment(ingress, ingress_version(spec), spec.service.ingresses)
     return ingress.bind(spec.model, pools, entrance, (spec.service.tool_parser, spec.service.reasoning_parser))
 
 
@@ -136,7 +137,7 @@ def _pool(
         **placement_options(pool),
         **_SHARED,
     )
-    _pin(deployment, version, target)
+    pin_deployment(deployment, version, target)
     return deployment.bind(partial(make_on_loopback, make_worker), spares)
 
 
@@ -150,15 +151,6 @@ def _spares(spec: FleetSpec, pool: PoolSpec) -> int:
     if pool.simulate is not None or not spec.service.spare:
         return 0
     return 1 if pool.bundles is None or pool.spread else len(pool.bundles)
-
-
-def _pin(deployment: Any, version: str, replicas: int) -> None:
-    """Set what Serve's decorator does not take: a version, without which every deploy restarts all replicas, and 0
-    replicas.
-    """
-    assert deployment.version is None
-    deployment._version = version
-    deployment._deployment_config.num_replicas = replicas
 
 
 def pool_version(spec: FleetSpec, pool: PoolSpec) -> str:

@@ -9,21 +9,21 @@ from dataclasses import asdict
 from typing import Any
 
 import ray
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
 from ....replicas.types import ModelInfo, ReplicaProfile
 from ...fleet.control.state.state_store import current_targets
+from ...ray_compat.cluster_state import read_record, write_record
 from ...routing.ingress_broadcast import APPLICATION
 
 __all__ = ["load_profile_at_zero", "store_served_profile"]
 
-_KEY, _NAMESPACE = f"served/{APPLICATION}".encode(), b"motley"
+_KEY = f"served/{APPLICATION}".encode()
 
 
 def store_served_profile(model: str, profile: ReplicaProfile) -> None:
     """Keep a replica's profile. `model`: folder or id that the service was started with. Does nothing without Ray."""
     if ray.is_initialized():
-        _internal_kv_put(_KEY, encode_profile(model, profile), overwrite=True, namespace=_NAMESPACE)
+        write_record(_KEY, encode_profile(model, profile))
 
 
 def load_profile_at_zero(model: str) -> ReplicaProfile | None:
@@ -33,7 +33,7 @@ def load_profile_at_zero(model: str) -> ReplicaProfile | None:
     targets = current_targets(APPLICATION)
     if not targets or any(targets.values()):
         return None
-    kept = _internal_kv_get(_KEY, namespace=_NAMESPACE)
+    kept = read_record(_KEY)
     return None if kept is None else decode_profile(model, kept)
 
 

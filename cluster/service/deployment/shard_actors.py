@@ -26,6 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ....replicas.errors import EngineFault
 from ....replicas.parallel.leader.launcher import ProcessHandle
+from ...ray_compat.visible_names import without_guesses
 from ..warm_workers.warm_worker_keeper import keep_warm_workers
 from .shard_tunnel import TunnelListener, connect_tunnel, start_pump
 
@@ -65,7 +66,7 @@ class Shard:
         log_to_stderr()
         if (here := ray.get_runtime_context().get_node_id()) != node:
             if far is None:
-                raise RuntimeError(f"{name} is on node {here}, and the replica on {node}: it has to be on the same")
+                raise RuntimeError(f"{name} is on node {here}, but must be on that of its replica, {node}")
             if far.spare:
                 keep_warm_workers(1, after_s=_LOADING_S)
             run_follower({each: connect_tunnel(far.address, each, far.secret) for each in far.names})
@@ -115,7 +116,7 @@ class ShardActorLauncher:
 
     def launch(self, number: int, name: str, ends: Mapping[str, int]) -> ProcessHandle:
         if self._group is None or self._group.bundle_count <= number:
-            raise EngineFault(f"{name} has no bundle: the replica is in no placement group of its processes")
+            raise EngineFault(f"{name} has no bundle: the replica's placement group has none for it")
         options: dict[str, Any] = {
             "num_cpus": self._cpus[number],
             **({"num_gpus": 1} if self._gpus[number] else {}),
@@ -235,12 +236,12 @@ def _check_same_user(other: socket.socket) -> int:
     """Return the process at the other end. Raises PermissionError if it belongs to another user."""
     pid, user, _ = _CREDENTIALS.unpack(other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     if user != os.geteuid():
-        raise PermissionError(f"a process of user {user} is no part of the model")
+        raise PermissionError(f"a process of user {user} is not part of the model")
     return int(pid)
 
 
 def _actor_error_message(error: Exception) -> str:
     """Return the error that the actor raised, or how Ray says its process ended, without Ray's guesses at causes."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = lines[-1].partition(" Some common causes")[0] if lines else "nothing is said of it"
+    said = without_guesses(lines[-1]) if lines else "nothing is said of it"
     return f"{type(error).__name__}: {said}"

@@ -56,7 +56,7 @@ class TunnelListener:
             caller.settimeout(_SHAKE_S)
             name = _answered(caller, self.secret)
             if name not in self._names:
-                raise PermissionError(f"nobody is expected by the name of {name!r}")
+                raise PermissionError(f"no process of the model has the name {name!r}")
             self._names.discard(name)
             _set(caller)
             return name, caller
@@ -77,7 +77,7 @@ def connect_tunnel(address: tuple[str, int], name: str, secret: bytes) -> int:
         theirs = _exactly(called, _NONCE_BYTES)
         called.sendall(_proof(secret, b"calls", own, theirs, told))
         if not hmac.compare_digest(_exactly(called, _PROOF_BYTES), _proof(secret, b"answers", own, theirs, told)):
-            raise PermissionError(f"{address[0]}:{address[1]} has not the secret of this model's processes")
+            raise PermissionError(f"{address[0]}:{address[1]} does not have the secret of this model's processes")
         _set(called)
         return called.detach()
 
@@ -88,7 +88,7 @@ def _answered(caller: socket.socket, secret: bytes) -> str:
     own = secrets.token_bytes(_NONCE_BYTES)
     caller.sendall(own)
     if not hmac.compare_digest(_exactly(caller, _PROOF_BYTES), _proof(secret, b"calls", theirs, own, told)):
-        raise PermissionError("it has not the secret of this model's processes")
+        raise PermissionError("it does not have the secret of this model's processes")
     caller.sendall(_proof(secret, b"answers", theirs, own, told))
     return told.decode()
 
@@ -126,7 +126,7 @@ def _pump(source: int, sink: int) -> None:
             while left:
                 left = left[os.write(sink, left) :]
     except OSError as error:  # an end that has gone: the process that has the other finds that out by itself
-        log.debug("no more goes over: %s", error)
+        log.debug("the connection has ended: %s", error)
     finally:
         for end in (source, sink):
             with suppress(OSError):

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ...fleet.spec.serve_options import ServeOptions
+from ...ray_compat.visible_names import logs_folder
 from ...routing.attempt.retryable_request import RetryPolicy
 from ...security.auth.api_keys import OWN_TENANT, StoredKey, hash_key, new_key
 from ...security.auth.call_guard import check_bind, is_loopback
@@ -75,7 +76,7 @@ def choose_ingress_config(options: ServeOptions, inside: InternalClient, folder:
         own_key=StoredKey(OWN_TENANT, hash_key(inside.key)) if inside.key else None,
         open_health=options.open_health,
         cors_origins=options.cors_origins,
-        log_folder=folder / "session_latest" / "logs",
+        log_folder=logs_folder(folder),
         echo_id=False,
         reader_timeout_s=options.engine.reader_timeout_s,
         resume=RetryPolicy(stall_s=options.stall_s),

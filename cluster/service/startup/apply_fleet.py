@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...fleet.deployed.deployed_fleet import DeployedFleet, read_deployed, write_deployed
 from ...fleet.deployed.prefix_sharing import (
@@ -24,6 +23,8 @@ from ...fleet.spec.fleet_file_loader import FleetFile
 from ...fleet.spec.fleet_flags import fleet_from_options
 from ...fleet.spec.fleet_spec import FleetSpec
 from ...fleet.spec.serve_options import ServeOptions
+from ...ray_compat.serve_controller import deployed_versions, find_application
+from ...ray_compat.serve_deployments import deploy_application
 from ...routing.ingress_broadcast import APPLICATION, set_ingress_pools
 from ...security.auth.api_keys import OWN_TENANT, StoredKey
 from ...security.edge.haproxy_config import LOOPBACK
@@ -139,7 +140,6 @@ async def _deploy(
     """
     from ...fleet.control.state.control_state import ControlState
     from ...fleet.control.state.state_store import GcsStateStore
-    from ..deployment.ray_head import run_app
     from ..deployment.serve_app import build_app, with_models
     from .rollout_overrides import rollout_overrides
 
@@ -160,7 +160,8 @@ async def _deploy(
     )
     fleet = with_models(wanted, {name: one.model for name, one in known.items()})
     versions = {name: one.version for name, one in known.items()}
-    run_app(build_app(fleet, entrance=entrance, targets=targets, versions=versions, prefixes=prefixes))
+    app = build_app(fleet, entrance=entrance, targets=targets, versions=versions, prefixes=prefixes)
+    deploy_application(app, APPLICATION)
     await set_ingress_pools([pool.name for pool in wanted.pools], fleet_routing_config(wanted))
     await asyncio.to_thread(limit_embedded_redis, wanted, prefixes)
     write_deployed(replace(deployed, fleet=wanted, prefixes=prefixes))
@@ -176,26 +177,13 @@ def _wanted(options: ServeOptions, running: FleetSpec) -> FleetSpec:
 
 def _targets() -> dict[str, int]:
     """Return how many replicas each pool is to have now, whoever set that."""
-    from ray.serve.context import _get_global_client
-
-    client: Any = _get_global_client(raise_if_no_controller_running=False)
-    if client is None:
-        return {}
-    pools = client.get_serve_details()["applications"].get(APPLICATION, {}).get("deployments", {})
+    pools = (find_application(APPLICATION) or {}).get("deployments", {})
     return {name: int(pool["target_num_replicas"]) for name, pool in pools.items()}
 
 
 def _versions() -> dict[str, str]:
     """Return the versions of the deployed pools, as Serve has them."""
-    import ray
-    from ray.serve.context import _get_global_client
-    from ray.serve.generated.serve_pb2 import DeploymentRoute
-
-    client: Any = _get_global_client()
-    names = list(_targets())
-    routes = ray.get([client._controller.get_deployment_info.remote(name, APPLICATION) for name in names])
-    known = map(DeploymentRoute.FromString, routes)
-    return {name: str(route.deployment_info.version) for name, route in zip(names, known, strict=True)}
+    return deployed_versions(APPLICATION, list(_targets()))
 
 
 def _summary(found: list[FleetChange]) -> str:

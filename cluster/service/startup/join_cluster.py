@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import importlib
 import logging
 import os
 import shlex
@@ -11,8 +10,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
+from ...ray_compat.environment import AUTH_MODE, HAPROXY
+from ...ray_compat.local_node import token_is_required
 from ...routing.ingress_broadcast import APPLICATION
 from ...security.edge.ports import is_listening
 from ...service_errors import ConfigurationError
@@ -22,7 +22,6 @@ __all__ = ["check_nodes", "join_cluster", "missing_setting"]
 
 LEAVE_S = 5.0
 LOOK_S = 60.0  # a node may have to start a process for it
-_AUTH, _HAPROXY = "RAY_AUTH_MODE", "RAY_SERVE_ENABLE_HA_PROXY"
 NodeEnvironment = Mapping[str, str | None]  # settings of a node's processes, by name
 
 
@@ -31,7 +30,7 @@ def join_cluster(address: str, environment: Mapping[str, str]) -> Iterator[None]
     """Connect this process to the Ray cluster at `address`, with the environment variables of its processes."""
     _check_listens(address)
     assert "ray.serve" not in sys.modules, "Serve reads its settings when it is imported, which comes later"
-    os.environ.update({**environment, _AUTH: "token"})  # which Ray reads when it is imported
+    os.environ.update({**environment, AUTH_MODE: "token"})  # which Ray reads when it is imported
     import ray
     import ray.serve
 
@@ -74,7 +73,7 @@ def check_nodes() -> None:
     nodes = [node for node in ray.nodes() if node["Alive"]]
     wanted = node_settings()
     look = ray.remote(num_cpus=0, max_calls=1)(_look)  # its process ends: it is no actor's any more
-    names = [*(setting.name for setting in wanted), _HAPROXY]
+    names = [*(setting.name for setting in wanted), HAPROXY]
     asked = [
         look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(names)
         for node in nodes
@@ -94,10 +93,10 @@ def check_nodes() -> None:
 def missing_setting(wanted: Sequence[RaySetting], nodes: Iterable[tuple[str, NodeEnvironment]]) -> str | None:
     """Return what the first wrong node lacks, with the remedy; None if all nodes are right."""
     for host, seen in nodes:
-        if seen.get(_AUTH) != "token":
-            return f"node {host} lets everyone in: start Ray with {_AUTH}=token on every node"
-        if seen.get(_HAPROXY) == "1":
-            return f"node {host} has {_HAPROXY}=1: start Ray without it, HAProxy is for services on one machine"
+        if seen.get(AUTH_MODE) != "token":
+            return f"node {host} lets everyone in: start Ray with {AUTH_MODE}=token on every node"
+        if seen.get(HAPROXY) == "1":
+            return f"node {host} has {HAPROXY}=1: start Ray without it, HAProxy is for services on one machine"
         missing = [setting for setting in wanted if seen.get(setting.name) not in (setting.value, *setting.former)]
         if missing:
             said = " ".join(f"{setting.name}={shlex.quote(setting.value)}" for setting in missing)
@@ -107,6 +106,5 @@ def missing_setting(wanted: Sequence[RaySetting], nodes: Iterable[tuple[str, Nod
 
 def _look(names: list[str]) -> dict[str, str | None]:
     """Return settings of the process that runs this. It runs on a node, in a process of Ray's."""
-    raylet: Any = importlib.import_module("ray._raylet")  # whose types do not say all that there is
-    mode = "token" if raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN else "disabled"
-    return {**{name: os.environ.get(name) for name in names}, _AUTH: mode}
+    mode = "token" if token_is_required() else "disabled"
+    return {**{name: os.environ.get(name) for name in names}, AUTH_MODE: mode}

@@ -9,9 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ray.serve._private.deployment_scheduler import node_labels_match_selector
-from ray.serve.context import _get_global_client
-
 from ...fleet.control.backend.node_capacity import (
     MissingCapacity,
     find_missing_capacity,
@@ -22,6 +19,8 @@ from ...fleet.control.backend.pending_reason import NodeResources, combine_needs
 from ...fleet.control.backend.ray_nodes import living_nodes
 from ...fleet.spec.fleet_file_loader import FleetFile
 from ...fleet.spec.fleet_spec import FleetSpec
+from ...ray_compat.cluster_state import labels_match
+from ...ray_compat.serve_controller import application_details
 from ...routing.ingress_broadcast import APPLICATION
 from ...service_errors import ConfigurationError
 
@@ -55,7 +54,7 @@ def check_local_capacity(spec: FleetSpec, fleet: FleetFile | None, *, started: b
 def refuse_unplaceable(
     spec: FleetSpec, nodes: Sequence[NodeResources], fleet: FleetFile | None, tell: Callable[[str], None]
 ) -> None:
-    for lack in find_missing_capacity(spec, nodes, node_labels_match_selector):
+    for lack in find_missing_capacity(spec, nodes, labels_match):
         if spec.pools[lack.pool].replicas.start:
             raise _refusal(spec, lack, fleet)
         tell(f"pool {spec.pools[lack.pool].name} cannot have a replica here: {lack.message}")
@@ -63,7 +62,7 @@ def refuse_unplaceable(
 
 def print_pending_pools(spec: FleetSpec) -> None:
     """Print which pools wait for a node, on a cluster whose nodes come and go; they are deployed all the same."""
-    for lack in find_missing_capacity(spec, living_nodes(), node_labels_match_selector):
+    for lack in find_missing_capacity(spec, living_nodes(), labels_match):
         _tell(f"pool {spec.pools[lack.pool].name} waits for a node: {lack.message}")
 
 
@@ -79,8 +78,7 @@ def pending_replica_printer(spec: FleetSpec) -> Callable[[], None]:
         if time.monotonic() - looked < LOOK_S:
             return
         looked = time.monotonic()
-        client: Any = _get_global_client()
-        app = client.get_serve_details()["applications"].get(APPLICATION, {})
+        app = application_details(APPLICATION) or {}
         for name, reason in _unplaced(spec, app.get("deployments", {}), living_nodes()):
             if told.get(name) != reason:
                 _tell(f"pool {name} waits: {reason}")
@@ -97,7 +95,7 @@ def _unplaced(
         replicas = deployments.get(pool.name, {}).get("replicas", ())
         if any(one["state"] == "STARTING" and one.get("node_id") is None for one in replicas):
             needs = replica_needs(pool)
-            reason = pending_reason(needs if pool.spread else [combine_needs(needs)], nodes, node_labels_match_selector)
+            reason = pending_reason(needs if pool.spread else [combine_needs(needs)], nodes, labels_match)
             if reason:
                 yield pool.name, reason
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....client import Client
+from ...ray_compat.environment import AUTH_TOKEN, AUTH_TOKEN_PATH
+from ...ray_compat.visible_names import default_token_file, logs_folder
 from ...security.edge.internal_client import InternalClient
 
 PROMPT = "The with statement"
@@ -53,9 +55,9 @@ def show_first_answers(inside: InternalClient) -> None:
 
 def dashboard_token_location(environ: Mapping[str, str]) -> str:
     """Return where the token of Ray's dashboard is, as Ray looks for it; the token itself is shown nowhere."""
-    if environ.get("RAY_AUTH_TOKEN"):
-        return "$RAY_AUTH_TOKEN"
-    return f"cat {environ.get('RAY_AUTH_TOKEN_PATH') or Path('~/.ray/auth_token').expanduser()}"
+    if environ.get(AUTH_TOKEN):
+        return f"${AUTH_TOKEN}"
+    return f"cat {environ.get(AUTH_TOKEN_PATH) or default_token_file()}"
 
 
 def show_endpoints(endpoints: Endpoints, *, keys: bool = False) -> None:
@@ -73,7 +75,7 @@ def show_endpoints(endpoints: Endpoints, *, keys: bool = False) -> None:
   admin       {endpoints.admin or "none"}{" (motley fleet status)" if endpoints.admin else ""}
   proxy       {endpoints.proxy}
   dashboard   {endpoints.dashboard} (asks for a token: {dashboard_token_location(os.environ)})
-  logs        {endpoints.folder}/session_latest/logs
+  logs        {logs_folder(Path(endpoints.folder))}
 
   curl {endpoints.http}/v1/completions{bearer} -H 'Content-Type: application/json' \\
     -d '{{"prompt": "{PROMPT}", "max_tokens": {MAX_TOKENS}, "stream": true}}'

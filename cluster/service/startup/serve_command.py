@@ -112,7 +112,7 @@ def check(options: ServeOptions) -> None:
     """Raise ConfigurationError for options that would fail later, or be insecure."""
     check_access(options)
     if options.address is not None and options.fleet is None:
-        raise ConfigurationError("--address: for a fleet file", param="address")
+        raise ConfigurationError("--address: it is accepted with a fleet file only", param="address")
     _check_simulated(options)
     spec = fleet_from_options(options)
     choose_prefix_sharing(spec)  # reads the secret
@@ -170,10 +170,10 @@ def _check_simulated(options: ServeOptions) -> None:
         return  # as it was read
     if options.simulate is None:
         if options.simulate_model is not None:
-            raise ConfigurationError("--simulate-model: of what --simulate names a GPU for")
+            raise ConfigurationError("--simulate-model: it needs --simulate, which names a GPU")
         return
     if options.null_engine:
-        raise ConfigurationError("--simulate, --null-engine: one or the other")
+        raise ConfigurationError("--simulate and --null-engine: only one of them is accepted")
     from ....replicas.simulated.simulated_device import find_model_shape, find_table_device  # imports torch
 
     find_table_device(options.simulate)

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ....replicas.errors import MotleyError
+from ...ray_compat.visible_names import logs_folder, session_folder
 from ...service_errors import ConfigurationError
 from .watchdog import ServiceLost
 
@@ -61,14 +62,14 @@ def _kept_logs(folder: Path, lock: Path) -> Path | None:
 
     No start removes them; only MAX_KEPT later failures do.
     """
-    if not (folder / "session_latest").exists():
+    if not session_folder(folder).exists():
         return None
     with suppress(FileNotFoundError):  # somebody has removed it, and may have the folder for ever
         os.utime(lock)
         lock.rename(lock.with_name(_KEPT))
     for mark in sorted(_own(_KEPT), key=_modified)[:-MAX_KEPT]:
         _remove_ended(mark)
-    return folder / "session_latest" / "logs"
+    return logs_folder(folder)
 
 
 def sweep_killed() -> None:
@@ -176,4 +177,4 @@ def _private() -> Path:
             folder = parent / (name + suffix)
             folder.mkdir(mode=0o700)
             return folder
-    raise AssertionError("numbers do not end")
+    raise AssertionError("unreachable: ever higher numbers are tried until a folder's name is free")

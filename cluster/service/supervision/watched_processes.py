@@ -11,18 +11,27 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import grpc
 import ray
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from ray._private import worker
-from ray._private.grpc_utils import init_grpc_channel
-from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
+from ...fleet.control.control_actor import ControlActor
 from ...fleet.control.control_launcher import NAME as CONTROL
 from ...prefix_store.embedded_redis import EmbeddedRedis
 from ...process_tree import descendants, is_stopped
+from ...ray_compat.local_node import node_daemons, open_channel
+from ...ray_compat.serve_controller import check_controller
+from ...ray_compat.visible_names import (
+    AUTOSCALING_MONITOR,
+    CLIENT_SERVER,
+    DASHBOARD,
+    GCS,
+    LOG_MONITOR,
+    RAYLET,
+    actor_title,
+    controller_title,
+)
 from ...routing.ingress_broadcast import APPLICATION
 from ...security.edge.internal_client import InternalClient
 from .watchdog import ChildProcess, ProbedProcess
@@ -34,23 +43,23 @@ RAY_PATIENCE_S = 11.0  # with the drain and the end of all, less than half a min
 PATIENCE_S = 25.0  # of what is started again: a start takes seconds, on a busy machine many
 # By Ray's name of the process. What is not here is vital, as a Ray of another version may have other ones.
 NOT_VITAL = {
-    "dashboard": ("Ray's dashboard", "its pages are gone"),
-    "monitor": ("Ray's monitor of autoscaling", "nothing here needs it"),
-    "log_monitor": ("Ray's log monitor", "the dashboard shows no new lines of logs"),
-    "ray_client_server": ("Ray's server of remote drivers", "nothing here needs it"),
+    DASHBOARD: ("Ray's dashboard", "its pages are gone"),
+    AUTOSCALING_MONITOR: ("Ray's monitor of autoscaling", "nothing here needs it"),
+    LOG_MONITOR: ("Ray's log monitor", "the dashboard shows no new lines of logs"),
+    CLIENT_SERVER: ("Ray's server of remote drivers", "nothing here needs it"),
 }
-VITAL = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
-BY_ITSELF = {"raylet": "as it does without its dashboard agent or its runtime-env agent"}
+VITAL = {GCS: "Ray's GCS", RAYLET: "Ray's raylet"}
+BY_ITSELF = {RAYLET: "as it does without its dashboard agent or its runtime-env agent"}
 
 
 def ray_children() -> list[ChildProcess]:
     """Return the daemons that Ray's start has left as children of this process."""
     return [
-        ChildProcess(NOT_VITAL[kind][0], info.process, so=NOT_VITAL[kind][1])
+        ChildProcess(NOT_VITAL[kind][0], process, so=NOT_VITAL[kind][1])
         if kind in NOT_VITAL
-        else ChildProcess(VITAL.get(kind, f"Ray's {kind}"), info.process, vital=True, so=BY_ITSELF.get(kind, ""))
-        for kind, infos in worker._global_node.all_processes.items()
-        for info in infos
+        else ChildProcess(VITAL.get(kind, f"Ray's {kind}"), process, vital=True, so=BY_ITSELF.get(kind, ""))
+        for kind, processes in node_daemons().items()
+        for process in processes
     ]
 
 
@@ -60,10 +69,8 @@ def ray_probes() -> list[ProbedProcess]:
     raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
     gcs = str(ray.get_runtime_context().gcs_address)
     return [
-        ProbedProcess("Ray's GCS", grpc_health_probe(gcs), RAY_PATIENCE_S, certain=partial(any_stopped, "gcs_server")),
-        ProbedProcess(
-            "Ray's raylet", grpc_health_probe(raylet), RAY_PATIENCE_S, certain=partial(any_stopped, "raylet")
-        ),
+        ProbedProcess("Ray's GCS", grpc_health_probe(gcs), RAY_PATIENCE_S, certain=partial(any_stopped, GCS)),
+        ProbedProcess("Ray's raylet", grpc_health_probe(raylet), RAY_PATIENCE_S, certain=partial(any_stopped, RAYLET)),
     ]
 
 
@@ -72,10 +79,10 @@ def service_probes(inside: InternalClient, redis: EmbeddedRedis | None, *, contr
     host, _, port = inside.http.removeprefix("http://").rpartition(":")
     found = [
         ProbedProcess("the door", partial(check_port_open, host.strip("[]"), int(port)), PATIENCE_S),
-        _actor("Serve's controller", SERVE_CONTROLLER_NAME, SERVE_NAMESPACE, "check_alive", "ray::ServeController"),
+        _actor("Serve's controller", partial(check_controller, ANSWER_S), controller_title()),
     ]
     if control:
-        plane = _actor("the control plane", CONTROL, APPLICATION, "ready", "ray::ControlActor")
+        plane = _actor("the control plane", _ask_control_plane, actor_title(ControlActor.__name__))
         found.append(replace(plane, vital=False))
     if redis is not None:
         stopped = redis.is_stopped
@@ -92,7 +99,7 @@ def grpc_health_probe(address: str) -> Callable[[], object]:
     """
 
     def ask() -> object:
-        with init_grpc_channel(address) as channel:
+        with open_channel(address) as channel:
             try:
                 return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_S)
             except grpc.RpcError as error:
@@ -113,13 +120,14 @@ def check_port_open(host: str, port: int) -> None:
         log.debug("the door is slow: %s", error)
 
 
-def _actor(name: str, actor: str, namespace: str, method: str, title: str) -> ProbedProcess:
-    """Return the watch of a Ray actor, which Ray restarts when it ends. It is looked up by name each time, as
-    handles go stale.
-    """
+def _ask_control_plane() -> object:
+    return ray.get(ray.get_actor(CONTROL, APPLICATION).ready.remote(), timeout=ANSWER_S)
 
-    def ask() -> Any:
-        return ray.get(getattr(ray.get_actor(actor, namespace), method).remote(), timeout=ANSWER_S)
+
+def _actor(name: str, ask: Callable[[], object], title: str) -> ProbedProcess:
+    """Return the watch of a Ray actor, which Ray restarts when it ends. `ask` looks it up by name each time, as handles
+    go stale.
+    """
 
     def stopped() -> bool:
         return any(map(is_stopped, processes_titled(title)))
@@ -129,7 +137,7 @@ def _actor(name: str, actor: str, namespace: str, method: str, title: str) -> Pr
 
 def any_stopped(kind: str) -> bool:
     """Return whether a signal has stopped a process of this kind, by Ray's name."""
-    return any(is_stopped(info.process.pid) for info in worker._global_node.all_processes.get(kind, ()))
+    return any(is_stopped(process.pid) for process in node_daemons().get(kind, ()))
 
 
 def processes_titled(title: str) -> list[int]:

@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 
 from ....replicas.host.garbage_collection import freeze_gc, pause_gc
+from ...ray_compat.local_node import is_jobless, node_session_folder
+from ...ray_compat.visible_names import REPLICA_MODULE
 from .warm_worker_slots import WarmWorkerSlots
 
 __all__ = ["PRELOADED", "begin_warm_worker", "import_replica_modules", "node_slots"]
@@ -19,10 +21,11 @@ log = logging.getLogger(__name__)
 
 PRELOADED = f"{__package__}.preloaded"
 _MODULES = (
-    "ray.serve._private.replica", "torch",
+    REPLICA_MODULE, "torch",
     "..deployment.pool_replica", "..deployment.shard_actors", "...fleet.control.backend.weight_sources",
-    "...security.edge.serve_patches", "...prefix_store.redis_store", "....replicas.engine.startup.engine_builder",
-    "....replicas.engine.entrypoints.worker", "....replicas.parallel.follower.follower_process",
+    "...security.edge.serve_patches", "...ray_compat.replica_port", "...prefix_store.redis_store",
+    "....replicas.engine.startup.engine_builder", "....replicas.engine.entrypoints.worker",
+    "....replicas.parallel.follower.follower_process",
 )  # fmt: skip
 _OF_GPUS = ("....kernels.gpu.gpu_ops", "....replicas.gpu.gpu_runner")
 _DRIVER = Path("/dev/nvidiactl")
@@ -34,29 +37,18 @@ def begin_warm_worker() -> None:
     Raises nothing, since an error would end the process, whatever it was started for.
     """
     try:
-        if _is_nobodys() and node_slots().take():
+        if is_jobless() and node_slots().take():
             import_replica_modules()
             freeze_gc()  # saves a tenth of the time from a replica's death to the next answer
     except Exception:
         log.exception("a process that waits for a replica has not imported all that one needs")
 
 
-def _is_nobodys() -> bool:
-    """Return whether this worker has no job.
-
-    Workers that Ray starts for an actor or a task have one from the beginning.
-    """
-    from ray._private.worker import global_worker
-
-    return bool(global_worker.current_job_id.is_nil())
-
-
 def node_slots() -> WarmWorkerSlots:
     """Return the files that record the warm worker processes of the node on which this process runs."""
     import ray
-    from ray._private.worker import _global_node
 
-    return WarmWorkerSlots.of_node(Path(_global_node.get_session_dir_path()), ray.get_runtime_context().get_node_id())
+    return WarmWorkerSlots.of_node(node_session_folder(), ray.get_runtime_context().get_node_id())
 
 
 def import_replica_modules(*, gpus: bool | None = None) -> None:

@@ -12,8 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ....replicas.host.host_memory import available_memory
+from ...ray_compat.local_node import prestart_workers
 from .warm_worker import PRELOADED, node_slots
 from .warm_worker_slots import WarmWorkerSlots
 
@@ -27,7 +29,6 @@ FIRST_S, LONGEST_S = 5.0, 3600.0  # bounds of the pause between requests for pro
 STEADY_S = 60.0  # a process that is there for this long counts as stable
 TOLD = 8  # unsuccessful requests in a row after which a warning is logged
 ROOM_BYTES = 2 << 30  # free host memory below which none is started, since replicas and their streams come first
-_ASK_S = 10.0
 _STAY_S = 10**6  # keep-alive of a waiting worker, much longer than a raylet's default
 
 
@@ -38,7 +39,7 @@ def keep_warm_workers(count: int, after_s: float = 0.0) -> None:
     """
     if PRELOADED not in sys.modules or sys.platform != "linux":
         return
-    keeper = WarmWorkerKeeper(node_slots(), count, prestart_workers)
+    keeper = WarmWorkerKeeper(node_slots(), count, partial(prestart_workers, keep_s=_STAY_S))
     threading.Thread(target=keeper.run, args=(after_s,), name="keeps spares", daemon=True).start()
 
 
@@ -100,36 +101,4 @@ class WarmWorkerKeeper:
         except BaseException:
             for place in wanted:
                 place.unlink(missing_ok=True)
-            raise
-
-
-def prestart_workers(count: int) -> None:
-    """Make the node's raylet start worker processes that no job has yet. Raises NotImplementedError if it cannot.
-
-    They belong to no job, because those of a job end with its driver, and the driver of a fleet on someone else's
-    cluster has long ended.
-    """
-    import grpc
-    import ray
-    from ray._common.network_utils import build_address
-    from ray._private.grpc_utils import init_grpc_channel
-    from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc
-    from ray.core.generated.common_pb2 import PYTHON
-    from ray.core.generated.runtime_environment_pb2 import RuntimeEnvInfo
-
-    context = ray.get_runtime_context()
-    here = context.get_node_id()
-    (node,) = (node for node in ray.nodes() if node["NodeID"] == here)
-    request = node_manager_pb2.PrestartWorkersRequest(
-        language=PYTHON,
-        runtime_env_info=RuntimeEnvInfo(serialized_runtime_env=context.get_runtime_env_string()),
-        keep_alive_duration_secs=_STAY_S,
-        num_workers=count,
-    )
-    with init_grpc_channel(build_address(node["NodeManagerAddress"], node["NodeManagerPort"])) as channel:
-        try:
-            node_manager_pb2_grpc.NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=_ASK_S)
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-                raise NotImplementedError(error.details()) from error
             raise

@@ -15,13 +15,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...process_tree import is_stopped
+from ...ray_compat.visible_names import STARTING_WORKER, WAITING_WORKER
 
 __all__ = ["WarmWorkerSlots"]
 
 STALE_S = 20.0  # a process that has not come by then was killed before, or never started
 _WANTED, _SPARE = "wanted-", "spare-"
-_WAITING = b"ray::IDLE"  # title of a Ray worker that nobody has taken
-_STARTING = b"default_worker.py"  # in the command line of a worker that has no title yet
+_WAITING, _STARTING = WAITING_WORKER.encode(), STARTING_WORKER.encode()
 
 
 class WarmWorkerSlots:

@@ -143,7 +143,7 @@ class NativeKernels:
             *(window or _UNBOUNDED, TYPES[q.dtype], TYPES[cache.dtype], scale),
         )
         if self._attention(ctypes.byref(args), self.threads):
-            raise NativeOutOfMemory(f"attention over {tokens} tokens")
+            raise NativeOutOfMemory(f"there is no memory for attention over {tokens} tokens")
         return out
 
 

@@ -84,7 +84,7 @@ class ShmCollectives:
         Raises RankLost, and ValueError for other dtypes.
         """
         if x.dtype not in _TYPES:
-            raise ValueError(f"sums are of fp32 or bf16, not {x.dtype}")
+            raise ValueError(f"x: {x.dtype} cannot be summed; expected float32 or bfloat16")
         x = x.contiguous()
         self._check(self._sum(self._pointer, x.data_ptr(), x.numel(), _TYPES[x.dtype]))
         return x
@@ -137,4 +137,4 @@ class ShmCollectives:
     @staticmethod
     def _check(why: int) -> None:
         if why:
-            raise RankLost("a rank did not come in time" if why == 1 else "a rank has given up")
+            raise RankLost("a rank did not answer in time" if why == 1 else "a rank has stopped")

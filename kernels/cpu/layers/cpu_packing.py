@@ -52,7 +52,7 @@ def regroup(weight: GroupedWeight, group: int) -> GroupedWeight:
 
 
 def interleave(weight: GroupedWeight, bits: int) -> torch.Tensor:
-    """Return a weight in the layout of csrc/linear.c: uint8 [strips, groups, bytes].
+    """Return a weight in int4 or int8 with groups, in the layout of csrc/linear.c: uint8 [strips, groups, bytes].
 
     A strip has the scales, zero points and codes of 64 outputs.
     """

@@ -55,7 +55,7 @@ def choose_linear(weight: Weight, role: Role, setting: CpuLinearSettings) -> tup
             refused.append(str(reason))
             continue
         return linear, f"{linear.kernel}: {why}" + (f" (before it: {'; '.join(refused)})" if refused else "")
-    raise ValueError(f"no kernel for a weight of shape {weight.shape}: {'; '.join(refused)}")
+    raise ValueError(f"no kernel accepts a weight of shape {weight.shape}: {'; '.join(refused)}")
 
 
 def _check_rounding(linear: Linear, weight: Weight, setting: CpuLinearSettings) -> None:

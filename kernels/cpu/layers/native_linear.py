@@ -77,7 +77,7 @@ class NativeGroupedLinear:
         native = self._native
         types = TYPES[x.dtype], TYPES[self._out]
         if native.grouped(self._ref, x.data_ptr(), y.data_ptr(), rows, *types, native.threads):
-            raise NativeOutOfMemory(f"a linear layer over {rows} rows")
+            raise NativeOutOfMemory(f"there is no memory for a linear layer over {rows} rows")
         return y
 
 

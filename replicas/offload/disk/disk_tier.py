@@ -157,7 +157,7 @@ class DiskTierRepackCache:
 
 
 def map_tensors(place: TierFile, infos: list[TensorInfo]) -> Callable[[TensorInfo], torch.Tensor]:
-    """Map the bytes of these tensors from a file into memory, all at once, and return a function that finds each.
+    """Map these tensors of a file into memory in one piece; return a function from a TensorInfo to its tensor.
 
     The rest of the file is not mapped: Linux would refuse to map a file that is larger than memory.
     """

@@ -149,4 +149,4 @@ class _WrittenLinear:
     held = LayerMemory(0)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        raise AssertionError("a decoder that was written computes nothing")
+        raise AssertionError("this decoder was only written to disk: it cannot compute")

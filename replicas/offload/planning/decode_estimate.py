@@ -48,7 +48,7 @@ def memory_under_plan(parts: MemoryParts, decoder: Decoder, plan: DiskPlan | Dev
 
 
 def host_copy_rate(device: DeviceSpec) -> float:
-    """Bytes a second from the host's memory to the device, over the card's own PCIe."""
+    """Bytes per second from the host's memory to the device, as the card's own PCIe allows; not measured."""
     return available_links(device, ["pcie"])[-1].bandwidth
 
 

@@ -31,7 +31,9 @@ def resolve_budgets(device: int, host: int | None, copier: Copier | None) -> Wei
         log.info("weights: at most %s of the host's memory, pinned: %s", format_mib(nbytes), why)
         return WeightBudgets(device, nbytes)
     if host is not None:
-        raise host_memory_error(f"{host!r} is not accepted; expected null on a CPU, whose memory is the host's")
+        raise host_memory_error(
+            "it is for GPUs only; on a CPU weights_memory_bytes limits the weights in the host's memory"
+        )
     return WeightBudgets(device, None)
 
 

@@ -52,7 +52,7 @@ def renew_device_decoder(decoder: Decoder, checkpoint: Checkpoint, changed: Coll
         landing = open_uploader(places, tier.copier)
         renewed = DeviceTier(places, plan, tier.copier, tier.budgets, tier.cache, pinned)
     except PinningError as error:
-        raise _no_device_room_error(f"it does not pin memory for the new weights: {error}") from error
+        raise _no_device_room_error(f"no memory could be pinned for the new weights: {error}") from error
     try:
         made = assemble_on_device(checkpoint, ops, renewed, landing, decoder, changed)
     except BaseException:
@@ -122,7 +122,7 @@ def _check_host(plan: DevicePlan, pinned: Pinned) -> None:
     needed = pinned_bytes(_fresh_bytes(plan, pinned), 1) + 2 * round_up_to_power_of_two(plan.staging_bytes)
     if needed > (free := available_memory()):
         raise _no_device_room_error(
-            f"the new weights want {format_mib(needed)} of it pinned, and {format_mib(free)} are free"
+            f"the new weights need {format_mib(needed)} of it pinned, and {format_mib(free)} are free"
         )
 
 

@@ -68,7 +68,7 @@ class TemplateMeter:
         elif isinstance(value, jinja2.utils.Namespace):
             self.spend(item_chars * len(value._Namespace__attrs))
         elif isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
-            raise TemplateLimit(f"a number of {value.bit_length()} bits")
+            raise TemplateLimit(f"a number of {value.bit_length()} bits is too large")
         return value
 
     def spend(self, chars: int) -> None:

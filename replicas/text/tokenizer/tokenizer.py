@@ -137,7 +137,7 @@ class Tokenizer:
         text, state = read_tokenizer_state(folder)
         doubt = find_unbounded_component(state) if aside else None
         if doubt is not None:
-            log.warning("%s: texts are read in a process of their own, since of its %s %s", TOKENIZER_FILE, *doubt)
+            log.warning("%s: texts are tokenized in a separate process, because of its %s: %s", TOKENIZER_FILE, *doubt)
         backend = load_backend(text, state) if doubt is None else load_backend(*decode_only_state(state))
         beside = TokenizerProcess(folder, "" if doubt is None else doubt[0]) if aside else None
         runs = doubt is None and beside is not None and slow_on_long_runs(state)

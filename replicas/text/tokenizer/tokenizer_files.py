@@ -61,7 +61,7 @@ class TokenizerConfig:
         config = _read(folder, TOKENIZER_CONFIG)
         if config.get("auto_map"):
             raise CheckpointError(
-                "wants its own code run, which is never done", file=TOKENIZER_CONFIG, tensor="auto_map"
+                "asks for code of its own to be run, which is never done", file=TOKENIZER_CONFIG, tensor="auto_map"
             )
         current = "added_tokens_decoder" in config
         older = {} if current else _read(folder, SPECIAL_MAP)

@@ -159,7 +159,7 @@ def _plain_dict(value: Any) -> dict[str, Any]:
     """Return a mapping as a dict, since messages may be mappings of any kind."""
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{type(value).__name__} is nothing that a message may hold")
+    raise TypeError(f"{type(value).__name__} cannot be part of a message")
 
 
 def _receive_reply(line: WatchedConnection) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..cluster.prefix_store.embedded_redis import REMEDY
+from ..cluster.ray_compat.environment import AUTH_MODE
 from ..replicas.host.cpu_cores import usable_cores
 from ..replicas.host.pip_command import pip_install_command
 from .fact import DoctorFact
@@ -186,9 +187,9 @@ def _service() -> Iterator[DoctorFact]:
         yield DoctorFact(
             "Service", f"port {port} ({name})", "free" if free else "in use", "ok" if free else "note", remedy
         )
-    if os.environ.get("RAY_AUTH_MODE") == "disabled":
+    if os.environ.get(AUTH_MODE) == "disabled":
         yield DoctorFact(
-            "Service", "RAY_AUTH_MODE", "disabled: anyone who reaches Ray's ports runs code", "missing", "unset it"
+            "Service", AUTH_MODE, "disabled: anyone who reaches Ray's ports runs code", "missing", "unset it"
         )
     shm = Path("/dev/shm")
     if shm.is_dir():

@@ -141,7 +141,7 @@ def _count(stages: str, device: list[str] | None, pipeline_parallel: int) -> int
     count = len(stages.split(","))
     if device or pipeline_parallel not in (1, count):
         other = "--device" if device else f"--pipeline-parallel {pipeline_parallel}"
-        raise typer.BadParameter(f"--stages {stages}: it is {count} stages, and says their devices; without {other}")
+        raise typer.BadParameter(f"--stages {stages}: it gives {count} stages and their devices; leave out {other}")
     return count
 
 
@@ -170,7 +170,7 @@ def _divided(
 def _context(given: int | None, checkpoint: Checkpoint) -> int:
     longest = checkpoint.config.max_model_len
     if given is not None and given > longest:
-        raise typer.BadParameter(f"--context {given}: the model was made for {longest} tokens")
+        raise typer.BadParameter(f"--context {given}: the model accepts at most {longest} tokens")
     return given or min(CONTEXT, longest)
 
 

@@ -88,7 +88,7 @@ def prefixes(
     from . import fleet_prefixes
 
     if tenant is not None and not flush:
-        raise typer.BadParameter("--tenant: says whose prefixes --flush is to forget")
+        raise typer.BadParameter("--tenant: it is accepted with --flush only, and says whose prefixes are forgotten")
     with _plane(address, admin_key, ca) as plane:
         if flush:
             forgot = plane.FlushPrefixes(pb.FlushPrefixesRequest(tenant=tenant))

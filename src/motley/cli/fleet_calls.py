@@ -38,7 +38,7 @@ def resolve_contact(address: str | None, key: str, ca: Path | None) -> ControlCo
 
 
 class ControlPlaneClient:
-    """Stub of motley.v1.ControlPlane: each call has the key, and unless it says otherwise a timeout."""
+    """gRPC client of motley.v1.ControlPlane, which adds the admin's key and a default timeout to every call."""
 
     def __init__(self, contact: ControlContact, ca: Path | None, timeout_s: float) -> None:
         if contact.tls:

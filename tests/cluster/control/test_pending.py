@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ray.serve._private.deployment_scheduler import node_labels_match_selector
-from ray.serve.generated.serve_pb2 import ReplicaConfig
 
 from motley.cluster.fleet.control.backend.pending_reason import NodeResources, ResourceNeed, pending_reason
 from motley.cluster.fleet.control.backend.serve_backend import _needs
+from motley.cluster.ray_compat.cluster_state import labels_match
+from motley.cluster.ray_compat.serve_controller import DeployedSettings
 
 T4 = {"ray.io/accelerator-type": "T4"}
 HEAD = NodeResources({}, {"CPU": 2.0}, {"CPU": 0.0})
@@ -43,7 +42,7 @@ ROOM = NodeResources({}, {"CPU": 8.0, "GPU": 1.0}, {"CPU": 0.5, "GPU": 1.0})
     ],
 )
 def test_reasons(needs: list[ResourceNeed], nodes: list[NodeResources], words: str) -> None:
-    found = pending_reason(needs, nodes, node_labels_match_selector)
+    found = pending_reason(needs, nodes, labels_match)
     assert found == words or (words == "no node" and found.startswith(words))
 
 
@@ -55,12 +54,9 @@ def test_reasons(needs: list[ResourceNeed], nodes: list[NodeResources], words: s
     ],
 )
 def test_bundles_of_one_node_need_room_on_it_together(strategy: str, needs: list[ResourceNeed]) -> None:
-    config = ReplicaConfig(
-        placement_group_bundles=b'[{"CPU": 1.0}, {"CPU": 2.0, "disk": 1.0}]',
-        placement_group_bundle_label_selector=b'[{"rack": "r3"}, {}]',
-        placement_group_strategy=strategy,
-    )
-    assert _needs(SimpleNamespace(replica_config=config)) == needs
+    bundles = [{"CPU": 1.0}, {"CPU": 2.0, "disk": 1.0}]
+    settings = DeployedSettings(version="1", bundles=bundles, bundle_labels=[{"rack": "r3"}], strategy=strategy)
+    assert _needs(settings) == needs
 
 
 amounts = st.dictionaries(st.sampled_from(["CPU", "GPU", "disk"]), st.sampled_from([0.5, 1.0, 2.0]), max_size=3)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ray.serve._private.deployment_scheduler import node_labels_match_selector
 
 from motley.cluster.fleet.control.backend.node_capacity import (
     find_missing_capacity,
@@ -16,6 +15,7 @@ from motley.cluster.fleet.control.backend.node_capacity import (
 )
 from motley.cluster.fleet.control.backend.pending_reason import NodeResources, combine_needs, pending_reason
 from motley.cluster.fleet.spec.fleet_spec import FleetSpec
+from motley.cluster.ray_compat.cluster_state import labels_match
 
 T4 = {"ray.io/accelerator-type": "T4", "motley/compute-capability": "7.5"}
 PLAIN = {"CPU": 64.0, "memory": 2.0**34}
@@ -33,9 +33,7 @@ def fleet(*pools: dict[str, Any]) -> FleetSpec:
 
 
 def found(spec: FleetSpec, *nodes: NodeResources) -> list[tuple[int, str, str]]:
-    return [
-        (one.pool, one.entry, one.message) for one in find_missing_capacity(spec, nodes, node_labels_match_selector)
-    ]
+    return [(one.pool, one.entry, one.message) for one in find_missing_capacity(spec, nodes, labels_match)]
 
 
 BUNDLES = [{"cpus": 2}, {"cpus": 2}]
@@ -124,7 +122,7 @@ def test_it_is_told_exactly_where_an_empty_node_would_not_do(
 
 
 def fits(labels: Any, wanted: Any) -> bool:
-    return bool(node_labels_match_selector(labels, wanted))
+    return bool(labels_match(labels, wanted))
 
 
 @pytest.mark.parametrize(

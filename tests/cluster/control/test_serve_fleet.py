@@ -13,8 +13,10 @@ import pytest
 from ray.serve._private.deployment_state import DeploymentState
 
 from motley.cluster.fleet.control.backend.pending_reason import NodeResources
-from motley.cluster.fleet.control.backend.serve_backend import _FAILED, STARTING, ServeBackend
+from motley.cluster.fleet.control.backend.serve_backend import STARTING, ServeBackend
 from motley.cluster.fleet.spec.fleet_spec import FleetSpec
+from motley.cluster.ray_compat.serve_controller import ask_deployment_ids
+from motley.cluster.ray_compat.visible_names import FAILED_START
 from motley.replicas.demo import demo_path
 from motley.replicas.errors import InvalidRequest
 
@@ -56,7 +58,7 @@ async def test_no_room_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     async def info(self: ServeBackend, name: str) -> Any:
         return SimpleNamespace()
 
-    monkeypatch.setattr(ServeBackend, "_info", info)
+    monkeypatch.setattr(ServeBackend, "_settings", info)
     monkeypatch.setattr("motley.cluster.fleet.control.backend.serve_backend._needs", lambda info: [])
     monkeypatch.setattr("motley.cluster.fleet.control.backend.serve_backend.living_nodes", list)
     monkeypatch.setattr("motley.cluster.fleet.control.backend.serve_backend.pending_reason", lambda *_: "no GPU free")
@@ -77,15 +79,15 @@ async def test_pools_that_no_node_could_hold_are_known_where_no_node_joins(
     ]
     details = SimpleNamespace(target_num_replicas=0, replicas=[], status=SimpleNamespace(value="HEALTHY"), message="")
 
-    async def asked(self: ServeBackend, method: str, *args: Any) -> Any:
+    async def asked(self: ServeBackend, ask: Any, *args: Any) -> Any:
         ids = [SimpleNamespace(app_name="motley", name=name) for name in ("p0", "p1")]
-        return ids if method == "list_deployment_ids" else details
+        return ids if ask is ask_deployment_ids else details
 
     async def info(self: ServeBackend, name: str) -> Any:
         return SimpleNamespace(version="1")
 
     monkeypatch.setattr(ServeBackend, "_asked", asked)
-    monkeypatch.setattr(ServeBackend, "_info", info)
+    monkeypatch.setattr(ServeBackend, "_settings", info)
     resources = {"CPU": 8.0, "memory": 2.0**34}
     monkeypatch.setattr(
         "motley.cluster.fleet.control.backend.serve_backend.living_nodes",
@@ -104,8 +106,8 @@ async def test_pools_that_no_node_could_hold_are_known_where_no_node_joins(
 
 def test_these_are_still_serves_words() -> None:
     for method, words in (
-        (DeploymentState.record_replica_startup_failure, f'"A replica {_FAILED} with exception.'),
-        (DeploymentState.check_curr_status, f'"The deployment {_FAILED} "'),  # and how many times
+        (DeploymentState.record_replica_startup_failure, f'"A replica {FAILED_START} with exception.'),
+        (DeploymentState.check_curr_status, f'"The deployment {FAILED_START} "'),  # and how many times
     ):
         assert words in inspect.getsource(method)
 

@@ -138,7 +138,7 @@ def test_gpus_are_as_measured_where_they_were(tmp_path, capsys):
         (["--slo", "ttft=3"], "--slo ttft=3"), (["--slo", "ttft=3,tpot=0"], "each from 1e-6 to 1e+09 seconds"),
         (["--gpus", "A10"], "expected GPU=PRICE"), (["--gpus", "K80=1"], "'K80' is not in the table"),
         (["--gpus", "T4=1,Tesla T4=2"], "there twice"), (["--trace", "/nowhere"], "No such file"),
-        (["--measured", "T4"], "expected GPU=FILE"), (["--measured", "P40=x.json"], "none of --gpus"),
+        (["--measured", "T4"], "expected GPU=FILE"), (["--measured", "P40=x.json"], "not one of the GPUs in --gpus"),
         (["--measured", "T4=/nowhere/x.json"], "/nowhere/x.json: No such file"),
         (["--model", "gpt-5"], "'gpt-5' is not known"),
     ],

@@ -47,9 +47,11 @@ class UnknownFieldPolicy:
             return
         self._told.add(name)
         if len(self._told) > MAX_NAMES:
-            log.warning("more than %d names of unknown fields have come; no more of them are logged", MAX_NAMES)
+            log.warning("%d unknown fields have been logged; further ones are not", MAX_NAMES)
         else:
-            log.warning("the field %a of a request is unknown, and ignored (--unknown-fields refuse: refused)", name)
+            log.warning(
+                "a request has the unknown field %a, which is ignored (--unknown-fields refuse would refuse it)", name
+            )
 
 
 def is_empty_value(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ray
 
+from ....ray_compat.cluster_state import free_resources
 from .pending_reason import NodeResources
 
 __all__ = ["living_nodes"]
@@ -11,7 +12,7 @@ __all__ = ["living_nodes"]
 
 def living_nodes() -> list[NodeResources]:
     """Return the living nodes with their labels, their total resources and what is free of these now."""
-    free = ray._private.state.available_resources_per_node()
+    free = free_resources()
     return [
         NodeResources(node.get("Labels") or {}, node["Resources"], free.get(node["NodeID"], {}))
         for node in ray.nodes()

@@ -7,7 +7,6 @@ step less, and needs neither the dashboard's address nor its token.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,19 +17,27 @@ from typing import Any, Literal, TypeVar
 import ray
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve._private.build_app import build_app as built
-from ray.serve._private.common import DeploymentID
-from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
-from ray.serve._private.deployment_scheduler import node_labels_match_selector
-from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
-from ray.serve.generated.serve_pb2 import DeploymentRoute
 from ray.serve.schema import DeploymentDetails, ReplicaDetails
 
 from .....replicas.checkpoint.files.model_hub import resolve_model
 from .....replicas.errors import InvalidRequest, MotleyError, Unavailable
 from .....replicas.loading.servable_check import check_servable_in_child
 from .....replicas.updates.weight_file import WeightFile
+from ....ray_compat.cluster_state import labels_match
+from ....ray_compat.serve_controller import (
+    DeployedSettings,
+    ask_deployment_details,
+    ask_deployment_ids,
+    ask_deployment_settings,
+    ask_number_of_replicas,
+    deployment_names,
+    find_controller,
+    find_replica_actor,
+    read_settings,
+)
+from ....ray_compat.serve_deployments import DeploymentChange, redeploy_application
+from ....ray_compat.visible_names import FAILED_START
 from ....routing.fleet_status import FleetStatus, FleetStatusMerger, PrefixStatus, WeightStatus
 from ....routing.ingress_broadcast import INGRESS, call_every_ingress
 from ...deployed.deployed_fleet import read_deployed
@@ -57,7 +64,6 @@ _STATES: Mapping[str, Literal["running", "stopping"]] = {
     "STOPPING": "stopping",
     "STOPPED": "stopping",
 }
-_FAILED = "failed to start"  # in Serve's message of a replica while others serve, else of the pool
 _POOL_STATES: Mapping[str, Literal["healthy", "failed"]] = {"HEALTHY": "healthy", "DEPLOY_FAILED": "failed"}
 
 
@@ -85,7 +91,7 @@ class ServeBackend:
             return None
         if not self._joined and deployed.fleet != self._checked:
             nodes = await asyncio.to_thread(living_nodes)
-            found = find_missing_capacity(deployed.fleet, nodes, node_labels_match_selector)
+            found = find_missing_capacity(deployed.fleet, nodes, labels_match)
             self._homeless = frozenset(deployed.fleet.pools[lack.pool].name for lack in found)
             self._checked = deployed.fleet
         return plan_from_spec(deployed.fleet)
@@ -93,12 +99,12 @@ class ServeBackend:
     async def look(self) -> Mapping[str, PoolSnapshot]:
         found = {}
         for name in await self._pools():
-            details = await self._asked("get_deployment_details", self._app, name)
+            details = await self._asked(ask_deployment_details, self._app, name)
             self._seen[name] = details
             found[name] = PoolSnapshot(
                 target=details.target_num_replicas,
                 replicas=tuple(_replica(one) for one in details.replicas),
-                version=(await self._info(name)).version,
+                version=(await self._settings(name)).version,
                 state=_POOL_STATES.get(details.status.value, "changing"),
                 message=_last_line(details.message),
                 failing=_last_line(details.message) if _does_not_start(details) else "",
@@ -138,17 +144,17 @@ class ServeBackend:
         if details.status.value == "DEPLOY_FAILED":
             return f"replicas do not start: {_last_line(details.message)}"
         if waits:
-            needs = _needs(await self._info(pool))
+            needs = _needs(await self._settings(pool))
             nodes = await asyncio.to_thread(living_nodes)
-            if no_room := pending_reason(needs, nodes, node_labels_match_selector):
+            if no_room := pending_reason(needs, nodes, labels_match):
                 return no_room
         # Once any replica has started, Serve retries forever, and only says so in this message.
-        if _FAILED in details.message:
+        if FAILED_START in details.message:
             return f"the last that was tried did not start: {_last_line(details.message)}"
         return STARTING
 
     async def set_target(self, pool: str, replicas: int) -> None:
-        await self._asked("update_deployment_replicas", DeploymentID(pool, self._app), replicas)
+        await self._asked(ask_number_of_replicas, self._app, pool, replicas)
 
     async def end(self, replica_id: str) -> None:
         """Kill a replica's process, which is known to be idle or to have used up its time."""
@@ -156,8 +162,7 @@ class ServeBackend:
             for one in details.replicas:
                 if one.replica_id == replica_id:
                     with suppress(ValueError):  # the actor is gone already
-                        actor = await asyncio.to_thread(ray.get_actor, one.actor_name, SERVE_NAMESPACE)
-                        ray.kill(actor)
+                        ray.kill(await asyncio.to_thread(find_replica_actor, one.actor_name))
 
     async def check_model(self, model: str) -> None:
         await asyncio.to_thread(self._check_model, model)
@@ -165,12 +170,9 @@ class ServeBackend:
     async def redeploy(
         self, targets: Mapping[str, int], versions: Mapping[str, str], models: Mapping[str, str]
     ) -> None:
-        now = {name: (await self._info(name)).version for name in (INGRESS, *targets)}
+        now = {name: (await self._settings(name)).version for name in (INGRESS, *targets)}
         nodes = await asyncio.to_thread(living_nodes)
-        room = {
-            name: not pending_reason(_needs(await self._info(name)), nodes, node_labels_match_selector)
-            for name in versions
-        }
+        room = {name: not pending_reason(_needs(await self._settings(name)), nodes, labels_match) for name in versions}
         await asyncio.to_thread(self._deploy, targets, {**now, **versions}, models, room)
 
     def _deploy(
@@ -184,25 +186,12 @@ class ServeBackend:
 
         room  whether a pool's nodes have capacity for one more replica: then a new one serves before an old one leaves
         """
-        application = built(
-            self._build(models),
-            name=self._app,
-            route_prefix="/",
-            default_runtime_env=ray.get_runtime_context().runtime_env,
-            external_scaler_enabled=True,
-        )
-        for number, deployment in enumerate(application.deployments):
-            name = deployment.name
-            changed = deployment.options(version=versions[name], _internal=True)
-            config = changed._deployment_config
-            if name in targets:
-                config.num_replicas = targets[name]  # may be 0, which `options` refuses
-            if room.get(name) and targets[name]:
-                config.max_surge_percent = math.ceil(100 / targets[name])
-            application.deployments[number] = changed
-        _get_global_client().deploy_applications(
-            [application], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
-        )
+
+        def change(name: str) -> DeploymentChange:
+            surge = math.ceil(100 / targets[name]) if room.get(name) and targets[name] else None
+            return DeploymentChange(version=versions[name], replicas=targets.get(name), max_surge_percent=surge)
+
+        redeploy_application(self._build(models), self._app, change)
 
     def _check_model(self, model: str) -> None:
         deployed = read_deployed()
@@ -228,23 +217,18 @@ class ServeBackend:
             )
 
     async def _pools(self) -> list[str]:
-        ids = await self._asked("list_deployment_ids")
-        return sorted(one.name for one in ids if one.app_name == self._app and one.name != INGRESS)
+        names = deployment_names(await self._asked(ask_deployment_ids), self._app)
+        return [name for name in names if name != INGRESS]
 
-    async def _info(self, name: str) -> Any:
-        """Return Serve's DeploymentInfo of a deployment."""
-        return DeploymentRoute.FromString(await self._asked("get_deployment_info", name, self._app)).deployment_info
+    async def _settings(self, name: str) -> DeployedSettings:
+        return read_settings(await self._asked(ask_deployment_settings, self._app, name))
 
-    async def _asked(self, method: str, *args: Any) -> Any:
-        """Return an answer of Serve's controller. Raises Unavailable."""
-
-        def controller() -> Any:
-            return ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
-
+    async def _asked(self, ask: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        """Return an answer of Serve's controller, which `ask` is called with. Raises Unavailable."""
         try:
             if self._controller is None:
-                self._controller = await asyncio.to_thread(controller)
-            return await _in_time(getattr(self._controller, method).remote(*args))
+                self._controller = await asyncio.to_thread(find_controller)
+            return await _in_time(ask(self._controller, *args))
         except (RayError, ValueError, KeyError, TimeoutError) as error:
             raise Unavailable(
                 f"Serve's controller does not answer: {_last_line(str(error))}", code="no_controller"
@@ -272,7 +256,7 @@ class ServeBackend:
 
 
 def _does_not_start(details: DeploymentDetails) -> bool:
-    return details.status.value == "DEPLOY_FAILED" or _FAILED in details.message
+    return details.status.value == "DEPLOY_FAILED" or FAILED_START in details.message
 
 
 async def _in_time(answer: Awaitable[ResultT], timeout_s: float = ANSWER_S) -> ResultT:
@@ -292,18 +276,16 @@ def _replica(details: ReplicaDetails) -> ReplicaSnapshot:
     )
 
 
-def _needs(info: Any) -> list[ResourceNeed]:
+def _needs(settings: DeployedSettings) -> list[ResourceNeed]:
     """Return what a replica needs from nodes.
 
     That is one need for each bundle, one for all bundles if they must share a node, or one for its single actor.
     """
-    config = info.replica_config
-    if bundles := json.loads(config.placement_group_bundles or b"null"):
-        labels = json.loads(config.placement_group_bundle_label_selector or b"null") or [{}] * len(bundles)
-        labels = labels if len(labels) == len(bundles) else [*labels, *[{}] * len(bundles)][: len(bundles)]
+    if bundles := settings.bundles:
+        labels = [*settings.bundle_labels, *[{}] * len(bundles)][: len(bundles)]
         needs = [ResourceNeed(bundle, label) for bundle, label in zip(bundles, labels, strict=True)]
-        return [combine_needs(needs)] if config.placement_group_strategy == "STRICT_PACK" else needs
-    options = json.loads(config.ray_actor_options or b"{}")
+        return [combine_needs(needs)] if settings.strategy == "STRICT_PACK" else needs
+    options = settings.actor_options
     resources = {"CPU": options.get("num_cpus") or 0.0, "GPU": options.get("num_gpus") or 0.0}
     resources |= {"memory": options.get("memory") or 0.0, **(options.get("resources") or {})}
     if kind := options.get("accelerator_type"):

@@ -99,9 +99,9 @@ class FleetReconciler:
             try:
                 await self.step()
             except MotleyError as error:
-                log.warning("a look at the fleet failed: %s", error.message)
+                log.warning("the state of the fleet could not be read: %s", error.message)
             except Exception:  # a bug of ours or of a policy must not end scaling
-                log.exception("a look at the fleet failed")
+                log.exception("the state of the fleet could not be read")
             await asyncio.sleep(STEP_S)
 
     # Decisions
@@ -289,7 +289,12 @@ class FleetReconciler:
     async def _set_targets(self, look: Mapping[str, PoolSnapshot]) -> None:
         for pool, replicas in self._targets(look).items():
             if look[pool].target != replicas:
-                log.info("pool %s: Serve wants %d, and is told %d", pool, look[pool].target, replicas)
+                log.info(
+                    "pool %s: Serve aims at %d replicas, and is now told to aim at %d",
+                    pool,
+                    look[pool].target,
+                    replicas,
+                )
                 await self._fleet.set_target(pool, replicas)
 
     async def _ask_policy(self, look: Mapping[str, PoolSnapshot], status: FleetStatus | None, now: float) -> None:

@@ -59,7 +59,9 @@ class WeightUpdater:
         if not self._serves(pool):
             decisions.updated_weight_contents(())  # raises
         if self._busy:
-            raise Conflict("other weights are being taken up; try again when that is done", code="weights_in_use")
+            raise Conflict(
+                "another update of weights is in progress; try again when it has ended", code="weights_in_use"
+            )
         one = OngoingWeightUpdate(str(found), delta, by, reason)
         return pool, await asyncio.shield(self._start(self._begin(pool, one, expected)))
 
@@ -132,7 +134,7 @@ class WeightUpdater:
         try:
             await self._plane.change(change)
         except MotleyError as error:
-            log.warning("what became of an update of weights: %s", error.message)
+            log.warning("the outcome of an update of weights could not be stored: %s", error.message)
             return False
         return True
 

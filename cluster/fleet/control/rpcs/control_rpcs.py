@@ -150,7 +150,7 @@ class ControlRpcs:
         refuse_unknown_fields(request)
         if request.after < 0 or request.after > self._plane.state.sequence:
             raise NotFound(
-                f"after: there is no event {short_repr(request.after)} yet; the last is {self._plane.state.sequence}",
+                f"after: there is no event {short_repr(request.after)}; the last is {self._plane.state.sequence}",
                 param="after",
                 code="event_not_found",
             )
@@ -171,7 +171,7 @@ class ControlRpcs:
 
     def _seen(self) -> FleetReconciler:
         if not self._plane.looked_at:
-            raise Unavailable("the fleet has not been looked at yet; try again shortly", code="not_ready")
+            raise Unavailable("the state of the fleet is not known yet; try again shortly", code="not_ready")
         return self._plane
 
 

@@ -91,7 +91,7 @@ class _ReconcilerHealth:
 
     async def load(self) -> None:
         if not self._plane.looked_at or self._clock() - self._plane.looked_at > STALE_S:
-            raise Unavailable("the fleet cannot be seen", code="not_ready")
+            raise Unavailable("the state of the fleet cannot be read", code="not_ready")
 
 
 async def start_on_free_port(

@@ -123,9 +123,9 @@ class KedaRpcs:
 
     def _value(self, asked: ScalerTrigger) -> float:
         if not self._plane.looked_at:
-            raise Unavailable("the fleet has not been looked at yet; try again shortly", code="not_ready")
+            raise Unavailable("the state of the fleet is not known yet; try again shortly", code="not_ready")
         if not self._known(asked):
-            raise Unavailable("no ingress tells what waits and runs; try again shortly", code="no_ingress")
+            raise Unavailable("no ingress reports how many requests wait and run; try again shortly", code="no_ingress")
         [one] = control_messages.metrics_message(self._plane, asked.pool).pools
         return float(METRICS[asked.metric](one, self._held()))
 

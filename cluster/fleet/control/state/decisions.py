@@ -33,7 +33,7 @@ _UNCHANGED_CODES = ("weights_in_use", "no_room", "engine_busy")  # errors that p
 def check_generation(state: ControlState, expected: int | None) -> None:
     if expected is not None and expected != state.generation:
         raise Conflict(
-            f"generation: it is {state.generation} by now, not {expected}; look again, and decide anew",
+            f"generation: it is {state.generation} by now, not {expected}; read the state again before you decide",
             param="generation",
             code="stale_generation",
         )
@@ -190,7 +190,9 @@ def roll(
     if pool in state.rolls:
         raise Conflict(f"pool {pool!r} is being rolled already", param="pool", code="rolling")
     if pool in state.updates:
-        raise Conflict(f"pool {pool!r} is taking up other weights; try again when it has", code="weights_in_use")
+        raise Conflict(
+            f"pool {pool!r} has an update of weights in progress; try again when it has ended", code="weights_in_use"
+        )
     rolls = {**state.rolls, pool: PoolRollout(version, model or plan.model)}
     after = replace(state, rolls=rolls, generation=state.generation + 1)
     why = ": ".join(filter(None, (model, reason)))
@@ -233,7 +235,7 @@ def updated_weight_contents(told: Sequence[WeightStatus]) -> str | None:
     """
     found = sorted({one.told.contents for one in told if one.told is not None})
     if not told:
-        raise Unavailable("no replica of the pool serves: there is nobody to take the weights", code="no_replica")
+        raise Unavailable("no replica of the pool serves, so none can receive the weights", code="no_replica")
     if len(found) > 1:
         raise Conflict(f"replicas have different weights by now: {', '.join(found)}; roll the pool", code="rolling")
     if found:

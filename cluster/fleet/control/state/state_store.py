@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from ray.exceptions import RayError
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
 from .....replicas.errors import Unavailable
+from ....ray_compat.cluster_state import read_record, write_record
 from .control_state import ControlState, decode_state, encode_state
-
-_NAMESPACE = b"motley"
 
 
 class GcsStateStore:
@@ -21,25 +19,25 @@ class GcsStateStore:
 
     def kept(self) -> ControlState | None:
         """Return the kept state, or None. Raises ValueError for the state of another version of Motley."""
-        data = _internal_kv_get(self._key, namespace=_NAMESPACE)
+        data = read_record(self._key)
         return None if data is None else decode_state(data)
 
     def port(self) -> int | None:
         """Return the port that the control plane took at its first start; None if it has not started."""
-        data = _internal_kv_get(self._port_key, namespace=_NAMESPACE)
+        data = read_record(self._port_key)
         return None if data is None else int(data)
 
     def store_port(self, port: int) -> None:
-        _internal_kv_put(self._port_key, str(port).encode(), overwrite=True, namespace=_NAMESPACE)
+        write_record(self._port_key, str(port).encode())
 
     async def keep(self, state: ControlState) -> None:
         """Keep the state. Raises Unavailable if Ray's GCS does not take it."""
         try:
-            await asyncio.to_thread(
-                _internal_kv_put, self._key, encode_state(state), overwrite=True, namespace=_NAMESPACE
-            )
+            await asyncio.to_thread(write_record, self._key, encode_state(state))
         except (RayError, RuntimeError, OSError) as error:
-            raise Unavailable("the decision could not be kept, and is not made; try again", code="not_kept") from error
+            raise Unavailable(
+                "the decision could not be stored, so it does not apply; try again", code="not_kept"
+            ) from error
 
 
 def current_targets(app: str) -> dict[str, int]:

@@ -1,0 +1,43 @@
+"""State of this process's Ray cluster: records in its GCS, and how it compares nodes with what replicas need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["free_resources", "labels_match", "read_record", "write_record"]
+
+_NAMESPACE = b"motley"
+
+
+def read_record(key: bytes) -> bytes | None:
+    """Return a record that Motley has written into Ray's GCS, which the cluster's token protects; None if there is
+    none.
+    """
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    found: bytes | None = _internal_kv_get(key, namespace=_NAMESPACE)
+    return found
+
+
+def write_record(key: bytes, value: bytes) -> None:
+    """Write a record, in place of the one with that key. Raises RayError, RuntimeError or OSError if Ray's GCS does not
+    take it.
+    """
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    _internal_kv_put(key, value, overwrite=True, namespace=_NAMESPACE)
+
+
+def free_resources() -> Mapping[str, Mapping[str, float]]:
+    """Return what is free of each living node's resources now, by the node's id."""
+    from ray._private.state import available_resources_per_node
+
+    found: Mapping[str, Mapping[str, float]] = available_resources_per_node()
+    return found
+
+
+def labels_match(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
+    """Return whether a node with these labels is one that the selector takes, as Serve decides it."""
+    from ray.serve._private.deployment_scheduler import node_labels_match_selector
+
+    return bool(node_labels_match_selector(labels, selector))
