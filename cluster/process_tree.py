@@ -25,11 +25,11 @@ def become_subreaper() -> None:
 def descendants(root: int | None = None) -> list[int]:
     """Return the living processes below `root` (default: this one), parents first. Empty if there is no /proc."""
     children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for process in Path("/proc").glob("[0-9]*"):  # not "[0-9]*/stat": glob fails at one that ends as it looks
         with suppress(OSError):  # it ended meanwhile
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
             if state != "Z":
-                children.setdefault(int(parent), []).append(int(stat.parent.name))
+                children.setdefault(int(parent), []).append(int(process.name))
     found = [os.getpid() if root is None else root]
     for pid in found:
         found += children.get(pid, [])

@@ -124,9 +124,9 @@ def descendants(root: int) -> list[int]:
 
 def _parents() -> dict[int, int]:
     parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+            parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
     return parents
 
 

@@ -15,9 +15,9 @@ def haproxy_workers(config: Path) -> list[int]:
     """Return the processes that were started with this configuration file, in no order; none if there is no /proc."""
     asked = ["-f", str(config)]
     found = []
-    for commands in Path("/proc").glob("[0-9]*/cmdline"):
+    for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile
-            words = commands.read_bytes().decode(errors="replace").split("\0")
+            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
             if any(words[at : at + 2] == asked for at in range(len(words))) and "/haproxy" in words[0]:
-                found.append(int(commands.parent.name))
+                found.append(int(process.name))
     return found

@@ -134,9 +134,9 @@ def _in_use(folder: Path) -> bool:
     """Return whether a process was started with the folder's path, as Ray's and HAProxy's are: some outlive a
     killed service.
     """
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
+    for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has just ended
-            if os.fsencode(folder) + b"/" in command.read_bytes():
+            if os.fsencode(folder) + b"/" in (process / "cmdline").read_bytes():
                 return True
     return False
 
