@@ -20,8 +20,8 @@ def read_record(key: bytes) -> bytes | None:
 
 
 def write_record(key: bytes, value: bytes) -> None:
-    """Write a record, in place of the one with that key. Raises RayError, RuntimeError or OSError if Ray's GCS does not
-    take it.
+    """Write a record, in place of the one with that key. Raises ray.exceptions.RayError, RuntimeError or OSError if
+    Ray's GCS does not take it.
     """
     from ray.experimental.internal_kv import _internal_kv_put
 

@@ -60,7 +60,9 @@ def find_replica_actor(name: str) -> Any:
 
 
 def check_controller(timeout_s: float) -> None:
-    """Ask Serve's controller whether it lives. Raises ValueError, RayError or TimeoutError if it does not answer."""
+    """Ask Serve's controller whether it lives. Raises ValueError, ray.exceptions.RayError or TimeoutError if it does
+    not answer.
+    """
     import ray
 
     ray.get(find_controller().check_alive.remote(), timeout=timeout_s)
@@ -113,8 +115,8 @@ def read_settings(route: bytes) -> DeployedSettings:
 
 
 def application_details(app: str) -> Mapping[str, Any] | None:
-    """Return what Serve says of an application; None if it has none of that name. Raises RayServeException if Serve
-    does not run.
+    """Return what Serve says of an application; None if it has none of that name. Raises
+    ray.serve.exceptions.RayServeException if Serve does not run.
     """
     from ray.serve.context import _get_global_client
 
