@@ -191,6 +191,6 @@ def _usage(cubin: bytes) -> tuple[int, int, int, int]:
         said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
     found = _USAGE.search(said.stdout + said.stderr)
     if found is None:
-        raise RuntimeError(f"cuobjdump said nothing of resources: {said.stdout[:200]}{said.stderr[:200]}")
+        raise RuntimeError(f"cuobjdump printed no resources of the kernel: {said.stdout[:200]}{said.stderr[:200]}")
     registers, stack, shared, local = map(int, found.groups())
     return registers, stack, shared, local

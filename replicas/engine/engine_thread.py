@@ -148,14 +148,14 @@ class EngineThread:
             await asyncio.wait_for(asyncio.shield(command.done), PROBE_S)
         except TimeoutError:
             if command.claim.acquire(blocking=False):
-                raise Unavailable(f"the engine was not free within {PROBE_S:g} s", code="engine_busy") from None
+                raise Unavailable(f"the engine was busy with one step for {PROBE_S:g} s", code="engine_busy") from None
             await command.done  # the work has begun, so wait for its end
 
     async def _in_time(self, done: asyncio.Future[None]) -> None:
         try:
             await asyncio.wait_for(done, PROBE_S)
         except TimeoutError:
-            raise Unavailable(f"the engine was not free within {PROBE_S:g} s", code="engine_busy") from None
+            raise Unavailable(f"the engine was busy with one step for {PROBE_S:g} s", code="engine_busy") from None
 
     def watch(self, *, wanted: bool) -> None:
         """Start or stop recording changes of KV blocks."""
@@ -212,7 +212,9 @@ class EngineThread:
             await asyncio.wait_for(asyncio.shield(self._one_step()), PROBE_S)
         except TimeoutError:
             self._probe = None  # the next check sends a new probe
-            raise EngineFault(f"an idle engine took no step within {PROBE_S:g} s", code="engine_hangs") from None
+            raise EngineFault(
+                f"the engine is idle, but did not take a step within {PROBE_S:g} s when asked to", code="engine_hangs"
+            ) from None
         self.raise_if_lost()
         if failing and self._core.failed_steps:
             raise EngineFault(f"the last {self._core.failed_steps} steps failed", code="engine_fault")

@@ -23,7 +23,7 @@ class GrammarCommand(enum.IntEnum):
 
 
 class GrammarReply(enum.IntEnum):
-    """Kinds of frames from a process to the engine. OPEN and ACCEPT are answered by one of the last three."""
+    """Kinds of frames from a process to the engine. MASK, DONE or DEAD_END answers OPEN and ACCEPT."""
 
     READY = 1  # the vocabulary is in, or the grammar is compiled
     REFUSED = 2  # the grammar is refused: the reason as text

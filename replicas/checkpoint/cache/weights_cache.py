@@ -91,7 +91,9 @@ class WeightsCache:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("weights cache: the digests of a checkpoint are damaged: %s", error)
+            log.warning(
+                "weights cache: the recorded digests of a checkpoint cannot be read and are not used: %s", error
+            )
         return None
 
     def remember(self, before: list[list[Any]], files: Iterable[Path], contents: bytes) -> None:

@@ -70,7 +70,7 @@ def resolve_within(folder: Path, name: str) -> Path:
     try:
         target = path.resolve()
     except (OSError, RuntimeError) as error:  # a circle of links
-        raise CheckpointError("is a link that leads nowhere", file=name) from error
+        raise CheckpointError("is a symbolic link that leads back to itself", file=name) from error
     if not any(target.is_relative_to(root) for root in roots):
         raise CheckpointError("is a link that leaves the checkpoint's folder", file=name)
     return path

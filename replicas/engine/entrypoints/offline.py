@@ -195,7 +195,9 @@ class Engine:
         """
         weights = self._built.weights
         if self._closed or weights is None:
-            raise InvalidRequest("engine: it is closed" if self._closed else "path: this model is of no checkpoint")
+            raise InvalidRequest(
+                "engine: it has been closed" if self._closed else "path: this model is of no checkpoint"
+            )
         self._built.adopt(weights.prepare(WeightFile(Path(path), delta)))
         return weights.told().version
 
@@ -233,7 +235,7 @@ class Engine:
 
     def _run(self, requests: list[Request]) -> Iterator[tuple[int, StreamMessage]]:
         if self._closed:
-            raise InvalidRequest("engine: it is closed")
+            raise InvalidRequest("engine: it has been closed")
         core = self._built.core
         for request in requests:
             core.check(request)  # all or none

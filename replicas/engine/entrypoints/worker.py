@@ -158,7 +158,7 @@ class Worker:
             # The update is completed even if the caller goes away in the middle of it.
             self._updating, self._update_of = asyncio.ensure_future(self._update(file, expected)), (file, expected)
         elif self._update_of != (file, expected):
-            raise Unavailable("other weights are being prepared", code="weights_in_use")
+            raise Unavailable("another update of weights is in progress", code="weights_in_use")
         return await asyncio.shield(self._updating)
 
     async def check_weights(self, file: WeightFile) -> None:

@@ -131,9 +131,9 @@ def _parse_rates(said: Mapping[str, Any]) -> EngineRates:
     rate, context_s = float(said["prefill_tokens_per_s"]), float(said["context_s"])
     steps = tuple(float(seconds) for seconds in said["decode_s"])
     if len(steps) != len(PROFILED_BATCH_SIZES) or not all(map(math.isfinite, (rate, context_s, *steps))):
-        raise ValueError("not as many seconds as there are batches, or no numbers")
+        raise ValueError("its lists of batches and seconds differ in length, or hold something other than numbers")
     if rate <= 0 or context_s < 0 or min(steps) <= 0 or list(steps) != sorted(steps):
-        raise ValueError("no speed that anything could have")
+        raise ValueError("it has speeds that no device reaches")
     return EngineRates(rate, steps, context_s)
 
 

@@ -134,7 +134,10 @@ def _check_rounding(
     tokens = tuple((7 * i + 3) % loaded.config.vocab_size for i in range(geometry.tokens + PROBE_TOKENS))
     blocks = blocks_for(len(tokens))
     if len(tokens) > loaded.config.max_model_len or blocks > swapper.device_blocks:
-        raise InvalidRequest(f"prefix_wire: what it costs is measured with {len(tokens)} tokens", param="prefix_wire")
+        raise InvalidRequest(
+            f"prefix_wire: its cost is measured on {len(tokens)} tokens, more than context length or KV memory allow",
+            param="prefix_wire",
+        )
     with BlockPool(blocks).open(()) as allocation:
         allocation.grow(len(tokens))
         nats = record_divergence(RoundingTrial(runner, swapper, host, lent, allocation), tokens)

@@ -39,7 +39,7 @@ def build_swapper(
     blocks = min(nbytes // block_bytes, most)
     try:
         if nbytes and not blocks:
-            raise RuntimeError(f"one block needs {block_bytes} bytes")
+            raise RuntimeError(f"there is no room for one KV block, which takes {block_bytes} bytes")
         swapper = make(blocks + lent)
     except RuntimeError as error:  # the host does not pin so much, above all
         failure = str(error)
@@ -54,7 +54,10 @@ def build_swapper(
 
 
 def measure_swap_rates(swap: SwapPlanner, swapper: Swapper, token_s: float) -> str:
-    """Let `swap` decide by rates measured now; return them in words. `token_s`: seconds to compute one prompt token."""
+    """Measure copies to and from the host, by which `swap` then chooses copying or recomputing; return them in words.
+
+    token_s  seconds to compute one token of a prompt
+    """
     out_s, in_s = swapper.measure()
     swap.rates = SwapRates(out_s, in_s, token_s)
     compute_s = BLOCK_TOKENS * token_s

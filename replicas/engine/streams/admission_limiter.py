@@ -60,7 +60,7 @@ class AdmissionLimiter:
         assert self.waiting >= 0 <= self.waiting_tokens
 
     def retry_after_s(self) -> int:
-        """Return after how many whole seconds, 1 to 60, the queue should have moved on by its present length.
+        """Return the whole seconds, 1 to 60, in which all requests that wait now should have begun.
 
         The pace is that of the latest requests that began; before any has, it is the prefill rate measured at start.
         """

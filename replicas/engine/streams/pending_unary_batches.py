@@ -83,5 +83,5 @@ def _outcome(task: asyncio.Task[StreamMessage]) -> StreamMessage | MotleyError:
         return task.result()
     if isinstance(error, MotleyError):
         return error
-    log.error("A request in a bundle failed", exc_info=error)
+    log.error("A request of a batch of unary calls failed", exc_info=error)
     return EngineFault("the replica failed on this request; its log says why", code="engine_fault")

@@ -68,7 +68,7 @@ class StreamMultiplexer:
             self._room.clear()
             await self._room.wait()
         if self.closed:
-            raise Unavailable("the trunk to the ingress is closed", code="replica_lost")
+            raise Unavailable("the multiplexed stream to the ingress is closed", code="replica_lost")
         self._load = message.load
         self._ready.append((line, pack_message(message)))
         self._bytes += message_bytes(message)

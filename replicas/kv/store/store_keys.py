@@ -17,7 +17,7 @@ _MAX_VALUE_TOKENS = 128
 
 
 def with_value_tokens(geometry: Geometry) -> Geometry:
-    """Return the geometry with the number of tokens that a value covers: a power of two, one block at least.
+    """Return the geometry with as many tokens per stored value as make about 1 MiB: one block to 128 tokens.
 
     It is the fewest tokens that make 1 MiB, so that a value has 1 to 2 MiB: a store moves such values at its full rate,
     and a prefix loses little at its end. Small models stop at 128 tokens, since a coarser step would miss most of their

@@ -76,11 +76,11 @@ class WeightFileReceiver:
             path = self._place(number)
             if self._written(number, path, size, coming):
                 said = {"path": str(path)}
-                log.info("new weights: %d bytes came, to %s", size, path)
+                log.info("new weights: %d bytes were received into %s", size, path)
             else:
                 self._drop(number)
         except Exception as error:
-            log.exception("new weights could not be taken")
+            log.exception("new weights could not be received")
             self._drop(number)
             said = {"failed": encode_error(error), "where": socket.gethostname()}
         finally:
@@ -107,7 +107,9 @@ class WeightFileReceiver:
                 file.seek(0)
                 found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            raise Unavailable(f"there is no room for a copy of the file: {error.strerror}", code="no_room") from error
+            raise Unavailable(
+                f"the new weights cannot be stored in this host's temporary folder: {error.strerror}", code="no_room"
+            ) from error
         if left or found != said[0]["sha256"]:
             problem = f"what came has the SHA-256 {found}; what was sent, {said[0]['sha256']}"
             raise CheckpointError(problem, file=path.name)
@@ -117,7 +119,9 @@ class WeightFileReceiver:
         try:
             path = self._files[number] = latest_process_folder(self._folders) / f"{number}.safetensors"
         except OSError as error:
-            raise Unavailable(f"there is no room for a copy of the file: {error}", code="no_room") from error
+            raise Unavailable(
+                f"the new weights cannot be stored in this host's temporary folder: {error}", code="no_room"
+            ) from error
         return path
 
     def _drop(self, number: int) -> None:

@@ -16,7 +16,7 @@ __all__ = ["FollowerLauncher", "ProcessHandle", "SubprocessLauncher"]
 
 
 class ProcessHandle(Protocol):
-    """Process that was started.
+    """Handle of a process of a divided model that this one has started.
 
     starting       whether it has not begun yet
     shares_memory  whether it has all descriptors that were passed; False if it has pipes alone. Known once it has sent

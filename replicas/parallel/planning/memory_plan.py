@@ -230,7 +230,11 @@ class _NullExchange:
     """Exchange of a rank that computes nothing."""
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("an outline exchanges nothing")
+        raise NotImplementedError(
+            "a model that is only planned (on the meta device) must not exchange tensors with other ranks"
+        )
 
     def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
-        raise NotImplementedError("an outline exchanges nothing")
+        raise NotImplementedError(
+            "a model that is only planned (on the meta device) must not exchange tensors with other ranks"
+        )

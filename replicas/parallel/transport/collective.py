@@ -111,7 +111,7 @@ class CollectiveExchange:
 
     def _check(self) -> None:
         if self._aborted:
-            raise RankLost("a rank has given up")
+            raise RankLost("a rank has stopped")
 
 
 def _start_on_current_stream(options: Any) -> Any:

@@ -143,7 +143,7 @@ def _measured(offers: list[GpuOffer], text: str | None, model: str) -> list[GpuO
         files[name] = Path(file)
     names = [find_table_device(offer.gpu).name for offer in offers]
     if unknown := sorted(set(files) - set(names)):
-        raise typer.BadParameter(f"--measured {unknown[0]}: it is none of --gpus")
+        raise typer.BadParameter(f"--measured {unknown[0]}: it is not one of the GPUs in --gpus")
     return [
         replace(offer, attained=read_attained_shares(files[name], offer.gpu, model)) if name in files else offer
         for name, offer in zip(names, offers, strict=True)

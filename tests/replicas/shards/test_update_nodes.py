@@ -116,7 +116,8 @@ async def test_where_a_host_has_no_room_all_stay_as_they_are(tmp_path: Path, mon
     try:
         old = await tokens(worker)
         with pytest.raises(
-            Unavailable, match=r"there is no room for a copy of the file: No space .*\(stage 1 on "
+            Unavailable,
+            match=r"the new weights cannot be stored in this host's temporary folder: No space .*\(stage 1 on ",
         ) as no:
             await worker.update_weights(file)
         assert no.value.code == "no_room"
