@@ -52,7 +52,7 @@ lint: $(VENV)/.dev  ## ruff: errors and format
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.dev  ## mypy --strict
-	$(BIN)/mypy --strict -p motley
+	$(BIN)/mypy --strict -p motley -p motley_bench -p api_reference -p demo_model
 
 imports: $(VENV)/.dev  ## which package may import which
 	$(BIN)/lint-imports
@@ -74,8 +74,8 @@ durations: unit  ## the tests, and what each of them costs, into tests/durations
 PARTS := system replicas rest kernels
 UNIT := .pytest_cache
 unit-system: WHAT := tests/system
-unit-replicas: WHAT := tests/replicas
-unit-rest: WHAT := --ignore=tests/system --ignore=tests/replicas --ignore=tests/kernels
+unit-replicas: WHAT := tests/replicas tests/bench tests/tools
+unit-rest: WHAT := $(patsubst %,--ignore=tests/%,system replicas bench tools kernels)
 unit-kernels: WHAT := tests/kernels
 unit-replicas unit-rest unit-kernels: export OMP_NUM_THREADS := 1
 unit-replicas unit-rest unit-kernels: NICE := nice -n 5
@@ -113,7 +113,6 @@ graph: $(VENV)/.dev  ## draw docs/modules.svg, the picture of all modules, anew
 	$(BIN)/python tests/support/module_graph.py
 
 reference: $(VENV)/.dev  ## write docs/api.md and the pages of docs/reference that follow from the code anew
-	$(BIN)/python -m motley.cluster.reference
 	$(BIN)/python tools/reference_pages.py
 
 schema: $(VENV)/.dev  ## write deploy/fleet.schema.json anew
@@ -131,17 +130,17 @@ protos: $(VENV)/.protos  ## generate the gRPC code anew
 	$(VENV)/protos/bin/python cluster/protos/generate.py
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist src/*.egg-info
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist src/*.egg-info loadtests/build loadtests/*.egg-info
 
 # A stamp is newer than pyproject.toml once what that asks for is installed.
-$(VENV)/.run: pyproject.toml $(VENV)/.torch
+$(VENV)/.run: pyproject.toml loadtests/pyproject.toml $(VENV)/.torch
 	@echo 'installing Motley into $(VENV) (the first time this takes some minutes)'
-	@$(PIP) --editable .
+	@$(PIP) --editable . --editable ./loadtests
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(VENV)/.torch
+$(VENV)/.dev: pyproject.toml loadtests/pyproject.toml $(VENV)/.torch
 	@echo 'installing Motley and its development tools into $(VENV) (the first time this takes some minutes)'
-	@$(PIP) --editable '.[dev]'
+	@$(PIP) --editable '.[dev]' --editable ./loadtests
 	@touch $(VENV)/.run $@
 
 # From TORCH_INDEX comes torch alone, without its dependencies: those follow from the usual index.

@@ -46,6 +46,14 @@ def test_they_import_in_a_process_of_their_own() -> None:
     assert told.stdout.strip() == serve_patches.HOOK
 
 
+def test_what_has_moved_to_the_benchmarks_runs_by_its_former_path() -> None:
+    """A GPU machine's notes may say `python -m motley.replicas.bench.gpu`."""
+    command = [sys.executable, "-m", "motley.replicas.bench.gpu", "--help"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert told.stdout.startswith("usage: python -m motley_bench.gpu ")
+    assert "motley.replicas.bench.gpu is now motley_bench.gpu.gpu_session" in told.stderr
+
+
 def test_nothing_else_is_found() -> None:
     former_paths.install()
     assert sum(isinstance(finder, former_paths.FormerPathFinder) for finder in sys.meta_path) == 1

@@ -20,6 +20,7 @@ import motley
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ("src/motley/*.py", "src/motley/cli/**/*.py", "kernels/**/*.py", "replicas/**/*.py", "cluster/**/*.py")
+OURS += ("loadtests/**/*.py", "tools/**/*.py")
 BANNED_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 BANNED_CALLS = {"eval", "exec", "__import__", "torch.load", "yaml.load", "os.system"}
 
@@ -107,7 +108,7 @@ def test_the_search_for_errors_finds_them() -> None:
 
 def test_the_sources_are_found() -> None:
     found = {str(path.relative_to(ROOT)).split("/")[0] for path in _sources()}
-    assert found == {"src", "kernels", "replicas", "cluster"}
+    assert found == {"src", "kernels", "replicas", "cluster", "loadtests", "tools"}
 
 
 def test_the_picture_of_all_modules_shows_the_imports_as_they_are() -> None:
@@ -115,9 +116,10 @@ def test_the_picture_of_all_modules_shows_the_imports_as_they_are() -> None:
     assert drawn == module_graph.PICTURE.read_text(), "run `make graph`"
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+@pytest.mark.parametrize("package", ["motley", "motley_bench"])
+def test_no_module_imports_itself_by_way_of_others(package: str) -> None:
     """Of two that need each other neither can be read, tested or moved alone; imports for type checkers count too."""
-    graph = grimp.build_graph("motley", cache_dir=None)
+    graph = grimp.build_graph(package, cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     try:
         graphlib.TopologicalSorter(imports).prepare()
@@ -176,7 +178,7 @@ def test_nobody_is_told_to_install_this_by_its_name() -> None:
     """An index has a stranger's package of that name: remedies name what is missing, docs this checkout."""
     named = re.compile(r"""(pip3? install|uv add|pipx install)[^`\n]*[ '"]motley\b(?![./-])|\bmotley\[[a-z]+\]""")
     paths = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*"), *ROOT.glob("deploy/**/*"), *ROOT.glob("loadtests/**/*")]
-    for package in ("kernels", "replicas", "cluster", "src/motley/cli", "src/motley/client"):
+    for package in ("kernels", "replicas", "cluster", "src/motley/cli", "src/motley/client", "loadtests", "tools"):
         paths += ROOT.glob(f"{package}/**/*.py")
     told = [path for path in paths if path.is_file() and path.suffix in (".md", ".py", ".yaml", ".sh", "")]
     assert len(told) > 500

@@ -1,6 +1,7 @@
-"""Writes the pages of docs/reference that follow from the code: the command line, the fleet file, the metrics.
+"""Writes docs/api.md, and the pages of docs/reference that follow from the code: commands, the fleet file, the metrics.
 
-`make reference` runs this, and motley.cluster.reference for docs/api.md; a test fails when a page is out of date.
+`make reference` runs this; a test fails when a page is out of date. What docs/api.md has is in the package
+api_reference beside this.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from api_reference import http_codes, reference_page
+from api_reference.markdown_table import table
 
 from motley.cli.app import app
 from motley.cluster.fleet.spec.fleet_schema import fleet_schema
-from motley.cluster.reference.markdown import table
 from motley.cluster.service.deployment.histogram_metrics import HISTOGRAMS
 from motley.cluster.service.deployment.replica_metrics import COUNTERS, GAUGES
 
@@ -144,7 +146,7 @@ def _in_order(whole: Mapping[str, Any]) -> list[str]:
 
 
 def _object(one: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of what may be a number or an object, the latter."""
+    """Return the object, of what may be a number or an object."""
     return next((each for each in one.get("anyOf", ()) if each.get("type") == "object"), one)
 
 
@@ -243,7 +245,15 @@ def _plain(text: str) -> str:
     return re.sub(pattern, lambda match: match[1] or f"`{match[2]}`", text).replace("<", "&lt;").replace("*", "\\*")
 
 
-if __name__ == "__main__":
-    for path, text in pages().items():
+def write() -> list[Path]:
+    """Write all of them anew. The error codes of HTTP come first, for docs/api.md tells of them."""
+    written = [http_codes.write()]
+    for path, text in {**pages(), reference_page.PAGE: reference_page.write_reference()}.items():
         path.write_text(text, encoding="utf-8")
+        written.append(path)
+    return written
+
+
+if __name__ == "__main__":
+    for path in write():
         print(f"written: {path.relative_to(ROOT)}")

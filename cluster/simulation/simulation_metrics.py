@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from ...replicas.bench.report import quantile
+from ...replicas.host.measurement_rows import quantile
 from ...replicas.simulated.virtual_replica import SimulatedRequest
 from ..routing.prediction.latency_model import Slo
 from .fleet_simulation import SimulationOutcome

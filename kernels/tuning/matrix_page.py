@@ -19,8 +19,7 @@ _MADE_OF = re.compile(r"^<!-- made of (\w+) -->\n", re.MULTILINE)
 _PRODUCTS = ("fma.f32", "fma.f16x2", "dp4a", "mma.sync", "wgmma", "tcgen05.mma")
 _HERE = Path(__file__).parent.parent
 _MEASURING = frozenset(  # files that affect no compiled kernel
-    f"tuning/{name}.py"
-    for name in ("operation_bench", "timing", "memory_bandwidth", "config_search", "streaming_kernels")
+    f"tuning/{name}.py" for name in ("timing", "memory_bandwidth", "config_search", "streaming_kernels")
 )
 
 

@@ -1,7 +1,6 @@
 """The demo model: a small Qwen2-style model trained on CPython's documentation, quantized and shipped here.
 
-Importing this package loads nothing heavy. ``python -m motley.replicas.demo build`` makes the model anew,
-``python -m motley.replicas.demo verify`` checks the shipped one.
+Importing this package loads nothing heavy. What trains the model, and checks the shipped one, is tools/demo_model.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..bench.side import prompt
 from ..engine.startup.engine_builder import BuiltEngine
 from ..errors import InvalidRequest
 from ..kv.blocks import blocks_for
@@ -194,6 +193,11 @@ class ProfileDriver:
     def _add(self, tokens: int, max_tokens: int | None) -> int:
         key = next(self._keys)
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, seed=0)
-        ids = tuple(prompt(tokens, self._core.limits.vocab_size, key))
+        ids = _prompt_ids(tokens, self._core.limits.vocab_size, key)
         self._core.add(key, Request(request_id=f"profile-{key}", prompt_ids=ids, sampling=params))
         return key
+
+
+def _prompt_ids(tokens: int, vocab_size: int, seed: int) -> tuple[int, ...]:
+    """Return token ids for a prompt; different seeds differ from the first token on, so that no prefix is reused."""
+    return tuple((seed * 7919 + position * 104_729 + 17) % vocab_size for position in range(tokens))

@@ -12,13 +12,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 
 __all__ = ["FORMER_PATHS", "install"]
 
 FORMER_PATHS: Mapping[str, str] = {
     "motley.cluster.edge.hook": "motley.cluster.security.edge.serve_patches",  # nodes of a cluster are started with it
     "motley.cluster.spare.preloaded": "motley.cluster.service.warm_workers.preloaded",
+    "motley.replicas.bench.gpu": "motley_bench.gpu.gpu_session",  # of the distribution motley-bench
 }
 _FOLDERS = frozenset(path.rpartition(".")[0] for path in FORMER_PATHS)
 
@@ -32,6 +33,12 @@ class FormerPathFinder(MetaPathFinder, Loader):
         if fullname in FORMER_PATHS:
             return ModuleSpec(fullname, self)
         return ModuleSpec(fullname, self, is_package=True) if fullname in _FOLDERS else None
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return a program for `python -m FORMER_PATH`, which runs the module under its path of today."""
+        told = f"{fullname} is now {FORMER_PATHS[fullname]}; run that"
+        run = f"runpy.run_module({FORMER_PATHS[fullname]!r}, run_name='__main__', alter_sys=True)"
+        return compile(f"import runpy, warnings\nwarnings.warn({told!r}, DeprecationWarning)\n{run}", fullname, "exec")
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__

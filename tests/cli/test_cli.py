@@ -19,8 +19,8 @@ from motley.cli.app import app, run
 from motley.cli.options import parse_size
 from motley.cluster.fleet.spec.serve_options import ServeOptions
 from motley.cluster.service.startup import serve_command as service
-from motley.replicas.bench import engine as bench
-from motley.replicas.bench import engine_gpu
+from motley_bench.engine import engine_gpu_streams
+from motley_bench.engine import engine_throughput as bench
 
 COMMANDS = [
     ["serve"],
@@ -281,10 +281,12 @@ def test_bench_passes_its_options_on(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_bench_on_a_gpu_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(engine_gpu, "run", lambda **given: (seen.append(given), {"bench": "engine", "rows": []})[1])
+    monkeypatch.setattr(
+        engine_gpu_streams, "run", lambda **given: (seen.append(given), {"bench": "engine", "rows": []})[1]
+    )
     assert run(["bench", "engine", "--device", "cuda:1", "--json"]) == 0
     assert (seen[0]["device"], seen[0]["shapes"]) == ("cuda:1", ["qwen2.5-7b", "llama-3-8b", "qwen3-0.6b"])
-    assert (seen[0]["batches"], seen[0]["lengths"]) == (engine_gpu.BATCHES, engine_gpu.LENGTHS)
+    assert (seen[0]["batches"], seen[0]["lengths"]) == (engine_gpu_streams.BATCHES, engine_gpu_streams.LENGTHS)
     call = "bench engine --device cuda --shape qwen3-0.6b --batch 1 64 --prompt-tokens 100 --seconds 9 --json"
     assert run(call.split()) == 0
     assert (seen[1]["shapes"], seen[1]["batches"], seen[1]["lengths"]) == (["qwen3-0.6b"], [1, 64], [(100, 128)])

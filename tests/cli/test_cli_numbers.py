@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import typer
 
+import motley_bench.commands
 from motley.cli import app as cli
 from motley.cli import fleet, serve
 from motley.cli.fleet_words import read_bounds, read_setting
@@ -86,13 +87,18 @@ def commands(app: typer.Typer, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
         yield from commands(group.typer_instance, (*path, str(group.name or group.typer_instance.info.name)))
 
 
-COMMANDS = [Command(path, real) for path, real in commands(cli.app)]
+def all_commands() -> Iterator[tuple[tuple[str, ...], Callable[..., Any]]]:
+    yield from commands(cli.app)
+    yield from commands(motley_bench.commands.app, ("bench",))
+
+
+COMMANDS = [Command(path, real) for path, real in all_commands()]
 NUMBERS = [(command, *number) for command in COMMANDS for number in command.numbers()]
 IDS = [".".join((*command.path, name)) for command, name, *_ in NUMBERS]
 
 
 def test_all_commands_are_bounded() -> None:
-    assert all(hasattr(real, "__wrapped__") for _, real in commands(cli.app))
+    assert all(hasattr(real, "__wrapped__") for _, real in all_commands())
     assert {"serve.stall_s", "keys.new.days", "fleet.scale.replicas", "bench.serve.rate", "serve.threads"} <= set(IDS)
 
 

@@ -18,7 +18,8 @@ from motley.kernels.launch import config_tables
 from motley.kernels.launch.model_shapes import REHEARSAL
 from motley.kernels.registry import OPERATIONS
 from motley.kernels.tuning import compile_matrix, matrix_page
-from motley.replicas.bench import kernels as bench_kernels
+from motley_bench.kernels import kernel_cases
+from motley_bench.kernels import kernel_rates as bench_kernels
 
 
 def compiled(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -148,7 +149,7 @@ def test_operators_of_a_cpu_are_measured(
     """On layers as small as they may be: packing those of a whole model takes longer than all that is told of them."""
     small = replace(REHEARSAL, name="qwen2.5-0.5b", hidden=256, intermediate=512)
     monkeypatch.setattr(bench_kernels, "MODELS", (small,))
-    monkeypatch.setattr(bench_kernels, "_CPU_CACHE", 2**20)
+    monkeypatch.setattr(kernel_cases, "_CPU_CACHE", 2**20)
     out = tmp_path / "kernels.json"
     command = ["bench", "kernels", "--model", "qwen2.5-0.5b", "--tokens", "1", "--op", "linear", "--json"]
     assert run([*command, "--out", str(out)]) == 0

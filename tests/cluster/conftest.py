@@ -17,9 +17,9 @@ from redis_stores import storing
 from served import wait_for
 from service_checkpoint import write_tokenizer
 
-from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.cluster.protos import inference_pb2_grpc
+from motley_bench.prefix.redis_process import RedisProcess
 
 
 @pytest.fixture(scope="session")

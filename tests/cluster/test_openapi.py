@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from api_reference.http_codes import http_codes
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
 from motley.cluster.api.common.fields.field_table import CHAT, COMPLETION, BodyField
 from motley.cluster.api.openapi_routes import OPERATIONS, REFUSALS
-from motley.cluster.reference.http_codes import http_codes
 from motley.cluster.transport.http_server.openapi import CODES, openapi_document, or_null
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import asgi
 import pytest
+from api_reference.errors_section import client_errors
+from api_reference.raised_codes import FAMILY, RaisedError, raised_errors
 from described import PATHS, check_answer, operation_of
 from echo_worker import EchoWorker
 from local_ingress import make_ingress
 
 from motley.cluster.api.openapi_routes import OPERATIONS, REFUSALS
-from motley.cluster.reference.errors_section import client_errors
-from motley.cluster.reference.raised_codes import FAMILY, RaisedError, raised_errors
 from motley.cluster.security.auth.api_keys import StoredKey, hash_key, new_key
 from motley.cluster.security.auth.key_file import write_keys
 from motley.cluster.service.deployment.ingress_config import IngressConfig

@@ -14,7 +14,6 @@ from redis_stores import SECRET, SIZE, known, read, storing, value, write
 from redis_values import RawValues
 from served import wait_for
 
-from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.prefix_store import store_reads
 from motley.cluster.prefix_store.circuit_breaker import FAILURES
 from motley.cluster.prefix_store.embedded_redis import find_redis
@@ -22,6 +21,7 @@ from motley.cluster.prefix_store.redis_source import RedisSource
 from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.cluster.prefix_store.value_stamps import RedisKeyNames
 from motley.replicas.kv.store.prefix_store import BreakerState, ValueQuery
+from motley_bench.prefix.redis_process import RedisProcess
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 

@@ -13,13 +13,13 @@ from store_patience import be_patient
 from tiny_checkpoints import build_checkpoint
 
 from motley import Engine, SamplingParams
-from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley.cluster.prefix_store.redis_source import RedisSource
 from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.kernels.cpu.c_kernels.native_build import load_library
 from motley.replicas.kv.store.fetch_cost import FetchCostModel
 from motley.replicas.kv.store.store_access import PrefixStoreAccess
+from motley_bench.prefix.redis_process import RedisProcess
 
 pytestmark = [
     pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server"),

@@ -10,13 +10,6 @@ import pytest
 import torch
 from served import wait_for
 
-from motley.cluster.prefix.bench_numerics import (
-    ForeignKvDeviation,
-    NumericsPlan,
-    measure_deviations,
-    measure_numerics,
-)
-from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley.cluster.prefix_store.redis_source import RedisSource
 from motley.cluster.prefix_store.redis_store import RedisStore
@@ -40,6 +33,8 @@ from motley.replicas.kv.store.store_access import PrefixStoreAccess
 from motley.replicas.kv.store.store_ops import HIT, MISS, OUT_OF_RANGE, FetchOp, SaveOp
 from motley.replicas.kv.store.store_worker import StoreOpExecutor
 from motley.replicas.types import SamplingParams
+from motley_bench.prefix.foreign_kv import ForeignKvDeviation, NumericsPlan, measure_deviations, measure_numerics
+from motley_bench.prefix.redis_process import RedisProcess
 
 redis_only = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from served import wait_for
 
-from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley.cluster.prefix_store.redis_source import RedisSource
 from motley.cluster.prefix_store.redis_store import RedisStore
@@ -23,6 +22,7 @@ from motley.replicas.kv.store.host_kv import HostKv, RecordPayloads
 from motley.replicas.kv.store.sealed_record import HEADER_BYTES, Geometry, RecordSealer
 from motley.replicas.kv.store.store_ops import HIT, FetchOp, SaveOp
 from motley.replicas.kv.store.store_worker import StoreOpExecutor
+from motley_bench.prefix.redis_process import RedisProcess
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 

@@ -17,7 +17,6 @@ from served import wait_for
 
 from motley.cluster.fleet.deployed.prefix_sharing import PrefixSharing, limit_embedded_redis
 from motley.cluster.fleet.spec.fleet_spec import FleetSpec
-from motley.cluster.prefix.bench_redis import RedisProcess, ping_socket, slow_proxy
 from motley.cluster.prefix_store.circuit_breaker import FAILURES, LONGEST_S, CircuitBreaker
 from motley.cluster.prefix_store.embedded_redis import EmbeddedRedis, find_redis
 from motley.cluster.prefix_store.redis_source import RedisSource, check_url, redact_url
@@ -25,6 +24,7 @@ from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.cluster.prefix_store.value_stamps import STAMP_BYTES, RedisKeyNames
 from motley.cluster.service_errors import ConfigurationError
 from motley.replicas.kv.store.prefix_store import BreakerState, ValueQuery
+from motley_bench.prefix.redis_process import RedisProcess, ping_socket, slow_proxy
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 

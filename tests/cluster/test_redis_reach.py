@@ -6,8 +6,8 @@ import pytest
 
 from motley.cluster.fleet.deployed.redis_reachability import connection_failure, warn_if_unreachable
 from motley.cluster.fleet.spec.prefix_cache_spec import PrefixCacheSpec
-from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.security.edge.ports import free_port_block
+from motley_bench.prefix.redis_process import RedisProcess
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 import reference_pages
+from api_reference import raised_codes as sources
+from api_reference.error_codes import AT_START, MEANINGS
+from api_reference.proto_text import read_proto
+from api_reference.raised_codes import RaisedError, raised_in
+from api_reference.reference_page import PAGE, PROTOS, write_reference
 from fastapi.routing import APIRoute
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, ServiceDescriptor
 
@@ -18,11 +23,6 @@ from motley.cluster.api.openai.openai_refused import refused_routes
 from motley.cluster.api.openapi_routes import OPERATIONS
 from motley.cluster.fleet.control.rpcs.control_server import SERVICES as ADMIN_SERVICES
 from motley.cluster.protos import inference_pb2
-from motley.cluster.reference import raised_codes as sources
-from motley.cluster.reference.error_codes import AT_START, MEANINGS
-from motley.cluster.reference.proto_text import read_proto
-from motley.cluster.reference.raised_codes import RaisedError, raised_in
-from motley.cluster.reference.reference_page import PAGE, PROTOS, write_reference
 from motley.cluster.security.edge.haproxy_config import HAProxyEdge
 from motley.cluster.transport.grpc_server.servicers import SERVICES
 from motley.cluster.transport.http_server.openapi import openapi_document
@@ -151,14 +151,14 @@ def test_every_code_in_the_sources_is_there(text: str) -> None:
 
 def test_a_code_that_is_not_listed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     more = sources.raised_errors() | {RaisedError("brand_new", "NotFound", "cluster")}
-    monkeypatch.setattr("motley.cluster.reference.errors_section.raised_errors", lambda: more)
+    monkeypatch.setattr("api_reference.errors_section.raised_errors", lambda: more)
     with pytest.raises(ValueError, match="brand_new"):
         write_reference()
 
 
 def test_a_code_that_is_raised_no_longer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     less = {one for one in sources.raised_errors() if one.code != "queue_full"}
-    monkeypatch.setattr("motley.cluster.reference.errors_section.raised_errors", lambda: less)
+    monkeypatch.setattr("api_reference.errors_section.raised_errors", lambda: less)
     with pytest.raises(ValueError, match="queue_full"):
         write_reference()
 

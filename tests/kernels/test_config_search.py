@@ -15,11 +15,12 @@ from motley.kernels.launch import config_tables
 from motley.kernels.launch.kernel_operation import ProblemShape
 from motley.kernels.registry import OPERATIONS, find_operation
 from motley.kernels.tuning import config_search as searching
-from motley.kernels.tuning import operation_bench, table_writer
+from motley.kernels.tuning import table_writer
 from motley.kernels.tuning.config_search import search_configs
 from motley.kernels.tuning.memory_bandwidth import MemoryBandwidth
 from motley.kernels.tuning.memory_limits import ShapeTooLarge
-from motley.replicas.bench.gpu_child import GpuTasks
+from motley_bench.gpu.gpu_tasks import GpuTasks
+from motley_bench.kernels import operation_measurement
 
 GIB = 2**30
 DECODE = find_operation("attention_decode")
@@ -37,11 +38,11 @@ def test_a_card_of_16_gib_leaves_out_what_it_has_no_room_for() -> None:
     rig = small()
     assert LARGEST in DECODE.shapes(rig.policy)
     assert searching.search_memory_shortage(DECODE, rig, LARGEST) == "needs 26 GiB"
-    assert operation_bench.measurement_memory_shortage(DECODE, rig, LARGEST) == "needs 18 GiB"
+    assert operation_measurement.measurement_memory_shortage(DECODE, rig, LARGEST) == "needs 18 GiB"
     with pytest.raises(ShapeTooLarge, match="needs 26 GiB"):
         search_configs(DECODE, rig, LARGEST)
     with pytest.raises(ShapeTooLarge, match="needs 18 GiB"):
-        operation_bench.measure_operation(DECODE, rig, LARGEST)
+        operation_measurement.measure_operation(DECODE, rig, LARGEST)
     without = left_out(rig)
     assert {name for name, _ in without} == {"attention_decode", "attention_prefill"}
     assert {(shape["batch"], shape["context"]) for _, shape in without} <= {(64, 8192), (64, 32_768)}

@@ -33,8 +33,8 @@ ROOT = HERE.parents[1]
 PATCH = HERE / "faults.patch"
 NOT_COPIED = (".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "build", "dist")
 PARTS: dict[str, tuple[str, ...]] = {  # of the suite, the cheapest first; those of `make test`
-    "replicas": ("tests/replicas",),
-    "rest": ("tests", "--ignore=tests/system", "--ignore=tests/replicas", "--ignore=tests/kernels"),
+    "replicas": ("tests/replicas", "tests/bench", "tests/tools"),
+    "rest": ("tests", *(f"--ignore=tests/{part}" for part in ("system", "replicas", "bench", "tools", "kernels"))),
     "kernels": ("tests/kernels",),
     "system": ("tests/system",),
 }
@@ -141,7 +141,11 @@ def _lint(copy: Path, file: str) -> list[str]:
 
 def _ended(command: Sequence[str], copy: Path, timeout_s: float) -> tuple[int | None, str]:
     """Exit status and output; no status: it took longer. Whatever it has started ends with it."""
-    fresh = {"PYTHONPATH": str(copy / "src"), "XDG_CACHE_HOME": str(copy.parent / "cache"), "OMP_NUM_THREADS": "1"}
+    fresh = {
+        "PYTHONPATH": f"{copy}/src:{copy}/loadtests",
+        "XDG_CACHE_HOME": str(copy.parent / "cache"),
+        "OMP_NUM_THREADS": "1",
+    }
     with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(
             command, cwd=copy, env={**os.environ, **fresh}, stdout=output, stderr=subprocess.STDOUT,

@@ -14,12 +14,12 @@ from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.memory.mapped_pages import can_populate, map_file, resident_pages
-from motley.replicas.bench.load import drop
 from motley.replicas.checkpoint.cache import startup_prefetch
 from motley.replicas.checkpoint.cache.startup_prefetch import prefetch_model
 from motley.replicas.checkpoint.cache.weights_cache import WeightsCache
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.loading.model_loader import load_model
+from motley_bench.starts.start_to_token import drop
 
 
 @pytest.fixture

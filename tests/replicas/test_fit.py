@@ -28,7 +28,6 @@ from motley.kernels.device.device_context import gpu_context, interpreter_contex
 from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.kernels.launch.variant import Config, Variant
 from motley.kernels.sampling.sample import PenaltyRows, SamplingRows, penalize_logits, sample
-from motley.replicas.bench.shapes import SHAPES, config_json, write_gptq
 from motley.replicas.capacity import device_fit as module
 from motley.replicas.capacity.device_fit import (
     FitResult,
@@ -64,6 +63,7 @@ from motley.replicas.model.decoder import Decoder
 from motley.replicas.model.families.registry import read_config
 from motley.replicas.model.rotary_embedding import RotaryTable
 from motley.replicas.sampling_params import SamplingParams
+from motley_bench.checkpoints.random_checkpoint import SHAPES, config_json, write_gptq
 
 OUTLINES = Path(__file__).parents[1] / "support" / "outlines_child.py"
 SHAPE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2}

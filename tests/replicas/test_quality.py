@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from demo_model.plain_model import load_plain
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import rewrite_config
 from tokenizers import Tokenizer
@@ -21,7 +22,6 @@ from motley.kernels.cpu.layers.native_linear import NativeDenseLinear, build_as_
 from motley.kernels.cpu.layers.rounding_probe import ROUNDING_BOUND, rounding_error
 from motley.kernels.cpu.layers.torch_linear import TorchDenseLinear, TorchInt4Linear, TorchInt8Linear, _int8_refusal
 from motley.replicas.demo import demo_path
-from motley.replicas.demo.plain import load_plain
 from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.quantization.gptq_writer import GPTQSettings, pack_checkpoint, round_to_nearest
 

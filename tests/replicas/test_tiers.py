@@ -25,7 +25,6 @@ from steps import Session, exact_ops
 from tiny_checkpoints import FAMILIES, build_checkpoint
 
 from motley.kernels.cpu.cpu_ops import CpuOps
-from motley.replicas.bench.shapes import SHAPES, write_dense
 from motley.replicas.capacity.device_fit import FitWorkload, build_meta_decoder, fit_model, local_cpu
 from motley.replicas.checkpoint.cache import weights_cache
 from motley.replicas.checkpoint.cache.startup_prefetch import likely_packed_file
@@ -48,6 +47,7 @@ from motley.replicas.offload.planning.disk_plan import (
     round_to_pages,
 )
 from motley.replicas.offload.planning.weight_budget import check_budget, weight_sizes
+from motley_bench.checkpoints.random_checkpoint import SHAPES, write_dense
 
 PROMPT = list(range(3, 40))
 LAYERS = 6

@@ -17,7 +17,6 @@ from steps import Session, exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.cpu_ops import CpuOps
-from motley.replicas.bench.shapes import SHAPES, write_dense
 from motley.replicas.checkpoint.cache import weights_cache
 from motley.replicas.checkpoint.cache.weights_cache import WeightsCache, open_weights_cache
 from motley.replicas.checkpoint.reading import weight_digests
@@ -25,6 +24,7 @@ from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
 from motley.replicas.loading.model_loader import LoadedModel, load_model
 from motley.replicas.model.layers import LayerSource
+from motley_bench.checkpoints.random_checkpoint import SHAPES, write_dense
 
 PROMPT = list(range(3, 40))
 DTYPES = [torch.float32, torch.bfloat16]

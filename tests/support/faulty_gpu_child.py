@@ -9,12 +9,12 @@ import sys
 import time
 from typing import Any
 
-from motley.replicas.bench import gpu_child
-from motley.replicas.bench.child import answer
-from motley.replicas.bench.tasks import serve
+from motley_bench.gpu import gpu_tasks
+from motley_bench.processes.bench_child import answer
+from motley_bench.processes.task_process import serve
 
 
-class Faulty(gpu_child.GpuTasks):
+class Faulty(gpu_tasks.GpuTasks):
     def check(self, op: str, shape: str, config: Any) -> dict[str, Any]:
         fault = json.loads(os.environ["FAULTS"]).get(op)
         if fault == "hang":
@@ -32,6 +32,6 @@ class Faulty(gpu_child.GpuTasks):
 
 
 if __name__ == "__main__":
-    tasks = Faulty(gpu_child.rig_of(sys.argv[1]))
+    tasks = Faulty(gpu_tasks.rig_of(sys.argv[1]))
     answer({"ready": True})
     serve(tasks)

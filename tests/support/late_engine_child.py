@@ -7,9 +7,9 @@ import sys
 from late_device import LateDevice, LateOps
 
 from motley.kernels.device.device_context import DeviceContext, interpreter_context
-from motley.replicas.bench import side_static
-from motley.replicas.bench.engine_child import run
-from motley.replicas.bench.side_worker import WorkerSide
+from motley_bench.sides import side_static
+from motley_bench.sides.gpu_side_process import run
+from motley_bench.sides.side_worker import WorkerSide
 
 __all__ = ["late_streams"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from motley.replicas.bench import gpu_child
-from motley.replicas.bench.child import answer
-from motley.replicas.bench.tasks import serve
+from motley_bench.gpu import gpu_tasks
+from motley_bench.processes.bench_child import answer
+from motley_bench.processes.task_process import serve
 
 if __name__ == "__main__":
-    rig = gpu_child.rig_of(sys.argv[1])
+    rig = gpu_tasks.rig_of(sys.argv[1])
     from late_device import LateDevice
 
-    tasks = gpu_child.GpuTasks(rig, lambda: LateDevice(recorded=False))
+    tasks = gpu_tasks.GpuTasks(rig, lambda: LateDevice(recorded=False))
     answer({"ready": True})
     serve(tasks)

@@ -9,7 +9,6 @@ from redis_stores import SECRET
 from served import wait_for
 from store_patience import be_patient
 
-from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.prefix_store import value_writer
 from motley.cluster.prefix_store.redis_source import RedisSource
 from motley.cluster.prefix_store.redis_store import RedisStore
@@ -21,6 +20,7 @@ from motley.replicas.kv.prefix.prefix_stats import PrefixStats
 from motley.replicas.kv.store.fetch_cost import FetchCostModel
 from motley.replicas.kv.store.store_access import PrefixStoreAccess
 from motley.replicas.types import PromptStoreStatus, Request, SamplingParams
+from motley_bench.prefix.redis_process import RedisProcess
 
 VALUE = 128  # tokens of each
 SETTINGS: dict[str, Any] = {"threads": 1, "kv_memory_bytes": 2**24, "max_running": 8}

@@ -10,8 +10,8 @@ from pathlib import Path
 from certificates import Certificates
 from served import free_port, wait_for
 
-from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.security.edge.ports import is_listening
+from motley_bench.prefix.redis_process import RedisProcess
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis as redis_py
 
-from motley.cluster.prefix.bench_redis import RedisProcess
+from motley_bench.prefix.redis_process import RedisProcess
 
 
 class RawValues:

@@ -11,8 +11,8 @@ import openai
 import pytest
 from served import Served, command_line, wait_for
 
-from motley.cluster.prefix.bench_redis import ping_socket
 from motley.cluster.prefix_store.embedded_redis import find_redis
+from motley_bench.prefix.redis_process import ping_socket
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from ...bench.report import machine, quantile, row, versions
+from ...host.measurement_rows import machine, quantile, row, versions
 from ..layer_folding import fold_layers
 from ..module_tree import ModuleNode
 from ..profiler import Profile, ProfilePhase

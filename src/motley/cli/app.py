@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from ..replicas.errors import InvalidRequest, MotleyError
-from . import bench, chat, doctor, fit, fleet, generate, kernels, keys, plan, profile, serve
+from . import chat, doctor, fit, fleet, generate, kernels, keys, plan, profile, serve
+from .bench_commands import bench
 from .numbers import check_all_numbers
 
 __all__ = ["app", "run"]
@@ -63,17 +64,17 @@ app.command()(doctor.doctor)
 app.command()(fit.fit)
 app.command()(plan.plan)
 app.command()(profile.profile)
-app.add_typer(bench.app, name="bench")
+app.add_typer(bench, name="bench")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(keys.app, name="keys")
 app.add_typer(kernels.app, name="kernels")
 check_all_numbers(app)
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "motley") -> int:
     """Run one command line. Returns the exit status: 1 for a failure, 2 for a wrong call, 130 for Ctrl-C."""
     try:
-        status = typer.main.get_command(app).main(list(arguments), prog_name="motley", standalone_mode=False)
+        status = typer.main.get_command(commands).main(list(arguments), prog_name=name, standalone_mode=False)
     except MotleyError as error:
         return _tell(error.message, USAGE if isinstance(error, InvalidRequest) else FAILED)
     except ClickError as error:

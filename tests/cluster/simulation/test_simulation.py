@@ -1,15 +1,11 @@
-"""Fleets in virtual time: nothing is lost, the same seeds give the same run, and the optimum is a bound."""
+"""Fleets in virtual time: nothing is lost, and the same seeds give the same run."""
 
 import pytest
 
 from motley.cluster.routing.prediction.latency_model import Slo
-from motley.cluster.simulation.baseline_routers import BASELINES
-from motley.cluster.simulation.bench import MOTLEY, TOLD, RoutingBenchPlan, SimulationSize, merge_reports, run, text
 from motley.cluster.simulation.fleet_simulation import simulate
 from motley.cluster.simulation.motley_router import MotleyRouter
-from motley.cluster.simulation.optimum import capacity, length_buckets, optimum
 from motley.cluster.simulation.simulated_fleet import find_model_shape, simulated_fleet
-from motley.cluster.simulation.simulation_metrics import measure_outcome
 from motley.cluster.simulation.traffic import HIGH_REUSE, LOW_REUSE, arrival_block_hashes, poisson_arrivals
 from motley.replicas.errors import InvalidRequest
 
@@ -18,16 +14,14 @@ MODEL = find_model_shape("qwen2.5-7b")
 SMALL = "P40+T4+A10"
 
 
-def a_run(name, rate=6.0, seconds=20.0, seed=3, reuse=LOW_REUSE):
+def a_run(rate=6.0, seconds=20.0, seed=3, reuse=LOW_REUSE):
     replicas = simulated_fleet(SMALL, MODEL, 1)
-    make = (lambda s: MotleyRouter(replicas, SLO, s)) if name == MOTLEY else lambda s: BASELINES[name](replicas, s)
     traffic = list(poisson_arrivals(rate, seconds, seed, reuse=reuse))
-    return replicas, traffic, simulate(replicas, traffic, [make(0), make(1)], 5)
+    return replicas, traffic, simulate(replicas, traffic, [MotleyRouter(replicas, SLO, s) for s in (0, 1)], 5)
 
 
-@pytest.mark.parametrize("name", [MOTLEY, *BASELINES])
-def test_everything_that_was_taken_ends_once(name):
-    _, traffic, outcome = a_run(name)
+def test_everything_that_was_taken_ends_once():
+    _, traffic, outcome = a_run()
     assert len(outcome.jobs) == len(traffic) > 80
     for job, arrival, replica in zip(outcome.jobs, traffic, outcome.replicas, strict=True):
         assert job.sent_s == arrival.at_s
@@ -40,7 +34,7 @@ def test_everything_that_was_taken_ends_once(name):
 
 
 def test_what_comes_after_those_that_are_counted_is_in_their_way_and_not_waited_for():
-    replicas, traffic, alone = a_run(MOTLEY, seconds=10.0)
+    replicas, traffic, alone = a_run(seconds=10.0)
     more = list(poisson_arrivals(6.0, 30.0, 3, reuse=LOW_REUSE))
     assert more[: len(traffic)] == traffic
     routers = [MotleyRouter(replicas, SLO, s) for s in (0, 1)]
@@ -55,9 +49,9 @@ def test_what_comes_after_those_that_are_counted_is_in_their_way_and_not_waited_
 
 
 def test_the_same_seeds_give_the_same_run():
-    times = [[(job.first_s, job.done_s) for job in a_run(MOTLEY)[2].jobs] for _ in range(2)]
+    times = [[(job.first_s, job.done_s) for job in a_run()[2].jobs] for _ in range(2)]
     assert times[0] == times[1]
-    assert times[0] != [(job.first_s, job.done_s) for job in a_run(MOTLEY, seed=4)[2].jobs]
+    assert times[0] != [(job.first_s, job.done_s) for job in a_run(seed=4)[2].jobs]
 
 
 def test_truth_differs_from_the_profile_and_with_the_seed():
@@ -76,35 +70,10 @@ def test_prompts_with_the_same_beginning_share_its_blocks_alone():
 
 
 def test_a_prefix_is_found_where_it_was_computed():
-    *_, outcome = a_run(MOTLEY, rate=3.0, reuse=HIGH_REUSE)
+    *_, outcome = a_run(rate=3.0, reuse=HIGH_REUSE)
     assert sum(job.cached_tokens > 0 for job in outcome.jobs) > 10
-    *_, outcome = a_run(MOTLEY, rate=3.0)
+    *_, outcome = a_run(rate=3.0)
     assert not any(job.cached_tokens for job in outcome.jobs)
-
-
-@pytest.mark.parametrize("rate", [3.0, 12.0])  # within the fleet's capacity, and far beyond it
-def test_no_router_does_better_than_the_optimum(rate):
-    for name in (MOTLEY, "weighted least work"):
-        replicas, traffic, outcome = a_run(name, rate, 40.0)
-        bound = optimum(replicas, length_buckets(traffic, 40.0), SLO)
-        assert measure_outcome(outcome, SLO, 0.0, 40.0).goodput <= bound * 1.02  # 40 s are not for ever
-
-
-def test_the_optimum_grows_with_the_fleet_and_stays_below_what_is_offered():
-    traffic = list(poisson_arrivals(8.0, 50.0, 1))
-    kinds = length_buckets(traffic, 50.0)
-    assert sum(kind.rate for kind in kinds) == pytest.approx(len(traffic) / 50.0)
-    one, two, many = (optimum(simulated_fleet(text, MODEL, 1), kinds, SLO) for text in ("T4", "T4+P40", "3*A10+T4+P40"))
-    assert 0 < one < two < many <= len(traffic) / 50.0 + 1e-6
-    assert capacity(simulated_fleet("A10", MODEL, 1), kinds, SLO) < capacity(
-        simulated_fleet("2*A10", MODEL, 1), kinds, SLO
-    )
-
-
-def test_a_request_too_long_for_the_objective_is_in_nobodys_optimum():
-    traffic = [each for each in poisson_arrivals(20.0, 50.0, 1) if each.prompt_tokens > 2000]
-    kinds = length_buckets(traffic, 1000.0)
-    assert optimum(simulated_fleet("8*P40", MODEL, 1), kinds, SLO) == pytest.approx(0.0)
 
 
 def test_a_fleet_is_read_as_it_is_written():
@@ -119,23 +88,3 @@ def test_a_fleet_is_read_as_it_is_written():
             simulated_fleet(wrong, MODEL, 1)
     with pytest.raises(InvalidRequest, match="does not hold qwen3-32b"):
         simulated_fleet("T4", find_model_shape("qwen3-32b"), 1)
-
-
-def test_the_benchmark_says_that_it_is_simulated():
-    plan = RoutingBenchPlan(
-        fleets=["T4+A10"],
-        reuse=["low"],
-        size=SimulationSize(loads=[0.8], seeds=[1], requests=30, seconds=(4.0, 4.0), warm_up_s=1.0),
-        processes=1,
-    )
-    report = run(plan)
-    goodputs = [row for row in report["rows"] if row["metric"] == "goodput"]
-    assert {row["peer"] for row in goodputs} == {"optimum", TOLD, *BASELINES}
-    assert {row["source"] for row in goodputs} == {"simulated"}
-    assert [row["source"] for row in report["rows"] if row["metric"] == "decision"] == ["measured"] * 4
-    assert "simulated" in text(report)
-    another = report | {"rows": [row | {"workload": row["workload"] | {"fleet": "another"}} for row in goodputs]}
-    assert len(merge_reports(report, another)["rows"]) == len(report["rows"]) + len(goodputs)
-    assert merge_reports(report, report)["rows"] == report["rows"]
-    with pytest.raises(InvalidRequest, match="settings"):
-        merge_reports(report, report | {"settings": {}})

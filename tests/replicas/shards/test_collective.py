@@ -12,12 +12,12 @@ from served import children, command_line
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.c_kernels.native_build import load_library
-from motley.replicas.bench import exchange
-from motley.replicas.bench.report import table
 from motley.replicas.engine.startup.engine_builder import build_engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineLost
 from motley.replicas.parallel.leader.launcher import SubprocessLauncher
+from motley_bench.engine import collective_sums
+from motley_bench.reporting.report_table import table
 
 
 def test_gloo_does_what_shared_memory_does(tmp_path: Path) -> None:
@@ -55,11 +55,11 @@ def test_ranks_that_share_no_memory_say_what_one_process_says(tmp_path: Path) ->
 
 @pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 def test_measurement_has_both_sides() -> None:
-    report = exchange.run(sizes=[4096], turns=1)
+    report = collective_sums.run(sizes=[4096], turns=1)
     [found] = report["rows"]
     assert (found["workload"]["ranks"], found["peer"], found["unit"]) == (2, "gloo", "µs")
     assert found["value"] > 0
     assert found["peer_value"] > 0
     assert "sum over ranks" in table(report)
     with pytest.raises(ValueError, match="ranks: 1"):
-        exchange.run(ranks=1)
+        collective_sums.run(ranks=1)

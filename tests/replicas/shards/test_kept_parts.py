@@ -19,7 +19,6 @@ from tiny_checkpoints import build_checkpoint
 from motley import Engine, SamplingParams
 from motley.kernels.cpu.c_kernels.native_build import load_library
 from motley.kernels.cpu.cpu_ops import CpuOps
-from motley.replicas.bench.shapes import SHAPES, write_dense
 from motley.replicas.checkpoint.cache import weights_cache
 from motley.replicas.checkpoint.cache.weights_cache import WeightsCache
 from motley.replicas.loading.cached_digests import CachedDigests, find_cached_digests
@@ -29,6 +28,7 @@ from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
 from motley.replicas.model.sharding.ranks import Ranks
 from motley.replicas.model.sharding.split import shard_for_rank
 from motley.replicas.model.sharding.stages import pipeline_stages
+from motley_bench.checkpoints.random_checkpoint import SHAPES, write_dense
 
 pytestmark = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 

@@ -1,1 +1,0 @@
-"""Generator of docs/api.md from the protos, the OpenAPI document and the sources: `make reference`."""

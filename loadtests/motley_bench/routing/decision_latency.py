@@ -1,0 +1,101 @@
+"""Measurement of how long the live router takes for a decision, on this machine.
+
+The rest of the benchmark is simulated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from motley.cluster.routing.directory.replica_directory import PROVEN, ReplicaDirectory
+from motley.cluster.routing.prediction.context_lengths import min_context_tokens
+from motley.cluster.routing.prediction.latency_model import Slo
+from motley.cluster.routing.queueing.request_queue import RequestQueue, RoutingConfig
+from motley.cluster.simulation.simulated_fleet import find_model_shape, simulated_fleet
+from motley.replicas.host.measurement_rows import row
+from motley.replicas.sampling_params import SamplingParams
+from motley.replicas.simulated.roofline_rates import roofline_rates
+from motley.replicas.types import ModelInfo, ReplicaLoad, ReplicaProfile, Request
+
+__all__ = ["measure_decisions"]
+
+REPLICAS = (16, 1000)
+PROMPTS = (500, 5000)  # tokens
+_TURNS, _WARM_UP = 500, 100
+_POOL = "pool"
+_SLO = Slo(3.0, 0.1)
+_DEADLINE_S = 60.0
+
+
+def measure_decisions() -> Iterator[dict[str, Any]]:
+    """Yield rows with the CPU time from a request to the order of its replicas, in microseconds.
+
+    It covers all that an ingress asks of its directory for a request with a deadline, where missing the objectives
+    means refusal: whether any replica can meet the deadline, whether one meets the objectives, and which is best.
+
+    Half of every other prompt is a prefix that a replica has had, so that its hashes are computed that far.
+    """
+    for replicas in REPLICAS:
+        for tokens in PROMPTS:
+            samples = asyncio.run(_decide(replicas, tokens))
+            yield row(
+                "decision",
+                {"replicas": replicas, "prompt_tokens": tokens},
+                "µs of a core",
+                samples,
+                higher_is_better=False,
+            )
+
+
+async def _decide(replicas: int, tokens: int) -> list[float]:
+    live = ReplicaDirectory({_POOL: _POOL}, _SLO, random.Random(0))
+    waiting = RequestQueue(live, RoutingConfig(slo=_SLO, shed=True, max_wait_s=10.0), lambda: True)
+    rng = random.Random(1)
+    for profile in _profiles(replicas):
+        live.joined(profile)
+        live.reported(profile.replica_id, ReplicaLoad(rng.randrange(32), 0, rng.randrange(1000), 9000, 10_000, steps=1))
+    for member in live.members.values():
+        member.observed = PROVEN  # else no request would be checked against its deadline
+    known = [rng.randrange(32_000) for _ in range(tokens // 2)]
+    _to(live, _request(rng, known, tokens))
+    await asyncio.sleep(0)  # let the directory record where it went
+    samples, alive = [], list[Request]()
+    for turn in range(_TURNS):
+        request = _request(rng, known if turn % 2 else [], tokens)
+        alive = [*alive[-1:], request]  # keep the previous request alive during the next decision, as in a service
+        now = asyncio.get_running_loop().time()
+        began = time.thread_time()
+        soonest_s = live.soonest(request)
+        await waiting.turn(request, now, now + _DEADLINE_S)
+        live.visit([request], never=live.too_short(min_context_tokens(request)))
+        samples.append((time.thread_time() - began) * 1e6)
+        assert soonest_s is not None
+    return samples[_WARM_UP:]
+
+
+def _to(live: ReplicaDirectory, request: Request) -> None:
+    visit = live.visit([request])
+    assert visit.best is not None
+    visit.to(visit.best)
+
+
+def _request(rng: random.Random, begins: list[int], tokens: int) -> Request:
+    prompt = (*begins, *(rng.randrange(32_000) for _ in range(tokens - len(begins))))
+    return Request("", prompt, SamplingParams(max_tokens=128, seed=0), deadline_s=_DEADLINE_S)
+
+
+def _profiles(count: int) -> Iterator[ReplicaProfile]:
+    """Yield profiles of the GPUs of the fleet `thousand`, in its proportions."""
+    model = ModelInfo("", "", 32_000, 32_768, (), "", "")
+    every = simulated_fleet("thousand", find_model_shape("qwen2.5-7b"), 0)
+    for number, replica in enumerate(every[:: len(every) // count][:count]):
+        rates = roofline_rates(replica.known, replica.max_batch_tokens)
+        yield ReplicaProfile(
+            f"replica {number}", model, "simulated", replica.name, None, "simulated", "", rates.prefill_tokens_per_s,
+            rates.decode_s[0], replica.known.num_blocks, replica.max_batch_tokens, {}, rates.decode_s, rates.context_s,
+            replica.max_running, _POOL,
+        )  # fmt: skip

@@ -1,0 +1,42 @@
+"""What the time of a decision is of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from motley.cluster.routing.directory import prediction_cache
+from motley.cluster.routing.directory.replica_directory import ReplicaDirectory
+from motley.cluster.routing.prediction.latency_model import LatencyModel
+from motley.cluster.routing.queueing.request_queue import RequestQueue
+from motley_bench.routing import decision_latency
+
+
+def test_it_is_of_all_that_is_decided_and_of_one_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction_cache, "SAME_S", 60.0)  # however busy the machine is
+    asked: Counter[str] = Counter()
+
+    def count(owner: type, name: str) -> None:
+        counted = getattr(owner, name)
+
+        def called(*args: Any, **options: Any) -> Any:
+            asked[name] += 1
+            return counted(*args, **options)
+
+        monkeypatch.setattr(owner, name, called)
+
+    for owner, name in (
+        (ReplicaDirectory, "soonest"),
+        (RequestQueue, "turn"),
+        (ReplicaDirectory, "visit"),
+        (LatencyModel, "predict"),
+    ):
+        count(owner, name)
+    monkeypatch.setattr(decision_latency, "REPLICAS", (16,))
+    rows = list(decision_latency.measure_decisions())
+    samples = len(decision_latency.PROMPTS) * decision_latency._TURNS
+    assert [row["workload"]["prompt_tokens"] for row in rows] == list(decision_latency.PROMPTS)
+    assert asked["soonest"] == asked["turn"] == samples
+    assert asked["visit"] == asked["predict"] == samples + len(decision_latency.PROMPTS), "and one that is sent first"
