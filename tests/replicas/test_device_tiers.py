@@ -212,7 +212,7 @@ def test_too_little_of_either_memory_is_refused(checkpoint: Path) -> None:
         pass
     with pytest.raises(InvalidRequest, match="null without weights_memory_bytes"):
         EngineConfig(weights_host_memory_bytes=1)
-    with pytest.raises(InvalidRequest, match="a CPU, whose memory is the host's"):
+    with pytest.raises(InvalidRequest, match="it is for GPUs only"):
         Engine(checkpoint, threads=1, weights_cache=str(checkpoint.parent), **good)
 
 
