@@ -81,6 +81,30 @@ def test_no_two_classes_have_one_name() -> None:
     assert {name: at for name, at in places.items() if len(at) > 1} == {}
 
 
+SHARED_NAMES = {  # of files, with the reason
+    "__init__.py": "Python's",
+    "__main__.py": "Python's",
+    "registry.py": "each kind of thing has a list of its own, beside what it lists",
+    "generate.py": "the command `motley generate`, and what makes the gRPC code from the protos",
+}
+LOOSE_FILES = 8  # at the root of each package, beside its __init__.py
+
+
+def test_no_two_files_have_one_name() -> None:
+    places = defaultdict(list)
+    for path in [*_sources(), *ROOT.glob("src/motley/client/*.py")]:
+        places[path.name].append(str(path.relative_to(ROOT)))
+    assert {name: at for name, at in places.items() if len(at) > 1 and name not in SHARED_NAMES} == {}
+    assert [name for name in SHARED_NAMES if len(places[name]) < 2] == []
+
+
+@pytest.mark.parametrize("package", ["kernels", "replicas", "cluster", "loadtests/motley_bench"])
+def test_the_root_of_a_package_is_short(package: str) -> None:
+    """Whoever opens a package sees its folders and what all of it shares."""
+    loose = {path.name for path in (ROOT / package).glob("*.py")} - {"__init__.py", "__main__.py"}
+    assert len(loose) <= LOOSE_FILES
+
+
 RAISED = re.compile(r"[Rr]aises? ((?:(?:[\w.]+)(?:, (?:and |or )?| and | or ))*[\w.]+)")
 
 
