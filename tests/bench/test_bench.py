@@ -13,7 +13,7 @@ from motley.replicas.demo import demo_path
 from motley.replicas.host import measurement_rows
 from motley.replicas.loading.model_loader import load_model
 from motley_bench.checkpoints import random_checkpoint
-from motley_bench.engine import engine_throughput, int8_kv
+from motley_bench.engine import arithmetic_accuracy, engine_throughput, int8_kv
 from motley_bench.reporting.report_table import table
 from motley_bench.sides import side_handles
 
@@ -61,6 +61,25 @@ def test_shape_is_the_checkpoint_that_loads(tmp_path):
     assert loaded.quantization == "gptq-int4-g128"
     assert random_checkpoint.SHAPES["qwen2-0.5b"].layer_weights == 357_826_560
     assert random_checkpoint.SHAPES["qwen2-0.5b"].head_weights == 136_134_656
+
+
+def test_other_arithmetic_is_measured_beside_fp32():
+    """Over the same weights, which the reference has written out; one side computes as the reference does."""
+    text = (demo_path() / "heldout.txt").read_text(encoding="utf-8")
+    result = json.loads(json.dumps(arithmetic_accuracy.run(demo_path(), text, tokens=200, threads=1)))
+    found = {}
+    for row in result["rows"]:
+        settings = ", ".join(f"{key} {value}" for key, value in row["workload"].items() if key != "tokens")
+        found.setdefault(row["metric"], {})[settings] = row["value"]
+    apart = found["divergence"]
+    assert len(apart) == len(arithmetic_accuracy.CPU_SETTINGS)
+    assert apart["dtype float32"] == pytest.approx(0, abs=1e-7)
+    assert 0 < apart["dtype float32, kv_dtype int8"] < apart["dtype bfloat16, kv_dtype int8"] < 0.01
+    assert found["same most likely token"]["dtype float32"] == 1
+    [reference] = {row["peer_value"] for row in result["rows"] if row["metric"] == "perplexity"}
+    assert reference == pytest.approx(found["perplexity"]["dtype float32"])
+    with pytest.raises(ValueError, match="text: there is nothing to predict"):
+        arithmetic_accuracy.run(demo_path(), "", threads=1)
 
 
 def test_kv_in_int8_is_measured_beside_what_it_replaces():

@@ -10,6 +10,7 @@ import typer
 
 from motley.cli.numbers import check_all_numbers
 
+from .bench_accuracy import accuracy
 from .bench_engine import engine
 from .bench_exchange import exchange
 from .bench_fleet import fleet
@@ -36,6 +37,7 @@ def _root() -> None:
 
 
 for _measure in (
+    accuracy,
     engine,
     exchange,
     fleet,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from motley.replicas.engine.startup.engine_builder import BuiltEngine
 from motley.replicas.engine_config import EngineConfig
@@ -19,13 +17,13 @@ from motley.replicas.model.decoder import Decoder
 from motley.replicas.types import BLOCK_TOKENS
 
 from ..sides.side_motley import MotleySide
+from .held_out_text import QualityDifference, next_token_logprobs, token_windows, window_length
 
 Progress = Callable[[str, int, int], None]  # name of the current step, number of steps begun, total number of steps
 
 __all__ = ["run"]
 
 DTYPES = ("float32", "bfloat16")  # dtypes of activations on a CPU; a GPU's policy chooses its own
-WINDOW = 512  # tokens of the text that are computed at once
 _KV_BYTES = 1 << 30  # KV memory of each side
 _STEPS = 8  # decode steps of one side before the other side has its turn
 
@@ -105,43 +103,13 @@ class _KvSides:
 
 def _quality(sides: _KvSides, text: str, tokens: int) -> list[dict[str, Any]]:
     """Return rows on how far the two sides' distributions of the next token are apart, over the same text."""
-    tokenizer = sides.plain.built.tokenizer
-    if tokenizer is None:
-        raise ValueError("text: the model has no tokenizer")
-    ids = tokenizer.encode(text)[: tokens + 1]
-    if len(ids) < 2:
-        raise ValueError("text: there is nothing to predict in it, since it has fewer than two tokens")
-    window = min(WINDOW, sides.plain.built.core.limits.max_model_len - 1)
-    divergence, same, losses = 0.0, 0, {"plain": 0.0, "int8": 0.0}
-    for piece in _windows(ids, window):
-        plain, int8 = (_logprobs(side.built, piece[:-1]) for side in (sides.plain, sides.int8))
-        divergence += F.kl_div(int8, plain, log_target=True, reduction="sum").item()
-        same += int((plain.argmax(-1) == int8.argmax(-1)).sum())
-        for name, found in (("plain", plain), ("int8", int8)):
-            losses[name] += F.nll_loss(found, torch.tensor(piece[1:]), reduction="sum").item()
-    count = len(ids) - 1
-    workload = {"dtype": sides.dtype, "tokens": count, "window": window}
-    perplexity = {name: math.exp(loss / count) for name, loss in losses.items()}
-    return [
-        row("divergence, KV in int8", workload, "nats per token", [divergence / count]),
-        row("same most likely token", workload, "of the tokens", [same / count]),
-        row("perplexity", workload, "", [perplexity["int8"]], peer=sides.peer, peer_samples=[perplexity["plain"]],
-            higher_is_better=False),
-    ]  # fmt: skip
-
-
-def _windows(ids: Sequence[int], length: int) -> Iterator[tuple[int, ...]]:
-    """Yield pieces of up to `length` + 1 tokens of which each begins with the last token of the one before.
-
-    So every token but the first is predicted exactly once.
-    """
-    for at in range(0, len(ids) - 1, length):
-        yield tuple(ids[at : at + length + 1])
-
-
-def _logprobs(built: BuiltEngine, ids: tuple[int, ...]) -> torch.Tensor:
-    """Return the log-probabilities of the next token, fp64 [T, vocabulary]."""
-    return F.log_softmax(built.logits(ids).double(), dim=-1)
+    pieces = token_windows(sides.plain.built, text, tokens)
+    difference = QualityDifference()
+    for piece in pieces:
+        plain, int8 = (next_token_logprobs(side.built, piece) for side in (sides.plain, sides.int8))
+        difference.add(piece, plain, int8)
+    workload = {"dtype": sides.dtype, "tokens": difference.count, "window": window_length(sides.plain.built)}
+    return difference.rows(workload, "divergence, KV in int8", sides.peer)
 
 
 def _memory(sides: _KvSides) -> dict[str, Any]:
