@@ -32,7 +32,7 @@ def accuracy(
 
     \b
     Examples:
-      motley bench accuracy ./smollm2/int4 --text smollm2/held-out.txt
+      motley bench accuracy ./out/smollm2-135m-int4 --text out/held-out.txt
       motley bench accuracy ./my-model --text pages.txt --device cuda
     """
     from motley.replicas.model.checkpoint_inspection import resolve_model

@@ -65,7 +65,7 @@ def run(
     rows: list[dict[str, Any]] = []
     described: dict[str, Any] = {}
     for number, each in enumerate(settings, 2):
-        title = ", ".join(map(str, each.values())) or "as it is chosen"
+        title = ", ".join(f"{name} {value}" for name, value in each.items()) or "as it is chosen"
         progress(title, number, total)
         built = _build(path, device, threads, each)
         difference = QualityDifference()
