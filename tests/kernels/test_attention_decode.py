@@ -139,7 +139,7 @@ def test_what_the_kernels_cannot_read_is_refused() -> None:
         run(batch, "per head", Config.of(4, 1, HEADS=3, ROWS=8, UNROLL=2, SPLITS=1))
     with pytest.raises(ValueError, match="head_dim"):
         run(replace(batch, q=batch.q[..., :32].contiguous()), "per head", config)
-    with pytest.raises(ValueError, match="3 over 2 kv heads"):
+    with pytest.raises(ValueError, match="3 is not a multiple of the 2 KV heads"):
         run(replace(batch, q=batch.q[:, :3].contiguous()), "per head", config)
     with pytest.raises(ValueError, match="window: 0"):
         run(replace(batch, window=0), "per head", config)

@@ -76,7 +76,7 @@ async def test_asked_for_again_meanwhile_it_is_done_once(
     await asyncio.sleep(0)
     second = asyncio.create_task(replica.update_weights(one, 1))
     await asyncio.sleep(0)
-    with pytest.raises(Unavailable, match="other weights"):
+    with pytest.raises(Unavailable, match="another update of weights"):
         await replica.update_weights(two, 1)
     first.cancel()
     assert (await second).version == 1

@@ -225,7 +225,7 @@ def test_a_damaged_entry_is_told_of_and_made_anew(
     taken.clear()
     assert torch.equal(_logits(_start(checkpoint, tmp_path)), right)
     assert taken
-    assert "is not used" in caplog.text
+    assert "is deleted, and its weights are made anew" in caplog.text
     [entry] = _entries(tmp_path)
     assert len(entry.read_bytes()) == len(sound)
     taken.clear()

@@ -156,7 +156,7 @@ def test_another_division_has_parts_of_its_own_and_a_damaged_one_is_made_anew(
     taken.clear()
     assert torch.equal(Divided(folder, cache, 1, (1, 2)).logits(), right)
     assert taken
-    assert "is not used" in caplog.text
+    assert "is deleted, and its weights are made anew" in caplog.text
     assert before[0].read_bytes() == damaged
 
 
