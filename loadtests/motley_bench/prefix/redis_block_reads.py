@@ -18,11 +18,11 @@ from motley.replicas.kv.store.store_ops import FetchOp
 from motley.replicas.kv.store.store_worker import StoreOpExecutor
 from motley.replicas.types import BLOCK_TOKENS
 
-__all__ = ["BlocksReader"]
+__all__ = ["IN_VAIN_S", "PAUSE_S", "BlocksReader"]
 
 _PATIENT_S = 1e3  # assumed seconds to compute a value, which gives a read the longest possible deadline
-_IN_VAIN_S = 30.0
-_PAUSE_S = 0.01
+IN_VAIN_S = 30.0
+PAUSE_S = 0.01
 
 
 class BlocksReader:
@@ -53,7 +53,7 @@ class BlocksReader:
             if fetch.count:
                 came = time.perf_counter()
                 continue
-            time.sleep(_PAUSE_S)  # the machine is busy and the breaker has opened
-            if time.perf_counter() - came > _IN_VAIN_S:
+            time.sleep(PAUSE_S)  # the machine is busy and the breaker has opened
+            if time.perf_counter() - came > IN_VAIN_S:
                 raise MotleyError(f"nothing comes from Redis within a read's deadline: {fetch.outcome}")
         return moved / (time.perf_counter() - began) / 1e9

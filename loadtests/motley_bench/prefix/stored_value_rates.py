@@ -21,7 +21,7 @@ from motley.replicas.host.measurement_rows import row
 from motley.replicas.kv.store.prefix_store import ValueQuery
 from motley.replicas.kv.store.sealed_record import Geometry, RecordSealer
 
-from .redis_block_reads import BlocksReader
+from .redis_block_reads import IN_VAIN_S, PAUSE_S, BlocksReader
 from .redis_clients import CLIENTS, client_getters
 
 __all__ = ["HEADS", "HEAD_DIM", "LAYERS", "measure_value_size", "value_mib"]
@@ -134,12 +134,19 @@ def _record(seal: RecordSealer, key: bytes) -> list[bytes | memoryview]:
 
 
 def _write(store: RedisStore, items: Sequence[tuple[bytes, list[bytes | memoryview]]]) -> None:
-    """Write values and wait for each, since a waiting value is replaced by a later one with the same key."""
-    before = store.stats().stored
+    """Write values and wait for each, since a waiting value is replaced by a later one with the same key.
+
+    Raises MotleyError if Redis repeatedly takes none.
+    """
     for key, parts in items:
-        assert store.put(key, parts, "bench")
-        store.flush(time.monotonic() + GIVEN_S)
-    assert store.stats().stored == before + len(items), store.stats()
+        before, until = store.stats().stored, time.monotonic() + IN_VAIN_S
+        while store.stats().stored == before:
+            if time.monotonic() > until:
+                raise MotleyError(f"Redis has taken no value within {IN_VAIN_S:g} s: {store.stats()}")
+            if store.put(key, parts, "bench"):
+                store.flush(time.monotonic() + GIVEN_S)
+            else:
+                time.sleep(PAUSE_S)  # the machine is busy and the breaker has opened
 
 
 def _run_in_parallel(one: Callable[[int], None], times: int) -> None:
