@@ -132,7 +132,7 @@ def test_the_schema_is_as_generated() -> None:
         (
             "    engine: {kv_dtype: int8}\nprefix_cache: {wire: float16}\n",
             "4:24",
-            "pools[0].engine.kv_dtype: 'int8' is not accepted; prefix_cache.wire is float16, and KV in int8 is stored",
+            "pools[0].engine.kv_dtype: 'int8' is not accepted: prefixes are stored in float16; set",
         ),
         ("slo: [\n", "5:1", "it is no YAML"),
         ("slo: &a [*a]\n", "4:6", "it is no YAML: an alias stands for what it is within"),

@@ -46,6 +46,9 @@ def test_a_process_that_ends_meanwhile_spoils_no_search(
     search: Callable[[int, Path], bool], found: bool, tmp_path: Path
 ) -> None:
     """A service that stopped, or failed a start, left its processes behind when one ended at the wrong moment."""
-    with subprocess.Popen([sys.executable, "-c", "input()", f"{tmp_path}/x"], stdin=subprocess.PIPE) as child:
+    command = [sys.executable, "-c", "print(flush=True); input()", f"{tmp_path}/x"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()  # a process that has just been started has no command line for a moment
         assert search(child.pid, tmp_path) is found
         child.kill()

@@ -142,7 +142,7 @@ async def test_keda_is_told_nothing_of_what_nobody_knows(plane: Plane, metric: s
     await plane.bench.steps()
     for call in (plane.keda.IsActive(asked), plane.keda.GetMetrics(keda_pb.GetMetricsRequest(scaledObjectRef=asked))):
         found = await refused(call)
-        assert (found[0].name, "no ingress tells" in found[1]) == ("UNAVAILABLE", True)
+        assert (found[0].name, "no ingress reports" in found[1]) == ("UNAVAILABLE", True)
     assert (await plane.keda.IsActive(ref(pool="cpu"))).result is True, "how many are wanted the plane knows itself"
     plane.bench.fleet.telling, plane.bench.fleet.work = True, {}
     await plane.bench.steps()
