@@ -73,7 +73,7 @@ def test_what_a_test_and_its_fixtures_start_is_seen_and_marks_it(tmp_path: Path)
         "test_computes": "unit",
     }  # fmt: skip
     computes = found["test_some.py::test_computes"]
-    assert 0.2 <= computes.slowest <= computes.total < 9.0
+    assert 0.15 <= computes.slowest <= computes.total < 9.0  # the system counts in ticks of 0.01 s
     assert "2 passed" in run(tmp_path, "-m", "process")
     assert "1 passed" in run(tmp_path, "-m", "ray")
     assert "3 passed" in run(tmp_path, "-m", "unit")
