@@ -23,9 +23,9 @@ from ...model.layers import Layer, LayerSource
 from ...model.tensor_layout import layer_spec
 from ..disk.disk_tier import TierFile, layer_index, read_weight_sizes
 from ..disk.layer_prefetch import NUM_BUFFERS
-from ..disk.repacked_file_writer import write_repacked_file
+from ..disk.repacked_file_writer import open_repacked_file
 from ..planning.device_plan import DevicePlan, host_memory_error, plan_device
-from ..planning.disk_plan import DEVICE_PARAM, WeightBudgets
+from ..planning.disk_plan import WeightBudgets
 from .device_tier import DeviceTier, DeviceTierRepackCache, OffloadedLayer
 from .pinned_memory import DeviceUploader, PinningError
 
@@ -66,14 +66,7 @@ def load_offloaded_decoder(
     Where all weights fit the device there is no offload. Raises InvalidRequest, CheckpointError and EngineFault.
     """
     assert isinstance(ops, PackedLayerOps)
-    opened = cache.open(key)
-    found = opened is not None
-    if opened is None:
-        write_repacked_file(checkpoint, ops, ops, cache, key)
-        opened = cache.open(key)
-    if opened is None:
-        raise EngineFault(f"{DEVICE_PARAM}: the file of repacked weights cannot be opened just after it was written")
-    descriptor, index = opened
+    descriptor, index, found = open_repacked_file(checkpoint, ops, ops, cache, key)
     try:
         plan = plan_device(read_weight_sizes(index, checkpoint.config.num_layers), budget, host)
         log.info("weights: %s", plan)

@@ -17,6 +17,7 @@ from ....kernels.packed_layer import PackedLayerOps
 from ...checkpoint.cache.packed_weights import (
     UNPACKED_PREFIX,
     PackedWeightsError,
+    PackedWeightsIndex,
     PackedWeightsWriter,
     layer_entry,
     packed_tensors,
@@ -36,9 +37,25 @@ from ...model.tensor_layout import (
 )
 from ..planning.disk_plan import DEVICE_PARAM, PAGE_BYTES, weights_memory_error
 
-__all__ = ["write_repacked_file", "write_repacked_parts"]
+__all__ = ["open_repacked_file", "write_repacked_file", "write_repacked_parts"]
 
 _HEADER_BYTES = 1 << 10  # bytes of the header reserved for each tensor of the checkpoint, more than any takes
+
+
+def open_repacked_file(
+    checkpoint: Checkpoint, ops: Ops, repacking: PackedLayerOps, cache: WeightsCache, key: str
+) -> tuple[int, PackedWeightsIndex, bool]:
+    """Return a descriptor of the file of repacked weights, which the caller must close, its index, and whether the
+    cache had it already; if not, it is written first.
+
+    Raises as `write_repacked_file` does.
+    """
+    if (opened := cache.open(key)) is not None:
+        return *opened, True
+    write_repacked_file(checkpoint, ops, repacking, cache, key)
+    if (opened := cache.open(key)) is None:
+        raise EngineFault(f"{DEVICE_PARAM}: the file of repacked weights cannot be opened just after it was written")
+    return *opened, False
 
 
 def write_repacked_file(
@@ -53,9 +70,8 @@ def write_repacked_file(
     try:
         nbytes = checkpoint.nbytes
         write = partial(write_repacked_parts, checkpoint, ops, repacking, key)
-        written = cache.fill(
-            key, nbytes, write, most=max(MAX_CACHE_BYTES, nbytes)
-        )  # this model needs it, however large
+        # this model needs the file, however large it is
+        written = cache.fill(key, nbytes, write, most=max(MAX_CACHE_BYTES, nbytes))
     except (OSError, PackedWeightsError) as error:
         raise EngineFault(f"{DEVICE_PARAM}: the file of repacked weights cannot be written: {error}") from error
     if not written:

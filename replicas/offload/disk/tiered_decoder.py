@@ -16,15 +16,14 @@ from ....kernels.ops import Ops
 from ....kernels.packed_layer import PackedLayerOps
 from ...checkpoint.cache.weights_cache import WeightsCache
 from ...checkpoint.reading.weight_loader import WeightLoader
-from ...errors import EngineFault
 from ...model.checkpoint_inspection import Checkpoint
 from ...model.decoder import Decoder
 from ...model.layers import Layer, LayerSource
 from ...model.tensor_layout import layer_spec
-from ..planning.disk_plan import DEVICE_PARAM, plan_disk, weights_memory_error
+from ..planning.disk_plan import plan_disk, weights_memory_error
 from .disk_tier import DiskLayer, DiskTier, DiskTierRepackCache, TierFile, layer_index, read_weight_sizes
 from .layer_prefetch import NUM_BUFFERS
-from .repacked_file_writer import write_repacked_file
+from .repacked_file_writer import open_repacked_file
 
 __all__ = ["assemble_decoder", "load_tiered_decoder", "require_repacking"]
 
@@ -53,14 +52,7 @@ def load_tiered_decoder(
     Raises InvalidRequest, CheckpointError and EngineFault.
     """
     repacking, _, cache = require_repacking(ops, cache)
-    opened = cache.open(key)
-    found = opened is not None
-    if opened is None:
-        write_repacked_file(checkpoint, ops, repacking, cache, key)
-        opened = cache.open(key)
-    if opened is None:
-        raise EngineFault(f"{DEVICE_PARAM}: the file of repacked weights cannot be opened just after it was written")
-    descriptor, index = opened
+    descriptor, index, found = open_repacked_file(checkpoint, ops, repacking, cache, key)
     try:
         plan = plan_disk(read_weight_sizes(index, checkpoint.config.num_layers), budget)
         repacking.restore_choices(index.choices)

@@ -127,7 +127,8 @@ class ServeBackend:
         return int(await self._answer_of_ingress("flush_prefixes", tenant))
 
     async def prefixes(self) -> Sequence[PrefixStatus]:
-        return await self._answer_of_ingress("prefixes")  # type: ignore[no-any-return]
+        answer: Sequence[PrefixStatus] = await self._answer_of_ingress("prefixes")
+        return answer
 
     async def check_weights(self, path: str) -> Path:
         deployed = await asyncio.to_thread(read_deployed)
@@ -135,8 +136,10 @@ class ServeBackend:
         return await asyncio.to_thread(resolve_below_roots, path, roots)
 
     async def update_weights(self, pool: str, file: WeightFile, version: int) -> Sequence[WeightStatus]:
-        answer = self._answer_of_ingress("update_weights", pool, file, version, timeout_s=UPDATE_S)
-        return await answer  # type: ignore[no-any-return]
+        answer: Sequence[WeightStatus] = await self._answer_of_ingress(
+            "update_weights", pool, file, version, timeout_s=UPDATE_S
+        )
+        return answer
 
     async def pending(self, pool: str) -> str:
         details = self._seen[pool]
