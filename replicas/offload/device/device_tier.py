@@ -17,8 +17,8 @@ from ...checkpoint.cache.packed_weights import PACKED_DTYPES, UNPACKED_PREFIX
 from ...checkpoint.cache.weights_cache import WeightsCache
 from ...checkpoint.files.safetensors_header import TensorInfo
 from ...gpu.accelerator import Copier
-from ...model.layers import CosSin, Layer
-from ..disk.disk_tier import TierFile, find_layer_extent, layer_index, map_tensors, tensor_names
+from ...model.layers import CosSin
+from ..disk.disk_tier import BufferedLayer, TierFile, find_layer_extent, layer_index, map_tensors, tensor_names
 from ..disk.layer_prefetch import NUM_BUFFERS
 from ..planning.device_plan import DevicePlan
 from ..planning.disk_plan import PAGE_BYTES, DecodeEstimate, WeightBudgets
@@ -184,22 +184,8 @@ class DeviceTierRepackCache:
         return lambda name: _view_in_buffer(buffer, begin - place.index.start, place.index.tensors[name])
 
 
-class OffloadedLayer(Layer):
-    """Layer whose linears are copied to the device for every step.
-
-    It is made once over each of the two buffers, so that nothing needs to be made while a step runs.
-    """
-
-    def __init__(self, index: int, twins: tuple[Layer, ...]) -> None:
-        self.index, self.twins = index, twins
-        first = twins[0]
-        self.ops, self.eps, self.input_norm, self.attention = first.ops, first.eps, first.input_norm, first.attention
-        self.post_attention_norm, self.mlp = first.post_attention_norm, first.mlp
-
-    @property
-    def held(self) -> LayerMemory:
-        """Bytes of an offloaded layer that always stay on the device: those of the norms."""
-        return LayerMemory(super().held.nbytes - sum(linear.held.nbytes for linear in self.linears))
+class OffloadedLayer(BufferedLayer):
+    """Layer whose linears are copied to the device for every step."""
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, rope: CosSin, cache: torch.Tensor, batch: StepBatch

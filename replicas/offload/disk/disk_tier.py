@@ -31,6 +31,7 @@ from .direct_file import DirectFile, DiskTable
 from .layer_prefetch import NUM_BUFFERS, LayerPrefetcher
 
 __all__ = [
+    "BufferedLayer",
     "DiskLayer",
     "DiskTier",
     "DiskTierRepackCache",
@@ -169,23 +170,30 @@ def map_tensors(place: TierFile, infos: list[TensorInfo]) -> Callable[[TensorInf
     return lambda info: tensor_view(memory, start + info.begin - first, info)
 
 
-class DiskLayer(Layer):
-    """Layer whose linears are read from disk for every step.
+class BufferedLayer(Layer):
+    """Layer whose linears come into one of two buffers for every step.
 
-    It is made once over each of the two buffers, so that nothing needs to be made while a step runs.
+    It is made once over each of the buffers, as `twins`, so that nothing needs to be made while a step runs.
     """
 
-    def __init__(self, index: int, ahead: LayerPrefetcher, twins: tuple[Layer, ...]) -> None:
+    def __init__(self, index: int, twins: tuple[Layer, ...]) -> None:
         self.index, self.twins = index, twins
-        self.ahead = ahead
         first = twins[0]
         self.ops, self.eps, self.input_norm, self.attention = first.ops, first.eps, first.input_norm, first.attention
         self.post_attention_norm, self.mlp = first.post_attention_norm, first.mlp
 
     @property
     def held(self) -> LayerMemory:
-        """Bytes of a layer on disk that always stay in memory: those of the norms."""
+        """Bytes of the layer that always stay in memory: those of the norms."""
         return LayerMemory(super().held.nbytes - sum(linear.held.nbytes for linear in self.linears))
+
+
+class DiskLayer(BufferedLayer):
+    """Layer whose linears are read from disk for every step."""
+
+    def __init__(self, index: int, ahead: LayerPrefetcher, twins: tuple[Layer, ...]) -> None:
+        super().__init__(index, twins)
+        self.ahead = ahead
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, rope: CosSin, cache: torch.Tensor, batch: StepBatch
