@@ -45,7 +45,7 @@ def test_the_commands_are_those_of_the_distribution(capsys: pytest.CaptureFixtur
     assert run(["bench", "--help"]) == 0
     text = capsys.readouterr().out
     names = [str(info.callback.__name__) for info in motley_bench.commands.app.registered_commands if info.callback]
-    assert len(names) == 14
+    assert {"accuracy", "engine", "serve"} <= set(names)
     assert [line.split()[0] for line in text.partition("Commands:\n")[2].splitlines()] == names
 
 

@@ -73,8 +73,10 @@ class Command:
         for name, parameter in self.signature.parameters.items():
             if parameter.default is inspect.Parameter.empty and hasattr(self.hints[name], "__metadata__"):
                 number = any(name == each for each, *_ in self.numbers())
-                option = isinstance(self.hints[name].__metadata__[0], typer.models.OptionInfo)
-                given += [] if name == but else [f"--{name.replace('_', '-')}"] * option + ["1" if number else "x"]
+                info = self.hints[name].__metadata__[0]
+                option = isinstance(info, typer.models.OptionInfo)
+                value = "1" if number else __file__ if info.exists else "x"
+                given += [] if name == but else [f"--{name.replace('_', '-')}"] * option + [value]
         return given
 
 
