@@ -116,7 +116,7 @@ class LiveWeights:
         """
         kept = list(files) if len(files) < 2 else updates_to_replay(files, self._changeable(), read_header)
         self._skipped = len(files) - len(kept)
-        log.info("weights of version %d: %d of its files must be read", len(files), len(kept))
+        log.info("%d updates of the weights are read again, of the %d since the checkpoint", len(kept), len(files))
         for file in kept:
             yield self.prepare(file)
 

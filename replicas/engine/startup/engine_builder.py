@@ -203,7 +203,8 @@ class BuiltEngine:
         self.core.check(Request("logits", token_ids, SamplingParams(seed=0)))
         with self.core.scheduler.pool.open(()) as allocation:
             if not allocation.grow(len(token_ids)):
-                raise InvalidRequest(f"token_ids: {len(token_ids)} tokens do not fit the KV cache", param="token_ids")
+                message = f"token_ids: one step over {len(token_ids)} tokens does not fit the KV cache; give fewer"
+                raise InvalidRequest(message, param="token_ids")
             item = PlanItem(sequence_id=-1, start=0, token_ids=token_ids, blocks=tuple(allocation.blocks))
             return self.runner.logits(StepPlan((item,), weights=self.core.scheduler.weights))
 

@@ -68,8 +68,8 @@ class TokenizerProcess:
     def begin(
         self, method: str, arguments: dict[str, Any], *, tenant: str, param: str, too_much: InvalidRequest
     ) -> Future[list[int]]:
-        """Return a future of what Tokenizer's `encode` or `chat` returns or raises; `too_much` is raised if it exceeds
-        its limits.
+        """Return a future of what Tokenizer's `encode` or `chat` returns or raises; `too_much` is raised if the process
+        exceeds its limits of time and memory.
 
         Raises Overloaded naming `param` when too many texts wait, of this tenant or of all.
         """
