@@ -36,7 +36,7 @@ from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 from motley.cluster.security.auth.api_keys import StoredKey, hash_key, new_key
 from motley.cluster.security.auth.key_file import write_keys
-from motley.cluster.security.edge import bounded_http, haproxy_config
+from motley.cluster.security.edge import bounded_http
 from motley.cluster.security.edge.haproxy_config import BUFFER_BYTES, MAX_HEAD_BYTES, MAX_HEAD_FIELDS
 from motley.cluster.service.deployment.ingress_config import IngressConfig
 from motley.cluster.transport.grpc_server import unparsed_request
@@ -81,11 +81,10 @@ def service(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     keys = tmp_path_factory.mktemp("k") / "keys.yaml"
     write_keys(keys, [StoredKey("alice", hash_key(KEY))])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(haproxy_config, "HEAD_S", HEAD_S)
         patch.setattr(bounded_http, "HEAD_S", HEAD_S)
         entrance = IngressConfig(api_keys=keys)
         limits = {"linger_bytes": LINGER_BYTES, "linger_s": LIMIT_S}
-        with fronted(tmp_path_factory.mktemp, SlowEcho(folder), entrance, **limits) as running:
+        with fronted(tmp_path_factory.mktemp, SlowEcho(folder), entrance, head_s=HEAD_S, **limits) as running:
             yield running
 
 
@@ -380,6 +379,9 @@ def test_http_2_over_tls_after_the_answer(service: Fronted) -> None:
             assert time.monotonic() < deadline
             connection.sendall(frame(DATA, 0, number, b" " * 1000))
             sent += 1000
+    while (DATA, number) not in client.payloads:
+        assert time.monotonic() < deadline
+        client.read(1.0)
     assert b"a valid API key is required" in client.payloads[DATA, number]
     connection.close()
     assert alive(service)

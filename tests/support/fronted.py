@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from certificates import Certificates
 from edge_backends import HEALTHY, haproxy
 from in_thread import in_thread
 from served import free_port
 
 from motley.cluster.ray_compat.visible_names import HTTP_HEALTH
+from motley.cluster.security.edge import haproxy_config
 from motley.cluster.security.edge.early_response import EarlyResponseMiddleware
 from motley.cluster.security.edge.haproxy_config import LOOPBACK, HAProxyEdge
 from motley.cluster.security.edge.head_limits import GRPC_OPTIONS
@@ -39,8 +41,19 @@ class Fronted:
 
 
 @contextmanager
-def fronted(folder: Callable[[str], Path], worker: Any, entrance: IngressConfig, **limits: Any) -> Iterator[Fronted]:
-    """`folder` makes an empty one, with a short path. `limits` are EarlyResponseMiddleware's."""
+def fronted(
+    folder: Callable[[str], Path],
+    worker: Any,
+    entrance: IngressConfig,
+    *,
+    head_s: int = haproxy_config.HEAD_S,
+    **limits: Any,
+) -> Iterator[Fronted]:
+    """`folder` makes an empty one, with a short path. `limits` are EarlyResponseMiddleware's.
+
+    head_s: HAProxy's in the clear. Over TLS it is as in earnest, for a client's handshake counts for it, and takes
+    seconds where many processes share two cores.
+    """
     certificates = Certificates(folder("c"))
     tls = choose_tls(certificates.cert, certificates.key, None)
     plain = HAProxyEdge(host=LOOPBACK, http_port=free_port(), grpc_port=free_port())
@@ -52,15 +65,17 @@ def fronted(folder: Callable[[str], Path], worker: Any, entrance: IngressConfig,
     with in_thread(worker.folder, worker, entrance, around, _health(plain.check), options) as served:
         direct = int(served.grpc.rpartition(":")[2])
         with (
-            haproxy(folder("f"), plain, served.http_port, direct),
             haproxy(folder("s"), secure, served.http_port, direct),
+            pytest.MonkeyPatch.context() as patch,
         ):
-            yield Fronted(
-                served.ingress,
-                {FRONT: plain.http_port, DIRECT: served.http_port, TLS: secure.http_port},
-                {FRONT: plain.grpc_port, DIRECT: direct, TLS: secure.grpc_port},
-                certificates,
-            )
+            patch.setattr(haproxy_config, "HEAD_S", head_s)
+            with haproxy(folder("f"), plain, served.http_port, direct):
+                yield Fronted(
+                    served.ingress,
+                    {FRONT: plain.http_port, DIRECT: served.http_port, TLS: secure.http_port},
+                    {FRONT: plain.grpc_port, DIRECT: direct, TLS: secure.grpc_port},
+                    certificates,
+                )
 
 
 def _as_serve_does(app: Any, *, check: str, **limits: Any) -> Any:

@@ -22,13 +22,18 @@ START_S = 300.0
 END_S = 60.0
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """One that stays free until the service binds it: the system gives none of these to connections."""
+    """One that stays free until the service binds it: the system gives none of these to connections. None twice."""
     while True:
         port = random.randrange(20_000, 30_000)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
+            if port not in _given:
+                _given.add(port)
+                return port
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
