@@ -16,6 +16,7 @@ SCRIPTS: Mapping[str, Sequence[str]] = {
     "weather": WEATHER,
     "handoff": (call("transfer_to_weather", "{}"), *WEATHER),
     "city-call": (call("City", CITY),),
+    "partial-city-call": (call("PartialCity", CITY),),
     "city": (CITY,),
     "plugin": (call("weather-get_weather", '{"city": "Paris"}'), "It is 21 degrees in Paris."),
     "final-result": (call("final_result", CITY),),

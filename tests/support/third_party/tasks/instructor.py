@@ -25,7 +25,7 @@ for mode, script in (
     city = patched.chat.completions.create(messages=messages, **ASKED)
     assert (city.name, city.people) == ("Paris", 2100000), (mode, city)
 patched = instructor.from_openai(client, mode=instructor.Mode.TOOLS)
-messages = [{"role": "user", "content": "Which city? script:city-call"}]
+messages = [{"role": "user", "content": "Which city? script:partial-city-call"}]  # it asks for a tool of that name
 *_, city = patched.chat.completions.create_partial(messages=messages, **ASKED)
 assert (city.name, city.people) == ("Paris", 2100000)
 print("done")
