@@ -44,6 +44,7 @@ def results(folder: Path) -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
+@pytest.mark.thorough
 def test_every_part_is_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels in Triton's interpreter, graphs and the overlap with the host on the stand-in for a device."""
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT))

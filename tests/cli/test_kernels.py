@@ -49,6 +49,7 @@ def test_compile_prints_what_each_kernel_uses(tmp_path: Path) -> None:
     assert found["cpu_seconds"] > 0
 
 
+@pytest.mark.thorough
 def test_each_kernel_is_told_and_what_takes_more_than_its_budget_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

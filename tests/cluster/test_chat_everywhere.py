@@ -274,6 +274,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("style", ["qwen25", "llama31"])
 @pytest.mark.parametrize("arguments", BROKEN)
 @pytest.mark.parametrize("step", [1, 5])

@@ -11,7 +11,7 @@ from typing import Any
 
 import asgi
 import pytest
-from echo_worker import EchoWorker
+from echo_worker import ShortEchoWorker
 from local_ingress import make_ingress
 from tool_templates import write_tool_tokenizer
 
@@ -72,7 +72,7 @@ NEEDED = {
 @pytest.fixture(scope="module")
 async def post(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = write_tool_tokenizer(tmp_path_factory.mktemp("qwen3"), "qwen3")
-    ingress = await make_ingress(folder, EchoWorker(str(folder)), entrance=IngressConfig(unknown_fields="refuse"))
+    ingress = await make_ingress(folder, ShortEchoWorker(str(folder)), entrance=IngressConfig(unknown_fields="refuse"))
     return partial(asgi.request, ingress.__serve_build_asgi_app__(), "POST")
 
 

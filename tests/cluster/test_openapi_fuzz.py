@@ -10,7 +10,7 @@ import copy
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -21,7 +21,7 @@ import requests
 import schemathesis
 from asgi_session import asgi_session
 from described import check_part
-from echo_worker import EchoWorker
+from echo_worker import ShortEchoWorker
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -42,7 +42,6 @@ from motley.cluster.api.openai.openai_request_schemas import BODY_SCHEMAS
 from motley.cluster.api.openapi_routes import OPERATIONS
 from motley.cluster.service.deployment.ingress_config import IngressConfig
 from motley.cluster.transport.http_server.openapi import openapi_document
-from motley.replicas.types import ReplicaProfile, Request, StreamMessage
 
 # code -> how the message goes on -> why no schema says it
 RULES: dict[str, dict[str, str]] = {
@@ -218,23 +217,11 @@ schema = schemathesis.openapi.from_dict(each_field_once(DOCUMENT)).exclude(
 )
 
 
-class ShortWorker(EchoWorker):
-    """With room for descriptions of tools, and short answers."""
-
-    async def generate(self, request: Request) -> AsyncGenerator[StreamMessage, None]:
-        sampling = replace(request.sampling, min_tokens=0, max_tokens=min(request.sampling.max_tokens or 4, 4))
-        async for message in super().generate(replace(request, sampling=sampling)):
-            yield message
-
-    def profile(self) -> ReplicaProfile:
-        profile = super().profile()
-        return replace(profile, model=replace(profile.model, max_model_len=8192))
-
-
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[requests.Session]:
     folder = write_tool_tokenizer(tmp_path_factory.mktemp("qwen3"), "qwen3")
-    with asgi_session(folder, ShortWorker(str(folder)), IngressConfig(unknown_fields="refuse")) as session:
+    worker = ShortEchoWorker(str(folder), max_model_len=8192)
+    with asgi_session(folder, worker, IngressConfig(unknown_fields="refuse")) as session:
         yield session
 
 
@@ -353,7 +340,7 @@ def send(case: schemathesis.Case, session: requests.Session) -> Any:
 
 
 @schema.parametrize()
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_what_is_described_is_what_happens(case: schemathesis.Case, session: requests.Session) -> None:
     if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
         case.body["model"] = "echo"  # a name that is not served would hide all else

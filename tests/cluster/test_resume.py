@@ -130,6 +130,7 @@ async def test_a_loss_at_any_token_changes_nothing(workers: list[Worker], case: 
         await until(lambda: all(map(idle, workers)))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", ["died", "hang"])
 async def test_a_short_answer_that_is_not_streamed_is_one_call_and_asked_for_again(

@@ -71,6 +71,7 @@ WORST = [
 ]
 
 
+@pytest.mark.thorough
 def test_the_worst_of_them_compile_without_a_fault() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     lines = "\n".join(f"{cc} {op} {shape.key}" for cc, op, shape in WORST)

@@ -86,6 +86,7 @@ def test_greedy_texts_are_those_of_the_cpu(
         )
 
 
+@pytest.mark.thorough
 def test_awq_goes_through_the_same_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, dense = build_awq(tmp_path, "qwen2", group_size=64, **SMALL)
     expected = answers(Engine(dense, dtype="float32", threads=1), SHORT)
@@ -158,6 +159,7 @@ def test_what_kernels_do_not_take_is_written_out_and_told(tmp_path: Path, monkey
         Engine(odd, dtype="float16", threads=1)
 
 
+@pytest.mark.thorough
 def test_graphs_of_these_operators_are_fed_by_the_device(tmp_path: Path) -> None:
     """Decode as a graph, tokens chosen by the kernel: the texts of steps that run as they come, greedy and seeded."""
     folder = build_gptq(tmp_path, "qwen2", **SHAPE)

@@ -70,13 +70,20 @@ def kernel(variant: Variant) -> Kernel:
     return variant.name, variant.types, tuple(sorted(constants.items())), config, variant.aligned
 
 
+EACH_TIME = ((6, 1), (7, 5), (9, 0))
+
+
 @cache
 def compiled(version: tuple[int, int]) -> frozenset[Kernel]:
     jobs = [job for each in OPERATIONS for job in select_jobs(each, version)]
     return frozenset(kernel(launch.variant) for job in jobs for launch in job.launches())
 
 
-@pytest.mark.parametrize("version", CAPABILITIES, ids="{0[0]}.{0[1]}".format)
+@pytest.mark.parametrize(
+    "version",
+    [*EACH_TIME, *(pytest.param(one, marks=pytest.mark.thorough) for one in CAPABILITIES if one not in EACH_TIME)],
+    ids="{0[0]}.{0[1]}".format,
+)
 def test_whatever_usual_checkpoints_launch_the_matrix_compiles(
     version: tuple[int, int], checkpoints: dict[str, list[Checkpoint]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from loud_checkpoints import loudness, plant
+from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
 from motley.replicas.demo import demo_path
@@ -30,6 +31,7 @@ CASES = {
     "int4-as-int8": ("demo", "bfloat16", {"cpu_weights": "int8"}),
     "int4-as-int4": ("demo", "bfloat16", {"cpu_weights": "int4"}),
 }
+RARE = ("fp32", "int4-fp32", "int4-as-int4")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"tiny": tiny, "demo": demo, "plain": plain}
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+@pytest.fixture(scope="module", params=[name for name in CASES if name not in RARE] + thorough(*RARE))
 def case(request: pytest.FixtureRequest, folders: dict[str, Path]) -> tuple[Path, dict]:
     folder, dtype, settings = CASES[request.param]
     return folders[folder], {"dtype": dtype, "numerics": "exact", "threads": 2, "max_model_len": 256} | settings

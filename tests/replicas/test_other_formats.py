@@ -15,6 +15,7 @@ import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import save_file
+from thorough import thorough
 from tiny_checkpoints import build_checkpoint, rewrite_config
 from typer.testing import CliRunner
 
@@ -256,7 +257,7 @@ def test_with_sentencepiece_its_vocabulary_is_left_to_transformers(
 # --- each command says the same -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["gguf", "lora", "mlx", "old bitsandbytes"])
+@pytest.mark.parametrize("case", ["gguf", "lora", *thorough("mlx", "old bitsandbytes")])
 def test_each_command_says_the_same(case: str, whole: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "model"))
     CASES[case][0](folder)

@@ -313,6 +313,7 @@ SHAPE = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_int4_layers_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of Triton's kernels, over the buffers of either version: logits are those of the changed checkpoint."""
     monkeypatch.setattr(device_speed, "_ROUNDS", 2)

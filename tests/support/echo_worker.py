@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 from motley.replicas.text.tokenizer.tokenizer import Tokenizer
@@ -81,3 +82,20 @@ class EchoWorker:
 
     async def close(self) -> None:
         return None
+
+
+class ShortEchoWorker(EchoWorker):
+    """Says 4 tokens at most, whatever is asked for. `max_model_len`: what it tells."""
+
+    def __init__(self, folder: str, *, max_model_len: int = MAX_MODEL_LEN) -> None:
+        super().__init__(folder)
+        self._max_model_len = max_model_len
+
+    async def generate(self, request: Request) -> AsyncGenerator[StreamMessage, None]:
+        sampling = replace(request.sampling, min_tokens=0, max_tokens=min(request.sampling.max_tokens or 4, 4))
+        async for message in super().generate(replace(request, sampling=sampling)):
+            yield message
+
+    def profile(self) -> ReplicaProfile:
+        profile = super().profile()
+        return replace(profile, model=replace(profile.model, max_model_len=self._max_model_len))

@@ -229,6 +229,7 @@ def test_finding_the_model_imports_nothing_heavy():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.thorough
 def test_a_later_python_trains_on_as_much_text(held_out: str):
     documents = demo_corpus.training_documents(held_out)
     assert sum(map(len, documents)) <= demo_corpus.TRAINING_CHARS

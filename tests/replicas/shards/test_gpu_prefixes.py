@@ -144,6 +144,7 @@ def test_stages_on_unlike_cards_share_with_their_like_alone(folder: Path) -> Non
     assert shares[0] == shares[1] != shares[2] != ""
 
 
+@pytest.mark.thorough  # each time: test_shared_prefixes, and one process in test_swapper
 @pytest.mark.parametrize(("name", "early"), CASES)
 def test_a_preempted_sequence_finds_its_kv_again(
     name: str, early: bool, folder: Path, alone_for_long: list[list[int]]

@@ -67,6 +67,7 @@ def written(folder: Path, told: Any) -> Path:
     return path
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("gpu", ["P40", "T4", "H100"])
 @pytest.mark.parametrize("true", TRUE, ids=str)
 @pytest.mark.parametrize("told", [profile_of, bench_of])
