@@ -27,7 +27,7 @@ DOCS = $(call ENTRY,print(*project['optional-dependencies']['docs']))
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test thorough lint types imports unit durations unit-system unit-replicas unit-rest unit-kernels kernels matrix table gencode graph reference schema written docs protos clean
+.PHONY: help serve install test thorough checks lint types imports unit durations unit-system unit-replicas unit-rest unit-kernels kernels matrix table gencode graph reference schema written docs protos clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -41,11 +41,12 @@ serve: $(VENV)/.run  ## install if needed, serve the demo model with a greeting,
 
 install: $(VENV)/.dev  ## make .venv with everything for development
 
-test: lint types imports gencode kernels unit  ## lint, types, import rules, generated code, kernels and the tests
+# What a compiler says of kernels is bounded in time, so they have the machine to themselves.
+test: kernels checks  ## lint, types, import rules, generated code, kernels and the tests
 
 # What is left out each time is seldom wrong where the rest is right: further combinations, doors that share their code.
 thorough: export THOROUGH := --thorough
-thorough: lint types imports gencode matrix unit  ## the same with all kernels and every test: before a release
+thorough: matrix checks  ## the same with all kernels and every test: before a release
 
 lint: $(VENV)/.dev  ## ruff: errors and format
 	$(BIN)/ruff check .
@@ -59,9 +60,17 @@ imports: $(VENV)/.dev  ## which package may import which
 
 unit: $(VENV)/.dev  ## pytest; ARGS="-k text" runs a part
 ifeq ($(ARGS),)
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target $(PARTS:%=unit-%)
+	@$(SIDE_BY_SIDE) $(PARTS:%=unit-%)
 else
 	$(BIN)/pytest $(THOROUGH) $(ARGS)
+endif
+
+# All that `test` and `thorough` share. What takes the longest begins first, beside what is short.
+checks: $(VENV)/.dev
+ifeq ($(ARGS),)
+	@$(SIDE_BY_SIDE) unit-system lint types imports gencode $(patsubst %,unit-%,$(filter-out system,$(PARTS)))
+else
+	@$(MAKE) --no-print-directory lint types imports gencode unit
 endif
 
 durations: COSTS := costs.json
@@ -72,6 +81,7 @@ durations: unit  ## the tests, and what each of them costs, into tests/durations
 # in parts, for the longest decides when all has ended; each to its end, whatever fails.
 # Torch's threads of one would spin while the other computes.
 PARTS := system replicas rest kernels
+SIDE_BY_SIDE = $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target
 UNIT := .pytest_cache
 unit-system: WHAT := tests/system
 unit-replicas: WHAT := tests/replicas tests/bench tests/tools
