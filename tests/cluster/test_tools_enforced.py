@@ -297,7 +297,6 @@ def test_what_is_left_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None
     [
         {"anyOf": [{"type": "null"}]},
         {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/n"}], "$defs": {"n": {"type": "integer"}}},
-        {**NOTE, "nullable": True, "properties": {"id": {"type": "integer"}, "next": {"$ref": "#"}}},
     ],
     ids=str,
 )
@@ -307,6 +306,62 @@ def test_a_schema_that_is_lost_as_a_whole_is_told(parameters: dict[str, Any], ca
     assert [record.getMessage() for record in caplog.records] == [
         "tools[0].function.parameters of f: kept without #: the schema; with strict it is refused"
     ]
+
+
+_NEXT = {**NOTE, "properties": {"id": {"type": "integer"}, "next": {"$ref": "#"}}}
+# Unions that lead back to themselves: by a definition, as a whole, and along a chain longer than Python's stack.
+_CIRCULAR: dict[str, dict[str, Any]] = {
+    "a definition": {"$ref": "#/$defs/N", "$defs": {"N": {"anyOf": [NOTE, {"$ref": "#/$defs/N"}]}}},
+    "two of each other": {
+        "$ref": "#/$defs/A",
+        "$defs": {
+            "A": {"anyOf": [{"$ref": "#/$defs/B"}, NOTE]},
+            "B": {"oneOf": [{"allOf": [{"$ref": "#/$defs/A"}]}]},
+        },
+    },
+    "the whole": {"anyOf": [{"$ref": "#"}, NOTE]},
+    "a long chain": {
+        "$ref": "#/$defs/0",
+        "$defs": {
+            f"{i}": {"anyOf": [{"$ref": f"#/$defs/{(i + 1) % 1200}"}, {"$ref": "#/$defs/n"}]} for i in range(1200)
+        }
+        | {"n": NOTE},
+    },
+}
+
+
+@pytest.mark.parametrize("name", _CIRCULAR)
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_union_that_leads_back_to_itself_is_held_and_ends(name: str, choice: str) -> None:
+    """With `strict` too, unless the schema itself is a union."""
+    function = {"name": "f", "parameters": _CIRCULAR[name]}
+    for strict in (False, True):
+        body = {"tools": [{"type": "function", "function": {**function, "strict": strict}}], "tool_choice": choice}
+        if strict and name == "the whole":
+            with pytest.raises(InvalidRequest, match="expected a schema of type object"):
+                read_tool_use(body)
+            continue
+        kept = read_tool_use(body).allowed[0].schema
+        if name != "a long chain":
+            value = json.loads(WALK({"type": "json_schema", "json_schema": kept}, 3))
+            assert value.keys() == {"id"}
+        assert kept != {"type": "object", "additionalProperties": True}
+
+
+@pytest.mark.parametrize("parameters", [{**_NEXT, "nullable": True}, {**_NEXT, "type": ["object", "null"]}], ids=str)
+def test_objects_that_hold_the_whole_are_told_from_its_null(parameters: dict[str, Any]) -> None:
+    kept = _kept(parameters)
+    assert kept["properties"] == {"id": {"type": "integer"}, "next": {"$ref": "#/$defs/0"}}
+    inner = {key: value for key, value in kept.items() if key != "$defs"}
+    assert kept["$defs"] == {"0": {"anyOf": [inner, {"type": "null"}]}}
+    for seed in range(5):
+        jsonschema.validate(json.loads(WALK({"type": "json_schema", "json_schema": kept}, seed)), kept)
+
+
+def test_a_constant_that_looks_like_a_reference_stays_as_it_is() -> None:
+    like = {"enum": [{"$ref": "#"}]}
+    kept = _kept({**_NEXT, "nullable": True, "properties": {**_NEXT["properties"], "like": like}})
+    assert kept["properties"]["like"] == like
 
 
 @pytest.mark.parametrize("kind", ["string", "array", ["string", "null"], 5, None, []])

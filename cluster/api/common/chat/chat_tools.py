@@ -9,6 +9,7 @@ from typing import Any
 
 from .....replicas.errors import InvalidRequest
 from .....replicas.grammar.grammar_spec import OBJECT_SCHEMA
+from .....replicas.grammar.schema.object_values import has_only_objects, objects_of
 from .....replicas.grammar.schema.relaxed_schema import relax_schema
 from .....replicas.grammar.schema.schema_check import check_schema
 from .....replicas.text.chat.tool_definitions import Tool, check_tools
@@ -125,52 +126,16 @@ def _signature(tool: Tool, given: dict[str, Any], at: str) -> ToolSignature:
         return ToolSignature(name, _ANY_OBJECT)
     if given["function"].get("strict"):
         checked = check_schema(schema, field)
-        if "anyOf" in checked or not _is_object(checked, checked):
+        if "anyOf" in checked or not has_only_objects(checked):
             message = f"{field}: expected a schema of type object, for strict to hold arguments to"
             raise InvalidRequest(message, param=field, code="invalid_grammar")
         return ToolSignature(name, checked)
     kept, dropped = relax_schema({"type": "object", **schema} if _is_untyped(schema) else schema)
-    objects = _objects_of(kept)
+    objects = objects_of(kept)
     lost = ["#: the schema"] if objects is None and kept not in ({}, True) else []
     log_dropped_keywords(f"{field} of {name}", [*dropped, *lost])
     return ToolSignature(name, _ANY_OBJECT if objects is None else objects)
 
 
-def _objects_of(words: Any) -> Any:
-    """Return the words of a schema for those of its values that are objects, as arguments are; None if they cannot be
-    told from the others, or if the schema refers to itself as a whole.
-    """
-    if _is_object(words, words):
-        return words
-    if not isinstance(words, dict) or '"$ref": "#"' in json.dumps(words):
-        return None
-    choices = _referred(words, words).get("anyOf", ())
-    objects = [inner for inner in choices if _is_object(inner, words)]
-    if not objects:
-        return None
-    definitions = {"$defs": words["$defs"]} if "$defs" in words else {}
-    return (objects[0] if len(objects) == 1 else {"anyOf": objects}) | definitions
-
-
 def _is_untyped(schema: dict[str, Any]) -> bool:
     return schema.keys().isdisjoint({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"})
-
-
-def _is_object(words: Any, root: Any) -> bool:
-    """Return whether all values of a schema, as the grammar library writes it, are objects."""
-    words = _referred(words, root)
-    if not isinstance(words, dict):
-        return False
-    choices = words.get("anyOf", words.get("allOf"))
-    if choices is not None:
-        return all(_is_object(inner, root) for inner in choices)
-    return words.get("type") == "object"
-
-
-def _referred(words: Any, root: Any) -> Any:
-    """Return what the references of a schema in the grammar library's words lead to."""
-    seen = set()
-    while isinstance(words, dict) and "$ref" in words and words["$ref"] not in seen:
-        seen.add(words["$ref"])
-        words = root if words["$ref"] == "#" else root["$defs"][words["$ref"].removeprefix("#/$defs/")]
-    return words
