@@ -134,6 +134,22 @@ KEPT: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"type": "object", "properties": {"a": True, "b": True}, "additionalProperties": False, "minProperties": 2},
         ["#: 'minProperties'"],
     ),
+    "more names than follow a pattern and are sure to differ": (
+        {"type": "object", "propertyNames": {"pattern": "^a"}, "minProperties": 3},
+        check_schema({"type": "object", "propertyNames": {"pattern": "^a"}, "minProperties": 1}, "x"),
+        ["#: 'minProperties'"],
+    ),
+    "more properties than are described": (
+        {**UNORDERED, "minProperties": 3}, {**UNORDERED, "minProperties": 2}, ["#: 'minProperties'"],
+    ),
+    "more properties than can have a value": (
+        {"type": "object", "properties": {"a": TEXT, "b": {"$ref": "#"}}, "minProperties": 2},
+        {"type": "object", "properties": {"a": TEXT, "b": {"$ref": "#"}}, "minProperties": 1}, ["#: 'minProperties'"],
+    ),
+    "more items than are described": (
+        {"type": "array", "prefixItems": [TEXT], "items": False, "minItems": 2},
+        {"type": "array", "prefixItems": [TEXT], "items": False, "minItems": 1}, ["#: 'minItems'"],
+    ),
     "true and false as items": (
         of(a={"type": "array", "prefixItems": [True, {"anyOf": [TEXT, False]}, False]}),
         of(a={"type": "array", "prefixItems": [{}, {"anyOf": [TEXT]}], "items": False}), [],

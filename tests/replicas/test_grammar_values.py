@@ -157,6 +157,39 @@ NO_VALUE: dict[str, tuple[Any, str]] = {
         {"type": "object", "properties": {"a": {}, "b": False}, "minProperties": 2},
         "#: 'minProperties' is 2, and there are 1",
     ),
+    "one of its properties": (
+        {"type": "object", "properties": {"a": {"$ref": "#"}, "b": {"$ref": "#"}}, "minProperties": 1,
+         "additionalProperties": False},
+        "#: 'minProperties' is 1, and there are 0",
+    ),
+    "one property more than those that end": (
+        {"type": "object", "properties": {"a": {"$ref": "#"}, "b": {}, "c": {}}, "minProperties": 3, "required": ["c"]},
+        "#: 'minProperties' is 3, and there are 2",
+    ),
+    "any other property": (
+        {"type": "object", "additionalProperties": {"$ref": "#"}, "minProperties": 1},
+        "#: 'minProperties' is 1, and there are 0",
+    ),
+    "any other property beside one that is required": (
+        {"type": "object", "properties": {"p": True}, "required": ["p"], "minProperties": 2,
+         "additionalProperties": {"$ref": "#/$defs/x"},
+         "$defs": {"x": {"type": "object", "additionalProperties": {"$ref": "#"}, "minProperties": 1}}},
+        "#: 'minProperties' is 2, and there are 1",
+    ),
+    "any other property beside a tag that is always written": (
+        {"oneOf": [{"type": "object", "properties": {"p": {"const": 1}}, "additionalProperties": {"$ref": "#"},
+                    "minProperties": 2}], "discriminator": {"propertyName": "p"}},
+        "#/oneOf/0: 'minProperties' is 2, and there are 1",
+    ),
+    "a property of a list of names": (
+        {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"$ref": "#"},
+         "minProperties": 1},
+        "#: 'minProperties' is 1, and there are 0",
+    ),
+    "a property of a pattern": (
+        {"type": "object", "patternProperties": {"^a": {"$ref": "#"}}, "minProperties": 1},
+        "#: 'minProperties' is 1, and there are 0",
+    ),
     "fewer names than must be, by a list": (
         {"type": "object", "propertyNames": {"enum": ["a"]}, "minProperties": 2},
         "#: 'minProperties' is 2, and there are 1",
@@ -178,7 +211,7 @@ def test_what_has_no_value_is_served_where_it_is_not_strict(name: str) -> None:
     spec, lost = GrammarSpec.loose_json_schema(NO_VALUE[name][0])
     grammar = ByteGrammar(spec)
     assert lost
-    assert any(map(grammar.takes, [*VALUES, {"p": 1, "q": 2}, [[], []]]))
+    assert any(map(grammar.takes, [*VALUES, {"p": 1}, {"p": 1, "q": 2}, {"b": 1, "c": 2}, [[], []]]))
 
 
 def test_a_circle_with_a_way_out_is_served() -> None:
@@ -188,6 +221,26 @@ def test_a_circle_with_a_way_out_is_served() -> None:
     grammar = ByteGrammar(GrammarSpec.json_schema(schema))
     assert grammar.takes({"a": {"a": None}})
     assert not grammar.takes({"a": {}})
+
+
+def test_what_must_have_a_property_may_have_one_that_ends() -> None:
+    schema = {
+        "type": "object", "properties": {"a": {"$ref": "#"}, "b": {"type": "null"}}, "minProperties": 1,
+        "additionalProperties": {"$ref": "#"},
+    }  # fmt: skip
+    grammar = ByteGrammar(GrammarSpec.json_schema(schema))
+    assert grammar.takes({"a": {"a": {"b": None}}})
+    assert not grammar.takes({"a": {}})
+
+
+def test_a_tag_that_holds_its_own_union_is_not_always_written() -> None:
+    """It would hold itself without end."""
+    schema = {
+        "oneOf": [{"type": "object", "properties": {"k": {"$ref": "#"}}}], "discriminator": {"propertyName": "k"},
+    }  # fmt: skip
+    grammar = ByteGrammar(GrammarSpec.json_schema(schema))
+    assert grammar.takes({"k": {"k": {}}})
+    assert grammar.takes({})
 
 
 # A bound that leaves nothing beside another, a boolean wherever a schema may stand, and values that are none.

@@ -7,20 +7,23 @@ or let a model write for ever (`{"a": {"a": {"a": …`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .keywords import IMPLIED_TYPES, MAX_SHOWN, SchemaRefused, format_path, implied_types
+from .keywords import IMPLIED_TYPES, MAX_SHOWN, SchemaRefused, allows_other_names, format_path, implied_types
 from .references import SchemaPath, SchemaReferences
 
 _CHOICES = ("anyOf", "oneOf")
 _LEADING = ("$ref", "allOf", *_CHOICES)
+_FURTHER = "further properties"
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A schema of the document, or of its values the lists or objects alone (`kind` is `array` or `object`)."""
+    """A schema of the document, or of its values the lists or objects alone (`kind` is `array` or `object`), or the
+    properties that its objects must have beside the required ones (`further properties`).
+    """
 
     place: SchemaPath
     kind: str = ""
@@ -28,22 +31,31 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """Parts that decide whether another lets in a value: all of them must, or at least one."""
+    """Parts that decide whether another lets in a value: all of them must, or at least `suffice` of them."""
 
     parts: tuple[_Part, ...] = ()
-    one_suffices: bool = False
+    suffice: int | None = None
 
     def count(self) -> int:
         """Return how many of the parts must let in a value."""
-        return 1 if self.one_suffices else len(self.parts)
+        return len(self.parts) if self.suffice is None else self.suffice
 
 
 class ImpossibleSchemas:
     """Schemas of one document that let in no value. keywords.check_node has accepted each schema of the document."""
 
-    def __init__(self, schemas: Mapping[SchemaPath, Any], references: SchemaReferences) -> None:
+    def __init__(
+        self,
+        schemas: Mapping[SchemaPath, Any],
+        references: SchemaReferences,
+        written: Mapping[SchemaPath, Sequence[str]] | None = None,
+    ) -> None:
+        """Find them. written: properties that the object at that place is always written with, beside those that it
+        requires.
+        """
         self._schemas = schemas
         self._references = references
+        self._written = written or {}
         self._needs = dict(self._all_needs())
         self._impossible = _unmet(self._needs)
         self._forbidden = _unmet({part: _Needs() if part.kind else needs for part, needs in self._needs.items()})
@@ -51,6 +63,10 @@ class ImpossibleSchemas:
     def is_forbidden(self, place: SchemaPath) -> bool:
         """Return whether the schema is `false`, or leads to nothing else."""
         return _Part(place) in self._forbidden
+
+    def is_impossible(self, place: SchemaPath) -> bool:
+        """Return whether the schema lets in no value."""
+        return _Part(place) in self._impossible
 
     def check(self, place: SchemaPath) -> None:
         """Raise SchemaRefused, naming the schema that is to blame, if a schema that is to be written lets in no value,
@@ -64,20 +80,33 @@ class ImpossibleSchemas:
         for place, node in self._schemas.items():
             whole = _Part(place)
             if isinstance(node, bool):
-                yield whole, _Needs(one_suffices=not node)
+                yield whole, _Needs(suffice=0 if node else 1)
             elif (keyword := _leading_keyword(node)) is not None:
                 yield whole, self._needs_of_leading(place, node, keyword)
             else:
                 names, alone = _compound_types(node)
                 parts = tuple(_Part(place, name) for name in names)
-                yield whole, _Needs(parts, one_suffices=True) if alone else _Needs()
-                yield from ((part, _Needs(_required_parts(part, node))) for part in parts)
+                yield whole, _Needs(parts, suffice=1) if alone else _Needs()
+                for part in parts:
+                    yield from self._needs_of_members(part, node)
 
     def _needs_of_leading(self, place: SchemaPath, node: dict[str, Any], keyword: str) -> _Needs:
         if keyword == "$ref":
             return _Needs((_Part(self._references.place(node["$ref"])),))
         options = tuple(_Part((*place, keyword, str(index))) for index in range(len(node[keyword])))
-        return _Needs(options, one_suffices=keyword in _CHOICES)
+        return _Needs(options, suffice=1 if keyword in _CHOICES else None)
+
+    def _needs_of_members(self, part: _Part, node: dict[str, Any]) -> Iterator[tuple[_Part, _Needs]]:
+        """Yield what each list, or each object, of the schema must have."""
+        if part.kind == "array":
+            yield part, _Needs(_required_items(part.place, node))
+            return
+        names = dict.fromkeys([*node.get("required", ()), *self._written.get(part.place, ())])
+        further = _further_properties(part.place, node, names)
+        more = _Part(part.place, _FURTHER)
+        required = tuple(_Part((*part.place, "properties", name)) for name in names)
+        yield part, _Needs((*required, more) if further.count() else required)
+        yield more, further
 
     def _refusal(self, start: _Part) -> SchemaRefused:
         """Return the refusal of what requires an impossible schema: the last before a `false`, or the first in a
@@ -92,7 +121,7 @@ class ImpossibleSchemas:
         way = way[::-1] if found is None else way[way.index(found) :]
         to_blame = next((part for part in way if part.kind), None)
         if to_blame is not None:
-            return self._refused_object(to_blame) if to_blame.kind == "object" else self._refused_list(to_blame)
+            return self._refused_list(to_blame) if to_blame.kind == "array" else self._refused_object(to_blame)
         place = next((part.place for part in way if self._needs[part].parts), start.place)
         keyword = None if isinstance(self._schemas[place], bool) else _leading_keyword(self._schemas[place])
         return _refused(f"{format_path(place)}: the schema lets in no value", place, keyword)
@@ -102,11 +131,22 @@ class ImpossibleSchemas:
 
     def _refused_object(self, part: _Part) -> SchemaRefused:
         place = part.place
-        required = self._schemas[place]["required"]
+        required = self._schemas[place].get("required", ())
         left = [name for name in required if _Part((*place, "properties", name)) not in self._impossible]
-        name = next(name for name in required if name not in left)
+        name = next((name for name in required if name not in left), None)
+        if name is None:
+            return self._refused_count(place)
         why = f"{format_path(place)}: the property {name[:MAX_SHOWN]!r} is required, and its schema lets in no value"
         return _refused(why, place, "required", left)
+
+    def _refused_count(self, place: SchemaPath) -> SchemaRefused:
+        node = self._schemas[place]
+        named = [name for name in node.get("properties", ()) if not self.is_impossible((*place, "properties", name))]
+        why = (
+            f"{format_path(place)}: 'minProperties' is {node['minProperties']}, "
+            f"and there are {len(named)} properties that can have a value"
+        )
+        return _refused(why, place, "minProperties", len(named))
 
     def _refused_list(self, part: _Part) -> SchemaRefused:
         place = part.place
@@ -131,14 +171,25 @@ def _compound_types(node: dict[str, Any]) -> tuple[list[str], bool]:
     return found, bool(found) and len(found) == len(set(names))
 
 
-def _required_parts(part: _Part, node: dict[str, Any]) -> tuple[_Part, ...]:
-    """Return the schemas of the properties or items that each object or list must have."""
-    place = part.place
-    if part.kind == "object":
-        return tuple(_Part((*place, "properties", name)) for name in dict.fromkeys(node.get("required", ())))
+def _required_items(place: SchemaPath, node: dict[str, Any]) -> tuple[_Part, ...]:
+    """Return the schemas of the items that each list must have."""
     count, listed = node.get("minItems", 0), len(node.get("prefixItems", ()))
     first = [_Part((*place, "prefixItems", str(index))) for index in range(min(count, listed))]
     return (*first, *([_Part((*place, "items"))] if count > listed and "items" in node else ()))
+
+
+def _further_properties(place: SchemaPath, node: dict[str, Any], required: Mapping[str, None]) -> _Needs:
+    """Return the schemas of the properties that `minProperties` asks for beside the required ones.
+
+    Where it allows names that it does not list, one of all these suffices: a schema that needs several is refused.
+    """
+    count = max(0, node.get("minProperties", 0) - len(required))
+    listed = [_Part((*place, "properties", name)) for name in node.get("properties", ()) if name not in required]
+    if not allows_other_names(node):
+        return _Needs(tuple(listed), count)
+    patterns: list[SchemaPath] = [("patternProperties", pattern) for pattern in node.get("patternProperties", ())]
+    others = patterns or [("additionalProperties",)] * ("additionalProperties" in node)
+    return _Needs((*listed, *(_Part((*place, *path)) for path in others)), min(count, 1)) if others else _Needs()
 
 
 def _unmet(needs: Mapping[_Part, _Needs]) -> frozenset[_Part]:

@@ -316,6 +316,7 @@ def _check_least(node: dict[str, Any], path: str, least: str, named: Sized, othe
             f"{path}: {least!r} is {node[least]}, but the schema describes {len(named)}. "
             f'Describe the others by {others!r} ("{others}": {{}} lets in any), or lower {least!r}',
             drops=[least],
+            instead={least: len(named)} if named else {},
         )
 
 

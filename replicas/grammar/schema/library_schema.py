@@ -53,8 +53,8 @@ class LibrarySchemaWriter:
     def __init__(self, schemas: Mapping[SchemaPath, Any], references: SchemaReferences) -> None:
         self._schemas = schemas
         self._references = references
-        self._impossible = ImpossibleSchemas(schemas, references)
-        self._tags = discriminator_properties(schemas, references)
+        self._tags = _possible_tags(schemas, references)
+        self._impossible = ImpossibleSchemas(schemas, references, self._tags)
         self._disjoint = DisjointnessProof(schemas, references, self._tags)
         self._said: dict[SchemaPath, Any] = {}  # reworded schemas, each made once though it may be a definition as well
         self._names: dict[SchemaPath, str] = {}  # names of definitions
@@ -232,6 +232,22 @@ class LibrarySchemaWriter:
             own["propertyNames"] = {"pattern": rule.encoded()}
 
 
+def _possible_tags(
+    schemas: Mapping[SchemaPath, Any], references: SchemaReferences
+) -> dict[SchemaPath, tuple[str, ...]]:
+    """Return the properties that discriminators have written, without those that would then hold themselves without
+    end.
+    """
+    tags = discriminator_properties(schemas, references)
+    if not tags:
+        return tags
+    impossible = ImpossibleSchemas(schemas, references, tags)
+    return {
+        place: tuple(name for name in names if not impossible.is_impossible((*place, "properties", name)))
+        for place, names in tags.items()
+    }
+
+
 def _reword_items(own: dict[str, Any]) -> None:
     """Adapt lists to the library: it refuses items beyond a list's length, takes what is not said of items for
     nothing, and does not know `true` and `false` in `prefixItems`.
@@ -257,6 +273,7 @@ def _check_different(own: dict[str, Any], path: str) -> None:
             f"{path}: 'minProperties' of more than {sure} is not supported here: that names differ which the schema "
             "does not list cannot be kept to",
             drops=["minProperties"],
+            instead={"minProperties": sure},
         )
 
 

@@ -276,9 +276,6 @@ def _repair(root: Any, refused: SchemaRefused) -> bool:
         value = node.pop(keyword)
         if keyword == "oneOf":
             node["anyOf"] = value
-        sure = len(set(node.get("required", ()))) + 1  # names: those required, and one more differs from them
-        if keyword == "minProperties" and value > sure and "propertyNames" not in node:
-            node[keyword] = sure
     if drops:
         node |= refused.instead
     return bool(drops)
