@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from motley.replicas.grammar.regex.text_rules import find_text_rule_fault
 from motley.replicas.grammar.schema.keywords import KEYWORDS
 from motley.replicas.grammar.schema.relaxed_schema import MAX_REPAIRS, relax_schema
-from motley.replicas.grammar.schema.schema_check import MAX_NODES, check_schema
+from motley.replicas.grammar.schema.schema_check import MAX_NODES, MAX_PATTERNS, check_schema
 
 INT32 = {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}
 
@@ -233,6 +233,48 @@ KEPT: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         check_schema({**of(**{f"{i:03}" * 9: True for i in range(200)}), "additionalProperties": False}, "x"),
         ["#: 'additionalProperties'"],
     ),
+    "a reference into a list that may be null": (
+        of(a={"type": "array", "nullable": True, "items": {**TEXT, "enum": ["x"]}}, c={"$ref": "#/properties/a/items"}),
+        {**of(a={"anyOf": [{"type": "array", "items": {**TEXT, "enum": ["x"]}}, {"type": "null"}]},
+              c={"$ref": "#/$defs/0"}),
+         "$defs": {"0": {**TEXT, "enum": ["x"]}}}, [],
+    ),
+    "a reference into an allOf": (
+        {"allOf": [of(x=INTEGER), of(y={"$ref": "#/allOf/0/properties/x"})]},
+        {**of(x=INTEGER, y={"$ref": "#/$defs/0"}), "$defs": {"0": INTEGER}}, [],
+    ),
+    "a reference beside a choice": (
+        {"type": "object", "properties": {"a": TEXT, "b": {"$ref": "#/properties/a"}},
+         "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        {"anyOf": [{"type": "object", "properties": {"a": TEXT, "b": {"$ref": "#/$defs/0"}}, "required": [name]}
+                   for name in "ab"], "$defs": {"0": TEXT}}, [],
+    ),
+    "a reference to a schema of a choice, without the keywords beside that": (
+        {**of(a={"minimum": 3, "oneOf": [INTEGER, {"type": "null"}]}, b={"$ref": "#/properties/a/oneOf/0"})},
+        {**of(a={"anyOf": [{**INTEGER, "minimum": 3}, {"type": "null"}]}, b={"$ref": "#/$defs/0"}),
+         "$defs": {"0": INTEGER}}, ["#/properties/a/oneOf/1: 'minimum'"],
+    ),
+    "a reference to a schema that moves up in an allOf": (
+        of(a={"allOf": [{"title": "none"}, {"anyOf": [TEXT, INTEGER]}]}, b={"$ref": "#/properties/a/allOf/0"},
+           c={"$ref": "#/properties/a/allOf/1/anyOf/1"}),
+        {**of(a={"anyOf": [TEXT, INTEGER]}, b={"$ref": "#/$defs/0"}, c={"$ref": "#/$defs/1"}),
+         "$defs": {"0": {}, "1": INTEGER}}, [],
+    ),
+    "a reference to another document's place for schemas": (
+        {**of(a={"$ref": "#/components/schemas/A~1b"}), "components": {"schemas": {"A/b": {**TEXT, "format": "isbn"}}}},
+        {**of(a={"$ref": "#/$defs/0"}), "$defs": {"0": TEXT}},
+        ["#: 'components'", "#/components/schemas/A/b: 'format'"],
+    ),
+    "a circle by a place that moves": (
+        {"type": "object", "nullable": True, "properties": {"next": {"$ref": "#/properties/list/items"},
+         "list": {"type": "array", "items": of(next={"$ref": "#/properties/list"})}}},
+        {"anyOf": [
+            {"type": "object", "properties": {"next": {"$ref": "#/$defs/0"},
+             "list": {"type": "array", "items": of(next={"$ref": "#/$defs/1"})}}, "x-which": 1}, {"type": "null"}],
+         "$defs": {"0": of(next={"$ref": "#/$defs/1"}),
+                   "1": {"type": "array", "items": of(next={"$ref": "#/$defs/1"})}}},
+        [],
+    ),
     "a schema that is none": (of(a="text", b=TEXT), of(a=True, b=TEXT), ["#/properties/a: 'the schema'"]),
 }  # fmt: skip
 
@@ -262,6 +304,37 @@ def test_what_can_be_kept_to_is_kept_as_it_is() -> None:
         **of(a={"$ref": "#/$defs/a"}),
     }
     assert relax_schema(schema) == (check_schema(schema, "x"), [])
+
+
+def test_a_constant_that_looks_like_a_reference_stays() -> None:
+    like = {"const": {"$ref": "#/allOf/0/properties/b"}}
+    found, dropped = relax_schema({"allOf": [of(a=like, b=TEXT), of(c={"$ref": "#/allOf/0/properties/b"})]})
+    assert (found["properties"]["a"], found["properties"]["c"]) == (like, {"$ref": "#/$defs/0"})
+    assert dropped == []
+
+
+@pytest.mark.parametrize("schema", [True, {}, {"$ref": "#"}, {"$ref": "#other"}, {"$defs": 5, "$ref": "#/items"}])
+def test_a_schema_of_nothing_to_hold_is_any_value(schema: Any) -> None:
+    assert relax_schema(schema)[0] in (True, {})
+
+
+def test_as_many_places_are_copied_as_a_document_may_have_schemas() -> None:
+    """The others are left where they are, and no reference is lost that leads to a place which is not moved."""
+    places = [of(**{f"p{index}": TEXT for index in range(100)}) for _ in range(30)]
+    schema = {"allOf": [of(**{f"a{index}": {"$ref": f"#/allOf/{index + 1}"} for index in range(30)}), *places]}
+    found, dropped = relax_schema(schema)
+    held = [name for name, inner in found["properties"].items() if "$ref" in inner]
+    lost = [name for name in found["properties"] if f"#/properties/{name}: '$ref'" in dropped]
+    assert (len(held), len(held) + len(lost)) == (9, 30)
+
+
+def test_copies_that_are_too_much_cost_only_their_references() -> None:
+    """A copy of each pattern would be more than patterns may have together."""
+    long = {**TEXT, "pattern": "a" * (MAX_PATTERNS // 2 - 9)}
+    schema = {"allOf": [of(a=long, b=TEXT), of(c={"$ref": "#/allOf/0/properties/a"}), {"properties": {"d": long}}]}
+    found, dropped = relax_schema(schema)
+    assert list(found["properties"]) == ["a", "b", "c", "d"]
+    assert dropped == ["#/properties/c: '$ref'"]
 
 
 @pytest.mark.parametrize("lengths", [{"maxLength": 100}, {"maxLength": 255}, {"minLength": 20, "maxLength": 30}])

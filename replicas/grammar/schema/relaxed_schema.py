@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from typing import Any
-from urllib.parse import unquote
 
 from ..regex.text_rules import TextRule, TextRuleFault, find_text_rule_fault
 from .all_of import merge_schemas
@@ -28,6 +27,7 @@ from .keywords import (
     format_path,
 )
 from .library_schema import read_text_rule
+from .named_targets import DEFINITIONS, NamedTargets, at_pointer, name_targets
 from .references import SchemaPath
 from .schema_check import MAX_DEPTH, MAX_NODES, to_library_schema
 from .schema_dialects import allow_null, is_nullable, with_json_types
@@ -46,20 +46,26 @@ _TEXTS = {
     TextRuleFault.EMPTY: [("minLength",), ("maxLength",), ("minLength", "maxLength")],
 }
 _FORMS = [("pattern",), ("format",), ("pattern", "format")]
-_DEFINITIONS = {"$defs", "definitions"}
 
 __all__ = ["relax_schema"]
 
 
 def relax_schema(schema: dict[str, Any]) -> tuple[Any, list[str]]:
     """Return the schema in the grammar library's words, and what was dropped to get there, each with its place."""
-    loose = _SchemaRelaxer(schema)
     try:
-        root = loose.schema(copy.deepcopy(schema), (), 0)
-        kept = _repaired(root, loose)
+        named = name_targets(schema, MAX_NODES)
+        found = _relaxed(named)
+        if found is None and named.places:  # the further definitions may be what is too much
+            found = _relaxed(NamedTargets(schema, {}))
     except RecursionError:
-        kept = None
-    return _property_names_only(schema) if kept is None else (kept, loose.dropped)
+        found = None
+    return _property_names_only(schema) if found is None else found
+
+
+def _relaxed(named: NamedTargets) -> tuple[Any, list[str]] | None:
+    loose = _SchemaRelaxer(named)
+    kept = _repaired(loose.schema(copy.deepcopy(named.schema), (), 0), loose)
+    return None if kept is None else (kept, list(loose.dropped))
 
 
 def _repaired(root: Any, loose: _SchemaRelaxer) -> Any:
@@ -77,18 +83,22 @@ def _repaired(root: Any, loose: _SchemaRelaxer) -> Any:
 
 
 class _SchemaRelaxer:
-    """Walk over one schema document that drops what cannot be kept to. dropped: what was dropped so far."""
+    """Walk over one schema document that drops what cannot be kept to. dropped: what was dropped so far, in order."""
 
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self.dropped: list[str] = []
+    def __init__(self, named: NamedTargets) -> None:
+        self._root = named.schema
+        self._places = named.places
+        self._faults: dict[TextRule, TextRuleFault | None] = {}
+        self.dropped: dict[str, None] = {}
         self._count = 0
         self._copied = 0
         self._effort = 0
         self._chosen = 0
 
     def note(self, place: SchemaPath, *what: str) -> None:
-        self.dropped += [f"{format_path(place)}: {keyword!r}" for keyword in what]
+        if place[:2] in self._places:
+            place = (*self._places[place[:2]], *place[2:])
+        self.dropped |= dict.fromkeys(f"{format_path(place)}: {keyword!r}" for keyword in what)
 
     def schema(self, node: Any, place: SchemaPath, depth: int) -> Any:
         self._count += 1
@@ -116,9 +126,7 @@ class _SchemaRelaxer:
             if not part.keys().isdisjoint(KEYWORDS - {"$ref"}):
                 return None
             depth += 1
-            part = self._root
-            for name in unquote(target.removeprefix("#")).split("/")[1:]:
-                part = part.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(part, dict) else None
+            part = at_pointer(self._root, target)
         if isinstance(part, bool):
             return ({}, []) if part else None
         if not isinstance(part, dict) or depth >= MAX_MERGED or not self._may_copy(part):
@@ -169,7 +177,7 @@ class _SchemaRelaxer:
         beside it; and the keywords that were lost.
         """
         reference = {"$ref": node.get("$ref")}
-        beside = (node.keys() & KEYWORDS) - {"$ref", *_DEFINITIONS}
+        beside = (node.keys() & KEYWORDS) - {"$ref", *DEFINITIONS}
         if not isinstance(reference["$ref"], str) or not (beside or parts):
             return node, []
         plain = self._plain(reference, depth)
@@ -180,7 +188,7 @@ class _SchemaRelaxer:
 
     def _own(self, node: dict[str, Any], place: SchemaPath) -> dict[str, Any]:
         """Return the schema without its own keywords that cannot be kept to, whatever the schemas within it are."""
-        for keyword in sorted(_DEFINITIONS & node.keys()):
+        for keyword in sorted({*DEFINITIONS} & node.keys()):
             if not isinstance(node[keyword], dict):
                 del node[keyword]
                 self.note(place, keyword)
@@ -238,11 +246,13 @@ class _SchemaRelaxer:
         """Return what is wrong with a rule. Once the document's effort is spent, every rule that needs an automaton
         counts as too large.
         """
+        if rule in self._faults:
+            return self._faults[rule]
         if self._effort > MAX_RELAXING_STEPS and not rule.is_counted():
             return TextRuleFault.LARGE
-        fault, effort = find_text_rule_fault(rule)
+        self._faults[rule], effort = find_text_rule_fault(rule)
         self._effort += effort
-        return fault
+        return self._faults[rule]
 
     def _inner(self, node: dict[str, Any], place: SchemaPath, depth: int) -> None:
         for keyword in SCHEMAS_BY_NAME:
