@@ -16,6 +16,7 @@ from bad_requests import refused
 from echo_worker import EchoWorker
 from grpc_servers import serving
 from local_ingress import make_ingress
+from starlette.requests import ClientDisconnect
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
@@ -104,6 +105,47 @@ async def test_the_access_log_says_why_and_nothing_of_what_was_sent(
         (200, {}),
     ]
     assert secret not in json.dumps(lines())
+
+
+async def test_the_access_log_has_what_the_client_was_told_of_a_bug(
+    lines: Callable[[], list[dict[str, Any]]], ingress: Any, stub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the answer has begun that is a status, with the call's id; afterwards an event, and over gRPC a code."""
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    app = ingress.__serve_build_asgi_app__()
+    post = partial(asgi.request, app, "POST", raises=RuntimeError)
+    internal = {"code": "internal_error"}
+    generate = "/v2/models/echo/generate_stream"
+    with monkeypatch.context() as patch:
+        patch.setattr("motley.cluster.api.openai.openai_request.parse_completion", broken)
+        patch.setattr("motley.cluster.api.kserve.rest.kserve_generate.infer_request", broken)
+        patch.setattr("motley.cluster.api.motley.motley_messages.parse_complete_request", broken)
+        reply = await post(COMPLETIONS, {"prompt": "a"}, headers={"x-request-id": "mine"})
+        assert refused(reply, 500)["code"] == "internal_error"
+        assert reply.headers["x-request-id"] == "mine"
+        assert (await post(generate, {"text_input": "a"})).status == 500
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.Complete(pb.CompleteRequest(text="a"))
+    with monkeypatch.context() as patch:
+        patch.setattr("motley.cluster.api.openai.openai_chunks.OpenAIChunkWriter.closing", broken)
+        reply = await post(COMPLETIONS, {"prompt": "a", "max_tokens": 1, "stream": True})
+        assert (reply.status, reply.events()[-1]["error"]["code"]) == (200, "internal_error")
+    assert (await post(COMPLETIONS, {"prompt": "a", "max_tokens": 1})).status == 200
+
+    async def leaves() -> Any:
+        return {"type": "http.disconnect"}
+
+    await asgi.request(partial(_received, app, leaves), "POST", COMPLETIONS, b"", raises=ClientDisconnect)
+    found = [(line["status"], line["refusal"]) for line in lines()]
+    assert found == [(500, internal), (500, internal), ("INTERNAL", internal), (200, internal), (200, {}), (499, {})]
+
+
+async def _received(app: Any, receive: Any, scope: Any, _: Any, send: Any) -> None:
+    """Calls the application with another `receive`."""
+    await app(scope, receive, send)
 
 
 class LateWorker(EchoWorker):

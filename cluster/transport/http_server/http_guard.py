@@ -9,11 +9,12 @@ import asyncio
 from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....replicas.errors import InvalidRequest, MotleyError
 from ....replicas.short_repr import short_repr
-from ...request_errors import BodyTooLarge, NotImplementedHere, SlowBody, UnsupportedMedia
+from ...request_errors import BodyTooLarge, NotImplementedHere, SlowBody, UnsupportedMedia, internal_error
 from ...security.auth.call_guard import CallGuard
 from ...security.edge.head_limits import check_head
 from .. import access_log
@@ -77,18 +78,29 @@ class HttpGuard:
         record = access_log.begin_record(CallRecord("http", f"{method} {scope['path'][:MAX_PATH]}", given))
         answer = _TrackedResponse(send, (record.client_id or record.id) if self._echo_id else None)
         try:
-            try:
-                scope[CALLER] = self._check(scope, headers, record)
-            except MotleyError as error:
-                await error_response(error, scope["path"])(scope, receive, answer)
-                return
-            body = self._arriving.begin(record.tenant)
-            try:
-                await self._app(scope, self._bounded(receive, body), answer)
-            finally:
-                body.end()
+            await self._answer(scope, headers, receive, answer, record)
+        except ClientDisconnect:  # nobody is left to answer
+            raise
+        except Exception:
+            if not answer.begun:
+                await error_response(internal_error(), scope["path"])(scope, receive, answer)
+            raise  # the server writes its trace to the log
         finally:
             record.ended(answer.status if answer.whole else LEFT)
+
+    async def _answer(
+        self, scope: Scope, headers: Headers, receive: Receive, answer: _TrackedResponse, record: CallRecord
+    ) -> None:
+        try:
+            scope[CALLER] = self._check(scope, headers, record)
+        except MotleyError as error:
+            await error_response(error, scope["path"])(scope, receive, answer)
+            return
+        body = self._arriving.begin(record.tenant)
+        try:
+            await self._app(scope, self._bounded(receive, body), answer)
+        finally:
+            body.end()
 
     def _check(self, scope: Scope, headers: Headers, record: CallRecord) -> Caller:
         check_head(scope.get("raw_path", b"") + scope.get("query_string", b""), scope["headers"])
@@ -188,17 +200,20 @@ def _foreign_charset(headers: Headers) -> str:
 
 
 class _TrackedResponse:
-    """Forwards the application's answer, and records its status and whether it was sent in full."""
+    """Forwards the application's answer, and records its status, whether it has begun, and whether it was sent in
+    full.
+    """
 
     def __init__(self, send: Send, request_id: str | None) -> None:
         self._send = send
         self._request_id = request_id
         self.status = 500
+        self.begun = False
         self.whole = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"].endswith("http.response.start"):  # a WebSocket's refusal has a prefix
-            self.status = message["status"]
+            self.begun, self.status = True, message["status"]
             if self._request_id is not None:
                 MutableHeaders(scope=message)[REQUEST_ID] = self._request_id
         await self._send(message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,12 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ....replicas.errors import MotleyError
+from ....replicas.errors import MotleyError, ReaderStalled
+from ...request_errors import internal_error
 from .. import access_log
 from ..caller import Caller
 from ..retry_after import retry_after_s
 from ..slow_clients import ClientReader, SlowClientMonitor
 from .response_content import EncodedObject, JsonObject, ResponseContent, StreamingContent, encode_json
+
+log = logging.getLogger(__name__)
 
 PART_BYTES = 16_384  # bytes of an event in one write
 CALLER = "motley.caller"  # key under which the guard puts the Caller in the ASGI scope
@@ -74,8 +78,8 @@ def error_response(error: MotleyError, path: str) -> Response:
 class EventStream(Response):
     """A response of server-sent events: one write for each message of the replica, and `done` if it ends well.
 
-    An error after the beginning is an event in the form that `error` gives it, and then there is no `done`. If the
-    client reads nothing, or too slowly, its connection is closed (`SlowClientMonitor`).
+    An error after the beginning, of whatever kind, is an event in the form that `error` gives it, and then there is no
+    `done`. If the client reads nothing, or too slowly, its connection is closed (`SlowClientMonitor`).
     """
 
     media_type = "text/event-stream"
@@ -100,6 +104,7 @@ class EventStream(Response):
             except asyncio.CancelledError:
                 if not reader.stalled or task.uncancel():  # it was cancelled for another reason
                     raise
+                access_log.current_record().refused(ReaderStalled("", code="reader_stalled"))
 
     async def _write(self, reader: ClientReader, send: Send) -> None:
         async def write(data: bytes, *, more: bool = True) -> None:
@@ -112,16 +117,22 @@ class EventStream(Response):
                 reader.written(partial(len, part))
 
         async with aclosing(self._streaming.rest) as rest:
+            first = _events(self._streaming.first)  # a failure here is still a status of its own
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await write(_events(self._streaming.first))
+            await write(first)
             try:
                 async for chunks in rest:
                     await write(_events(chunks))
             except MotleyError as error:
-                access_log.current_record().refused(error)
-                await write(_events([self._error(error)]), more=False)
+                failure = error
+            except Exception:
+                log.exception("a stream of events failed inside the service")
+                failure = internal_error()
+            else:
+                await write(self._done, more=False)
                 return
-            await write(self._done, more=False)
+            access_log.current_record().refused(failure)
+            await write(_events([self._error(failure)]), more=False)
 
 
 def _events(chunks: Sequence[JsonObject | EncodedObject]) -> bytes:
