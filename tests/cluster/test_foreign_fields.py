@@ -601,14 +601,68 @@ async def test_other_names_of_what_there_is(
 async def test_two_words_for_one_thing_that_differ_are_refused(post: Any) -> None:
     for more, param in (
         ({"end_id": 65, "stop_token_ids": [66]}, "end_id"),
+        ({"end_id": True, "stop_token_ids": [1]}, "end_id"),
+        ({"n": 1, "options": {"n": True}}, "options.n"),
+        ({"max_tokens": 2, "max_new_tokens": 3}, "max_new_tokens"),
         ({"stop_words": "x", "stop": "y"}, "stop_words"),
         ({"n_cmpl": 2, "n": 3}, "n_cmpl"),
         ({"sampling_params": {"seed": 5}}, "sampling_params.seed"),
     ):
         for route in ("completion", "chat"):
             assert refused(await post(PATHS[route], {**PLAIN[route], **more}))["param"] == param
-    one_is_not_true = {**PLAIN["completion"], "logprobs": 1, "return_logprob": True}
-    assert refused(await post(PATHS["completion"], one_is_not_true))["param"] == "return_logprob"
+    false_is_not_true = {**PLAIN["completion"], "logprobs": False, "return_logprob": True}
+    assert refused(await post(PATHS["completion"], false_is_not_true))["param"] == "return_logprob"
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"max_tokens": 3, "max_new_tokens": -1}, {"max_tokens": 3}),
+        ({"max_tokens": 3, "max_completion_tokens": -1}, {"max_tokens": 3}),
+        ({"max_output_tokens": -1, "max_new_tokens": 3}, {"max_tokens": 3}),
+        ({"max_tokens": 3, "options": {"max_tokens": -1}}, {"max_tokens": 3}),
+        ({"max_tokens": -1, "options": {"max_tokens": 3}}, {"max_tokens": 3}),
+        ({"n_predict": -2, "options": {"n_predict": 3}}, {"max_tokens": 3}),
+        ({"max_tokens": 3, "options": {"max_tokens": None}}, {"max_tokens": 3}),
+        ({"stop": ["a"], "options": {"stop": []}}, {"stop": ["a"]}),
+        ({"stop": [], "stop_sequences": ["a"]}, {"stop": ["a"]}),
+        ({"stop": "a", "stop_sequences": ["a"]}, {"stop": "a"}),
+        ({"stop": "a", "parameters": {"stop": ["a"]}}, {"stop": "a"}),
+        ({"end_id": 5, "stop_token_ids": [5]}, {"stop_token_ids": [5]}),
+        ({"n": 2, "n_cmpl": 2.0, "options": {"num_return_sequences": 2}}, {"n": 2}),
+    ],
+    ids=repr,
+)
+async def test_the_same_said_twice_is_taken(
+    post: Any, seen: list[Any], more: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    for route, plain in (("completion", {"prompt": "abc"}), ("chat", {"messages": HELLO})):
+        assert (await post(PATHS[route], {**plain, **more})).status == 200
+        assert {name: seen[-1].sampling.get(name) for name in expected} == expected
+
+
+async def test_a_number_is_taken_beside_true_as_logprobs(post: Any, seen: list[Any]) -> None:
+    for more in ({"logprobs": 1, "return_logprob": True}, {"return_log_probs": True, "n_probs": 1}):
+        assert (await post(PATHS["completion"], {**PLAIN["completion"], **more})).status == 200
+        assert seen[-1].sampling["logprobs"] == 1
+
+
+async def test_one_form_of_the_text_may_be_said_twice(post: Any, seen: list[Any]) -> None:
+    schema = {"type": "integer"}
+    for route in ("completion", "chat"):
+        for more in (
+            {"guided_json": schema, "json_schema": json.dumps(schema)},
+            {"structured_outputs": {"json": schema, "regex": None}, "guided_json": schema},
+            {"structured_outputs": {"choice": ["a"]}, "guided_choice": ["a"]},
+        ):
+            assert (await post(PATHS[route], {**PLAIN[route], **more})).status == 200
+            assert seen[-1].sampling["grammar"] is not None
+        for more, param in (
+            ({"guided_json": schema, "json_schema": {"type": "null"}}, "json_schema"),
+            ({"guided_regex": "1", "regex": "2"}, "regex"),
+            ({"structured_outputs": {"json": schema}, "guided_regex": "a"}, "guided_regex"),
+        ):
+            assert refused(await post(PATHS[route], {**PLAIN[route], **more}))["param"] == param
 
 
 async def test_what_a_client_calls_a_completion_is_in_the_log(post: Any, ingress: Any) -> None:

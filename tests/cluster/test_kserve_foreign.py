@@ -13,9 +13,10 @@ from echo_worker import EchoWorker
 from local_ingress import make_ingress
 
 from motley.cluster.api.common.fields.unknown_fields import ALWAYS_REFUSED, UnknownFieldPolicy
+from motley.cluster.api.kserve.kserve_numbers import NUMBERS
 from motley.cluster.api.kserve.kserve_request import InferRequest, grammar_bytes, parse_infer_request
 from motley.cluster.api.kserve.kserve_sampling import SAMPLING_PARAMETERS
-from motley.cluster.api.kserve.kserve_tensors import BOOL, BYTES, Tensor
+from motley.cluster.api.kserve.kserve_tensors import BOOL, BYTES, INT32, Tensor
 from motley.cluster.service.deployment.ingress_config import IngressConfig
 from motley.replicas.errors import InvalidRequest
 
@@ -34,6 +35,8 @@ def sampling(policy: Any = "refuse", **parameters: Any) -> dict[str, Any]:
     ("parameters", "expected"),
     [
         ({"n_predict": 5}, {"max_tokens": 5}),
+        ({"n_probs": 1}, {"logprobs": 1}),
+        ({"n_predict": "-2"}, {}),
         ({"num_predict": -1}, {}),
         ({"max_completion_tokens": 5, "max_tokens": 5}, {"max_tokens": 5}),
         ({"max_new_tokens": 5, "n_predict": 5}, {"max_tokens": 5}),
@@ -83,7 +86,14 @@ def test_formats_have_their_older_names() -> None:
         ({"stop_sequences": ["x"]}, "stop_sequences: ['x'] is not accepted", "invalid_value"),
         ({"guided_choice": "a"}, "guided_choice: 'a' is not accepted; expected a JSON list", "invalid_value"),
         ({"guided_json": 5}, "guided_json: expected a text", "invalid_value"),
-        ({"guided_json": "{}", "json_schema": "{}"}, "json_schema: give one of", "invalid_value"),
+        ({"guided_json": "true", "json_schema": "{}"}, "guided_json: give one of", "invalid_value"),
+        ({"do_sample": False, "temperature": 0.5}, "do_sample: False is not accepted", "invalid_value"),
+        ({"do_sample": 0}, "do_sample: 0 is not accepted; expected true or false", "invalid_value"),
+        ({"stop": "a", "stop_words": "b"}, "stop_words: 'b' is not accepted; expected no value", "invalid_value"),
+        ({"logprobs": 2, "n_probs": 1}, "n_probs: 1 is not accepted; expected no value", "invalid_value"),
+        ({"best_of": 2}, "best_of is not supported; /v1/completions has it", "unsupported_parameter"),
+        ({"timeout_s": 2}, "timeout_s is not supported; give timeout, in microseconds", "unsupported_parameter"),
+        ({"options": {"top_k": 5}}, "options is not supported; give its fields as", "unsupported_parameter"),
     ],
 )
 def test_what_cannot_be_had_is_refused_by_the_clients_name(parameters: dict[str, Any], begins: str, code: str) -> None:
@@ -180,8 +190,9 @@ def test_what_tritons_vllm_backend_takes_in_one_object_counts_as_parameters() ->
         ({}, {"mirostat": 2}, "mirostat: 2 is not supported"),
         ({}, {"lora_name": "x"}, "lora_name is not supported; one model is served"),
         ({}, {"mood": 1}, "mood: there is no such field"),
-        ({}, {"priority": 5}, "priority is not supported"),
-        ({}, {"sampling_parameters": {"top_k": 5}}, "sampling_parameters is not supported"),
+        ({}, {"priority": 5}, "priority is not supported; give it beside sampling_parameters"),
+        ({}, {"timeout": 5}, "timeout is not supported; give it beside sampling_parameters"),
+        ({}, {"sampling_parameters": {"top_k": 5}}, "sampling_parameters is not supported; give its fields as"),
         ({}, {"stop_token_ids": 5}, "stop_token_ids: "),
         ({"max_tokens": 4}, {"max_tokens": 5}, "max_tokens: 5 is not accepted; expected no value beside "),
         ({"n_predict": 4}, {"max_tokens": 5}, "max_tokens: 5 is not accepted; expected no value beside "),
@@ -250,6 +261,95 @@ def test_log_probabilities_in_the_words_of_tensorrt_llm() -> None:
     assert sampling(return_log_probs=True) == {"logprobs": 0}
     assert sampling(return_log_probs=True, logprobs=2) == sampling(logprobs=2, return_log_probs=True) == {"logprobs": 2}
     assert sampling(return_log_probs=False) == {}
+
+
+def inputs_of(*inputs: Tensor, **parameters: Any) -> dict[str, Any]:
+    return dict(parse_infer_request(InferRequest(parameters=parameters, inputs=[TEXT, *inputs])).ask.sampling)
+
+
+async def test_the_same_said_twice_is_taken(posts: Any) -> None:
+    strings, ids = tensor("stop", b"a"), Tensor("stop_token_ids", INT32, (1,), [5])
+    assert inputs_of(strings, stop="a") == {"stop": "a"}
+    assert inputs_of(strings, sampling_parameters={"stop": ["a"]}) == {"stop": ["a"]}
+    assert inputs_of(ids, stop_token_ids="[5]") == inputs_of(ids, end_id=5) == {"stop_token_ids": [5]}
+    assert inputs_of(Tensor("stop", BYTES, (0,), []), stop="a") == {"stop": "a"}
+    assert sampling(stop="a", sampling_parameters={"stop": ["a"]}) == {"stop": "a"}
+    assert sampling(end_id=5, stop_token_ids="[5]") == {"stop_token_ids": [5]}
+    assert sampling(return_log_probs=True, sampling_parameters={"logprobs": 2}) == {"logprobs": 2}
+    assert sampling(logprobs=2, sampling_parameters={"return_log_probs": True}) == {"logprobs": 2}
+    assert sampling(guided_json="{}", json_schema="{}") == sampling(json_schema="{}")
+    for wrong, parameters in ((strings, {"stop": "b"}), (ids, {"stop_token_ids": "[6]"})):
+        with pytest.raises(InvalidRequest, match=rf"^{wrong.name}: .* is not accepted; expected no value beside param"):
+            inputs_of(wrong, **parameters)
+    for path, body, _ in bodies({"max_tokens": -1, "n_predict": 2, "sampling_parameters": {"max_new_tokens": "-1"}}):
+        for post in posts:
+            reply = await post(path, body)
+            assert (reply.status, reply.json()["parameters"]["completion_tokens"]) == (200, 2)
+
+
+@pytest.mark.parametrize("text", ["1e-05", "5e-1", ".5", "1.", "0.30000000000000004", "1e0", "0", "-0.0", "1E-3"])
+def test_numbers_in_text_are_those_that_python_writes(text: str) -> None:
+    assert sampling(temperature=text) == {"temperature": float(text)}
+    assert sampling(sampling_parameters={"min_p": text}) == {"min_p": float(text)}
+
+
+@pytest.mark.parametrize("value", [-3, 0, 1, 7, 2**31 - 1])
+def test_each_number_may_be_text(value: int) -> None:
+    for name in sorted(NUMBERS - {"end_id", "priority", "timeout", "logprobs"} | {"random_seed", "n_predict"}):
+        assert sampling(**{name: str(value)}) == sampling(**{name: value})
+    asked = InferRequest(parameters={"priority": "7", "timeout": "2000000"}, inputs=[TEXT])
+    parsed = parse_infer_request(asked).ask
+    assert (parsed.priority, parsed.timeout_s) == (43, 2.0)
+    assert sampling(end_id="5") == {"stop_token_ids": [5]}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"best_of": 1}, {"best_of": "1"}, {"bad_words": ""}, {"bad_words": "[]"}, {"bad_words": '[""]'},
+        {"regex": "", "json_schema": "", "grammar": "", "structural_tag": "", "choice": ""},
+        {"stop_token_ids": "", "allowed_token_ids": "", "logit_bias": "", "logprobs": False}, {"typical_p": "1.0"},
+        {"repeat_penalty": "1.0", "repeat_last_n": "64", "beam_width": "1", "top_logprobs": "0"},
+        {"sampling_parameters": {"priority": 0, "timeout": 0, "bad_words": [""], "stop": [], "logit_bias": {}}},
+        {"response_format": {"type": "text"}, "stream_options": {"include_usage": False}},
+        {"do_sample": True}, {"temperature": None, "timeout": None, "priority": None, "binary_data_output": None},
+        {"structured_outputs": True, "return_logprob": False, "stream": False, "length_penalty": 2.0},
+    ],
+    ids=repr,
+)  # fmt: skip
+async def test_what_asks_for_nothing_is_taken(posts: Any, parameters: dict[str, Any]) -> None:
+    """Over `infer` and over `generate`."""
+    for path, body, _ in bodies({"max_tokens": 1, **parameters}):
+        if path == INFER or "binary_data_output" not in parameters:
+            for post in posts:
+                reply = await post(path, body)
+                assert reply.status == 200, reply.body
+
+
+async def test_what_is_no_number_is_refused_as_it_was_written(posts: Any) -> None:
+    for text in ("nan", "inf", "1e400", "", " 1", "1_0", "0x1", "1e", "."):
+        for path, body, prefix in bodies({"temperature": text}):
+            said = (await posts[0](path, body)).json()["error"]
+            assert said.startswith(f"{prefix}temperature: {text!r} is not accepted")
+
+
+async def test_false_as_do_sample_is_greedy(posts: Any) -> None:
+    """As over OpenAI's protocol."""
+    for given in ({}, {"temperature": 1}, {"temperature": "0"}, {"sampling_parameters": {"temperature": 1.0}}):
+        assert sampling(do_sample=False, **given) == {"temperature": 0}
+    assert sampling(do_sample=True, temperature=0.5) == {"temperature": 0.5}
+    for path, body, prefix in bodies({"do_sample": False, "temperature": 0.5}):
+        for post in posts:
+            assert (await post(path, body)).json()["error"].startswith(f"{prefix}do_sample: False is not accepted")
+    for path, body, _ in bodies({"sampling_parameters": {"do_sample": False}, "max_tokens": 1}):
+        assert (await posts[0](path, body)).status == 200
+
+
+def test_an_escape_hides_no_grammar() -> None:
+    text = r'{"guided_jso\u006e": {"title": "x"}}'
+    for inputs, parameters in (([tensor(SAMPLING_PARAMETERS, text.encode())], {}), ([], {SAMPLING_PARAMETERS: text})):
+        assert grammar_bytes(InferRequest(parameters=parameters, inputs=[TEXT, *inputs])) == len(text)
+        assert parse_infer_request(InferRequest(parameters=parameters, inputs=[TEXT, *inputs])).ask.sampling["grammar"]
 
 
 def test_minus_one_is_no_bound() -> None:

@@ -99,7 +99,7 @@ async def test_unknown_models_and_versions(call: Call, method: str, path: str) -
         (body(foo=1), "foo: "),
         (body(id=5), "id: "),
         (body(parameters={"temperature": -1}), "parameters.temperature: "),
-        (body(parameters={"temperature": None}), "parameters.temperature: "),
+        (body(parameters={"temperature": ""}), "parameters.temperature: "),
         (body(parameters={"stop": ["a"]}), "parameters.stop: "),
         (body(parameters={"binary_data_output": 1}), "parameters.binary_data_output: "),
         (body(model_name="other"), "model_name: 'other' is not what the path names; expected 'echo'"),
@@ -174,7 +174,15 @@ async def test_every_parameter_is_described(call: Call) -> None:
     operation = document["paths"]["/v2/models/{name}/infer"]["post"]
     given = operation["requestBody"]["content"]["application/json"]["schema"]["properties"]
     accepted = {field.name for field in fields(SamplingParams)} - {"grammar"}
-    accepted |= {*CONSTRAINTS, "priority", "timeout", EMPTY_FINAL, "binary_data_output", "sampling_parameters"}
+    accepted |= {
+        *CONSTRAINTS,
+        "do_sample",
+        "priority",
+        "timeout",
+        EMPTY_FINAL,
+        "binary_data_output",
+        "sampling_parameters",
+    }
     assert set(given["parameters"]["properties"]) == accepted
     tensors = [tensor["properties"] for tensor in given["inputs"]["items"]["anyOf"]]
     assert {tensor["name"]["const"]: tuple(tensor["datatype"]["enum"]) for tensor in tensors} == INPUTS

@@ -212,7 +212,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         {"response_format": {"type": "json_object", "schema": "x"}}, "response_format.schema", "invalid_value",
     ),
     "a schema of another name": ({"guided_json": {"not": {}}}, "guided_json", "invalid_grammar"),
-    "two names of one": ({"guided_regex": "a", "regex": "a"}, "regex", "invalid_value"),
+    "two names of one": ({"guided_regex": "a", "regex": "b"}, "regex", "invalid_value"),
     "a set where the schema is to be followed strictly": (_strict(SET), SCHEMA, "invalid_grammar"),
     "a set, and what is forbidden": (_strict({"anyOf": [SET, {"not": {}}]}), SCHEMA, "invalid_grammar"),
     "a set alone": ({"guided_json": SET}, "guided_json", "invalid_grammar"),

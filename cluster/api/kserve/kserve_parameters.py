@@ -10,18 +10,44 @@ from typing import Any
 
 from ...request_errors import unsupported_field
 from ..common.fields.constraints import CONSTRAINTS
+from ..common.fields.empty_values import EMPTY, values_meaning_none
 from ..common.fields.field_schemas import CONSTRAINT_FIELDS
 from ..common.fields.field_table import COMPLETION, BodyField, fields_by_name
 from ..common.fields.foreign_fields import FOREIGN_FIELDS, FieldEffect
 from ..common.fields.json_body import check_fields, invalid_value
 from ..common.fields.unknown_fields import UnknownFieldPolicy, is_empty_value
+from .kserve_numbers import number_in_text
 
-__all__ = ["asks_for_logprobs", "is_item", "own_parameter_name"]
+__all__ = ["NO_WORDS", "asks_for_nothing", "check_logprobs", "is_item", "own_parameter_name", "values_of_nothing"]
+
+NO_WORDS: tuple[Any, ...] = ("", [], [""])  # what clients of Triton's backends send for no words
 
 _FOREIGN = {one.name: one for one in FOREIGN_FIELDS if not one.at and "completion" in one.routes}
 _COMPLETIONS = fields_by_name(COMPLETION)
 _SEQUENCES = frozenset(("sequence_id", "sequence_start", "sequence_end"))  # parameters for Triton's stateful models
 _FOR_THE_LOG = frozenset(("metadata", "prompt_cache_key", "safety_identifier"))  # fields that change no answer
+# Lists that are mostly written as text, of which "" is none.
+_WRITTEN = ("allowed_token_ids", "choice", "logit_bias", "stop_token_ids")
+_NOTHING: dict[str, tuple[Any, ...]] = {
+    **{name: EMPTY for name, one in _FOREIGN.items() if one.effect is not FieldEffect.WORKS},
+    **{name: values_meaning_none(name, [field.schema]) for name, field in _COMPLETIONS.items()},
+    **dict.fromkeys((*_WRITTEN, *(name for name in CONSTRAINTS if name != "json_object")), EMPTY),
+    "bad_words": NO_WORDS,
+    "logprobs": (False,),
+    "response_format": ({"type": "text"},),
+    "priority": (0,),
+    "timeout": (0,),
+}
+# What this protocol has for another's field.
+_INSTEAD = {
+    "priority": "give it beside sampling_parameters",
+    "timeout": "give it beside sampling_parameters",
+    "timeout_s": "give timeout, in microseconds",
+    "request_id": "give id",
+    "user": "give id",
+    "top_logprobs": "give logprobs",
+    **dict.fromkeys(("response_format", "structured_outputs", "format"), f"give one of {', '.join(CONSTRAINTS)}"),
+}
 _CONSTRAINTS = {"json": "json_schema"} | {name: name for name in CONSTRAINTS}
 
 
@@ -33,10 +59,12 @@ def own_parameter_name(
     `path` is the client's name for errors. Raises InvalidRequest for one that would change the answer but is not
     supported.
     """
+    if value is None or asks_for_nothing(name, value):
+        return None
+    foreign, field = _FOREIGN.get(name), _COMPLETIONS.get(name)
     if name in known:
         return name
-    foreign, field = _FOREIGN.get(name), _COMPLETIONS.get(name)
-    if foreign is None and field is None and name not in _SEQUENCES:
+    if foreign is None and field is None and name not in _SEQUENCES and name not in _INSTEAD:
         unknown.meet(f"parameters.{name}", value, path)
         return None
     if is_empty_value(value) or (name in _SEQUENCES and value in (0, False)):
@@ -49,11 +77,14 @@ def own_parameter_name(
         return None
     if field is not None and (field.instead is not None or field.only):
         check_fields({name: value}, _COMPLETIONS, path.removesuffix(name))
-    if foreign is not None and foreign.is_neutral(value):
+    number = number_in_text(value)
+    if foreign is not None and (foreign.is_neutral(value) or foreign.is_neutral(number)):
         return None
-    if foreign is None or foreign.effect in (FieldEffect.WORKS, FieldEffect.SPREAD):
-        raise unsupported_field(path, "/v1/completions has it")
-    if value in foreign.unbounded or foreign.effect is FieldEffect.CHANGES_NOTHING:
+    if foreign is not None and foreign.effect is FieldEffect.SPREAD:
+        raise unsupported_field(path, "give its fields as parameters of their own")
+    if foreign is None or foreign.effect is FieldEffect.WORKS:
+        raise unsupported_field(path, _INSTEAD.get(name, "/v1/completions has it"))
+    if number in foreign.unbounded or foreign.effect is FieldEffect.CHANGES_NOTHING:
         return None
     if foreign.effect is FieldEffect.REFUSED:
         raise unsupported_field(path, foreign.why, value if foreign.neutral else None)
@@ -65,19 +96,31 @@ def is_item(name: str) -> bool:
     return name in _FOREIGN and _FOREIGN[name].is_item
 
 
-def asks_for_logprobs(name: str, value: Any, path: str) -> bool:
-    """Return whether the parameter asks for log-probabilities by true alone, as `return_log_probs` of TensorRT-LLM.
+def asks_for_nothing(name: str, value: Any) -> bool:
+    """Return whether this value of the parameter, or what its text holds, counts as leaving it out."""
+    if name == "stream_options" and isinstance(value, dict):
+        return not any(value.values())
+    return _is_one_of(value, _NOTHING.get(name, ()))
 
-    Raises InvalidRequest for another value of such a one.
+
+def values_of_nothing(name: str) -> tuple[Any, ...]:
+    """Return the values of the parameter that count as leaving it out, beside null and those that are its default."""
+    return _NOTHING.get(name, ())
+
+
+def check_logprobs(name: str, value: Any, path: str) -> None:
+    """Raise InvalidRequest for any value but true of a parameter that asks for log-probabilities by true alone, as
+    `return_log_probs` of TensorRT-LLM.
     """
     foreign = _FOREIGN.get(name)
-    if foreign is None or foreign.why != "logprobs" or foreign.neutral != (False,):
-        return False
-    if value is not True:
+    if foreign is not None and foreign.why == "logprobs" and foreign.is_neutral(False) and value is not True:
         raise invalid_value(path, value, "true or false")
-    return True
 
 
 def _changes_nothing(field: BodyField, value: Any) -> bool:
     values = (*field.only, field.schema["default"]) if "default" in field.schema else field.only
+    return _is_one_of(value, values) or _is_one_of(number_in_text(value), values)
+
+
+def _is_one_of(value: Any, values: Collection[Any]) -> bool:
     return any(type(value) is type(one) and value == one for one in values)

@@ -12,6 +12,7 @@ from ...request_errors import unknown_field, unsupported_field
 from ..common.admission import MAX_TIMEOUT_S
 from ..common.fields.unknown_fields import UnknownFieldPolicy
 from ..common.parsed_request import ParsedRequest
+from .kserve_numbers import number_of
 from .kserve_sampling import SAMPLING_PARAMETERS, SamplingReader, constraint_bytes, read_object
 from .kserve_tensors import BOOL, BYTES, INT32, INT64, Tensor, bad_tensor, format_shape
 
@@ -74,8 +75,8 @@ def parse_infer_request(request: InferRequest, unknown: UnknownFieldPolicy | Non
     inputs = _inputs(request.inputs)
     parameters = dict(request.parameters)
     empty_final = _flag(parameters, EMPTY_FINAL)
-    priority = _priority(parameters.pop("priority", 0))
-    timeout_s = _timeout_s(parameters.pop("timeout", 0))
+    priority = _priority(number_of("priority", parameters.pop("priority", 0)))
+    timeout_s = _timeout_s(number_of("timeout", parameters.pop("timeout", 0)))
     sampling, names = _sampling(parameters, inputs, unknown or UnknownFieldPolicy())
     prompt_name, prompt = _prompt(inputs)
     _check_echo(inputs)
@@ -174,15 +175,11 @@ def _sampling(
     for path, value in _together(parameters, inputs):
         reader.take(read_object(value, path), f"{path}.", as_json=True)
     for name in ("stop", "stop_token_ids"):
-        if name in inputs:
-            if name in reader.given:
-                raise bad_tensor(name, f"given twice, as an input and as {reader.names[name]}")
-            elements = inputs[name].elements
-            reader.given[name] = (
-                tuple(_text(name, element) for element in elements) if name == "stop" else tuple(elements)
-            )
-            reader.names[name] = name
-    return reader.given, reader.names
+        if name in inputs and inputs[name].elements:
+            elements = list(inputs[name].elements)
+            value = [_text(name, element) for element in elements] if name == "stop" else elements
+            reader.keep(name, value, name, value)
+    return reader.result(), reader.names
 
 
 def _together(parameters: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Iterator[tuple[str, Any]]:

@@ -14,6 +14,7 @@ from ...transport.caller import MAX_CLIENT_ID
 from ..common.chat.chat_reasoning import TemplateFor, read_template_arguments, separates_reasoning, shows_reasoning
 from ..common.chat.chat_tools import ToolUse, read_tool_use
 from ..common.chat.speaker_names import drop_unplaced_names
+from ..common.fields.do_sample import apply_do_sample
 from ..common.fields.field_schemas import (
     MAX_MESSAGES,
     MAX_METADATA,
@@ -34,6 +35,7 @@ from ..common.fields.json_body import (
 )
 from ..common.fields.output_formats import FORMAT_FIELDS, read_output_format
 from ..common.fields.repeat_penalty import read_repetition_penalty
+from ..common.fields.same_values import agreed_value
 from ..common.fields.unknown_fields import UnknownFieldPolicy
 from ..common.parsed_request import ParsedRequest
 
@@ -101,7 +103,7 @@ def grammar_bytes(body: dict[str, Any], source: bytes) -> int:
 def parse_completion(body: dict[str, Any]) -> OpenAIRequest:
     check_fields(body, _COMPLETION)
     sampling = pick_fields(body, (*_SAMPLING, "max_tokens", "logprobs")) | _grammar(body)
-    _greedy(body, sampling)
+    apply_do_sample(body.get("do_sample"), sampling)
     names = _completion_logprobs(body, sampling) | read_repetition_penalty(body, sampling)
     logprobs = "logprobs" in sampling
     unbounded = _is_unbounded(sampling)
@@ -132,7 +134,7 @@ def parse_chat(body: dict[str, Any], template_for: TemplateFor, unknown: Unknown
     check_fields(body, _CHAT)
     sampling = pick_fields(body, (*_SAMPLING, "max_tokens")) | _grammar(body)
     _is_unbounded(sampling)  # a chat has no default bound
-    _greedy(body, sampling)
+    apply_do_sample(body.get("do_sample"), sampling)
     names = _chat_logprobs(body, sampling) | _chat_max_tokens(body, sampling) | read_repetition_penalty(body, sampling)
     keep = _best_of(body, sampling)
     tools = read_tool_use(body)
@@ -296,20 +298,6 @@ def _is_unbounded(sampling: dict[str, Any]) -> bool:
     return True
 
 
-def _greedy(body: dict[str, Any], sampling: dict[str, Any]) -> None:
-    """Read TGI's and transformers' `do_sample`, of which false is greedy, whatever else says how tokens are drawn.
-
-    Beside it those two do not agree on a temperature but for 1, which is their default: another one is refused.
-    """
-    if take_field(body, "do_sample", bool, True):
-        return
-    temperature = sampling.get("temperature", 0)
-    if type(temperature) in (int, float) and temperature not in (0, 1):
-        raise invalid_value("do_sample", False, f"true or none beside temperature {temperature:g}: false is greedy")
-    if type(temperature) in (int, float):
-        sampling["temperature"] = 0
-
-
 def _completion_logprobs(body: dict[str, Any], sampling: dict[str, Any]) -> dict[str, str]:
     """Read a completion's `logprobs`: a number; or a boolean and `top_logprobs`, as chats have it."""
     if isinstance(sampling.get("logprobs"), bool):
@@ -335,7 +323,7 @@ def _chat_max_tokens(body: dict[str, Any], sampling: dict[str, Any]) -> dict[str
     newer = body.get("max_completion_tokens")
     if newer is None or is_unbounded(newer):
         return {}
-    if sampling.get("max_tokens") not in (None, newer):
+    if "max_tokens" in sampling and agreed_value("max_tokens", sampling["max_tokens"], newer) is None:
         raise invalid_value("max_tokens", sampling["max_tokens"], "no value beside max_completion_tokens")
     sampling["max_tokens"] = newer
     return {"max_tokens": "max_completion_tokens"}

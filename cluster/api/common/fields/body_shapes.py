@@ -13,8 +13,9 @@ from typing import Any
 from ....request_errors import unknown_field, unsupported_field
 from ....transport.http_server.openapi import Schema
 from .empty_values import accepts_value, values_meaning_none
-from .foreign_fields import FOREIGN_FIELDS, UNBOUNDED, FieldEffect, ForeignField, is_unbounded
+from .foreign_fields import FOREIGN_FIELDS, UNBOUNDED, FieldEffect, ForeignField
 from .json_body import invalid_value
+from .same_values import agreed_value
 from .unknown_fields import ALWAYS_REFUSED, UnknownFieldPolicy, is_empty_value
 
 __all__ = ["BodyShape", "body_shape", "normalize_body", "open_schema"]
@@ -112,9 +113,25 @@ def _spread(fields: dict[str, Any], name: str, shape: BodyShape, at: str) -> Non
         foreign = shape.foreign.get(one)
         if foreign is not None and foreign.effect is FieldEffect.SPREAD:
             raise unknown_field(_join(at, one))
-        if fields.get(one) is not None and fields[one] != value:
-            raise invalid_value(_join(at, one), value, f"no value beside {one}")
-        fields[one] = value
+        fields[one] = _of_both(fields.get(one), value, one, shape, _join(at, one))
+
+
+def _of_both(outer: Any, inner: Any, name: str, shape: BodyShape, at: str) -> Any:
+    """Return the value of a field that stands in the body and in the object at `at` within it, or in one of them."""
+    foreign = shape.foreign.get(name)
+    for one, other in ((outer, inner), (inner, outer)):
+        if _asks_for_nothing(one, name, shape) or (foreign is not None and one in foreign.unbounded):
+            return one if other is None else other
+    agreed = agreed_value(name if foreign is None else foreign.why, outer, inner)
+    if agreed is None:
+        raise invalid_value(at, inner, f"no value beside {name}")
+    return agreed
+
+
+def _asks_for_nothing(value: Any, name: str, shape: BodyShape) -> bool:
+    if name in shape.known:
+        return value is None or _is_one_of(value, shape.empty[name])
+    return is_empty_value(value)
 
 
 def _settle_foreign(
@@ -148,20 +165,16 @@ def _rename(fields: dict[str, Any], foreign: ForeignField, value: Any, shape: Bo
         return False  # not an object: the field's reader refuses it by name
     name = inner or outer
     value = [value] if foreign.is_item else value
+    value = UNBOUNDED if value in foreign.unbounded else value
     present = fields.get(name)
-    if value in foreign.unbounded:
-        fields[name] = UNBOUNDED if present is None else present
-        return False
-    new = present is None or (name == "max_tokens" and is_unbounded(present))
-    if not new and not _is_same(present, value):
+    if present is None or (not inner and _asks_for_nothing(present, name, shape)):
+        fields[name] = value
+        return value is not UNBOUNDED
+    agreed = agreed_value(name, present, value)
+    if agreed is None:
         raise invalid_value(at, value, f"no value beside {foreign.why}")
-    fields[name] = value
-    return new
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are equal: 1 and 1.0 are, 1 and true are not."""
-    return one == other and isinstance(one, bool) is isinstance(other, bool)
+    fields[name] = agreed
+    return agreed is not present
 
 
 def open_schema(schema: Schema, route: str, *, foreign: bool = True) -> Schema:

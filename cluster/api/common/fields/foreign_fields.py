@@ -183,7 +183,7 @@ FOREIGN_FIELDS: tuple[ForeignField, ...] = (
     *_works("pattern", S.TOGETHER, at="response_format"),
     *_works("structures triggers", S.VLLM, S.SGLANG, at="response_format"),
     *_works("format", S.OLLAMA),
-    *_works("best_of", S.OPENAI, S.VLLM),
+    *_works("best_of", S.OPENAI, S.VLLM, neutral=(1,)),
     *_works("repeat_penalty", S.LLAMA_CPP, S.OLLAMA, neutral=(1, 1.0)),
     *_works("repeat_last_n", S.LLAMA_CPP, S.OLLAMA, neutral=(-1, 64)),
     *_works("penalize_nl penalize_newline", S.LLAMA_CPP, S.OLLAMA, neutral=(True,)),

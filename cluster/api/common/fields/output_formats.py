@@ -11,6 +11,7 @@ from .constraints import read_constraint
 from .dropped_keywords_log import log_dropped_keywords
 from .field_schemas import CONSTRAINT_FIELDS, JSON_SCHEMA_FIELDS, STRUCTURED_FIELDS, STRUCTURED_UNSUPPORTED
 from .json_body import invalid_value, missing_field, refuse_other_fields, take_field
+from .same_values import is_same_value
 from .unknown_fields import is_empty_value
 
 FORMAT_FIELDS = ("response_format", "structured_outputs", "format", *CONSTRAINT_FIELDS)
@@ -33,11 +34,12 @@ def read_output_format(body: dict[str, Any]) -> GrammarSpec | None:
         given.remove("structured_outputs")
     if "response_format" in given and body["response_format"] == {"type": "text"}:
         given.remove("response_format")
-    if len(given) > 1:
-        raise invalid_value(given[1], body[given[1]], f"no value beside {given[0]}")
+    for other in given[1:]:
+        if not _say_the_same(body, given[0], other):
+            raise invalid_value(other, body[other], f"no value beside {given[0]}")
     if not given:
         return None
-    [name] = given
+    name = given[0]
     if name == "response_format":
         return _response_format(take_field(body, name, dict, {}))
     if name == "structured_outputs":
@@ -47,6 +49,20 @@ def read_output_format(body: dict[str, Any]) -> GrammarSpec | None:
     if name == "grammar" and isinstance(body[name], dict):
         return _tgi_grammar(body[name])
     return read_constraint(CONSTRAINT_FIELDS[name], body[name], name)
+
+
+def _say_the_same(body: dict[str, Any], one: str, other: str) -> bool:
+    """Return whether two fields hold the text to the same form, in the same words."""
+    (kind, value), (other_kind, other_value) = (_constraint(name, body[name]) for name in (one, other))
+    return kind == other_kind and is_same_value(kind, value, other_value)
+
+
+def _constraint(name: str, value: Any) -> tuple[str, Any]:
+    """Return the kind of constraint that a field sets, and its value; of a field that has several, the one in it."""
+    if name == "structured_outputs" and isinstance(value, dict):
+        found = [kind for kind in value if value[kind] is not None]
+        return (found[0], value[found[0]]) if len(found) == 1 else (name, value)
+    return CONSTRAINT_FIELDS.get(name, name), value
 
 
 def _tgi_grammar(wanted: dict[str, Any]) -> GrammarSpec | None:

@@ -14,45 +14,47 @@ from .....replicas.errors import InvalidRequest
 from ....request_errors import unsupported_field
 from ....transport.http_server.response_content import JsonObject
 from ...common.admission import check_text
-from ...common.fields.constraints import CONSTRAINTS
 from ...common.fields.json_body import invalid_value, missing_field, parse_body, take_field
+from ...common.fields.same_values import agreed_value
 from ...common.fields.unknown_fields import UnknownFieldPolicy
 from ...common.fields.wire_names import in_wire_names
 from ...common.parsed_request import BodyLimits
-from .. import kserve_parameters
+from .. import kserve_numbers, kserve_parameters
+from ..kserve_numbers import number_of
+from ..kserve_parameters import NO_WORDS
 from ..kserve_protocol import FINAL
 from ..kserve_request import EMPTY_FINAL, VERSION, InferRequest
 from ..kserve_response import InferResponse
-from ..kserve_sampling import SAMPLING, number_of, read_object
+from ..kserve_sampling import KNOWN, SAMPLING, json_of, read_object
 from ..kserve_sampling import SAMPLING_PARAMETERS as _TOGETHER
 from ..kserve_tensors import BOOL, BYTES, INT64, Tensor, bad_tensor, checked_tensor
 from . import kserve_json
 
-__all__ = ["NEUTRAL", "NO_WORDS", "PARAMETERS", "RENAMED", "generate_event", "infer_request"]
+__all__ = ["NEUTRAL", "PARAMETERS", "RENAMED", "generate_event", "infer_request"]
 
 STOP_WORDS = "stop_words"
-NO_WORDS: tuple[Any, ...] = ("", [], [""])  # what clients of Triton's backends send for no words
 # Names of Triton's backends -> Motley's name.
-RENAMED: Mapping[str, str] = {STOP_WORDS: "stop", "random_seed": "seed", "min_length": "min_tokens"}
+END_ID = "end_id"  # a token that ends the answer
+RENAMED: Mapping[str, str] = {
+    STOP_WORDS: "stop",
+    "random_seed": "seed",
+    "min_length": "min_tokens",
+    END_ID: "stop_token_ids",
+}
 # Parameters that are supported with neutral values only: name -> these values, and what to do instead.
 _NOT_HERE = "the answer has none"
 NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "bad_words": (NO_WORDS, "leave it out, or give no words"),
-    "beam_width": ((1,), "leave it out, or give 1"),
-    "length_penalty": ((0, 1), "it belongs to beams; leave it out"),
-    "early_stopping": ((False, 0), "it belongs to beams; leave it out"),
+    "beam_width": ((0, 1), "leave it out, or give 1"),
     "exclude_input_in_output": ((True,), "text_output is the answer alone; leave it out, or give true"),
     "return_context_logits": ((False,), _NOT_HERE),
     "return_generation_logits": ((False,), _NOT_HERE),
 }
-END_ID = "end_id"  # a token that ends the answer
 PADDING = "pad_id"  # the padding token of a batch, which changes no answer
 _OF_REQUEST = frozenset({"id", "text_input", "parameters"})
 _TRITONS = frozenset({"priority", "timeout", EMPTY_FINAL})
-PARAMETERS = frozenset({*SAMPLING, *CONSTRAINTS, *RENAMED, *NEUTRAL, *_TRITONS, PADDING, END_ID, "stream"})
-_JSON_TEXT = frozenset(
-    {"logit_bias", "choice", "json_schema", "structural_tag", "allowed_token_ids"}
-)  # `infer` takes these as JSON text
+PARAMETERS = frozenset({*KNOWN, *RENAMED, *NEUTRAL, *_TRITONS, PADDING, "stream"})
+_LISTS = frozenset({"logit_bias", "choice", "allowed_token_ids", "bad_words", "stop_token_ids"})
+_JSON_TEXT = _LISTS | {"json_schema", "structural_tag"}  # `infer` takes these as JSON text
 
 
 def infer_request(
@@ -104,19 +106,20 @@ def _named(fields: JsonObject, inner: JsonObject, unknown: UnknownFieldPolicy) -
     given: dict[str, Any] = {}
     names: dict[str, str] = {}
     for path, group, known_names in _groups(fields, inner):
-        for name, value in group.items():
+        for name in sorted(group, key=lambda name: name not in SAMPLING):  # of two names errors name the other server's
+            value = group[name]
             known = kserve_parameters.own_parameter_name(name, value, f"{path}{name[:80]}", known_names, unknown)
             if known is None or _changes_nothing(f"{path}{name}", known, value):
                 continue
-            ours = RENAMED.get(known, known)
-            value = number_of(ours, value)
-            if kserve_parameters.asks_for_logprobs(name, value, f"{path}{name}"):
-                value = given.get(ours, number_of(ours, group.get(ours, 0)))
-            if ours in given and not _is_same(given[ours], value):
+            ours, value = RENAMED.get(known, known), _canonical(f"{path}{name}", known, value)
+            kserve_parameters.check_logprobs(name, value, f"{path}{name}")
+            present = given.get(ours)
+            agreed = value if present is None else agreed_value(ours, present, value)
+            if agreed is None:
                 raise InvalidRequest(f"{path}{name}: given twice", param=f"{path}{name}", code="invalid_value")
-            given[ours] = value
-            named = (ours, f"parameters.{ours}", *(("stop_token_ids",) if ours == END_ID else ()))
-            names |= dict.fromkeys(named, f"{path}{name}")
+            given[ours] = agreed
+            if present is None or agreed is not present:
+                names |= dict.fromkeys((ours, f"parameters.{ours}"), f"{path}{name}")
     return given, names
 
 
@@ -130,8 +133,13 @@ def _groups(fields: JsonObject, inner: JsonObject) -> Iterator[tuple[str, Mappin
             yield f"{together}.", read_object(group[_TOGETHER], together), PARAMETERS - _TRITONS - {"stream"}
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    return bool(one == other) and isinstance(one, bool) is isinstance(other, bool)
+def _canonical(path: str, name: str, value: Any) -> Any:
+    """Return the value of a parameter in the one form in which two of them can be compared."""
+    if name == END_ID and not isinstance(value, list):
+        return [number_of(name, value)]
+    if name in _LISTS and isinstance(value, str):
+        return json_of(name, value, path, as_json=True)
+    return number_of(RENAMED.get(name, name), value)
 
 
 def _changes_nothing(path: str, name: str, value: Any) -> bool:
@@ -145,7 +153,8 @@ def _changes_nothing(path: str, name: str, value: Any) -> bool:
     if name not in NEUTRAL:
         return False
     values, instead = NEUTRAL[name]
-    if not any(type(value) in (type(one), float) and value == one for one in values):
+    number = kserve_numbers.number_in_text(value)
+    if not any(type(number) in (type(one), float) and number == one for one in values):
         raise unsupported_field(path, instead, value)
     return True
 
@@ -168,15 +177,9 @@ def _stops(given: dict[str, Any]) -> Iterator[Tensor]:
     words = [words] if isinstance(words, str) else words
     if words is not None:
         yield _texts("stop", words)
-    ids, end = given.pop("stop_token_ids", None), given.pop(END_ID, None)
-    if ids is not None and end is not None:
-        raise InvalidRequest("end_id: give either it or stop_token_ids", param="end_id", code="invalid_value")
-    if isinstance(ids, str):
-        given["stop_token_ids"] = ids  # a JSON list as text, as `infer` takes it
-    elif ids is not None:
+    ids = given.pop("stop_token_ids", None)
+    if ids is not None:
         yield _ids("stop_token_ids", ids)
-    elif end is not None:
-        yield _ids("end_id", end if isinstance(end, list) else [end])
 
 
 def _texts(name: str, words: Any) -> Tensor:

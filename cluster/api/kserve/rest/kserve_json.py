@@ -20,7 +20,6 @@ from ...common.parsed_request import BodyLimits
 from .. import kserve_messages
 from ..kserve_request import VERSION, InferRequest
 from ..kserve_response import InferResponse
-from ..kserve_sampling import KNOWN
 from ..kserve_statistics import InferStatistics
 from ..kserve_tensors import (
     BINARY,
@@ -78,10 +77,8 @@ def infer_request(
     _check_named(fields, model, version)
     if fields.get("inputs") is None:
         raise missing_field("inputs")
-    parameters = take_field(fields, "parameters", dict, {})
-    binary_output = parameters.get(BINARY_OUTPUT, False)
-    if not isinstance(binary_output, bool):
-        raise invalid_value(f"parameters.{BINARY_OUTPUT}", binary_output, "true or false")
+    given = take_field(fields, "parameters", dict, {})
+    parameters = {name: value for name, value in given.items() if value is not None and name != BINARY_OUTPUT}
     data = BinaryTail(behind)
     inputs = [_input(tensor, data) for tensor in _objects(fields, "inputs")]
     data.check_empty()
@@ -90,10 +87,10 @@ def infer_request(
         model=model,
         version=version,
         id=take_field(fields, "id", str, ""),
-        parameters=_parameters({name: value for name, value in parameters.items() if name != BINARY_OUTPUT}),
+        parameters=parameters,
         inputs=inputs,
         outputs=[name for name, _ in outputs],
-        binary_output=binary_output,
+        binary_output=take_field(given, BINARY_OUTPUT, bool, False, path="parameters."),
         binary={name: binary for name, binary in outputs if binary is not None},
     )
 
@@ -166,16 +163,6 @@ def _plain(message: Message) -> JsonObject:
     for name, level in (batching := described.get("dynamic_batching", {})).items():
         batching[name] = int(level)
     return described
-
-
-def _parameters(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters unchanged. Only known ones have their kind checked, since others may be ignored whatever
-    they are.
-    """
-    for name, value in given.items():
-        if name in KNOWN and not isinstance(value, bool | int | float | str):
-            raise invalid_value(f"parameters.{name[:80]}", value, "a number, a string, true or false")
-    return given
 
 
 def _objects(fields: JsonObject, name: str) -> Sequence[JsonObject]:

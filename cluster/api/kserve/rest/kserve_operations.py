@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from .....replicas.errors import NotFound
-from .....replicas.sampling_params import MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOP_STRINGS
+from .....replicas.sampling_params import (
+    MAX_ALLOWED_IDS,
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_LOGPROBS,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+)
 from ....request_errors import BodyTooLarge
 from ....transport.http_server.openapi import HttpOperation, Operations, Schema, request_object, response_object
-from ...common.fields.field_schemas import COUNT, INT32, NULL, SOME_TEXT, TEXT, list_schema, with_description
+from ...common.fields.empty_values import EMPTY, accepts_value
+from ...common.fields.field_schemas import COUNT, INT32, NULL, SOME_TEXT, TEXT, TRUTH, list_schema, with_description
 from ...common.fields.field_table import SAMPLING
+from ...common.fields.foreign_fields import NO_BOUND
+from ..kserve_numbers import DECIMAL, INTEGER, NUMBERS
+from ..kserve_parameters import NO_WORDS, values_of_nothing
 from ..kserve_request import DEFAULT_PRIORITY, EMPTY_FINAL, INPUTS, PRIORITY_LEVELS, VERSION
 from ..kserve_response import OUTPUTS
 from ..kserve_sampling import SAMPLING_PARAMETERS
 from ..kserve_tensors import BINARY_OUTPUT
-from .kserve_generate import NEUTRAL, NO_WORDS
+from .kserve_generate import NEUTRAL, RENAMED
 
 _STOP: Schema = {**SOME_TEXT, "maxLength": MAX_STOP_CHARS}
 _AS_JSON = "; a JSON list or object, as a string"
@@ -25,9 +36,12 @@ _PARAMETERS: dict[str, Schema] = {
     "allowed_token_ids": {**TEXT, "description": f"no other token is chosen; not with a form of the text{_AS_JSON}"},
     "bad_words": {**TEXT, "description": f"texts whose tokens are never chosen one after the other{_AS_JSON}"},
     "logit_bias": {**TEXT, "description": f"token id -> added to its logit, -100 to 100; or pairs of such{_AS_JSON}"},
-    "max_tokens": {"type": "integer", "minimum": 1, "maximum": INT32, "description":
-                   "default: until the context is full"},
-    "logprobs": {**COUNT, "maximum": MAX_LOGPROBS, "description": "alternatives beside each output token"},
+    "do_sample": {"type": "boolean", "default": True, "description":
+                  "false: greedy, as temperature 0; not beside a temperature other than 0 and 1"},
+    "max_tokens": {"anyOf": [{"const": NO_BOUND}, {"type": "integer", "minimum": 1, "maximum": INT32}], "description":
+                   "tokens of the output; -1: no bound; default: until the context is full"},
+    "logprobs": {"anyOf": [{**COUNT, "maximum": MAX_LOGPROBS}, TRUTH], "description":
+                 "alternatives beside each output token; true: none, or as many as another name of it says"},
     "prompt_logprobs": {**COUNT, "maximum": MAX_LOGPROBS, "description": "likewise for the prompt"},
     "json_object": {"type": "boolean", "default": False, "description": "the text is a JSON object"},
     "json_schema": {**SOME_TEXT, "description": "the text follows this JSON schema"},
@@ -42,6 +56,27 @@ _PARAMETERS: dict[str, Schema] = {
     SAMPLING_PARAMETERS: {**_OBJECT_OR_TEXT, "description": _TOGETHER},
     EMPTY_FINAL: {"const": False, "description": "of streams, which are over gRPC"},
 }  # fmt: skip
+
+
+def _open(schema: Schema) -> Schema:
+    """Return the schema without a ban on other fields: unknown ones are treated by --unknown-fields."""
+    return {key: value for key, value in schema.items() if key != "additionalProperties"}
+
+
+def _written(name: str, schema: Schema) -> Schema:
+    """Return the schema of a parameter with the text of a number, and the values that count as leaving it out."""
+    about = {key: schema[key] for key in ("description", "default") if key in schema}
+    rest = {key: value for key, value in schema.items() if key not in about}
+    kinds = list(rest["anyOf"]) if "anyOf" in rest else [rest]
+    if name in NUMBERS or RENAMED.get(name) in NUMBERS:
+        whole = any(kind.get("type") == "integer" for kind in kinds)
+        kinds.append({"type": "string", "pattern": f"^{INTEGER if whole else DECIMAL}$"})
+    nothing = [value for value in values_of_nothing(name) if isinstance(value, str | list | dict)]
+    if more := [value for value in nothing if value not in EMPTY or not any(accepts_value(k, value) for k in kinds)]:
+        kinds.append({"enum": more})
+    return schema if kinds == [rest] else {"anyOf": kinds, **about}
+
+
 _BINARY_OUTPUT: Schema = {
     "type": "boolean", "default": False, "description": "outputs in binary, behind the JSON"
 }  # fmt: skip
@@ -111,8 +146,11 @@ _INFER = request_object(
         "model_name": with_description(TEXT, "that of the path, or none"),
         "model_version": with_description({"enum": ["", VERSION]}, "that of the path, or none"),
         "parameters": {
-            "type": "object",
-            "properties": {**_PARAMETERS, BINARY_OUTPUT: _BINARY_OUTPUT},
+            **_open(
+                request_object(
+                    {name: _written(name, one) for name, one in _PARAMETERS.items()} | {BINARY_OUTPUT: _BINARY_OUTPUT}
+                )
+            ),
             "description": "how tokens are chosen, by the names of completions, and what else belongs to the request; "
             "others' names as of completions, where they are one value",
         },
@@ -181,6 +219,8 @@ _PLAIN: dict[str, Schema] = {
     **{name: {"type": "object"} for name in ("json_schema", "structural_tag")},
     "logit_bias": {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "array"}}]},
     "choice": {**list_schema(SOME_TEXT), "minItems": 1, "maxItems": 1024},
+    "bad_words": {**list_schema({**SOME_TEXT, "maxLength": MAX_BAD_WORD_CHARS}), "maxItems": MAX_BAD_WORDS},
+    "allowed_token_ids": {**list_schema(_ID), "maxItems": MAX_ALLOWED_IDS},
 }
 _IN_PLAIN_JSON: dict[str, Schema] = {
     **_PARAMETERS,
@@ -196,13 +236,14 @@ _IN_PLAIN_JSON: dict[str, Schema] = {
     "stop_words": {"anyOf": [{"enum": list(NO_WORDS)}, _STOP,
                              {**list_schema(_STOP), "minItems": 1, "maxItems": MAX_STOP_STRINGS}],
                              "description": "`stop`"},
-    **{name: {"enum": list(values), "description": f"else refused: {instead}"}
+    **{name: {"enum": [*values, *(str(one) for one in values if type(one) is int)],
+              "description": f"else refused: {instead}"}
        for name, (values, instead) in NEUTRAL.items()},
 }  # fmt: skip
 
 
 def _generate(stream: Schema) -> Schema:
-    known = {**_IN_PLAIN_JSON, "stream": stream}
+    known = {name: _written(name, one) for name, one in _IN_PLAIN_JSON.items()} | {"stream": stream}
     body = request_object(
         {
             "id": with_description(TEXT, "the client's own, echoed"),
@@ -215,11 +256,6 @@ def _generate(stream: Schema) -> Schema:
         ["text_input"],
     )
     return _open(body)
-
-
-def _open(schema: Schema) -> Schema:
-    """Return the schema without a ban on other fields: unknown ones are treated by --unknown-fields."""
-    return {key: value for key, value in schema.items() if key != "additionalProperties"}
 
 
 _GENERATE = _generate({"const": False, "description": "true only with generate_stream"})
