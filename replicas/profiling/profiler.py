@@ -10,7 +10,8 @@ from typing import Any
 from ...kernels.ops import Ops
 from ..engine.startup.engine_builder import BuiltEngine, build_engine
 from ..engine.startup.engine_builder import Progress as LoadProgress
-from ..engine_config import EngineConfig
+from ..engine_config import MAX_COUNT, EngineConfig
+from ..errors import InvalidRequest
 from ..gpu.accelerator import Accelerator
 from ..host.cpu_cores import usable_cores
 from ..model.checkpoint_inspection import Checkpoint, inspect_checkpoint
@@ -76,14 +77,27 @@ def load_engine(
 ) -> LoadedEngine:
     """Load a model as a replica does. ops, accelerator: see `build_engine`.
 
-    Raises CheckpointError, InvalidRequest.
+    Raises CheckpointError, InvalidRequest; what no device could run is refused before anything is loaded.
     """
+    _check_asked(folder, config, asked)
     running = max(config.max_running, asked.batch)
     # Every step needs tokens for prompts beside decodes, or the batch would never be complete.
     budget = max(config.max_batch_tokens, 2 * running)
     config = replace(config, reuse_prefixes=False, max_running=running, max_batch_tokens=budget)
     built = build_engine(folder, config, progress=progress, ops=ops, accelerator=accelerator)
     return LoadedEngine(built, inspect_checkpoint(folder), config.threads or usable_cores())
+
+
+def _check_asked(folder: Path, config: EngineConfig, asked: ProfileOptions) -> None:
+    if asked.batch > MAX_COUNT // 2:
+        message = f"batch: {asked.batch} is not accepted; expected at most {MAX_COUNT // 2} sequences"
+        raise InvalidRequest(message, param="batch")
+    context = inspect_checkpoint(folder).config.max_model_len
+    room = min(context, config.max_model_len or context)
+    for name, tokens in (("prompt_tokens", asked.prompt_tokens), ("context_tokens", asked.context_tokens)):
+        if tokens is not None and tokens + 1 > room:
+            message = f"{name}: {tokens} and 1 more exceed the context of {room} tokens"
+            raise InvalidRequest(message, param=name)
 
 
 def profile_engine(

@@ -123,7 +123,7 @@ def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]) -> 
         (["profile", "/no/such"], 1, "/no/such: there is no such folder"),
         (["profile", "--batch", "0"], 2, "--batch"),
         (["profile", "--device", "cuda:x"], 2, "device: 'cuda:x' is none; expected cpu or cuda[:i]"),
-        (["profile", "--kv-dtype", "int4"], 2, "kv_dtype: 'int4' is not accepted; expected None or 'int8'"),
+        (["profile", "--kv-dtype", "int4"], 2, "--kv-dtype: 'int4' is not accepted; expected None or 'int8'"),
         (["profile", "--html", "/no/such/page.html"], 2, "--html /no/such/page.html cannot be written: No such file"),
         (["chat", "--target", "127.0.0.1:1", "hi"], 1, "start one with `motley serve`"),
         (["chat", "--address", "127.0.0.1:1", "hi"], 1, "or give its --address"),
@@ -177,7 +177,7 @@ def test_profile_prints_json_and_writes_the_page(
     assert {row["workload"]["phase"] for row in report["rows"]} == {"prefill", "decode"}
     assert page.read_text("utf-8").startswith("<!doctype html>")
     assert run(["profile", str(model), "--prompt-tokens", "9999"]) == 2
-    assert "prompt_tokens: 9999 and 1 more exceed the context of" in one_line(capsys)
+    assert "--prompt-tokens: 9999 and 1 more exceed the context of" in one_line(capsys)
 
 
 def test_generate_reads_stdin_and_files_and_chats(

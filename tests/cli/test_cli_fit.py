@@ -193,7 +193,7 @@ def test_the_scaling_model_says_that_it_is_one(capsys: pytest.CaptureFixture[str
     ("arguments", "expected", "code"),
     [
         (["demo", "--link", "usb"], "--link usb: expected nvlink, pcie, ethernet or all", 2),
-        (["demo", "--pipeline-parallel", "2", "--pipeline-layers", "1,2,3"], "pipeline_layers", 2),
+        (["demo", "--pipeline-parallel", "2", "--pipeline-layers", "1,2,3"], "--pipeline-layers", 2),
         (["demo", "--stages", "p40,t4", "--pipeline-parallel", "3"], "it gives 2 stages and their devices", 2),
         (["demo", "--stages", "p40,t4", "--device", "8.9"], "leave out --device", 2),
         (["demo", "--stages", "p40,k80"], "device: 'k80' is not in the table", 2),
@@ -204,7 +204,7 @@ def test_the_scaling_model_says_that_it_is_one(capsys: pytest.CaptureFixture[str
         (["demo", "--device", "cuda:99"], "--device cuda:99: torch finds", 2),
         (["demo", "--context", "4096"], "--context 4096: the model accepts at most 2048 tokens", 2),
         (["demo", "--batch", "0"], "'--batch'", 2),
-        (["demo", "--kv-dtype", "int4"], "kv_dtype: 'int4' is not accepted", 2),
+        (["demo", "--kv-dtype", "int4"], "--kv-dtype: 'int4' is not accepted", 2),
         (["demo", "--dtype", "int3"], "dtype: 'int3' is not accepted", 2),
     ],
 )

@@ -197,6 +197,32 @@ def test_a_number_within_a_text(
     assert re.search(named, line), line
 
 
+@pytest.mark.parametrize(
+    ("arguments", "begins"),
+    [
+        (["profile", "--batch=2147483647"], "motley profile: .*--batch"),
+        (["profile", "--context-tokens=2147483647"], "motley profile: --context-tokens: 2147483647 and 1 more exceed"),
+        (["profile", "--prompt-tokens=2147483647"], "motley profile: --prompt-tokens: 2147483647 and 1 more exceed"),
+        (["profile", "--kv-dtype=int3"], "motley profile: --kv-dtype: 'int3' is not accepted"),
+        (["serve", "--max-running=9", "--max-batch-tokens=8"], "motley serve: --max-batch-tokens: 8 is not accepted"),
+        (["serve", "--weights-host-memory=1GiB"], "motley serve: --weights-host-memory: 1073741824 is not accepted"),
+        (["fit", "--pipeline-layers=0,1", "--pipeline-parallel=2"], "motley fit: --pipeline-layers: "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_a_flag_becomes_is_refused_by_the_flag_before_anything_is_loaded(
+    arguments: list[str], begins: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (
+        "motley.cluster.service.startup.serve_command.run_serve",
+        "motley.replicas.profiling.profiler.build_engine",
+    ):
+        monkeypatch.setattr(name, None)
+    assert cli.run(arguments) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert re.match(begins, line), line
+
+
 @pytest.mark.parametrize("number", ["nan", "inf", "1e300", "9" * 400, "9" * 5000, ""])
 def test_numbers_for_the_control_plane(number: str) -> None:
     for read, text in (

@@ -169,6 +169,22 @@ async def test_a_body_that_is_not_json(post: Call) -> None:
     assert (reply.status, "not JSON" in reply.json()["error"]) == (400, True)
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"max_tokens": -1}, {"max_tokens": "4"}, {"max_tokens": None}, {"temperature": "1e-05", "max_tokens": 1},
+        {"priority": "1", "timeout": "60000000", "max_tokens": 1}, {"logprobs": True, "max_tokens": 1},
+        {"do_sample": False, "max_tokens": 1}, {"bad_words": "", "regex": "", "stop_token_ids": "", "max_tokens": 1},
+    ],
+    ids=label,
+)  # fmt: skip
+async def test_what_is_taken_is_described(post: Call, parameters: dict[str, Any]) -> None:
+    """`post` checks what was taken against the document, from which docs/api.md is made."""
+    assert (await post("/v2/models/echo/infer", body(parameters=parameters))).status == 200
+    assert (await post("/v2/models/echo/generate", {"text_input": "a", "parameters": parameters})).status == 200
+    assert (await post("/v2/models/echo/generate", {"text_input": "a", **parameters})).status == 200
+
+
 async def test_every_parameter_is_described(call: Call) -> None:
     document = (await call("GET", "/openapi.json")).json()
     operation = document["paths"]["/v2/models/{name}/infer"]["post"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -139,7 +141,23 @@ def engine_config(
         given["weights_host_memory_bytes"] = parse_size(weights_host_memory, "--weights-host-memory")
     if pipeline_layers is not None:
         given["pipeline_layers"] = _numbers(pipeline_layers, "--pipeline-layers")
-    return EngineConfig(**given)
+    with flags_in_errors():
+        return EngineConfig(**given)
+
+
+@contextmanager
+def flags_in_errors() -> Iterator[None]:
+    """Name the flag that the user gave, in place of the setting that it became, in errors about settings."""
+    from ..replicas.errors import InvalidRequest
+
+    try:
+        yield
+    except InvalidRequest as error:
+        setting = error.param or ""
+        if not setting or not error.message.startswith(f"{setting}:"):
+            raise
+        flag = f"--{setting.removesuffix('_bytes').replace('_', '-')}"
+        raise typer.BadParameter(error.message.replace(setting, flag, 1)) from None
 
 
 def _numbers(text: str, flag: str) -> tuple[int, ...]:

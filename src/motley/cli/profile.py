@@ -10,7 +10,10 @@ import typer
 
 from . import options
 from .config import ConfigFile
+from .numbers import MAX_INTEGER
 from .progress import load_bar, show_activity
+
+MAX_BATCH = MAX_INTEGER // 2  # a step has as many tokens of prompts beside those that are decoded
 
 
 def profile(
@@ -19,7 +22,7 @@ def profile(
         int | None,
         typer.Option(help="Length of the prompt whose prefill is measured; default: 512, or what fits.", min=1),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Sequences that decode together.", min=1)] = 1,
+    batch: Annotated[int, typer.Option(help="Sequences that decode together.", min=1, max=MAX_BATCH)] = 1,
     context_tokens: Annotated[
         int | None, typer.Option(help="Tokens in KV of each, at least; default: 512, or what fits.", min=1)
     ] = None,
@@ -74,10 +77,11 @@ def profile(
         prompt_tokens=prompt_tokens, batch=batch, context_tokens=context_tokens, steps=steps, repeats=repeats
     )
     folder = resolve_model(options.find_model(model))
-    with load_bar(f"loading {folder.name}") as loading:
-        loaded = load_engine(folder, settings, asked, progress=loading)
-    with show_activity("profiling") as tell:
-        found = profile_engine(loaded, asked, tell)
+    with options.flags_in_errors():
+        with load_bar(f"loading {folder.name}") as loading:
+            loaded = load_engine(folder, settings, asked, progress=loading)
+        with show_activity("profiling") as tell:
+            found = profile_engine(loaded, asked, tell)
     if html is not None:
         _write(html, render_page(found))
     print(json.dumps(text_report.to_json_report(found)) if as_json else text_report.render_text(found))
