@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.replicas.grammar.regex.text_rules import find_text_rule_fault
+from motley.replicas.grammar.regex.text_rules import TextRule, find_text_rule_fault, follows_pattern
+from motley.replicas.grammar.schema import schema_check
 from motley.replicas.grammar.schema.keywords import KEYWORDS
 from motley.replicas.grammar.schema.relaxed_schema import MAX_REPAIRS, relax_schema
-from motley.replicas.grammar.schema.schema_check import MAX_NODES, MAX_PATTERNS, check_schema
+from motley.replicas.grammar.schema.schema_check import MAX_NODES, check_schema
 
 INT32 = {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}
 
@@ -275,6 +276,61 @@ KEPT: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
                    "1": {"type": "array", "items": of(next={"$ref": "#/$defs/1"})}}},
         [],
     ),
+    "names that are required, by the patterns that they follow": (
+        {"type": "object", "required": ["abc", "ab", "x"], "additionalProperties": TEXT,
+         "patternProperties": {"^a": INTEGER, "c$": {"minimum": 2}, "(": TEXT}},
+        {**of(abc={**INTEGER, "minimum": 2}, ab=INTEGER, x=TEXT), "additionalProperties": TEXT,
+         "propertyNames": {"pattern": TextRule(other_than=("abc", "ab", "x")).encoded()}, "x-which": 1},
+        ["#: 'patternProperties'"],
+    ),
+    "an option that the type beside it forbids": (
+        {**UNORDERED, "anyOf": [{"type": "null"}, {"required": ["a"]}, {"enum": [None, 1]}, {"const": "a"}]},
+        {"anyOf": [{**UNORDERED, "required": ["a"]}]}, [],
+    ),
+    "values of which a type beside them allows some": (
+        of(a={**TEXT, "oneOf": [{"enum": ["x", None, 3]}, {"const": "y"}]},
+           b={"allOf": [{"type": ["string", "null"]}, {"enum": ["x", None, 3]}]}),
+        of(a={"anyOf": [{"type": "string", "enum": ["x"]}, {"type": "string", "const": "y"}]},
+           b={"type": ["string", "null"], "enum": ["x", None]}), [],
+    ),
+    "options that the type beside them forbids, all of them": (
+        of(a={**TEXT, "anyOf": [{"type": "null"}, INTEGER]}), of(a={"anyOf": [TEXT, TEXT]}),
+        ["#/properties/a: 'anyOf/0/type'", "#/properties/a: 'anyOf/1/type'"],
+    ),
+    "an option that may be null": (
+        of(a={**TEXT, "anyOf": [{**INTEGER, "nullable": True}, {"maxLength": 2}]}),
+        check_schema(of(a={"anyOf": [{"anyOf": [TEXT, {"type": "null"}]}, {**TEXT, "maxLength": 2}]}), "x"),
+        ["#/properties/a: 'anyOf/0/type'"],
+    ),
+    "values beside bounds": (
+        of(a={**INTEGER, "enum": [1, 2, 9, -1.5], "exclusiveMaximum": 9, "minimum": -1},
+           b={"enum": ["", "ab", None, [1, 2], {}], "maxLength": 1, "minItems": 3, "minProperties": 1},
+           c={"const": 4, "minimum": 4}),
+        of(a={**INTEGER, "enum": [1, 2]}, b={"enum": ["", None]}, c={"const": 4}), [],
+    ),
+    "values of which none is within the bounds beside them": (
+        of(a={**INTEGER, "enum": [1, 2], "minimum": 5}, b={"const": "abc", "maxLength": 2}),
+        of(a={**INTEGER, "enum": [1, 2]}, b={"const": "abc"}),
+        ["#/properties/a: 'minimum'", "#/properties/b: 'maxLength'"],
+    ),
+    "bounds that are none, beside values": (
+        of(a={**INTEGER, "enum": [1, 2], "minimum": "5"}), of(a={**INTEGER, "enum": [1, 2]}),
+        ["#/properties/a: 'minimum'"],
+    ),
+    "items one by one, as draft 7 has them": (
+        of(a={"type": "array", "items": [INTEGER, TEXT], "additionalItems": False},
+           b={"type": "array", "items": [INTEGER, {"$ref": "#/properties/a/items/1"}], "minItems": 1},
+           c={"type": "array", "items": [], "additionalItems": TEXT}),
+        {**of(a={"type": "array", "prefixItems": [INTEGER, TEXT], "items": False},
+              b={"type": "array", "prefixItems": [INTEGER, {"$ref": "#/$defs/0"}], "minItems": 1, "items": True},
+              c={"type": "array", "items": TEXT}),
+         "$defs": {"0": TEXT}}, [],
+    ),
+    "bounds that are not reached, as OpenAPI 3.0 has them": (
+        of(a={**INTEGER, "minimum": 0, "exclusiveMinimum": True, "maximum": 9, "exclusiveMaximum": False},
+           b={"allOf": [{**INTEGER, "maximum": 9, "exclusiveMaximum": True}, {"minimum": 3}]}),
+        of(a={**INTEGER, "minimum": 1, "maximum": 9}, b={**INTEGER, "minimum": 3, "maximum": 8}), [],
+    ),
     "a schema that is none": (of(a="text", b=TEXT), of(a=True, b=TEXT), ["#/properties/a: 'the schema'"]),
 }  # fmt: skip
 
@@ -328,9 +384,10 @@ def test_as_many_places_are_copied_as_a_document_may_have_schemas() -> None:
     assert (len(held), len(held) + len(lost)) == (9, 30)
 
 
-def test_copies_that_are_too_much_cost_only_their_references() -> None:
+def test_copies_that_are_too_much_cost_only_their_references(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of each pattern would be more than patterns may have together."""
-    long = {**TEXT, "pattern": "a" * (MAX_PATTERNS // 2 - 9)}
+    monkeypatch.setattr(schema_check, "MAX_PATTERNS", 1000)
+    long = {**TEXT, "pattern": "a" * 400}
     schema = {"allOf": [of(a=long, b=TEXT), of(c={"$ref": "#/allOf/0/properties/a"}), {"properties": {"d": long}}]}
     found, dropped = relax_schema(schema)
     assert list(found["properties"]) == ["a", "b", "c", "d"]
@@ -393,6 +450,19 @@ def test_any_schema_is_loosened_to_one_that_is_accepted(schema: dict[str, Any]) 
     required = schema.get("required")
     if isinstance(kept, dict) and "properties" in kept and isinstance(required, list) and "allOf" not in schema:
         assert {name for name in required if isinstance(name, str)} <= set(kept["properties"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "follows"),
+    [
+        ("^a", "abc", True), ("b", "abc", True), ("^b", "abc", False), ("c$", "abc", True), ("", "", True),
+        ("^(?=.*c)a", "abc", True), ("^(?!a)", "abc", False), (r"^\d+$", "12", True), ("^ab?c?$", "abcd", False),
+        ("(", "(", False), (r"^(?=.*a.{20}$)[ab]*$", "ba" + "b" * 20, True),
+        ("((a{1,100}){1,100}){1,100}", "aa", False),
+    ],
+)  # fmt: skip
+def test_a_name_follows_a_pattern_or_takes_too_long(pattern: str, name: str, follows: bool) -> None:
+    assert follows_pattern(pattern, name)[0] is follows
 
 
 def test_many_formats_are_kept_whatever_effort_others_take() -> None:

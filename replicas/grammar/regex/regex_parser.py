@@ -85,11 +85,12 @@ class RegexPattern:
     unwanted: tuple[RegexNode, ...] = ()
 
 
-def parse_pattern(text: str, *, whole: bool) -> RegexPattern:
+def parse_pattern(text: str, *, whole: bool, anywhere: bool = False) -> RegexPattern:
     """Parse a pattern. Raises ValueError saying what is not supported.
 
-    whole   whether the pattern covers the whole text, with anchors or not. Otherwise a pattern with an anchor anywhere
-            is open wherever it has none, as JSON Schema says, and one without any covers the whole text
+    whole     whether the pattern covers the whole text, with anchors or not. Otherwise a pattern with an anchor
+              is open wherever it has none, as JSON Schema says, and one without any covers the whole text
+    anywhere  whether one without any anchor is open too, if not `whole`
     """
     reader = _RegexParser(text)
     ahead = reader.lookaheads()
@@ -97,7 +98,7 @@ def parse_pattern(text: str, *, whole: bool) -> RegexPattern:
     reader.expect_end()
     if ahead and (isinstance(node, RegexChoice) or not reader.anchored):
         raise ValueError("Lookahead is supported at the beginning of a pattern alone, behind ^")
-    open_ended = not whole and (_has_anchor(node) or bool(ahead))
+    open_ended = not whole and (anywhere or _has_anchor(node) or bool(ahead))
     starts = RegexSequence((RegexStart(), node)) if ahead else node
     found = _anchored(starts, ANY_TEXT if open_ended else EMPTY_TEXT)
     seen = [(_anchored(_at_edge(inner, EMPTY_TEXT, RegexStart), ANY_TEXT, RegexEnd), wants) for inner, wants in ahead]

@@ -35,7 +35,7 @@ from .regex_parser import (
 )
 from .string_formats import FORMAT_PATTERNS, LENGTH_PATTERNS, NARROWED_PATTERNS
 
-__all__ = ["TextRule", "TextRuleFault", "find_text_rule_fault", "json_text_rules", "regex_grammar"]
+__all__ = ["TextRule", "TextRuleFault", "find_text_rule_fault", "follows_pattern", "json_text_rules", "regex_grammar"]
 
 _SHORT_ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 _ESCAPED = merge_ranges([(0, 0x1F), *ranges_of_text('"\\')])
@@ -137,6 +137,19 @@ def find_text_rule_fault(rule: TextRule) -> tuple[TextRuleFault | None, int]:
     except TooManyStates:
         return TextRuleFault.LARGE, effort.spent
     return None if found else TextRuleFault.EMPTY, effort.spent
+
+
+def follows_pattern(pattern: str, text: str) -> tuple[bool, int]:
+    """Return whether a text surely matches a pattern of JSON Schema, and the effort that finding out took. A pattern
+    that cannot be read, or that takes too long, counts as one that it does not match.
+    """
+    effort = StepBudget(MAX_AUTOMATON_STEPS)
+    try:
+        read = parse_pattern(pattern, whole=False, anywhere=True)
+        wanted = (read.node, *read.wanted, _literal(text))
+        return bool(build_automaton(wanted, read.unwanted, 0, len(text), effort)), effort.spent
+    except (TooManyStates, ValueError):
+        return False, max(1, effort.spent)
 
 
 def _read(rule: TextRule) -> tuple[RegexPattern, int, int | None]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..regex.string_formats import ANNOTATION_FORMATS as FORMAT_ANNOTATIONS
 from .finite_values import canonical_text
+from .keywords import PYTHON_TYPES, has_type
 
 _LOWER_BOUNDS = ("minLength", "minItems", "minProperties", "minimum", "exclusiveMinimum")
 _UPPER_BOUNDS = ("maxLength", "maxItems", "maxProperties", "maximum", "exclusiveMaximum")
@@ -45,6 +46,52 @@ def merge_schemas(one: dict[str, Any], other: Mapping[str, Any]) -> tuple[dict[s
     if "const" in both and "enum" not in lost:
         both.pop("enum", None)  # the constant is one of its values
     return both, [keyword for keyword in lost if keyword in other]
+
+
+def exclude_each_other(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether the types, enums and constants of two schemas leave no value that both allow. Other keywords are
+    not looked at.
+    """
+    if one.get("nullable") is True or other.get("nullable") is True:
+        return False
+    values = next((found for found in map(_named_values, (one, other)) if found is not None), None)
+    if values is not None:
+        return not any(_admits(one, value) and _admits(other, value) for value in values)
+    return _types_exclude_each_other(one, other)
+
+
+def _types_exclude_each_other(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    types = [_known_types(schema) for schema in (one, other)]
+    if not all(types):
+        return False
+    try:
+        _types(*types)
+    except _NotMergeable:
+        return True
+    return False
+
+
+def _named_values(schema: Mapping[str, Any]) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _known_types(schema: Mapping[str, Any]) -> list[str]:
+    """Return the names in the schema's `type`; none if it has no `type`, or one that is not known."""
+    given = schema.get("type")
+    names: list[Any] = given if isinstance(given, list) else [given]
+    return names if all(isinstance(name, str) and name in PYTHON_TYPES for name in names) else []
+
+
+def _admits(schema: Mapping[str, Any], value: Any) -> bool:
+    """Return whether the schema allows the value: by the values that it names; if it names none, by its types."""
+    values = _named_values(schema)
+    if values is not None:
+        return canonical_text(value) in map(canonical_text, values)
+    types = _known_types(schema)
+    return not types or any(has_type(value, name) for name in types)
 
 
 class _NotMergeable(Exception):
@@ -88,11 +135,17 @@ def _types(one: Any, other: Any) -> Any:
     return found[0] if len(found) == 1 else found
 
 
-def _values(both: Mapping[str, Any], _one: Mapping[str, Any], _other: Mapping[str, Any]) -> dict[str, Any]:
-    """Raise _NotMergeable if a constant is not among the values of the enum beside it."""
+def _values(both: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the enum without values of types that one of the schemas does not allow, if that leaves any.
+
+    Raises _NotMergeable if a constant is not among the values of the enum beside it.
+    """
     if "const" in both and "enum" in both and canonical_text(both["const"]) not in map(canonical_text, both["enum"]):
         raise _NotMergeable
-    return {}
+    if not isinstance(both.get("enum"), list) or _types_exclude_each_other(one, other):
+        return {}
+    kept = [value for value in both["enum"] if _admits(one, value) and _admits(other, value)]
+    return {"enum": kept} if kept else {}
 
 
 def _lists(_both: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

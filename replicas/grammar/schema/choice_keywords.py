@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .all_of import merge_schemas
+from .all_of import exclude_each_other, merge_schemas
 from .keywords import KEYWORDS
 
 CHOICE_KEYWORDS = ("anyOf", "oneOf")
@@ -26,7 +26,8 @@ def distribute_keywords(
     resolved  returns a schema of the choice without references and allOf, and what it lost; None if that is impossible
     may_nest  whether the schema may be a choice again; else the choice is dropped and the keywords beside it stay
 
-    The schema is unchanged if nothing stands beside its choice, or if a schema of the choice cannot be resolved.
+    The schema is unchanged if nothing stands beside its choice, or if a schema of the choice cannot be resolved. Those
+    of its schemas that have no value in common with the keywords become `false`, unless all are like that.
     """
     choice = next(
         (keyword for keyword in CHOICE_KEYWORDS if isinstance(node.get(keyword), list) and node[keyword]), None
@@ -36,16 +37,17 @@ def distribute_keywords(
         return node, []
     if not may_nest:
         return {keyword: value for keyword, value in node.items() if keyword != choice}, [choice]
+    options: list[Any] = [(False, []) if schema is False else resolved(schema) for schema in node[choice]]
+    if None in options:
+        return node, []
+    possible = [option is not False and not exclude_each_other(beside, option) for option, _ in options]
     schemas: list[Any] = []
     lost: list[str] = []
-    for index, schema in enumerate(node[choice]):
-        if schema is False:
+    for index, (option, less) in enumerate(options):
+        if option is False or (any(possible) and not possible[index]):
             schemas.append(False)
             continue
-        found = resolved(schema)
-        if found is None:
-            return node, []
-        both, more = merge_schemas(beside, found[0])
+        both, more = merge_schemas(beside, option)
         schemas.append(both)
-        lost += [f"{choice}/{index}/{keyword}" for keyword in (*found[1], *more)]
+        lost += [f"{choice}/{index}/{keyword}" for keyword in (*less, *more)]
     return {keyword: value for keyword, value in node.items() if keyword not in beside} | {choice: schemas}, lost

@@ -5,12 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .references import SchemaPath, SchemaReferences
 
 MAX_LISTS = 1024
+_BOUNDS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "minimum": operator.ge,
+    "maximum": operator.le,
+    "exclusiveMinimum": operator.gt,
+    "exclusiveMaximum": operator.lt,
+}
+_SIZES: Mapping[str, tuple[type[Any], Callable[[Any, Any], bool]]] = {
+    f"{end}{what}": (kind, holds)
+    for what, kind in (("Length", str), ("Items", list), ("Properties", dict))
+    for end, holds in (("min", operator.ge), ("max", operator.le))
+}
 
 
 def finite_values(
@@ -36,6 +48,34 @@ def unique_lists(values: list[Any], least: int, most: int | None) -> list[list[A
         if all(so_far <= MAX_LISTS for so_far in itertools.accumulate(count(len(values), size) for size in sizes)):
             return [list(found) for size in sizes for found in lists(values, size)]
     return None
+
+
+def within_bounds(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema of an `enum` or `const` with those of its values that are within the bounds beside them, and
+    without these bounds. One that no value is within stays as it is.
+    """
+    keyword = next((keyword for keyword in ("const", "enum") if keyword in node), None)
+    values = node["enum"] if keyword == "enum" else [node.get("const")]
+    bounds = {name: value for name, value in node.items() if name in (*_BOUNDS, *_SIZES) and _is_number(value)}
+    if keyword is None or not isinstance(values, list) or not bounds:
+        return node
+    kept = [value for value in values if all(_is_within(value, *bound) for bound in bounds.items())]
+    if not kept:
+        return node
+    others = {name: value for name, value in node.items() if name not in bounds}
+    return others | ({"enum": kept} if keyword == "enum" else {})
+
+
+def _is_within(value: Any, name: str, bound: float) -> bool:
+    """Return whether a bound allows the value; it says nothing about values of other types."""
+    if name in _BOUNDS:
+        return not _is_number(value) or _BOUNDS[name](value, bound)
+    kind, holds = _SIZES[name]
+    return not isinstance(value, kind) or holds(len(value), bound)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def canonical_text(value: Any) -> str:

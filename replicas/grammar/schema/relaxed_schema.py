@@ -9,11 +9,13 @@ with bounded effort. Where the effort does not suffice, the lengths are dropped.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
-from ..regex.text_rules import TextRule, TextRuleFault, find_text_rule_fault
+from ..regex.text_rules import TextRule, TextRuleFault, find_text_rule_fault, follows_pattern
 from .all_of import merge_schemas
 from .choice_keywords import CHOICE_KEYWORDS, distribute_keywords
+from .finite_values import within_bounds
 from .keywords import (
     KEYWORDS,
     LISTED_SCHEMAS,
@@ -30,7 +32,7 @@ from .library_schema import read_text_rule
 from .named_targets import DEFINITIONS, NamedTargets, at_pointer, name_targets
 from .references import SchemaPath
 from .schema_check import MAX_DEPTH, MAX_NODES, to_library_schema
-from .schema_dialects import allow_null, is_nullable, with_json_types
+from .schema_dialects import allow_null, in_json_schema, is_nullable
 
 MAX_MERGED = 8  # most references and schemas of allOf within one another
 MAX_COPIED = 16_384  # most values that are copied for the schemas of allOf
@@ -107,14 +109,14 @@ class _SchemaRelaxer:
             return True
         if isinstance(node, bool):
             return node
-        node = with_json_types(node)
+        node = in_json_schema(node)
         may_be_null = is_nullable(node)
         if may_be_null:
             del node["nullable"]
         node, lost = self._merged(node)
         node, more = distribute_keywords(node, self._of_choice, may_nest=_choices_around(place) < MAX_NESTED)
         self.note(place, *lost, *more)
-        node = self._own(node, place)
+        node = self._own(within_bounds(node), place)
         self._inner(node, place, depth)
         return allow_null(node) if may_be_null else node
 
@@ -131,7 +133,7 @@ class _SchemaRelaxer:
             return ({}, []) if part else None
         if not isinstance(part, dict) or depth >= MAX_MERGED or not self._may_copy(part):
             return None
-        part, lost = self._merged(with_json_types(copy.deepcopy(part)), depth + 1)
+        part, lost = self._merged(in_json_schema(copy.deepcopy(part)), depth + 1)
         return (part, lost) if part.keys().isdisjoint({"$ref", "allOf"}) else None
 
     def _of_choice(self, part: Any) -> tuple[dict[str, Any], list[str]] | None:
@@ -193,7 +195,7 @@ class _SchemaRelaxer:
                 del node[keyword]
                 self.note(place, keyword)
         for _ in range(len(node) + 1):
-            self.note(place, *_list_required(node))
+            self.note(place, *_list_required(node, self._matches))
             try:
                 check_node(node, format_path(place))
             except SchemaRefused as refused:
@@ -254,6 +256,14 @@ class _SchemaRelaxer:
         self._effort += effort
         return self._faults[rule]
 
+    def _matches(self, pattern: str, name: str) -> bool:
+        """Return whether the name follows the pattern; False too if that takes more effort than there is."""
+        if self._effort > MAX_RELAXING_STEPS:
+            return False
+        found, effort = follows_pattern(pattern, name)
+        self._effort += effort
+        return found
+
     def _inner(self, node: dict[str, Any], place: SchemaPath, depth: int) -> None:
         for keyword in SCHEMAS_BY_NAME:
             for name, inner in node.get(keyword, {}).items():
@@ -291,9 +301,9 @@ def _repair(root: Any, refused: SchemaRefused) -> bool:
     return bool(drops)
 
 
-def _list_required(node: dict[str, Any]) -> list[str]:
-    """Make properties that are required and not described into described ones, of any value or as all others are.
-    Returns the keywords that this drops.
+def _list_required(node: dict[str, Any], matches: Callable[[str, str], bool]) -> list[str]:
+    """Make properties that are required and not described into described ones: as the patterns that they follow say, as
+    all others are, or of any value. Returns the keywords that this drops.
     """
     required, properties = node.get("required"), node.get("properties", {})
     if not isinstance(required, list) or not isinstance(properties, dict):
@@ -302,10 +312,16 @@ def _list_required(node: dict[str, Any]) -> list[str]:
     node["required"] = names
     unknown = [name for name in names if name not in properties]
     others = node.get("additionalProperties", True)
+    rest = others if isinstance(others, dict) else True
     if unknown and node.keys().isdisjoint(NAMING_KEYWORDS):
         node["additionalProperties"] = True  # nothing is said about any property
     if unknown:
-        described = {name: copy.deepcopy(others) if isinstance(others, dict) else True for name in unknown}
+        patterns = node.get("patternProperties")
+        patterns = patterns if isinstance(patterns, dict) else {}
+        described = {}
+        for name in unknown:
+            said = [inner for pattern, inner in patterns.items() if matches(pattern, name)]
+            described[name] = copy.deepcopy(said[0] if len(said) == 1 else {"allOf": said} if said else rest)
         node["properties"] = {**properties, **described}
     return ["additionalProperties"] if unknown and others is False else []
 

@@ -23,10 +23,35 @@ _JSON_TYPE_NAMES = {
     "tuple": "array",
 }
 
-__all__ = ["allow_null", "is_nullable", "with_json_types"]
+__all__ = ["allow_null", "in_json_schema", "is_nullable"]
 
 
-def with_json_types(node: dict[str, Any]) -> dict[str, Any]:
+def in_json_schema(node: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema with its own keywords as draft 2020-12 has them; what is of no known dialect stays."""
+    return _with_open_bounds(_with_listed_items(_with_json_types(node)))
+
+
+def _with_listed_items(node: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema with `prefixItems` for the list of schemas that draft 7 has in `items`."""
+    listed = node.get("items")
+    if not isinstance(listed, list) or "prefixItems" in node:
+        return node
+    others = {key: value for key, value in node.items() if key not in ("items", "additionalItems")}
+    rest = {"items": node["additionalItems"]} if "additionalItems" in node else {}
+    return others | ({"prefixItems": listed} if listed else {}) | rest
+
+
+def _with_open_bounds(node: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema with bounds that are not reached as numbers; OpenAPI 3.0 has them as `true` beside a bound."""
+    for bound, open_bound in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if node.get(open_bound) is False:
+            node = {key: value for key, value in node.items() if key != open_bound}
+        elif node.get(open_bound) is True and bound in node:
+            node = {key: value for key, value in node.items() if key != bound} | {open_bound: node[bound]}
+    return node
+
+
+def _with_json_types(node: dict[str, Any]) -> dict[str, Any]:
     """Return the schema with its own types under JSON Schema's names; a name of no known dialect stays."""
     given = node.get("type")
     if isinstance(given, str):
