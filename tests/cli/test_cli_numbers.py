@@ -203,6 +203,7 @@ def test_a_number_within_a_text(
         (["profile", "--batch=2147483647"], "motley profile: .*--batch"),
         (["profile", "--context-tokens=2147483647"], "motley profile: --context-tokens: 2147483647 and 1 more exceed"),
         (["profile", "--prompt-tokens=2147483647"], "motley profile: --prompt-tokens: 2147483647 and 1 more exceed"),
+        (["generate", "-p=x", "--min-tokens=9", "--max-tokens=4"], "motley generate: --min-tokens: 9 is not accepted"),
         (["profile", "--kv-dtype=int3"], "motley profile: --kv-dtype: 'int3' is not accepted"),
         (["serve", "--max-running=9", "--max-batch-tokens=8"], "motley serve: --max-batch-tokens: 8 is not accepted"),
         (["serve", "--weights-host-memory=1GiB"], "motley serve: --weights-host-memory: 1073741824 is not accepted"),

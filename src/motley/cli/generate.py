@@ -119,7 +119,8 @@ def generate(
     path = _folder(model)
     inputs = _inputs(path, prompts, chat=chat, system=system)
     engine = _load(path, settings)
-    sampling = engine.sampling(**given)
+    with options.flags_in_errors():
+        sampling = engine.sampling(**given)
     if as_json:
         _print_json(engine, inputs, sampling)
     else:
@@ -148,7 +149,8 @@ def _given(**flags: Any) -> dict[str, Any]:
     from ..replicas.sampling_params import SamplingParams
 
     given = {name: value for name, value in flags.items() if value is not None}
-    SamplingParams(**given)
+    with options.flags_in_errors():
+        SamplingParams(**given)
     return given
 
 
