@@ -56,6 +56,7 @@ RULES: dict[str, dict[str, str]] = {
         "at most 128 choices for all prompts": "two fields and their values",
         "expected the text of reasoning_content": "two fields and their values",
         "truncate_prompt_tokens: .* expected -1 or an integer": "the context is the model's",
+        "expected a last message of role assistant": "two fields and their values",
         "expected ids below the vocabulary size|is no token id": "the vocabulary is the model's",
         "expected one of the tools": "names of another field",
         "must be followed by the result of each call|left without a result": "ids of other messages",
