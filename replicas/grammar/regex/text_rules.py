@@ -145,11 +145,12 @@ def follows_pattern(pattern: str, text: str) -> tuple[bool, int]:
     """
     effort = StepBudget(MAX_AUTOMATON_STEPS)
     try:
+        effort.spend(len(pattern))
         read = parse_pattern(pattern, whole=False, anywhere=True)
         wanted = (read.node, *read.wanted, _literal(text))
         return bool(build_automaton(wanted, read.unwanted, 0, len(text), effort)), effort.spent
     except (TooManyStates, ValueError):
-        return False, max(1, effort.spent)
+        return False, effort.spent
 
 
 def _read(rule: TextRule) -> tuple[RegexPattern, int, int | None]:

@@ -56,7 +56,7 @@ def exclude_each_other(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool
         return False
     values = next((found for found in map(_named_values, (one, other)) if found is not None), None)
     if values is not None:
-        return not any(_admits(one, value) and _admits(other, value) for value in values)
+        return not _admitted(_admitted(values, one), other)
     return _types_exclude_each_other(one, other)
 
 
@@ -85,13 +85,14 @@ def _known_types(schema: Mapping[str, Any]) -> list[str]:
     return names if all(isinstance(name, str) and name in PYTHON_TYPES for name in names) else []
 
 
-def _admits(schema: Mapping[str, Any], value: Any) -> bool:
-    """Return whether the schema allows the value: by the values that it names; if it names none, by its types."""
-    values = _named_values(schema)
-    if values is not None:
-        return canonical_text(value) in map(canonical_text, values)
+def _admitted(values: list[Any], schema: Mapping[str, Any]) -> list[Any]:
+    """Return the values that the schema allows: by those that it names; if it names none, by its types."""
+    named = _named_values(schema)
+    if named is not None:
+        known = set(map(canonical_text, named))
+        return [value for value in values if canonical_text(value) in known]
     types = _known_types(schema)
-    return not types or any(has_type(value, name) for name in types)
+    return [value for value in values if not types or any(has_type(value, name) for name in types)]
 
 
 class _NotMergeable(Exception):
@@ -144,7 +145,7 @@ def _values(both: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str,
         raise _NotMergeable
     if not isinstance(both.get("enum"), list) or _types_exclude_each_other(one, other):
         return {}
-    kept = [value for value in both["enum"] if _admits(one, value) and _admits(other, value)]
+    kept = _admitted(_admitted(both["enum"], one), other)
     return {"enum": kept} if kept else {}
 
 
