@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 HISTOGRAMS = {
-    "time_to_first_token_seconds": "From a request's coming to the ingress to its first token",
-    "inter_token_latency_seconds": "Between two messages of an answer",
-    "e2e_request_latency_seconds": "From a request's coming to the ingress to its end",
-    "external_prefix_cache_fetch_seconds": "That fetching a prefix from the prefix store took, hit or miss",
+    "time_to_first_token_seconds": "Seconds from a request's arrival at the ingress to its first token",
+    "inter_token_latency_seconds": "Seconds between two messages of an answer that carry tokens",
+    "e2e_request_latency_seconds": "Seconds from a request's arrival at the ingress to the end of its answer",
+    "external_prefix_cache_fetch_seconds": "Seconds to fetch a prompt's prefix from the prefix store",
 }
 
 
