@@ -185,6 +185,7 @@ def test_a_roll_under_load_and_a_bad_one(fleet: Served, plane: Plane, tmp_path: 
     assert plane.fleet.events[-1].kind in (pb.EVENT_KIND_ROLLED, pb.EVENT_KIND_SETTLED)
 
 
+@pytest.mark.thorough
 def test_policies_follow_the_load_up_and_down_to_nothing_and_back(fleet: Served, plane: Plane) -> None:
     """Each decision with its author and its reason, as WatchFleet tells it."""
     for name in POOLS:

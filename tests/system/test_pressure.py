@@ -25,13 +25,13 @@ from neighbour import NEIGHBOUR, Neighbour
 from raw_calls import MANY_TOKENS, Asked, Protocol, RawCall, in_parts
 from raw_http import GOAWAY, HEADERS, RST_STREAM, Http2, head, post, unread
 from served import Served, alive, served, wait_for
+from thorough import thorough
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 
 READER_TIMEOUT_S = 5  # the neighbour's client shares its interpreter with whoever presses, and reads late itself
 RUNNING, WAITING = 8, 16
-RESETS = 10_000
 CUTS = 400  # of connections over HTTP
 IDLE = 500
 COMPLETE_STREAM = "/motley.v1.Inference/CompleteStream"
@@ -270,22 +270,23 @@ def reset_when_begun(port: int, message: bytes, count: int, at_once: int = 20) -
     return done
 
 
-def test_rapid_resets(pressed: Served, neighbour: Neighbour, report: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("count", [2500, *thorough(10_000)])
+def test_rapid_resets(pressed: Served, neighbour: Neighbour, report: Callable[[str], None], count: int) -> None:
     baseline = Baseline(pressed)
     sampling = pb.SamplingParams(max_tokens=60_000, ignore_eos=True)
     message = pb.CompleteRequest(text="abc", sampling=sampling).SerializeToString()
     before, began = streams_in_log(pressed), time.monotonic()
     with neighbour.beside():
-        done = reset_at_once(pressed.grpc_port, message, 4000)  # HAProxy hands none of these on
-        done += reset_soon(pressed.grpc_port, message, 4000)
-        done += reset_when_begun(pressed.grpc_port, message, RESETS - done)
-    assert done >= RESETS
+        done = reset_at_once(pressed.grpc_port, message, count * 2 // 5)  # HAProxy hands none of these on
+        done += reset_soon(pressed.grpc_port, message, count * 2 // 5)
+        done += reset_when_begun(pressed.grpc_port, message, count - done)
+    assert done >= count
     seconds = time.monotonic() - began
 
     def reached() -> int:
         return streams_in_log(pressed) - before
 
-    wait_for(lambda: reached() >= 2000, "calls that the ingress has begun", 20)
+    wait_for(lambda: reached() >= count // 5, "calls that the ingress has begun", 20)
     report(f"{done} resets in {seconds:.1f} s, {reached()} of them of calls in the ingress: {neighbour.pace()}")
     baseline.check(report, f"{done} resets")
 

@@ -83,7 +83,7 @@ class Divided:
         wait_for(whole, "two replicas with all their processes", 240)
 
 
-@pytest.fixture(scope="module", params=["stages", "stages of ranks in bundles", *thorough("ranks")])
+@pytest.fixture(scope="module", params=["stages", *thorough("stages of ranks in bundles", "ranks")])
 def divided(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Divided]:

@@ -12,6 +12,8 @@ from served import Served, alive, command_line, served, wait_for
 
 from motley.client import Client
 
+pytestmark = pytest.mark.thorough  # each time: tests/cluster/test_spare.py, on real actors
+
 
 @pytest.fixture(scope="module")
 def lone(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
