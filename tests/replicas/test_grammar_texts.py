@@ -22,7 +22,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 @given(schema=SCHEMAS)
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_every_finished_text_validates(engine: Engine, schema: Any) -> None:
     for output in texts(engine, GrammarSpec.json_schema(schema), n=3):
         check_json(output.text, schema)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from demo_model.plain_model import load_plain
 from safetensors.torch import load_file, save_file
+from thorough import thorough
 from tiny_checkpoints import rewrite_config
 from tokenizers import Tokenizer
 
@@ -126,8 +127,7 @@ def test_what_is_chosen_for_8_bit_layers(
 @pytest.mark.parametrize(
     ("settings", "kernel"),
     [
-        ({"numerics": "fast"}, "torch-int4"),
-        ({"cpu_weights": "int8"}, "onednn-int8 and torch-dense"),
+        *thorough(({"numerics": "fast"}, "torch-int4"), ({"cpu_weights": "int8"}, "onednn-int8 and torch-dense")),
         ({"cpu_weights": "both", "numerics": "fast"}, "torch-int4+onednn-int8 and torch-int4"),
         ({}, "onednn-int8 and torch-dense"),
     ],

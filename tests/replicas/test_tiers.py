@@ -452,6 +452,7 @@ print(status("VmHWM") - before, model.weight_bytes, model.decoder.tier.plan.size
 """
 
 
+@pytest.mark.thorough
 def test_neither_start_has_more_in_memory_than_the_budget(tmp_path: Path) -> None:
     shape = replace(SHAPES["tiny"], hidden_size=1024, intermediate_size=4096, num_hidden_layers=12)
     write_dense(SHAPES["tiny"], tmp_path / "small")
