@@ -147,6 +147,15 @@ def alive(pids: list[int]) -> list[str]:
     return found
 
 
+def processor_s(pid: int) -> float:
+    """Processor time that a process has taken, in seconds; 0 if it has gone."""
+    try:
+        user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    except FileNotFoundError:
+        return 0.0
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def command_line(pid: int) -> str:
     """Empty when the process has just ended."""
     try:
