@@ -27,7 +27,7 @@ DOCS = $(call ENTRY,print(*project['optional-dependencies']['docs']))
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test thorough checks lint types imports unit durations unit-system unit-replicas unit-rest unit-kernels kernels matrix table gencode graph reference schema written docs protos clean
+.PHONY: help serve install test thorough checks lint types imports unit durations unit-system unit-replicas unit-cluster unit-rest unit-kernels kernels matrix table gencode graph reference schema written docs protos clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -80,15 +80,16 @@ durations: unit  ## the tests, and what each of them costs, into tests/durations
 # Two side by side, for the system tests wait for other processes most of their time, and come first when they do not;
 # in parts, for the longest decides when all has ended; each to its end, whatever fails.
 # Torch's threads of one would spin while the other computes.
-PARTS := system replicas rest kernels
+PARTS := system replicas cluster kernels rest
 SIDE_BY_SIDE = $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target
 UNIT := .pytest_cache
 unit-system: WHAT := tests/system
 unit-replicas: WHAT := tests/replicas tests/bench tests/tools
-unit-rest: WHAT := $(patsubst %,--ignore=tests/%,system replicas bench tools kernels)
+unit-cluster: WHAT := tests/cluster
 unit-kernels: WHAT := tests/kernels
-unit-replicas unit-rest unit-kernels: export OMP_NUM_THREADS := 1
-unit-replicas unit-rest unit-kernels: NICE := nice -n 5
+unit-rest: WHAT := $(patsubst %,--ignore=tests/%,system replicas bench tools cluster kernels)
+unit-replicas unit-cluster unit-kernels unit-rest: export OMP_NUM_THREADS := 1
+unit-replicas unit-cluster unit-kernels unit-rest: NICE := nice -n 5
 
 $(PARTS:%=unit-%): unit-%: $(VENV)/.dev
 	@rm -rf $(UNIT)/$* && mkdir -p $(UNIT)/$*

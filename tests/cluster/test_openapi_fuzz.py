@@ -349,8 +349,19 @@ def send(case: schemathesis.Case, session: requests.Session) -> Any:
 
 
 @schema.parametrize()
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=7, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_what_is_described_is_what_happens(case: schemathesis.Case, session: requests.Session) -> None:
+    check_described(case, session)
+
+
+@pytest.mark.thorough
+@schema.parametrize()
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_more_of_what_is_described_is_what_happens(case: schemathesis.Case, session: requests.Session) -> None:
+    check_described(case, session)
+
+
+def check_described(case: schemathesis.Case, session: requests.Session) -> None:
     if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
         case.body["model"] = "echo"  # a name that is not served would hide all else
     for name in case.path_parameters:

@@ -34,8 +34,12 @@ PATCH = HERE / "faults.patch"
 NOT_COPIED = (".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "build", "dist")
 PARTS: dict[str, tuple[str, ...]] = {  # of the suite, the cheapest first; those of `make test`
     "replicas": ("tests/replicas", "tests/bench", "tests/tools"),
-    "rest": ("tests", *(f"--ignore=tests/{part}" for part in ("system", "replicas", "bench", "tools", "kernels"))),
+    "cluster": ("tests/cluster",),
     "kernels": ("tests/kernels",),
+    "rest": (
+        "tests",
+        *(f"--ignore=tests/{part}" for part in ("system", "replicas", "bench", "tools", "cluster", "kernels")),
+    ),
     "system": ("tests/system",),
 }
 OUTCOMES = {0: "passed", 1: "failed", 5: "passed"}  # by pytest's exit status; 5: it has collected nothing

@@ -1,6 +1,8 @@
 """In a process of its own: divided engines in actors of placement groups on two nodes of this machine, and their ends.
 
 Prints, by the name of a case, what the engine said, what a step raised, and which processes were left.
+
+    python shard_actors_child.py FOLDER OTHER NEW CASE ...
 """
 
 from __future__ import annotations
@@ -161,8 +163,25 @@ def case(
     return found
 
 
-def main(folder: str, other: str, new: str) -> dict[str, Any]:
-    """other: of another model; new: a file of weights. Each node has temporary files of its own."""
+PACK, TWO = "STRICT_PACK", "STRICT_SPREAD"
+CASES: dict[str, tuple[dict[str, int], str, Callable[[int, list[int]], None] | None, bool]] = {
+    "ranks": (RANKS, PACK, None, False),
+    "stages of ranks, one is killed": (BOTH, PACK, another_killed, False),
+    "ranks, one is stopped": (RANKS, PACK, another_stopped, False),
+    "ranks, the first is killed": (RANKS, PACK, killed, False),
+    "stages, one is stopped, the first killed": (STAGES, PACK, killed_when_another_is_stopped, True),
+    "stages on two nodes": (STAGES, TWO, None, True),
+    "stages on two nodes that have two models": (STAGES, TWO, None, True),
+    "stages on two nodes, one is killed": (STAGES, TWO, another_killed, True),
+    "stages on two nodes, one is stopped": (STAGES, TWO, another_stopped, True),
+    "stages on two nodes, the first is killed": (STAGES, TWO, killed, True),
+    "ranks on two nodes": (RANKS, TWO, None, False),
+    "ranks on two nodes over TCP": (RANKS, TWO, None, True),
+}
+
+
+def main(folder: str, other: str, new: str, *names: str) -> dict[str, Any]:
+    """other: of another model; new: a file of weights; names: of CASES. Each node has temporary files of its own."""
     small = {"num_cpus": 4, "object_store_memory": 2**27}
     temporary = [Path(os.environ["RAY_TMPDIR"]) / f"node{number}" for number in range(2)]
     for each in temporary:
@@ -172,27 +191,15 @@ def main(folder: str, other: str, new: str) -> dict[str, Any]:
     try:
         cluster.add_node(**second)
         ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
-        pack, two = "STRICT_PACK", "STRICT_SPREAD"
-        return {
-            "ranks": case(folder, RANKS, pack, None, False),
-            "stages of ranks, one is killed": case(folder, BOTH, pack, another_killed, False),
-            "ranks, one is stopped": case(folder, RANKS, pack, another_stopped, False),
-            "ranks, the first is killed": case(folder, RANKS, pack, killed, False),
-            "stages, one is stopped, the first killed": case(
-                folder, STAGES, pack, killed_when_another_is_stopped, True
-            ),
-            "stages on two nodes": case(folder, STAGES, two, None, True, new=new),
-            "stages on two nodes that have two models": case(folder, STAGES, two, None, True, other=other),
-            "stages on two nodes, one is killed": case(folder, STAGES, two, another_killed, True),
-            "stages on two nodes, one is stopped": case(folder, STAGES, two, another_stopped, True),
-            "stages on two nodes, the first is killed": case(folder, STAGES, two, killed, True),
-            "ranks on two nodes": case(folder, RANKS, two, None, False),
-            "ranks on two nodes over TCP": case(folder, RANKS, two, None, True),
+        more: dict[str, dict[str, str]] = {
+            "stages on two nodes": {"new": new},
+            "stages on two nodes that have two models": {"other": other},
         }
+        return {name: case(folder, *CASES[name], **more.get(name, {})) for name in names}
     finally:
         ray.shutdown()
         cluster.shutdown()
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:4])))
+    print(json.dumps(main(*sys.argv[1:])))
