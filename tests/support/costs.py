@@ -27,6 +27,8 @@ MARKS = {
     "triton": "runs Triton kernels in the interpreter",
 }
 LEAST_S = 0.05  # seconds that are worth a line
+SLOW_S = 1.0  # a unit test that takes longer has the mark `slow`, which says why
+SLOW = "slow(why): a unit test that takes more than a second of processor time in tests/durations.json"
 _STARTED = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec")
 
 
@@ -44,6 +46,7 @@ Costs = dict[str, Cost]
 def configure(config: pytest.Config) -> None:
     for mark, meaning in MARKS.items():
         config.addinivalue_line("markers", f"{mark}: {meaning} (tests/durations.json)")
+    config.addinivalue_line("markers", SLOW)
     if path := config.getoption(OPTION):
         config.pluginmanager.register(Recorder(Path(path)), "costs")
 
