@@ -302,6 +302,7 @@ async def test_a_stream_cut_off_says_what_was_held_back(text: str, scripted: Scr
         assert await both.http({}) == await both.streamed({}) == await both.grpc({})
 
 
+@pytest.mark.slow("A stream is broken at two dozen places or more, and resumed")
 @pytest.mark.parametrize("step", [1, 4])
 async def test_a_stream_broken_anywhere_goes_on_as_it_was(style: str, step: int, scripted: Scripted) -> None:
     """The client asks again with the ids that it has; the rest is what it would have been, in the middle of a call."""

@@ -101,6 +101,7 @@ def path_of(shape: BodyShape, name: str) -> str:
     return f"{shape.path}.{name}" if shape.path else name
 
 
+@pytest.mark.slow("Every field of every body is sent with its empty values")
 async def test_what_is_as_good_as_nothing_is_taken_wherever_it_stands(post: Any) -> None:
     met = []
     for route, body in WHOLE:

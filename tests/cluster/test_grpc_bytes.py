@@ -78,6 +78,7 @@ def num_fields(message: Descriptor, seen: set[Descriptor]) -> int:
     return len(message.fields) + sum(num_fields(one.message_type, seen) for one in message.fields if one.message_type)
 
 
+@pytest.mark.slow("Every RPC is called with up to 40 lists of drawn messages")
 @pytest.mark.parametrize("rpc", RPCS, ids=lambda rpc: rpc.full_name)
 def test_no_bytes_are_a_fault(channel: grpc.Channel, rpc: MethodDescriptor) -> None:
     @given(messages=st.lists(whole(rpc.input_type) | spoilt(rpc.input_type) | GARBAGE, min_size=3, max_size=AT_ONCE))

@@ -77,6 +77,7 @@ BODIES: list[tuple[str, str, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow("Every field of every body is sent with 13 values")
 @pytest.mark.parametrize("path", sorted({path for path, *_ in BODIES}))
 async def test_a_number_as_json(ingress: Any, path: str) -> None:
     app = ingress.__serve_build_asgi_app__()

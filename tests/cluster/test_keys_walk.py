@@ -86,6 +86,7 @@ async def channel(keyed: Any) -> AsyncIterator[grpc.aio.Channel]:
 NOWHERE = [("GET", "/"), ("GET", "/nowhere"), ("POST", "/v1/nothing"), ("PATCH", "/v1/completions"), ("GET", "/docs")]
 
 
+@pytest.mark.slow("Every route is asked 27 times with keys that are wrong")
 async def test_every_route(keyed: Any) -> None:
     call = partial(asgi.request, keyed.__serve_build_asgi_app__())
     bodies = set()

@@ -21,6 +21,7 @@ async def served(call: Any) -> dict[str, Any]:
     return reply.json()
 
 
+@pytest.mark.slow("The whole OpenAPI document is validated against the schema of such documents")
 def test_it_is_valid(served: dict[str, Any]) -> None:
     validate(served)
     assert served == openapi_document({**OPERATIONS, **REFUSALS})
@@ -77,6 +78,7 @@ def codes(response: Any) -> list[str | None]:
     return error["properties"]["code"]["enum"]
 
 
+@pytest.mark.slow("All sources are parsed for the errors that they raise")
 def test_the_codes_are_those_that_the_sources_raise() -> None:
     assert CODES.read_text(encoding="utf-8") == http_codes(), "run `make reference`"
 

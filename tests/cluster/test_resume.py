@@ -193,6 +193,7 @@ async def test_what_has_ended_is_not_computed_again(workers: list[Worker]) -> No
     assert (resumed.sampling, resumed.prompt_ids) == (asked.sampling, asked.prompt_ids)
 
 
+@pytest.mark.slow("60 drawn plans of lost replicas, each answered without losses too")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     case=st.sampled_from(sorted(CASES)),

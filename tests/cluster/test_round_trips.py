@@ -183,6 +183,7 @@ CHATS = st.fixed_dictionaries({"prompt": MESSAGES, "chat": st.just(True)})
 NAMES = {"prompt", "model", "timeout_s", "priority", "output_ids", *SAMPLING}
 
 
+@pytest.mark.slow("200 drawn requests with fields of any value go through the door")
 @given(ask=ASKS | CHATS, sampling=GIVEN)
 @settings(max_examples=200, derandomize=True)
 @example({"prompt": "a", "timeout_s": 10**400}, {})

@@ -36,6 +36,7 @@ def made(fields: dict[str, Any]) -> SamplingParams | None:
     return params
 
 
+@pytest.mark.slow("200 drawn sets of sampling fields, whose values may be anything")
 @given(fields=GIVEN)
 @settings(max_examples=200, derandomize=True)
 @example({"n": 10**5000})

@@ -146,6 +146,7 @@ resumable = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow("30 drawn requests, each resumed after every one of its tokens")
 @settings(max_examples=30, deadline=None)
 @given(params=resumable, prompt=prompts.filter(lambda p: len(p) < 40))
 def test_resume_continues_exactly_for_every_k(params: dict[str, Any], prompt: list[int]) -> None:
@@ -546,6 +547,7 @@ def test_usage_counts_the_cached_prompt_once() -> None:
     assert second.cached_tokens == 0
 
 
+@pytest.mark.slow("40 drawn batches, of which each request is also answered alone")
 @settings(max_examples=40, deadline=None)
 @given(
     batch=st.lists(st.tuples(prompts, st.integers(-2, 2), st.integers(0, 6), resumable), min_size=2, max_size=5),

@@ -98,6 +98,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.slow("Five requests alone, then four times together in different conditions")
 @pytest.mark.parametrize("kind", ["graphs", "eager"])
 def test_greedy_texts_are_those_of_the_cpus_runner(make: Make, kind: str) -> None:
     """Whoever samples: greedy is greedy. Alone, together, one after the other, in little memory."""
@@ -157,6 +158,7 @@ def prompts_told(core: EngineCore, requests: list[Request]) -> list[Any]:
     return [[m.prompt_logprobs for m in each if m.prompt_logprobs] for each in drive(core, requests)]
 
 
+@pytest.mark.slow("Eight requests twice alone on the host, then nine times together")
 @pytest.mark.parametrize("kind", ["graphs", *thorough("eager")])
 def test_alternatives_of_the_device_are_those_of_the_host(
     make: Make, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -255,6 +257,7 @@ def told(found: list[list[Delta]]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow("Seven requests alone on the host, then twice together")
 @pytest.mark.covering
 @pytest.mark.parametrize("kind", ["graphs", "eager"])
 @pytest.mark.parametrize(
@@ -289,6 +292,7 @@ BIASED = [
 ]
 
 
+@pytest.mark.slow("Eight requests alone on the host, then six times together")
 @pytest.mark.parametrize("kind", ["graphs", "eager"])
 def test_biases_and_ids_held_back_are_those_of_the_host(make: Make, kind: str) -> None:
     alone = [told(run(make("cpu")[0], [one]))[0] for one in BIASED]
@@ -326,6 +330,7 @@ def test_graphs_that_do_as_well_are_those_with_more() -> None:
     assert [sum(key[2:]) for key in of_none] == [1, 1, 1, 2, 2, 2, 3]
 
 
+@pytest.mark.slow("Four requests with penalties and without, on eight runners")
 def test_penalties_change_what_is_said(make: Make) -> None:
     for one in PENALISED[:4]:
         sampling = replace(one.sampling, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
@@ -411,6 +416,7 @@ def test_the_host_waits_once_a_step_and_launches_the_next_before(make: Make) -> 
     assert device.waits == core.num_steps - before
 
 
+@pytest.mark.slow("Four requests of 40 tokens, with steps that fail and without")
 def test_a_step_that_fails_leaves_nothing_wrong_behind(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [request(prompt, max_tokens=40) for prompt in PROMPTS]
     expected = [ids(deltas) for deltas in run(make("graphs")[0], requests)]

@@ -42,6 +42,7 @@ def engines() -> dict[tuple[str, int], Engine]:
     return {key: engine(*key) for key in [*kinds, ("cpu", 6)]}
 
 
+@pytest.mark.slow("Five engines load the demo model, of which two answer each case")
 @pytest.mark.covering
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
@@ -66,6 +67,7 @@ def test_the_demo_model_says_the_same(
     assert quick._built.core.load().accepted_tokens > before.accepted_tokens
 
 
+@pytest.mark.slow("Two engines load the demo model and draw 64 tokens each")
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_are_counted_as_on_a_cpu(kind: str) -> None:
     """The very steps of the runner that computes at once."""
@@ -164,6 +166,7 @@ def run(core: EngineCore, requests: list[Request]) -> list[dict[int, list[Any]]]
     ]
 
 
+@pytest.mark.slow("Eight requests of up to 70 tokens, three times over")
 @pytest.mark.parametrize(("kind", "early"), [("graphs", False), ("eager", True)])
 def test_nobody_can_tell_in_a_crowd(loaded: LoadedModel, kind: str, early: bool) -> None:
     """Where all are preempted, copied to the host and back, with every kind of sampling in one batch."""
@@ -176,6 +179,7 @@ def test_nobody_can_tell_in_a_crowd(loaded: LoadedModel, kind: str, early: bool)
         assert (load.preemptions_swapped > 0) == (blocks < 64)
 
 
+@pytest.mark.slow("Six requests of 40 tokens, with eight drafts each and without")
 def test_all_that_may_be_drafted_has_a_place(loaded: LoadedModel) -> None:
     """As many sequences as run at a time, each with as many drafts as are allowed."""
     core = make(loaded, "graphs", 8, blocks=64)
@@ -188,6 +192,7 @@ def test_all_that_may_be_drafted_has_a_place(loaded: LoadedModel) -> None:
     assert max(seen) > 4 * RUNNING
 
 
+@pytest.mark.slow("Eight requests of up to 70 tokens, with drafts and without")
 def test_drafts_take_no_graphs_of_their_own(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are what counts, however drafts are spread: few sizes, and steps of more rows run as they come."""
     monkeypatch.setattr(graph_buckets, "_MAX_DRAFTED_ROWS", 16)

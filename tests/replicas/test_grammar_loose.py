@@ -403,6 +403,7 @@ def test_formats_keep_the_lengths_beside_them(name: str, lengths: dict[str, int]
     assert relax_schema(schema) == (check_schema(schema, "x"), [])
 
 
+@pytest.mark.slow("Automata of many patterns, each nearly as large as one may be")
 def test_many_patterns_take_no_more_effort_than_one_document_may() -> None:
     """The automata of each are near what one may be; those that are not looked at lose their lengths."""
     texts = {f"p{i}": {**TEXT, "pattern": f"^[a-y]+([{'|'.join('bcdfghjklm')}]+z{i})*$", "maxLength": 400}

@@ -191,6 +191,7 @@ def test_patterns_have_a_limit_together() -> None:
     assert (caught.value.param, caught.value.code) == (FIELD, "grammar_too_complex")
 
 
+@pytest.mark.slow("500 drawn values of any shape are checked as schemas")
 @given(schema=ANYTHING)
 @settings(max_examples=500, deadline=None, derandomize=True)
 def test_what_is_no_schema_is_refused_and_breaks_nothing(schema: Any) -> None:
@@ -465,6 +466,7 @@ def drawn(draw: random.Random, depth: int) -> Any:
     return draw.choice(choices)
 
 
+@pytest.mark.slow("2500 drawn schemas; whichever is accepted is tried with every value")
 def test_schemas_that_are_told_apart_have_no_value_in_common() -> None:
     draw = random.Random(5)
     accepted = 0

@@ -269,6 +269,7 @@ def test_another_engine_has_rates_of_its_own(tmp_path: Path, monkeypatch: pytest
     assert cached_rates.cached_rates(cache, tiered, here, built_profile, None) is None
 
 
+@pytest.mark.slow("A model divided among two ranks is started three times")
 def test_ranks_of_one_machine_keep_theirs_and_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _agree(monkeypatch)
     checkpoint = build_checkpoint(tmp_path / "model", "qwen2")

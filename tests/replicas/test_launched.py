@@ -79,6 +79,7 @@ def compiled(version: tuple[int, int]) -> frozenset[Kernel]:
     return frozenset(kernel(launch.variant) for job in jobs for launch in job.launches())
 
 
+@pytest.mark.slow("The layers of twelve checkpoints are launched for 79 numbers of tokens")
 @pytest.mark.parametrize(
     "version",
     [*EACH_TIME, *(pytest.param(one, marks=pytest.mark.thorough) for one in CAPABILITIES if one not in EACH_TIME)],

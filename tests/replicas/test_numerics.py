@@ -86,6 +86,7 @@ def test_without_the_factor_nothing_is_loud(folders: dict[str, Path]) -> None:
     assert max(times.values()) < TIMES / 2, times
 
 
+@pytest.mark.slow("Three engines, each with chunks of another size, answer four prompts")
 def test_chunked_prefill(case: tuple[Path, dict], alone: list[RequestOutput]) -> None:
     for budget in (5, 16, 33):
         outputs = make(case, max_batch_tokens=budget, max_running=4).generate(PROMPTS, GREEDY)

@@ -137,6 +137,7 @@ def settle(core: EngineCore) -> None:
     core.scheduler.prefixes.pool.check_idle()
 
 
+@pytest.mark.slow("Four engines in turn answer the same seven requests")
 @pytest.mark.covering
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("blocks", [40, 9])
@@ -155,6 +156,7 @@ def test_nobody_can_tell(loaded: LoadedModel, kind: str, blocks: int) -> None:
     assert store.stats().hits > 0
 
 
+@pytest.mark.slow("Eight engines answer the same requests, six of them with faults")
 @pytest.mark.parametrize("kind", ["cpu", "late"])
 def test_what_a_value_loses_shows_nowhere(loaded: LoadedModel, kind: str) -> None:
     expected = run(make(loaded, kind, None, blocks=64))
@@ -212,6 +214,7 @@ def written(patient: None) -> Iterator[tuple[PrefixStoreAccess, Engine]]:
     writer._built.close()
 
 
+@pytest.mark.slow("Two engines load the demo model and answer to 600 tokens")
 def test_greedy_tokens_are_the_same_wherever_the_prefix_comes_from(
     written: tuple[PrefixStoreAccess, Engine], expected: list[int]
 ) -> None:
@@ -244,6 +247,7 @@ def test_greedy_tokens_are_the_same_wherever_the_prefix_comes_from(
     reader._built.core.scheduler.prefixes.close()
 
 
+@pytest.mark.slow("Six engines load the demo model and answer to 600 tokens")
 def test_other_weights_numerics_and_settings_do_not_meet(
     written: tuple[PrefixStoreAccess, Engine], expected: list[int], tmp_path: Any
 ) -> None:

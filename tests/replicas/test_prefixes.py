@@ -28,6 +28,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow("40 drawn batches, each answered with the store and without")
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     batch=st.lists(

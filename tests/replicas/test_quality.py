@@ -124,6 +124,7 @@ def test_what_is_chosen_for_8_bit_layers(
     assert found <= KL_BOUND
 
 
+@pytest.mark.slow("The demo model chooses its kernels and reads 512 tokens, beside transformers")
 @pytest.mark.parametrize(
     ("settings", "kernel"),
     [
@@ -172,6 +173,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Engine, float
     return build
 
 
+@pytest.mark.slow("The rounding of every weight is measured, and 512 tokens are read")
 @pytest.mark.parametrize(
     ("layer", "head", "numerics"),
     [

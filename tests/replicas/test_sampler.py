@@ -79,6 +79,7 @@ def test_filters_keep_what_they_should() -> None:
     assert set(draw(logits, top_k=-1)) == {0, 1, 2, 3}
 
 
+@pytest.mark.slow("4000 draws, each from a nucleus of half of 4096 tokens")
 def test_a_nucleus_wider_than_the_candidates_is_found() -> None:
     seen = draw([0.0] * 4096, n=4000, top_p=0.5)
     assert len(seen) > 1024

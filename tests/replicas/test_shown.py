@@ -17,6 +17,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow("Hypothesis draws 100 nested values of every type in JSON")
 @given(JSON)
 def test_small_values_are_quoted_as_they_are(value: Any) -> None:
     assert len(short_repr(value)) <= MAX_REPR_CHARS

@@ -106,6 +106,7 @@ def expire(bench: Bench) -> None:
         sequence.deadline = 0.0
 
 
+@pytest.mark.slow("Up to three choices of 400 tokens with 20 log-probabilities, twice")
 @pytest.mark.parametrize("n", [1, 3])
 async def test_no_more_piles_up_than_the_bound_and_nothing_is_lost(bench: Bench, n: int) -> None:
     """Without one, 400 tokens with 20 log-probabilities each are 1.1 MB of every choice."""

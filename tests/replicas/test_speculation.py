@@ -110,6 +110,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow("60 drawn batches, each answered with drafts and without")
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     batch=st.lists(

@@ -134,6 +134,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow("40 drawn batches, each answered in little memory and in ample memory")
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     batch=st.lists(

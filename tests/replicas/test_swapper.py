@@ -94,6 +94,7 @@ def alone(loaded: LoadedModel) -> dict[str, list[list[int]]]:
     return {kind: run(core, CROWD) for kind, core in cores.items()}
 
 
+@pytest.mark.slow("Seven requests are swapped out and in, in two sizes of memory")
 @pytest.mark.covering
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("staged", [1, 8])
@@ -191,6 +192,7 @@ def test_rates_are_measured_and_leave_kv_as_it_is(loaded: LoadedModel) -> None:
         assert not runner.swapper._pending
 
 
+@pytest.mark.slow("Two engines load the demo model and answer six prompts five times")
 def test_an_engine_that_is_asked_to_swaps(tmp_path: Path) -> None:
     """Rates are measured at warm-up and told; before that everything is computed again."""
     settings: dict[str, Any] = {"numerics": "exact", "threads": 1, "max_model_len": 256}

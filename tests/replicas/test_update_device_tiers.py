@@ -117,6 +117,7 @@ def open_files(cache: Path) -> list[str]:
     return sorted(name for name in found if name.startswith(str(cache)))
 
 
+@pytest.mark.slow("Four engines answer, one of them through two updates on the way")
 @pytest.mark.covering
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("kind", ["host", "disk", "both"])
@@ -164,6 +165,7 @@ def test_each_ends_on_the_weights_that_it_began_with(
         assert len(made._built.runner.models) == 1
 
 
+@pytest.mark.slow("Two updates in tiers, then a fresh load of the changed checkpoint")
 @pytest.mark.parametrize("kind", ["host", "both"])
 def test_what_is_added_is_added_to_every_tier(folders: tuple[Path, Path], tmp_path: Path, kind: str) -> None:
     folder = folders[0]
@@ -190,6 +192,7 @@ def test_a_head_that_is_the_embedding_stays_it(tmp_path: Path) -> None:
         assert every(made) == whole(after)[0]
 
 
+@pytest.mark.slow("Five engines are built, and four updates adopted")
 def test_layers_stay_pinned_as_far_as_the_budget_goes(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +237,7 @@ class Short(LateDevice):
         return super().staging(size)
 
 
+@pytest.mark.slow("An update to tiers fails in a dozen ways before one succeeds")
 @pytest.mark.parametrize("kind", ["both", *thorough("host")])
 def test_a_failed_update_leaves_everything_as_it_was(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

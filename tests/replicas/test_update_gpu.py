@@ -107,6 +107,7 @@ def midway(work: Callable[[], None], core: Any) -> Callable[[], None]:
     return each
 
 
+@pytest.mark.slow("Four requests by each checkpoint alone, then through an update")
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 def test_each_ends_on_the_weights_and_the_graphs_that_it_began_with(
     folders: tuple[Path, Path], file: WeightFile, expected: tuple[list[Any], list[Any]], graphs: bool
@@ -151,6 +152,7 @@ def test_each_ends_on_the_weights_and_the_graphs_that_it_began_with(
         one.close()
 
 
+@pytest.mark.slow("Four requests are answered twice, around updates that fail and succeed")
 def test_a_failed_update_leaves_everything_as_it_was(
     folders: tuple[Path, Path],
     file: WeightFile,

@@ -176,6 +176,7 @@ def said(messages: list[StreamMessage]) -> list[int]:
     return [token for message in messages for delta in message.deltas for token in delta.token_ids]
 
 
+@pytest.mark.slow("Four streams of 200 tokens, most with layers read from disk")
 async def test_what_has_begun_ends_on_what_it_began_with(tmp_path: Path) -> None:
     """Step by step with the other, each reads its own layers."""
     folder, other = (BUILDS["gptq"](tmp_path / part, seed) for seed, part in enumerate(("one", "two")))

@@ -49,6 +49,7 @@ def plans():
     return {rate: search_cheapest_mix(asked(rate, tries=10)) for rate in (2.0, 8.0)}
 
 
+@pytest.mark.slow("Two searches, each of whose tried mixes is simulated for 100 requests")
 def test_more_load_is_never_found_cheaper(plans):
     assert plans[2.0][0].cost < plans[8.0][0].cost
 
@@ -108,6 +109,7 @@ def test_the_command_reads_a_trace_and_names_the_gpus(tmp_path, capsys):
     assert (tmp_path / "plan.svg").read_text().startswith("<svg")
 
 
+@pytest.mark.slow("Two plans, each of whose tried mixes is simulated for 60 requests")
 def test_gpus_are_as_measured_where_they_were(tmp_path, capsys):
     """Of one that was found to be slow more are taken, and all that is shown says which was measured."""
     trace = ["--trace", "synthetic", "--requests", "60", "--rate", "4", "--tries", "8", "--gpus", "A10=0.5,T4=90"]

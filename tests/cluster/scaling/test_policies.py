@@ -132,6 +132,7 @@ def test_a_constant_demand_comes_to_rest(name, some, rate):
     assert rested <= 8 * len(some)
 
 
+@pytest.mark.slow("900 decisions of the policy, two and a half hours of looks")
 def test_a_demand_that_only_varies_by_chance_moves_nothing_for_hours():
     rng = random.Random(1)
     stage = slo_stage().run(1800, 12.0)

@@ -152,6 +152,7 @@ events = st.one_of(
 )
 
 
+@pytest.mark.slow("80 drawn histories of up to 120 events, decided one by one")
 @law
 @given(st.sampled_from(sorted(POLICIES)), st.lists(events, min_size=30, max_size=120), st.data())
 def test_whatever_comes_fewer_are_wanted_only_of_what_was_observed(

@@ -43,6 +43,7 @@ def followed():
     return a_run(create_policy("slo", SLO, settle_s=90.0), initial=1, minimum=1)
 
 
+@pytest.mark.slow("A quarter of an hour of traffic is simulated under three policies")
 def test_the_objectives_hold_through_a_rise_at_less_than_the_peak_costs(followed):
     """They hold where 95% of the requests are in time, which is what `slo` reckons with."""
     peak = a_run(create_policy("fixed", SLO, replicas={"T4": 0, "A10": 3}), minimum=0)
