@@ -54,6 +54,7 @@ def test_the_search_for_offences_finds_them() -> None:
     assert [offence.split(":")[0] for offence in sorted(_offences(guilty))] == [f"line {i}" for i in (1, 2, 3, 4, 5, 8)]
 
 
+@pytest.mark.slow("Parses every module and writes out the name of each call")
 @pytest.mark.parametrize("path", _sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_of_ours_runs_code_from_data(path: Path) -> None:
     assert list(_offences(path.read_text())) == []
@@ -70,6 +71,7 @@ def test_each_docstring_begins_with_a_verb_or_a_noun(path: Path) -> None:
     assert [text for text in texts if re.match(r"\w*", text)[0].lower() in HANGING] == []  # type: ignore[index]
 
 
+@pytest.mark.slow("Parses every module and looks at each of its nodes")
 def test_no_two_classes_have_one_name() -> None:
     """Private ones too: a name that is searched for, in a log or by an editor, leads to one place."""
     places = defaultdict(list)
@@ -114,12 +116,13 @@ def _unknown_errors(texts: Iterable[str], known: Collection[str]) -> list[str]:
     return [name for names in lists for name in re.findall(r"(?<![\w.])_?[A-Z]\w+", names) if name not in known]
 
 
+@pytest.mark.slow("Parses every module and looks at each of its nodes")
 def test_each_error_that_a_docstring_names_exists() -> None:
-    trees = {path: ast.parse(path.read_text()) for path in [*_sources(), *ROOT.glob("src/motley/client/*.py")]}
-    ours = {node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    paths = [*_sources(), *ROOT.glob("src/motley/client/*.py")]
+    nodes_of = {path: list(ast.walk(ast.parse(path.read_text()))) for path in paths}
+    ours = {node.name for nodes in nodes_of.values() for node in nodes if isinstance(node, ast.ClassDef)}
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for path, tree in trees.items():
-        nodes = list(ast.walk(tree))
+    for path, nodes in nodes_of.items():
         imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
         texts = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, kinds)]
         assert _unknown_errors(texts, ours | imported | set(dir(builtins))) == [], path.relative_to(ROOT)

@@ -171,6 +171,7 @@ def offences_of(path: Path) -> Iterator[str]:
         yield from (f"{path.relative_to(ROOT)}, {each}" for each in offences(source, near_ray=near_ray))
 
 
+@pytest.mark.slow("Parses every module and looks at its names and texts")
 def test_nothing_private_of_rays_is_named_but_in_its_place() -> None:
     """cluster/ray_compat/__init__.py says where it goes; it wants a test in tests/cluster/test_ray_compat*.py."""
     assert [each for path in sources() for each in offences_of(path)] == []

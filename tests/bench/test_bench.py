@@ -82,6 +82,7 @@ def test_other_arithmetic_is_measured_beside_fp32():
         arithmetic_accuracy.run(demo_path(), "", threads=1)
 
 
+@pytest.mark.slow("Three runs load two engines each, and transformers computes the loss too")
 def test_kv_in_int8_is_measured_beside_what_it_replaces():
     """The rows, and that each side has the KV it stands for."""
     text = (demo_path() / "heldout.txt").read_text(encoding="utf-8")

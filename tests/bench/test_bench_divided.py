@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file, save_file
 
 from motley_bench.gpu import gpu_divided_part, gpu_divided_tasks
 
 
+@pytest.mark.slow("Five comparisons, each with three more engines that load and answer")
 def test_weights_that_are_not_those_asked_for_are_not_right(tmp_path: Path) -> None:
     """Before the update, or after it; and an update that changes nothing."""
     tasks = gpu_divided_tasks.DividedTasks(tmp_path, real=False)

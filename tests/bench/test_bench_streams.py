@@ -103,6 +103,7 @@ async def test_what_a_stream_raises_ends_all() -> None:
     assert worker.closed == 3
 
 
+@pytest.mark.slow("Captures a graph of every size, and reads eight long prompts twice")
 def test_the_worker_is_driven_on_a_device_that_computes_by_itself() -> None:
     streams = late_streams()
     about = streams.describe()
@@ -123,6 +124,7 @@ def test_the_worker_is_driven_on_a_device_that_computes_by_itself() -> None:
     assert set(graphs.captured) == captured, "none is captured while it is measured"
 
 
+@pytest.mark.slow("Draws forty tokens of two streams four times on the stand-in")
 def test_streams_run_once_more_with_drafts() -> None:
     """And all else without."""
     streams = late_streams(4)

@@ -61,6 +61,7 @@ def test_a_request_too_long_for_the_objective_is_in_nobodys_optimum():
     assert optimum(simulated_fleet("8*P40", MODEL, 1), kinds, SLO) == pytest.approx(0.0)
 
 
+@pytest.mark.slow("Simulates each router with every limit that it may have")
 @pytest.mark.thorough
 def test_the_benchmark_says_that_it_is_simulated(monkeypatch):
     workload = {"replicas": 16, "prompt_tokens": 64}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -18,8 +19,11 @@ from motley.kernels.launch import config_tables
 from motley.kernels.launch.model_shapes import REHEARSAL
 from motley.kernels.registry import OPERATIONS
 from motley.kernels.tuning import compile_matrix, matrix_page
+from motley.kernels.tuning.source_text import code_alone
 from motley_bench.kernels import kernel_cases
 from motley_bench.kernels import kernel_rates as bench_kernels
+
+CODE = functools.cache(code_alone)  # of each kernel's source once
 
 
 def compiled(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -122,6 +126,7 @@ def test_all_is_compiled_only_where_a_page_is_of_other_sources(
         return rows, compile_matrix.CompileTime(1.0, 1.0)
 
     monkeypatch.setattr(compile_matrix, "run_matrix", run_matrix)
+    monkeypatch.setattr(matrix_page, "code_alone", CODE)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     if table != "none":
         matrix_page.write_page(path, rows if table != "another" else [replace(rows[0], registers=41)], complete=True)
@@ -148,6 +153,7 @@ def test_the_list_has_every_operator(capsys: pytest.CaptureFixture[str]) -> None
     assert ("9.0", "w4a16_gemm") not in refused
 
 
+@pytest.mark.slow("Measures the memory's bandwidth, and times each layer beside its peers")
 def test_operators_of_a_cpu_are_measured(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_where_the_source_lay_makes_no_other_ptx() -> None:
     assert not one.same_ptx(found("sm_89", "/here", "mul.f32"))
 
 
+@pytest.mark.slow("Works out what every operator launches on every capability")
 def test_families_have_known_members_and_name_known_kernels() -> None:
     kernels = {name for each in CAPABILITIES for name in launched(each)}
     for release in (None, (3, 7)):

@@ -188,6 +188,7 @@ def test_penalties_are_compiled_for_the_history_of_any_length_of_context(version
         assert penalty_variant(size, config, dtype) in penalties, (size, rows, dtype)
 
 
+@pytest.mark.slow("Works out all launches of every operator, and those of the part")
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.capability))
 def test_the_part_for_another_triton_has_every_kernel_as_it_is_tuned(policy: PrecisionPolicy) -> None:
     version = policy.capability.version

@@ -76,6 +76,7 @@ def test_a_table_is_of_the_very_sources_tables_and_triton(tmp_path: Path, monkey
     folder, path = tmp_path / "kernels", tmp_path / "page.md"
     shutil.copytree(matrix_page._HERE, folder, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(matrix_page, "_HERE", folder)
+    monkeypatch.setattr(matrix_page, "code_alone", functools.cache(code_alone))  # of each text once
     matrix_page.write_page(path, ROWS, complete=True)
     for changed in ("cpu/c_kernels/shm_collectives.py", "README.md", "tuning/timing.py", "tuning/streaming_kernels.py"):
         with (folder / changed).open("a") as file:

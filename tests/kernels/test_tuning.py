@@ -216,6 +216,7 @@ def test_what_is_shipped_can_be_read_and_fits_its_operator(each: KernelOperation
             assert ("microseconds" in found.facts) == (table.source == "measured")
 
 
+@pytest.mark.slow("Chooses configs for many shapes and numbers of rows on every capability")
 @pytest.mark.parametrize("each", OPERATIONS, ids=lambda each: each.name)
 def test_whatever_the_rows_the_config_is_of_the_kernel_that_they_get(each: KernelOperation) -> None:
     """Between two shapes of a table the kernel may change, and with it the constants that a config must have."""

@@ -64,6 +64,7 @@ def copied(tmp_path: Path) -> Path:
     return Path(shutil.copytree(demo_path(), tmp_path / "model"))
 
 
+@pytest.mark.slow("Computes the loss of the model over all held-out text")
 def test_shipped_files_and_loss_match_the_manifest(capsys: pytest.CaptureFixture[str]):
     assert run_verify(demo_path()) == 0, capsys.readouterr().out
 
@@ -229,6 +230,7 @@ def test_finding_the_model_imports_nothing_heavy():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow("Compares every paragraph of Python's documentation with the held-out text")
 @pytest.mark.thorough
 def test_a_later_python_trains_on_as_much_text(held_out: str):
     documents = demo_corpus.training_documents(held_out)

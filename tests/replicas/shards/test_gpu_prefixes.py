@@ -101,6 +101,7 @@ def _of_one_gpu(folder: Path, prompts: Sequence[Sequence[int]], tokens: int = 12
         made.close()
 
 
+@pytest.mark.slow("Five processes with stand-ins, of which four answer a crowd twice")
 @pytest.mark.parametrize(("name", "early"), CASES)
 def test_what_one_gpu_wrote_several_read_and_the_reverse(
     name: str, early: bool, folder: Path, alone: list[list[int]]
@@ -144,6 +145,7 @@ def test_stages_on_unlike_cards_share_with_their_like_alone(folder: Path) -> Non
     assert shares[0] == shares[1] != shares[2] != ""
 
 
+@pytest.mark.slow("Four processes with stand-ins draw 70 tokens of six sequences twice")
 @pytest.mark.thorough  # each time: test_shared_prefixes, and one process in test_swapper
 @pytest.mark.parametrize(("name", "early"), CASES)
 def test_a_preempted_sequence_finds_its_kv_again(

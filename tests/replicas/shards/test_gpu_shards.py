@@ -91,6 +91,7 @@ def whole(folder: Path) -> tuple[list[Any], list[float]]:
     return said(built(folder))
 
 
+@pytest.mark.slow("Processes with stand-ins answer six kinds of requests")
 @pytest.mark.parametrize(
     "way",
     [RANKS, STAGES, pytest.param(RANKS | STAGES, marks=[pytest.mark.started, pytest.mark.thorough])],
@@ -107,6 +108,7 @@ def test_it_says_what_one_process_says(folder: Path, whole: tuple[list[Any], lis
         made.close()
 
 
+@pytest.mark.slow("Two to four processes, some with stand-ins, answer six kinds of requests")
 @pytest.mark.parametrize("name", MIXED)
 def test_stages_may_be_on_gpus_and_on_cpus(
     name: str, folder: Path, whole: tuple[list[Any], list[float]], monkeypatch: pytest.MonkeyPatch
@@ -147,6 +149,7 @@ def test_each_stage_computes_in_the_dtype_of_its_own_device(folder: Path) -> Non
     assert torch.equal(found, stream)
 
 
+@pytest.mark.slow("Two processes capture graphs on stand-ins, and replay them in Python")
 def test_graphs_are_all_ranks_and_steps_are_planned_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second time nothing is captured, and what is told of a step is the number of its graph."""
     monkeypatch.setattr("motley.replicas.gpu.decode_graphs.MAX_GRAPHS", 3)

@@ -160,6 +160,7 @@ def test_another_division_has_parts_of_its_own_and_a_damaged_one_is_made_anew(
     assert before[0].read_bytes() == damaged
 
 
+@pytest.mark.slow("Writes a model large enough to be kept, and loads it twice")
 def test_processes_keep_and_find_their_parts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Real ones, of a model that is large enough to be kept."""
     shape = replace(SHAPES["tiny"], hidden_size=512, intermediate_size=2048, num_hidden_layers=6, vocab_size=24000)

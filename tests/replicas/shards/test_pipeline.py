@@ -186,6 +186,7 @@ def test_a_process_of_another_host_has_room_of_its_own_for_kv(tmp_path: Path, mo
         assert made.profile.kv_blocks_total == free // 4 // (layers * of_layer)
 
 
+@pytest.mark.slow("Engines of one and of three processes answer every kind of request")
 def test_three_stages(tmp_path: Path) -> None:
     folder = build_checkpoint(tmp_path / "model", **FOUR)
     with engine(folder, 1) as made:
@@ -195,6 +196,7 @@ def test_three_stages(tmp_path: Path) -> None:
         assert said_by(made)[:3] == whole[:3]
 
 
+@pytest.mark.slow("Divides a model among three or four processes in each case")
 @pytest.mark.covering
 @pytest.mark.parametrize(("stages", "ranks", "lost"), [(3, 1, 0), (3, 1, 1), (2, 2, 2)])
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
@@ -230,6 +232,7 @@ def test_a_step_that_fails_on_the_first_stage_alone_ends_the_engine(
             made.generate(PROMPTS[:1], greedy())
 
 
+@pytest.mark.slow("Two processes draw the same tokens twice, step by step")
 def test_a_stage_computes_a_step_while_the_one_before_it_computes_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

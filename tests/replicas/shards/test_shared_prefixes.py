@@ -126,6 +126,7 @@ def cached(made: Engine, prompt: list[int]) -> int | None:
     return made.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, seed=0))[0].cached_tokens
 
 
+@pytest.mark.slow("Three to five engines, some of several processes, answer the same prompts")
 @pytest.mark.parametrize("name", divisions(seldom=("two ranks", "two stages of two ranks")))
 def test_what_one_process_wrote_several_read_and_the_reverse(
     name: str, patient: None, store: LastingStore, tmp_path: Path
@@ -176,6 +177,7 @@ def test_what_one_process_wrote_several_read_and_the_reverse(
             finish(divided)
 
 
+@pytest.mark.slow("Two engines draw 70 tokens of five sequences, the divided one twice")
 @pytest.mark.parametrize("name", divisions(seldom=("two ranks", "two ranks of one KV head")))
 def test_a_preempted_sequence_finds_its_kv_on_the_host(name: str, tmp_path: Path) -> None:
     """Where CPUs are told to keep it there, and that of every process; where there is no room, it is computed again."""

@@ -49,6 +49,7 @@ def run(engine: BuiltEngine, number: int = 1) -> None:
         engine.core.step()
 
 
+@pytest.mark.slow("Divides a model among processes until the one that hangs is lost")
 @pytest.mark.parametrize(
     ("what", "number", "name", "way"),
     [
@@ -89,6 +90,7 @@ def waits_it_out(engine: BuiltEngine, when: Path) -> None:
         engine.close()
 
 
+@pytest.mark.slow("A process computes for eight seconds, longer than one may stand still")
 @pytest.mark.parametrize("number", [1, *thorough(2)])
 def test_one_that_computes_for_long_is_not_lost(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is one that waits meanwhile for what it has to hand on."""

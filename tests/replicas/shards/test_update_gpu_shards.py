@@ -120,6 +120,7 @@ def over(made: BuiltEngine, file: WeightFile, asked: Request) -> list[StreamMess
     return found
 
 
+@pytest.mark.slow("Two divided engines answer four requests, one of them three times")
 @pytest.mark.parametrize(
     ("name", "way"),
     [
@@ -164,6 +165,7 @@ def test_what_has_begun_ends_on_the_weights_that_it_began_with(name: str, way: s
         made.close()
 
 
+@pytest.mark.slow("Two updates, each compared with a fresh engine over 60 tokens")
 @pytest.mark.parametrize("way", ["GPU, CPU", *thorough("ranks")])
 def test_steps_go_on_while_processes_prepare(way: str, tmp_path: Path) -> None:
     """What is prepared is not in the way of what is computed; of deltas, twice."""
@@ -189,6 +191,7 @@ def test_steps_go_on_while_processes_prepare(way: str, tmp_path: Path) -> None:
         made.close()
 
 
+@pytest.mark.slow("Two divided engines answer four requests, one of them three times")
 @pytest.mark.parametrize(
     ("where", "way"),
     [
@@ -256,6 +259,7 @@ def test_where_one_process_cannot_all_stay_as_they_are(
         made.close()
 
 
+@pytest.mark.slow("Two processes capture every graph for both versions of the weights")
 def test_replays_are_of_the_version_of_their_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the number of the graph; ranks let go of those of a version with it, and an idle engine has them again."""
     monkeypatch.setattr(engine_builder, "UPDATE_WARM_UP_S", 60.0)

@@ -67,6 +67,7 @@ async def started(folder: Path, shape: str, there: Path | None, full: int = 0) -
     return worker
 
 
+@pytest.mark.slow("Four processes take three updates, and four more load the result")
 @pytest.mark.parametrize("shape", ["ranks of stages", *thorough("ranks", "stages")])
 async def test_processes_of_two_hosts_say_what_those_of_a_fresh_load_do(
     shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

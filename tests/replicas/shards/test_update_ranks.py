@@ -53,6 +53,7 @@ async def tokens(worker: Worker, number: int = 0, max_tokens: int = 8) -> list[i
     return said([message async for message in stream(worker, number, max_tokens)])
 
 
+@pytest.mark.slow("Three updates, each compared with a fresh load in as many processes")
 @pytest.mark.covering
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", FORMATS)
@@ -108,6 +109,7 @@ async def test_what_has_begun_ends_on_what_it_began_with(shape: str, tmp_path: P
         await fresh.close()
 
 
+@pytest.mark.slow("Divides a model among processes in each case, and updates it twice")
 @pytest.mark.covering
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("where", ["another process", "the first"])
