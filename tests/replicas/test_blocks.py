@@ -176,3 +176,14 @@ def test_a_block_is_found_only_behind_all_blocks_before_it() -> None:
     one, other = (hashes_of([1] * BLOCK_TOKENS + [middle] * BLOCK_TOKENS + [3] * BLOCK_TOKENS) for middle in (2, 4))
     assert one[0] == other[0]
     assert not set(one[1:]) & set(other[1:])
+
+
+def test_a_block_that_was_found_is_evicted_for_nobody() -> None:
+    pool = BlockPool(3)
+    fill(pool, [1] * 32)
+    with pool.open(hashes_of([1] * 32)) as found, pool.open([]) as other:
+        assert len(found.blocks) == 2
+        assert pool.available == 1
+        assert other.grow(BLOCK_TOKENS)
+        assert not other.grow(2 * BLOCK_TOKENS)
+        pool.check()
