@@ -8,10 +8,12 @@ first of these. Processes that others start for a test (Ray's workers) are not i
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import sys
+import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,6 +97,8 @@ class Recorder:
         self._of_fixtures: dict[Any, set[str]] = {}
         self._found: Costs = {}
         self._seen: set[str] = set()
+        self._garbage_s = self._began_s = 0.0
+        gc.callbacks.append(self._collect)
         sys.addaudithook(self._hear)
         _watch_triton(self._now)
 
@@ -102,6 +106,12 @@ class Recorder:
         if event in _STARTED:
             serves = event == "subprocess.Popen" and "serve" in map(str, details[1])
             self._now.add("ray" if serves else "process")
+
+    def _collect(self, phase: str, details: Mapping[str, int]) -> None:
+        """Leave out what collecting garbage takes, for that is mostly other tests'."""
+        now = time.process_time()
+        self._garbage_s += 0.0 if phase == "start" else now - self._began_s
+        self._began_s = now
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
@@ -116,18 +126,22 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         self._now.clear()
+        self._garbage_s = 0.0
         before, had_ray = os.times(), _has_ray()
         result = yield
         after = os.times()
         done = self._now | ({"ray"} if _has_ray() and not had_ray else set())
         for fixtures in item._fixtureinfo.name2fixturedefs.values():  # type: ignore[attr-defined]
             done |= self._of_fixtures.get(fixtures[-1], set())
-        self._note(test_id(item.nodeid), sum(after[:4]) - sum(before[:4]), done)
+        own, of_children = (sum(after[each]) - sum(before[each]) for each in (slice(0, 2), slice(2, 4)))
+        self._note(test_id(item.nodeid), own - self._garbage_s, of_children, done)
         return result
 
-    def _note(self, name: str, seconds: float, done: set[str]) -> None:
+    def _note(self, name: str, own: float, of_children: float, done: set[str]) -> None:
+        """A child may end under a later test, which is charged for it only if it starts some of its own."""
         found = self._found.get(name, NOTHING)
         dearest = max([found.kind, *done], key=("unit", "triton", "process", "ray").index)
+        seconds = own if dearest in ("unit", "triton") else own + of_children
         self._seen.add(name)
         self._found[name] = Cost(round(max(found.slowest, seconds), 2), dearest, round(found.total + seconds, 2))
 
