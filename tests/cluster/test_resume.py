@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from local_pool import LocalPool
 from tokenizers import pre_tokenizers
 
-from motley.cluster.routing.attempt.retryable_request import RetryPolicy
+from motley.cluster.routing.attempt.retryable_request import RetryDecider, RetryPolicy
 from motley.cluster.routing.router import SHORT_TOKENS, Router
 from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Overloaded, Unavailable
@@ -445,3 +445,14 @@ async def test_when_the_ingress_itself_stood_still_no_replica_is_to_blame(worker
     pool = LocalPool(*(Late(worker, []) for worker in workers))
     await read(Router({"cpu": pool}, POLICY), request())
     assert len(pool.sent) == 1
+
+
+@pytest.mark.parametrize("code", ["replica_lost", "replica_stalled"])
+def test_a_request_that_takes_replicas_with_it_is_given_up(code: str) -> None:
+    """Whether they die of it or hang: the clock stands still, so that no other limit ends it."""
+    policy = RetryPolicy(max_losses=3)
+    retry = RetryDecider(policy, clock=lambda: 0.0)
+    for number in range(policy.max_losses - 1):
+        retry.after(Unavailable("gone", code=code), f"replica {number}")
+    with pytest.raises(Unavailable, match="no other could take over"):
+        retry.after(Unavailable("gone", code=code), "the last")

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_checkpoints import to_dialect_4, to_dialect_5
+from transformers import AutoConfig
 
 from motley.replicas.checkpoint.files.json_fields import JsonFields, parse_json
 from motley.replicas.errors import CheckpointError
@@ -95,6 +96,12 @@ def test_mistral_defaults_of_absent_keys():
     """An absent window is 4096 and absent KV heads are 8, as in the family's own configuration class."""
     raw = {key: value for key, value in MISTRAL_7B.items() if key not in ("sliding_window", "num_key_value_heads")}
     assert read(raw) == read(MISTRAL_7B)
+
+
+@pytest.mark.parametrize("raw", PUBLISHED, ids=lambda raw: raw["model_type"])
+def test_an_absent_epsilon_is_the_familys_own(raw: dict[str, Any]) -> None:
+    without = {key: value for key, value in raw.items() if key != "rms_norm_eps"}
+    assert read(without).rms_norm_eps == AutoConfig.for_model(raw["model_type"]).rms_norm_eps
 
 
 def test_qwen_windows_count_from_max_window_layers():

@@ -58,6 +58,15 @@ def check(path: Path) -> bool:
 
 def test_good_file(good: Path):
     assert check(good)
+
+
+def test_a_file_ends_with_its_last_tensor(good: Path, tmp_path: Path) -> None:
+    longer = tmp_path / "longer.safetensors"
+    longer.write_bytes(good.read_bytes() + bytes(8))
+    with pytest.raises(CheckpointError, match="8 trailing bytes after the last tensor"):
+        read_header(longer)
+    with pytest.raises(SafetensorError):
+        safe_open(longer, framework="pt")
     assert {name: info.nbytes for name, info in read_header(good).items()} == {
         name: tensor.nbytes for name, tensor in TENSORS.items()
     }
