@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -70,8 +71,9 @@ def test_what_a_test_and_its_fixtures_start_is_seen_and_marks_it(tmp_path: Path)
     found = costs.read(kept)
     assert {name.rpartition("::")[2]: kind for name, (_, kind, _) in found.items()} == {
         "test_x": "process", "test_first": "process", "test_second": "process", "test_serves": "ray",
-        "test_computes": "unit",
+        "test_computes": "unit", "test_nothing": "unit",
     }  # fmt: skip
+    assert [name for name, cost in found.items() if not costs.is_worth_a_line(cost)] == ["test_some.py::test_nothing"]
     computes = found["test_some.py::test_computes"]
     assert 0.15 <= computes.slowest <= computes.total < 9.0  # the system counts in ticks of 0.01 s
     assert "2 passed" in run(tmp_path, "-m", "process")
@@ -95,3 +97,30 @@ def test_a_file_is_written_a_line_a_test(tmp_path: Path) -> None:
     costs.write({"b": Cost(0.5, "unit", 0.5), "a": Cost(1.0, "ray", 4.0)}, path)
     assert path.read_text() == '{\n"a": [1.0, "ray", 4.0],\n"b": [0.5, "unit", 0.5]\n}\n'
     assert json.loads(path.read_text()) == {"a": [1.0, "ray", 4.0], "b": [0.5, "unit", 0.5]}
+
+
+def explained(path: Path) -> set[str]:
+    """Names of a file's tests that say why they are slow; "" for all of them."""
+    tree = ast.parse(path.read_text())
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found = {node.name for node in functions if any(map(says_why, node.decorator_list))}
+    marks = [
+        node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
+    return found | {"" for node in marks if says_why(node.value)}
+
+
+def says_why(node: ast.expr) -> bool:
+    calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+    reasons = [str(ast.literal_eval(each.args[0])) for each in calls if ast.unparse(each.func) == "pytest.mark.slow"]
+    return any(len(why.split()) > 2 for why in reasons)
+
+
+def test_a_unit_test_that_takes_over_a_second_says_why() -> None:
+    slow = [name for name, cost in costs.read().items() if cost.kind == "unit" and cost.slowest > costs.SLOW_S]
+    silent = []
+    for name in slow:
+        file, _, test = name.partition("::")
+        if not {test.rpartition("::")[2], ""} & explained(costs.FILE.parents[1] / file):
+            silent.append(name)
+    assert not silent

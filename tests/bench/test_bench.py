@@ -63,6 +63,7 @@ def test_shape_is_the_checkpoint_that_loads(tmp_path):
     assert random_checkpoint.SHAPES["qwen2-0.5b"].head_weights == 136_134_656
 
 
+@pytest.mark.slow("Eight kinds of arithmetic each compute 200 tokens of text")
 def test_other_arithmetic_is_measured_beside_fp32():
     """Over the same weights, which the reference has written out; one side computes as the reference does."""
     text = (demo_path() / "heldout.txt").read_text(encoding="utf-8")

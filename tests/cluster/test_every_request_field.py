@@ -265,6 +265,7 @@ async def is_ignored(calls: Calls, rpc: MethodDescriptor, path: Path) -> bool:
 
 
 @pytest.mark.parametrize("rpc", RPCS, ids=lambda rpc: rpc.name)
+@pytest.mark.slow("Every field of a call is set to several values, and answers are compared")
 async def test_every_field_changes_something_or_is_refused(rpc: MethodDescriptor, calls: Calls) -> None:
     ignored = {path[-1].full_name for path in paths(rpc.input_type) if await is_ignored(calls, rpc, path)}
     listed = {name for name in CHANGE_NOTHING if name.startswith(f"{rpc.name}: ")}

@@ -68,6 +68,12 @@ def test_a_claim_ends_when_the_value_is_written_or_dropped(
         wait_for(lambda: claims(other, b"b"), "a claim that was given back")
 
 
+def test_a_claim_lasts_as_long_as_it_is_to(redis: RedisProcess, stores: list[RedisStore], lasting: None) -> None:
+    assert claims(stores[0], b"a")
+    left_ms = redis.ask("PTTL", RedisKeyNames(SECRET).claim(b"a").decode()) or b":0"
+    assert 500_000 < int(left_ms[1:]) <= 600_000
+
+
 def test_a_claim_is_of_no_avail_to_what_is_forgotten(stores: list[RedisStore], lasting: None) -> None:
     one, other = stores
     assert claims(one, b"a")

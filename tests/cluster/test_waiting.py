@@ -291,6 +291,17 @@ async def test_one_that_would_take_another_ones_place_is_sent_to_full_replicas()
     assert line.priorities.lowest is None
 
 
+async def test_an_equal_one_waits_though_there_are_places_for_both() -> None:
+    """A full replica gives no place of a sequence to one of the same priority."""
+    fleet = Fleet()
+    fleet.members = {"only": SimpleNamespace(profile=SimpleNamespace(max_running=2))}
+    line = a_line(fleet)
+    with line.priorities.sent(urgent(1)):
+        waits = ask(line, urgent(1))
+        await held(line, 1)
+        waits.cancel()
+
+
 async def test_it_goes_before_those_that_wait_for_room() -> None:
     fleet = Fleet()
     fleet.members = {"only": SimpleNamespace(profile=SimpleNamespace(max_running=1))}

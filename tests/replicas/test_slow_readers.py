@@ -131,6 +131,7 @@ async def test_no_more_piles_up_than_the_bound_and_nothing_is_lost(bench: Bench,
     assert most < 2 * MOST
 
 
+@pytest.mark.slow("Five streams of up to 400 tokens, of which two are not read at first")
 async def test_it_keeps_neither_a_place_nor_blocks(bench: Bench) -> None:
     """Two of them would fill the batch, and leave less than a third of the KV."""
     streams = [await held(bench, replace(request(300), request_id="1"))]

@@ -1,9 +1,9 @@
 """What each test costs, as the marks `unit`, `process`, `ray` and `triton`, from tests/durations.json.
 
-`make durations` runs the tests with `--costs FILE` and writes that file: for each test that takes 0.05 s of processor
-time or more, or is more than a unit test, the seconds of its slowest case, what it was seen to do, and the seconds of
-all its cases together. A session's or a module's fixtures count for each test that uses them, and their seconds for the
-first of these. Processes that others start for a test (Ray's workers) are not in its seconds.
+`make durations` runs the tests with `--costs FILE` and makes that file of what they noted: for each test that takes
+0.05 s of processor time or more, or is more than a unit test, the seconds of its slowest case, what it was seen to do,
+and the seconds of all its cases together. A session's or a module's fixtures count for each test that uses them, and
+their seconds for the first of these. Processes that others start for a test (Ray's workers) are not in its seconds.
 """
 
 from __future__ import annotations
@@ -83,6 +83,10 @@ def is_there(name: str) -> bool:
     return path.exists() and re.search(rf"\bdef {re.escape(test.rpartition('::')[2])}\(", path.read_text()) is not None
 
 
+def is_worth_a_line(cost: Cost) -> bool:
+    return cost.slowest >= LEAST_S or cost.kind != "unit"
+
+
 def write(costs: Mapping[str, Cost], path: Path) -> None:
     lines = (f"{json.dumps(name)}: {json.dumps(costs[name])}" for name in sorted(costs))
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
@@ -96,7 +100,6 @@ class Recorder:
         self._now: set[str] = set()
         self._of_fixtures: dict[Any, set[str]] = {}
         self._found: Costs = {}
-        self._seen: set[str] = set()
         self._garbage_s = self._began_s = 0.0
         gc.callbacks.append(self._collect)
         sys.addaudithook(self._hear)
@@ -142,13 +145,10 @@ class Recorder:
         found = self._found.get(name, NOTHING)
         dearest = max([found.kind, *done], key=("unit", "triton", "process", "ray").index)
         seconds = own if dearest in ("unit", "triton") else own + of_children
-        self._seen.add(name)
         self._found[name] = Cost(round(max(found.slowest, seconds), 2), dearest, round(found.total + seconds, 2))
 
     def pytest_sessionfinish(self) -> None:
-        kept = {name: cost for name, cost in read(self._path).items() if name not in self._seen}
-        worth = {name: cost for name, cost in self._found.items() if cost.slowest >= LEAST_S or cost.kind != "unit"}
-        write(kept | worth, self._path)
+        write({**read(self._path), **self._found}, self._path)
 
 
 def _has_ray() -> bool:
@@ -173,7 +173,7 @@ def main(paths: list[str]) -> None:
     found = read()
     for path in paths:
         found |= read(Path(path))
-    write({name: cost for name, cost in found.items() if is_there(name)}, FILE)
+    write({name: cost for name, cost in found.items() if is_worth_a_line(cost) and is_there(name)}, FILE)
 
 
 if __name__ == "__main__":

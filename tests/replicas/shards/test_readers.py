@@ -194,6 +194,7 @@ class Reads:
                 yield name
 
 
+@pytest.mark.slow("Every process of a divided model reads its part of a checkpoint")
 @pytest.mark.covering
 @pytest.mark.parametrize(("layers", "ranks"), DIVISIONS)
 @pytest.mark.parametrize("name", ["qwen2", "qwen3, tied", "gptq, desc_act"])
