@@ -69,6 +69,12 @@ async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt(post: An
     assert texts(streamed.events()) == {0: "ab", 1: "ab", 2: "xy", 3: "xy"}
 
 
+async def test_as_many_choices_as_are_wanted_may_be_made(post: Any) -> None:
+    for n in (1, 2):
+        reply = await post("/v1/completions", {"prompt": "a", "n": n, "best_of": n, "max_tokens": 1})
+        assert (reply.status, len(reply.json()["choices"])) == (200, n)
+
+
 async def test_stream_ends_with_usage_and_done(post: Any) -> None:
     body = {"prompt": "abc", "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
     reply = await post(COMPLETIONS, body)

@@ -53,6 +53,8 @@ async def test_labels_are_in_the_line_of_their_call(folder: Path, log_folder: Pa
     assert [line["labels"] for line in lines] == [
         cut, {"user": "me"}, {"user": "refused"}, {}, {"user": "embeds"}, {}, {},
     ]  # fmt: skip
+    two, one = lines[1], lines[3]
+    assert [(len(line["requests"]), line["prompt_tokens"]) for line in (two, one)] == [(2, 2), (1, 1)]
 
 
 async def test_over_every_protocol(folder: Path, log_folder: Path) -> None:

@@ -125,11 +125,12 @@ def _run_tests(copy: Path, name: str, tests: Sequence[str], options: argparse.Na
     command = [sys.executable, "-m", "pytest", "-x", "-v", "--no-header", "--tb=short", *thorough, *tests]
     began = time.monotonic()
     status, output = _ended(command, copy, options.timeout)
-    if status is None:
-        started = re.findall(r"^(tests/\S+::\S+) *$", output, re.MULTILINE)
-        return Stage(name, "hung", started[-1] if started else "", time.monotonic() - began)
+    if status is None or status < 0:  # a fault in C may take the process with it
+        started = re.findall(r"^(tests/\S+::\S+) *(?:Fatal.*)?$", output, re.MULTILINE)
+        outcome = "hung" if status is None else "failed"
+        return Stage(name, outcome, started[-1] if started else "", time.monotonic() - began)
     failed = re.findall(r"^(?:FAILED|ERROR) (tests/\S+::.*?)(?: - |$)", output, re.MULTILINE)
-    outcome = OUTCOMES.get(status, "failed" if failed else "broken")  # a test may take its process with it
+    outcome = OUTCOMES.get(status, "failed" if failed else "broken")
     if outcome == "broken":
         print(output[-3000:], file=sys.stderr)
     return Stage(name, outcome, failed[0] if failed else "", time.monotonic() - began)
