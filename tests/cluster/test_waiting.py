@@ -269,10 +269,15 @@ def urgent(priority: int, n: int = 1) -> Request:
     return Request("u", (1, 2, 3), SamplingParams(max_tokens=4, seed=0, n=n), priority=priority)
 
 
+def full_fleet(places: int) -> Fleet:
+    fleet = Fleet()
+    fleet.members = {"only": SimpleNamespace(profile=SimpleNamespace(max_running=places))}
+    return fleet
+
+
 async def test_one_that_would_take_another_ones_place_is_sent_to_full_replicas() -> None:
     """A replica gives it the place of the least important; an equal one waits here, and so does what is too much."""
-    fleet = Fleet()
-    fleet.members = {"only": SimpleNamespace(profile=SimpleNamespace(max_running=2))}
+    fleet = full_fleet(2)
     line = a_line(fleet)
     with line.priorities.sent(urgent(1)), line.priorities.sent(urgent(1)):
         waits = ask(line, urgent(1))
@@ -293,8 +298,7 @@ async def test_one_that_would_take_another_ones_place_is_sent_to_full_replicas()
 
 async def test_an_equal_one_waits_though_there_are_places_for_both() -> None:
     """A full replica gives no place of a sequence to one of the same priority."""
-    fleet = Fleet()
-    fleet.members = {"only": SimpleNamespace(profile=SimpleNamespace(max_running=2))}
+    fleet = full_fleet(2)
     line = a_line(fleet)
     with line.priorities.sent(urgent(1)):
         waits = ask(line, urgent(1))
@@ -303,8 +307,7 @@ async def test_an_equal_one_waits_though_there_are_places_for_both() -> None:
 
 
 async def test_it_goes_before_those_that_wait_for_room() -> None:
-    fleet = Fleet()
-    fleet.members = {"only": SimpleNamespace(profile=SimpleNamespace(max_running=1))}
+    fleet = full_fleet(1)
     line = a_line(fleet)
     with line.priorities.sent(urgent(0)):
         first = ask(line, urgent(0))

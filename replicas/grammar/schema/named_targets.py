@@ -12,10 +12,9 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 from .keywords import LISTED_SCHEMAS, SCHEMAS_BY_NAME, SINGLE_SCHEMAS, WHOLE_KEYWORDS
-from .references import SchemaPath
+from .references import SchemaPath, split_pointer
 
 DEFINITIONS = ("$defs", "definitions")
 _MOVING = {*WHOLE_KEYWORDS, "nullable"}  # keywords of a schema by which the schemas within it may be moved
@@ -48,7 +47,10 @@ def at_pointer(root: Any, target: str) -> Any:
 def _read_pointer(target: str) -> SchemaPath | None:
     if target != "#" and not target.startswith("#/"):
         return None
-    return tuple(part.replace("~1", "/").replace("~0", "~") for part in unquote(target[1:]).split("/")[1:])
+    try:
+        return split_pointer(target)
+    except UnicodeDecodeError:
+        return None
 
 
 def _at(root: Any, place: Sequence[str]) -> Any:

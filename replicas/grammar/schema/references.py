@@ -65,13 +65,21 @@ class SchemaReferences:
 
     def _read(self, target: str) -> SchemaPath:
         try:
-            parts = unquote(target[1:], errors="strict").split("/")[1:]
+            place = split_pointer(target)
         except UnicodeDecodeError:
             raise BadReference(f"{target[:MAX_SHOWN]!r} is not UTF-8") from None
-        self._steps += len(parts)
+        self._steps += len(place)
         if self._steps > MAX_STEPS:
             raise TooManySteps("following all of them takes too long")
-        place = tuple(part.replace("~1", "/").replace("~0", "~") for part in parts)
         if place not in self._schemas:
             raise BadReference(f"no schema stands at {target[:MAX_SHOWN]!r}")
         return place
+
+
+def split_pointer(target: str) -> SchemaPath:
+    """Return the names on the way from the root of the document that a reference, `#` or `#/…`, leads along.
+
+    Raises UnicodeDecodeError for an escape that is not UTF-8.
+    """
+    parts = unquote(target[1:], errors="strict").split("/")[1:]
+    return tuple(part.replace("~1", "/").replace("~0", "~") for part in parts)
