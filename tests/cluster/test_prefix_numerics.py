@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -254,3 +255,10 @@ def test_what_it_costs_is_told_by_way() -> None:
     assert [each["metric"] for each in rows] == ["numerics_kl", "numerics_logit", "numerics_other_token"]
     assert all(each["workload"]["tokens"] == 16 for each in rows)
     assert all(each["source"] == "measured" for each in rows)
+
+
+def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("too short")
+    plan = NumericsPlan(prefix=64, probed=16, texts=2, text=tmp_path / "text.txt")
+    with pytest.raises(ValueError, match=r"text: has \d+ tokens; 2 times 80 are needed"):
+        measure_numerics(plan, str)

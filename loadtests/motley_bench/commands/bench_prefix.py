@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +23,12 @@ def prefix(
         list[str] | None,
         typer.Option(help="values, ttft, trace, faults, numerics or simulated; may be repeated; default: all."),
     ] = None,
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="Folder, or Hugging Face id, for --part numerics.")
+    ] = "demo",
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Its held-out text; not for demo.", exists=True, dir_okay=False)
+    ] = None,
     out: BenchOut = None,
     as_json: options.Json = False,
     config: ConfigFile = None,
@@ -37,8 +45,11 @@ def prefix(
     Examples:
       motley bench prefix --quick
       motley bench prefix --quick --part faults
+      motley bench prefix --part numerics --model ./out/smollm2-135m-int4 --text out/held-out.txt
       motley bench prefix --out loadtests/results/prefix-cpu.json
     """
+    from motley.replicas.model.checkpoint_inspection import resolve_model
+
     from ..prefix import prefix_benchmark
     from ..reporting.report_table import table
 
@@ -46,6 +57,14 @@ def prefix(
     if unknown := [name for name in parts if name not in prefix_benchmark.PARTS]:
         raise typer.BadParameter(f"--part {unknown[0]}: expected {', '.join(prefix_benchmark.PARTS)}")
     plan = prefix_benchmark.quick(parts) if quick else prefix_benchmark.PrefixBenchPlan(parts=parts, repeats=repeats)
-    with show_activity("starting") as say:
-        report = prefix_benchmark.run(plan, say)
+    if (model == "demo") != (text is None):
+        raise typer.BadParameter("--model and --text are given together: the demo model has a text of its own")
+    if text is not None:
+        folder = resolve_model(options.find_model(model))
+        plan = replace(plan, numerics=replace(plan.numerics, folder=folder, text=text))
+    try:
+        with show_activity("starting") as say:
+            report = prefix_benchmark.run(plan, say)
+    except ValueError as error:
+        raise typer.BadParameter(f"--{error}") from error
     tell(report, table, out, as_json=as_json)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from motley.replicas.demo import demo_path
@@ -49,12 +50,20 @@ class NumericsPlan:
     prefix  tokens whose KV comes from a record
     probed  tokens after the prefix whose logits are compared
     texts   number of pieces of held-out text
+    folder  checkpoint of the model; by default the demo model, which knows its text by heart
+    text    file with the held-out text; by default that of the demo model
     """
 
     ways: Sequence[tuple[str, str, str]] = WAYS
     prefix: int = 512
     probed: int = 64
     texts: int = 7
+    folder: Path = field(default_factory=demo_path)
+    text: Path = field(default_factory=lambda: demo_path() / "heldout.txt")
+
+    @property
+    def model(self) -> str:
+        return "demo" if self.folder == demo_path() else self.folder.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +81,14 @@ class ForeignKvDeviation:
 
 
 class _DtypeEngine:
-    """Engine of the demo model in one dtype, on this machine's CPU."""
+    """Engine of the model in one dtype, on this machine's CPU."""
 
     def __init__(self, dtype: str, plan: NumericsPlan) -> None:
-        config = EngineConfig(dtype=dtype, threads=usable_cores(), prefix_cache="memory", kv_memory_bytes=2**24)
-        self.ops, why = choose_operators(config, inspect_checkpoint(demo_path()).config.dtype)
-        loaded = load_model(demo_path(), self.ops)
+        config = EngineConfig(dtype=dtype, threads=usable_cores(), prefix_cache="memory", kv_memory_bytes=2**26)
+        self.ops, why = choose_operators(config, inspect_checkpoint(plan.folder).config.dtype)
+        loaded = load_model(plan.folder, self.ops)
         self.shape, self._plan = loaded.config, plan
-        self._built: BuiltEngine = assemble_engine(loaded, config, self.ops, name="demo", why=why)
+        self._built: BuiltEngine = assemble_engine(loaded, config, self.ops, name=plan.model, why=why)
 
     def close(self) -> None:
         self._built.close()
@@ -116,10 +125,14 @@ def measure_numerics(plan: NumericsPlan, say: Callable[[str], None]) -> list[dic
 def measure_deviations(
     plan: NumericsPlan, say: Callable[[str], None]
 ) -> Iterator[tuple[tuple[str, str, str], list[ForeignKvDeviation]]]:
-    """Yield for each way of `plan.ways` the differences of each text."""
+    """Yield for each way of `plan.ways` the differences of each text.
+
+    Raises ValueError for a text that is too short, and where the model's KV does not fit a dtype.
+    """
     whole = plan.prefix + plan.probed
-    text = (demo_path() / "heldout.txt").read_text(encoding="utf-8")
-    ids = Tokenizer.load(demo_path()).encode(text)
+    ids = Tokenizer.load(plan.folder).encode(plan.text.read_text(encoding="utf-8"))
+    if len(ids) < plan.texts * whole:
+        raise ValueError(f"text: has {len(ids):,} tokens; {plan.texts} times {whole} are needed")
     texts = [ids[i * whole : (i + 1) * whole] for i in range(plan.texts)]
     sides = {dtype: _DtypeEngine(dtype, plan) for dtype in sorted({dtype for way in plan.ways for dtype in way[::2]})}
     try:
@@ -137,11 +150,12 @@ def _measure_deviation(writer: RoundingTrial, reader: RoundingTrial, tokens: Seq
     prefix, rest = tokens[: writer.known], tokens[writer.known :]
     writer.compute(prefix)
     record = writer.record()
-    assert record is not None, "the demo's KV is in any dtype's range"
+    if record is None:
+        raise ValueError("model: its KV is outside the range of a dtype of records")
     reader.compute(prefix)
     own = reader.logits(rest)
-    restored = reader.restore(record)
-    assert restored, "the demo's KV is in any dtype's range"
+    if not reader.restore(record):
+        raise ValueError("model: its KV is outside the range of a dtype that reads")
     given = reader.logits(rest)
     logs, others = own.log_softmax(-1), given.log_softmax(-1)
     return ForeignKvDeviation(

@@ -110,7 +110,8 @@ def run(plan: PrefixBenchPlan, say: Progress) -> dict[str, Any]:
         rows += _simulated(plan, rows)
     after = {"load_average_1min_after": machine()["load_average_1min"]}
     return {
-        "bench": "prefix", "machine": before | after, "versions": versions(*PACKAGES), "redis": where, "rows": rows
+        "bench": "prefix", "machine": before | after, "versions": versions(*PACKAGES), "redis": where,
+        "numerics_model": plan.numerics.model, "rows": rows
     }  # fmt: skip
 
 
