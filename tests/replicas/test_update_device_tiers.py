@@ -158,7 +158,7 @@ def test_each_ends_on_the_weights_that_it_began_with(
             assert found == [*before[:2], *after[2:]]
             assert len(both[0]) == 2
             assert every(made) == after
-            assert threading.active_count() == threads
+            assert threading.active_count() <= threads, "fewer where some of the start's have ended since"
         assert made._built.profile.fingerprint == fingerprint
         assert tier_of(made).plan == plan
         assert tier_of(made).expected is not None
@@ -290,7 +290,8 @@ def test_a_failed_update_leaves_everything_as_it_was(
                     refused(error, what)  # type: ignore[arg-type]
             gc.collect()
             assert set(storages()) <= there[0]
-            assert (threading.active_count(), open_files(tmp_path / "one" / "cache")) == there[1:]
+            assert threading.active_count() <= there[1]
+            assert open_files(tmp_path / "one" / "cache") == there[2]
             assert (live.version, live.loaded, list(built.runner.models)) == (0, loaded, [0])
 
         old = every(made)
@@ -307,7 +308,8 @@ def test_what_is_dropped_leaves_nothing(folders: tuple[Path, Path], tmp_path: Pa
         threads, files = threading.active_count(), open_files(tmp_path / "one" / "cache")
         made._built.weights.drop(made._built.weights.prepare(file))
         gc.collect()
-        assert (threading.active_count(), open_files(tmp_path / "one" / "cache")) == (threads, files)
+        assert threading.active_count() <= threads
+        assert open_files(tmp_path / "one" / "cache") == files
 
 
 # The least that int4 tiles hold.

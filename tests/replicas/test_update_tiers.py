@@ -123,14 +123,15 @@ def test_of_files_nothing_is_left(tmp_path: Path) -> None:
         live.prepare(WeightFile(file.path, contents="0" * 64))
     live.drop(live.prepare(file))
     assert torch.equal(logits(live.loaded), expected)
-    assert (_kept(tmp_path), threading.active_count()) == (there, threads)
+    assert _kept(tmp_path) == there
+    assert threading.active_count() <= threads, "fewer where some of the start's have ended since"
     before = live.loaded.decoder
     live.adopt(live.prepare(file))
     before.forget()
     assert len(tier_of(live.loaded).places) == 2
     tier_of(live.loaded).close()
     live.close()
-    assert threading.active_count() == threads - 1
+    assert threading.active_count() < threads
     del before, live  # what is in memory of a file is mapped
     assert not [name for name in _kept(tmp_path) if "(deleted)" in name]
 

@@ -22,7 +22,7 @@ from motley.kernels.cpu.c_kernels.shm_collectives import TIMEOUT_S
 from motley.replicas.parallel.leader.follower_group import ANSWER_TIMEOUT_S
 from motley.replicas.parallel.transport.heartbeats import HEARTBEAT_S
 
-STREAMS, TOKENS = 8, 400
+STREAMS, TOKENS = 8, 800
 SAMPLING = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0}
 GAP_S = 10.0  # from the last token of a stream to its next, by another replica
 FOUND_S = (
