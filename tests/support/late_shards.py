@@ -19,7 +19,10 @@ RANKS: dict[str, Any] = {"tensor_parallel": 2}
 STAGES: dict[str, Any] = {"pipeline_parallel": 2, "pipeline_layers": (1, 3)}
 MIXED: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
     "GPU, CPU": (["on_cpu"], STAGES),
-    "CPU, GPU, CPU": (["serves", "on_cpu"], {"device": "cpu,cuda,cpu", "pipeline_parallel": 3}),
+    "CPU, GPU, CPU": (
+        ["serves", "on_cpu"],
+        {"device": "cpu,cuda,cpu", "pipeline_parallel": 3, "pipeline_layers": (1, 2, 1)},
+    ),
     "two CPUs, two GPUs": (["on_cpu", "serves", "serves"], RANKS | STAGES | {"device": "cpu,cuda"}),
 }
 KV_BYTES = 1 << 20
