@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from gptq_files import build_gptq
 from late_device import LateDevice, storages
 from new_weights import changed, of_another, tensors_of, written
 from thorough import thorough
+from threads_by_name import thread_names
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.device.device_context import interpreter_context
@@ -136,7 +136,7 @@ def test_each_ends_on_the_weights_that_it_began_with(
     device, settings = LateDevice(early=early), budgets(folders[0], kind)
     with engine(folders[0], device, **settings) as made:
         assert made._built.weights is not None
-        threads = threading.active_count()
+        threads = thread_names()
         plan = tier_of(made).plan
         for file, before, after in ((first, old, new), (second, new, last)):
             decoder = weakref.ref(made._built.weights.loaded.decoder)
@@ -158,7 +158,7 @@ def test_each_ends_on_the_weights_that_it_began_with(
             assert found == [*before[:2], *after[2:]]
             assert len(both[0]) == 2
             assert every(made) == after
-            assert threading.active_count() <= threads, "fewer where some of the start's have ended since"
+            assert thread_names() <= threads
         assert made._built.profile.fingerprint == fingerprint
         assert tier_of(made).plan == plan
         assert tier_of(made).expected is not None
@@ -268,7 +268,7 @@ def test_a_failed_update_leaves_everything_as_it_was(
             device.mark().wait()  # of steps on their way nothing more comes meanwhile
             device.copy(lambda: None).wait()
             gc.collect()
-            there = set(storages()), threading.active_count(), open_files(tmp_path / "one" / "cache")
+            there = set(storages()), thread_names(), open_files(tmp_path / "one" / "cache")
             device.free = needed - 1
             refused(Unavailable, "the new weights need")
             device.free = needed
@@ -290,7 +290,7 @@ def test_a_failed_update_leaves_everything_as_it_was(
                     refused(error, what)  # type: ignore[arg-type]
             gc.collect()
             assert set(storages()) <= there[0]
-            assert threading.active_count() <= there[1]
+            assert thread_names() <= there[1]
             assert open_files(tmp_path / "one" / "cache") == there[2]
             assert (live.version, live.loaded, list(built.runner.models)) == (0, loaded, [0])
 
@@ -305,10 +305,10 @@ def test_what_is_dropped_leaves_nothing(folders: tuple[Path, Path], tmp_path: Pa
     file, _ = new_file(folders, "new", lambda name: ".mlp." in name, tmp_path)
     with engine(folders[0], LateDevice(), **budgets(folders[0], "both")) as made:
         assert made._built.weights is not None
-        threads, files = threading.active_count(), open_files(tmp_path / "one" / "cache")
+        threads, files = thread_names(), open_files(tmp_path / "one" / "cache")
         made._built.weights.drop(made._built.weights.prepare(file))
         gc.collect()
-        assert threading.active_count() <= threads
+        assert thread_names() <= threads
         assert open_files(tmp_path / "one" / "cache") == files
 
 

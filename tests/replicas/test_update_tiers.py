@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 from gptq_files import build_gptq
 from new_weights import changed, of_another, tensors_of, written
 from steps import Session, exact_ops
+from threads_by_name import thread_names
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.c_kernels.native_build import load_library
@@ -29,6 +29,8 @@ from motley.replicas.offload.planning.disk_plan import DiskPlan
 from motley.replicas.types import Request, SamplingParams, StreamMessage
 from motley.replicas.updates.live_weights import LiveWeights
 from motley.replicas.updates.weight_file import WeightFile
+
+READER = "weights reader_"  # thread of a tier on disk
 
 pytestmark = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")
 
@@ -115,7 +117,7 @@ def test_of_files_nothing_is_left(tmp_path: Path) -> None:
     """Whatever is wrong, and when all have been let go of; neither on disk nor open."""
     folder, other = (BUILDS["dense"](tmp_path / part, seed) for seed, part in enumerate(("one", "two")))
     live = LiveWeights(tiered(folder, tmp_path, 3))
-    there, threads = _kept(tmp_path), threading.active_count()
+    there, threads = _kept(tmp_path), thread_names()
     new = of_another(folder, other, lambda name: "mlp" in name)
     file = WeightFile(written(tmp_path / "new.safetensors", new))
     expected = logits(live.loaded)
@@ -124,14 +126,15 @@ def test_of_files_nothing_is_left(tmp_path: Path) -> None:
     live.drop(live.prepare(file))
     assert torch.equal(logits(live.loaded), expected)
     assert _kept(tmp_path) == there
-    assert threading.active_count() <= threads, "fewer where some of the start's have ended since"
+    assert thread_names() <= threads
     before = live.loaded.decoder
     live.adopt(live.prepare(file))
     before.forget()
     assert len(tier_of(live.loaded).places) == 2
     tier_of(live.loaded).close()
     live.close()
-    assert threading.active_count() < threads
+    assert thread_names() <= threads
+    assert thread_names()[READER] == threads[READER] - 1
     del before, live  # what is in memory of a file is mapped
     assert not [name for name in _kept(tmp_path) if "(deleted)" in name]
 
