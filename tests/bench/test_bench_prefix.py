@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley_bench.checkpoints.random_checkpoint import SHAPES, CheckpointShape
+from motley_bench.commands.bench_prefix import prefix
 from motley_bench.prefix import prefix_benchmark
 from motley_bench.prefix.foreign_kv import WAYS, NumericsPlan
 from motley_bench.prefix.prefix_first_tokens import break_even
@@ -131,3 +135,16 @@ def test_requests_that_fail_and_answers_that_differ_are_told() -> None:
     assert rows["fault_ttft_p95"]["value"] == pytest.approx(390)
     assert rows["fault_ttft_p95_over_recompute"]["value"] == pytest.approx(290)
     assert rows["fault_recovery"]["workload"]["hits_after_it"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": "somewhere"}, "are given together"),
+        ({"text": Path(__file__)}, "are given together"),
+        ({"model": "somewhere", "text": Path(__file__), "part": ["ttft"]}, "are of the part numerics"),
+    ],
+)
+def test_a_model_that_would_not_be_measured_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(typer.BadParameter, match=message):
+        prefix(**given)

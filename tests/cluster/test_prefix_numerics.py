@@ -21,6 +21,7 @@ from motley.kernels.ops import Ops
 from motley.replicas.demo import demo_path
 from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.engine.kv_reuse import fetch_scheduler
+from motley.replicas.errors import InvalidRequest
 from motley.replicas.execution.step_plan import StepPlan
 from motley.replicas.gpu.accelerator import CpuCopier
 from motley.replicas.gpu.swapper import Swapper
@@ -260,5 +261,5 @@ def test_what_it_costs_is_told_by_way() -> None:
 def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("too short")
     plan = NumericsPlan(prefix=64, probed=16, texts=2, text=tmp_path / "text.txt")
-    with pytest.raises(ValueError, match=r"text: has \d+ tokens; 2 times 80 are needed"):
+    with pytest.raises(InvalidRequest, match=r"text: it has \d+ tokens; expected at least 2 times 80"):
         measure_numerics(plan, str)

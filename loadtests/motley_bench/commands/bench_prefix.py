@@ -24,10 +24,11 @@ def prefix(
         typer.Option(help="values, ttft, trace, faults, numerics or simulated; may be repeated; default: all."),
     ] = None,
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="Folder, or Hugging Face id, for --part numerics.")
+        str, typer.Option(metavar="MODEL", help="Model of the part numerics: a folder, or a Hugging Face id.")
     ] = "demo",
     text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its held-out text; not for demo.", exists=True, dir_okay=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Held-out text for --model; demo has its own.", exists=True, dir_okay=False),
     ] = None,
     out: BenchOut = None,
     as_json: options.Json = False,
@@ -56,15 +57,14 @@ def prefix(
     parts = tuple(part or prefix_benchmark.PARTS)
     if unknown := [name for name in parts if name not in prefix_benchmark.PARTS]:
         raise typer.BadParameter(f"--part {unknown[0]}: expected {', '.join(prefix_benchmark.PARTS)}")
-    plan = prefix_benchmark.quick(parts) if quick else prefix_benchmark.PrefixBenchPlan(parts=parts, repeats=repeats)
     if (model == "demo") != (text is None):
         raise typer.BadParameter("--model and --text are given together: the demo model has a text of its own")
+    if text is not None and "numerics" not in parts:
+        raise typer.BadParameter("--model and --text are of the part numerics, which --part leaves out")
+    plan = prefix_benchmark.quick(parts) if quick else prefix_benchmark.PrefixBenchPlan(parts=parts, repeats=repeats)
     if text is not None:
         folder = resolve_model(options.find_model(model))
         plan = replace(plan, numerics=replace(plan.numerics, folder=folder, text=text))
-    try:
-        with show_activity("starting") as say:
-            report = prefix_benchmark.run(plan, say)
-    except ValueError as error:
-        raise typer.BadParameter(f"--{error}") from error
+    with show_activity("starting") as say:
+        report = prefix_benchmark.run(plan, say)
     tell(report, table, out, as_json=as_json)

@@ -12,6 +12,7 @@ from typing import Any
 from motley.replicas.demo import demo_path
 from motley.replicas.engine.startup.engine_builder import BuiltEngine, assemble_engine
 from motley.replicas.engine_config import EngineConfig
+from motley.replicas.errors import InvalidRequest
 from motley.replicas.execution.runner import ModelRunner
 from motley.replicas.host.cpu_cores import usable_cores
 from motley.replicas.host.measurement_rows import row
@@ -127,12 +128,13 @@ def measure_deviations(
 ) -> Iterator[tuple[tuple[str, str, str], list[ForeignKvDeviation]]]:
     """Yield for each way of `plan.ways` the differences of each text.
 
-    Raises ValueError for a text that is too short, and where the model's KV does not fit a dtype.
+    Raises InvalidRequest for a text that is too short, and where the model's KV does not fit a dtype.
     """
     whole = plan.prefix + plan.probed
     ids = Tokenizer.load(plan.folder).encode(plan.text.read_text(encoding="utf-8"))
     if len(ids) < plan.texts * whole:
-        raise ValueError(f"text: has {len(ids):,} tokens; {plan.texts} times {whole} are needed")
+        message = f"text: it has {len(ids):,} tokens; expected at least {plan.texts} times {whole}"
+        raise InvalidRequest(message, param="text")
     texts = [ids[i * whole : (i + 1) * whole] for i in range(plan.texts)]
     sides = {dtype: _DtypeEngine(dtype, plan) for dtype in sorted({dtype for way in plan.ways for dtype in way[::2]})}
     try:
@@ -151,11 +153,11 @@ def _measure_deviation(writer: RoundingTrial, reader: RoundingTrial, tokens: Seq
     writer.compute(prefix)
     record = writer.record()
     if record is None:
-        raise ValueError("model: its KV is outside the range of a dtype of records")
+        raise InvalidRequest("model: its KV is outside the range of a dtype of records", param="model")
     reader.compute(prefix)
     own = reader.logits(rest)
     if not reader.restore(record):
-        raise ValueError("model: its KV is outside the range of a dtype that reads")
+        raise InvalidRequest("model: its KV is outside the range of a dtype that reads", param="model")
     given = reader.logits(rest)
     logs, others = own.log_softmax(-1), given.log_softmax(-1)
     return ForeignKvDeviation(

@@ -109,9 +109,10 @@ def run(plan: PrefixBenchPlan, say: Progress) -> dict[str, Any]:
         say("a fleet in virtual time")
         rows += _simulated(plan, rows)
     after = {"load_average_1min_after": machine()["load_average_1min"]}
+    model = {"numerics_model": plan.numerics.model} if "numerics" in plan.parts else {}
     return {
-        "bench": "prefix", "machine": before | after, "versions": versions(*PACKAGES), "redis": where,
-        "numerics_model": plan.numerics.model, "rows": rows
+        "bench": "prefix", "machine": before | after, "versions": versions(*PACKAGES), "redis": where, **model,
+        "rows": rows,
     }  # fmt: skip
 
 
