@@ -1,9 +1,10 @@
 """Compares the speed of two checkouts: `python tools/compare_checkouts.py BEFORE AFTER [engine] [service] [decision]`.
 
-Each checkout has its own `.venv` (`make install`). Both are measured in turns, each first in every other pair, since
-the load of a machine changes. Printed are, for each figure, the median of the pairs' ratios with an interval of 95% by
-bootstrap; above 1 the second checkout is the better one. What is measured uses only what both have: the `Engine`, a
-running service, and the benchmark's own measurement of a routing decision.
+Each checkout has its own `.venv` (`make install`); the Python that runs this has one of them. Both checkouts are
+measured in turns, each first in every other pair, since the load of a machine changes. Printed are, for each figure,
+the median of the pairs' ratios with an interval of 95% by bootstrap; above 1 the second checkout is the better one.
+What is measured uses only what both have: the `Engine`, a running service, and the benchmark's own measurement of a
+routing decision.
 """
 
 from __future__ import annotations
@@ -12,22 +13,20 @@ import argparse
 import json
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
+
+from motley_bench.load.measured_service import start_service
 
 Figures = dict[str, float]
 RESAMPLES = 10_000
 STARTS = 2  # of both services: what two processes of one program differ by is in the interval too
-STOP_S = 60
-START_S = 300
 
 ENGINE = """
 import json, os, statistics, sys, time
@@ -89,7 +88,9 @@ def compare_services(before: Path, after: Path, pairs: int) -> Iterator[tuple[Fi
     for start in range(STARTS):
         share = pairs // STARTS + (start < pairs % STARTS)
         with ExitStack() as services:
-            ends = [services.enter_context(service(checkout)) for checkout in (before, after)]
+            pythons = [str(checkout / ".venv/bin/python") for checkout in (before, after)]
+            null = ["demo", "--null-engine"]
+            ends = [services.enter_context(start_service(null, python)) for python in pythons]
             yield from in_turns(share, *(lambda end=end: service_figures(after, end) for end in ends))
 
 
@@ -131,34 +132,6 @@ def chat_s(address: str) -> float:
         if response.status != 200:
             raise RuntimeError(f"a chat was answered with {response.status}: {answer.decode()}")
     return statistics.median(times)
-
-
-@contextmanager
-def service(checkout: Path) -> Iterator[dict[str, str]]:
-    """Yield the endpoints of `motley serve` with an engine that computes nothing."""
-    with tempfile.TemporaryDirectory(prefix="motley-compare-") as folder:
-        ready = Path(folder) / "ready.json"
-        command = [str(checkout / ".venv/bin/python"), "-m", "motley", "serve", "demo", "--null-engine"]
-        command += ["--ready-file", str(ready), "--http-port", str(free_port()), "--grpc-port", str(free_port())]
-        with (Path(folder) / "log").open("w") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-        try:
-            deadline = time.monotonic() + START_S
-            while not ready.exists():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"{checkout} did not start: {(Path(folder) / 'log').read_text()[-500:]}")
-                time.sleep(0.1)
-            yield json.loads(ready.read_text())
-        finally:
-            process.terminate()
-            process.wait(STOP_S)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def in_turns(

@@ -85,14 +85,14 @@ def _get(url: str, api_key: str | None, tls: Tls | None, body: dict[str, Any] | 
 
 
 @contextmanager
-def start_service(arguments: Sequence[str]) -> Iterator[dict[str, str]]:
+def start_service(arguments: Sequence[str], python: str = sys.executable) -> Iterator[dict[str, str]]:
     """Run `motley serve` with these arguments on free ports, as a process; yield its endpoints and `pid`.
 
-    Raises Unavailable if it does not start.
+    `python` is the interpreter that has the Motley to start. Raises Unavailable if it does not start.
     """
     with tempfile.TemporaryDirectory(prefix="motley-bench-") as folder:
         ready, log = Path(folder) / "ready.json", Path(folder) / "log"
-        command = [sys.executable, "-m", "motley", "serve", *arguments, "--ready-file", str(ready)]
+        command = [python, "-m", "motley", "serve", *arguments, "--ready-file", str(ready)]
         for flag in ("--http-port", "--grpc-port"):
             command += [flag, str(_free_port())]
         with log.open("w") as output:
