@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 from .checkpoint.cache.startup_prefetch import prefetch_model
 from .checkpoint.reading.load_progress import LoadProgressFile
 from .engine.streams.output_buffer import merge_messages
-from .engine.streams.pending_unary_batches import NumberedResponse, PendingUnaryBatches
+from .engine.streams.pending_unary_batches import PendingUnaryBatches
 from .engine.streams.profile_text import profile_to_text
-from .engine.streams.stream_multiplexer import MessageBatch, StreamId, StreamMultiplexer, split_stream
+from .engine.streams.replica_envelope import ReplicaEnvelope
+from .engine.streams.stream_multiplexer import StreamId, StreamMultiplexer, split_stream
 from .errors import CheckpointError, InvalidRequest
 from .host.garbage_collection import freeze_gc, pause_gc
 from .host.stderr_logging import log_to_stderr
@@ -40,9 +41,7 @@ class Replica:
             await self._worker.start()
         freeze_gc()
 
-    async def generate(
-        self, request: Request, ticket: StreamId | None = None
-    ) -> AsyncGenerator[StreamMessage | str | int, None]:
+    async def generate(self, request: Request, ticket: StreamId | None = None) -> AsyncGenerator[ReplicaEnvelope, None]:
         """Stream a request's output. Closing the generator cancels the request and frees its KV. See
         stream_multiplexer.py for what it yields.
 
@@ -53,21 +52,24 @@ class Replica:
             async for item in items:
                 yield item
 
-    async def answer(self, request: Request, placement: None = None) -> StreamMessage:
+    async def answer(self, request: Request, placement: None = None) -> ReplicaEnvelope:
         """Return the whole response in one message: one call costs less than a stream. Cancelling the call cancels the
         request.
         """
+        return ReplicaEnvelope((await self._answer(request),))
+
+    async def _answer(self, request: Request) -> StreamMessage:
         stream = cast(AsyncGenerator[StreamMessage, None], self._worker.generate(request))
         async with aclosing(stream) as messages:
             return merge_messages([message async for message in messages])
 
     async def answers(
         self, bundle: str, requests: Sequence[Request], placement: None = None
-    ) -> AsyncGenerator[list[NumberedResponse], None]:
-        """Compute several requests in one call. The stream's first message is an empty list; then come the responses
-        that have ended, each with its index in `requests`.
+    ) -> AsyncGenerator[ReplicaEnvelope, None]:
+        """Compute several requests in one call. The stream's first envelope is empty; then come the responses that have
+        ended, each with its index in `requests`.
         """
-        async with aclosing(self._bundles.answers(bundle, requests, self.answer)) as batches:
+        async with aclosing(self._bundles.answers(bundle, requests, self._answer)) as batches:
             async for batch in batches:
                 yield batch
 
@@ -75,7 +77,7 @@ class Replica:
         """Cancel one request of a bundle, since no client waits for its response."""
         self._bundles.abandon(bundle, number)
 
-    async def trunk(self, ingress: str, name: str, placement: None = None) -> AsyncGenerator[MessageBatch, None]:
+    async def trunk(self, ingress: str, name: str, placement: None = None) -> AsyncGenerator[ReplicaEnvelope, None]:
         """Stream the messages of all of one ingress's requests together, from now on."""
         trunk = self._trunks[ingress] = StreamMultiplexer(name)
         try:

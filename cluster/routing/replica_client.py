@@ -271,7 +271,7 @@ class ReplicaClient:
         try:
             answer = await attempt.wait(response)
             if placement.visit is not None:
-                placement.visit.whole(answer)
+                placement.visit.whole(answer.messages[0])
             return answer
         except REPLICA_CALL_ERRORS as error:
             raise error_from_replica(error) from error

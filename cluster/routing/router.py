@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from ...replicas.engine.streams.replica_envelope import ReplicaEnvelope
 from ...replicas.errors import MotleyError, Overloaded, Unavailable
 from ...replicas.types import FinishReason, ReplicaLoad, Request, StreamMessage
 from ..request_errors import error_from_replica
@@ -219,7 +220,8 @@ class Router(ReplicaClient):
                 message = await self._bundles.answer(journey, request, deadline)
             else:
                 placement = self._place(journey, request)
-                message = await self._once(self._answer, placement, self._policy.wait_s, (request,), deadline)
+                envelope = await self._once(self._answer, placement, self._policy.wait_s, (request,), deadline)
+                message = envelope.messages[0]
         finally:
             self._num_short -= 1
         self._raise_if_ended()
@@ -235,13 +237,17 @@ class Router(ReplicaClient):
         return ends and placement is not None and self.live.has_longer(placement.replica)
 
     async def _messages(
-        self, attempt: CallAttempt, line: MultiplexedStream, own: AsyncIterator[Any], progress: StreamProgress
+        self,
+        attempt: CallAttempt,
+        line: MultiplexedStream,
+        own: AsyncIterator[ReplicaEnvelope],
+        progress: StreamProgress,
     ) -> AsyncGenerator[StreamMessage, None]:
         """Yield the first message from the attempt's own stream, and the following ones from its multiplexed stream."""
         first = await attempt.wait(anext(own, None))
         if first is None:
             return
-        yield first
+        yield first.messages[0]
         if progress.done:
             await attempt.wait(anext(own, None))
             return

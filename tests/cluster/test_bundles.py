@@ -18,6 +18,7 @@ from motley.cluster.routing.router import Router
 from motley.cluster.routing.streaming import unary_batching
 from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine.streams.output_buffer import merge_messages
+from motley.replicas.engine.streams.replica_envelope import ReplicaEnvelope
 from motley.replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Overloaded
 from motley.replicas.types import Request, SamplingParams, StreamMessage
 
@@ -41,7 +42,7 @@ class Seen(MortalReplica):
         self.alone = 0
         self.hangs = False
 
-    async def answer(self, request: Request) -> StreamMessage:
+    async def answer(self, request: Request) -> ReplicaEnvelope:
         self.alone += 1
         return await super().answer(request)
 

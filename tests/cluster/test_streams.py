@@ -45,6 +45,32 @@ async def test_items_keep_their_order_and_their_stream() -> None:
     assert all(source.closed for source in sources)
 
 
+@pytest.mark.parametrize("how", ["end", "close", "fail", "cancel"])
+async def test_one_stream_needs_no_task_and_is_closed_at_every_end(how: str) -> None:
+    source = Source([1, 2, 3], fail=how == "fail", forever=how == "cancel")
+    before = tasks()
+    last = asyncio.Event()
+
+    async def read() -> None:
+        async with aclosing(merge_streams([source.stream()])) as items:
+            async for which, item in items:
+                assert which == 0
+                assert len(tasks() - before) == 1, "the reader's own"
+                if item == 3:
+                    last.set()
+                if how == "close":
+                    return
+
+    task = asyncio.create_task(read())
+    if how == "cancel":
+        await last.wait()
+        task.cancel()
+    [result] = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(result, {"fail": ValueError, "cancel": asyncio.CancelledError}.get(how, type(None)))
+    assert source.closed
+    assert tasks() == before
+
+
 @pytest.mark.parametrize("how", ["close", "fail", "cancel"])
 async def test_every_end_closes_every_stream(how: str) -> None:
     sources = [Source([1], forever=True), Source([2], fail=how == "fail", forever=True)]

@@ -19,6 +19,7 @@ from motley.cluster.routing.streaming import stream_demultiplexer as cluster_sid
 from motley.cluster.routing.streaming.stream_demultiplexer import MultiplexedStream
 from motley.replicas.engine.streams import stream_multiplexer as replica_side
 from motley.replicas.engine.streams.output_buffer import MAX_MERGED_MESSAGES, message_bytes
+from motley.replicas.engine.streams.replica_envelope import ReplicaEnvelope
 from motley.replicas.errors import Unavailable
 from motley.replicas.replica import Replica
 from motley.replicas.types import Delta, Request, SamplingParams, StreamMessage
@@ -63,10 +64,10 @@ class Counting(LocalPool):
         return _Counted(method, self._count_own) if method_name == "generate" else method
 
     def _count_trunk(self, item: Any) -> None:
-        self.by_trunk += len(item[1])
+        self.by_trunk += len(item.messages)
 
     def _count_own(self, item: Any) -> None:
-        self.own += isinstance(item, StreamMessage)
+        self.own += len(item.messages)
 
 
 class _Counted:
@@ -229,12 +230,18 @@ async def tokens(stream: AsyncGenerator[StreamMessage, None], most: int = 10**9)
     return found
 
 
-async def own(*items: StreamMessage | str | int | Exception) -> AsyncGenerator[StreamMessage | str | int, None]:
+async def own(*items: StreamMessage | str | int | Exception) -> AsyncGenerator[ReplicaEnvelope, None]:
     for item in items:
         await asyncio.sleep(0)
         if isinstance(item, Exception):
             raise item
-        yield item
+        yield enveloped(item)
+
+
+def enveloped(item: StreamMessage | str | int) -> ReplicaEnvelope:
+    if isinstance(item, StreamMessage):
+        return ReplicaEnvelope((item,))
+    return ReplicaEnvelope(moves_to=item) if isinstance(item, str) else ReplicaEnvelope(num_moved=item)
 
 
 def token(number: int) -> StreamMessage:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray import cloudpickle
 
 from motley.replicas.engine.streams import stream_multiplexer as module
 from motley.replicas.engine.streams.output_buffer import message_bytes
-from motley.replicas.engine.streams.stream_multiplexer import (
-    MessageBatch,
-    StreamMultiplexer,
-    pack_message,
-    split_stream,
-    unpack_message,
-)
+from motley.replicas.engine.streams.replica_envelope import ReplicaEnvelope
+from motley.replicas.engine.streams.stream_multiplexer import StreamMultiplexer, split_stream
 from motley.replicas.errors import Unavailable
 from motley.replicas.types import Delta, FinishReason, ReplicaLoad, StreamMessage, TokenLogprob
 
@@ -50,30 +47,43 @@ deltas = st.builds(
 )
 
 
-@given(
-    st.builds(
-        StreamMessage,
-        deltas=st.lists(deltas, max_size=3).map(tuple),
-        load=st.just(LOAD),
-        cached_tokens=st.none() | st.integers(0, 5),
-        prompt_logprobs=st.none() | st.just((None, TokenLogprob(2, -1.0))),
-        embedding=st.none() | st.just((0.5, 1.0)),
-    )
+made = st.builds(
+    StreamMessage,
+    deltas=st.lists(deltas, max_size=3).map(tuple),
+    load=st.just(LOAD),
+    cached_tokens=st.none() | st.integers(0, 5),
+    prompt_logprobs=st.none() | st.just((None, TokenLogprob(2, -1.0))),
+    embedding=st.none() | st.just((0.5, 1.0)),
 )
-def test_packing_loses_nothing(message: StreamMessage) -> None:
-    assert unpack_message(pack_message(message), LOAD) == message
+
+
+@given(st.lists(made, max_size=3), st.sampled_from([{}, {"moves_to": "t"}, {"num_moved": 3}]))
+def test_an_envelope_is_the_same_at_the_other_end(messages: list[StreamMessage], rest: dict[str, Any]) -> None:
+    envelope = ReplicaEnvelope(tuple(messages), tuple(range(len(messages))), **rest)
+    assert cloudpickle.loads(cloudpickle.dumps(envelope)) == envelope
+
+
+def test_errors_travel_with_their_calls() -> None:
+    envelope = ReplicaEnvelope(errors=(Unavailable("gone", code="replica_lost"),), failed=(2,))
+    found = cloudpickle.loads(cloudpickle.dumps(envelope))
+    assert (found.failed, found.errors[0].message, found.errors[0].code) == ((2,), "gone", "replica_lost")
+
+
+def test_what_travels_is_plain_and_has_the_load_once() -> None:
+    one, many = (len(cloudpickle.dumps(ReplicaEnvelope((token(1),) * count))) for count in (1, 101))
+    assert (many - one) / 100 < 30, "bytes of a further message"
 
 
 async def test_without_a_trunk_messages_go_as_they_are() -> None:
     script = messages(4)
     for ticket in (None, ("ingress", 1)):
-        assert [item async for item in split_stream(said(script), {}, ticket)] == script
+        assert [item async for item in split_stream(said(script), {}, ticket)] == enveloped(*script)
 
 
 async def test_with_a_trunk_all_but_the_first_go_by_it() -> None:
     trunk, script = StreamMultiplexer("name"), messages(5)
     items = [item async for item in split_stream(said(script), {"ingress": trunk}, ("ingress", 7))]
-    assert items == [script[0], "name", 4]
+    assert items == enveloped(script[0], "name", 4)
     assert [(7, message) for message in script[1:]] == await read(trunk)
 
 
@@ -82,7 +92,9 @@ async def test_an_answer_in_one_message_and_log_probabilities_stay_in_their_own_
     many = [m._replace(deltas=(m.deltas[0]._replace(logprobs=logprobs),)) for m in messages(3)]
     for script in (messages(1), many):
         trunk = StreamMultiplexer("name")
-        assert [item async for item in split_stream(said(script), {"ingress": trunk}, ("ingress", 7))] == script
+        assert [item async for item in split_stream(said(script), {"ingress": trunk}, ("ingress", 7))] == enveloped(
+            *script
+        )
         assert await read(trunk) == []
 
 
@@ -91,15 +103,14 @@ async def test_what_is_ready_goes_together_and_in_order() -> None:
     streams = [split_stream(said(messages(6)), {"i": trunk}, ("i", number)) for number in range(3)]
     async with aclosing(trunk.batches()) as batches:
         owns = asyncio.gather(*map(everything, streams))
-        first: MessageBatch = await anext(batches)
-        assert len({line for line, _ in first[1]}) == 3, "one batch for a step of all streams"
-        assert first[0] == LOAD
-        got = [*first[1]]
+        first = await anext(batches)
+        assert len(set(first.calls)) == 3, "one batch for a step of all streams"
+        got = numbered(first)
         while len(got) < 15:
-            got += (await anext(batches))[1]
-        assert all(own[1:] == ["name", 5] for own in await owns)
+            got += numbered(await anext(batches))
+        assert all(own[1:] == enveloped("name", 5) for own in await owns)
     for number in range(3):
-        assert [unpack_message(packed, LOAD) for line, packed in got if line == number] == messages(6)[1:]
+        assert [message for line, message in got if line == number] == messages(6)[1:]
 
 
 async def test_an_unused_trunk_ends_and_one_in_use_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +132,7 @@ async def test_a_trunk_that_is_not_read_holds_its_streams_up(monkeypatch: pytest
     await asyncio.sleep(0.01)
     assert not writing.done()
     async with aclosing(trunk.batches()) as batches:
-        sizes = [len((await anext(batches))[1]) for _ in range(3)]
+        sizes = [len((await anext(batches)).messages) for _ in range(3)]
         await writing
     assert sizes == [2, 2, 1]
 
@@ -132,7 +143,7 @@ async def test_a_trunk_that_is_not_read_holds_them_up_by_bytes_as_well(monkeypat
     writing = asyncio.create_task(put_all(trunk, 5))
     await asyncio.sleep(0.01)
     async with aclosing(trunk.batches()) as batches:
-        sizes = [len((await anext(batches))[1]) for _ in range(3)]
+        sizes = [len((await anext(batches)).messages) for _ in range(3)]
         await writing
     assert sizes == [2, 2, 1]
 
@@ -141,20 +152,20 @@ async def test_who_is_set_aside_goes_on_by_its_own_stream_and_the_others_by_the_
     trunk = StreamMultiplexer("name")
     trunks = {"i": trunk}
     slow, steady = (split_stream(said(messages(6)), trunks, ("i", number)) for number in range(2))
-    assert [await anext(slow), await anext(slow)] == [token(0), "name"]
+    assert [await anext(slow), await anext(slow)] == enveloped(token(0), "name")
     rest = asyncio.create_task(everything(slow))
     async with aclosing(trunk.batches()) as batches:
-        first = (await anext(batches))[1]
+        first = numbered(await anext(batches))
         trunk.set_aside(0)
         trunk.set_aside(7)  # it has ended already
-        assert await everything(steady) == [token(0), "name", 5]
-        count, *own = await rest
-        got = first + (await anext(batches))[1]
-    assert isinstance(count, int)
+        assert await everything(steady) == enveloped(token(0), "name", 5)
+        back, *own = await rest
+        got = first + numbered(await anext(batches))
+    count = back.num_moved
     assert 1 <= count <= 3, "what it had, and one that was on its way"
-    assert own == messages(6)[1 + count :]
-    assert [unpack_message(packed, LOAD) for line, packed in got if line == 0] == messages(6)[1 : 1 + count]
-    assert [unpack_message(packed, LOAD) for line, packed in got if line == 1] == messages(6)[1:]
+    assert own == enveloped(*messages(6)[1 + count :])
+    assert [message for line, message in got if line == 0] == messages(6)[1 : 1 + count]
+    assert [message for line, message in got if line == 1] == messages(6)[1:]
     assert not trunk._aside, "nothing is kept of who has ended"
 
 
@@ -167,7 +178,7 @@ async def test_a_closed_trunk_says_so_to_its_streams(monkeypatch: pytest.MonkeyP
     with pytest.raises(Unavailable, match="closed"):
         await writing
     script = messages(3)
-    assert [item async for item in split_stream(said(script), {"i": trunk}, ("i", 1))] == script
+    assert [item async for item in split_stream(said(script), {"i": trunk}, ("i", 1))] == enveloped(*script)
 
 
 async def put_all(trunk: StreamMultiplexer, count: int) -> None:
@@ -175,10 +186,25 @@ async def put_all(trunk: StreamMultiplexer, count: int) -> None:
         await trunk.put(1, token(number))
 
 
-async def everything(stream: AsyncGenerator[StreamMessage | str | int, None]) -> list[StreamMessage | str | int]:
+def enveloped(*items: StreamMessage | str | int) -> list[ReplicaEnvelope]:
+    return [
+        ReplicaEnvelope((item,))
+        if isinstance(item, StreamMessage)
+        else ReplicaEnvelope(moves_to=item)
+        if isinstance(item, str)
+        else ReplicaEnvelope(num_moved=item)
+        for item in items
+    ]
+
+
+def numbered(envelope: ReplicaEnvelope) -> list[tuple[int, StreamMessage]]:
+    return list(zip(envelope.calls, envelope.messages, strict=True))
+
+
+async def everything(stream: AsyncGenerator[ReplicaEnvelope, None]) -> list[ReplicaEnvelope]:
     return [item async for item in stream]
 
 
 async def read(trunk: StreamMultiplexer) -> list[tuple[int, StreamMessage]]:
     """All until it ends for want of use."""
-    return [(line, unpack_message(packed, load)) async for load, batch in trunk.batches() for line, packed in batch]
+    return [each async for envelope in trunk.batches() for each in numbered(envelope)]

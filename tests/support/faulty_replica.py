@@ -21,6 +21,7 @@ from motley.replicas.engine.model_limits import ModelLimits
 from motley.replicas.engine.scheduler import Scheduler
 from motley.replicas.engine.startup.engine_builder import BuiltEngine
 from motley.replicas.engine.streams.output_buffer import merge_messages
+from motley.replicas.engine.streams.replica_envelope import ReplicaEnvelope
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import Overloaded, Unavailable
 from motley.replicas.execution.step_plan import StepPlan, StepResult
@@ -179,8 +180,8 @@ class MortalReplica:
     def answers(self, *args: Any) -> AsyncGenerator[Any, None]:
         return self._until_dead(self._replica.answers(*args))
 
-    async def answer(self, request: Request) -> StreamMessage:
-        answer: StreamMessage = await self._replica.answer(request)
+    async def answer(self, request: Request) -> ReplicaEnvelope:
+        answer: ReplicaEnvelope = await self._replica.answer(request)
         return answer
 
     async def abandon(self, *args: Any) -> None:

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from typing import Any
 
 from motley.cluster.routing.attempt.placement import Placement, ReplicaCandidate
+from motley.replicas.engine.streams.replica_envelope import ReplicaEnvelope
+from motley.replicas.types import StreamMessage
 
 
 class LocalPool:
@@ -57,7 +59,12 @@ class _Method:
         return _Answer(self._answer(values, placement))
 
     async def _answer(self, values: list[Any], placement: Placement) -> Any:
-        return await getattr(await self._pool.find(placement), self._name)(*values)
+        return _enveloped(await getattr(await self._pool.find(placement), self._name)(*values))
+
+
+def _enveloped(answer: Any) -> Any:
+    """A worker in a replica's place gives messages as they are."""
+    return ReplicaEnvelope((answer,)) if isinstance(answer, StreamMessage) else answer
 
 
 class _Answer:
@@ -88,7 +95,7 @@ class _Stream:
         messages = getattr(replica, self._name)(*self._values, *ticket)
         try:
             async for message in messages:
-                yield message
+                yield _enveloped(message)
         finally:
             await messages.aclose()
 

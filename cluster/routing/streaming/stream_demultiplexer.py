@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from ....replicas.engine.streams.output_buffer import MAX_MERGED_MESSAGES, OutputBuffer
-from ....replicas.engine.streams.stream_multiplexer import unpack_message
+from ....replicas.engine.streams.replica_envelope import ReplicaEnvelope
 from ....replicas.errors import MotleyError, Unavailable
 from ....replicas.types import StreamMessage
 from ..attempt.call_cancellation import cancel_call
@@ -29,7 +29,6 @@ from ..attempt.placement import Placement
 log = logging.getLogger(__name__)
 
 REPLICA_CALL_ERRORS = (MotleyError, RayError, RayServeException, grpc.RpcError)
-StreamItem = StreamMessage | str | int  # item of a request's own stream
 MIN_STREAMS = 2  # streams on one replica from which a multiplexed stream pays
 MAX_BUFFERED_BYTES = 2**20  # maximum waiting for one reader by a trunk; then the rest comes by the request's own stream
 
@@ -56,7 +55,7 @@ class MultiplexedStream:
         self._follower: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    async def next(self, own: AsyncIterator[StreamItem]) -> StreamMessage | None:
+    async def next(self, own: AsyncIterator[ReplicaEnvelope]) -> StreamMessage | None:
         """Return the next message, or None at the end. Raises the error of the attempt's own stream.
 
         own  the rest of the attempt's own stream
@@ -64,11 +63,11 @@ class MultiplexedStream:
         if self._trunk is not None and not await self._more_by_trunk():
             self._trunk = None
         if self._trunk is None:
-            item = await anext(own, None)  # only as fast as it is read: its writer waits
-            if not isinstance(item, str):
-                assert not isinstance(item, int), "how many went by the trunk, and none did"
-                return item
-            self._switch(item, own)
+            envelope = await anext(own, None)  # only as fast as it is read: its writer waits
+            if envelope is None or not envelope.moves_to:
+                return None if envelope is None else envelope.messages[0]
+            self._trunk = envelope.moves_to
+            self._follower = asyncio.create_task(self._follow(own))
             return await self.next(own)
         return self._ready.take(1 if self._apart else MAX_MERGED_MESSAGES)
 
@@ -94,10 +93,6 @@ class MultiplexedStream:
         if self._follower is not None:
             self._follower.cancel()
 
-    def _switch(self, trunk: str, own: AsyncIterator[StreamItem]) -> None:
-        self._trunk = trunk
-        self._follower = asyncio.create_task(self._follow(own))
-
     async def _more_by_trunk(self) -> bool:
         """Wait for a message from the trunk; return False when no more follow.
 
@@ -114,11 +109,11 @@ class MultiplexedStream:
             await self._waiter
         return True
 
-    async def _follow(self, own: AsyncIterator[StreamItem]) -> None:
+    async def _follow(self, own: AsyncIterator[ReplicaEnvelope]) -> None:
         try:
-            item = await anext(own, 0)
-            assert isinstance(item, int), "messages go by the trunk now"
-            self._announced = item
+            envelope = await anext(own, ReplicaEnvelope())
+            assert not envelope.messages, "messages go by the trunk now"
+            self._announced = envelope.num_moved
         except REPLICA_CALL_ERRORS as error:
             self._error = error
         self.wake()
@@ -186,13 +181,12 @@ class StreamDemultiplexer:
         response = self._read.remote(self._ingress, name, attempt.placement)
         self._open.add(name)
         try:
-            batches = aiter(response)
-            while (item := await attempt.wait(anext(batches, None))) is not None:
+            batches: AsyncIterator[ReplicaEnvelope] = aiter(response)
+            while (batch := await attempt.wait(anext(batches, None))) is not None:
                 self._on_life(replica)
-                load, batch = item
-                for number, packed in batch:
+                for number, message in zip(batch.calls, batch.messages, strict=True):
                     if (line := self._lines.get(number)) is not None:
-                        line.receive_multiplexed(unpack_message(packed, load))
+                        line.receive_multiplexed(message)
                         if line.falls_behind():
                             self._tell(replica, number)
         except REPLICA_CALL_ERRORS as error:

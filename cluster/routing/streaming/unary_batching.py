@@ -12,10 +12,11 @@ import itertools
 import math
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
+from ....replicas.engine.streams.replica_envelope import ReplicaEnvelope
 from ....replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Unavailable
 from ....replicas.types import Request, StreamMessage
 from ...request_errors import error_from_replica
@@ -126,7 +127,7 @@ class UnaryBatcher:
         response = self._answers.remote(bundle.name, [item.request for item in items], bundle.placement)
         self._pulse.watch(attempt)
         try:
-            batches = aiter(response)
+            batches: AsyncIterator[ReplicaEnvelope] = aiter(response)
             await attempt.wait(anext(batches, None))
             bundle.accepted.set()
             for item in [item for item in items if item.answer.cancelled()]:
@@ -135,17 +136,16 @@ class UnaryBatcher:
                 self._pulse.moved(attempt)
                 if bundle.placement.visit is not None:
                     bundle.placement.visit.take()
-                for number, answer in batch:
-                    if isinstance(answer, MotleyError):
-                        items[number].fail(answer)
-                        continue
+                for number, error in zip(batch.failed, batch.errors, strict=True):
+                    items[number].fail(error)
+                for number, answer in zip(batch.calls, batch.messages, strict=True):
                     if bundle.placement.visit is not None:
                         bundle.placement.visit.told(answer, items[number].request)
                     if not items[number].answer.done():
                         items[number].answer.set_result(answer)
             self._fail(bundle, Unavailable("the replica's answer broke off", code="replica_lost"))
-        except REPLICA_CALL_ERRORS as error:
-            self._fail(bundle, error_from_replica(error))
+        except REPLICA_CALL_ERRORS as lost:
+            self._fail(bundle, error_from_replica(lost))
         finally:
             bundle.accepted.set()
             self._fail(bundle, EngineFault("the request failed inside the service", code="internal_error"))

@@ -12,37 +12,38 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 from ...errors import EngineFault, MotleyError
 from ...types import Request, StreamMessage
+from .replica_envelope import ReplicaEnvelope
 
 log = logging.getLogger(__name__)
 
 RespondToRequest = Callable[[Request], Awaitable[StreamMessage]]
-NumberedResponse = tuple[
-    int, StreamMessage | MotleyError
-]  # index of the request in the bundle, and its response or error
+ResponseTask = asyncio.Task[StreamMessage]
+Outcome = StreamMessage | MotleyError
 
 
 class PendingUnaryBatches:
     """Bundles of requests that one replica is computing, each sent in one call. Lives on the event loop."""
 
     def __init__(self) -> None:
-        self._running: dict[tuple[str, int], asyncio.Task[StreamMessage]] = {}
+        self._running: dict[tuple[str, int], ResponseTask] = {}
 
     async def answers(
         self, name: str, requests: Sequence[Request], answer: RespondToRequest
-    ) -> AsyncGenerator[list[NumberedResponse], None]:
-        """Compute a bundle's requests and stream the responses that have ended since the last message.
+    ) -> AsyncGenerator[ReplicaEnvelope, None]:
+        """Compute a bundle's requests and stream the responses that have ended since the last envelope; their calls are
+        numbered as the requests are.
 
-        The first message is an empty list, and says that the requests have begun. Closing the stream cancels those that
-        have not ended.
+        The first envelope is empty, and says that the requests have begun. Closing the stream cancels those that have
+        not ended.
         """
-        tasks: dict[asyncio.Task[StreamMessage], int] = {}
-        ended: list[NumberedResponse] = []
+        tasks: dict[ResponseTask, int] = {}
+        ended: dict[int, Outcome] = {}  # by number of the request
         wake = asyncio.Event()
 
-        def done(task: asyncio.Task[StreamMessage]) -> None:
+        def done(task: ResponseTask) -> None:
             number = tasks[task]
             del self._running[name, number]
-            ended.append((number, _outcome(task)))
+            ended[number] = _outcome(task)
             wake.set()
 
         for number, request in enumerate(requests):
@@ -52,13 +53,13 @@ class PendingUnaryBatches:
             task.add_done_callback(done)
         left = len(tasks)
         try:
-            yield []
+            yield ReplicaEnvelope()
             while left:
                 await wake.wait()
                 wake.clear()
-                ready, ended = ended, []
+                ready, ended = ended, {}
                 left -= len(ready)
-                yield ready
+                yield _envelope(ready)
         finally:
             for task in tasks:
                 task.cancel()
@@ -75,7 +76,13 @@ async def _respond(answer: RespondToRequest, request: Request) -> StreamMessage:
     return await answer(request)
 
 
-def _outcome(task: asyncio.Task[StreamMessage]) -> StreamMessage | MotleyError:
+def _envelope(ended: dict[int, Outcome]) -> ReplicaEnvelope:
+    answers = {number: outcome for number, outcome in ended.items() if not isinstance(outcome, MotleyError)}
+    errors = {number: outcome for number, outcome in ended.items() if isinstance(outcome, MotleyError)}
+    return ReplicaEnvelope(tuple(answers.values()), tuple(answers), tuple(errors.values()), tuple(errors))
+
+
+def _outcome(task: ResponseTask) -> Outcome:
     if task.cancelled():
         return StreamMessage(())  # the client has gone and reads no response
     error = task.exception()

@@ -4,7 +4,7 @@ A message between two processes costs more than what is in it. So the ingress ke
 its requests, the trunk, and what a step has made for each of them goes there as one batch: still one message for
 each request and step, in order. A request's own stream says where its messages went:
 
-    message, message, ... the trunk's name   [messages by the trunk]   how many they were   message, message, ...
+    message, message, ... `moves_to` the trunk   [messages by the trunk]   `num_moved`   message, message, ...
 
 Without a trunk a request's own stream has all of its messages. The first message always goes by it; and so do, from
 then on, those of a request that the ingress has set aside, since a trunk waits for no single reader.
@@ -17,17 +17,15 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 
 from ...errors import Unavailable
-from ...types import Delta, FinishReason, ReplicaLoad, StreamMessage
+from ...types import StreamMessage
 from .output_buffer import message_bytes
+from .replica_envelope import ReplicaEnvelope
 
 IDLE_S = 0.5  # an unused trunk ends after this time, so that it does not delay the removal of a replica
 MAX_READY = 2048  # most messages that wait for the ingress; beyond it their streams wait, with a reader timeout
 MAX_READY_BYTES = 2**22  # most bytes that wait for the ingress
 
 StreamId = tuple[str, int]  # name of the ingress, and number of its request
-PackedDelta = tuple[int, tuple[int, ...], str, FinishReason | None, str | int | None]
-PackedMessage = tuple[PackedDelta, ...] | StreamMessage
-MessageBatch = tuple[ReplicaLoad | None, list[tuple[int, PackedMessage]]]
 
 
 class StreamMultiplexer:
@@ -40,8 +38,8 @@ class StreamMultiplexer:
         self.closed = False
         self._lines: set[int] = set()
         self._aside: set[int] = set()
-        self._load: ReplicaLoad | None = None
-        self._ready: list[tuple[int, PackedMessage]] = []
+        self._ready: list[StreamMessage] = []
+        self._ready_lines: list[int] = []  # of the messages that are ready
         self._bytes = 0  # bytes of the messages that are ready
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
@@ -69,21 +67,22 @@ class StreamMultiplexer:
             await self._room.wait()
         if self.closed:
             raise Unavailable("the multiplexed stream to the ingress is closed", code="replica_lost")
-        self._load = message.load
-        self._ready.append((line, pack_message(message)))
+        self._ready.append(message)
+        self._ready_lines.append(line)
         self._bytes += message_bytes(message)
         self._wake.set()
 
-    async def batches(self) -> AsyncGenerator[MessageBatch, None]:
+    async def batches(self) -> AsyncGenerator[ReplicaEnvelope, None]:
         """Yield all messages that are ready, each time the ingress asks; ends if no request has used the trunk for
         IDLE_S.
         """
         try:
             while await self._something():
                 self._wake.clear()
-                ready, self._ready, self._bytes = self._ready, [], 0
+                ready = ReplicaEnvelope(tuple(self._ready), tuple(self._ready_lines))
+                self._ready, self._ready_lines, self._bytes = [], [], 0
                 self._room.set()
-                yield self._load, ready
+                yield ready
         finally:
             self.closed = True
             self._room.set()
@@ -102,19 +101,19 @@ class StreamMultiplexer:
 
 async def split_stream(
     messages: AsyncGenerator[StreamMessage, None], trunks: Mapping[str, StreamMultiplexer], ticket: StreamId | None
-) -> AsyncGenerator[StreamMessage | str | int, None]:
+) -> AsyncGenerator[ReplicaEnvelope, None]:
     """Yield what a request's own stream carries: see the module. Closing it does not close `messages`, as with a loop
     over them.
     """
     ingress, line = ticket or ("", 0)
     async for message in messages:
-        yield message
+        yield ReplicaEnvelope((message,))
         trunk = trunks.get(ingress)
         if trunk is not None and not trunk.closed and _can_multiplex(message):
             break
     else:
         return
-    yield trunk.name
+    yield ReplicaEnvelope(moves_to=trunk.name)
     count = 0
     with trunk.in_use(line):
         async for message in messages:
@@ -122,24 +121,9 @@ async def split_stream(
             count += 1
             if not trunk.carries(line):
                 break
-    yield count
+    yield ReplicaEnvelope(num_moved=count)
     async for message in messages:
-        yield message
-
-
-def pack_message(message: StreamMessage) -> PackedMessage:
-    """Return the message in a form that pickles fast; a message with more in it than tokens and text stays as it is."""
-    if message.deltas and message == StreamMessage(message.deltas, message.load):
-        plain = tuple([(d.index, d.token_ids, d.text, d.finish_reason, d.stop_reason) for d in message.deltas])
-        if all(delta.logprobs is None for delta in message.deltas):
-            return plain
-    return message
-
-
-def unpack_message(packed: PackedMessage, load: ReplicaLoad | None) -> StreamMessage:
-    if isinstance(packed, StreamMessage):
-        return packed
-    return StreamMessage(tuple([Delta(i, ids, text, None, end, why) for i, ids, text, end, why in packed]), load)
+        yield ReplicaEnvelope((message,))
 
 
 def _can_multiplex(message: StreamMessage) -> bool:
