@@ -19,7 +19,7 @@ from .attempt.call_cancellation import cancel_call
 from .attempt.liveness_monitor import CallAttempt, LivenessMonitor
 from .attempt.placement import Placement, SuspectReplicas
 from .attempt.replica_pools import ReplicaPools
-from .attempt.retryable_request import RetryDecider, RetryPolicy, is_replica_loss
+from .attempt.retry_decider import RetryDecider, RetryPolicy, is_replica_loss
 from .directory.replica_directory import ReplicaDirectory
 from .directory.replica_registry import REPLICA_REGISTRY, ReplicaRegistry
 from .fleet_status import PrefixStatus, WeightStatus

@@ -17,15 +17,8 @@ from ..transport import access_log
 from .attempt.call_cancellation import cancel_call
 from .attempt.liveness_monitor import CallAttempt, NoReplicaInPool
 from .attempt.placement import Placement
-from .attempt.retryable_request import (
-    ReplicaContextFull,
-    RetryableRequest,
-    RetryDecider,
-    RetryPolicy,
-    StreamProgress,
-    deadline_error,
-    is_context_too_short,
-)
+from .attempt.retry_decider import RetryPolicy, is_context_too_short
+from .attempt.retryable_request import ReplicaContextFull, RetryableRequest, deadline_error
 from .directory.replica_registry import REPLICA_REGISTRY, ReplicaRegistry
 from .fleet_status import FleetStatus
 from .ingress_stats import IngressStats
@@ -104,7 +97,7 @@ class Router(ReplicaClient):
                 raise Overloaded(f"{self.num_streams} requests are under way already", code="queue_full")
             self.num_streams += 1
             try:
-                journey = RetryableRequest(request, self._policy, _now())
+                journey = RetryableRequest(request, self._policy, _now)
                 async with aclosing(hold_until_output(self._journey(journey, whole))) as messages:
                     async for message in messages:
                         seen.message(message, journey.pool)
@@ -119,7 +112,7 @@ class Router(ReplicaClient):
         await self._waiting.turn(request, journey.began, journey.deadline)
         attempt = self._short_attempt if whole and _is_short(request) else self._attempt
         with self._waiting.priorities.sent(request):
-            while not journey.progress.done:
+            while not journey.done:
                 try:
                     async with aclosing(attempt(journey)) as messages:
                         async for message in messages:
@@ -127,11 +120,11 @@ class Router(ReplicaClient):
                             yield message
                 except MotleyError as error:
                     final = await self._after(journey, error)
-                    if final is not None and journey.progress.begun:
-                        yield journey.progress.closing(final)
+                    if final is not None and journey.begun:
+                        yield journey.closing(final)
                     if final is not None:
                         raise final from error
-        if journey.progress.late:
+        if journey.late:
             raise deadline_error()
 
     @property
@@ -178,8 +171,7 @@ class Router(ReplicaClient):
 
     async def _attempt(self, journey: RetryableRequest) -> AsyncGenerator[StreamMessage, None]:
         """Yield what one replica adds to the answer. Raises MotleyError unless every choice ended."""
-        progress = journey.progress
-        request = journey.rest(_now())
+        request = journey.rest()
         placement = self._place(journey, request)
         visit = placement.visit
         assert visit is not None
@@ -189,19 +181,19 @@ class Router(ReplicaClient):
             self._pulse.watch(attempt)
             try:
                 self._raise_if_ended()
-                async with aclosing(self._messages(attempt, line, aiter(response), progress)) as messages:
+                async with aclosing(self._messages(attempt, line, aiter(response), journey)) as messages:
                     async for message in messages:
                         self._pulse.moved(attempt)
                         visit.message(message)
-                        new = progress.take(message, longer=self._may_go_on(message, placement))
+                        new = journey.take(message, longer=self._may_go_on(message, placement))
                         if new is not None:
                             with visit.reader():
                                 yield new
                             self._raise_if_ended()
-                if not progress.done:
-                    raise progress.incomplete_error("stream")
+                if not journey.done:
+                    raise journey.incomplete_error("stream")
             except REPLICA_CALL_ERRORS as error:
-                if not progress.done:
+                if not journey.done:
                     raise error_from_replica(error) from error
             finally:
                 self._pulse.forget(attempt)
@@ -213,7 +205,7 @@ class Router(ReplicaClient):
 
         Raises MotleyError unless every choice ended.
         """
-        request, deadline = journey.rest(_now()), journey.deadline + DEADLINE_GRACE_S
+        request, deadline = journey.rest(), journey.deadline + DEADLINE_GRACE_S
         self._num_short += 1
         try:
             if self._num_short > 1 and journey.placement is None:
@@ -225,11 +217,11 @@ class Router(ReplicaClient):
         finally:
             self._num_short -= 1
         self._raise_if_ended()
-        new = journey.progress.take(message, longer=self._may_go_on(message, journey.placement))
+        new = journey.take(message, longer=self._may_go_on(message, journey.placement))
         if new is not None:
             yield new
-        if not journey.progress.done:
-            raise journey.progress.incomplete_error("answer")
+        if not journey.done:
+            raise journey.incomplete_error("answer")
 
     def _may_go_on(self, message: StreamMessage, placement: Placement | None) -> bool:
         """Return whether a choice that this message ends because the context is full may continue on a longer one."""
@@ -241,14 +233,14 @@ class Router(ReplicaClient):
         attempt: CallAttempt,
         line: MultiplexedStream,
         own: AsyncIterator[ReplicaEnvelope],
-        progress: StreamProgress,
+        journey: RetryableRequest,
     ) -> AsyncGenerator[StreamMessage, None]:
         """Yield the first message from the attempt's own stream, and the following ones from its multiplexed stream."""
         first = await attempt.wait(anext(own, None))
         if first is None:
             return
         yield first.messages[0]
-        if progress.done:
+        if journey.done:
             await attempt.wait(anext(own, None))
             return
         with self._trunks.streaming(line):
@@ -293,20 +285,17 @@ class Router(ReplicaClient):
         if isinstance(error, NoReplicaInPool):
             self._leave_pool(journey)
             return None
-        progress = journey.progress
-        longer = is_context_too_short(error) and self.live.has_longer(replica, min_context_tokens(progress.rest(None)))
+        longer = is_context_too_short(error) and self.live.has_longer(replica, min_context_tokens(journey.with_output))
         if isinstance(error, ReplicaContextFull) and not longer:
             return None  # the longer context is gone: the next attempt lets the answer end where it is
         try:
-            wait_s = journey.retry.after(
-                error, replica, num_tokens=progress.num_tokens, begun=progress.begun, longer=longer
-            )
+            wait_s = journey.after(error, replica, longer=longer)
         except MotleyError as final:
             return await self._again(journey, final)
-        self.num_resumed += progress.begun
+        self.num_resumed += journey.begun
         log.warning(
             "request %s goes on elsewhere after %d tokens: %s (%s)",
-            journey.request.request_id, progress.num_tokens, error.message, replica,
+            journey.request.request_id, journey.num_tokens, error.message, replica,
         )  # fmt: skip
         await asyncio.sleep(min(wait_s, max(0.0, journey.deadline - _now())))
         return None
@@ -316,13 +305,13 @@ class Router(ReplicaClient):
 
         Return the error that ends it if that is not possible.
         """
-        if not (isinstance(final, Overloaded) and self._waiting.queues) or journey.progress.begun:
+        if not (isinstance(final, Overloaded) and self._waiting.queues) or journey.begun:
             return final
         try:
             await self._waiting.turn(journey.request, journey.began, journey.deadline, again=True)
         except MotleyError as error:
             return error
-        journey.retry = RetryDecider(self._policy)
+        journey.restart()
         return None
 
     def _refuse_if_unmeetable(self, request: Request) -> None:
@@ -345,7 +334,7 @@ class Router(ReplicaClient):
         assert placement is not None
         assert placement.visit is not None
         here = {name for name in placement.visit.order if self.live.pool_of(name) in (placement.pool, None)}
-        journey.retry.avoid |= here | placement.asked
+        journey.avoid |= here | placement.asked
 
     def end_streams(self) -> None:
         """End all open streams with an error that says why, rather than let them be cut off with the process."""

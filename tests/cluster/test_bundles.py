@@ -13,7 +13,7 @@ import pytest
 from faulty_replica import MortalReplica, idle, start_worker, until
 from local_pool import LocalPool
 
-from motley.cluster.routing.attempt.retryable_request import RetryPolicy
+from motley.cluster.routing.attempt.retry_decider import RetryPolicy
 from motley.cluster.routing.router import Router
 from motley.cluster.routing.streaming import unary_batching
 from motley.replicas.engine.entrypoints.worker import Worker

@@ -17,7 +17,7 @@ from local_pool import LocalPool
 from running import Running
 from tokenizers import pre_tokenizers
 
-from motley.cluster.routing.attempt.retryable_request import RetryPolicy
+from motley.cluster.routing.attempt.retry_decider import RetryPolicy
 from motley.cluster.routing.directory.replica_directory import USUAL_TOKENS, ReplicaDirectory
 from motley.cluster.routing.directory.replica_registry import PublishedReplica, ReplicaRegistry
 from motley.cluster.routing.prediction.context_lengths import ContextLengths, max_context_tokens, min_context_tokens

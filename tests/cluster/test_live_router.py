@@ -17,7 +17,7 @@ from local_pool import LocalPool
 from ray.exceptions import ActorDiedError
 
 from motley.cluster.routing.attempt import liveness_monitor
-from motley.cluster.routing.attempt.retryable_request import RetryPolicy
+from motley.cluster.routing.attempt.retry_decider import RetryPolicy
 from motley.cluster.routing.directory import prediction_cache
 from motley.cluster.routing.directory.replica_directory import PROVEN, ReplicaDirectory
 from motley.cluster.routing.directory.replica_registry import PublishedReplica, ReplicaRegistry

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from local_pool import LocalPool
 from tokenizers import pre_tokenizers
 
-from motley.cluster.routing.attempt.retryable_request import RetryDecider, RetryPolicy, StreamProgress
+from motley.cluster.routing.attempt.retry_decider import RetryDecider, RetryPolicy
+from motley.cluster.routing.attempt.retryable_request import RetryableRequest
 from motley.cluster.routing.router import SHORT_TOKENS, Router
 from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Overloaded, Unavailable
@@ -459,6 +460,14 @@ def test_a_request_that_takes_replicas_with_it_is_given_up(code: str) -> None:
 
 
 def test_what_is_left_of_a_deadline_goes_with_what_is_left_of_an_answer() -> None:
+    now = 5.0
     request = Request("r", (1, 2), SamplingParams(seed=0), deadline_s=10.0)
-    assert StreamProgress(request).rest(3.0).deadline_s == 3.0
-    assert StreamProgress(request).rest(None).deadline_s is None
+    journey, endless = (
+        RetryableRequest(each, POLICY, lambda: now) for each in (request, replace(request, deadline_s=None))
+    )
+    now = 12.0
+    assert journey.rest().deadline_s == 3.0
+    assert endless.rest().deadline_s is None
+    now = 15.0
+    with pytest.raises(DeadlineExceeded):
+        journey.rest()

@@ -16,7 +16,7 @@ from ray.exceptions import ActorDiedError
 from motley.cluster.api.common.collected_response import LogprobBudget, collect_response
 from motley.cluster.api.openai.openai_response import CompletionForm, weights_fingerprint
 from motley.cluster.routing.attempt.placement import Placement, ReplicaCandidate, SuspectReplicas
-from motley.cluster.routing.attempt.retryable_request import RetryPolicy
+from motley.cluster.routing.attempt.retry_decider import RetryPolicy
 from motley.cluster.routing.directory.replica_registry import PublishedReplica, ReplicaRegistry
 from motley.cluster.routing.router import Router
 from motley.replicas.engine.streams.profile_text import profile_to_text

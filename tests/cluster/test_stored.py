@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from local_pool import LocalPool
 from ray.exceptions import ActorDiedError
 
-from motley.cluster.routing.attempt.retryable_request import RetryPolicy
+from motley.cluster.routing.attempt.retry_decider import RetryPolicy
 from motley.cluster.routing.directory.dispatch_tracker import DispatchTracker
 from motley.cluster.routing.directory.replica_directory import ReplicaDirectory
 from motley.cluster.routing.directory.replica_registry import PublishedReplica, ReplicaRegistry

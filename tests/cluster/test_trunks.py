@@ -13,7 +13,7 @@ from echo_worker import EchoWorker
 from local_pool import LocalPool
 
 from motley.cluster.routing.attempt.placement import Placement, SuspectReplicas
-from motley.cluster.routing.attempt.retryable_request import RetryPolicy
+from motley.cluster.routing.attempt.retry_decider import RetryPolicy
 from motley.cluster.routing.router import Router
 from motley.cluster.routing.streaming import stream_demultiplexer as cluster_side
 from motley.cluster.routing.streaming.stream_demultiplexer import MultiplexedStream

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from ...routing.attempt.retryable_request import RetryPolicy
+from ...routing.attempt.retry_decider import RetryPolicy
 from ...routing.queueing.request_queue import RoutingConfig
 from ...security.auth.api_keys import StoredKey
 from ...security.auth.call_guard import CallGuard

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from ...fleet.spec.serve_options import ServeOptions
 from ...ray_compat.visible_names import logs_folder
-from ...routing.attempt.retryable_request import RetryPolicy
+from ...routing.attempt.retry_decider import RetryPolicy
 from ...security.auth.api_keys import OWN_TENANT, StoredKey, hash_key, new_key
 from ...security.auth.call_guard import check_bind, is_loopback
 from ...security.auth.key_file import read_keys
