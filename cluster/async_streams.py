@@ -24,8 +24,8 @@ async def run_all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yield items of all streams as they come, each with its stream's number. Closes them all at the end."""
     if len(streams) == 1:  # no task for each item
-        async with aclosing(streams[0]) as items:
-            async for item in items:
+        async with aclosing(streams[0]) as stream:
+            async for item in stream:
                 yield 0, item
         return
     pending = {asyncio.create_task(next_item(stream)): which for which, stream in enumerate(streams)}

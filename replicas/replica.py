@@ -14,11 +14,11 @@ from .engine.streams.output_buffer import merge_messages
 from .engine.streams.pending_unary_batches import PendingUnaryBatches
 from .engine.streams.profile_text import profile_to_text
 from .engine.streams.replica_envelope import ReplicaEnvelope
-from .engine.streams.stream_multiplexer import StreamId, StreamMultiplexer, split_stream
+from .engine.streams.stream_multiplexer import StreamMultiplexer, split_stream
 from .errors import CheckpointError, InvalidRequest
 from .host.garbage_collection import freeze_gc, pause_gc
 from .host.stderr_logging import log_to_stderr
-from .types import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage, WeightsStatus
+from .types import CallId, KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage, WeightsStatus
 from .updates.weight_file import WeightFile
 
 if TYPE_CHECKING:
@@ -41,18 +41,18 @@ class Replica:
             await self._worker.start()
         freeze_gc()
 
-    async def generate(self, request: Request, ticket: StreamId | None = None) -> AsyncGenerator[ReplicaEnvelope, None]:
+    async def generate(self, request: Request, call: CallId | None = None) -> AsyncGenerator[ReplicaEnvelope, None]:
         """Stream a request's output. Closing the generator cancels the request and frees its KV. See
         stream_multiplexer.py for what it yields.
 
-        The router's last argument, here and below, arrives as `ticket` or `placement`.
+        The last argument, here and below, is the router's identity of the call.
         """
         stream = cast(AsyncGenerator[StreamMessage, None], self._worker.generate(request))
-        async with aclosing(stream) as messages, aclosing(split_stream(messages, self._trunks, ticket)) as items:
+        async with aclosing(stream) as messages, aclosing(split_stream(messages, self._trunks, call)) as items:
             async for item in items:
                 yield item
 
-    async def answer(self, request: Request, placement: None = None) -> ReplicaEnvelope:
+    async def answer(self, request: Request, call: CallId | None = None) -> ReplicaEnvelope:
         """Return the whole response in one message: one call costs less than a stream. Cancelling the call cancels the
         request.
         """
@@ -63,43 +63,40 @@ class Replica:
         async with aclosing(stream) as messages:
             return merge_messages([message async for message in messages])
 
-    async def answers(
-        self, bundle: str, requests: Sequence[Request], placement: None = None
-    ) -> AsyncGenerator[ReplicaEnvelope, None]:
+    async def answers(self, requests: Sequence[Request], call: CallId) -> AsyncGenerator[ReplicaEnvelope, None]:
         """Compute several requests in one call. The stream's first envelope is empty; then come the responses that have
         ended, each with its index in `requests`.
         """
-        async with aclosing(self._bundles.answers(bundle, requests, self._answer)) as batches:
+        async with aclosing(self._bundles.answers(call, requests, self._answer)) as batches:
             async for batch in batches:
                 yield batch
 
-    async def abandon(self, bundle: str, number: int, placement: None = None) -> None:
-        """Cancel one request of a bundle, since no client waits for its response."""
+    async def abandon(self, bundle: CallId, number: int, call: CallId | None = None) -> None:
+        """Cancel one request of a bundle, the call of which is given, since no client waits for its response."""
         self._bundles.abandon(bundle, number)
 
-    async def trunk(self, ingress: str, name: str, placement: None = None) -> AsyncGenerator[ReplicaEnvelope, None]:
+    async def trunk(self, call: CallId) -> AsyncGenerator[ReplicaEnvelope, None]:
         """Stream the messages of all of one ingress's requests together, from now on."""
-        trunk = self._trunks[ingress] = StreamMultiplexer(name)
+        trunk = self._trunks[call.ingress] = StreamMultiplexer(call)
         try:
             async with aclosing(trunk.batches()) as batches:
                 async for batch in batches:
                     yield batch
         finally:
-            if self._trunks.get(ingress) is trunk:
-                del self._trunks[ingress]
+            if self._trunks.get(call.ingress) is trunk:
+                del self._trunks[call.ingress]
 
-    async def aside(self, ticket: StreamId, placement: None = None) -> None:
+    async def aside(self, stream: CallId, call: CallId | None = None) -> None:
         """Send the rest of a request by its own stream and not by the trunk, since its client reads too slowly."""
-        ingress, line = ticket
-        if (trunk := self._trunks.get(ingress)) is not None:
-            trunk.set_aside(line)
+        if (trunk := self._trunks.get(stream.ingress)) is not None:
+            trunk.set_aside(stream.number)
 
-    async def load(self, placement: None = None) -> ReplicaLoad:
+    async def load(self, call: CallId | None = None) -> ReplicaLoad:
         """Return the replica's load. Raises EngineFault when the engine is not well."""
         await self._worker.check_health()
         return self._worker.load()
 
-    async def health(self, placement: None = None) -> ReplicaLoad:
+    async def health(self, call: CallId | None = None) -> ReplicaLoad:
         """Return the load for health checks. Unlike `load` this also raises EngineFault while a step takes far longer
         than others.
         """
@@ -107,14 +104,14 @@ class Replica:
         self._worker.check_pace()
         return load
 
-    async def profile(self, placement: None = None) -> ReplicaProfile:
+    async def profile(self, call: CallId | None = None) -> ReplicaProfile:
         return self._worker.profile()
 
-    async def flush(self, tenant: str | None, placement: None = None) -> None:
+    async def flush(self, tenant: str | None, call: CallId | None = None) -> None:
         """Drop the cached prefixes of one tenant, or of all (None)."""
         await self._worker.flush(tenant)
 
-    async def update_weights(self, file: WeightFile, version: int, placement: None = None) -> WeightsStatus:
+    async def update_weights(self, file: WeightFile, version: int, call: CallId | None = None) -> WeightsStatus:
         """Serve with the given version of the weights, which the file makes from the version before; return the
         resulting state.
 
@@ -130,17 +127,17 @@ class Replica:
             raise InvalidRequest(f"path: {error.message}", param="path", code=error.code) from error
         return self._worker.weights
 
-    async def prefix_stats(self, placement: None = None) -> PrefixStats | None:
+    async def prefix_stats(self, call: CallId | None = None) -> PrefixStats | None:
         """Return statistics of the prefix store; None if the replica shares no prefixes."""
         return self._worker.prefix_stats()
 
-    async def kv_events(self, tenant: str, placement: None = None) -> AsyncGenerator[KvEvents, None]:
+    async def kv_events(self, tenant: str, call: CallId | None = None) -> AsyncGenerator[KvEvents, None]:
         """Stream the changes of one tenant's KV blocks from now on."""
         async with aclosing(self._worker.kv_events(tenant)) as messages:
             async for message in messages:
                 yield message
 
-    async def drain(self, placement: None = None) -> ReplicaLoad:
+    async def drain(self, call: CallId | None = None) -> ReplicaLoad:
         """Refuse new requests from now on, and return the load, which says so; requests that have begun go on."""
         self._worker.stop_admitting()
         return self._worker.load()

@@ -20,6 +20,7 @@ __all__ = [
     "NULL_KIND",
     "PROFILED_BATCH_SIZES",
     "RATE_WINDOW_S",
+    "CallId",
     "Delta",
     "FinishReason",
     "KvEvent",
@@ -106,6 +107,13 @@ class Request:
         assert self.prompt_ids, "a request has at least one prompt token"
         assert len(self.output_ids) in (0, self.sampling.n), "output_ids: none, or one per choice"
         assert self.pooling is None or (self.sampling.n == 1 and not self.output_ids), "a pooled request has no output"
+
+
+class CallId(NamedTuple):
+    """Identity of one call from an ingress to a replica: the last argument of every call."""
+
+    ingress: str
+    number: int
 
 
 class Delta(NamedTuple):

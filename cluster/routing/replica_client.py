@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
@@ -14,17 +13,15 @@ from ...replicas.types import KvEvents, ReplicaLoad, ReplicaProfile, sum_loads
 from ...replicas.updates.weight_file import WeightFile
 from ..async_streams import merge_streams, run_all
 from ..one_shot_event import create_event, set_event, take_until
-from ..request_errors import error_from_replica
-from .attempt.call_cancellation import cancel_call
-from .attempt.liveness_monitor import CallAttempt, LivenessMonitor
+from .attempt.call_attempt import CallAttempt
+from .attempt.liveness_monitor import LivenessMonitor
 from .attempt.placement import Placement, SuspectReplicas
-from .attempt.replica_pools import ReplicaPools
+from .attempt.replica_pools import PoolMethod, ReplicaPools
 from .attempt.retry_decider import RetryDecider, RetryPolicy, is_replica_loss
 from .directory.replica_directory import ReplicaDirectory
 from .directory.replica_registry import REPLICA_REGISTRY, ReplicaRegistry
 from .fleet_status import PrefixStatus, WeightStatus
 from .prediction.latency_model import Slo
-from .streaming.stream_demultiplexer import REPLICA_CALL_ERRORS
 
 HEALTH_S = 1.0  # timeout of one replica's answer about its load, which usually takes milliseconds
 ALL_SILENT_S = 5.0  # timeout of a health check while no replica at all answers
@@ -53,7 +50,7 @@ class ReplicaClient:
         self._policy = policy
         self._suspects = SuspectReplicas()
         self._pulse = LivenessMonitor(self._ask, self._suspects, policy.stall_s)
-        self._pools = pools = ReplicaPools(handles, self._pool_for)
+        self._pools = pools = ReplicaPools(handles, self._find_pool, self._suspects, self._pulse)
         self._kv_events = pools.method("kv_events", stream=True)
         self._flush = pools.method("flush")
         self._prefix_stats = pools.method("prefix_stats")
@@ -85,19 +82,19 @@ class ReplicaClient:
         self._refuse_if_draining()
         try:
             async with asyncio.timeout(ALL_SILENT_S):
-                first, placement = await self._call(self._health, wait_s=self._policy.wait_s)
+                first, attempt = await self._call(self._health, wait_s=self._policy.wait_s)
         except MotleyError as error:
             raise Unavailable(error.message, code="unhealthy") from error
         except TimeoutError:
             raise Unavailable("no replica answers", code="unhealthy") from None
-        others = sorted({*placement.seen, *self.live.members} - {placement.replica})
+        others = sorted({*attempt.seen, *self.live.members} - {attempt.replica})
         return sum_loads([first, *await run_all([self._load_of(name) for name in others])])
 
     async def _load_of(self, replica: str) -> ReplicaLoad:
         """Return a replica's load; an empty one after `HEALTH_S`, so that a slow replica fails no health check."""
         with suppress(MotleyError, TimeoutError):
             async with asyncio.timeout(HEALTH_S):
-                load: ReplicaLoad = await self._once(self._load, self._at(replica))
+                load: ReplicaLoad = await self._at(replica, self._load)
                 return load
         return ReplicaLoad()
 
@@ -131,8 +128,7 @@ class ReplicaClient:
 
     async def _prefixes_of(self, replica: str) -> PrefixStatus | None:
         try:
-            asked = (self._load, self._prefix_stats)
-            load, stats = await run_all([self._once(method, self._at(replica)) for method in asked])
+            load, stats = await run_all([self._at(replica, method) for method in (self._load, self._prefix_stats)])
         except MotleyError:
             return None
         member = self.live.members.get(replica)
@@ -150,7 +146,7 @@ class ReplicaClient:
 
     async def _update_of(self, replica: str, file: WeightFile, version: int) -> WeightStatus:
         try:
-            told = await self._once(self._update, self._at(replica), args=(file, version))
+            told = await self._at(replica, self._update, file, version)
         except MotleyError as error:
             return WeightStatus(replica, error=error)
         return WeightStatus(replica, told)
@@ -162,7 +158,7 @@ class ReplicaClient:
         """
         if replica not in self.live.members:
             return False
-        load = await self._once(self._drain, self._at(replica), self._policy.wait_s)
+        load = await self._at(replica, self._drain, wait_s=self._policy.wait_s)
         self.live.drains(replica, load)
         return True
 
@@ -176,34 +172,21 @@ class ReplicaClient:
         self._refuse_if_draining()
 
     async def _present(self) -> list[str]:
-        census = Placement(self._suspects)
-        await self._once(self._load, census)
+        census = self._pools.attempt(Placement())
+        await self._once(census, self._load)
         return sorted({*census.seen, *self.live.members})
 
-    async def _of_each(self, method: Any, *args: Any) -> list[Any]:
-        names = await self._present()
-        return await run_all([self._once(method, self._at(name), args=args) for name in names])
+    async def _of_each(self, method: PoolMethod, *args: Any) -> list[Any]:
+        return await run_all([self._at(name, method, *args) for name in await self._present()])
 
     async def _events_of(self, name: str, tenant: str) -> AsyncGenerator[KvEvents, None]:
-        response = call_in_fresh_context(self._kv_events, tenant, self._at(name))
-        try:
+        attempt = self._pools.attempt(Placement(only=name))
+        with self._pools.call(attempt, self._kv_events, tenant, watched=False) as response:
             async for message in response:
                 yield message
-        except REPLICA_CALL_ERRORS as error:
-            raise error_from_replica(error) from error
-        finally:
-            cancel_call(response)
-
-    def _at(self, replica: str) -> Placement:
-        return Placement(self._suspects, only=replica)
-
-    def _pool_for(self, placement: Placement) -> str:
-        """Return the name of the pool that a call goes to; choose one if the call has no pool yet."""
-        if not placement.pool:
-            placement.pool = self._find_pool(placement)
-        return placement.pool
 
     def _find_pool(self, placement: Placement) -> str:
+        """Return the name of the pool that a call without a pool goes to."""
         members = self.live.members
         any_pool, *others = self._pools.handles
         if not others:
@@ -218,9 +201,9 @@ class ReplicaClient:
         sound = (member.pool for name, member in members.items() if name not in doubtful)
         return next(sound, None) or next((member.pool for member in members.values()), any_pool)
 
-    def _suspect(self, placement: Placement | None, error: MotleyError) -> str | None:
+    def _suspect(self, attempt: CallAttempt | None, error: MotleyError) -> str | None:
         """Return the name of the replica that failed, and make it a suspect if the error says that it was lost."""
-        replica = placement.replica if placement is not None else None
+        replica = attempt.replica if attempt is not None else None
         if replica is not None and is_replica_loss(error):
             self._suspects.add(replica)
         return replica
@@ -231,18 +214,18 @@ class ReplicaClient:
 
     async def _ask(self, replica: str) -> None:
         """Ask a replica for its load, and return if it answers. Raises MotleyError."""
-        await self._once(self._load, self._at(replica))
+        await self._at(replica, self._load)
 
-    async def _call(self, method: Any, wait_s: float = math.inf) -> tuple[Any, Placement]:
-        """Return the answer of any live replica, with the call's placement; retry on other replicas after errors."""
+    async def _call(self, method: PoolMethod, wait_s: float = math.inf) -> tuple[Any, CallAttempt]:
+        """Return the answer of any live replica, with the attempt; retry on other replicas after errors."""
         retry = RetryDecider(self._policy)
         await self._somewhere(wait_s)
         while True:
-            placement = Placement(self._suspects, retry.avoid, retry.strict)
+            attempt = self._pools.attempt(Placement(retry.avoid, retry.strict), wait_s=wait_s)
             try:
-                return await self._once(method, placement, wait_s), placement
+                return await self._once(attempt, method), attempt
             except MotleyError as error:
-                await asyncio.sleep(retry.after(error, self._suspect(placement, error)))
+                await asyncio.sleep(retry.after(error, self._suspect(attempt, error)))
 
     async def _somewhere(self, wait_s: float) -> None:
         """Wait until any pool has a replica. Raises Unavailable after `wait_s`.
@@ -257,37 +240,15 @@ class ReplicaClient:
         except TimeoutError:
             raise Unavailable("no pool has a replica that serves; try again shortly", code="no_replica") from None
 
-    async def _once(
-        self,
-        method: Any,
-        placement: Placement,
-        wait_s: float = math.inf,
-        args: tuple[Any, ...] = (),
-        deadline: float = math.inf,
-    ) -> Any:
-        attempt = CallAttempt(placement, deadline=deadline, wait_s=wait_s)
-        response = call_in_fresh_context(method, *args, placement)
-        self._pulse.watch(attempt)
-        try:
-            answer = await attempt.wait(response)
-            if placement.visit is not None:
-                placement.visit.whole(answer.messages[0])
-            return answer
-        except REPLICA_CALL_ERRORS as error:
-            raise error_from_replica(error) from error
-        finally:
-            self._pulse.forget(attempt)
-            cancel_call(response)
+    async def _at(self, replica: str, method: PoolMethod, *args: Any, wait_s: float = math.inf) -> Any:
+        """Return one replica's answer. Raises MotleyError."""
+        return await self._once(self._pools.attempt(Placement(only=replica), wait_s=wait_s), method, *args)
+
+    async def _once(self, attempt: CallAttempt, method: PoolMethod, *args: Any) -> Any:
+        with self._pools.call(attempt, method, *args) as response:
+            return await attempt.wait(response)
 
 
 def _by_deployment(handles: Mapping[str, Any]) -> dict[str, str]:
     """Return the names of the pools, by the names of their Serve deployments."""
     return {getattr(handle, "deployment_name", name): name for name, handle in handles.items()}
-
-
-def call_in_fresh_context(method: Any, *args: Any) -> Any:
-    """Call a method in an empty context, so that Serve takes each call for a request of its own.
-
-    Serve mixes up two calls that one request makes to the same deployment.
-    """
-    return contextvars.Context().run(method.remote, *args)

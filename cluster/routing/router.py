@@ -7,15 +7,14 @@ import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from ...replicas.engine.streams.replica_envelope import ReplicaEnvelope
 from ...replicas.errors import MotleyError, Overloaded, Unavailable
 from ...replicas.types import FinishReason, ReplicaLoad, Request, StreamMessage
-from ..request_errors import error_from_replica
 from ..transport import access_log
-from .attempt.call_cancellation import cancel_call
-from .attempt.liveness_monitor import CallAttempt, NoReplicaInPool
+from .attempt.call_attempt import CallAttempt, NoReplicaInPool
 from .attempt.placement import Placement
 from .attempt.retry_decider import RetryPolicy, is_context_too_short
 from .attempt.retryable_request import ReplicaContextFull, RetryableRequest, deadline_error
@@ -24,9 +23,9 @@ from .fleet_status import FleetStatus
 from .ingress_stats import IngressStats
 from .prediction.context_lengths import min_context_tokens
 from .queueing.request_queue import RequestQueue, RoutingConfig
-from .replica_client import ReplicaClient, call_in_fresh_context
+from .replica_client import ReplicaClient
 from .streaming.first_output import hold_until_output
-from .streaming.stream_demultiplexer import REPLICA_CALL_ERRORS, MultiplexedStream, StreamDemultiplexer
+from .streaming.stream_demultiplexer import MultiplexedStream, StreamDemultiplexer
 from .streaming.unary_batching import UnaryBatcher
 
 log = logging.getLogger(__name__)
@@ -62,20 +61,10 @@ class Router(ReplicaClient):
         self.failing = ""  # why replicas that are wanted do not start, as the control plane says; empty: they do
         self._ended: MotleyError | None = None  # set once all streams are to end
         pools = self._pools
-        self._trunks = StreamDemultiplexer(
-            pools.method("trunk", stream=True),
-            pools.method("aside"),
-            self._at,
-            self._pulse.lives,
-        )
+        self._trunks = StreamDemultiplexer(pools, pools.method("trunk", stream=True), pools.method("aside"))
         self._num_short = 0
-        self._bundles = UnaryBatcher(
-            pools.method("answers", stream=True),
-            pools.method("abandon"),
-            self._pulse,
-            self._place_together,
-            self._policy.wait_s,
-        )
+        answers, abandon = pools.method("answers", stream=True), pools.method("abandon")
+        self._bundles = UnaryBatcher(pools, answers, abandon, self._place_together, self._policy.wait_s)
         self._generate = pools.method("generate", stream=True)
         self._answer = pools.method("answer")
 
@@ -172,61 +161,59 @@ class Router(ReplicaClient):
     async def _attempt(self, journey: RetryableRequest) -> AsyncGenerator[StreamMessage, None]:
         """Yield what one replica adds to the answer. Raises MotleyError unless every choice ended."""
         request = journey.rest()
-        placement = self._place(journey, request)
-        visit = placement.visit
-        assert visit is not None
-        attempt = CallAttempt(placement, deadline=journey.deadline + DEADLINE_GRACE_S, wait_s=self._policy.wait_s)
-        with self._trunks.line(placement) as line:
-            response = call_in_fresh_context(self._generate, request, placement)
-            self._pulse.watch(attempt)
-            try:
+        attempt = self._place(journey, request)
+        dispatch = attempt.dispatch
+        assert dispatch is not None
+        try:
+            with self._pools.call(attempt, self._generate, request) as response, self._trunks.line(attempt) as line:
                 self._raise_if_ended()
                 async with aclosing(self._messages(attempt, line, aiter(response), journey)) as messages:
                     async for message in messages:
                         self._pulse.moved(attempt)
-                        visit.message(message)
-                        new = journey.take(message, longer=self._may_go_on(message, placement))
+                        dispatch.message(message)
+                        new = journey.take(message, longer=self._may_go_on(message, attempt))
                         if new is not None:
-                            with visit.reader():
+                            with dispatch.reader():
                                 yield new
                             self._raise_if_ended()
                 if not journey.done:
                     raise journey.incomplete_error("stream")
-            except REPLICA_CALL_ERRORS as error:
-                if not journey.done:
-                    raise error_from_replica(error) from error
-            finally:
-                self._pulse.forget(attempt)
-                line.close()
-                cancel_call(response)
+        except MotleyError:
+            if not journey.done:
+                raise
 
     async def _short_attempt(self, journey: RetryableRequest) -> AsyncGenerator[StreamMessage, None]:
         """Yield one replica's answer in one message, batched with other short requests if there are any.
 
         Raises MotleyError unless every choice ended.
         """
-        request, deadline = journey.rest(), journey.deadline + DEADLINE_GRACE_S
+        request = journey.rest()
         self._num_short += 1
         try:
-            if self._num_short > 1 and journey.placement is None:
-                message = await self._bundles.answer(journey, request, deadline)
+            if self._num_short > 1 and journey.attempt is None:
+                message = await self._bundles.answer(journey, request, journey.deadline + DEADLINE_GRACE_S)
             else:
-                placement = self._place(journey, request)
-                envelope = await self._once(self._answer, placement, self._policy.wait_s, (request,), deadline)
-                message = envelope.messages[0]
+                message = await self._answer_alone(self._place(journey, request), request)
         finally:
             self._num_short -= 1
         self._raise_if_ended()
-        new = journey.take(message, longer=self._may_go_on(message, journey.placement))
+        new = journey.take(message, longer=self._may_go_on(message, journey.attempt))
         if new is not None:
             yield new
         if not journey.done:
             raise journey.incomplete_error("answer")
 
-    def _may_go_on(self, message: StreamMessage, placement: Placement | None) -> bool:
+    async def _answer_alone(self, attempt: CallAttempt, request: Request) -> StreamMessage:
+        with self._pools.call(attempt, self._answer, request) as response:
+            envelope: ReplicaEnvelope = await attempt.wait(response)
+            if attempt.dispatch is not None:
+                attempt.dispatch.whole(envelope.messages[0])
+            return envelope.messages[0]
+
+    def _may_go_on(self, message: StreamMessage, attempt: CallAttempt | None) -> bool:
         """Return whether a choice that this message ends because the context is full may continue on a longer one."""
         ends = any(delta.finish_reason is FinishReason.LENGTH for delta in message.deltas)
-        return ends and placement is not None and self.live.has_longer(placement.replica)
+        return ends and attempt is not None and self.live.has_longer(attempt.replica)
 
     async def _messages(
         self,
@@ -247,41 +234,41 @@ class Router(ReplicaClient):
             while (message := await attempt.wait(line.next(own))) is not None:
                 yield message
 
-    def _place(self, journey: RetryableRequest, request: Request) -> Placement:
+    def _place(self, journey: RetryableRequest, request: Request) -> CallAttempt:
         """Place the next attempt, preferably on a replica with the weights and numerics class of the answer so far."""
-        placement = journey.place(self._suspects)
-        self._rank(placement, [request])
-        return placement
+        journey.attempt = self._rank(journey.placement, [request], journey.deadline + DEADLINE_GRACE_S)
+        return journey.attempt
 
-    def _place_together(self, requests: list[Request]) -> Placement:
-        placement = Placement(self._suspects, weight=len(requests))
-        self._rank(placement, requests)
-        return placement
+    def _place_together(self, requests: list[Request]) -> CallAttempt:
+        return self._rank(Placement(weight=len(requests)), requests)
 
-    def _rank(self, placement: Placement, requests: list[Request]) -> None:
-        """Give the placement the best replicas of all pools, and the pool of the best one."""
+    def _rank(self, placement: Placement, requests: list[Request], deadline: float = math.inf) -> CallAttempt:
+        """Return an attempt that is placed on the best replicas of all pools, in the pool of the best one."""
         doubtful = {*placement.avoid, *self._suspects}
         never = doubtful | placement.unfit if placement.strict else placement.unfit
-        placement.unfit |= self.live.too_short(
-            max(map(min_context_tokens, requests))
-        )  # the ranking leaves these out already
-        visit = self.live.visit(
+        dispatch = self.live.visit(
             requests, last=doubtful, never=never, numerics=placement.numerics, weights=placement.weights
         )
-        pools = {name: self.live.members[name].pool for name in visit.order}
-        if (best := visit.best) is not None:
-            placement.pool = pools[best]
-            visit.to(best)
-        placement.visit = visit
-        placement.elsewhere = any(
-            pool != placement.pool and name not in placement.avoid for name, pool in pools.items()
+        pools = {name: self.live.members[name].pool for name in dispatch.order}
+        pool = ""
+        if (best := dispatch.best) is not None:
+            pool = pools[best]
+            dispatch.to(best)
+        too_short = self.live.too_short(max(map(min_context_tokens, requests)))  # the ranking leaves these out already
+        placed = replace(
+            placement,
+            unfit=placement.unfit | too_short,
+            order=tuple(dispatch.order),
+            pool=pool,
+            elsewhere=any(other != pool and name not in placement.avoid for name, other in pools.items()),
         )
+        return self._pools.attempt(placed, dispatch, deadline=deadline, wait_s=self._policy.wait_s)
 
     async def _after(self, journey: RetryableRequest, error: MotleyError) -> MotleyError | None:
         """Prepare the next attempt after an error; return the error that ends the request if there is none."""
         if self._ended is not None:
             return self._ended
-        replica = self._suspect(journey.placement, error)
+        replica = self._suspect(journey.attempt, error)
         if isinstance(error, NoReplicaInPool):
             self._leave_pool(journey)
             return None
@@ -330,11 +317,10 @@ class Router(ReplicaClient):
 
     def _leave_pool(self, journey: RetryableRequest) -> None:
         """Avoid this pool in the next attempt: all of its replicas have been tried, or it has none."""
-        placement = journey.placement
-        assert placement is not None
-        assert placement.visit is not None
-        here = {name for name in placement.visit.order if self.live.pool_of(name) in (placement.pool, None)}
-        journey.avoid |= here | placement.asked
+        attempt = journey.attempt
+        assert attempt is not None
+        here = {name for name in attempt.placement.order if self.live.pool_of(name) in (attempt.pool, None)}
+        journey.avoid |= here | attempt.tried
 
     def end_streams(self) -> None:
         """End all open streams with an error that says why, rather than let them be cut off with the process."""

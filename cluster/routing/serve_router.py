@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from ...replicas.types import CallId
 from ..ray_compat.serve_handles import (
     forget_queue_len,
     known_queue_len,
     pause_before_next_choice,
     router_deployment,
 )
+from .attempt.call_attempt import CallAttempt, find_attempt
 from .attempt.placement import Placement, ReplicaCandidate, SuspectReplicas
 from .directory.replica_registry import PublishedReplica, process_registry
 
 
 class PoolRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
-    """Request router that offers Serve one replica at a time, in the order of the request's `Placement`.
+    """Request router that offers Serve one replica at a time, in the order of the call's `Placement`.
 
     Offering one at a time tells which replica a request went to before that replica has answered. Requests are not
     placed first come, first served: a replica that is right for one request need not be right for the next. What the
@@ -42,17 +44,17 @@ class PoolRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        placement = _placement(pending_request)
+        attempt = _attempt(pending_request)
         present = self._present or _RunningReplicas(candidate_replicas)
-        chosen, wait = placement.choose_best(present.candidates), False
+        chosen, wait = attempt.choose_best(present.candidates), False
         if chosen is None:
-            chosen, wait = placement.choose(map(self._queued, present.candidates.values(), present.replicas.values()))
+            chosen, wait = attempt.choose(map(self._queued, present.candidates.values(), present.replicas.values()))
         if pending_request is not None:
             pause_before_next_choice(pending_request, wait)
         if chosen is None:
             return []
         replica = present.replicas[chosen.id]
-        if chosen.id in placement.suspects:
+        if chosen.id in attempt.suspects:
             forget_queue_len(self, replica)  # so Serve asks it before it sends
         return [[replica]]
 
@@ -78,7 +80,7 @@ def _candidate(name: str, replica: RunningReplica) -> ReplicaCandidate:
     return ReplicaCandidate(name, str(replica.replica_metadata.get("numerics", "")), weights=str(weights))
 
 
-def _placement(pending: PendingRequest | None) -> Placement:
-    if pending is not None and pending.args and isinstance(pending.args[-1], Placement):
-        return pending.args[-1]
-    return Placement(SuspectReplicas())
+def _attempt(pending: PendingRequest | None) -> CallAttempt:
+    """Return the attempt of a call, whose identity is the last argument."""
+    found = find_attempt(pending.args[-1]) if pending is not None and pending.args else None
+    return found or CallAttempt(CallId("", 0), Placement(), SuspectReplicas())

@@ -20,7 +20,7 @@ from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine.streams.output_buffer import merge_messages
 from motley.replicas.engine.streams.replica_envelope import ReplicaEnvelope
 from motley.replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Overloaded
-from motley.replicas.types import Request, SamplingParams, StreamMessage
+from motley.replicas.types import CallId, Request, SamplingParams, StreamMessage
 
 POLICY = RetryPolicy(stall_s=0.2, wait_s=5.0, backoff_s=0.001)
 
@@ -46,11 +46,11 @@ class Seen(MortalReplica):
         self.alone += 1
         return await super().answer(request)
 
-    async def answers(self, name: str, requests: list[Request]) -> AsyncGenerator[Any, None]:
+    async def answers(self, requests: list[Request], call: CallId) -> AsyncGenerator[Any, None]:
         self.bundles.append(len(requests))
         if self.hangs:
             await asyncio.Event().wait()
-        async with aclosing(super().answers(name, requests)) as batches:
+        async with aclosing(super().answers(requests, call)) as batches:
             async for batch in batches:
                 yield batch
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import FrozenInstanceError
+from typing import Any
 
 import pytest
+from call_attempts import an_attempt
+from ray import cloudpickle
 
+from motley.cluster.routing.attempt.call_attempt import CallAttempt, NoReplicaInPool
 from motley.cluster.routing.attempt.placement import SUSPECT_S, Placement, ReplicaCandidate, SuspectReplicas
+from motley.replicas.errors import MotleyError, Unavailable
 
 ABC = [ReplicaCandidate("a", "exact"), ReplicaCandidate("b", "exact"), ReplicaCandidate("c", "fast")]
 
@@ -18,21 +24,21 @@ class Clock:
         return self.now
 
 
-def order(placement: Placement, candidates: list[ReplicaCandidate]) -> list[str]:
+def order(attempt: CallAttempt, candidates: list[ReplicaCandidate]) -> list[str]:
     """Whom it asks, one after the other, until it would ask again."""
     asked = []
     while True:
-        chosen, wait = placement.choose(candidates)
+        chosen, wait = attempt.choose(candidates)
         if chosen is None or wait:
             return asked
         asked.append(chosen.id)
 
 
 def test_each_is_asked_once_before_any_is_asked_again() -> None:
-    placement = Placement(SuspectReplicas())
-    first = order(placement, ABC)
+    attempt = an_attempt()
+    first = order(attempt, ABC)
     assert sorted(first) == ["a", "b", "c"]
-    chosen, wait = placement.choose(ABC)
+    chosen, wait = attempt.choose(ABC)
     assert (chosen is not None, wait) == (True, False), "the round has begun anew"
 
 
@@ -42,23 +48,23 @@ def test_the_idlest_comes_first_and_ties_fall_at_random() -> None:
         ReplicaCandidate("b", queue_len=0),
         ReplicaCandidate("c", queue_len=1),
     ]
-    assert order(Placement(SuspectReplicas()), queues) == ["b", "c", "a"]
-    firsts = Counter(order(Placement(SuspectReplicas()), ABC)[0] for _ in range(200))
+    assert order(an_attempt(), queues) == ["b", "c", "a"]
+    firsts = Counter(order(an_attempt(), ABC)[0] for _ in range(200))
     assert set(firsts) == {"a", "b", "c"}
 
 
 def test_requests_of_one_moment_are_spread() -> None:
     """Serve's queue lengths have not moved yet."""
     suspects = SuspectReplicas()
-    placements = [Placement(suspects) for _ in range(9)]
-    for placement in placements:
-        placement.choose(ABC)
+    attempts = [an_attempt(suspects) for _ in range(9)]
+    for attempt in attempts:
+        attempt.choose(ABC)
     assert suspects.carried == {"a": 3, "b": 3, "c": 3}
-    for placement in placements:
-        placement.release()
-        placement.release()
+    for attempt in attempts:
+        attempt.release()
+        attempt.release()
     assert not suspects.carried
-    Placement(suspects, only="a").choose(ABC)
+    an_attempt(suspects, only="a").choose(ABC)
     assert not suspects.carried, "a question is no load"
 
 
@@ -66,9 +72,9 @@ def test_a_length_that_is_no_longer_true_draws_nothing_away() -> None:
     """Serve may remember a busy second for ten: all that comes would go to the other replica."""
     suspects = SuspectReplicas()
     stale = [ReplicaCandidate("a", queue_len=50), ReplicaCandidate("b", queue_len=0)]
-    placements = [Placement(suspects) for _ in range(10)]
-    for placement in placements:
-        placement.choose(stale)
+    attempts = [an_attempt(suspects) for _ in range(10)]
+    for attempt in attempts:
+        attempt.choose(stale)
     assert suspects.carried == {"a": 5, "b": 5}
 
 
@@ -76,8 +82,8 @@ def test_suspects_then_those_it_failed_on_then_other_numerics_come_last() -> Non
     suspects = SuspectReplicas()
     suspects.add("a")
     four = [*ABC, ReplicaCandidate("d", "exact")]
-    placement = Placement(suspects, avoid=frozenset({"b"}), numerics="exact")
-    assert order(placement, four) == ["d", "c", "b", "a"]
+    attempt = an_attempt(suspects, avoid=frozenset({"b"}), numerics="exact")
+    assert order(attempt, four) == ["d", "c", "b", "a"]
 
 
 def test_a_suspect_is_one_until_it_lives_or_has_been_replaced() -> None:
@@ -93,35 +99,53 @@ def test_a_suspect_is_one_until_it_lives_or_has_been_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("placement", "candidates"),
+    ("wish", "candidates", "error"),
     [
-        (Placement(SuspectReplicas(), avoid=frozenset("abc"), strict=True), ABC),
-        (Placement(SuspectReplicas(), only="z"), ABC),
-        (Placement(SuspectReplicas(), only="a"), []),
+        ({"avoid": frozenset("abc"), "strict": True}, ABC, Unavailable),
+        ({"only": "z"}, ABC, Unavailable),
+        ({"only": "a"}, [], Unavailable),
+        ({"elsewhere": True}, [], NoReplicaInPool),
     ],
 )
-def test_nowhere_is_told_when_waiting_is_of_no_use(placement: Placement, candidates: list[ReplicaCandidate]) -> None:
-    told: list[bool] = []
-    placement.on_nowhere = lambda: told.append(True)
-    assert placement.choose(candidates) == (None, True)
-    assert told == [True]
-    assert placement.replica is None
+def test_nowhere_is_told_when_waiting_is_of_no_use(
+    wish: dict[str, Any], candidates: list[ReplicaCandidate], error: type[MotleyError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[MotleyError] = []
+    attempt = an_attempt(**wish)
+    monkeypatch.setattr(attempt, "interrupt", told.append)
+    assert attempt.choose(candidates) == (None, True)
+    assert [type(each) for each in told] == [error]
+    assert attempt.replica is None
+
+
+def test_the_first_replica_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[MotleyError] = []
+    attempt = an_attempt()
+    monkeypatch.setattr(attempt, "interrupt", told.append)
+    assert attempt.choose([]) == (None, True)
+    assert told == []
 
 
 def test_who_can_wait_goes_back_to_those_it_failed_on() -> None:
     suspects = SuspectReplicas()
     suspects.add("a")
-    assert order(Placement(suspects, avoid=frozenset("a")), ABC[:1]) == ["a"]
-    assert order(Placement(suspects, avoid=frozenset("a"), strict=True), ABC[:1]) == []
+    assert order(an_attempt(suspects, avoid=frozenset("a")), ABC[:1]) == ["a"]
+    assert order(an_attempt(suspects, avoid=frozenset("a"), strict=True), ABC[:1]) == []
 
 
 def test_what_is_told_of_the_choice() -> None:
-    placement = Placement(SuspectReplicas(), only="c")
-    placement.choose(ABC)
-    assert (placement.replica, placement.found) == ("c", "fast")
+    attempt = an_attempt(only="c")
+    attempt.choose(ABC)
+    assert (attempt.replica, attempt.found) == ("c", "fast")
 
 
-def test_a_replica_gets_no_more_of_it_than_its_ticket() -> None:
-    suspects = SuspectReplicas()
-    function, arguments = Placement(suspects, avoid=frozenset("a")).__reduce__()[:2]
-    assert function(*arguments) is None
+def test_a_placement_goes_one_way_and_is_what_it_was() -> None:
+    """Nothing is written into it, and nothing of an attempt but its identity goes to a replica."""
+    wish = Placement(avoid=frozenset("a"), order=("c", "b"))
+    attempt = an_attempt(avoid=wish.avoid, order=wish.order)
+    order(attempt, ABC)
+    assert attempt.placement == wish
+    with pytest.raises(FrozenInstanceError):
+        wish.pool = "other"  # type: ignore[misc]
+    assert cloudpickle.loads(cloudpickle.dumps(wish)) == wish
+    assert cloudpickle.loads(cloudpickle.dumps(attempt.call)) == attempt.call

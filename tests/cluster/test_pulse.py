@@ -3,9 +3,8 @@
 import asyncio
 
 import pytest
+from call_attempts import an_attempt
 
-from motley.cluster.routing.attempt.liveness_monitor import CallAttempt
-from motley.cluster.routing.attempt.placement import Placement, SuspectReplicas
 from motley.replicas.errors import Unavailable
 
 LOST = Unavailable("gone", code="replica_stalled")
@@ -16,10 +15,6 @@ def run(scenario):
         return await asyncio.wait_for(scenario(), 10)
 
     return asyncio.run(bounded())
-
-
-def an_attempt():
-    return CallAttempt(Placement(SuspectReplicas()))
 
 
 async def never():

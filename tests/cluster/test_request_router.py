@@ -9,16 +9,17 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import pytest
+from call_attempts import an_open_attempt
 from ray import cloudpickle
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from motley.cluster.routing.attempt.placement import Placement, SuspectReplicas
+from motley.cluster.routing.attempt.placement import SuspectReplicas
 from motley.cluster.routing.directory.replica_directory import ReplicaDirectory
 from motley.cluster.routing.directory.replica_registry import REPLICA_REGISTRY
 from motley.cluster.routing.serve_router import PoolRouter
 from motley.replicas.engine.streams.profile_text import profile_to_text
-from motley.replicas.types import ModelInfo, ReplicaLoad, ReplicaProfile, Request, SamplingParams
+from motley.replicas.types import CallId, ModelInfo, ReplicaLoad, ReplicaProfile, Request, SamplingParams
 
 REQUEST = Request("r", (1,), SamplingParams(seed=0))
 
@@ -59,30 +60,30 @@ async def ask(asked: Any, replicas: list[Any], request: PendingRequest | None) -
 
 
 async def test_one_at_a_time_in_the_order_of_the_placement() -> None:
-    placement = Placement(SuspectReplicas())
-    request = pending(REQUEST, placement)
     asked = router(Queues(a=3, b=1))
     both = [replica("a"), replica("b")]
     waits = []
     names = []
-    for _ in range(4):
-        names += await ask(asked, both, request)
-        assert placement.replica == names[-1], "it is known before the replica has answered"
-        waits.append(request.routing_context.should_backoff)
+    with an_open_attempt() as attempt:
+        request = pending(REQUEST, attempt.call)
+        for _ in range(4):
+            names += await ask(asked, both, request)
+            assert attempt.replica == names[-1], "it is known before the replica has answered"
+            waits.append(request.routing_context.should_backoff)
     assert names == ["b", "a", "b", "a"]
     assert waits == [False, False, True, False], "Serve waits before a new round, or it would spin"
 
 
 async def test_weights_are_those_of_the_last_load_that_was_told() -> None:
-    placement = Placement(SuspectReplicas(), weights="old")
     replicas = [replica("silent"), replica("new", weights="new"), replica("old", weights="old")]
-    assert await ask(router(Queues(old=9)), replicas, pending(REQUEST, placement)) == ["old"]
+    with an_open_attempt(weights="old") as attempt:
+        assert await ask(router(Queues(old=9)), replicas, pending(REQUEST, attempt.call)) == ["old"]
 
 
 async def test_nobody_will_do() -> None:
-    placement = Placement(SuspectReplicas(), only="gone")
-    request = pending(REQUEST, placement)
-    assert await ask(router(Queues()), [replica("a")], request) == []
+    with an_open_attempt(only="gone") as attempt:
+        request = pending(REQUEST, attempt.call)
+        assert await ask(router(Queues()), [replica("a")], request) == []
     assert request.routing_context.should_backoff, "else Serve would ask again at once, and for ever"
 
 
@@ -92,21 +93,24 @@ async def test_a_suspect_must_answer_before_it_gets_a_request() -> None:
     queues = Queues(a=0, b=9)
     asked = router(queues)
     both = [replica("a"), replica("b")]
-    assert await ask(asked, both, pending(REQUEST, Placement(suspects))) == ["b"]
+    with an_open_attempt(suspects) as attempt:
+        assert await ask(asked, both, pending(REQUEST, attempt.call)) == ["b"]
     assert queues.forgotten == []
-    assert await ask(asked, both[:1], pending(REQUEST, Placement(suspects))) == ["a"]
+    with an_open_attempt(suspects) as attempt:
+        assert await ask(asked, both[:1], pending(REQUEST, attempt.call)) == ["a"]
     assert queues.forgotten == ["a"], "what Serve does not know of it, it asks"
 
 
 async def test_the_class_of_numerics_is_read_from_the_replica() -> None:
-    placement = Placement(SuspectReplicas(), numerics="fast")
     both = [replica("a", "exact"), replica("b", "fast")]
-    assert await ask(router(Queues(a=0, b=5)), both, pending(REQUEST, placement)) == ["b"]
-    assert placement.found == "fast"
+    with an_open_attempt(numerics="fast") as attempt:
+        assert await ask(router(Queues(a=0, b=5)), both, pending(REQUEST, attempt.call)) == ["b"]
+    assert attempt.found == "fast"
 
 
-@pytest.mark.parametrize("args", [(), (REQUEST,)])
-async def test_calls_without_a_placement_go_to_the_idlest(args: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("args", [(), (REQUEST,), (REQUEST, CallId("ingress", -1))])
+async def test_calls_without_an_attempt_go_to_the_idlest(args: tuple[Any, ...]) -> None:
+    """Also one whose attempt has just ended: Serve goes on to the next call once it has been offered a replica."""
     asked = router(Queues(a=1, b=0))
     both = [replica("a"), replica("b")]
     assert await ask(asked, both, pending(*args)) == ["b"]

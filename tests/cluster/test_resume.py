@@ -414,7 +414,7 @@ async def test_all_streams_of_a_replica_that_dies_go_on(workers: list[Worker], a
     replicas = [MortalReplica(worker) for worker in workers]
     for replica in replicas:
         await replica.start()
-    router = Router({"cpu": LocalPool(*replicas, tickets=True)}, POLICY)
+    router = Router({"cpu": LocalPool(*replicas, calls=True)}, POLICY)
     count = 0
 
     async def counted(one: Request) -> Answer:

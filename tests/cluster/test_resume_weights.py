@@ -10,12 +10,13 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
+from call_attempts import an_attempt
 from local_pool import LocalPool
 from ray.exceptions import ActorDiedError
 
 from motley.cluster.api.common.collected_response import LogprobBudget, collect_response
 from motley.cluster.api.openai.openai_response import CompletionForm, weights_fingerprint
-from motley.cluster.routing.attempt.placement import Placement, ReplicaCandidate, SuspectReplicas
+from motley.cluster.routing.attempt.placement import ReplicaCandidate
 from motley.cluster.routing.attempt.retry_decider import RetryPolicy
 from motley.cluster.routing.directory.replica_registry import PublishedReplica, ReplicaRegistry
 from motley.cluster.routing.router import Router
@@ -182,9 +183,9 @@ def test_serves_candidates_come_in_the_same_order() -> None:
         ReplicaCandidate("old", "a", 9, "aa"),
     ]
     order = []
-    placement = Placement(SuspectReplicas(), numerics="a", weights="aa")
+    attempt = an_attempt(numerics="a", weights="aa")
     for _ in candidates:
-        chosen, _ = placement.choose(candidates)
+        chosen, _ = attempt.choose(candidates)
         assert chosen is not None
         order.append(chosen.id)
     assert order == ["old", "old of b", "new"]

@@ -31,6 +31,7 @@ from motley.replicas.demo import demo_path
 from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine.kv_reuse import fetch_scheduler
 from motley.replicas.engine.streams.profile_text import profile_from_text, profile_to_text
+from motley.replicas.engine.streams.replica_envelope import ReplicaEnvelope
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.kv.store import fetch_cost, store_worker
 from motley.replicas.kv.store.fetch_cost import FetchCostModel
@@ -39,6 +40,7 @@ from motley.replicas.kv.store.store_access import in_memory_access
 from motley.replicas.replica import Replica
 from motley.replicas.types import (
     PROFILED_BATCH_SIZES,
+    CallId,
     Delta,
     FinishReason,
     ModelInfo,
@@ -262,11 +264,11 @@ class Telling:
         stored = self.told[len(request.prompt_ids) < 900]
         return StreamMessage((end,), load(steps=1), cached_tokens=0, stored=stored)
 
-    async def answers(self, bundle: str, requests: list[Request]) -> AsyncGenerator[Any, None]:
+    async def answers(self, requests: list[Request], call: CallId) -> AsyncGenerator[ReplicaEnvelope, None]:
         self.together.set()
-        yield []
+        yield ReplicaEnvelope()
         for number, request in enumerate(requests):
-            yield [(number, await self.answer(request))]
+            yield ReplicaEnvelope((await self.answer(request),), (number,))
 
     async def load(self) -> ReplicaLoad:
         return load(steps=3)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from call_attempts import an_attempt
 from echo_worker import EchoWorker
 from local_pool import LocalPool
 
-from motley.cluster.routing.attempt.placement import Placement, SuspectReplicas
 from motley.cluster.routing.attempt.retry_decider import RetryPolicy
 from motley.cluster.routing.router import Router
 from motley.cluster.routing.streaming import stream_demultiplexer as cluster_side
@@ -22,9 +22,10 @@ from motley.replicas.engine.streams.output_buffer import MAX_MERGED_MESSAGES, me
 from motley.replicas.engine.streams.replica_envelope import ReplicaEnvelope
 from motley.replicas.errors import Unavailable
 from motley.replicas.replica import Replica
-from motley.replicas.types import Delta, Request, SamplingParams, StreamMessage
+from motley.replicas.types import CallId, Delta, Request, SamplingParams, StreamMessage
 
 LENGTH = 12
+TRUNK = CallId("i", 9)
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +55,7 @@ class Counting(LocalPool):
     """Counts what comes by trunks and by requests' own streams."""
 
     def __init__(self, *replicas: Any) -> None:
-        super().__init__(*replicas, tickets=True)
+        super().__init__(*replicas, calls=True)
         self.by_trunk = self.own = 0
 
     def options(self, *, method_name: str = "", stream: bool = False, _by_reference: bool | None = None) -> Any:
@@ -230,7 +231,7 @@ async def tokens(stream: AsyncGenerator[StreamMessage, None], most: int = 10**9)
     return found
 
 
-async def own(*items: StreamMessage | str | int | Exception) -> AsyncGenerator[ReplicaEnvelope, None]:
+async def own(*items: StreamMessage | CallId | int | Exception) -> AsyncGenerator[ReplicaEnvelope, None]:
     for item in items:
         await asyncio.sleep(0)
         if isinstance(item, Exception):
@@ -238,10 +239,10 @@ async def own(*items: StreamMessage | str | int | Exception) -> AsyncGenerator[R
         yield enveloped(item)
 
 
-def enveloped(item: StreamMessage | str | int) -> ReplicaEnvelope:
+def enveloped(item: StreamMessage | CallId | int) -> ReplicaEnvelope:
     if isinstance(item, StreamMessage):
         return ReplicaEnvelope((item,))
-    return ReplicaEnvelope(moves_to=item) if isinstance(item, str) else ReplicaEnvelope(num_moved=item)
+    return ReplicaEnvelope(moves_to=item) if isinstance(item, CallId) else ReplicaEnvelope(num_moved=item)
 
 
 def token(number: int) -> StreamMessage:
@@ -255,14 +256,14 @@ async def everything(line: MultiplexedStream, items: AsyncGenerator[Any, None]) 
     return found
 
 
-def make_line(trunks: Sequence[str], *, apart: bool = False) -> MultiplexedStream:
-    return MultiplexedStream(Placement(SuspectReplicas()), trunks, apart=apart)
+def make_line(trunks: Sequence[CallId], *, apart: bool = False) -> MultiplexedStream:
+    return MultiplexedStream(an_attempt(), trunks, apart=apart)
 
 
 async def test_the_trunk_waits_for_its_turn_and_the_end_for_the_trunk() -> None:
-    line = make_line(["t"])
+    line = make_line([TRUNK])
     line.receive_multiplexed(token(3))  # overtakes the request's own stream
-    reading = asyncio.create_task(everything(line, own(token(1), token(2), "t", 2)))
+    reading = asyncio.create_task(everything(line, own(token(1), token(2), TRUNK, 2)))
     await asyncio.sleep(0.01)
     assert not reading.done(), "one is still on its way"
     line.receive_multiplexed(token(4))
@@ -270,9 +271,9 @@ async def test_the_trunk_waits_for_its_turn_and_the_end_for_the_trunk() -> None:
 
 
 async def test_what_a_broken_trunk_did_not_bring_is_a_loss() -> None:
-    open_trunks = ["t"]
+    open_trunks = [TRUNK]
     line = make_line(open_trunks)
-    reading = asyncio.create_task(everything(line, own(token(1), "t", 2)))
+    reading = asyncio.create_task(everything(line, own(token(1), TRUNK, 2)))
     line.receive_multiplexed(token(2))
     await asyncio.sleep(0.01)
     open_trunks.clear()
@@ -283,9 +284,9 @@ async def test_what_a_broken_trunk_did_not_bring_is_a_loss() -> None:
 
 
 async def test_a_failure_comes_after_what_came_before_it() -> None:
-    line = make_line(["t"])
+    line = make_line([TRUNK])
     line.receive_multiplexed(token(2))
-    items = own(token(1), "t", Unavailable("gone", code="replica_lost"))
+    items = own(token(1), TRUNK, Unavailable("gone", code="replica_lost"))
     assert (await line.next(items)) == token(1)
     assert (await line.next(items)) == token(2)
     with pytest.raises(Unavailable, match="gone"):
@@ -293,8 +294,8 @@ async def test_a_failure_comes_after_what_came_before_it() -> None:
 
 
 async def test_what_piled_up_comes_in_parts_that_a_slow_reader_can_take() -> None:
-    line = make_line(["t"])
-    items = own(token(0), "t", 200)
+    line = make_line([TRUNK])
+    items = own(token(0), TRUNK, 200)
     await line.next(items)
     for number in range(1, 201):
         line.receive_multiplexed(token(number))
@@ -306,8 +307,8 @@ async def test_what_piled_up_comes_in_parts_that_a_slow_reader_can_take() -> Non
 
 @pytest.mark.parametrize("apart", [False, True])
 async def test_a_slow_reader_gets_one_message_or_each_step_where_they_are_kept_apart(apart: bool) -> None:
-    line = make_line(["t"], apart=apart)
-    items = own(token(1), "t", 3)
+    line = make_line([TRUNK], apart=apart)
+    items = own(token(1), TRUNK, 3)
     await line.next(items)
     for number in (2, 3, 4):
         line.receive_multiplexed(token(number))

@@ -17,8 +17,9 @@ from motley.replicas.engine.streams.output_buffer import message_bytes
 from motley.replicas.engine.streams.replica_envelope import ReplicaEnvelope
 from motley.replicas.engine.streams.stream_multiplexer import StreamMultiplexer, split_stream
 from motley.replicas.errors import Unavailable
-from motley.replicas.types import Delta, FinishReason, ReplicaLoad, StreamMessage, TokenLogprob
+from motley.replicas.types import CallId, Delta, FinishReason, ReplicaLoad, StreamMessage, TokenLogprob
 
+TRUNK = CallId("ingress", 99)
 LOAD = ReplicaLoad(running=3, kv_blocks_free=5, kv_blocks_total=9)
 
 
@@ -57,7 +58,7 @@ made = st.builds(
 )
 
 
-@given(st.lists(made, max_size=3), st.sampled_from([{}, {"moves_to": "t"}, {"num_moved": 3}]))
+@given(st.lists(made, max_size=3), st.sampled_from([{}, {"moves_to": TRUNK}, {"num_moved": 3}]))
 def test_an_envelope_is_the_same_at_the_other_end(messages: list[StreamMessage], rest: dict[str, Any]) -> None:
     envelope = ReplicaEnvelope(tuple(messages), tuple(range(len(messages))), **rest)
     assert cloudpickle.loads(cloudpickle.dumps(envelope)) == envelope
@@ -76,14 +77,14 @@ def test_what_travels_is_plain_and_has_the_load_once() -> None:
 
 async def test_without_a_trunk_messages_go_as_they_are() -> None:
     script = messages(4)
-    for ticket in (None, ("ingress", 1)):
+    for ticket in (None, CallId("ingress", 1)):
         assert [item async for item in split_stream(said(script), {}, ticket)] == enveloped(*script)
 
 
 async def test_with_a_trunk_all_but_the_first_go_by_it() -> None:
-    trunk, script = StreamMultiplexer("name"), messages(5)
-    items = [item async for item in split_stream(said(script), {"ingress": trunk}, ("ingress", 7))]
-    assert items == enveloped(script[0], "name", 4)
+    trunk, script = StreamMultiplexer(TRUNK), messages(5)
+    items = [item async for item in split_stream(said(script), {"ingress": trunk}, CallId("ingress", 7))]
+    assert items == enveloped(script[0], TRUNK, 4)
     assert [(7, message) for message in script[1:]] == await read(trunk)
 
 
@@ -91,16 +92,16 @@ async def test_an_answer_in_one_message_and_log_probabilities_stay_in_their_own_
     logprobs = (TokenLogprob(1, -0.5),)
     many = [m._replace(deltas=(m.deltas[0]._replace(logprobs=logprobs),)) for m in messages(3)]
     for script in (messages(1), many):
-        trunk = StreamMultiplexer("name")
-        assert [item async for item in split_stream(said(script), {"ingress": trunk}, ("ingress", 7))] == enveloped(
-            *script
-        )
+        trunk = StreamMultiplexer(TRUNK)
+        assert [
+            item async for item in split_stream(said(script), {"ingress": trunk}, CallId("ingress", 7))
+        ] == enveloped(*script)
         assert await read(trunk) == []
 
 
 async def test_what_is_ready_goes_together_and_in_order() -> None:
-    trunk = StreamMultiplexer("name")
-    streams = [split_stream(said(messages(6)), {"i": trunk}, ("i", number)) for number in range(3)]
+    trunk = StreamMultiplexer(TRUNK)
+    streams = [split_stream(said(messages(6)), {"i": trunk}, CallId("i", number)) for number in range(3)]
     async with aclosing(trunk.batches()) as batches:
         owns = asyncio.gather(*map(everything, streams))
         first = await anext(batches)
@@ -108,14 +109,14 @@ async def test_what_is_ready_goes_together_and_in_order() -> None:
         got = numbered(first)
         while len(got) < 15:
             got += numbered(await anext(batches))
-        assert all(own[1:] == enveloped("name", 5) for own in await owns)
+        assert all(own[1:] == enveloped(TRUNK, 5) for own in await owns)
     for number in range(3):
         assert [message for line, message in got if line == number] == messages(6)[1:]
 
 
 async def test_an_unused_trunk_ends_and_one_in_use_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE_S", 0.01)
-    trunk = StreamMultiplexer("name")
+    trunk = StreamMultiplexer(TRUNK)
     with trunk.in_use(1):
         waiting = asyncio.create_task(read(trunk))
         await asyncio.sleep(0.05)
@@ -127,7 +128,7 @@ async def test_an_unused_trunk_ends_and_one_in_use_does_not(monkeypatch: pytest.
 
 async def test_a_trunk_that_is_not_read_holds_its_streams_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_READY", 2)
-    trunk = StreamMultiplexer("name")
+    trunk = StreamMultiplexer(TRUNK)
     writing = asyncio.create_task(put_all(trunk, 5))
     await asyncio.sleep(0.01)
     assert not writing.done()
@@ -139,7 +140,7 @@ async def test_a_trunk_that_is_not_read_holds_its_streams_up(monkeypatch: pytest
 
 async def test_a_trunk_that_is_not_read_holds_them_up_by_bytes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_READY_BYTES", 2 * message_bytes(token(0)))
-    trunk = StreamMultiplexer("name")
+    trunk = StreamMultiplexer(TRUNK)
     writing = asyncio.create_task(put_all(trunk, 5))
     await asyncio.sleep(0.01)
     async with aclosing(trunk.batches()) as batches:
@@ -149,16 +150,16 @@ async def test_a_trunk_that_is_not_read_holds_them_up_by_bytes_as_well(monkeypat
 
 
 async def test_who_is_set_aside_goes_on_by_its_own_stream_and_the_others_by_the_trunk() -> None:
-    trunk = StreamMultiplexer("name")
+    trunk = StreamMultiplexer(TRUNK)
     trunks = {"i": trunk}
-    slow, steady = (split_stream(said(messages(6)), trunks, ("i", number)) for number in range(2))
-    assert [await anext(slow), await anext(slow)] == enveloped(token(0), "name")
+    slow, steady = (split_stream(said(messages(6)), trunks, CallId("i", number)) for number in range(2))
+    assert [await anext(slow), await anext(slow)] == enveloped(token(0), TRUNK)
     rest = asyncio.create_task(everything(slow))
     async with aclosing(trunk.batches()) as batches:
         first = numbered(await anext(batches))
         trunk.set_aside(0)
         trunk.set_aside(7)  # it has ended already
-        assert await everything(steady) == enveloped(token(0), "name", 5)
+        assert await everything(steady) == enveloped(token(0), TRUNK, 5)
         back, *own = await rest
         got = first + numbered(await anext(batches))
     count = back.num_moved
@@ -171,14 +172,14 @@ async def test_who_is_set_aside_goes_on_by_its_own_stream_and_the_others_by_the_
 
 async def test_a_closed_trunk_says_so_to_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_READY", 1)
-    trunk = StreamMultiplexer("name")
+    trunk = StreamMultiplexer(TRUNK)
     writing = asyncio.create_task(put_all(trunk, 3))
     async with aclosing(trunk.batches()) as batches:
         await anext(batches)
     with pytest.raises(Unavailable, match="closed"):
         await writing
     script = messages(3)
-    assert [item async for item in split_stream(said(script), {"i": trunk}, ("i", 1))] == enveloped(*script)
+    assert [item async for item in split_stream(said(script), {"i": trunk}, CallId("i", 1))] == enveloped(*script)
 
 
 async def put_all(trunk: StreamMultiplexer, count: int) -> None:
@@ -186,12 +187,12 @@ async def put_all(trunk: StreamMultiplexer, count: int) -> None:
         await trunk.put(1, token(number))
 
 
-def enveloped(*items: StreamMessage | str | int) -> list[ReplicaEnvelope]:
+def enveloped(*items: StreamMessage | CallId | int) -> list[ReplicaEnvelope]:
     return [
         ReplicaEnvelope((item,))
         if isinstance(item, StreamMessage)
         else ReplicaEnvelope(moves_to=item)
-        if isinstance(item, str)
+        if isinstance(item, CallId)
         else ReplicaEnvelope(num_moved=item)
         for item in items
     ]

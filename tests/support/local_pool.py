@@ -6,22 +6,23 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from typing import Any
 
-from motley.cluster.routing.attempt.placement import Placement, ReplicaCandidate
+from motley.cluster.routing.attempt.call_attempt import OPEN_CALLS, CallAttempt
+from motley.cluster.routing.attempt.placement import ReplicaCandidate
 from motley.replicas.engine.streams.replica_envelope import ReplicaEnvelope
-from motley.replicas.types import StreamMessage
+from motley.replicas.types import CallId, StreamMessage
 
 
 class LocalPool:
-    """`replicas`: one, or several with names of their own. Asks the placement as Serve's router does.
+    """`replicas`: one, or several with names of their own. Asks the attempt as Serve's router does.
 
-    tickets   what is asked of a replica comes with the placement's ticket, as through Serve; else it has no trunk
+    calls     what is asked of a replica comes with the call's identity, as through Serve; else it has no trunk
     sent      the names of the replicas that streams went to
     name      what theirs begin with
     weights   digests of the weights they have, by name, as Serve's router has heard
     """
 
-    def __init__(self, *replicas: Any, numerics: Sequence[str] = (), tickets: bool = False, name: str = "r") -> None:
-        self.tickets = tickets
+    def __init__(self, *replicas: Any, numerics: Sequence[str] = (), calls: bool = False, name: str = "r") -> None:
+        self.calls = calls
         self.replicas = {f"{name}{number}": replica for number, replica in enumerate(replicas)}
         self.numerics = dict(zip(self.replicas, numerics, strict=False))
         self.weights: dict[str, str] = {}
@@ -34,14 +35,14 @@ class LocalPool:
         assert self.by_value, "messages travel by value"
         return _Method(self, method_name, stream) if method_name else self
 
-    async def find(self, placement: Placement) -> Any:
+    async def find(self, attempt: CallAttempt) -> Any:
         """The replica to be asked, as soon as there is one."""
         while True:
             candidates = [
                 ReplicaCandidate(name, self.numerics.get(name, ""), weights=self.weights.get(name, ""))
                 for name in self.replicas
             ]
-            chosen, wait = placement.choose(candidates)
+            chosen, wait = attempt.choose(candidates)
             if chosen is not None:
                 return self.replicas[chosen.id]
             assert wait, "Serve would ask again at once, and for ever"
@@ -53,13 +54,13 @@ class _Method:
         self._pool, self._name, self._stream = pool, name, stream
 
     def remote(self, *args: Any) -> Any:
-        *values, placement = args
+        *values, call = args
         if self._stream:
-            return _Stream(self._pool, self._name, values, placement)
-        return _Answer(self._answer(values, placement))
+            return _Stream(self._pool, self._name, values, call)
+        return _Answer(self._answer(values, OPEN_CALLS[call]))
 
-    async def _answer(self, values: list[Any], placement: Placement) -> Any:
-        return _enveloped(await getattr(await self._pool.find(placement), self._name)(*values))
+    async def _answer(self, values: list[Any], attempt: CallAttempt) -> Any:
+        return _enveloped(await getattr(await self._pool.find(attempt), self._name)(*values))
 
 
 def _enveloped(answer: Any) -> Any:
@@ -81,18 +82,18 @@ class _Answer:
 
 
 class _Stream:
-    def __init__(self, pool: LocalPool, name: str, values: list[Any], placement: Placement) -> None:
-        self._pool, self._name, self._values, self._placement = pool, name, values, placement
+    def __init__(self, pool: LocalPool, name: str, values: list[Any], call: CallId) -> None:
+        self._pool, self._name, self._values, self._attempt = pool, name, values, OPEN_CALLS[call]
         self._messages = self._generate()
 
     async def _generate(self) -> AsyncGenerator[Any, None]:
-        replica = await self._pool.find(self._placement)
-        assert self._placement.replica is not None
-        if self._name == "trunk" and not self._pool.tickets:
+        replica = await self._pool.find(self._attempt)
+        assert self._attempt.replica is not None
+        if self._name == "trunk" and not self._pool.calls:
             return
-        self._pool.sent.append(self._placement.replica)
-        ticket = (self._placement.ticket,) if self._pool.tickets else ()
-        messages = getattr(replica, self._name)(*self._values, *ticket)
+        self._pool.sent.append(self._attempt.replica)
+        call = (self._attempt.call,) if self._pool.calls or self._name == "answers" else ()
+        messages = getattr(replica, self._name)(*self._values, *call)
         try:
             async for message in messages:
                 yield _enveloped(message)

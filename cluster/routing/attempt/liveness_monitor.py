@@ -5,97 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import math
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 from ....replicas.errors import DeadlineExceeded, MotleyError, Unavailable
-from .placement import Placement, SuspectReplicas
+from .call_attempt import CallAttempt, NoReplicaInPool
+from .placement import SuspectReplicas
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 ELSEWHERE_S = 1.0  # a pool that offers no replica for this long has lost them all
 LivenessProbe = Callable[[str], Awaitable[object]]  # asks the replica of that name; returns if it is well
-
-
-class NoReplicaInPool(Unavailable):
-    """Error for an attempt that no replica of its pool takes, while one of another pool may."""
-
-
-class CallAttempt:
-    """One call to one replica, whose reader can be interrupted while it waits, and only then.
-
-    deadline  end of the wait whatever the replica does, in seconds of the event loop's clock
-    wait_s    longest wait for a replica to be found
-    """
-
-    def __init__(self, placement: Placement, *, deadline: float = math.inf, wait_s: float = math.inf) -> None:
-        self.placement = placement
-        self.deadline = deadline
-        self.wait_s = wait_s
-        self.since = self._now()
-        self._error: MotleyError | None = None
-        self._task: asyncio.Task[object] | None = None  # the reader, while it waits
-        self._cancel: asyncio.Handle | None = None
-        self._cancelled = False
-        placement.on_nowhere = self._nowhere
-
-    @property
-    def waiting(self) -> bool:
-        return self._task is not None and self._error is None
-
-    async def wait(self, answer: Awaitable[T]) -> T:
-        """Return the answer. Raises the error that `interrupt` was given, if that came first."""
-        # Not asyncio.timeout: before Python 3.11.4 it fails in a task that was cancelled once and went on.
-        self.since = self._now()
-        self._task = task = _this_task()
-        by_others = task.cancelling()
-        if self._error is not None:  # the interrupt came at the same time as the last answer
-            self._cancel_soon()
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            if not self._cancelled or task.cancelling() > by_others + 1 or self._error is None:
-                raise
-            raise self._error from None
-        finally:
-            self._task = None
-            if self._cancel is not None:
-                self._cancel.cancel()
-            if self._cancelled:
-                task.uncancel()
-                self._cancelled = False
-
-    def interrupt(self, error: MotleyError) -> None:
-        if self.waiting:
-            self._error = error
-            self._cancel_soon()
-
-    def _cancel_soon(self) -> None:
-        self._cancel = asyncio.get_running_loop().call_soon(self._cancel_now)
-
-    def _cancel_now(self) -> None:
-        if self._task is not None:
-            self._cancelled = True
-            self._task.cancel()
-
-    def _nowhere(self) -> None:
-        if self.placement.elsewhere:
-            self.interrupt(NoReplicaInPool("no replica of this pool can take the request"))
-        else:
-            self.interrupt(Unavailable("no other replica can take the request; try again shortly", code="no_replica"))
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
-
-
-def _this_task() -> asyncio.Task[object]:
-    task = asyncio.current_task()
-    assert task is not None, "a coroutine runs in a task"
-    return task
 
 
 class LivenessMonitor:
@@ -124,7 +43,6 @@ class LivenessMonitor:
 
     def forget(self, attempt: CallAttempt) -> None:
         self._attempts.discard(attempt)
-        attempt.placement.release()
 
     def interrupt_all(self, error: MotleyError) -> None:
         for attempt in self._attempts:
@@ -132,8 +50,8 @@ class LivenessMonitor:
 
     def moved(self, attempt: CallAttempt) -> None:
         """Record that a message came, which shows that its replica is alive."""
-        if attempt.placement.replica is not None:
-            self.lives(attempt.placement.replica)
+        if attempt.replica is not None:
+            self.lives(attempt.replica)
 
     def lives(self, replica: str) -> None:
         self._alive[replica] = asyncio.get_running_loop().time()
@@ -160,7 +78,7 @@ class LivenessMonitor:
             self._alive.clear()
 
     def _look_at(self, attempt: CallAttempt, now: float) -> None:
-        replica = attempt.placement.replica
+        replica = attempt.replica
         if now > attempt.deadline:
             attempt.interrupt(DeadlineExceeded("the deadline passed before the answer was complete"))
         elif replica is None:

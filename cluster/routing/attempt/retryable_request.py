@@ -20,7 +20,8 @@ from ....replicas.errors import (
     Unavailable,
 )
 from ....replicas.types import Delta, FinishReason, Request, StreamMessage, WeightsStatus
-from .placement import Placement, SuspectReplicas
+from .call_attempt import CallAttempt
+from .placement import Placement
 from .retry_decider import RetryDecider, RetryPolicy
 
 # These reasons end a choice on one replica only: another replica may continue it.
@@ -36,7 +37,7 @@ class RetryableRequest(RetryDecider):
 
     began      when it arrived, in seconds of the clock
     deadline   in seconds of the same clock; infinite: none
-    placement  placement of the current attempt
+    attempt    the current attempt; None: it has not been placed
     late       a choice has ended at the deadline
     weights    the weights that its latest part was computed with, as the client was told
     """
@@ -46,7 +47,7 @@ class RetryableRequest(RetryDecider):
         self.request = request
         self.began = clock()
         self.deadline = math.inf if request.deadline_s is None else self.began + request.deadline_s
-        self.placement: Placement | None = None
+        self.attempt: CallAttempt | None = None
         self.late = False
         self.weights: WeightsStatus | None = None
         count = request.sampling.n
@@ -67,7 +68,7 @@ class RetryableRequest(RetryDecider):
     @property
     def pool(self) -> str:
         """Name of the pool that the request is in; empty before it has been placed."""
-        return "" if self.placement is None else self.placement.pool
+        return "" if self.attempt is None else self.attempt.pool
 
     @property
     def with_output(self) -> Request:
@@ -86,12 +87,12 @@ class RetryableRequest(RetryDecider):
         self._cut = False
         return self.with_output if math.isinf(left_s) else replace(self.with_output, deadline_s=left_s)
 
-    def place(self, suspects: SuspectReplicas) -> Placement:
-        """Return a new placement that prefers replicas with the weights and the numerics class of the answer so far."""
-        numerics = self.placement.found or self.placement.numerics if self.placement is not None else ""
+    @property
+    def placement(self) -> Placement:
+        """Wish for the next attempt: a replica with the weights and the numerics class of the answer so far."""
+        numerics = "" if self.attempt is None else self.attempt.found or self.attempt.placement.numerics
         weights = "" if self.weights is None else self.weights.contents
-        self.placement = Placement(suspects, self.avoid, self.strict, numerics, weights, unfit=self.unfit)
-        return self.placement
+        return Placement(self.avoid, self.strict, numerics, weights, unfit=self.unfit)
 
     def take(self, message: StreamMessage, *, longer: bool = False) -> StreamMessage | None:
         """Return the message as the client is to see it; None if it contains nothing new.

@@ -6,29 +6,21 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import itertools
 import logging
-import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Container, Iterator
+from collections.abc import AsyncIterator, Container, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
-
-import grpc
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 
 from ....replicas.engine.streams.output_buffer import MAX_MERGED_MESSAGES, OutputBuffer
 from ....replicas.engine.streams.replica_envelope import ReplicaEnvelope
 from ....replicas.errors import MotleyError, Unavailable
-from ....replicas.types import StreamMessage
-from ..attempt.call_cancellation import cancel_call
-from ..attempt.liveness_monitor import CallAttempt
+from ....replicas.types import CallId, StreamMessage
+from ..attempt.call_attempt import CallAttempt
 from ..attempt.placement import Placement
+from ..attempt.replica_pools import REPLICA_CALL_ERRORS, PoolMethod, ReplicaPools
 
 log = logging.getLogger(__name__)
 
-REPLICA_CALL_ERRORS = (MotleyError, RayError, RayServeException, grpc.RpcError)
 MIN_STREAMS = 2  # streams on one replica from which a multiplexed stream pays
 MAX_BUFFERED_BYTES = 2**20  # maximum waiting for one reader by a trunk; then the rest comes by the request's own stream
 
@@ -42,13 +34,13 @@ class MultiplexedStream:
     only measurements need.
     """
 
-    def __init__(self, placement: Placement, open_trunks: Container[str], *, apart: bool = False) -> None:
-        self.placement = placement
+    def __init__(self, attempt: CallAttempt, open_trunks: Container[CallId], *, apart: bool = False) -> None:
+        self.attempt = attempt
         self._open_trunks = open_trunks
         self._apart = apart
         self._ready = OutputBuffer()
         self._set_aside = False
-        self._trunk: str | None = None  # the trunk that brings the next messages
+        self._trunk: CallId | None = None  # the trunk that brings the next messages
         self._by_trunk = 0  # messages that came by the trunk
         self._announced: int | None = None  # how many come by the trunk in all, once its own stream has said so
         self._error: Exception | None = None
@@ -64,7 +56,7 @@ class MultiplexedStream:
             self._trunk = None
         if self._trunk is None:
             envelope = await anext(own, None)  # only as fast as it is read: its writer waits
-            if envelope is None or not envelope.moves_to:
+            if envelope is None or envelope.moves_to is None:
                 return None if envelope is None else envelope.messages[0]
             self._trunk = envelope.moves_to
             self._follower = asyncio.create_task(self._follow(own))
@@ -122,38 +114,30 @@ class MultiplexedStream:
 class StreamDemultiplexer:
     """Multiplexed streams of one ingress, each opened when it pays and read to its end.
 
-    read, aside  the pool's methods `trunk` and `aside`
-    place        returns the placement on the replica of a given name
-    on_life      called with the name of a replica whose trunk has brought something
+    pools        makes the calls
+    read, aside  the pools' methods `trunk` and `aside`
     apart        no line merges messages
     """
 
-    def __init__(
-        self, read: Any, aside: Any, place: Callable[[str], Placement], on_life: Callable[[str], None]
-    ) -> None:
+    def __init__(self, pools: ReplicaPools, read: PoolMethod, aside: PoolMethod) -> None:
         self.apart = False
+        self._pools = pools
         self._read = read
         self._aside = aside
         self._telling: set[asyncio.Task[None]] = set()
-        self._place = place
-        self._on_life = on_life
-        self._ingress = secrets.token_hex(8)
-        self._numbers = itertools.count()
-        self._lines: dict[int, MultiplexedStream] = {}
+        self._lines: dict[int, MultiplexedStream] = {}  # by number of the call
         self._streams: Counter[str] = Counter()  # by replica
-        self._open: set[str] = set()  # trunks
+        self._open: set[CallId] = set()  # trunks
         self._followed: dict[str, asyncio.Task[None]] = {}  # by replica
 
     @contextmanager
-    def line(self, placement: Placement) -> Iterator[MultiplexedStream]:
-        """Provide a line for one attempt that goes where `placement` says, while the context is open."""
-        number = next(self._numbers)
-        placement.ticket = (self._ingress, number)
-        line = self._lines[number] = MultiplexedStream(placement, self._open, apart=self.apart)
+    def line(self, attempt: CallAttempt) -> Iterator[MultiplexedStream]:
+        """Provide a line for one attempt, while the context is open."""
+        line = self._lines[attempt.call.number] = MultiplexedStream(attempt, self._open, apart=self.apart)
         try:
             yield line
         finally:
-            del self._lines[number]
+            del self._lines[attempt.call.number]
             line.close()
 
     @contextmanager
@@ -162,7 +146,7 @@ class StreamDemultiplexer:
 
         Open a trunk there when it pays.
         """
-        replica = line.placement.replica or ""
+        replica = line.attempt.replica or ""
         self._streams[replica] += 1
         if self._streams[replica] >= MIN_STREAMS and replica not in self._followed:
             # In an empty context: in that of the present request, Serve would take the call for that request's.
@@ -176,44 +160,37 @@ class StreamDemultiplexer:
                 del self._streams[replica]
 
     async def _follow(self, replica: str) -> None:
-        name = secrets.token_hex(8)
-        attempt = CallAttempt(self._place(replica))
-        response = self._read.remote(self._ingress, name, attempt.placement)
-        self._open.add(name)
+        attempt = self._pools.attempt(Placement(only=replica))
+        self._open.add(attempt.call)
         try:
-            batches: AsyncIterator[ReplicaEnvelope] = aiter(response)
-            while (batch := await attempt.wait(anext(batches, None))) is not None:
-                self._on_life(replica)
-                for number, message in zip(batch.calls, batch.messages, strict=True):
-                    if (line := self._lines.get(number)) is not None:
-                        line.receive_multiplexed(message)
-                        if line.falls_behind():
-                            self._tell(replica, number)
-        except REPLICA_CALL_ERRORS as error:
+            with self._pools.call(attempt, self._read, watched=False) as response:
+                batches: AsyncIterator[ReplicaEnvelope] = aiter(response)
+                while (batch := await attempt.wait(anext(batches, None))) is not None:
+                    self._pools.pulse.lives(replica)
+                    for number, message in zip(batch.calls, batch.messages, strict=True):
+                        if (line := self._lines.get(number)) is not None:
+                            line.receive_multiplexed(message)
+                            if line.falls_behind():
+                                self._tell(replica, line.attempt.call)
+        except MotleyError as error:
             log.info("the multiplexed stream of replica %s broke: %s", replica, error)
         finally:
-            cancel_call(response)
-            self._open.remove(name)
+            self._open.remove(attempt.call)
             del self._followed[replica]
             for line in self._lines.values():
                 line.wake()
 
-    def _tell(self, replica: str, number: int) -> None:
+    def _tell(self, replica: str, stream: CallId) -> None:
         """Tell a replica that a line's reader is behind.
 
         If the replica does not hear of it, all messages come by the trunk.
         """
-        task = asyncio.create_task(self._set_aside(replica, number), context=contextvars.Context())
+        task = asyncio.create_task(self._set_aside(replica, stream), context=contextvars.Context())
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
-    async def _set_aside(self, replica: str, number: int) -> None:
-        attempt = CallAttempt(self._place(replica))
-        response = self._aside.remote((self._ingress, number), attempt.placement)
-        try:
-            with suppress(
-                *REPLICA_CALL_ERRORS
-            ):  # a failed call means that the replica is gone, and all its streams with it
-                await attempt.wait(response)
-        finally:
-            cancel_call(response)
+    async def _set_aside(self, replica: str, stream: CallId) -> None:
+        attempt = self._pools.attempt(Placement(only=replica))
+        # A failed call means that the replica is gone, and all its streams with it.
+        with suppress(MotleyError), self._pools.call(attempt, self._aside, stream, watched=False) as response:
+            await attempt.wait(response)

@@ -8,29 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import itertools
 import math
-import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any
 
 from ....replicas.engine.streams.replica_envelope import ReplicaEnvelope
 from ....replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Unavailable
 from ....replicas.types import Request, StreamMessage
-from ...request_errors import error_from_replica
-from ..attempt.call_cancellation import cancel_call
-from ..attempt.liveness_monitor import CallAttempt, LivenessMonitor
+from ..attempt.call_attempt import CallAttempt
 from ..attempt.placement import Placement
+from ..attempt.replica_pools import PoolMethod, ReplicaPools
 from ..attempt.retryable_request import RetryableRequest
-from .stream_demultiplexer import REPLICA_CALL_ERRORS
 
 MAX_BATCH_REQUESTS = 16  # maximum requests of a batch, which all go to one replica
 ACCEPT_S = 0.05  # longest wait for a replica to accept a batch before the next batch is sent
 
-
-Place = Callable[[list[Request]], Placement]
+Place = Callable[[list[Request]], CallAttempt]
 
 
 class _BatchedRequest:
@@ -48,45 +42,38 @@ class _BatchedRequest:
 
 
 class _UnaryBatch:
-    def __init__(self, name: str, items: list[_BatchedRequest], placement: Placement) -> None:
-        self.name = name
+    def __init__(self, items: list[_BatchedRequest], attempt: CallAttempt) -> None:
         self.items = items
-        self.placement = placement
+        self.attempt = attempt
         self.accepted = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         for item in items:
-            item.bundle, item.journey.placement = self, placement
+            item.bundle, item.journey.attempt = self, attempt
 
 
 class UnaryBatcher:
     """Batcher of the short, unstreamed requests of one ingress.
 
-    answers, abandon  the pool's methods of these names
-    pulse             watches the calls, and ends those whose replica hangs
-    place             chooses a replica for the given requests together
+    pools             makes the calls
+    answers, abandon  the pools' methods of these names
+    place             returns an attempt at a replica for the given requests together
     wait_s            longest wait for a replica to be found
     """
 
     def __init__(
-        self,
-        answers: Any,
-        abandon: Any,
-        pulse: LivenessMonitor,
-        place: Callable[[list[Request]], Placement],
-        wait_s: float,
-    ):
+        self, pools: ReplicaPools, answers: PoolMethod, abandon: PoolMethod, place: Place, wait_s: float
+    ) -> None:
+        self._pools = pools
         self._answers = answers
         self._abandon = abandon
-        self._pulse = pulse
         self._place = place
         self._wait_s = wait_s
-        self._names = (f"{secrets.token_hex(8)}-{number}" for number in itertools.count())
         self._waiting: deque[_BatchedRequest] = deque()
         self._sender: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def answer(self, journey: RetryableRequest, request: Request, deadline: float) -> StreamMessage:
-        """Return the complete answer in one message, and leave the replica's placement in the journey.
+        """Return the complete answer in one message, and leave the attempt in the journey.
 
         Raises MotleyError.
 
@@ -113,7 +100,7 @@ class UnaryBatcher:
                 items = [item for item in items if not item.answer.done()]
                 if not items:
                     continue
-                bundle = _UnaryBatch(next(self._names), items, self._place([item.request for item in items]))
+                bundle = _UnaryBatch(items, self._place([item.request for item in items]))
                 bundle.task = asyncio.create_task(self._carry(bundle))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(ACCEPT_S):
@@ -122,35 +109,36 @@ class UnaryBatcher:
             self._sender = None
 
     async def _carry(self, bundle: _UnaryBatch) -> None:
-        items = bundle.items
-        attempt = CallAttempt(bundle.placement, wait_s=self._wait_s)
-        response = self._answers.remote(bundle.name, [item.request for item in items], bundle.placement)
-        self._pulse.watch(attempt)
+        items, attempt = bundle.items, bundle.attempt
         try:
-            batches: AsyncIterator[ReplicaEnvelope] = aiter(response)
-            await attempt.wait(anext(batches, None))
-            bundle.accepted.set()
-            for item in [item for item in items if item.answer.cancelled()]:
-                self._leave(item)
-            while (batch := await attempt.wait(anext(batches, None))) is not None:
-                self._pulse.moved(attempt)
-                if bundle.placement.visit is not None:
-                    bundle.placement.visit.take()
-                for number, error in zip(batch.failed, batch.errors, strict=True):
-                    items[number].fail(error)
-                for number, answer in zip(batch.calls, batch.messages, strict=True):
-                    if bundle.placement.visit is not None:
-                        bundle.placement.visit.told(answer, items[number].request)
-                    if not items[number].answer.done():
-                        items[number].answer.set_result(answer)
+            with self._pools.call(attempt, self._answers, [item.request for item in items]) as response:
+                batches: AsyncIterator[ReplicaEnvelope] = aiter(response)
+                await attempt.wait(anext(batches, None))
+                bundle.accepted.set()
+                for item in [item for item in items if item.answer.cancelled()]:
+                    self._leave(item)
+                while (batch := await attempt.wait(anext(batches, None))) is not None:
+                    self._pools.pulse.moved(attempt)
+                    self._hand_out(bundle, batch)
             self._fail(bundle, Unavailable("the replica's answer broke off", code="replica_lost"))
-        except REPLICA_CALL_ERRORS as lost:
-            self._fail(bundle, error_from_replica(lost))
+        except MotleyError as error:
+            self._fail(bundle, error)
         finally:
             bundle.accepted.set()
             self._fail(bundle, EngineFault("the request failed inside the service", code="internal_error"))
-            self._pulse.forget(attempt)
-            cancel_call(response)
+
+    @staticmethod
+    def _hand_out(bundle: _UnaryBatch, batch: ReplicaEnvelope) -> None:
+        items, dispatch = bundle.items, bundle.attempt.dispatch
+        if dispatch is not None:
+            dispatch.take()
+        for number, error in zip(batch.failed, batch.errors, strict=True):
+            items[number].fail(error)
+        for number, answer in zip(batch.calls, batch.messages, strict=True):
+            if dispatch is not None:
+                dispatch.told(answer, items[number].request)
+            if not items[number].answer.done():
+                items[number].answer.set_result(answer)
 
     @staticmethod
     def _fail(bundle: _UnaryBatch, error: MotleyError) -> None:
@@ -170,15 +158,7 @@ class UnaryBatcher:
             task.add_done_callback(self._leaving.discard)
 
     async def _tell(self, bundle: _UnaryBatch, number: int) -> None:
-        placement = Placement(bundle.placement.suspects, only=bundle.placement.replica)
-        attempt = CallAttempt(placement, wait_s=self._wait_s)
-        response = self._abandon.remote(bundle.name, number, placement)
-        self._pulse.watch(attempt)
-        try:
-            with suppress(
-                *REPLICA_CALL_ERRORS
-            ):  # a failed call means that the replica is gone, and the request with it
-                await attempt.wait(response)
-        finally:
-            self._pulse.forget(attempt)
-            cancel_call(response)
+        attempt = self._pools.attempt(Placement(only=bundle.attempt.replica), wait_s=self._wait_s)
+        # A failed call means that the replica is gone, and the request with it.
+        with suppress(MotleyError), self._pools.call(attempt, self._abandon, bundle.attempt.call, number) as response:
+            await attempt.wait(response)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 from ...errors import EngineFault, MotleyError
-from ...types import Request, StreamMessage
+from ...types import CallId, Request, StreamMessage
 from .replica_envelope import ReplicaEnvelope
 
 log = logging.getLogger(__name__)
@@ -25,10 +25,10 @@ class PendingUnaryBatches:
     """Bundles of requests that one replica is computing, each sent in one call. Lives on the event loop."""
 
     def __init__(self) -> None:
-        self._running: dict[tuple[str, int], ResponseTask] = {}
+        self._running: dict[tuple[CallId, int], ResponseTask] = {}
 
     async def answers(
-        self, name: str, requests: Sequence[Request], answer: RespondToRequest
+        self, call: CallId, requests: Sequence[Request], answer: RespondToRequest
     ) -> AsyncGenerator[ReplicaEnvelope, None]:
         """Compute a bundle's requests and stream the responses that have ended since the last envelope; their calls are
         numbered as the requests are.
@@ -42,14 +42,14 @@ class PendingUnaryBatches:
 
         def done(task: ResponseTask) -> None:
             number = tasks[task]
-            del self._running[name, number]
+            del self._running[call, number]
             ended[number] = _outcome(task)
             wake.set()
 
         for number, request in enumerate(requests):
             task = asyncio.ensure_future(_respond(answer, request))
             tasks[task] = number
-            self._running[name, number] = task
+            self._running[call, number] = task
             task.add_done_callback(done)
         left = len(tasks)
         try:
@@ -65,9 +65,9 @@ class PendingUnaryBatches:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    def abandon(self, name: str, number: int) -> None:
+    def abandon(self, call: CallId, number: int) -> None:
         """Cancel one request of a bundle, since its client has gone. It may just have ended."""
-        task = self._running.get((name, number))
+        task = self._running.get((call, number))
         if task is not None:
             task.cancel()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...errors import MotleyError
-from ...types import Delta, FinishReason, ReplicaLoad, StreamMessage
+from ...types import CallId, Delta, FinishReason, ReplicaLoad, StreamMessage
 
 __all__ = ["ReplicaEnvelope"]
 
@@ -23,7 +23,7 @@ class ReplicaEnvelope(NamedTuple):
     calls      numbers of the calls that `messages` are for, where several share the stream
     errors     errors that end calls of the stream
     failed     numbers of these calls
-    moves_to   name of the multiplexed stream by which the call's next messages come; empty: by this stream
+    moves_to   the call whose multiplexed stream brings the next messages; None: this stream does
     num_moved  how many came by it, before this stream goes on
     """
 
@@ -31,7 +31,7 @@ class ReplicaEnvelope(NamedTuple):
     calls: tuple[int, ...] = ()
     errors: tuple[MotleyError, ...] = ()
     failed: tuple[int, ...] = ()
-    moves_to: str = ""
+    moves_to: CallId | None = None
     num_moved: int = 0
 
     def __reduce__(self) -> tuple[Callable[..., ReplicaEnvelope], tuple[Any, ...]]:

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 
 from ...errors import Unavailable
-from ...types import StreamMessage
+from ...types import CallId, StreamMessage
 from .output_buffer import message_bytes
 from .replica_envelope import ReplicaEnvelope
 
@@ -25,16 +25,14 @@ IDLE_S = 0.5  # an unused trunk ends after this time, so that it does not delay 
 MAX_READY = 2048  # most messages that wait for the ingress; beyond it their streams wait, with a reader timeout
 MAX_READY_BYTES = 2**22  # most bytes that wait for the ingress
 
-StreamId = tuple[str, int]  # name of the ingress, and number of its request
-
 
 class StreamMultiplexer:
-    """Stream of one ingress for many requests. Lives on the event loop. `name`: unique to each trunk. `closed`: the
-    ingress no longer reads it.
+    """Stream of one ingress for many requests. Lives on the event loop. `call`: the call that reads it. `closed`: the
+    ingress no longer does.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, call: CallId) -> None:
+        self.call = call
         self.closed = False
         self._lines: set[int] = set()
         self._aside: set[int] = set()
@@ -100,12 +98,12 @@ class StreamMultiplexer:
 
 
 async def split_stream(
-    messages: AsyncGenerator[StreamMessage, None], trunks: Mapping[str, StreamMultiplexer], ticket: StreamId | None
+    messages: AsyncGenerator[StreamMessage, None], trunks: Mapping[str, StreamMultiplexer], call: CallId | None
 ) -> AsyncGenerator[ReplicaEnvelope, None]:
     """Yield what a request's own stream carries: see the module. Closing it does not close `messages`, as with a loop
     over them.
     """
-    ingress, line = ticket or ("", 0)
+    ingress, line = call or ("", 0)
     async for message in messages:
         yield ReplicaEnvelope((message,))
         trunk = trunks.get(ingress)
@@ -113,7 +111,7 @@ async def split_stream(
             break
     else:
         return
-    yield ReplicaEnvelope(moves_to=trunk.name)
+    yield ReplicaEnvelope(moves_to=trunk.call)
     count = 0
     with trunk.in_use(line):
         async for message in messages:
