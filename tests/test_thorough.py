@@ -27,6 +27,12 @@ def test_two(left, right): pass
 def test_all(low, high): pass
 
 @pytest.mark.covering
+@pytest.mark.parametrize("low", "ab")
+@pytest.mark.parametrize(("high", "wide"), ["AX", "BY"])
+@pytest.mark.parametrize("deep", "xy")
+def test_pairs(low, high, wide, deep): pass
+
+@pytest.mark.covering
 def test_without_parameters(): pass
 
 @pytest.mark.thorough
@@ -41,6 +47,7 @@ def test_not_marked(low, high): pass
 """
 EACH_TIME = {
     "test_one[1]", "test_two[1-2]", "test_all[A-a]", "test_all[B-b]", "test_all[C-c]", "test_all[D-a]",
+    "test_pairs[x-A-X-a]", "test_pairs[x-B-Y-b]", "test_pairs[y-A-X-b]", "test_pairs[y-B-Y-a]",
     "test_without_parameters", "test_doors[some]",
     *(f"test_not_marked[{high}-{low}]" for high in "AB" for low in "abc"),
 }  # fmt: skip
@@ -68,7 +75,7 @@ def test_what_runs_each_time_and_what_when_asked(tmp_path: Path) -> None:
     assert collected(tmp_path) == EACH_TIME
     everything = collected(tmp_path, "--thorough")
     assert everything > EACH_TIME
-    assert len(everything) == 3 + 2 + 12 + 1 + 1 + 2 + 6
+    assert len(everything) == 3 + 2 + 12 + 8 + 1 + 1 + 2 + 6
     for name in ("test_seldom", "test_all[A-c]", "test_one[3]"):
         assert collected(tmp_path, f"test_it.py::{name}") == {name}
 

@@ -1,12 +1,14 @@
 """Which tests run each time, and which only under `--thorough`, for which `make thorough` asks.
 
 Two marks leave tests for then. `thorough`: the test, or that case of it. `covering`: of all combinations of a test's
-parameters those that are not needed for each value to have its turn. Whoever names a test by its id gets it.
+parameters those that are not needed for each value to have its turn, and from three parameters on each pair of values.
+Whoever names a test by its id gets it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from itertools import combinations
 from typing import Any, TypeVar
 
 import pytest
@@ -16,7 +18,7 @@ T = TypeVar("T")
 OPTION = "--thorough"
 MARKS = (
     "thorough: only with --thorough",
-    "covering: without --thorough only as many combinations of parameters as show each value of each once",
+    "covering: without --thorough only combinations that show each value of two parameters, each pair of more",
 )
 
 
@@ -59,17 +61,29 @@ def _not_needed(items: Iterable[pytest.Item]) -> set[int]:
     return {id(item) for cases in by_test.values() for item in cases} - {
         id(cases[index])
         for cases in by_test.values()
-        for index in covering([frozenset(_values(case)) for case in cases])
+        for index in covering([_to_show(_values(case)) for case in cases])
     }
 
 
-def _values(item: pytest.Function) -> Iterable[Hashable]:
-    for name, value in item.callspec.params.items() if hasattr(item, "callspec") else ():
-        yield name, type(value), value if isinstance(value, Hashable) else id(value)
+def _values(item: pytest.Function) -> list[Hashable]:
+    """Return the value of each `parametrize`; names that are given together have one."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    found: list[Hashable] = []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        values = [params[name.strip()] for name in names]
+        one = tuple((type(value), value if isinstance(value, Hashable) else id(value)) for value in values)
+        found.append((*names, one))
+    return found
+
+
+def _to_show(values: Sequence[Hashable]) -> frozenset[Hashable]:
+    """Return what one combination of values shows: its pairs, or where there are fewer than three its values."""
+    return frozenset(values if len(values) < 3 else combinations(values, 2))
 
 
 def covering(cases: Sequence[frozenset[Hashable]]) -> list[int]:
-    """Of combinations of values the indices of some that have every value: each time the first with most new ones."""
+    """Return the indices of some cases that show all that any shows: each time the first with most that is new."""
     missing = frozenset[Hashable]().union(*cases)
     chosen: list[int] = []
     while missing:
