@@ -73,12 +73,24 @@ def test_what_a_test_and_its_fixtures_start_is_seen_and_marks_it(tmp_path: Path)
         "test_x": "process", "test_first": "process", "test_second": "process", "test_serves": "ray",
         "test_computes": "unit", "test_nothing": "unit",
     }  # fmt: skip
-    assert [name for name, cost in found.items() if not costs.is_worth_a_line(cost)] == ["test_some.py::test_nothing"]
+    unworthy = [name for name, cost in found.items() if not costs.is_worth_a_line(name, cost)]
+    assert unworthy == ["test_some.py::test_nothing"]
     computes = found["test_some.py::test_computes"]
     assert 0.15 <= computes.slowest <= computes.total < 9.0  # the system counts in ticks of 0.01 s
     assert "2 passed" in run(tmp_path, "-m", "process")
     assert "1 passed" in run(tmp_path, "-m", "ray")
     assert "3 passed" in run(tmp_path, "-m", "unit")
+
+
+def test_a_test_of_the_system_that_nobody_has_seen_is_none_of_a_unit(tmp_path: Path) -> None:
+    system = tmp_path / "tests" / "system"
+    system.mkdir(parents=True)
+    for name in ("test_new", "test_seen"):
+        (system / f"{name}.py").write_text(f"def {name}(): pass")
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    costs.write({"tests/system/test_seen.py::test_seen": Cost(0.0, "unit", 0.0)}, tmp_path / "kept.json")
+    assert "1 passed" in run(tmp_path, "-m", "ray", "--import-mode=importlib")
+    assert "1 passed" in run(tmp_path, "-m", "unit", "--import-mode=importlib")
 
 
 def test_tests_that_are_no_more_are_taken_out() -> None:

@@ -54,13 +54,16 @@ def configure(config: pytest.Config) -> None:
 
 
 NOTHING = Cost(0.0, "unit", 0.0)
+# Most of them need a Ray cluster, and what runs only when asked has been seen by nobody who notes it.
+SYSTEM = "tests/system/"
 
 
 def mark(items: list[pytest.Item], costs: Mapping[str, Cost]) -> None:
-    """Gives each test that has none of the marks the one of its line, or `unit`."""
+    """Gives each test that has none of the marks the one of its line, or `unit`; a test of the system `ray`."""
     for item in items:
         if not any(item.get_closest_marker(name) for name in MARKS):
-            item.add_marker(costs.get(test_id(item.nodeid), NOTHING).kind)
+            line = costs.get(test_id(item.nodeid))
+            item.add_marker(line.kind if line else "ray" if item.nodeid.startswith(SYSTEM) else "unit")
 
 
 def test_id(node_id: str) -> str:
@@ -83,8 +86,8 @@ def is_there(name: str) -> bool:
     return path.exists() and re.search(rf"\bdef {re.escape(test.rpartition('::')[2])}\(", path.read_text()) is not None
 
 
-def is_worth_a_line(cost: Cost) -> bool:
-    return cost.slowest >= LEAST_S or cost.kind != "unit"
+def is_worth_a_line(name: str, cost: Cost) -> bool:
+    return cost.slowest >= LEAST_S or cost.kind != "unit" or name.startswith(SYSTEM)
 
 
 def write(costs: Mapping[str, Cost], path: Path) -> None:
@@ -173,7 +176,7 @@ def main(paths: list[str]) -> None:
     found = read()
     for path in paths:
         found |= read(Path(path))
-    write({name: cost for name, cost in found.items() if is_worth_a_line(cost) and is_there(name)}, FILE)
+    write({name: cost for name, cost in found.items() if is_worth_a_line(name, cost) and is_there(name)}, FILE)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ class Zygote:
 
     def Popen(self, args: Sequence[str], *, stdin: int, stdout: Any, pass_fds: Sequence[int]) -> Forked:
         assert (args[0], stdin) == (sys.executable, self.DEVNULL)
+        sys.audit("subprocess.Popen", args[0], [*args], None, None)  # for who counts processes
         said = json.dumps([args[1:], pass_fds, os.getcwd(), dict(os.environ)]).encode()
         with self._lock:
             self._start()
