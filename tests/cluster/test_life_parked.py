@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_runner import FakeRunner
@@ -29,7 +28,6 @@ from motley.replicas.text.tokenizer.tokenizer import Tokenizer
 from motley.replicas.types import ModelInfo, ReplicaProfile
 
 BLOCKS, CONTEXT = 1024, 8192
-PROMISED_S = 1.0
 DEADLINE_S = 1.5
 # An embedding has no grammar to wait for.
 PARKABLE = [protocol for protocol in PROTOCOLS if "mbed" not in protocol.name]
@@ -98,20 +96,18 @@ def asked(protocol: Protocol, timeout_s: float | None = None) -> Asked:
 
 
 def test_leaving_while_it_is_parked(parked: Parked) -> None:
-    late: dict[Any, float] = {}
+    gone: list[tuple[str, str]] = []
     for way in ("cancel", "disconnect", "abort"):
         those = [protocol for protocol in PARKABLE if way in protocol.leaves and not protocol.over_http]
         calls = [RawCall(parked, protocol, asked(protocol)) for protocol in those]
         parked.park(len(calls))
         for number, (protocol, call) in enumerate(zip(those, calls, strict=True), 1):
-            began = time.monotonic()
             call.leave(way)
             parked.until(len(calls) - number)
-            late[protocol.name, way] = time.monotonic() - began
+            gone.append((protocol.name, way))
             call.close()
         parked.worker.parked = False
-    assert len(late) == sum(len(protocol.leaves) for protocol in PARKABLE if not protocol.over_http) >= 18
-    assert not {which: seconds for which, seconds in late.items() if not seconds < PROMISED_S}
+    assert len(gone) == sum(len(protocol.leaves) for protocol in PARKABLE if not protocol.over_http) >= 18
 
 
 @pytest.mark.parametrize("way", ["deadline", "field"])
@@ -119,11 +115,9 @@ def test_a_deadline_while_it_is_parked(parked: Parked, way: str) -> None:
     those = [protocol for protocol in PARKABLE if way in protocol.deadlines]
     own, wire = (DEADLINE_S, "") if way == "field" else (None, f"{round(1e3 * DEADLINE_S)}m")
     calls = [RawCall(parked, protocol, asked(protocol, own), wire) for protocol in those]
-    over = time.monotonic() + DEADLINE_S
     parked.park(len(calls))
     for protocol, call in zip(those, calls, strict=True):
         said = call.outcome()
         assert deadline_told(said), (protocol.name, said[-200:])
         call.close()
     parked.until(0)
-    assert time.monotonic() - over < PROMISED_S
