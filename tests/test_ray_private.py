@@ -24,7 +24,7 @@ CLOSED = (
 # Texts of Ray's: modules, variables, titles of processes, files, Serve's own paths, and names that Serve calls.
 TEXT = re.compile(
     rf"\bray(?:\.\w+)*\._\w|{'|'.join(map(re.escape, CLOSED))}|\b_internal_kv|\bRAY_[A-Za-z]|\bray::|\bServeReplica"
-    r"|\bSERVE_[A-Z]|\bsession_latest|\bdefault_worker\.py|/-/|\bRayServeAPIService|__serve_|__ray_|_raylet\b"
+    r"|\bSERVE_[A-Z]|\bsession_latest|\bdefault_worker\.py|/-/|\bRayServeAPIService|__serve_|__ray_|x-request-disconnect-|_raylet\b"
 )
 IMPORTS_RAY = re.compile(r"^\s*(?:from|import)\b.*\b(?:ray|cluster)\b", re.MULTILINE)
 Nodes = list[ast.AST]  # of a module or a class

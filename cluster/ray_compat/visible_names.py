@@ -9,6 +9,7 @@ __all__ = [
     "AUTOSCALING_MONITOR",
     "CLIENT_SERVER",
     "DASHBOARD",
+    "DISCONNECTS_IGNORED",
     "FAILED_START",
     "GCS",
     "GRPC_HEALTH",
@@ -18,6 +19,7 @@ __all__ = [
     "OWN_PATHS",
     "RAYLET",
     "REPLICA_MODULE",
+    "REQUEST_ID_TRAILER",
     "STARTING_WORKER",
     "WAITING_WORKER",
     "actor_title",
@@ -43,6 +45,9 @@ OWN_PATHS = "/-/"
 HTTP_HEALTH = "/-/healthz"
 OWN_GRPC_SERVICES = "/ray.serve."
 GRPC_HEALTH = "/ray.serve.RayServeAPIService/Healthz"
+
+DISCONNECTS_IGNORED = "x-request-disconnect-disabled"  # header by which Serve no longer cancels for a closed connection
+REQUEST_ID_TRAILER = "request_id"  # that Serve adds to gRPC's trailing metadata
 
 REPLICA_MODULE = "ray.serve._private.replica"  # imported by each process that runs a replica
 

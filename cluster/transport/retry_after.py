@@ -10,6 +10,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from ...replicas.errors import MotleyError
+from ..ray_compat.visible_names import REQUEST_ID_TRAILER
 
 DEFAULT_S = 1  # seconds, if the error has no estimate
 STATUSES = (429, 503)  # statuses of errors that a retry may help
@@ -35,5 +36,6 @@ def retry_metadata(error: MotleyError) -> list[tuple[str, str | bytes]]:
 def add_retry_metadata(context: Any, error: MotleyError) -> None:
     """Add the retry time to the trailing metadata that the context has already."""
     if added := retry_metadata(error):
-        kept = [pair for pair in context.trailing_metadata() if pair[0] != "request_id"]  # Serve puts it on itself
+        # Serve adds its own trailer to what is set.
+        kept = [pair for pair in context.trailing_metadata() if pair[0] != REQUEST_ID_TRAILER]
         context.set_trailing_metadata([*kept, *added])

@@ -55,6 +55,16 @@ def test_own_paths() -> None:
     assert visible_names.GRPC_HEALTH.startswith(visible_names.OWN_GRPC_SERVICES)
 
 
+def test_the_header_that_ignores_disconnects() -> None:
+    """Else a client can ask Serve to compute on for it after it has gone."""
+    assert constants.SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER == visible_names.DISCONNECTS_IGNORED
+
+
+def test_the_trailer_of_a_request() -> None:
+    """Else an error that says when to try again has Serve's own trailer twice."""
+    assert visible_names.REQUEST_ID_TRAILER in strings_of("serve/_private/proxy_request_response.py")
+
+
 def test_the_module_of_replicas() -> None:
     """Else a process that waits fails to import it, and waits with less than a replica needs."""
     assert replica.__name__ == visible_names.REPLICA_MODULE

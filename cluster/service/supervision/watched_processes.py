@@ -117,7 +117,7 @@ def check_port_open(host: str, port: int) -> None:
     except ConnectionRefusedError:
         raise
     except OSError as error:
-        log.debug("the door is slow: %s", error)
+        log.debug("HAProxy has not answered in time: %s", error)
 
 
 def _ask_control_plane() -> object:

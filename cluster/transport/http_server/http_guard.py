@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....replicas.errors import InvalidRequest, MotleyError
 from ....replicas.short_repr import short_repr
+from ...ray_compat.visible_names import DISCONNECTS_IGNORED
 from ...request_errors import BodyTooLarge, NotImplementedHere, SlowBody, UnsupportedMedia, internal_error
 from ...security.auth.call_guard import CallGuard
 from ...security.edge.head_limits import check_head
@@ -22,10 +23,6 @@ from ..access_log import CallRecord, clean_id
 from ..caller import MAX_CLIENT_ID, Caller
 from ..incoming_bodies import INCOMING_BODIES, IncomingBodies, IncomingBody
 from .http_responses import CALLER, error_response
-
-# Serve would obey this header, and a closed connection would then no longer cancel its request.
-_SERVE_ONLY = "x-request-disconnect-disabled"
-
 
 REQUEST_ID = "x-request-id"
 _REFUSAL = "websocket.http.response"  # ASGI's extension: an answer with a body in place of the handshake
@@ -115,8 +112,9 @@ class HttpGuard:
             raise NotImplementedHere(
                 "WebSocket is not supported; POST, and read streams as events", code="not_implemented"
             )
-        if _SERVE_ONLY in headers:
-            raise InvalidRequest(f"{_SERVE_ONLY} is not supported", param=_SERVE_ONLY, code="unsupported_parameter")
+        if DISCONNECTS_IGNORED in headers:  # a closed connection would no longer cancel its request
+            message = f"{DISCONNECTS_IGNORED} is not supported"
+            raise InvalidRequest(message, param=DISCONNECTS_IGNORED, code="unsupported_parameter")
         if scope["method"] in ("POST", "PUT", "PATCH"):
             self._check_length(headers)
         return Caller(tenant=record.tenant, client_id=record.client_id)
