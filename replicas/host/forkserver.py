@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -17,8 +19,6 @@ from typing import NoReturn, TypeVar
 
 from .child_frames import GrammarReply, encode_frame, receive_frame
 from .watched_process import POLL_S, WatchedProcess
-
-__all__ = ["Forkserver", "ProcessLost", "WatchedConnection", "fork_for_each", "retry_once"]
 
 log = logging.getLogger(__name__)
 
@@ -161,3 +161,24 @@ def fork_for_each(control: socket.socket, child: Callable[[socket.socket], NoRet
                 child(connection)
             with contextlib.suppress(OSError):  # nobody waits for it any more
                 connection.sendall(encode_frame(GrammarReply.FORKED, pid))
+
+
+def prepare_forkserver(niceness: int = 0) -> None:
+    """Set up this process for forking others from it. `niceness`: how much lower its priority is than the engine's."""
+    with contextlib.suppress(OSError):
+        os.nice(niceness)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need no one to wait for them
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which closes the socket
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def limit_memory(more: int) -> None:
+    """Allow this process `more` bytes beyond what it has now."""
+    try:
+        with open("/proc/self/statm") as statm:
+            now = int(statm.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return  # no Linux: the timers alone
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = now + more if hard == resource.RLIM_INFINITY else min(now + more, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

@@ -169,7 +169,7 @@ async def test_memory_has_a_limit(worker: Worker) -> None:
     assert outcome in ("grammar_too_complex", None)  # it may just fit
     code = (
         "from motley.replicas.grammar.process import grammar_worker as child\n"
-        "child._limit_memory()\n"
+        "child.limit_memory(child.MEMORY_BYTES)\n"
         "held = bytearray(child.MEMORY_BYTES // 2)\n"
         "try:\n    bytearray(child.MEMORY_BYTES)\nexcept MemoryError:\n    print('limited')\n"
     )

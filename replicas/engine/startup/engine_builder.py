@@ -366,6 +366,7 @@ def assemble_engine(
 def _warn_of_missing_turn_end(tokenizer: Tokenizer, ends: Sequence[int]) -> None:
     """Log a warning if the token that ends a turn in chats is no end of sequence, since responses may then run on."""
     token = tokenizer.turn_end()
+    tokenizer.rest()  # here no chats are rendered
     if token is not None and tokenizer.token_id(token) not in ends:
         log.warning(
             "tokenizer: chats end a turn with %s, which no file of the checkpoint calls an end of sequence: answers "

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import socket
 import sys
 from typing import Any, NoReturn
@@ -17,7 +16,7 @@ from typing import Any, NoReturn
 import xgrammar
 
 from ...host.child_frames import GrammarReply, decode_vocabulary, encode_frame, receive_frame
-from ...host.forkserver import fork_for_each
+from ...host.forkserver import fork_for_each, prepare_forkserver
 from .grammar_worker import TokenVocabulary, serve_grammar
 from .xgrammar_rules import UnknownLibraryRules, check_library
 
@@ -27,10 +26,7 @@ NICENESS = 10  # the engine's own threads go first
 
 
 def main(descriptor: int) -> None:
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need no one to wait for them
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which closes the socket
+    prepare_forkserver(NICENESS)
     control = socket.socket(fileno=descriptor)
     received = receive_frame(control)
     if received is None:

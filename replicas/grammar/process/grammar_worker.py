@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import signal
 import socket
 import tempfile
@@ -22,6 +21,7 @@ import numpy as np
 import xgrammar
 
 from ...host.child_frames import GrammarCommand, GrammarReply, decode_ids, encode_frame, receive_frame
+from ...host.forkserver import limit_memory
 from ..grammar_spec import OBJECT_SCHEMA, GrammarKind
 from ..regex.automaton import TooManyStates
 from ..regex.text_rules import regex_grammar
@@ -94,7 +94,7 @@ class GrammarRefused(Exception):
 
 def serve_grammar(connection: socket.socket, vocabulary: TokenVocabulary) -> None:
     """Compile and match a grammar until the engine closes the connection, or a limit ends the process."""
-    _limit_memory()
+    limit_memory(MEMORY_BYTES)
     first = receive_frame(connection)
     if first is None:
         return
@@ -204,16 +204,6 @@ def _compiler(info: Any, rules: str) -> Any:
 def _library_reason(said: str) -> str:
     """Return the first line of the library's message, without the place in its own code."""
     return _WHERE.sub("", said.strip().partition("\n")[0])[:300] or "it cannot be compiled"
-
-
-def _limit_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    try:
-        with open("/proc/self/statm") as statm:
-            now = int(statm.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return  # no Linux: the timers alone
-    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY_BYTES, now + MEMORY_BYTES))
 
 
 class _ProcessTimer:

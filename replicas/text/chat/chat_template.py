@@ -46,11 +46,21 @@ class ChatTemplate:
     Raises CheckpointError if it does not compile, or cannot be stopped within its limits on a short chat.
     """
 
-    def __init__(self, source: str, *, file: str, special_tokens: Mapping[str, str], literal: Iterable[str]) -> None:
+    def __init__(
+        self,
+        source: str,
+        *,
+        file: str,
+        special_tokens: Mapping[str, str],
+        literal: Iterable[str],
+        own_process: bool = True,
+    ) -> None:
         self.source = source
         self.quick_s: float | None = None
         try:
-            self._template = BoundedTemplate(source, max_seconds=MAX_SECONDS, max_chars=MAX_CHARS)
+            self._template = BoundedTemplate(
+                source, max_seconds=MAX_SECONDS, max_chars=MAX_CHARS, own_process=own_process
+            )
         except COMPILE_FAULTS as error:
             raise CheckpointError(f"not a valid chat template: {error}", file=file, tensor="chat_template") from error
         self._special_tokens = dict(special_tokens)
@@ -161,6 +171,10 @@ class ChatTemplate:
             return self._render(chat, False, {}).partition(PROBE)[2]
         except (RecursionError, *TEMPLATE_FAULTS):
             return ""
+
+    def rest(self) -> None:
+        """End the processes that render it, until it is rendered again."""
+        self._template.rest()
 
     def has_argument(self, name: str) -> bool:
         """Return whether the template reads this variable, beside those that every template is given."""

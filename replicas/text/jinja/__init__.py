@@ -1,4 +1,4 @@
-"""A Jinja sandbox whose time and size are bounded, for templates that come with checkpoints.
+"""Templates that come with checkpoints: Jinja's sandbox, in a process that limits of the operating system end.
 
-Imports nothing of Motley. The next filter or method that templates use goes here.
+May import host. The next filter or method that templates use goes into template_sandbox.
 """

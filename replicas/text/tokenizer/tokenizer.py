@@ -117,7 +117,9 @@ class Tokenizer:
         self._making = threading.Lock()
         self._made: PlainTokenizer | None = None
         templates = {
-            name: ChatTemplate(source, file=file, special_tokens=named, literal=self._special)
+            name: ChatTemplate(
+                source, file=file, special_tokens=named, literal=self._special, own_process=aside is not None
+            )
             for name, (source, file) in config.templates.items()
             if name in (DEFAULT_TEMPLATE, TOOL_USE_TEMPLATE)
         }
@@ -181,6 +183,12 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self.chat_template is not None
+
+    def rest(self) -> None:
+        """End the processes that render chats, where few or none are rendered. The next chat starts them again."""
+        for template in (self.chat_template, self.tool_template):
+            if template is not None:
+                template.rest()
 
     def template_for(self, tools: Sequence[Tool]) -> ChatTemplate | None:
         """Return the template for a chat with these tools, or without any."""

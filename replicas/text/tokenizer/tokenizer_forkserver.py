@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import socket
 import sys
@@ -19,26 +18,22 @@ from typing import Any, NoReturn
 
 from ...errors import CheckpointError, MotleyError
 from ...host.child_frames import encode_frame, receive_frame
-from ...host.forkserver import fork_for_each
+from ...host.forkserver import fork_for_each, limit_memory, prepare_forkserver
 from .tokenizer import TOKENIZER_FILE, Tokenizer
 
 NICENESS = 10  # low priority, so that texts that are read in the ordinary way go first
 LOAD_CPU_S = 12.0
 LOAD_BYTES = 2**30  # memory for loading, and LOAD_TIMES bytes more for each byte of the file (30 MB take 400 MB)
 LOAD_TIMES = 32
-TEXT_CPU_S = {"encode": 1.0, "chat": 4.0}  # a template's own limit is below its
+TEXT_CPU_S = {"encode": 1.0, "chat": 3.0}  # a template may take two of a chat's
 TEXT_WALL_S = 45.0  # elapsed seconds; on a busy machine a process of low priority waits seconds for a core
 TEXT_BYTES = 384 * 2**20  # memory beyond what the process has before it reads the text
 
 
 def main(descriptor: int, folder: str) -> None:
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need no one to wait for them
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which closes the socket
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    prepare_forkserver(NICENESS)
     control = socket.socket(fileno=descriptor)
-    _limit_memory(LOAD_BYTES + LOAD_TIMES * _file_bytes(Path(folder)))
+    limit_memory(LOAD_BYTES + LOAD_TIMES * _file_bytes(Path(folder)))
     signal.setitimer(signal.ITIMER_PROF, LOAD_CPU_S)
     answer, tokenizer = _load(Path(folder))
     signal.setitimer(signal.ITIMER_PROF, 0)
@@ -69,7 +64,7 @@ def _child(connection: socket.socket, tokenizer: Tokenizer) -> NoReturn:
         with contextlib.suppress(OSError):  # the other side has closed the connection
             received = receive_frame(connection)
             if received is not None:
-                _limit_memory(TEXT_BYTES)
+                limit_memory(TEXT_BYTES)
                 request = json.loads(received[2])
                 signal.setitimer(signal.ITIMER_PROF, TEXT_CPU_S[request["method"]])  # both end the process, even
                 signal.setitimer(signal.ITIMER_REAL, TEXT_WALL_S)  # inside the library
@@ -94,18 +89,6 @@ def _error_fields(error: MotleyError) -> dict[str, Any]:
         message = message.removeprefix(f"{where}: ")
     said = {"kind": kind, "message": message, "param": error.param, "code": error.code, "file": file, "tensor": tensor}
     return {"error": said}
-
-
-def _limit_memory(more: int) -> None:
-    """Allow the process `more` bytes beyond what it has now."""
-    try:
-        with open("/proc/self/statm") as statm:
-            now = int(statm.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return  # no Linux: the timers alone
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = now + more if hard == resource.RLIM_INFINITY else min(now + more, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 if __name__ == "__main__":

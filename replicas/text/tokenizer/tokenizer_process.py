@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from ...errors import CheckpointError, InvalidRequest, MotleyError, Overloaded, 
 from ...host.child_frames import encode_frame, receive_frame
 from ...host.forkserver import Forkserver, ProcessLost, WatchedConnection, retry_once
 from ...host.tenant_queue import TenantQueue
+from ..jinja.bounded_template import plain_dict
 
 __all__ = ["TokenizerProcess"]
 
@@ -74,7 +75,7 @@ class TokenizerProcess:
         Raises Overloaded naming `param` when too many texts wait, of this tenant or of all.
         """
         text = _QueuedText(
-            json.dumps({"method": method, "arguments": arguments}, default=_plain_dict).encode(), too_much
+            json.dumps({"method": method, "arguments": arguments}, default=plain_dict).encode(), too_much
         )
         with self._line_lock:
             self._check_room(tenant, param)
@@ -153,13 +154,6 @@ class _TokenizerForkserver(Forkserver):
             except OSError:
                 return None
             return _receive_reply(line)
-
-
-def _plain_dict(value: Any) -> dict[str, Any]:
-    """Return a mapping as a dict, since messages may be mappings of any kind."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} cannot be part of a message")
 
 
 def _receive_reply(line: WatchedConnection) -> dict[str, Any] | None:
