@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
-from ..errors import EngineFault, InvalidRequest, MotleyError, Unavailable
+from ..errors import EngineFault, EngineLost, InvalidRequest, MotleyError, Unavailable
 from ..execution.runner import CapturingRunner, ForwardModel, PiecewiseModel, Runner, UpdatableRunner
 from ..execution.step_plan import StepResult
 from ..grammar.grammar_spec import GrammarSpec
@@ -194,7 +194,22 @@ class EngineCore:
         """Plan, run and commit one step; return the emissions that became ready.
 
         Where the device computes asynchronously, a step is launched before the result of the step before it is awaited.
+        Raises EngineLost.
         """
+        try:
+            return self._step()
+        except EngineLost:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Free the runner's graphs, since no further step can be computed. NCCL's end waits for graphs that contain its
+        exchanges.
+        """
+        if self._capturing is not None:
+            self._capturing.close()
+
+    def _step(self) -> list[StepOutput]:
         self._expire()
         self._end_by_grammars()
         plan = self.scheduler.plan()

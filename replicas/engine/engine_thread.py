@@ -246,6 +246,7 @@ class EngineThread:
             log.exception("The engine thread died")
             self.died, self.step_began = error, None
             self._hand_over([])
+            core.end()
             raise
 
     def _command_timeout_s(self) -> float | None:

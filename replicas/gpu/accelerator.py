@@ -84,6 +84,10 @@ class Accelerator(Copier, Protocol):
         """
         ...
 
+    def free_graphs(self) -> None:
+        """Free what `capture` recorded, whoever refers to it. None of it may be running or be launched again."""
+        ...
+
     def aside(self, work: Callable[[], T]) -> tuple[T, DeviceEvent]:
         """Run `work` beside all that is submitted, in memory of its own, and return its result and a mark of when that
         is there.
@@ -166,6 +170,11 @@ class CudaAccelerator:
         with self._capturing, torch.cuda.device(self.device):
             return self._capture(work)
 
+    def free_graphs(self) -> None:
+        with torch.cuda.device(self.device):
+            for graph in list(self._graphs):
+                graph.reset()
+
     def aside(self, work: Callable[[], T]) -> tuple[T, DeviceEvent]:
         with torch.cuda.device(self.device), torch.cuda.stream(self._aside):
             return work(), _CudaEvent()
@@ -184,10 +193,10 @@ class CudaAccelerator:
         if not self._graphs:  # torch may still hold the memory of graphs that are gone, and then asserts on that pool
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
+        self._graphs.add(graph)
         # Other threads may use the device too: only this thread's calls are recorded.
         with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
             work()
-        self._graphs.add(graph)
         replay: Callable[[], None] = graph.replay
         return replay
 

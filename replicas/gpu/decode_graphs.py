@@ -210,8 +210,9 @@ class DecodeGraphs:
         self._refused.clear()
 
     def close(self) -> None:
-        """Free all CUDA graphs, none of which may be running."""
+        """Free all CUDA graphs, none of which may be running; also those that an error's traceback refers to."""
         self._replays.clear()
+        self._accelerator.free_graphs()
 
     def static(self, batch: int) -> GraphMemory:
         """Return the memory of the graphs of one batch size, allocated when first asked for."""

@@ -26,7 +26,12 @@ class FakeStream:
 
 
 class FakeGraph:
+    freed = False
+
     def replay(self) -> None: ...
+
+    def reset(self) -> None:
+        self.freed = True
 
 
 @pytest.fixture
@@ -67,7 +72,11 @@ def test_all_captures_are_on_one_stream_and_in_one_pool(cuda: list[tuple[Any, di
     assert [each["capture_error_mode"] for each in asked] == ["thread_local"] * 3
     assert asked[0]["pool"] is not None
     assert len({id(each["pool"]) for each in asked}) == 1
+    graphs = [launch.__self__ for launch in kept]  # type: ignore[attr-defined]
+    accelerator.free_graphs()
+    assert all(graph.freed for graph in graphs)
     kept.clear()
+    graphs.clear()
     accelerator.capture(lambda: None)
     assert cuda[-1][1]["pool"] is not asked[0]["pool"]
 

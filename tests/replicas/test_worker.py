@@ -22,6 +22,7 @@ from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import (
     DeadlineExceeded,
     EngineFault,
+    EngineLost,
     InvalidRequest,
     Overloaded,
     ReaderStalled,
@@ -255,8 +256,22 @@ class CapturingRunner(GatedRunner):
     def longest_s(self) -> float:
         return self.longest
 
+    closed = 0
+
     def close(self) -> None:
-        return None
+        self.closed += 1
+
+
+@pytest.mark.parametrize("runner", [CapturingRunner], indirect=True)
+async def test_graphs_are_freed_when_a_process_is_lost_between_two_steps(
+    worker: Worker, runner: CapturingRunner
+) -> None:
+    def lost() -> None:
+        raise EngineLost("rank 1 ended")
+
+    with pytest.raises(EngineLost, match="rank 1 ended"):
+        await engine_of(worker).between(lost)
+    await until(lambda: runner.closed)
 
 
 @pytest.mark.parametrize("runner", [CapturingRunner], indirect=True)

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -52,6 +53,7 @@ class LateDevice:
         self.apart = True
         self.waits = 0
         self.captures = 0
+        self._graphs: WeakSet[_Recorder] = WeakSet()
         self._queue: list[Callable[[], None]] = []
         self._done = 0
         self._at_work = False
@@ -103,7 +105,17 @@ class LateDevice:
                 return work
             with _Recorder() as recorder:
                 work()
+        self._graphs.add(recorder)
         return recorder.replay
+
+    @property
+    def graphs(self) -> list[_Recorder]:
+        """What was captured and has not been freed."""
+        return [graph for graph in self._graphs if graph.calls]
+
+    def free_graphs(self) -> None:
+        for graph in list(self._graphs):
+            graph.reset()
 
     def aside(self, work: Callable[[], T]) -> tuple[T, _Aside]:
         self._making.aside = True
@@ -211,22 +223,29 @@ def _storages_in(values: Any) -> list[torch.UntypedStorage]:
 
 
 class _Recorder(TorchDispatchMode):
+    """A captured graph."""
+
     def __init__(self) -> None:
         super().__init__()
-        self._calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert func.overloadpacket.__name__ not in _NEED_NUMBERS, f"the host reads a number in a capture: {func}"
         out = func(*args, **(kwargs or {}))
-        self._calls.append((func, args, kwargs or {}, out))
+        self.calls.append((func, args, kwargs or {}, out))
         return out
 
     def replay(self) -> None:
-        for func, args, kwargs, out in self._calls:
+        assert self.calls, "no graph is launched that was freed"
+        for func, args, kwargs, out in self.calls:
             again = func(*args, **kwargs)
             for old, new in zip(tree_flatten(out)[0], tree_flatten(again)[0], strict=True):
                 if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
+
+    def reset(self) -> None:
+        """Free the graph whoever refers to it, as torch's `CUDAGraph.reset` does."""
+        self.calls = []
 
 
 @torch.library.custom_op("motley_tests::attention", mutates_args=())

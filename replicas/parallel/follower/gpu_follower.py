@@ -5,10 +5,12 @@ from __future__ import annotations
 import queue
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from ....kernels.cpu.c_kernels.shm_collectives import RankLost
 from ...gpu.accelerator import Accelerator, DeviceEvent
 from ..calls import device_calls
 from ..transport.collective import CollectiveExchange
@@ -31,9 +33,25 @@ def run_gpu_calls(
 ) -> NoReturn:
     """Make the calls that arrive, until the pipe ends. Raises EOFError then, and whatever a call raises.
 
+    The graphs are freed first in either case, since NCCL's end waits for those that contain its exchanges.
+
     between  handles a message that is no call and returns True; returns False for a call
     """
     rank = _GpuRank(versions, kv, exchange, accelerator)
+    try:
+        _follow_calls(rank, pipe, exchange, accelerator, between)
+    finally:
+        exchange.abort()  # else work in flight could wait for ranks that make no more exchanges
+        rank.close()
+
+
+def _follow_calls(
+    rank: _GpuRank,
+    pipe: MessagePipe,
+    exchange: CollectiveExchange,
+    accelerator: Accelerator,
+    between: Callable[[dict[str, Any]], bool],
+) -> NoReturn:
     orders = MessageInbox(pipe, "calls", ended=exchange.abort)
     marks: deque[DeviceEvent] = deque()  # ends of the calls that may be in flight
     while True:
@@ -88,6 +106,13 @@ class _GpuRank:
         """Free the graphs of that version of the weights, which nothing reads any more when this returns."""
         self._accelerator.mark().wait()
         self._graphs = {number: graph for number, graph in self._graphs.items() if graph.weights != version}
+
+    def close(self) -> None:
+        """Free all graphs. Exchanges have been aborted, so that no work in flight waits for another rank."""
+        with suppress(RankLost, RuntimeError):  # this failure may be the reason why the rank ends
+            self._accelerator.mark().wait()
+        self._graphs.clear()
+        self._accelerator.free_graphs()
 
     def _call(self, fields: dict[str, Any]) -> Callable[[], None]:
         """Return the call as work for the accelerator. It holds the weights of the version that it names until it is

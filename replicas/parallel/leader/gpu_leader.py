@@ -137,6 +137,9 @@ class GuardedAccelerator:
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         raise NotImplementedError("calls of pipeline stages are not captured")
 
+    def free_graphs(self) -> None:
+        self._accelerator.free_graphs()
+
     def aside(self, work: Callable[[], T]) -> tuple[T, DeviceEvent]:
         return self._accelerator.aside(work)  # no other rank takes part in this work
 

@@ -107,9 +107,10 @@ def join_group(
 def _nccl(meeting: Store, rank: int, size: int, device: torch.device) -> CollectiveBackend:
     from torch._C._distributed_c10d import ProcessGroupNCCL  # only a CUDA build of torch has it
 
-    # By default torch ends the whole process when a rank is lost or the device fails.
+    # By default torch ends the whole process when a rank is lost, the device fails, or an abort waits long for graphs.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     torch.cuda.set_device(device)
     options = ProcessGroupNCCL.Options()
     options._timeout = GPU_TIMEOUT

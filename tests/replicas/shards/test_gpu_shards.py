@@ -224,6 +224,23 @@ def test_a_process_that_is_killed_ends_the_engine(folder: Path, way: dict[str, A
         made.close()
 
 
+def test_graphs_go_when_a_rank_is_lost(folder: Path) -> None:
+    """Though nobody has closed the engine yet, and the error is kept, in whose frames a graph was to be launched."""
+    device = LateDevice()
+    made = built(folder, stand_in=device, **RANKS)
+    try:
+        made.core.add(0, request([1, 2, 3], max_tokens=200))
+        for _ in range(10):
+            made.core.step()
+        assert device.graphs
+        os.kill(followers()[0], signal.SIGKILL)
+        with pytest.raises(EngineLost) as lost:
+            to_its_end(made)
+        assert not device.graphs, lost
+    finally:
+        made.close()
+
+
 def test_a_rank_that_hangs_in_a_step_is_lost_sooner_than_at_other_times(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

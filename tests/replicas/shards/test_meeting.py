@@ -7,13 +7,15 @@ import os
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from motley.kernels.cpu.c_kernels.shm_collectives import RankLost
 from motley.replicas.parallel.transport.collective import CollectiveExchange
-from motley.replicas.parallel.transport.rendezvous import NcclGroup, Rendezvous, open_rendezvous_store
+from motley.replicas.parallel.transport.rendezvous import NcclGroup, Rendezvous, join_group, open_rendezvous_store
 
 CONTENTS = b"weights, of which nothing may change"
 
@@ -64,3 +66,29 @@ def test_meetings_of_one_process_know_nothing_of_each_other() -> None:
     assert first.name != second.name
     assert first.descriptor is not None
     os.fstat(first.descriptor)
+
+
+def test_torch_ends_no_process_because_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither because a rank is lost, nor because an abort waits long for graphs; but as somebody has set it."""
+    found: list[dict[str, str]] = []
+
+    class Group:
+        Options = SimpleNamespace
+        allreduce = allgather = broadcast = staticmethod(lambda _: SimpleNamespace(wait=lambda: None))
+
+        def __init__(self, *_: Any) -> None:
+            found.append({name: value for name, value in os.environ.items() if name.startswith("TORCH_NCCL")})
+
+    monkeypatch.setattr(torch._C._distributed_c10d, "ProcessGroupNCCL", Group, raising=False)
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
+    for name in ("set_device", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: None)
+    monkeypatch.setattr(os, "environ", {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "1"})
+    join_group(torch.distributed.HashStore(), "a name", 0, 0, 2, torch.device("cuda:0"), None)
+    assert found == [
+        {
+            "TORCH_NCCL_RETHROW_CUDA_ERRORS": "1",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+            "TORCH_NCCL_ENABLE_MONITORING": "0",
+        }
+    ]
