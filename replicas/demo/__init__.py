@@ -1,6 +1,7 @@
 """The demo model: a small Qwen2-style model trained on CPython's documentation, quantized and shipped here.
 
 Importing this package loads nothing heavy. What trains the model, and checks the shipped one, is tools/demo_model.
+Another file that the demo model ships with goes into model/.
 """
 
 from __future__ import annotations

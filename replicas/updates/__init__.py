@@ -1,4 +1,4 @@
 """New values for the weights while the model serves: checked, built beside the old ones, taken up between two steps.
 
-May import loading, offload, gpu and model, never parallel. A new source of weights goes here.
+May import loading, offload, gpu, model, quantization and checkpoint, never parallel. A new source of weights goes here.
 """

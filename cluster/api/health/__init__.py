@@ -1,4 +1,5 @@
 """grpc.health.v1, and health over HTTP.
 
-Imports `routing` and `transport`; the control plane serves the same class.
+Imports `routing` and `transport`; the control plane serves the same class. Another protocol's question whether the
+service is well is answered here.
 """

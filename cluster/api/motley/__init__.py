@@ -1,5 +1,5 @@
 """motley.v1.Inference, our own gRPC service.
 
-Imports `api.common` and `protos`. A new RPC is a method of `motley_rpcs` and of `motley_protocol`, after the proto
-has it.
+Imports `api.common`, `routing` and `transport`. A new RPC is a method of `motley_rpcs` and of `motley_protocol`, after
+the proto has it.
 """

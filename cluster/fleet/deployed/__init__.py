@@ -1,4 +1,4 @@
 """Keeps what has been deployed where the next command finds it: the fleet in the cluster, notes of services on this
-machine, and what replicas share prefixes by. Imports `fleet.spec` and `prefix_store`. Another fact that outlives
-the deploying process goes here.
+machine, and what replicas share prefixes by. Imports `fleet.spec`, `prefix_store` and `security`. Another fact that
+outlives the deploying process goes here.
 """
