@@ -15,9 +15,9 @@ START_ONLY = {"ConfigurationError", "CheckpointError"}
 EDGE = "cluster/security/edge"
 _STANDARD = """Over HTTP `{"error": {"message", "type", "param", "code"}}`, where `param` names the field at fault and
 `code` is a stable word. Below `/v2`, KServe's, every error is `{"error": "message"}` instead, as that protocol has it,
-paths that are not there and calls refused at the door among them; but not what HAProxy answers by itself. Over gRPC a
-status whose message names the field. 429 and 503 come with `Retry-After`, their gRPC statuses with `retry-after` and
-`google.rpc.RetryInfo`.
+paths that are not there and calls refused for their key or size among them; but not what HAProxy answers by itself.
+Over gRPC a status whose message names the field. 429 and 503 come with `Retry-After`, their gRPC statuses with
+`retry-after` and `google.rpc.RetryInfo`.
 """
 
 

@@ -96,7 +96,7 @@ class MultiplexedStream:
             if self._announced is not None and self._by_trunk >= self._announced:
                 return False
             if self._announced is not None and self._trunk not in self._open_trunks:
-                raise Unavailable("the trunk broke", code="replica_lost")
+                raise Unavailable("the stream that the replica's requests share broke", code="replica_lost")
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         return True
