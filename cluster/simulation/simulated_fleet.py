@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...kernels.launch.model_shapes import ModelShape
 from ...replicas.errors import InvalidRequest
-from ...replicas.simulated.simulated_device import SimulatedDevice, find_model_shape, find_table_device
+from ...replicas.simulated.simulated_device import SimulatedDevice, SimulatedModel, find_model_shape, find_table_device
 
 __all__ = ["FLEETS", "SimulatedReplica", "find_model_shape", "simulated_fleet"]
 
@@ -42,7 +41,7 @@ class SimulatedReplica:
     max_running: int
 
 
-def simulated_fleet(text: str, model: ModelShape, seed: int, *, hidden: float = 0.3) -> list[SimulatedReplica]:
+def simulated_fleet(text: str, model: SimulatedModel, seed: int, *, hidden: float = 0.3) -> list[SimulatedReplica]:
     """Return the replicas of a fleet such as `4*A10`, `P40+T4+H100`, or a name in FLEETS. Raises InvalidRequest.
 
     hidden  largest share by which each deviates from its profile
@@ -54,7 +53,7 @@ def simulated_fleet(text: str, model: ModelShape, seed: int, *, hidden: float = 
     ]
 
 
-def _parse_fleet(text: str, model: ModelShape) -> Iterator[tuple[str, SimulatedDevice]]:
+def _parse_fleet(text: str, model: SimulatedModel) -> Iterator[tuple[str, SimulatedDevice]]:
     total = 0
     for part in text.split("+"):
         found = re.fullmatch(r"\s*(?:(\d+)\s*[*x×]\s*)?(\S.*?)\s*", part)

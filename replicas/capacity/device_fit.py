@@ -39,7 +39,6 @@ from ..kv.memory_budget import (
     host_weights_budget,
     kv_budget,
     prefix_budget,
-    split_bytes,
     swap_budget,
     table_bytes,
 )
@@ -47,8 +46,9 @@ from ..kv.store.sealed_record import Geometry
 from ..kv.store.store_keys import with_value_tokens
 from ..model.checkpoint_inspection import Checkpoint, Tensors
 from ..model.decoder import Decoder
+from ..model.layers import allocate_kv
 from ..model.model_config import DTYPES, ModelConfig
-from ..model.roofline_times import linear_shapes, tpot_s, ttft_s, weight_bits
+from ..model.roofline_times import tpot_s, ttft_s, weight_bits
 from ..model.sharding.ranks import Ranks
 from ..model.sharding.stages import PipelineStage
 from ..model.tensor_layout import decoder_layout, whole_stage
@@ -290,21 +290,19 @@ def build_meta_decoder(
 ) -> Decoder:
     """Return the decoder that the loader would make of these tensors, without values: on the meta device.
 
-    Layers whose tensors are alike are one object that is listed several times. ranks, stage: as in `Decoder`.
+    Layers whose plans and tensors are alike are one object that is listed several times. ranks, stage: as in `Decoder`.
     """
     outline, stage = MetaWeightLoader(tensors, torch.device("meta")), stage or whole_stage(config)
-    first, last = stage.layers
-    if len({_tensor_kinds(tensors, index) for index in range(first, last)}) > 1:
-        return Decoder(config, format, outline, ops, ranks, stage)
-    decoder = Decoder(config, format, outline, ops, ranks, replace(stage, layers=(first, first + 1)))
-    local = stage.of_config(config)
-    decoder.local = local if ranks is None else ranks.own.of_config(local)
-    decoder.stage, decoder.layers = stage, decoder.layers * (last - first)
+    kinds = [(plan, _tensor_kinds(tensors, plan.index)) for plan in stage.of_config(config).layers]
+    first_of = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
+    decoder = Decoder(config, format, outline, ops, ranks, stage, numbers=[*first_of.values()])
+    made = dict(zip(first_of, decoder.layers, strict=True))
+    decoder.layers = [made[kind] for kind in kinds]
     return decoder
 
 
 def _tensor_kinds(tensors: Tensors, index: int) -> frozenset[tuple[str, str]]:
-    """Return the names within a layer, and their dtypes; the shapes are the same in every layer."""
+    """Return the names within a layer, and their dtypes; the shapes follow from the plan."""
     prefix = f"model.layers.{index}."
     return frozenset(
         (name[len(prefix) :], info.dtype) for name, (_, info) in tensors.items() if name.startswith(prefix)
@@ -316,7 +314,7 @@ def memory_parts(decoder: Decoder, asked: FitWorkload) -> MemoryParts:
     the operators lack.
     """
     config, ops = decoder.local, decoder.ops
-    kv = ops.allocate_kv(config.num_layers, 1, config.num_kv_heads, config.head_dim)
+    kv = allocate_kv(ops, config.layers, 1)
     itemsize = ops.dtype.itemsize
     on_gpu = ops.device.type != "cpu"
     kv_block = sum(layer.nbytes for layer in kv)
@@ -353,12 +351,17 @@ def _kernel_workspace_bytes(decoder: Decoder, asked: FitWorkload) -> int:
     if not isinstance(decoder.ops, GpuOps):
         return 0
     policy = decoder.ops.rig.policy
-    config, held = decoder.local, [linear.held for linear in decoder.layers[0].linears]
-    widths = [weight_bits(each, shape) for each, shape in zip(held, linear_shapes(config), strict=True)]
-    largest = max((n * k for n, k in linear_shapes(config)), default=0)
-    inner, itemsize = 2 * config.intermediate_size + config.hidden_size, decoder.ops.dtype.itemsize
+    layers, itemsize = dict.fromkeys(decoder.layers), decoder.ops.dtype.itemsize
+    shapes = [
+        (linear.held, fused.shape)
+        for each in layers
+        for linear, fused in zip(each.linears, each.plan.linears, strict=True)
+    ]
+    widths = {weight_bits(held, shape) for held, shape in shapes}
+    largest = max(outputs * inputs for _, (outputs, inputs) in shapes)
+    inner = max(sum(fused.shape) for each in layers for fused in each.plan.mlp.linears)
     return (
-        split_bytes(config, asked.rows)
+        max(each.plan.attention.split_bytes(asked.rows) for each in layers)
         + (4 in widths)
         * largest
         * TORCH_DTYPES[policy.compute].itemsize  # for many tokens int4 is written out for cuBLAS
@@ -423,9 +426,9 @@ def host_kv_blocks(
 
 def store_value_blocks(config: ModelConfig, ops: Ops) -> int:
     """Return the number of KV blocks in one value of a prefix store."""
-    [cache] = ops.allocate_kv(1, 1, config.num_kv_heads, config.head_dim)
+    [cache] = allocate_kv(ops, config.layers[:1], 1)
     dtype = str(ops.kv_vectors(ops.kv_parts(cache))[0].dtype).removeprefix("torch.")
-    whole = Geometry(dtype, config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_TOKENS)
+    whole = Geometry(dtype, config.num_layers, *config.kv_shape, BLOCK_TOKENS)
     return with_value_tokens(whole).tokens // BLOCK_TOKENS
 
 

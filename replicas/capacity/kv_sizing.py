@@ -13,16 +13,11 @@ from ..host.host_memory import free_memory
 from ..kv.blocks import blocks_for
 from ..kv.memory_budget import KvBudget, MemoryParts, cpu_kv_budget, kv_budget
 from ..loading.model_loader import LoadedModel
+from ..model.layers import allocate_kv
 from ..types import BLOCK_TOKENS
 from .device_fit import FitWorkload, memory_parts
 
-__all__ = ["count_kv_blocks", "kv_geometry", "largest_step_bytes", "max_model_len"]
-
-
-def kv_geometry(loaded: LoadedModel, blocks: int) -> tuple[int, int, int, int]:
-    """Return the arguments of `Ops.allocate_kv` for this rank's heads and this stage's layers."""
-    config = loaded.decoder.local
-    return config.num_layers, blocks, config.num_kv_heads, config.head_dim
+__all__ = ["count_kv_blocks", "largest_step_bytes", "max_model_len"]
 
 
 def count_kv_blocks(
@@ -41,10 +36,9 @@ def count_kv_blocks(
     kv_layers  layers of all processes that share this memory: a configured size is for one process, while free memory
                is divided among all. None: no other process shares it
     """
-    own = loaded.decoder.local.num_layers
-    counted = own if config.kv_memory_bytes is not None or kv_layers is None else kv_layers
-    _, *of_layer = kv_geometry(loaded, 1)
-    block_bytes = sum(tensor.nbytes for tensor in ops.allocate_kv(counted, *of_layer))
+    own = loaded.decoder.local.layers
+    counted = len(own) if config.kv_memory_bytes is not None or kv_layers is None else kv_layers
+    block_bytes = sum(tensor.nbytes for tensor in allocate_kv(ops, own, 1)) * counted // len(own)
     longest = config.max_model_len or loaded.config.max_model_len
     useful = config.max_running * blocks_for(longest)
     if config.kv_memory_bytes is not None:

@@ -15,7 +15,7 @@ __all__ = [
     "CONTEXT_BYTES", "CPU_KV_SHARE", "HISTOGRAM_BYTES", "USABLE_SHARE", "KvBudget", "MemoryParts",
     "activation_bytes", "copied_rows", "cpu_kv_budget", "graph_bytes",
     "history_bytes", "host_weights_budget", "kv_budget", "reserve_bytes",
-    "split_bytes", "swap_budget", "table_bytes",
+    "swap_budget", "table_bytes",
 ]  # fmt: skip
 
 # Usable share of the memory on a datasheet: ECC and the driver take up to a twelfth (torch finds 14.75 GiB on a T4).
@@ -141,14 +141,10 @@ def activation_bytes(config: ModelConfig, itemsize: int, tokens: int, rows: int,
     itemsize  bytes of an activation
     copied    rows of logits that are copied while tokens are chosen; None: as many as `rows`
     """
-    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    # Input, normed input, residual and output; and as views, in one piece and turned: queries, keys and values.
-    attention = 4 * config.hidden_size + 3 * (heads + 2 * kv_heads) + 2 * heads
-    # The same four, what attention gave, gate and up, and their product.
-    mlp = 5 * config.hidden_size + 3 * config.intermediate_size
-    rope = 4 * config.head_dim  # cosines and sines in fp32
+    layer = max(plan.live_values for plan in config.layers)
+    rope = 4 * config.rotary_dim  # cosines and sines in fp32
     logits = 4 * (rows + (rows if copied is None else copied)) * config.vocab_size  # fp32
-    return tokens * (max(attention, mlp) * itemsize + rope) + logits
+    return tokens * (layer * itemsize + rope) + logits
 
 
 def copied_rows(sampled: int) -> int:
@@ -158,16 +154,6 @@ def copied_rows(sampled: int) -> int:
     are picked out and normalised.
     """
     return 2 * max(sampled, PROMPT_ROWS)
-
-
-def split_bytes(config: ModelConfig, rows: int) -> int:
-    """Return the bytes that decode attention writes for the splits of a context before it combines them: fp32, and two
-    numbers per split.
-
-    There are at most 64 splits and at most 8,192 programs, each for the heads that share keys.
-    """
-    programs = min(rows * config.num_kv_heads * 64, 8192)
-    return programs * config.num_heads // config.num_kv_heads * (config.head_dim + 2) * 4
 
 
 def history_bytes(config: ModelConfig, max_running: int) -> int:
@@ -183,7 +169,7 @@ def table_bytes(config: ModelConfig, max_running: int) -> int:
     """
     positions = -(-config.max_model_len // RotaryTable.PIECE) * RotaryTable.PIECE
     blocks = -(-config.max_model_len // BLOCK_TOKENS)
-    return positions * config.head_dim * 4 + (2 * max_running + 1) * blocks * 4
+    return positions * config.rotary_dim * 4 + (2 * max_running + 1) * blocks * 4
 
 
 def graph_bytes(config: ModelConfig, itemsize: int, most: int) -> int:

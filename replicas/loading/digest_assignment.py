@@ -18,7 +18,7 @@ from ..checkpoint.reading.weight_loader import MetaWeightLoader, rows_of_part
 from ..model.checkpoint_inspection import Checkpoint
 from ..model.sharding.split import TensorShard, shard_for_rank
 from ..model.sharding.stages import PipelineStage, pipeline_stages
-from ..model.tensor_layout import EMBEDDING, HEAD, decoder_layout, head_format, head_is_tied, head_spec, layer_spec
+from ..model.tensor_layout import EMBEDDING, HEAD, decoder_layout, head_format, head_is_tied, head_spec
 from ..quantization.weight_format import LinearSpec, Span, WeightFormat
 
 __all__ = ["DigestReaders", "assign_digests", "reads_by_process"]
@@ -101,11 +101,7 @@ def _reads(
     if part is None:
         yield from ((name, (0, tensors[name][1].nbytes)) for name in layout if name in tensors)
         return
-    linears = [
-        (format, linear)
-        for index in range(*stage.layers)
-        for linear in part.of_layer(layer_spec(config, index), config.head_dim).linears
-    ]
+    linears = [(format, linear) for plan in stage.of_config(part.config).layers for linear in plan.specs]
     if stage.is_last and not head_is_tied(config, format):
         linears.append((head_format(format), part.of_head(head_spec(config))))
     divided = {name for each, linear in linears for name in each.tensors(linear)}

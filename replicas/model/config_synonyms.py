@@ -77,11 +77,11 @@ ALTERNATIVE_KEYS: Final[tuple[KeyPair, ...]] = (
 # Defaults of the family for keys that a file may leave out. All other keys must be there.
 _DEFAULTS: Final[Mapping[str, Callable[[ModelConfig], Any]]] = MappingProxyType(
     {
-        "num_key_value_heads": lambda model: model.num_kv_heads,
-        "head_dim": lambda model: model.head_dim,
+        "num_key_value_heads": lambda model: model.layers[0].attention.kv_heads.total,
+        "head_dim": lambda model: model.layers[0].attention.head_dim,
         "rms_norm_eps": lambda model: model.rms_norm_eps,
         "tie_word_embeddings": lambda model: model.tie_word_embeddings,
-        "attention_bias": lambda model: model.qkv_bias,
+        "attention_bias": lambda model: model.layers[0].attention.qkv_bias,
         "rope_theta": lambda model: model.rope.theta,
         "hidden_act": lambda model: "silu",
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -12,12 +12,14 @@ from ...kernels.batch import StepBatch
 from ...kernels.canonical_weights import DenseWeight
 from ...kernels.layer_memory import LayerMemory, total_nbytes
 from ...kernels.ops import Linear, Ops
+from ...kernels.packed_layer import PackedLayerOps
 from ..checkpoint.cache.repack_cache import NO_REPACK_CACHE, RepackCache
 from ..checkpoint.reading.weight_loader import MetaWeightLoader, WeightLoader
 from ..host.threaded_tasks import run_in_threads
 from ..quantization.weight_format import WeightFormat
-from .layers import CosSin, Layer, LayerPart, LayerSource
+from .layers import Layer
 from .model_config import ModelConfig
+from .parts.layer_source import CosSin, LayerPart, LayerSource
 from .rotary_embedding import RotaryTable
 from .sharding.ranks import Ranks
 from .sharding.stages import PipelineStage
@@ -28,7 +30,6 @@ from .tensor_layout import (
     head_format,
     head_is_tied,
     head_spec,
-    layer_spec,
     whole_stage,
 )
 
@@ -81,6 +82,7 @@ class Decoder:
         *,
         before: Decoder | None = None,
         changed: Collection[str] = frozenset(),
+        numbers: Sequence[int] | None = None,
     ) -> None:
         """Take every tensor of the layout from `weights`, or the part of them that a rank and a stage need.
 
@@ -90,29 +92,23 @@ class Decoder:
                  repacked
         before   the same model with other values of the tensors in `changed`: parts that use none of those are shared
                  with it, and only the others are loaded
+        numbers  layers of the stage to be made, from 0; None: all
 
         Raises CheckpointError naming file and tensor.
         """
-        source = LayerSource(weights, format, ops, ranks, shelf, {} if before is None else before.made, changed)
+        exchange = None if ranks is None else ranks.exchange
+        source = LayerSource(weights, format, ops, exchange, shelf, {} if before is None else before.made, changed)
         self.made: dict[frozenset[str], LayerPart] = source.made  # by the names of the tensors that each was made of
         self.config, self.ops, self.tied = config, ops, head_is_tied(config, format)
         self.ranks, self.stage = ranks, stage or whole_stage(config)
         if self.stage.is_first:
             self.embedding = source.table(EMBEDDING, *self._tokens)
-        specs = [layer_spec(config, index) for index in range(*self.stage.layers)]
-        self.local = self.stage.of_config(config)
-        if ranks is not None:
-            self.local = ranks.own.of_config(self.local)
-            specs = [ranks.own.of_layer(spec, config.head_dim) for spec in specs]
-        tasks: list[Callable[[], Any]] = [
-            partial(Layer, self.local, spec, window, source)
-            for spec, window in zip(specs, self.local.windows, strict=True)
-        ]
+        self.local = self.stage.of_config(config if ranks is None else ranks.own.config)
+        plans = [self.local.layers[number] for number in numbers or range(self.local.num_layers)]
+        tasks: list[Callable[[], Any]] = [partial(Layer, plan, source) for plan in plans]
         if self.stage.is_last:
             self.norm = source.table(FINAL_NORM)
-            heads = set(head_format(format).tensors(head_spec(config)))
-            of = {EMBEDDING, *heads} if self.tied else heads
-            tasks.insert(0, partial(source.head, of, partial(self._load_head, format, weights)))
+            tasks.insert(0, partial(self._make_head, source))
         alone = ranks is None and self.stage.count == 1 and before is None  # new weights beside steps are built slowly
         beside = alone and ops.device.type == "cpu" and not (shelf.in_order or isinstance(weights, MetaWeightLoader))
         made = run_in_threads(tasks) if beside else [make() for make in tasks]
@@ -120,8 +116,32 @@ class Decoder:
             self.head = made.pop(0)
         self.layers = made
         self.rotary: RotaryTable = (
-            RotaryTable(config.rope, config.head_dim, ops.device) if before is None else before.rotary
+            RotaryTable(config.rope, config.rotary_dim, ops.device) if before is None else before.rotary
         )
+
+    def _make_head(self, source: LayerSource) -> Linear:
+        """Return the vocabulary projection. A head that is the embedding itself is not kept beside it."""
+        names = {*head_format(source.format).tensors(head_spec(self.config)), *([EMBEDDING] if self.tied else [])}
+        load = partial(self._load_head, source.format, source.weights)
+
+        def made() -> Linear:
+            fresh: list[Linear] = []
+
+            def own() -> list[Linear]:
+                fresh.append(load())
+                return [] if self._is_embedding(fresh[0]) else fresh
+
+            found = source.shelf.linears(HEAD, own, role="head") or fresh
+            return found[0] if found else load()
+
+        return source.part(names, made)
+
+    def _is_embedding(self, head: Linear) -> bool:
+        """Return whether the head is the embedding itself, and could otherwise be kept in the cache. A head that cannot
+        be kept is recorded as such instead.
+        """
+        shared = self.tied and self.stage.is_first and head.held.given > 0
+        return shared and isinstance(self.ops, PackedLayerOps) and self.ops.keeps(head)
 
     def _load_head(self, format: WeightFormat, weights: WeightLoader) -> Linear:
         if not self.tied:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 
 from ..checkpoint.files.json_fields import JsonFields
+from .layers import LayerPlan
+from .parts.dense_feed_forward import DenseFeedForward
+from .parts.softmax_attention import SoftmaxAttention
 from .rotary_embedding import RopeConfig, read_rope
+from .sharding.rank_shares import undivided
 
 # Limits far above any known model, and far below values that would do harm.
 MAX_HIDDEN = 1 << 17
@@ -70,33 +74,75 @@ UNSUPPORTED_KEYS: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
 class ModelConfig:
     """Configuration of one decoder. All families are instances of the same decoder.
 
-    windows   per layer, how many positions a query sees, itself included; None: it sees all
-    dtype     dtype of the tensors, as the checkpoint states it
+    layers      plan of each layer
+    rotary_dim  features of a head that rope turns
+    dtype       dtype of the tensors, as the checkpoint states it
     """
 
     family: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     rms_norm_eps: float
     max_position_embeddings: int
     rope: RopeConfig
-    windows: tuple[int | None, ...]
+    rotary_dim: int
+    layers: tuple[LayerPlan, ...]
     tie_word_embeddings: bool
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
     dtype: torch.dtype
     eos_token_ids: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:
-        assert len(self.windows) == self.num_layers
-        assert self.num_heads % self.num_kv_heads == 0
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def kv_shape(self) -> tuple[int, int]:
+        """Return the KV heads of a layer and the features of each, which are the same in every layer."""
+        [shape] = {plan.attention.kv_shape for plan in self.layers}
+        return shape
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """Return the config by the names of a version in which all layers had the same sizes.
+
+        Digests in stores and caches are made of this, and processes that differ name one of these. A config that those
+        names do not describe is there by its own fields.
+        """
+        first, windows = self.layers[0], [getattr(plan.attention, "window", None) for plan in self.layers]
+        attention, mlp = first.attention, first.mlp
+        if (
+            not isinstance(attention, SoftmaxAttention)
+            or not isinstance(mlp, DenseFeedForward)
+            or any(
+                plan != replace(first, attention=replace(attention, window=window))
+                for plan, window in zip(self.layers, windows, strict=True)
+            )
+        ):
+            return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            "family": self.family,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": mlp.inner.total,
+            "num_layers": self.num_layers,
+            "num_heads": attention.heads.total,
+            "num_kv_heads": attention.kv_heads.total,
+            "head_dim": attention.head_dim,
+            "rms_norm_eps": self.rms_norm_eps,
+            "max_position_embeddings": self.max_position_embeddings,
+            "rope": self.rope,
+            "windows": tuple(windows),
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "qkv_bias": attention.qkv_bias,
+            "output_bias": attention.output_bias,
+            "mlp_bias": mlp.bias,
+            "qk_norm": attention.qk_norm,
+            "dtype": self.dtype,
+            "eos_token_ids": self.eos_token_ids,
+        }
+
+    def __str__(self) -> str:
+        return f"ModelConfig({', '.join(f'{name}={value!r}' for name, value in self.facts.items())})"
 
     @property
     def max_model_len(self) -> int:
@@ -140,24 +186,29 @@ def read_decoder_config(
     config.choice("hidden_act", ("silu", "swish"), default="silu")
     vocab_size = config.integer("vocab_size", 1, MAX_VOCABULARY)
     positions = config.integer("max_position_embeddings", 1, MAX_POSITIONS)
+    inner = config.integer("intermediate_size", 1, MAX_INTERMEDIATE)
+    eps = config.number("rms_norm_eps", 0.0, 1.0, default=1e-6)
+
+    def plan(index: int, window: int | None) -> LayerPlan:
+        name = f"model.layers.{index}"
+        attention = SoftmaxAttention(
+            f"{name}.self_attn", hidden, undivided(heads), undivided(kv_heads), dim,
+            window, qkv_bias, output_bias, qk_norm, eps,
+        )  # fmt: skip
+        return LayerPlan(
+            index, hidden, attention, DenseFeedForward(f"{name}.mlp", hidden, undivided(inner), mlp_bias), eps
+        )
+
     return ModelConfig(
         family=family,
         vocab_size=vocab_size,
         hidden_size=hidden,
-        intermediate_size=config.integer("intermediate_size", 1, MAX_INTERMEDIATE),
-        num_layers=len(windows),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=dim,
-        rms_norm_eps=config.number("rms_norm_eps", 0.0, 1.0, default=1e-6),
+        rms_norm_eps=eps,
         max_position_embeddings=positions,
         rope=read_rope(config, positions),
-        windows=windows,
+        rotary_dim=dim,
+        layers=tuple(plan(index, window) for index, window in enumerate(windows)),
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
-        mlp_bias=mlp_bias,
-        qk_norm=qk_norm,
         dtype=_dtype(config),
         eos_token_ids=config.integers("eos_token_id", 0, vocab_size - 1),
     )

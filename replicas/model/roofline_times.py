@@ -4,26 +4,32 @@ run.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+import math
+from collections.abc import Callable
 from typing import Literal
 
 from ...kernels.device.device_spec import DeviceSpec
 from ...kernels.device.roofline import (
-    DecodeAttentionWork,
     ElementwiseWork,
     LinearWork,
     OperationWork,
-    PrefillAttentionWork,
     roofline,
 )
 from ...kernels.layer_memory import LayerMemory
 from ..types import BLOCK_TOKENS
 from .decoder import Decoder
-from .layers import FusedLinear
-from .model_config import ModelConfig
+from .layers import Layer, LayerPlan, allocate_kv
 
-__all__ = ["head_s", "linear_shapes", "prefill_s", "roofline_linear", "tpot_s", "ttft_s", "weight_bits"]
+__all__ = [
+    "decode_layers_s",
+    "head_s",
+    "linear_works",
+    "prefill_layers_s",
+    "prefill_s",
+    "tpot_s",
+    "ttft_s",
+    "weight_bits",
+]  # fmt: skip
 
 Bits = Literal[4, 8, 16, 32]
 _BITS: tuple[Bits, ...] = (4, 8, 16, 32)
@@ -39,28 +45,22 @@ def tpot_s(device: DeviceSpec, decoder: Decoder, context: int, batch: int) -> fl
     """Return the seconds of a decode step of `batch` sequences with `context` tokens each; for a part of a model, that
     part's.
     """
-    config = decoder.local
-    seconds = _layers_s(device, decoder, batch) + head_s(device, decoder, batch)
-    for window, layers in Counter(config.windows).items():
-        seen = context if window is None else min(context, window)
-        op = DecodeAttentionWork(
-            batch, seen, config.num_heads, config.num_kv_heads, config.head_dim, kv_bytes=_kv_bytes(decoder)
-        )
-        seconds += layers * roofline(device, op).seconds
-    return seconds
+    return sum(decode_layers_s(device, decoder, context, batch)) + head_s(device, decoder, batch)
 
 
 def prefill_s(device: DeviceSpec, decoder: Decoder, new: int, cached: int) -> float:
     """Return the seconds that the layers take for a chunk of `new` tokens of one prompt, after `cached` ones."""
-    config = decoder.local
-    seconds = _layers_s(device, decoder, new)
-    for window, layers in Counter(config.windows).items():
-        seen = cached if window is None else min(cached, window - 1)
-        op = PrefillAttentionWork(
-            1, new, config.num_heads, config.num_kv_heads, config.head_dim, seen, kv_bytes=_kv_bytes(decoder)
-        )
-        seconds += layers * roofline(device, op).seconds
-    return seconds
+    return sum(prefill_layers_s(device, decoder, new, cached))
+
+
+def decode_layers_s(device: DeviceSpec, decoder: Decoder, context: int, batch: int) -> list[float]:
+    """Return the seconds of each layer in a decode step of `batch` sequences with `context` tokens each."""
+    return _layers_s(device, decoder, batch, lambda plan, kv: plan.attention.decode_work(batch, context, kv))
+
+
+def prefill_layers_s(device: DeviceSpec, decoder: Decoder, new: int, cached: int) -> list[float]:
+    """Return the seconds of each layer for a chunk of `new` tokens of one prompt, after `cached` ones."""
+    return _layers_s(device, decoder, new, lambda plan, kv: plan.attention.prefill_work(new, cached, kv))
 
 
 def head_s(device: DeviceSpec, decoder: Decoder, rows: int) -> float:
@@ -74,29 +74,21 @@ def head_s(device: DeviceSpec, decoder: Decoder, rows: int) -> float:
     return roofline(device, _linear(decoder.head.held, rows, tokens, config.hidden_size)).seconds
 
 
-def _kv_bytes(decoder: Decoder) -> float:
-    """Return the bytes of one number in KV, with its part of a scale."""
-    config = decoder.local
-    [cache] = decoder.ops.allocate_kv(1, 1, config.num_kv_heads, config.head_dim)
-    return cache.nbytes / (2 * BLOCK_TOKENS * config.num_kv_heads * config.head_dim)
+def _layers_s(
+    device: DeviceSpec, decoder: Decoder, tokens: int, attention: Callable[[LayerPlan, float], OperationWork]
+) -> list[float]:
+    """Return the seconds of each layer for `tokens` tokens. Layers that are one object are computed once.
 
-
-def _layers_s(device: DeviceSpec, decoder: Decoder, tokens: int) -> float:
-    """Return the seconds of all layers without attention itself. Each layer is like the first."""
-    return len(decoder.layers) * sum(roofline(device, op).seconds for op in _layer_operations(decoder, tokens))
-
-
-def _layer_operations(decoder: Decoder, tokens: int) -> Iterator[OperationWork]:
-    for joined, (outputs, inputs) in zip(decoder.layers[0].linears, linear_shapes(decoder.local), strict=True):
-        yield roofline_linear(joined, tokens, outputs, inputs)
-    yield ElementwiseWork(tokens * _elementwise_values(decoder.local) * decoder.ops.dtype.itemsize)
-
-
-def linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
-    """Return (outputs, inputs) of a layer's linears, in the order of `Layer.linears`."""
-    hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
-    kv_heads = config.num_kv_heads * config.head_dim
-    return (heads + 2 * kv_heads, hidden), (hidden, heads), (2 * inner, hidden), (hidden, inner)
+    attention  returns the work of a plan's attention, given the bytes of one number in KV with its part of a scale
+    """
+    seconds: dict[Layer, float] = {}
+    for layer in dict.fromkeys(decoder.layers):
+        plan, [cache] = layer.plan, allocate_kv(decoder.ops, [layer.plan], 1)
+        works: list[OperationWork] = [*linear_works(layer, tokens)]
+        works.append(ElementwiseWork(tokens * plan.elementwise_values * decoder.ops.dtype.itemsize))
+        works.append(attention(plan, cache.nbytes / (2 * BLOCK_TOKENS * math.prod(plan.attention.kv_shape))))
+        seconds[layer] = sum(roofline(device, work).seconds for work in works)
+    return [seconds[layer] for layer in decoder.layers]
 
 
 def weight_bits(held: LayerMemory, shape: tuple[int, int]) -> Bits:
@@ -104,10 +96,14 @@ def weight_bits(held: LayerMemory, shape: tuple[int, int]) -> Bits:
     return min(_BITS, key=lambda each: abs(each - 8 * held.weights / (shape[0] * shape[1])))
 
 
-def roofline_linear(joined: FusedLinear, tokens: int, outputs: int, inputs: int) -> LinearWork:
-    """Return the linear as a layer's kernels read it: weights as they are held, activations as they are multiplied."""
-    fp8 = all(part.kernel == "fp8" for part in joined.parts)
-    return _linear(joined.held, tokens, outputs, inputs, fp8=fp8)
+def linear_works(layer: Layer, tokens: int) -> list[LinearWork]:
+    """Return the layer's linears as its kernels read them: weights as they are held, activations as they are
+    multiplied.
+    """
+    return [
+        _linear(joined.held, tokens, *fused.shape, fp8=all(part.kernel == "fp8" for part in joined.parts))
+        for joined, fused in zip(layer.linears, layer.plan.linears, strict=True)
+    ]
 
 
 def _linear(held: LayerMemory, tokens: int, outputs: int, inputs: int, *, fp8: bool = False) -> LinearWork:
@@ -117,9 +113,3 @@ def _linear(held: LayerMemory, tokens: int, outputs: int, inputs: int, *, fp8: b
     group = round(outputs * inputs * (2 + width / 8) / held.metadata)
     eight: Literal["int8", "fp8"] = "fp8" if fp8 else "int8"
     return LinearWork(tokens, outputs, inputs, width, max(1, group), eight if width == 8 else "half")
-
-
-def _elementwise_values(config: ModelConfig) -> int:
-    """Return how many numbers a layer reads and writes per token beside its products: norms, rotary, gate times up."""
-    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    return 2 * 4 * config.hidden_size + 2 * heads + 3 * config.intermediate_size

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -27,47 +26,6 @@ HEAD = "lm_head"
 
 # Tensors that real checkpoints hold needlessly: tables that are computed here.
 TOLERATED_TENSORS = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """Linears and norms of one decoder layer, by their names in the checkpoint."""
-
-    q: LinearSpec
-    k: LinearSpec
-    v: LinearSpec
-    o: LinearSpec
-    gate: LinearSpec
-    up: LinearSpec
-    down: LinearSpec
-    input_norm: str
-    post_attention_norm: str
-    q_norm: str
-    k_norm: str
-
-    @property
-    def linears(self) -> tuple[LinearSpec, ...]:
-        return (self.q, self.k, self.v, self.o, self.gate, self.up, self.down)
-
-
-def layer_spec(config: ModelConfig, index: int) -> LayerSpec:
-    prefix = f"model.layers.{index}"
-    hidden, inner = config.hidden_size, config.intermediate_size
-    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    return LayerSpec(
-        q=LinearSpec(f"{attention}.q_proj", heads, hidden, config.qkv_bias),
-        k=LinearSpec(f"{attention}.k_proj", kv_heads, hidden, config.qkv_bias),
-        v=LinearSpec(f"{attention}.v_proj", kv_heads, hidden, config.qkv_bias),
-        o=LinearSpec(f"{attention}.o_proj", hidden, heads, config.output_bias),
-        gate=LinearSpec(f"{mlp}.gate_proj", inner, hidden, config.mlp_bias),
-        up=LinearSpec(f"{mlp}.up_proj", inner, hidden, config.mlp_bias),
-        down=LinearSpec(f"{mlp}.down_proj", hidden, inner, config.mlp_bias),
-        input_norm=f"{prefix}.input_layernorm.weight",
-        post_attention_norm=f"{prefix}.post_attention_layernorm.weight",
-        q_norm=f"{attention}.q_norm.weight" if config.qk_norm else "",
-        k_norm=f"{attention}.k_norm.weight" if config.qk_norm else "",
-    )
 
 
 def head_spec(config: ModelConfig) -> LinearSpec:
@@ -100,15 +58,11 @@ def _tensors(config: ModelConfig, format: WeightFormat, stage: PipelineStage) ->
     tied = head_is_tied(config, format)
     if stage.is_first or (stage.is_last and tied):
         yield EMBEDDING, TensorSpec((config.vocab_size, hidden), FLOAT_DTYPES)
-    for index in range(*stage.layers):
-        layer = layer_spec(config, index)
-        for linear in layer.linears:
+    for plan in stage.of_config(config).layers:
+        for linear in plan.specs:
             yield from format.tensors(linear).items()
-        for norm in (layer.input_norm, layer.post_attention_norm):
-            yield norm, TensorSpec((hidden,), FLOAT_DTYPES)
-        if config.qk_norm:
-            yield layer.q_norm, TensorSpec((config.head_dim,), FLOAT_DTYPES)
-            yield layer.k_norm, TensorSpec((config.head_dim,), FLOAT_DTYPES)
+        for name, size in plan.vectors.values():
+            yield name, TensorSpec((size,), FLOAT_DTYPES)
     if not stage.is_last:
         return
     yield FINAL_NORM, TensorSpec((hidden,), FLOAT_DTYPES)

@@ -17,7 +17,8 @@ from ..execution.runner import PipelinedRunner
 from ..execution.step_plan import StepPlan
 from ..gpu.gpu_runner import GpuRunner
 from ..model.decoder import Decoder, EmbeddingRows
-from ..model.layers import FusedLinear, Layer
+from ..model.layers import Layer
+from ..model.parts.layer_source import FusedLinear
 from . import call_work
 from .stored_weights import StoredSize
 from .time_recorder import TimeRecorder
@@ -41,6 +42,13 @@ class TimedModule:
     linear: Any = None
     stored: StoredSize | None = None
     window: int | None = None
+
+
+# Operators of the parts of layers, beside attention, which counts its KV heads.
+_OPERATORS: Mapping[str, tuple[ModuleKind, call_work.WorkCounter]] = {
+    "rotary_write": ("rotary", call_work.rotary_write_work),
+    "silu_mul": ("activation", call_work.silu_mul_work),
+}
 
 
 class Instruments(ExitStack):
@@ -71,23 +79,26 @@ class Instruments(ExitStack):
         return self
 
     def _layer(self, layer: Layer, prefix: str) -> None:
-        attention, mlp = layer.attention, layer.mlp
-        norms = {"input_norm": layer.input_norm, "post_attention_norm": layer.post_attention_norm}
-        self._norms(layer, prefix, norms)
-        inner = f"{prefix}attention."
-        for name in ("qkv", "o"):
-            self._linear(attention, name, inner)
-        heads = {"q_norm": attention.q_norm, "k_norm": attention.k_norm}
-        ops, window = attention.ops, attention.window
-        rotary = self._timed(f"{inner}rotary_write", "rotary", call_work.rotary_write_work)(ops.rotary_write)
-        count = call_work.attention_work(attention.config.num_kv_heads)
-        paged = self._timed(f"{inner}paged_attention", "attention", count, window=window)(ops.attention)
-        self._norms(attention, inner, heads, rotary_write=rotary, attention=paged)
-        inner = f"{prefix}mlp."
-        for name in ("gate_up", "down"):
-            self._linear(mlp, name, inner)
-        activation = self._timed(f"{inner}silu_mul", "activation", call_work.silu_mul_work)(mlp.ops.silu_mul)
-        self._set(mlp, "ops", _TimedOps(mlp.ops, {"silu_mul": activation}))
+        """Time what the layer's plan names: its norms and linears, and the operators that its parts call."""
+        for fused in layer.plan.linears:
+            path, _, name = fused.name.rpartition(".")
+            self._linear(getattr(layer, path), name, f"{prefix}{path}.")
+        norms = dict(zip(layer.plan.vectors, layer.vectors, strict=True))
+        self._norms(layer, prefix, {name: norm for name, norm in norms.items() if "." not in name})
+        for path, part in (("attention", layer.plan.attention), ("mlp", layer.plan.mlp)):
+            owner, inner = getattr(layer, path), f"{prefix}{path}."
+            timed = {name: self._operator(inner, name, owner) for name in part.operators}
+            own = {name.removeprefix(f"{path}."): norm for name, norm in norms.items() if name.startswith(f"{path}.")}
+            self._norms(owner, inner, own, **timed)
+
+    def _operator(self, prefix: str, name: str, owner: Any) -> Callable[..., Any]:
+        """Return an operator of a part with a clock around it."""
+        operator = getattr(owner.ops, name)
+        if name == "attention":
+            count = call_work.attention_work(owner.kv_heads)
+            return self._timed(f"{prefix}paged_attention", "attention", count, window=owner.window)(operator)
+        kind, count = _OPERATORS[name]
+        return self._timed(f"{prefix}{name}", kind, count)(operator)
 
     def _norms(
         self, owner: Any, prefix: str, weights: Mapping[str, torch.Tensor | None], **others: Callable[..., Any]

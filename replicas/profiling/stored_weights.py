@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..model.checkpoint_inspection import Checkpoint
-from ..model.tensor_layout import EMBEDDING, head_format, head_is_tied, head_spec, layer_spec
+from ..model.tensor_layout import EMBEDDING, head_format, head_is_tied, head_spec
 from ..quantization.weight_format import LinearSpec
 
 __all__ = ["StoredSize", "stored_weights"]
@@ -29,13 +29,9 @@ def stored_weights(checkpoint: Checkpoint) -> Mapping[str, StoredSize]:
     """Return the stored weights of every linear layer, by part."""
     config, format = checkpoint.config, checkpoint.format
     found: dict[str, StoredSize] = {}
-    for index in range(config.num_layers):
-        spec, prefix = layer_spec(config, index), f"layers.{index}."
-        parts = {
-            "attention.qkv": (spec.q, spec.k, spec.v), "attention.o": (spec.o,),
-            "mlp.gate_up": (spec.gate, spec.up), "mlp.down": (spec.down,),
-        }  # fmt: skip
-        found |= {prefix + name: _stored(checkpoint, format.tensors, *specs) for name, specs in parts.items()}
+    for plan in config.layers:
+        prefix = f"layers.{plan.index}."
+        found |= {prefix + fused.name: _stored(checkpoint, format.tensors, *fused.linears) for fused in plan.linears}
     head = head_spec(config)
     tied = head_is_tied(config, format)
     tensors = (lambda _: (EMBEDDING,)) if tied else head_format(format).tensors

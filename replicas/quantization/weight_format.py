@@ -48,6 +48,12 @@ class LinearSpec:
     rows: Span | None = None
     columns: Span | None = None
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the numbers of the wanted outputs and inputs."""
+        rows, columns = self.rows or (0, self.out_features), self.columns or (0, self.in_features)
+        return rows[1] - rows[0], columns[1] - columns[0]
+
     def outputs(self, unit: int = 1) -> slice:
         """Return the wanted outputs as a slice in units of so many, which must be whole, as `WeightFormat.units`
         says.

@@ -13,12 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...kernels.launch.model_shapes import ModelShape
 from ..checkpoint.files.json_fields import JsonFields, parse_json
 from ..errors import CheckpointError, InvalidRequest
 from ..types import PROFILED_BATCH_SIZES
 from .roofline_rates import LONG_CONTEXT
-from .simulated_device import ASSUMED_SHARES, RooflineShares, SimulatedDevice, find_model_shape, find_table_device
+from .simulated_device import (
+    ASSUMED_SHARES,
+    RooflineShares,
+    SimulatedDevice,
+    SimulatedModel,
+    find_model_shape,
+    find_table_device,
+)
 
 __all__ = ["MeasuredStep", "MeasuredSteps", "fit_shares", "read_attained_shares", "read_measurements"]
 
@@ -226,7 +232,7 @@ def _rates(fields: JsonFields) -> Iterator[MeasuredSteps]:
         yield MeasuredSteps((MeasuredStep(1, LONG_CONTEXT),), each_s[0] + context_s * (LONG_CONTEXT - 1))
 
 
-def _no_steps() -> ModelShape:
+def _no_steps() -> SimulatedModel:
     raise AssertionError("a model is known")
 
 

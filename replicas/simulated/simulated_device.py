@@ -4,6 +4,7 @@ reach.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,16 +14,18 @@ from typing import Literal
 from ...kernels.device.device_spec import DeviceSpec
 from ...kernels.device.device_table import DEVICES
 from ...kernels.device.roofline import (
-    DecodeAttentionWork,
     ElementwiseWork,
     LinearWork,
     OperationWork,
-    PrefillAttentionWork,
     roofline,
 )
-from ...kernels.launch.model_shapes import MODELS, ModelShape
+from ...kernels.launch.model_shapes import MODELS
 from ..errors import InvalidRequest
 from ..kv.memory_budget import CONTEXT_BYTES, USABLE_SHARE, reserve_bytes
+from ..model.layers import LayerPlan
+from ..model.parts.dense_feed_forward import DenseFeedForward
+from ..model.parts.softmax_attention import SoftmaxAttention
+from ..model.sharding.rank_shares import undivided
 from ..types import BLOCK_TOKENS
 
 __all__ = [
@@ -31,6 +34,7 @@ __all__ = [
     "INT4_WEIGHTS",
     "RooflineShares",
     "SimulatedDevice",
+    "SimulatedModel",
     "SimulatedWeights",
     "find_model_shape",
     "find_table_device",
@@ -78,11 +82,28 @@ def find_table_device(name: str) -> DeviceSpec:
     return found[0]
 
 
-def find_model_shape(name: str) -> ModelShape:
-    """Return the shape of the model with that name. Raises InvalidRequest where no model has it."""
-    for model in MODELS:
-        if model.name == name:
-            return model
+@dataclass(frozen=True, slots=True)
+class SimulatedModel:
+    """Model whose steps are simulated.
+
+    kinds  plans of its layers, each with the number of layers that are alike
+    """
+
+    name: str
+    hidden: int
+    vocabulary: int
+    kinds: tuple[tuple[LayerPlan, int], ...]
+
+
+def find_model_shape(name: str) -> SimulatedModel:
+    """Return the model with that name. Raises InvalidRequest where no model has it."""
+    for shape in MODELS:
+        if shape.name == name:
+            heads, kv_heads = undivided(shape.heads), undivided(shape.kv_heads)
+            attention = SoftmaxAttention("", shape.hidden, heads, kv_heads, shape.head_dim)
+            mlp = DenseFeedForward("", shape.hidden, undivided(shape.intermediate))
+            plan = LayerPlan(0, shape.hidden, attention, mlp)
+            return SimulatedModel(name, shape.hidden, shape.vocabulary, ((plan, shape.layers),))
     names = ", ".join(model.name for model in MODELS)
     raise InvalidRequest(f"model: {name!r} is not known; expected one of {names}", param="model")
 
@@ -115,7 +136,7 @@ class SimulatedDevice:
     """
 
     device: DeviceSpec
-    model: ModelShape
+    model: SimulatedModel
     weights: SimulatedWeights = INT4_WEIGHTS
     kv_bytes: int = 2
     attained: RooflineShares = ASSUMED_SHARES
@@ -160,25 +181,23 @@ class SimulatedDevice:
 
     @property
     def kv_block_bytes(self) -> int:
-        model = self.model
-        return 2 * model.layers * model.kv_heads * model.head_dim * self.kv_bytes * BLOCK_TOKENS
+        values = sum(count * 2 * math.prod(plan.attention.kv_shape) for plan, count in self.model.kinds)
+        return values * self.kv_bytes * BLOCK_TOKENS
 
     @cached_property
     def weight_bytes(self) -> int:
         """Bytes of the layers' weights, and of embedding and head in half precision."""
-        model = self.model
-        of_layer = sum(self.weights.linear(1, n, k).weight_bytes for n, k in self._shapes)
-        return int(model.layers * of_layer) + 2 * 2 * model.vocabulary * model.hidden
+        layers = sum(
+            count * sum(self.weights.linear(1, *fused.shape).weight_bytes for fused in plan.linears)
+            for plan, count in self.model.kinds
+        )
+        return int(layers) + 2 * 2 * self.model.vocabulary * self.model.hidden
 
     @cached_property
     def prefill_tokens_per_s(self) -> float:
         """Tokens a second of long prompts in chunks, by this device's `attained`."""
         chunk = 512
         return chunk / self.step_s(0, 0, [(chunk, chunk)])
-
-    @property
-    def _shapes(self) -> list[tuple[int, int]]:
-        return list(self.model.linears.values())
 
     @cached_property
     def _memo(self) -> dict[tuple[int, int], float]:
@@ -194,39 +213,44 @@ class SimulatedDevice:
         return found
 
     def _reckon_linears(self, tokens: int, rows: int) -> float:
-        layer = _layer_seconds(self.device.name, self.model, self.weights, tokens)
-        head = _head_seconds(self.device.name, self.model, max(1, rows))
-        return self.model.layers * sum(self._attained_s(*each) for each in layer) + self._attained_s(*head)
+        name, model = self.device.name, self.model
+        seconds = self._attained_s(*_head_seconds(name, model.vocabulary, model.hidden, max(1, rows)))
+        for plan, count in model.kinds:
+            layer = _layer_seconds(name, plan, self.weights, tokens)
+            seconds += count * sum(self._attained_s(*each) for each in layer)
+        return seconds
 
     def prefill_attention_s(self, new: int, cached: int) -> float:
         """Seconds of attention in all layers for a chunk of `new` tokens after `cached` ones."""
-        operation_s, byte_s = self._prefill_of_one_s
-        op = self._prefill_attention(new, cached)
-        return self.model.layers * self._attained_s(op.operations * operation_s, op.bytes * byte_s)
+        seconds = 0.0
+        for (plan, count), (operation_s, byte_s) in zip(self.model.kinds, self._prefill_of_one_s, strict=True):
+            work = plan.attention.prefill_work(new, cached, self.kv_bytes)
+            seconds += count * self._attained_s(work.operations * operation_s, work.bytes * byte_s)
+        return seconds
 
     def decode_attention_s(self, decodes: int, context: float) -> float:
         """Seconds of attention in all layers for a step of sequences with `context` tokens in all."""
-        return self.model.layers * max(context, decodes) * self._attained_s(*self._decode_of_one_s)
-
-    @cached_property
-    def _decode_of_one_s(self) -> tuple[float, float]:
-        """Seconds of arithmetic and of reading for one token of context; queries are neglected."""
-        model, long = self.model, 1 << 16
-        found = roofline(
-            self.device, DecodeAttentionWork(1, long, model.heads, model.kv_heads, model.head_dim, self.kv_bytes)
+        token_s = sum(
+            count * self._attained_s(*each)
+            for (_, count), each in zip(self.model.kinds, self._decode_of_one_s, strict=True)
         )
-        return found.arithmetic_s / long, found.bandwidth_s / long
+        return max(context, decodes) * token_s
 
     @cached_property
-    def _prefill_of_one_s(self) -> tuple[float, float]:
-        """Seconds of one operation of prefill attention, and of one byte."""
-        op = self._prefill_attention(1 << 10, 0)
-        found = roofline(self.device, op)
-        return found.arithmetic_s / op.operations, found.bandwidth_s / op.bytes
+    def _decode_of_one_s(self) -> list[tuple[float, float]]:
+        """Seconds of arithmetic and of reading for one token of context in a layer of each kind; queries are
+        neglected.
+        """
+        works = [plan.attention.decode_work(1, 1 << 16, self.kv_bytes) for plan, _ in self.model.kinds]
+        found = [(roofline(self.device, work), work.context) for work in works]
+        return [(each.arithmetic_s / seen, each.bandwidth_s / seen) for each, seen in found]
 
-    def _prefill_attention(self, new: int, cached: int) -> PrefillAttentionWork:
-        model = self.model
-        return PrefillAttentionWork(1, new, model.heads, model.kv_heads, model.head_dim, cached, self.kv_bytes)
+    @cached_property
+    def _prefill_of_one_s(self) -> list[tuple[float, float]]:
+        """Seconds of one operation of prefill attention, and of one byte, in a layer of each kind."""
+        works = [plan.attention.prefill_work(1 << 10, 0, self.kv_bytes) for plan, _ in self.model.kinds]
+        found = [(roofline(self.device, work), work) for work in works]
+        return [(each.arithmetic_s / work.operations, each.bandwidth_s / work.bytes) for each, work in found]
 
     def _attained_s(self, arithmetic_s: float, bandwidth_s: float) -> float:
         """Seconds at the attained shares for work whose seconds of arithmetic and of bandwidth are the roofline's."""
@@ -235,23 +259,22 @@ class SimulatedDevice:
 
 @lru_cache(_MAX_MEMO)
 def _layer_seconds(
-    name: str, model: ModelShape, weights: SimulatedWeights, tokens: int
+    name: str, plan: LayerPlan, weights: SimulatedWeights, tokens: int
 ) -> tuple[tuple[float, float], ...]:
     """Seconds of arithmetic and of bandwidth by the roofline, for each operator of a layer but attention.
 
     They are the same for all devices of a name, whatever shares these attain.
     """
     device = _exact_name(name)
-    ops: list[OperationWork] = [weights.linear(tokens, n, k) for n, k in model.linears.values()]
-    heads = (model.heads + 2 * model.kv_heads) * model.head_dim
-    ops.append(ElementwiseWork(2 * tokens * (8 * model.hidden + 2 * heads + 3 * model.intermediate)))
+    ops: list[OperationWork] = [weights.linear(tokens, *fused.shape) for fused in plan.linears]
+    ops.append(ElementwiseWork(2 * tokens * plan.elementwise_values))
     found = [roofline(device, op) for op in ops]
     return tuple((each.arithmetic_s, each.bandwidth_s) for each in found)
 
 
 @lru_cache(_MAX_MEMO)
-def _head_seconds(name: str, model: ModelShape, rows: int) -> tuple[float, float]:
-    found = roofline(_exact_name(name), LinearWork(rows, model.vocabulary, model.hidden, 16))
+def _head_seconds(name: str, vocabulary: int, hidden: int, rows: int) -> tuple[float, float]:
+    found = roofline(_exact_name(name), LinearWork(rows, vocabulary, hidden, 16))
     return found.arithmetic_s, found.bandwidth_s
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from ...kernels.device.device_spec import DeviceSpec
-from ...kernels.launch.model_shapes import ModelShape
 from ..capacity.device_fit import build_meta_decoder, table_devices
 from ..engine.entrypoints.null_engine import NullDevice, build_null_engine
 from ..engine.entrypoints.worker import Worker
 from ..engine.startup.engine_builder import BuiltEngine
 from ..engine_config import EngineConfig
 from ..model.checkpoint_inspection import Checkpoint, inspect_checkpoint, resolve_model
-from ..model.roofline_times import linear_shapes, roofline_linear
+from ..model.roofline_times import linear_works
 from .roofline_rates import roofline_rates
 from .roofline_runner import RooflineRunner
 from .simulated_device import (
@@ -25,6 +25,7 @@ from .simulated_device import (
     INT4_WEIGHTS,
     RooflineShares,
     SimulatedDevice,
+    SimulatedModel,
     SimulatedWeights,
     find_model_shape,
     find_table_device,
@@ -37,13 +38,10 @@ log = logging.getLogger(__name__)
 SIMULATED = "simulated"
 
 
-def checkpoint_shape(checkpoint: Checkpoint, name: str) -> ModelShape:
-    """Return the shape of a checkpoint's model for the roofline."""
+def checkpoint_shape(checkpoint: Checkpoint, name: str) -> SimulatedModel:
+    """Return a checkpoint's model for the roofline."""
     config = checkpoint.config
-    return ModelShape(
-        name, config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
-        config.head_dim, config.num_layers, config.vocab_size,
-    )  # fmt: skip
+    return SimulatedModel(name, config.hidden_size, config.vocab_size, tuple(Counter(config.layers).items()))
 
 
 def checkpoint_weights(checkpoint: Checkpoint, gpu: DeviceSpec) -> SimulatedWeights:
@@ -52,9 +50,8 @@ def checkpoint_weights(checkpoint: Checkpoint, gpu: DeviceSpec) -> SimulatedWeig
     """
     [place] = [place for place in table_devices() if place.device is gpu]
     decoder = build_meta_decoder(checkpoint.config, checkpoint.format, checkpoint.tensors, place.ops())
-    pairs = list(zip(decoder.layers[0].linears, linear_shapes(checkpoint.config), strict=True))
-    joined, (outputs, inputs) = max(pairs, key=lambda pair: pair[1][0] * pair[1][1])
-    found = roofline_linear(joined, 1, outputs, inputs)
+    works = (work for layer in dict.fromkeys(decoder.layers) for work in linear_works(layer, 1))
+    found = max(works, key=lambda work: work.n * work.k)
     return SimulatedWeights(found.bits, found.group, found.activations)
 
 

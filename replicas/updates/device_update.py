@@ -13,7 +13,7 @@ from ..gpu.accelerator import Accelerator
 from ..loading.model_loader import LoadedModel, updated_model
 from ..model.checkpoint_inspection import Checkpoint
 from ..model.decoder import Decoder
-from ..model.layers import LayerPart
+from ..model.parts.layer_source import LayerPart
 from ..model.sharding.ranks import Ranks
 from ..model.tensor_layout import EMBEDDING
 from ..offload.device.device_tier import DeviceTier

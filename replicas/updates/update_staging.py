@@ -41,7 +41,6 @@ from ..model.tensor_layout import (
     head_format,
     head_is_tied,
     head_spec,
-    layer_spec,
 )
 from ..quantization.weight_format import FLOAT_DTYPES, TensorSpec, WeightFormat
 from .weight_file import WeightFile
@@ -54,7 +53,7 @@ _ALIGNED = 8
 
 def quantized_layers(config: ModelConfig, format: WeightFormat) -> Iterator[frozenset[str]]:
     """Yield the names of each quantized layer's tensors (codes, scales, zeros), which must be replaced together."""
-    specs = [(format, linear) for i in range(config.num_layers) for linear in layer_spec(config, i).linears]
+    specs = [(format, linear) for plan in config.layers for linear in plan.specs]
     for of, spec in (*specs, (head_format(format), head_spec(config))):
         names = frozenset(of.tensors(spec)) - {f"{spec.name}.bias"}
         if len(names) > 1:

@@ -44,7 +44,7 @@ def identity(config: EngineConfig, capability: tuple[int, int], weights: str = "
     storage = {"fp16": torch.float16, "bf16": torch.bfloat16}[policy_of(*capability).storage]
     kv = f"-kv-{config.kv_dtype}" if config.kv_dtype else ""
     ops: Any = SimpleNamespace(dtype=storage, arithmetic=f"gpu-{capability}-{storage}-fast{kv}")
-    shape = SimpleNamespace(num_layers=28, num_kv_heads=4, head_dim=128)
+    shape = SimpleNamespace(num_layers=28, kv_shape=(4, 128))
     loaded: Any = SimpleNamespace(fingerprint=weights, config=shape)
     return engine_kv_identity(config, loaded, ops, ops.arithmetic)
 

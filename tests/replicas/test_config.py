@@ -62,6 +62,10 @@ def read(raw: dict[str, Any]) -> ModelConfig:
     return read_config(JsonFields(raw, "config.json"))
 
 
+def windows(config: ModelConfig) -> tuple[int | None, ...]:
+    return tuple(plan.attention.window for plan in config.layers)
+
+
 @pytest.mark.parametrize("raw", PUBLISHED, ids=lambda raw: raw["model_type"])
 def test_both_dialects_say_the_same(raw: dict[str, Any]):
     assert read(to_dialect_5(raw)) == read(raw) == read(to_dialect_4(to_dialect_5(raw)))
@@ -70,10 +74,13 @@ def test_both_dialects_say_the_same(raw: dict[str, Any]):
 def test_published_configs():
     llama, mistral, qwen2, qwen3 = map(read, PUBLISHED)
     assert llama.rope == RopeConfig("llama3", 5e5, 8.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0)
-    assert (llama.head_dim, llama.eos_token_ids, llama.windows[0]) == (128, (128001, 128008, 128009), None)
-    assert (mistral.windows, mistral.dtype, mistral.max_model_len) == ((4096,) * 32, torch.bfloat16, 32768)
-    assert (qwen2.qkv_bias, qwen2.output_bias, qwen2.tie_word_embeddings, qwen2.head_dim) == (True, False, True, 64)
-    assert (qwen3.qk_norm, qwen3.qkv_bias, qwen3.head_dim, set(qwen3.windows)) == (True, False, 128, {None})
+    plan = llama.layers[0].attention
+    assert (plan.head_dim, llama.eos_token_ids, plan.window) == (128, (128001, 128008, 128009), None)
+    assert (windows(mistral), mistral.dtype, mistral.max_model_len) == ((4096,) * 32, torch.bfloat16, 32768)
+    plan = qwen2.layers[0].attention
+    assert (plan.qkv_bias, plan.output_bias, qwen2.tie_word_embeddings, plan.head_dim) == (True, False, True, 64)
+    plan = qwen3.layers[0].attention
+    assert (plan.qk_norm, plan.qkv_bias, plan.head_dim, set(windows(qwen3))) == (True, False, 128, {None})
 
 
 def test_without_architectures_the_model_type_decides():
@@ -82,14 +89,14 @@ def test_without_architectures_the_model_type_decides():
 
 
 @pytest.mark.parametrize(
-    ("changes", "windows"),
+    ("changes", "expected"),
     [
         ({"sliding_window": None}, (None,) * 32),
         ({"sliding_window": 16}, (16,) * 32),
     ],
 )
-def test_mistral_window(changes: dict[str, Any], windows: tuple[int | None, ...]):
-    assert read(MISTRAL_7B | changes).windows == windows
+def test_mistral_window(changes: dict[str, Any], expected: tuple[int | None, ...]):
+    assert windows(read(MISTRAL_7B | changes)) == expected
 
 
 def test_mistral_defaults_of_absent_keys():
@@ -105,8 +112,8 @@ def test_an_absent_epsilon_is_the_familys_own(raw: dict[str, Any]) -> None:
 
 
 def test_qwen_windows_count_from_max_window_layers():
-    windows = read(QWEN2_5_HALF_B | {"use_sliding_window": True, "sliding_window": 64}).windows
-    assert windows == (None,) * 21 + (64,) * 3
+    config = read(QWEN2_5_HALF_B | {"use_sliding_window": True, "sliding_window": 64})
+    assert windows(config) == (None,) * 21 + (64,) * 3
 
 
 @pytest.mark.parametrize(
@@ -165,7 +172,7 @@ def test_a_foreign_key_that_changes_nothing_is_accepted(key: str):
 
 @pytest.mark.parametrize("raw", PUBLISHED, ids=lambda raw: raw["model_type"])
 def test_query_and_key_norms_are_the_familys(raw: dict[str, Any]):
-    has = read(raw).qk_norm
+    has = read(raw).layers[0].attention.qk_norm
     assert read(raw | {"use_qk_norm": has}) == read(raw)
     with pytest.raises(CheckpointError, match="use_qk_norm"):
         read(raw | {"use_qk_norm": not has})
@@ -251,9 +258,10 @@ def test_any_value_of_any_key_gives_a_config_or_a_checkpoint_error(raw: dict[str
         assert config.tensor  # the key
         assert len(config.message) < 1000
     else:
-        assert config.num_heads % config.num_kv_heads == 0
-        assert all(window is None or window > 0 for window in config.windows)
-        assert torch.isfinite(rotary_frequencies(config.rope, config.head_dim)).all()
+        attention = config.layers[0].attention
+        assert attention.heads.total % attention.kv_heads.total == 0
+        assert all(window is None or window > 0 for window in windows(config))
+        assert torch.isfinite(rotary_frequencies(config.rope, config.rotary_dim)).all()
 
 
 @given(st.binary(max_size=64) | JSON.map(lambda value: json.dumps(value).encode()))

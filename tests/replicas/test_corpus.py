@@ -14,7 +14,6 @@ from steps import Session, exact_ops
 from motley.replicas.checkpoint.reading.weight_loader import WeightLoader
 from motley.replicas.loading.model_loader import load_model
 from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
-from motley.replicas.model.tensor_layout import layer_spec
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 NAMES = {
@@ -43,8 +42,8 @@ def test_values_are_those_of_the_library_that_wrote_them(name: str, quantization
     assert checkpoint.quantization == quantization
     weights = WeightLoader(checkpoint.tensors, torch.device("cpu"))
     theirs = load_file(CORPUS / name / "dequantized.safetensors")
-    for index in range(checkpoint.config.num_layers):
-        for linear in layer_spec(checkpoint.config, index).linears:
+    for plan in checkpoint.config.layers:
+        for linear in plan.specs:
             ours = checkpoint.format.linear(weights, linear, torch.float32).dequantize()
             assert torch.equal(ours.bfloat16(), theirs.pop(f"{linear.name}.weight"))
     assert not theirs

@@ -259,7 +259,7 @@ def test_activations_are_at_most_what_was_told(tmp_path: Path, family: str, inne
     decoder = load_model(folder, choose_operators(EngineConfig(dtype="bfloat16"), torch.float32)[0]).decoder
     tokens = 128
     item = PlanItem(0, 0, tuple(range(tokens)), tuple(range(8)))
-    kv = decoder.ops.allocate_kv(2, 8, decoder.config.num_kv_heads, decoder.config.head_dim)
+    kv = decoder.ops.allocate_kv(2, 8, *decoder.config.kv_shape)
     runner = ModelRunner(decoder, kv, torch.device("cpu"))
     runner.logits(StepPlan((item,)))  # tables of positions are made once
     with _Alive() as alive:
@@ -316,7 +316,7 @@ class _KernelsAlone:
 def test_tables_of_positions_and_blocks_are_as_large_as_was_told(longest: int, running: int) -> None:
     config = read_config(JsonFields({**LLAMA_7B, "max_position_embeddings": longest}, "config.json"))
     with _Alive() as alive:
-        rotary = RotaryTable(config.rope, config.head_dim, torch.device("cpu"))
+        rotary = RotaryTable(config.rope, config.rotary_dim, torch.device("cpu"))
         rotary.reserve(longest)
         state = DeviceState(LateDevice(), running, blocks_for(longest), 0, config.vocab_size, torch.int16)
     told = table_bytes(config, running)

@@ -44,7 +44,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
     def build(kind: str, *, blocks: int = BLOCKS, budget: int = 64, reuse: bool = True) -> tuple[EngineCore, Any]:
         ops = LateOps()
-        kv = ops.allocate_kv(config.num_layers, blocks + 1, config.num_kv_heads, config.head_dim)
+        kv = ops.allocate_kv(config.num_layers, blocks + 1, *config.kv_shape)
         runner: Runner
         if kind == "cpu":
             runner = ModelRunner(loaded.decoder, kv, ops.device)

@@ -116,7 +116,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 def make(loaded: LoadedModel, kind: str, drafts: int, *, blocks: int, early: bool = False) -> EngineCore:
     ops, config = LateOps(), loaded.config
-    kv = ops.allocate_kv(config.num_layers, blocks + 1, config.num_kv_heads, config.head_dim)
+    kv = ops.allocate_kv(config.num_layers, blocks + 1, *config.kv_shape)
     device = LateDevice(early=early)
     runner = GpuRunner(
         loaded.decoder, kv, ops, device, max_running=RUNNING, max_model_len=LONGEST,

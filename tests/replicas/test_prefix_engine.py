@@ -69,7 +69,7 @@ def make(
 ) -> EngineCore:
     """With a store, errands come back in their own time, and copies are made as late or as early as they may."""
     ops, config = LateOps(), loaded.config
-    kv = ops.allocate_kv(config.num_layers, blocks + 1, config.num_kv_heads, config.head_dim)
+    kv = ops.allocate_kv(config.num_layers, blocks + 1, *config.kv_shape)
     parts = [part for cache in kv for part in ops.kv_parts(cache)]
     device = CpuCopier() if kind == "cpu" else LateDevice(early=kind == "early")
     swapper = Swapper(parts, device, KEPT + LENT)
@@ -85,7 +85,7 @@ def make(
         )  # fmt: skip
     prefixes = None
     if store is not None:
-        geometry = Geometry(wire, config.num_layers, config.num_kv_heads, config.head_dim, 32)
+        geometry = Geometry(wire, config.num_layers, *config.kv_shape, 32)
         rng = random.Random(seed)
         clerk = StoreOpExecutor(
             store, RecordSealer(SECRET, geometry), HostKv(swapper.slabs(), ops.kv_vectors, geometry), clock=Clock()

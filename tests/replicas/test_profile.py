@@ -21,7 +21,7 @@ from motley.kernels.cpu.layers.linear_settings import CpuLinearSettings
 from motley.kernels.cpu.layers.torch_linear import TorchInt4Linear
 from motley.replicas.errors import InvalidRequest
 from motley.replicas.gpu.gpu_runner import GpuRunner
-from motley.replicas.model.layers import FusedLinear
+from motley.replicas.model.parts.layer_source import FusedLinear
 from motley.replicas.profiling import call_work
 from motley.replicas.profiling.layer_folding import fold_layers, format_ranges
 from motley.replicas.profiling.module_tree import ModuleNode

@@ -11,7 +11,7 @@ from motley.kernels.canonical_weights import DenseWeight, GroupedWeight
 from motley.kernels.device.compute_capability import CAPABILITIES
 from motley.kernels.device.device_context import interpreter_context
 from motley.kernels.gpu.gpu_ops import GpuOps
-from motley.replicas.model.layers import FusedLinear
+from motley.replicas.model.parts.layer_source import FusedLinear
 from motley.replicas.profiling import step_clock as clocks
 from motley.replicas.profiling.call_work import CallWork
 from motley.replicas.profiling.ceiling import Ceiling, CeilingFigure, cpu_ceiling, gpu_ceiling

@@ -8,29 +8,31 @@ notes of a release, and never follows from a new name.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch
 
+from motley.replicas.checkpoint.files.json_fields import JsonFields
 from motley.replicas.checkpoint.files.safetensors_header import TensorInfo
 from motley.replicas.kv.store.sealed_record import Geometry
 from motley.replicas.kv.store.store_keys import StoreKeys, kv_identity
 from motley.replicas.loading.cached_digests import model_fingerprint
-from motley.replicas.model.model_config import ModelConfig
+from motley.replicas.model.families.registry import read_config
 from motley.replicas.model.rotary_embedding import RopeConfig
 from motley.replicas.quantization.awq import AWQ
 from motley.replicas.quantization.dense import Dense
 from motley.replicas.quantization.fp8 import FP8
 from motley.replicas.quantization.gptq import GPTQ
 
-CONFIG = ModelConfig(
-    family="qwen2", vocab_size=64, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2,
-    head_dim=8, rms_norm_eps=1e-6, max_position_embeddings=128, rope=RopeConfig("yarn", 1e6, 4.0, 32),
-    windows=(None, 16), tie_word_embeddings=True, qkv_bias=True, output_bias=False, mlp_bias=False, qk_norm=False,
-    dtype=torch.bfloat16, eos_token_ids=(1, 2),
-)  # fmt: skip
+STATED = {
+    "model_type": "qwen2", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "max_position_embeddings": 128,
+    "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1, "tie_word_embeddings": True,
+    "dtype": "bfloat16", "eos_token_id": [1, 2],
+}  # fmt: skip
+CONFIG = replace(read_config(JsonFields(STATED, "config.json")), rope=RopeConfig("yarn", 1e6, 4.0, 32))
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 def make(loaded: LoadedModel, kind: str, *, blocks: int, kept: int, reuse: bool = True) -> EngineCore:
     ops, config = LateOps(), loaded.config
-    kv = ops.allocate_kv(config.num_layers, blocks + 1, config.num_kv_heads, config.head_dim)
+    kv = ops.allocate_kv(config.num_layers, blocks + 1, *config.kv_shape)
     parts = [part for cache in kv for part in ops.kv_parts(cache)]
     runner: Runner
     if kind == "cpu":

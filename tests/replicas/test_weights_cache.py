@@ -23,7 +23,7 @@ from motley.replicas.checkpoint.reading import weight_digests
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
 from motley.replicas.loading.model_loader import LoadedModel, load_model
-from motley.replicas.model.layers import LayerSource
+from motley.replicas.model.parts.layer_source import LayerSource
 from motley_bench.checkpoints.random_checkpoint import SHAPES, write_dense
 
 PROMPT = list(range(3, 40))

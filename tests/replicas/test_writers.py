@@ -22,7 +22,6 @@ from motley.replicas.checkpoint.files.json_fields import JsonFields
 from motley.replicas.checkpoint.reading.weight_loader import WeightLoader
 from motley.replicas.errors import CheckpointError
 from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
-from motley.replicas.model.tensor_layout import layer_spec
 from motley.replicas.quantization.compressed_tensors import read_compressed
 from motley.replicas.quantization.config_keys import WRITERS, check_config_keys
 from motley.replicas.quantization.fp8 import FP8
@@ -224,8 +223,8 @@ def test_layers_that_gptq_leaves_out(listed: Any, tmp_path: Path) -> None:
     weights = WeightLoader(checkpoint.tensors, torch.device("cpu"))
     plain = prompt_logits(folder, PROMPT)
     found = load_file(path)
-    for index in range(checkpoint.config.num_layers):
-        down = layer_spec(checkpoint.config, index).down
+    for plan in checkpoint.config.layers:
+        [down] = plan.linears[-1].linears
         found[f"{down.name}.weight"] = checkpoint.format.linear(weights, down, torch.float32).dequantize()
         found = {
             name: each for name, each in found.items() if name.rpartition(".")[0] != down.name or ".weight" in name

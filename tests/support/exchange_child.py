@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from motley.kernels.cpu.c_kernels.shm_collectives import RankLost, ShmCollectives
-from motley.replicas.model.sharding.ranks import Exchange
+from motley.replicas.model.sharding.rank_shares import Exchange
 from motley.replicas.parallel.transport.collective import CollectiveExchange
 from motley.replicas.parallel.transport.rendezvous import join_group
 

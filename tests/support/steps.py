@@ -35,7 +35,7 @@ class Session:
         config, needed = decoder.config, -(-max_tokens // BLOCK_TOKENS)
         self.decoder = decoder
         self.blocks = list(range(needed, 0, -1))
-        self.kv = decoder.ops.allocate_kv(config.num_layers, needed + 1, decoder.local.num_kv_heads, config.head_dim)
+        self.kv = decoder.ops.allocate_kv(config.num_layers, needed + 1, *decoder.local.kv_shape)
         self.computed = 0
 
     def feed(self, token_ids: Sequence[int]) -> torch.Tensor:

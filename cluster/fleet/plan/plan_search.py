@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ....kernels.launch.model_shapes import ModelShape
 from ....replicas.errors import InvalidRequest
-from ....replicas.simulated.simulated_device import ASSUMED_SHARES, RooflineShares
+from ....replicas.simulated.simulated_device import ASSUMED_SHARES, RooflineShares, SimulatedModel
 from ...routing.prediction.latency_model import Slo
 from ...simulation.fleet_simulation import simulate
 from ...simulation.motley_router import MotleyRouter, profiled_speed
@@ -50,7 +49,7 @@ class PlanRequest:
 
     trace: RequestTrace
     offers: Sequence[GpuOffer]
-    model: ModelShape
+    model: SimulatedModel
     slo: Slo
     share: float = 0.95
     tries: int = 24

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 
-from ....kernels.launch.model_shapes import ModelShape
+from ....replicas.simulated.simulated_device import SimulatedModel
 from ....replicas.simulated.virtual_replica import SimulatedRequest
 from ...routing.prediction.latency_model import Slo
 from ...simulation.fleet_simulation import CALL, PUBLISH, FleetSimulation, SimulationOutcome, make_virtual_replica
@@ -55,7 +55,7 @@ class _ReplicaPhase(Enum):
 
 
 def simulate_scaling(
-    pools: Sequence[SimulatedPool], model: ModelShape, traffic: Iterable[Arrival], policy: ScalingPolicy, slo: Slo,
+    pools: Sequence[SimulatedPool], model: SimulatedModel, traffic: Iterable[Arrival], policy: ScalingPolicy, slo: Slo,
     seed: int, *, ingresses: int = 1,
 ) -> ScalingOutcome:  # fmt: skip
     """Simulate a fleet whose replicas come and go as a scaling policy wants, until the last request has ended.
@@ -72,7 +72,7 @@ class _ScalingSimulation(FleetSimulation):
     """
 
     def __init__(
-        self, pools: Sequence[SimulatedPool], model: ModelShape, traffic: Iterable[Arrival], policy: ScalingPolicy,
+        self, pools: Sequence[SimulatedPool], model: SimulatedModel, traffic: Iterable[Arrival], policy: ScalingPolicy,
         slo: Slo, seed: int, ingresses: int,
     ) -> None:  # fmt: skip
         self._known = simulated_fleet("+".join(f"{pool.maximum}*{pool.gpu}" for pool in pools), model, seed)

@@ -124,7 +124,7 @@ def _bytes_per_1000(built: BuiltEngine) -> float:
     model = built.runner.model
     assert isinstance(model, Decoder)
     config = model.config
-    block = model.ops.allocate_kv(config.num_layers, 1, config.num_kv_heads, config.head_dim)
+    block = model.ops.allocate_kv(config.num_layers, 1, *config.kv_shape)
     return sum(cache.nbytes for cache in block) * 1000 / BLOCK_TOKENS
 
 

@@ -51,7 +51,7 @@ def swap_there_and_back(engine: Engine) -> list[torch.Tensor]:
         others = [block for block in range(pool.total) if block not in allocation.blocks][: len(blocks)]
         host = range(len(blocks))
         geometry = Geometry(
-            str(engine.model.dtype), loaded.config.num_layers, loaded.config.num_kv_heads, loaded.config.head_dim,
+            str(engine.model.dtype), loaded.config.num_layers, *loaded.config.kv_shape,
             BLOCK_TOKENS * len(blocks),
         )  # fmt: skip
         ops = loaded.decoder.ops

@@ -100,7 +100,7 @@ class _DtypeEngine:
         assert isinstance(runner, ModelRunner)
         assert runner.swapper is not None
         shape = self.shape
-        geometry = Geometry(wire, shape.num_layers, shape.num_kv_heads, shape.head_dim, plan.prefix)
+        geometry = Geometry(wire, shape.num_layers, *shape.kv_shape, plan.prefix)
         host = HostKv(runner.swapper.slabs(), self.ops.kv_vectors, geometry)
         blocks = blocks_for(plan.prefix + plan.probed)
         with BlockPool(blocks).open(()) as allocation:

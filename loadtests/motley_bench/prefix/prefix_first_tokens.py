@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -47,7 +48,7 @@ class SharedWeightReplicas:
         self._ops, self._why = choose_operators(EngineConfig(threads=threads), inspect_checkpoint(folder).config.dtype)
         self._loaded = load_model(folder, self._ops)
         shape_of, itemsize = self._loaded.config, self._ops.dtype.itemsize
-        self._token_bytes = 2 * shape_of.num_layers * shape_of.num_kv_heads * shape_of.head_dim * itemsize
+        self._token_bytes = 2 * shape_of.num_layers * math.prod(shape_of.kv_shape) * itemsize
 
     def engine(self, kv_tokens: int, access: PrefixStoreAccess | None = None, after: int = 2) -> BuiltEngine:
         """Return a warmed-up engine with KV for that many tokens."""

@@ -123,7 +123,7 @@ class MotleySide:
     def _bare_kv(self, batch: int, context: int) -> list[torch.Tensor]:
         config = self._decoder.config
         blocks = batch * (context // BLOCK_TOKENS + 1)
-        return self._decoder.ops.allocate_kv(config.num_layers, blocks, config.num_kv_heads, config.head_dim)
+        return self._decoder.ops.allocate_kv(config.num_layers, blocks, *config.kv_shape)
 
     def _bare_batch(self, batch: int, context: int) -> StepBatch:
         per_sequence = context // BLOCK_TOKENS + 1

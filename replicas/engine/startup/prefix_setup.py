@@ -40,7 +40,7 @@ def record_geometry(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> Geom
     if kv == "int8" and dtype != kv:
         raise InvalidRequest(f"prefix_wire: {dtype!r} is not accepted; KV in int8 is stored so", param="prefix_wire")
     model = loaded.config
-    return with_value_tokens(Geometry(dtype, model.num_layers, model.num_kv_heads, model.head_dim, BLOCK_TOKENS))
+    return with_value_tokens(Geometry(dtype, model.num_layers, *model.kv_shape, BLOCK_TOKENS))
 
 
 def num_lent_blocks(config: EngineConfig, loaded: LoadedModel, ops: Ops, block_bytes: int) -> int:

@@ -9,7 +9,6 @@ import torch
 
 from ....kernels.contract import DeviceOps
 from ....kernels.ops import Ops
-from ...capacity import kv_sizing
 from ...engine_config import EngineConfig
 from ...errors import InvalidRequest
 from ...execution.runner import ModelRunner
@@ -17,6 +16,7 @@ from ...gpu.accelerator import Accelerator, Copier, CpuCopier
 from ...gpu.swapper import Swapper
 from ...kv.blocks import blocks_for
 from ...loading.model_loader import LoadedModel
+from ...model.layers import allocate_kv
 from ...offload.device.piecewise_decoder import piecewise_model
 from ...parallel.leader.follower_group import FollowerGroup
 from ...parallel.leader.leader_model import PipelineLeader, TensorParallelLeader
@@ -68,7 +68,7 @@ def _build_cpu_runner(
     lends: bool,
     group: FollowerGroup | None,
 ) -> tuple[ModelRunner, int, str]:
-    kv = ops.allocate_kv(*kv_sizing.kv_geometry(loaded, num_blocks))
+    kv = allocate_kv(ops, loaded.decoder.local.layers, num_blocks)
     swapper, lent, why = _build_swapper(loaded, ops, CpuCopier(), config, kv, max_model_len, lends, group)
     if group is None:
         return ModelRunner(loaded.decoder, kv, ops.device, swapper), lent, why
@@ -93,7 +93,7 @@ def _build_device_runner(
 
     assert isinstance(ops, DeviceOps), "an accelerator's operators choose tokens"
     loaded.decoder.rotary.reserve(max_model_len)  # graphs hold the table's address, so it must not grow
-    kv = ops.allocate_kv(*kv_sizing.kv_geometry(loaded, num_blocks + 1))  # the last is for the padding of graphs
+    kv = allocate_kv(ops, loaded.decoder.local.layers, num_blocks + 1)  # the last is for the padding of graphs
     longest = blocks_for(max_model_len)
     bounds: dict[str, int] = {
         "max_running": config.max_running,

@@ -1,34 +1,16 @@
-"""Exchanges that a decoder needs between the ranks of a step."""
+"""One rank's part of a model, with the exchanges of embedding and logits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
+from .rank_shares import Exchange
 from .split import TensorShard
 
-__all__ = ["Exchange", "Ranks"]
-
-
-class Exchange(Protocol):
-    """Protocol of exchanges between ranks: every rank calls the same methods in the same order, with tensors of one
-    dtype.
-
-    Raises Unavailable (`rank_lost`) on every remaining rank, in bounded time, when one is gone or hangs.
-    """
-
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' x, which have one shape; it is the same on every rank to the bit. x may be
-        overwritten.
-        """
-        ...
-
-    def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
-        """Concatenate the ranks' [R, widths[rank]] to [R, sum(widths)], in the order of ranks."""
-        ...
+__all__ = ["Ranks"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,7 @@ class PipelineStage:
 
     def of_config(self, config: ModelConfig) -> ModelConfig:
         """Return the model's config reduced to the layers of this pipeline stage."""
-        first, last = self.layers
-        return replace(config, num_layers=last - first, windows=config.windows[first:last])
+        return replace(config, layers=config.layers[slice(*self.layers)])
 
 
 def check_stages(num_layers: int, count: int, sizes: Sequence[int] | None) -> None:

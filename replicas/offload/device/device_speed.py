@@ -13,6 +13,7 @@ from functools import partial
 
 from ...gpu.accelerator import Accelerator
 from ...model.decoder import Decoder
+from ...model.layers import allocate_kv
 from ..disk.disk_speed import MEASURED_READ_BYTES, measure_decode, one_token_batch
 from ..planning.device_plan import offloaded_step_s
 from ..planning.disk_plan import DecodeEstimate
@@ -44,12 +45,12 @@ def measure_offloaded_decode(decoder: Decoder, accelerator: Accelerator | None) 
 
 def _measure_compute(decoder: Decoder, accelerator: Accelerator) -> tuple[float, float]:
     """Return the seconds that all layers of a step of one token take, and those of the rest of the step."""
-    [cache] = decoder.ops.allocate_kv(1, 1, decoder.local.num_kv_heads, decoder.config.head_dim)
+    kv = allocate_kv(decoder.ops, decoder.local.layers, 1)
     layers = [layer.twins[0] if isinstance(layer, OffloadedLayer) else layer for layer in decoder.layers]
     inner: list[float] = []
     rest: list[float] = []
     for _ in range(_ROUNDS):
-        step = PiecewiseStep(decoder, [cache] * len(layers))
+        step = PiecewiseStep(decoder, kv)
         before = _seconds(accelerator, partial(_begin, step, accelerator))
         inner.append(_seconds(accelerator, partial(step.through, 0, layers)))
         rest.append(before + _seconds(accelerator, partial(_end, step)))

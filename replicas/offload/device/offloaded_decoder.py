@@ -19,8 +19,8 @@ from ...gpu.accelerator import Copier
 from ...gpu.swapper import SLAB_BYTES
 from ...model.checkpoint_inspection import Checkpoint
 from ...model.decoder import Decoder
-from ...model.layers import Layer, LayerSource
-from ...model.tensor_layout import layer_spec
+from ...model.layers import Layer
+from ...model.parts.layer_source import LayerSource
 from ..disk.disk_tier import TierFile, layer_index, read_weight_sizes
 from ..disk.layer_prefetch import NUM_BUFFERS
 from ..disk.repacked_file_writer import open_repacked_file
@@ -99,8 +99,7 @@ def assemble_on_device(
         )
         second = LayerSource(weights, checkpoint.format, ops, shelf=shelves[1])
         for index in tier.plan.layers:
-            spec, window = layer_spec(checkpoint.config, index), decoder.local.windows[index]
-            twin = Layer(decoder.local, spec, window, second)
+            twin = Layer(decoder.local.layers[index], second)
             decoder.layers[index] = OffloadedLayer(index, (decoder.layers[index], twin))
     finally:
         landing.land()  # even after an error: the memory must stay until the copies in flight have ended

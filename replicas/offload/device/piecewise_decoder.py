@@ -11,7 +11,8 @@ from ....kernels.batch import StepBatch
 from ...execution.runner import ForwardModel
 from ...gpu.accelerator import Accelerator
 from ...model.decoder import Decoder, HiddenStream
-from ...model.layers import CosSin, Layer
+from ...model.layers import Layer
+from ...model.parts.layer_source import CosSin
 from .device_tier import DeviceTier, OffloadedLayer
 
 __all__ = ["PiecewiseDecoder", "PiecewiseStep", "piecewise_model"]

@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -25,8 +24,8 @@ from ....kernels.ops import Ops
 from ...checkpoint.reading.weight_loader import WeightLoader
 from ...model.checkpoint_inspection import Checkpoint
 from ...model.decoder import Decoder
-from ...model.layers import Layer, LayerSource
-from ...model.tensor_layout import layer_spec
+from ...model.layers import Layer, allocate_kv
+from ...model.parts.layer_source import LayerSource
 from ..planning.disk_plan import DecodeEstimate, DiskPlan, disk_step_s, round_to_pages
 from .direct_file import DirectFile
 from .disk_tier import DiskLayer, DiskTier
@@ -54,7 +53,7 @@ def measure_decode(decoder: Decoder) -> DecodeEstimate:
     """
     tier, batch = decoder.tier, one_token_batch()
     assert isinstance(tier, DiskTier)
-    [cache] = decoder.ops.allocate_kv(1, 1, decoder.local.num_kv_heads, decoder.config.head_dim)
+    kv = allocate_kv(decoder.ops, decoder.local.layers, 1)
     rope = decoder.rotary.at(batch.positions, 1)
     reads: list[float] = []
     layers_s: list[list[float]] = [[] for _ in decoder.layers]
@@ -73,7 +72,7 @@ def measure_decode(decoder: Decoder) -> DecodeEstimate:
                 reads.append((tier.plan.sizes.layers[number]) / (time.perf_counter() - began))
                 compute = layer.twins[buffer]
             began = time.perf_counter()
-            x, residual = compute(x, residual, rope, cache, batch)
+            x, residual = compute(x, residual, rope, kv[number], batch)
             layers_s[number].append(time.perf_counter() - began)
         began = time.perf_counter()
         assert residual is not None
@@ -101,18 +100,15 @@ def measure_planned_decode(
     source = LayerSource(weights, checkpoint.format, ops)
     config, batch = checkpoint.config, one_token_batch()
     count = max(2, -(-_LAYERS_BYTES // max(1, max(plan.sizes.layers))))
-    layers = [
-        Layer(config, layer_spec(config, index), config.windows[index], source)
-        for index in islice(range(config.num_layers), count)
-    ]
-    [cache] = ops.allocate_kv(1, 1, config.num_kv_heads, config.head_dim)
-    rope = (torch.ones(1, config.head_dim // 2), torch.zeros(1, config.head_dim // 2))
+    layers = [Layer(plan, source) for plan in config.layers[:count]]
+    kv = allocate_kv(ops, config.layers[:count], 1)
+    rope = (torch.ones(1, config.rotary_dim // 2), torch.zeros(1, config.rotary_dim // 2))
     times: list[float] = []
     reads: list[float] = []
     with _PieceReader(file or largest_file(checkpoint), max(plan.sizes.layers)) as pieces:
         for _ in range(_ROUNDS):
             x, residual = torch.ones(1, config.hidden_size, dtype=ops.dtype), None
-            for layer in layers:
+            for layer, cache in zip(layers, kv, strict=True):
                 began = time.perf_counter()
                 x, residual = layer(x, residual, rope, cache, batch)
                 times.append(time.perf_counter() - began)

@@ -13,7 +13,7 @@ import torch
 from ....kernels.batch import StepBatch
 from ....kernels.contract import Linear, Role
 from ....kernels.cpu.memory.mapped_pages import populate_pages
-from ....kernels.layer_memory import LayerMemory
+from ....kernels.layer_memory import LayerMemory, total_nbytes
 from ....kernels.packed_layer import PackedLayerOps
 from ...checkpoint.cache.packed_weights import (
     PACKED_DTYPES,
@@ -24,7 +24,8 @@ from ...checkpoint.cache.packed_weights import (
 )
 from ...checkpoint.cache.weights_cache import WeightsCache
 from ...checkpoint.files.safetensors_header import TensorInfo
-from ...model.layers import CosSin, Layer
+from ...model.layers import Layer
+from ...model.parts.layer_source import CosSin
 from ...model.tensor_layout import EMBEDDING
 from ..planning.disk_plan import PAGE_BYTES, DecodeEstimate, DiskPlan, WeightSizes
 from .direct_file import DirectFile, DiskTable
@@ -177,15 +178,13 @@ class BufferedLayer(Layer):
     """
 
     def __init__(self, index: int, twins: tuple[Layer, ...]) -> None:
+        vars(self).update(vars(twins[0]))
         self.index, self.twins = index, twins
-        first = twins[0]
-        self.ops, self.eps, self.input_norm, self.attention = first.ops, first.eps, first.input_norm, first.attention
-        self.post_attention_norm, self.mlp = first.post_attention_norm, first.mlp
 
     @property
     def held(self) -> LayerMemory:
         """Bytes of the layer that always stay in memory: those of the norms."""
-        return LayerMemory(super().held.nbytes - sum(linear.held.nbytes for linear in self.linears))
+        return LayerMemory(total_nbytes(*self.vectors))
 
 
 class DiskLayer(BufferedLayer):

@@ -18,8 +18,8 @@ from ...checkpoint.cache.weights_cache import WeightsCache
 from ...checkpoint.reading.weight_loader import WeightLoader
 from ...model.checkpoint_inspection import Checkpoint
 from ...model.decoder import Decoder
-from ...model.layers import Layer, LayerSource
-from ...model.tensor_layout import layer_spec
+from ...model.layers import Layer
+from ...model.parts.layer_source import LayerSource
 from ..planning.disk_plan import plan_disk, weights_memory_error
 from .disk_tier import DiskLayer, DiskTier, DiskTierRepackCache, TierFile, layer_index, read_weight_sizes
 from .layer_prefetch import NUM_BUFFERS
@@ -89,8 +89,7 @@ def assemble_decoder(
     second = LayerSource(weights, checkpoint.format, ops, shelf=shelves[1])
     for index in tier.plan.layers:
         assert tier.ahead is not None
-        spec, window = layer_spec(checkpoint.config, index), decoder.local.windows[index]
-        twins = decoder.layers[index], Layer(decoder.local, spec, window, second)
+        twins = decoder.layers[index], Layer(decoder.local.layers[index], second)
         decoder.layers[index] = DiskLayer(index, tier.ahead, twins)
     if tier.plan.embedding:
         decoder.embedding = tier.rows()

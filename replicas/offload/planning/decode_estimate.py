@@ -14,7 +14,7 @@ from ....kernels.device.interconnect import available_links
 from ....kernels.layer_memory import LayerMemory
 from ...kv.memory_budget import MemoryParts
 from ...model.decoder import Decoder
-from ...model.roofline_times import head_s, prefill_s, tpot_s
+from ...model.roofline_times import decode_layers_s, head_s, prefill_layers_s
 from .device_plan import DevicePlan, offloaded_step_s, plan_device
 from .disk_plan import DecodeEstimate, DiskPlan, WeightBudgets, plan_disk
 from .weight_budget import weight_sizes
@@ -60,7 +60,7 @@ def estimate_decode(
     reads_per_s  bytes a second of the disk; None if nothing is read from it
     """
     rest_s = head_s(device, decoder, 1)
-    layers_s = _layer_seconds(decoder, tpot_s(device, decoder, 1, 1) - rest_s)
+    layers_s = _launched(decode_layers_s(device, decoder, 1, 1))
     copies = host_copy_rate(device) if plan.layers else None
     step_s = offloaded_step_s(plan, copies or _UNBOUND, reads_per_s or _UNBOUND, layers_s, rest_s)
     return DecodeEstimate(reads_per_s, tuple(layers_s), rest_s, step_s, copies)
@@ -73,16 +73,14 @@ def latency_lower_bounds(
     if reading from disk took no time.
     """
     rate, rest_s = host_copy_rate(device), head_s(device, decoder, batch)
-    layers_s = _layer_seconds(decoder, tpot_s(device, decoder, context, batch) - rest_s)
+    layers_s = _launched(decode_layers_s(device, decoder, context, batch))
     token_s = offloaded_step_s(plan, rate, _UNBOUND, layers_s, rest_s)
     starts = range(0, context, chunk)
-    chunks = [prefill_s(device, decoder, min(chunk, context - start), start) for start in starts]
-    first_s = sum(offloaded_step_s(plan, rate, _UNBOUND, _layer_seconds(decoder, seconds), 0.0) for seconds in chunks)
+    chunks = [prefill_layers_s(device, decoder, min(chunk, context - start), start) for start in starts]
+    first_s = sum(offloaded_step_s(plan, rate, _UNBOUND, _launched(layers), 0.0) for layers in chunks)
     return first_s + head_s(device, decoder, 1), token_s
 
 
-def _layer_seconds(decoder: Decoder, seconds: float) -> Sequence[float]:
-    """Return the seconds of each layer, of which all are alike: its computing or the host's launches, whichever takes
-    longer.
-    """
-    return [max(seconds / len(decoder.layers), _LAUNCHED_S)] * len(decoder.layers)
+def _launched(layers_s: Sequence[float]) -> Sequence[float]:
+    """Return the seconds of each layer: its computing or the host's launches, whichever takes longer."""
+    return [max(seconds, _LAUNCHED_S) for seconds in layers_s]

@@ -55,11 +55,7 @@ def weight_sizes(decoder: Decoder) -> WeightSizes:
 
     Raises InvalidRequest for weights that such a file cannot have.
     """
-    vectors = [decoder.norm]
-    for layer in decoder.layers:
-        attention = layer.attention
-        found = (layer.input_norm, layer.post_attention_norm, attention.q_norm, attention.k_norm)
-        vectors += [vector for vector in found if vector is not None]
+    vectors = [decoder.norm, *(vector for layer in decoder.layers for vector in layer.vectors)]
     ops = decoder.ops
     keeps = isinstance(ops, PackedLayerOps) and ops.keeps(decoder.head)
     is_embedding = keeps and decoder.tied and decoder.head.held.given > 0

@@ -16,7 +16,6 @@ from ...checkpoint.cache.packed_weights import UNPACKED_PREFIX, PackedWeightsErr
 from ...errors import EngineFault, Unavailable
 from ...model.checkpoint_inspection import Checkpoint
 from ...model.decoder import Decoder
-from ...model.tensor_layout import layer_spec
 from ..device.device_tier import DeviceTier
 from ..disk.disk_tier import DiskTier, TierFile, find_layer_extent
 from ..disk.repacked_file_writer import write_repacked_parts
@@ -57,7 +56,7 @@ def changed_offloaded_layers(
     """
     found = {}
     for index in tier.plan.layers:
-        linears = layer_spec(checkpoint.config, index).linears
+        linears = checkpoint.config.layers[index].specs
         names = {name for linear in linears for name in checkpoint.format.tensors(linear)}
         if not names.isdisjoint(changed):
             found[index] = frozenset(names & checkpoint.tensors.keys())

@@ -37,6 +37,7 @@ from ...gpu.swapper import Swapper
 from ...loading.cached_digests import CachedDigests, find_cached_digests
 from ...loading.digest_assignment import DigestReaders
 from ...model.checkpoint_inspection import inspect_checkpoint
+from ...model.layers import allocate_kv
 from ...model.sharding.ranks import Ranks
 from ...model.sharding.split import shard_for_rank
 from ...model.sharding.stages import PipelineStage, pipeline_stages
@@ -152,13 +153,12 @@ def _run_calls(
     # shares: whether there is a prefix store is known to the first process alone, so that one is assumed.
     blocks, _ = kv_sizing.count_kv_blocks(config, loaded, ops, shares=True, **of_kv)
     pipe.send({"blocks": blocks, "arithmetic": ops.arithmetic})
-    local = loaded.decoder.local
     room, _ = pipe.receive()
     if "remember" in room:
         checkpoint_agreement.cache_shared_digests(cache, checkpoint, known, room["remember"])
         room, _ = pipe.receive()
     beats.says("makes room for KV")
-    kv = ops.allocate_kv(local.num_layers, room["blocks"], local.num_kv_heads, local.head_dim)
+    kv = allocate_kv(ops, loaded.decoder.local.layers, room["blocks"])
     cells = [part for cache in kv for part in ops.kv_parts(cache)]
     copy = _copier(pipe, cells, accelerator or CpuCopier(), ends.get("host"), room["host_blocks"])
     if accelerator is not None:

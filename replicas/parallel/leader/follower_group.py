@@ -506,7 +506,7 @@ class FollowerGroup:
             self._exchange.abort()
 
     def _block_bytes(self, ops: Ops) -> list[int]:
-        return [sum(part.nbytes for part in share.block(ops, self._config.head_dim)) for share in self.shares]
+        return [sum(part.nbytes for part in share.block(ops, self._config.kv_shape[1])) for share in self.shares]
 
     def _close_files(self) -> None:
         while self._host_files:

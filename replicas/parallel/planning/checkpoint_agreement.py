@@ -36,7 +36,7 @@ def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, str]:
     """
     tensors = {name: checkpoint.tensors[name][1] for name in digested_names(checkpoint)}
     return {
-        **_flatten_fields("config", checkpoint.config),
+        **_flatten_fields("config", checkpoint.config.facts),
         "quantization": repr(checkpoint.format),
         **{name: f"{info.dtype} {list(info.shape)}" for name, info in tensors.items()},
     }
@@ -188,12 +188,14 @@ class CheckpointAgreement:
 
 
 def _flatten_fields(name: str, value: Any) -> dict[str, str]:
-    """Flatten a dataclass of dataclasses to text by field name, with dots between the names of nested fields."""
-    if not is_dataclass(value):
+    """Flatten nested dictionaries and dataclasses to text by field name, with dots between the names of nested ones."""
+    if is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if not isinstance(value, dict):
         return {name: repr(value)}
     found: dict[str, str] = {}
-    for field in fields(value):
-        found |= _flatten_fields(f"{name}.{field.name}", getattr(value, field.name))
+    for key, each in value.items():
+        found |= _flatten_fields(f"{name}.{key}", each)
     return found
 
 

@@ -21,6 +21,7 @@ from ...engine_config import EngineConfig
 from ...host.host_memory import memory_owner
 from ...kv.memory_budget import reserve_bytes
 from ...model.checkpoint_inspection import Checkpoint
+from ...model.layers import allocate_kv
 
 __all__ = ["DeviceReport", "device_report", "layers_sharing_memory", "report_local_device"]
 
@@ -50,7 +51,7 @@ class DeviceReport:
     layers           bytes of each of the model's layers, in the format in which it would be held here; empty, as the
                      following are 0, where layers are not chosen by these reports
     embedding, head  bytes of these, likewise
-    kv_block         bytes of a KV block in one layer
+    kv_block         bytes of a KV block in one layer, in that with the most
     """
 
     name: str
@@ -153,12 +154,11 @@ def _costs(checkpoint: Checkpoint, ops: Ops) -> dict[str, Any]:
     """Return the fields of a `DeviceReport` that say what the model costs at operators `ops`."""
     config = checkpoint.config
     decoder = build_meta_decoder(config, checkpoint.format, checkpoint.tensors, ops)
-    [cache] = ops.allocate_kv(1, 1, config.num_kv_heads, config.head_dim)
     return {
         "layers": [layer.held.nbytes for layer in decoder.layers],
         "embedding": decoder.embedding.nbytes,
         "head": decoder.head.held.nbytes,
-        "kv_block": cache.nbytes,
+        "kv_block": max(cache.nbytes for cache in allocate_kv(ops, config.layers, 1)),
     }
 
 

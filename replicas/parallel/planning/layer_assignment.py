@@ -9,7 +9,6 @@ from ...engine_config import EngineConfig
 from ...errors import InvalidRequest
 from ...kv.blocks import blocks_for
 from ...model.model_config import ModelConfig
-from ...model.roofline_times import linear_shapes
 from ...types import BLOCK_TOKENS
 from .device_report import DeviceReport
 from .partition import LayerCost, StageDevice, partition_layers, stage_seconds
@@ -115,12 +114,14 @@ def _stage_device(
     ranks, slowest = len(accounts), min(accounts, key=lambda each: each.bandwidth)
     room = slowest.kv_block * blocks_for(tokens)
     read = slowest.kv_block * blocks_for(min(_CONTEXT, model.max_model_len))
-    operations = 2 * sum(outputs * inputs for outputs, inputs in linear_shapes(model))
     head = slowest.head
     return StageDevice(
         bandwidth=ranks * slowest.bandwidth,
         compute=ranks * min(each.compute for each in accounts),
-        layers=[LayerCost(held + read, operations, held + room) for held in slowest.layers],
+        layers=[
+            LayerCost(held + read, plan.operations, held + room)
+            for held, plan in zip(slowest.layers, model.layers, strict=True)
+        ],
         first=LayerCost(0, 0, slowest.embedding),
         last=LayerCost(head, 2 * model.vocab_size * model.hidden_size, head),
         draws={name: owners.count(name) / ranks for name in owners},

@@ -176,8 +176,8 @@ def _group_alike_ranks(parts: Sequence[TensorShard]) -> list[tuple[int, ...]]:
         return [(0,)]
     kinds: dict[tuple[object, ...], list[int]] = {}
     for part in parts:
-        spans = (part.heads, part.kv_heads, part.inner, part.tokens)
-        kinds.setdefault((part.rank == 0, *(last - first for first, last in spans)), []).append(part.rank)
+        shapes = [linear.shape for plan in part.config.layers for linear in plan.specs]
+        kinds.setdefault((part.rank == 0, *shapes, part.tokens[1] - part.tokens[0]), []).append(part.rank)
     return [tuple(ranks) for ranks in kinds.values()]
 
 

@@ -7,6 +7,7 @@ sends logits to the first. Nothing overlaps within a stage; stages work on diffe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,7 +15,7 @@ from itertools import groupby
 from ....kernels.device.device_spec import DeviceSpec
 from ....kernels.device.interconnect import DeviceLink, all_gather_s, all_reduce_s, send_s
 from ...capacity.device_fit import FitWorkload
-from ...model.layers import RowParallelLinear
+from ...model.parts.layer_source import RowParallelLinear
 from ...model.roofline_times import head_s, prefill_s, tpot_s
 from .memory_plan import ParallelMemoryPlan, PlannedProcess
 
@@ -87,13 +88,13 @@ def stage_exchange_s(
     size = 1 if decoder.ranks is None else len(decoder.ranks.parts)
     hidden = tokens * decoder.config.hidden_size * decoder.ops.dtype.itemsize
     logits = (tokens if rows is None else rows) * decoder.config.vocab_size * _LOGIT
-    sums = 2 * len(decoder.layers) + place.is_first
-    seconds = 0.0 if size == 1 else sums * all_reduce_s(link, size, hidden)
+    seconds = 0.0
     if size > 1:
-        orders = [each.gathered for each in decoder.layers[0].linears if isinstance(each, RowParallelLinear)]
+        linears = [each for layer in decoder.layers for each in layer.linears if isinstance(each, RowParallelLinear)]
+        seconds += (len(linears) + place.is_first) * all_reduce_s(link, size, hidden)
+        widths = Counter(each.gathered for each in linears if each.gathered)
         itemsize = decoder.ops.dtype.itemsize
-        each_layer = sum(all_gather_s(link, size, tokens * width * itemsize) for width in orders if width)
-        seconds += len(decoder.layers) * each_layer
+        seconds += sum(n * all_gather_s(link, size, tokens * width * itemsize) for width, n in widths.items())
     if place.is_last and logits and size > 1:
         seconds += all_gather_s(link, size, logits)
     if place.count > 1 and (logits or not place.is_last):

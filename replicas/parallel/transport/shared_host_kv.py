@@ -74,7 +74,7 @@ def kv_shares(config: ModelConfig, stages: Sequence[PipelineStage], parts: Seque
 
     parts  parts of the ranks; empty if each stage has one
     """
-    heads = [part.kv_heads for part in parts] or [(0, config.num_kv_heads)]
+    heads = [part.config.layers[0].attention.kv_heads.own for part in parts] or [(0, config.kv_shape[0])]
     kept = [own not in heads[:rank] for rank, own in enumerate(heads)]
     return [KvShare(stage.layers, *each) for stage in stages for each in zip(heads, kept, strict=True)]
 

@@ -24,7 +24,7 @@ from motley.kernels.cpu.c_kernels.native_build import load_library
 from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineFault, EngineLost, InvalidRequest, Unavailable
-from motley.replicas.model.layers import MLP
+from motley.replicas.model.parts.dense_feed_forward import MLP
 from motley.replicas.types import Request
 
 pytestmark = pytest.mark.skipif(load_library()[0] is None, reason="no C compiler")

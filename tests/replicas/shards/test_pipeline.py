@@ -33,7 +33,7 @@ from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineLost, InvalidRequest
 from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
 from motley.replicas.model.decoder import Decoder, HiddenStream
-from motley.replicas.model.layers import MLP
+from motley.replicas.model.parts.dense_feed_forward import MLP
 from motley.replicas.parallel.leader.launcher import SubprocessLauncher
 from motley.replicas.parallel.leader.leader_model import PipelineLeader
 from motley.replicas.parallel.planning.device_report import device_report

@@ -73,7 +73,7 @@ def loaded(
             own = Ranks(ranks, rank, _NullExchange()) if division.ranks > 1 else None
             decoder = load_model(checkpoint.folder, exact_ops(dtype), ranks=own, stage=stage).decoder
             local = decoder.local
-            kv = decoder.ops.allocate_kv(local.num_layers, 1, local.num_kv_heads, local.head_dim)
+            kv = decoder.ops.allocate_kv(local.num_layers, 1, *local.kv_shape)
             found[stage.index, rank] = kept(decoder), sum(cache.nbytes for cache in kv)
     return found
 

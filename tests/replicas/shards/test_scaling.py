@@ -85,7 +85,7 @@ def test_orders_of_their_own_are_gathered(tmp_path: Path) -> None:
         - times(plain, ParallelLayout(2), SLOW, asked).exchange_s
     )
     config = scattered.config
-    widths = config.num_heads * config.head_dim, config.intermediate_size
+    widths = [plan.inputs.total for plan in config.layers[0].linears if plan.inputs is not None]
     assert extra == pytest.approx(config.num_layers * sum(all_gather_s(SLOW, 2, 2 * width) for width in widths))
 
 

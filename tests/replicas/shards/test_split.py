@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +23,6 @@ from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
 from motley.replicas.model.decoder import Decoder
 from motley.replicas.model.sharding.ranks import Ranks
 from motley.replicas.model.sharding.split import TensorShard, shard_for_rank
-from motley.replicas.model.tensor_layout import LayerSpec, layer_spec
 from motley.replicas.quantization.weight_format import LinearSpec
 
 PROMPT = [7, 3, 200, 41, 41, 90, 5, 250, 17, 33, 101, 64, 8, 8, 190, 2, 77, 13, 255, 0]
@@ -79,7 +77,7 @@ def test_three_kv_heads_on_two_ranks(tmp_path: Path) -> None:
     """One rank has two of them, and their queries."""
     options = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}
     folder = build_checkpoint(tmp_path / "model", "llama", **options)
-    kv_heads = on_ranks(folder, 2, exact_ops, lambda decoder: decoder.local.num_kv_heads)
+    kv_heads = on_ranks(folder, 2, exact_ops, lambda decoder: decoder.local.kv_shape[0])
     assert kv_heads == [1, 2]
     check_same(folder, 2)
 
@@ -118,19 +116,18 @@ def parts_of(folder: Path, size: int) -> list[TensorShard]:
     return [shard_for_rank(checkpoint.config, checkpoint.format, rank, size) for rank in range(size)]
 
 
-def weights_of(folder: Path, change: Callable[[LayerSpec], LayerSpec] = lambda spec: spec) -> list[Weight]:
+def weights_of(folder: Path, part: TensorShard | None = None) -> list[Weight]:
     checkpoint = inspect_checkpoint(folder)
     weights = WeightLoader(checkpoint.tensors, torch.device("cpu"))
-    spec = change(layer_spec(checkpoint.config, 0))
-    return [checkpoint.format.linear(weights, linear, torch.float32) for linear in spec.linears]
+    plan = (checkpoint if part is None else part).config.layers[0]
+    return [checkpoint.format.linear(weights, linear, torch.float32) for linear in plan.specs]
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if "desc_act" not in name])
 def test_parts_are_the_whole_to_the_bit(name: str, tmp_path: Path) -> None:
     folder = FORMATS[name](tmp_path / "model")
-    dim = inspect_checkpoint(folder).config.head_dim
     whole = weights_of(folder)
-    parts = [weights_of(folder, lambda spec, part=part: part.of_layer(spec, dim)) for part in parts_of(folder, 2)]  # type: ignore[misc]
+    parts = [weights_of(folder, part) for part in parts_of(folder, 2)]
     for index, weight in enumerate(whole):
         by_rank = [dense(part[index]) for part in parts]
         assert torch.equal(torch.cat(by_rank, dim=1 if index in (3, 6) else 0), dense(weight))
@@ -153,24 +150,22 @@ def test_a_rank_reads_its_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(WeightLoader, "_read", counting)
     for name in ("gptq-int4", "awq", "fp8, rows"):
         folder = FORMATS[name](tmp_path / name)
-        dim = inspect_checkpoint(folder).config.head_dim
         read.clear()
         weights_of(folder)
         whole = sum(read)
         read.clear()
-        weights_of(folder, lambda spec, folder=folder, dim=dim: parts_of(folder, 2)[1].of_layer(spec, dim))  # type: ignore[misc]
+        weights_of(folder, parts_of(folder, 2)[1])
         assert sum(read) < 0.56 * whole  # row scales of o and down, and order tables, are every rank's
 
 
 def test_scattered_columns_name_features_of_the_whole_input(tmp_path: Path) -> None:
     folder = build_gptq(tmp_path / "model", desc_act=True)
-    dim = inspect_checkpoint(folder).config.head_dim
     whole = weights_of(folder)[6]
     assert isinstance(whole, GroupedWeight)
     assert whole.permutation is not None
     orders = []
     for part in parts_of(folder, 2):
-        down = weights_of(folder, lambda spec, part=part: part.of_layer(spec, dim))[6]  # type: ignore[misc]
+        down = weights_of(folder, part)[6]
         assert isinstance(down, GroupedWeight)
         assert down.permutation is not None
         orders.append(down.permutation)
@@ -214,13 +209,13 @@ def test_every_rank_has_a_part_of_everything(tmp_path: Path) -> None:
     """Without gaps and without overlaps; KV heads that there are too few of are had by several."""
     folder = build_checkpoint(tmp_path / "model", "llama", num_attention_heads=8, num_key_value_heads=2)
     parts = parts_of(folder, 4)
-    for name in ("heads", "inner", "tokens"):
-        spans = [getattr(part, name) for part in parts]
+    [plans] = zip(*(part.config.layers[:1] for part in parts), strict=True)
+    heads, inner = [plan.attention.heads.own for plan in plans], [plan.mlp.inner.own for plan in plans]
+    for spans in (heads, inner, [part.tokens for part in parts]):
         assert spans[0][0] == 0
         assert all(one[1] == other[0] for one, other in pairwise(spans))
         assert all(last > first for first, last in spans)
-    assert [part.kv_heads for part in parts] == [(0, 1), (0, 1), (1, 2), (1, 2)]
-    assert {field.name for field in dataclasses.fields(TensorShard)} >= {"heads", "kv_heads", "inner", "tokens"}
+    assert [plan.attention.kv_heads.own for plan in plans] == [(0, 1), (0, 1), (1, 2), (1, 2)]
 
 
 def test_rows_of_a_part_in_units() -> None:

@@ -7,18 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.kernels.launch.model_shapes import MODELS
 from motley.replicas.engine.engine import EngineCore
 from motley.replicas.engine.model_limits import ModelLimits
 from motley.replicas.engine.scheduler import Scheduler
 from motley.replicas.errors import Overloaded
 from motley.replicas.kv.blocks import BlockPool, extend_hashes
 from motley.replicas.simulated.roofline_runner import RooflineRunner
-from motley.replicas.simulated.simulated_device import SimulatedDevice, find_table_device
+from motley.replicas.simulated.simulated_device import SimulatedDevice, find_model_shape, find_table_device
 from motley.replicas.simulated.virtual_replica import SimulatedRequest, VirtualReplica
 from motley.replicas.types import Request, SamplingParams
 
-MODEL = next(model for model in MODELS if model.name == "qwen2.5-7b")
+MODEL = find_model_shape("qwen2.5-7b")
 SIZES = {"max_batch_tokens": 256, "max_running": 6}
 
 
