@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["LayerMemory", "total_nbytes"]
-
 
 @dataclass(frozen=True, slots=True)
 class LayerMemory:

@@ -10,8 +10,6 @@ import torch
 
 from .contract import Linear, Role
 
-__all__ = ["PackedLayer", "PackedLayerOps", "contiguous_on_host"]
-
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:

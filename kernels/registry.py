@@ -13,8 +13,6 @@ from .w8a8.int8_product import PRODUCT
 from .w8a8.quantize_panels import QuantizePanelsOperation
 from .w8a8.quantize_rows import QuantizeRowsOperation
 
-__all__ = ["OPERATIONS", "find_operation"]
-
 OPERATIONS: tuple[KernelOperation, ...] = (
     *w4a16.OPERATIONS,
     PRODUCT,

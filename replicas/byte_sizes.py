@@ -7,8 +7,6 @@ import re
 from .errors import InvalidRequest
 from .short_repr import short_repr
 
-__all__ = ["MAX_SIZE", "parse_size"]
-
 MAX_SIZE = 2**53  # 8 PiB: more than any machine has, and exact as a float
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

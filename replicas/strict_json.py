@@ -10,8 +10,6 @@ from typing import Any
 
 from .short_repr import MAX_REPR_CHARS, first_duplicate
 
-__all__ = ["DuplicateName", "parse_strict_json"]
-
 
 class DuplicateName(ValueError):
     """Error for an object that has a name twice. path: where, such as `logit_bias.5`."""

@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 from ...replicas.kv.store.prefix_store import BreakerState
 
-__all__ = ["CircuitBreaker"]
-
 FAILURES = 3  # failures in a row after which the breaker opens
 FIRST_S = 0.25  # time that it stays open, doubled after each further failure up to LONGEST_S
 LONGEST_S = 2.0

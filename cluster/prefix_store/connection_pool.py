@@ -11,8 +11,6 @@ from typing import Any
 from .circuit_breaker import CircuitBreaker
 from .redis_wire import RedisErrorReply, RedisProtocolError, RedisWire, encode_command
 
-__all__ = ["CONNECT_S", "ConnectionPool", "redis_connector"]
-
 CONNECT_S = 1.0  # timeout of a connection attempt, and of each step of its handshake
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # bounds of the pause between attempts to connect
 

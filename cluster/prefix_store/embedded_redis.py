@@ -20,8 +20,6 @@ from ..service_errors import ConfigurationError
 from . import exec_with_parent
 from .redis_wire import RedisWire, encode_command
 
-__all__ = ["REMEDY", "EmbeddedRedis", "find_redis", "set_memory_limit"]
-
 ANSWER_S = 5.0
 START_S = 10.0
 ASKED_S = 4.0  # timeout of its answer while the service runs

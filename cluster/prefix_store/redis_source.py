@@ -7,8 +7,6 @@ from typing import Any
 
 from ..service_errors import ConfigurationError
 
-__all__ = ["EMBEDDED", "MEMORY", "OFF", "RedisSource", "check_store", "check_url", "redact_url"]
-
 EMBEDDED, MEMORY, OFF = "embedded", "memory", "off"  # values of `store` that are not URLs
 
 SCHEMES = ("redis", "rediss", "unix")

@@ -20,8 +20,6 @@ from .store_reads import ClaimCall, EpochValidator, GetValuesCall, KnownValuesCa
 from .value_stamps import EpochCache, RedisKeyNames
 from .value_writer import ValueWriter
 
-__all__ = ["RedisStore", "redis_prefix_access"]
-
 _Action = Callable[[RedisWire], None]
 _Useful = Callable[[], bool]
 

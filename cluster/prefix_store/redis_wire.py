@@ -14,8 +14,6 @@ from collections.abc import Iterable
 
 from ...replicas.kv.store.prefix_store import Buffer
 
-__all__ = ["END_BYTES", "RedisErrorReply", "RedisProtocolError", "RedisReply", "RedisWire", "encode_command"]
-
 END_BYTES = 2  # bytes that end a string
 _LINE_BYTES = 512  # maximum of a status, an error, a number or a length; also the size of one read
 _BUFFER_BYTES = 4 * _LINE_BYTES

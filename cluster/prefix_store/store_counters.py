@@ -7,8 +7,6 @@ from collections import Counter
 
 from ...replicas.kv.store.prefix_store import BreakerState, StoreStats
 
-__all__ = ["StoreCounters"]
-
 
 class StoreCounters:
     def __init__(self) -> None:

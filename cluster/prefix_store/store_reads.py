@@ -9,16 +9,6 @@ from .redis_wire import END_BYTES, RedisErrorReply, RedisReply, RedisWire, encod
 from .store_counters import StoreCounters
 from .value_stamps import STAMP_BYTES, EpochCache, RedisKeyNames, ValueStamp, new_epoch
 
-__all__ = [
-    "CLAIM_S",
-    "ClaimCall",
-    "EpochValidator",
-    "GetValuesCall",
-    "KnownValuesCall",
-    "ensure_epochs_commands",
-    "release_claim_command",
-]
-
 CLAIM_S = 5.0  # lifetime of a claim: longer than a value takes to be queued and written, short if a replica dies
 
 

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 
 from ...replicas.kv.store.prefix_store import Buffer
 
-__all__ = ["STAMP_BYTES", "EpochCache", "RedisKeyNames", "ValueStamp"]
-
 _MAGIC = b"motley prefix v2"
 _PART = 16
 STAMP_BYTES = 5 * _PART  # magic, owner, epochs of all and of the owner, and a MAC over these and the value's key

@@ -18,8 +18,6 @@ from .store_counters import StoreCounters
 from .store_reads import ensure_epochs_commands, release_claim_command
 from .value_stamps import STAMP_BYTES, EpochCache, RedisKeyNames, ValueStamp, new_epoch
 
-__all__ = ["ValueWriter"]
-
 WRITE_S = 1.0  # timeout of writing one value
 _RETRY_S = 0.2  # pause between attempts to tell Redis what is forgotten
 _JITTER = 0.1

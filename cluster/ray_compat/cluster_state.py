@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["free_resources", "labels_match", "read_record", "write_record"]
-
 _NAMESPACE = b"motley"
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from ray.serve._private import controller, haproxy
 
-__all__ = ["ServeHAProxy", "ServeHAProxyManager", "use_haproxy_manager"]
-
 
 class ServeHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
     """Control of one HAProxy, which remembers the configuration that it wrote last, and that HAProxy was started with.

@@ -8,26 +8,6 @@ import re
 
 from .visible_names import GRPC_HEALTH, HTTP_HEALTH
 
-__all__ = [
-    "BACKEND_PREFIXES",
-    "ERROR_FILES",
-    "GRPC_FRONTEND",
-    "GRPC_FRONTEND_LINE",
-    "GRPC_HEALTH_BYTES",
-    "HTTP_FRONTEND",
-    "HTTP_HEALTH_CHECK",
-    "METRICS_FRONTEND",
-    "NO_GRPC_ROUTE",
-    "NO_HTTP_ROUTE",
-    "REPLICA_SERVER_PREFIX",
-    "STATISTICS_PAGE",
-    "STATS_SOCKET",
-    "THREADS",
-    "TIMEOUT_CLIENT",
-    "grpc_bind",
-    "http_bind",
-]
-
 HTTP_FRONTEND, GRPC_FRONTEND = "http_frontend", "grpc_frontend"
 BACKEND_PREFIXES = ("http-", "grpc-")  # of applications; others are Serve's own proxies
 REPLICA_SERVER_PREFIX = "SERVE_REPLICA_"  # of servers that are replicas of the ingress

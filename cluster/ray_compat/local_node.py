@@ -8,17 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "free_agent_port",
-    "is_jobless",
-    "node_daemons",
-    "node_session_folder",
-    "open_channel",
-    "prestart_workers",
-    "start_node",
-    "token_is_required",
-]
-
 _PRESTART_S = 10.0
 
 

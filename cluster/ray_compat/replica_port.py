@@ -9,8 +9,6 @@ from typing import Any
 from ray._common.tls_utils import add_port_to_grpc_server
 from ray.serve._private import replica
 
-__all__ = ["bind_replica_port"]
-
 
 def bind_replica_port(host: str) -> None:
     """Make Serve bind the port of the replica in this process at this address alone."""

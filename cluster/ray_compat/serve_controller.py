@@ -7,23 +7,6 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = [
-    "DeployedSettings",
-    "application_details",
-    "ask_deployment_details",
-    "ask_deployment_ids",
-    "ask_deployment_settings",
-    "ask_number_of_replicas",
-    "check_controller",
-    "deployed_versions",
-    "deployment_names",
-    "find_application",
-    "find_controller",
-    "find_replica_actor",
-    "read_settings",
-    "serve_log_name",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployedSettings:

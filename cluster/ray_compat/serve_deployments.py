@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DeploymentChange", "LateAppDeployment", "deploy_application", "pin_deployment", "redeploy_application"]
-
 
 class LateAppDeployment:
     """Base of a deployment class for `serve.ingress()` without an app: its replicas build their ASGI app themselves,

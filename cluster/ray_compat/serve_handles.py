@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = [
-    "by_value",
-    "deployment_handle",
-    "forget_queue_len",
-    "known_queue_len",
-    "pause_before_next_choice",
-    "replica_call",
-    "router_deployment",
-]
-
 
 def deployment_handle(name: str, app: str) -> Any:
     """Return the handle of a deployment, which need not exist yet."""

@@ -12,15 +12,6 @@ from ray.serve._private import default_impl, grpc_util, proxy_request_response
 
 from .visible_names import GRPC_HEALTH
 
-__all__ = [
-    "add_grpc_options",
-    "add_handlers",
-    "health_answer",
-    "replace_context_of_forwarded_calls",
-    "replace_grpc_bind",
-    "replace_own_service",
-]
-
 
 def replace_grpc_bind(bind: Callable[[Any, str], None]) -> None:
     """Make Serve bind its gRPC ports by this function of a server and an address."""

@@ -5,33 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = [
-    "AUTOSCALING_MONITOR",
-    "CLIENT_SERVER",
-    "DASHBOARD",
-    "DISCONNECTS_IGNORED",
-    "FAILED_START",
-    "GCS",
-    "GRPC_HEALTH",
-    "HTTP_HEALTH",
-    "LOG_MONITOR",
-    "OWN_GRPC_SERVICES",
-    "OWN_PATHS",
-    "RAYLET",
-    "REPLICA_MODULE",
-    "REQUEST_ID_TRAILER",
-    "STARTING_WORKER",
-    "WAITING_WORKER",
-    "actor_title",
-    "controller_title",
-    "default_token_file",
-    "logs_folder",
-    "node_file",
-    "replica_title",
-    "session_folder",
-    "without_guesses",
-]
-
 # Titles of processes: what their command lines begin with
 WAITING_WORKER = "ray::IDLE"  # a worker that nobody has taken
 STARTING_WORKER = "default_worker.py"  # in the command line of a worker that has no title yet

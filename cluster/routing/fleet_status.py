@@ -10,9 +10,6 @@ from ...replicas.errors import MotleyError
 from ...replicas.kv.prefix.prefix_stats import PrefixStats
 from ...replicas.types import ReplicaLoad, ReplicaProfile, WeightsStatus
 
-__all__ = ["DemandCounters", "FleetStatus", "FleetStatusMerger", "PrefixStatus", "ReplicaStatus", "WeightStatus"]
-
-
 RoutingState = Literal["ready", "suspect", "draining"]  # if ingresses disagree, the latest in this order counts
 _STATES = get_args(RoutingState)
 

@@ -10,8 +10,6 @@ from ...replicas.errors import Unavailable
 from ..service_errors import ConfigurationError
 from .queueing.request_queue import RoutingConfig
 
-__all__ = ["APPLICATION", "INGRESS", "broadcast_to_ingresses", "call_every_ingress", "set_ingress_pools"]
-
 APPLICATION = "motley"  # name of the Serve application
 INGRESS = "ingress"  # Serve's name for the deployment
 USE_S = 30.0

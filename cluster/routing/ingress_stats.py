@@ -12,8 +12,6 @@ from ...replicas.types import Request, StreamMessage
 from .fleet_status import DemandCounters
 from .prediction.latency_model import Slo
 
-__all__ = ["IngressStats", "PoolLatencies", "RequestTimer"]
-
 # Bounds of the buckets, as vLLM has them
 _TTFT_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,

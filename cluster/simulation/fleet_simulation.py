@@ -21,8 +21,6 @@ from ...replicas.types import ReplicaLoad, Request
 from .simulated_fleet import SimulatedReplica
 from .traffic import Arrival, arrival_block_hashes
 
-__all__ = ["PUBLISH_S", "FleetSimulation", "SimulatedRouter", "SimulationOutcome", "make_virtual_replica", "simulate"]
-
 PUBLISH_S = 0.2  # interval at which replicas publish their loads
 HEARD_S = 0.2  # delay until routers hear of a load, so that what they know is 0.2 to 0.4 s old
 _SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True, seed=0)

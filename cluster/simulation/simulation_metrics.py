@@ -10,8 +10,6 @@ from ...replicas.simulated.virtual_replica import SimulatedRequest
 from ..routing.prediction.latency_model import Slo
 from .fleet_simulation import SimulationOutcome
 
-__all__ = ["SimulationMetrics", "measure_outcome"]
-
 
 @dataclass(frozen=True, slots=True)
 class SimulationMetrics:

@@ -11,18 +11,6 @@ from itertools import accumulate
 from ...replicas.types import BLOCK_TOKENS
 from .length_distribution import LengthDistribution
 
-__all__ = [
-    "HIGH_REUSE",
-    "LOW_REUSE",
-    "MIX",
-    "Arrival",
-    "PrefixReuse",
-    "RequestKind",
-    "arrival_block_hashes",
-    "poisson_arrivals",
-    "thin_arrivals",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Arrival:

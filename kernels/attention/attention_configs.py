@@ -13,8 +13,6 @@ from ..launch.kernel_operation import ProblemShape
 from ..launch.variant import Config
 from .attention_decode import MAX_SPLITS
 
-__all__ = ["packed_configs", "per_head_configs", "prefill_configs", "visible_tokens"]
-
 
 def visible_tokens(shape: ProblemShape, new: int) -> int:
     """Number of tokens of context that at least one of `new` new tokens at its end sees."""

@@ -22,8 +22,6 @@ from ..registry import find_operation
 from .aot import CompiledKernel, assemble_ptx, compile_variant
 from .ptx_families import ptx_family
 
-__all__ = ["CompileFailure", "CompileJob", "compile_all"]
-
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:

@@ -13,8 +13,6 @@ from fnmatch import fnmatchcase
 
 from ..device.precision import installed_triton
 
-__all__ = ["PTX_FAMILIES", "PtxFamily", "ptx_family"]
-
 
 @dataclass(frozen=True, slots=True)
 class PtxFamily:

@@ -7,8 +7,6 @@ from functools import cache
 from types import FunctionType
 from typing import Any
 
-__all__ = ["speed_up_interpreter"]
-
 
 def speed_up_interpreter() -> None:
     """Patch the interpreter in a process under TRITON_INTERPRET=1; the results of kernels stay the same.

@@ -7,8 +7,6 @@ import torch
 from ..canonical_weights import GroupedWeight, Weight
 from .layers.cpu_packing import dequantized_rows
 
-__all__ = ["HALF", "STEP", "linear_error", "worst_ratio"]
-
 HALF = 2.0**-8  # largest relative change by rounding to bf16
 STEP = 2.0**-24  # largest relative change by rounding to fp32
 # Rounding errors of many terms add up like random numbers: a sum of independent errors with mean 0, each at most b,

@@ -6,17 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
-__all__ = [
-    "CAPABILITIES",
-    "TORCH_BUILDS",
-    "TORCH_RELEASES",
-    "Capability",
-    "Instruction",
-    "Int8Unit",
-    "UnsupportedCapability",
-    "capability_of",
-]
-
 Instruction = Literal["fma.rn.f32", "mma.sync", "wgmma", "tcgen05"]
 Int8Unit = Literal["none", "dp4a", "tensor"]
 

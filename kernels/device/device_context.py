@@ -12,8 +12,6 @@ from .device_table import DEVICES
 from .precision import PrecisionPolicy, policy_of
 from .torch_builds import has_machine_code, wheel_hint
 
-__all__ = ["DeviceContext", "gpu_context", "interpreter_context"]
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceContext:

@@ -9,8 +9,6 @@ from .compute_capability import capability_of
 from .device_spec import DeviceSpec
 from .device_table import DEVICES
 
-__all__ = ["DeviceMatch", "DeviceProperties", "find_device", "match_device"]
-
 _FROM_TORCH = "torch.cuda.get_device_properties"
 
 

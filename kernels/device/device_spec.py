@@ -8,8 +8,6 @@ from typing import Literal
 
 from .compute_capability import Capability
 
-__all__ = ["ARITHMETIC", "Arithmetic", "DeviceSpec", "computed_rate"]
-
 # fp32, fp16: multiply-adds of CUDA cores. dp4a: four int8 multiply-adds. tensor-*: tensor cores, summing in fp32 (int8:
 # in int32); tensor-fp16-16 sums in fp16.
 Arithmetic = Literal[

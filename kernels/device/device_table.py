@@ -8,8 +8,6 @@ from __future__ import annotations
 from .compute_capability import CAPABILITIES
 from .device_spec import ARITHMETIC, Arithmetic, DeviceSpec
 
-__all__ = ["DEVICES"]
-
 Cited = dict[str, tuple[float, str]]  # figure -> (value, source)
 _FIELDS = {"sms", "gib", "gbps", "l2_kib", "mhz", "tensor_mhz"}
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 import torch
 
-__all__ = ["ROUNDING_UNIT", "TORCH_DTYPES", "rounding_unit_of", "smallest_spacing", "type_name"]
-
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "i8": torch.int8, "i32": torch.int32
 }  # fmt: skip

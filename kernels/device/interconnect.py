@@ -13,18 +13,6 @@ from typing import Literal
 
 from .device_spec import DeviceSpec
 
-__all__ = [
-    "LINK_KINDS",
-    "DeviceLink",
-    "LinkKind",
-    "LinkProtocol",
-    "all_gather_s",
-    "all_reduce_s",
-    "available_links",
-    "common_links",
-    "send_s",
-]
-
 LinkKind = Literal["nvlink", "pcie", "ethernet"]
 LINK_KINDS: tuple[LinkKind, ...] = ("nvlink", "pcie", "ethernet")
 

@@ -11,8 +11,6 @@ from typing import Literal
 
 from .compute_capability import Capability
 
-__all__ = ["Limit", "Occupancy", "occupancy"]
-
 Limit = Literal["warps", "blocks", "registers", "shared memory"]
 
 

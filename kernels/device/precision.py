@@ -15,8 +15,6 @@ from .compute_capability import Capability, capability_of
 from .device_spec import Arithmetic, DeviceSpec
 from .device_table import DEVICES
 
-__all__ = ["GEMM_ROWS", "GEMV_ROWS", "ComputeUnit", "PrecisionPolicy", "installed_triton", "policy_of", "triton_has"]
-
 TCGEN05_INT8 = (3, 8)  # older versions of Triton compile int8 products to mma.sync on 10.0
 
 GEMV_ROWS = 8  # rows that share one read of int4 weights, on CUDA cores

@@ -13,18 +13,6 @@ from typing import Literal
 from .device_spec import Arithmetic, DeviceSpec
 from .precision import GEMM_ROWS, GEMV_ROWS, ComputeUnit, PrecisionPolicy, policy_of
 
-__all__ = [
-    "DecodeAttentionWork",
-    "ElementwiseWork",
-    "LinearWork",
-    "OperationWork",
-    "PrefillAttentionWork",
-    "RooflinePrediction",
-    "half_precision_ratio",
-    "predict_on_unit",
-    "roofline",
-]
-
 _HALF = 2  # bytes of an fp16 or bf16 number
 
 

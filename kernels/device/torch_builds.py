@@ -11,8 +11,6 @@ from pathlib import Path
 
 from .compute_capability import TORCH_RELEASES, Release, capability_of
 
-__all__ = ["has_machine_code", "is_cuda_build", "list_cards", "wheel_hint"]
-
 _INDEX = "https://download.pytorch.org/whl"
 
 

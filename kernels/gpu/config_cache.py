@@ -13,8 +13,6 @@ from ..launch.kernel_operation import KernelOperation, ProblemShape, round_up_po
 from ..launch.variant import Config
 from ..registry import find_operation
 
-__all__ = ["ConfigCache"]
-
 T = TypeVar("T", bound=KernelOperation)
 
 

@@ -16,8 +16,6 @@ from ..w8a8.packed_int8 import PanelsInt8
 from ..w8a8.tensor_core_gemm import PackedRows8
 from .config_cache import ConfigCache
 
-__all__ = ["DenseLinear", "Fp8Linear", "Int8Linear"]
-
 
 class DenseLinear:
     """Linear layer by torch, y = x @ w.T + bias, held and computed in the compute dtype of the policy."""

@@ -30,8 +30,6 @@ from .config_cache import ConfigCache
 from .gpu_linear import DenseLinear, Fp8Linear, Int8Linear
 from .int4_layer import Int4Linear
 
-__all__ = ["GpuOps"]
-
 _QUANTIZED: dict[str, type[Int4Linear | Int8Linear | Fp8Linear]] = {
     Int4Linear.LAYOUT: Int4Linear, Int8Linear.LAYOUT: Int8Linear, Fp8Linear.LAYOUT: Fp8Linear,
 }  # fmt: skip

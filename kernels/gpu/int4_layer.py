@@ -16,8 +16,6 @@ from ..w4a16.int4_operations import Int4Kernel, kernel_for
 from ..w4a16.packed_int4 import PackedInt4, check_row_multiple, fuse_weights, pack_int4
 from .config_cache import ConfigCache
 
-__all__ = ["Int4Linear"]
-
 
 class Int4Linear:
     """Linear layer y [M, N] = x [M, K] @ w.T + bias with int4 weights, in the dtype of x, for any M.

@@ -11,8 +11,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
-__all__ = ["CompiledLaunch", "cached", "cdiv", "make_compiled_launch"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

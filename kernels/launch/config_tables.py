@@ -27,27 +27,6 @@ from .kernel_operation import KernelOperation, ProblemShape
 from .known_spills import offered_configs
 from .variant import Config
 
-__all__ = [
-    "TUNED_FOLDER",
-    "TUNED_VARIABLE",
-    "ConfigChoice",
-    "ConfigEntry",
-    "ConfigTable",
-    "DeviceIdentity",
-    "TabledDevice",
-    "choose_config",
-    "clear_table_cache",
-    "exact_entry",
-    "fastest_operation",
-    "read_table",
-    "read_table_file",
-    "table_folder",
-    "table_folders",
-    "table_roots",
-    "tabled_devices",
-    "write_table",
-]
-
 TUNED_FOLDER = Path(__file__).parent.parent / "tuned"
 TUNED_VARIABLE = "MOTLEY_TUNED"  # environment variable that names a folder like TUNED_FOLDER
 ConfigSource = Literal["measured", "static"]

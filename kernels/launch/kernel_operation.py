@@ -16,17 +16,6 @@ from ..device.precision import PrecisionPolicy
 from ..device.roofline import OperationWork
 from .variant import Config, Variant
 
-__all__ = [
-    "SHORTEST_CONTEXT",
-    "KernelLaunch",
-    "KernelOperation",
-    "KernelProblem",
-    "ProblemShape",
-    "main_launch_index",
-    "pad_graph_rows",
-    "round_up_power_of_two",
-]
-
 # Shorter contexts use the config of this one, so that a CUDA graph captured for it rounds like a step without a graph.
 SHORTEST_CONTEXT = 256
 # Fields of a shape on which no config depends.

@@ -13,8 +13,6 @@ from ..device.precision import GEMV_ROWS, PrecisionPolicy
 from .kernel_operation import KernelOperation, ProblemShape
 from .variant import Config
 
-__all__ = ["KNOWN_SPILLS", "offered_configs"]
-
 
 @dataclass(frozen=True, slots=True)
 class KnownSpill:

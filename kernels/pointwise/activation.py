@@ -24,8 +24,6 @@ from ..launch.model_shapes import MODELS
 from ..launch.variant import Config, Variant
 from .pointwise_operation import TOKENS, PointwiseOperation, shape_sizes, storage_dtype, worst_ratio
 
-__all__ = ["OPERATIONS", "SILU_MUL", "silu_mul", "silu_mul_variant"]
-
 
 @triton.jit
 def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr):

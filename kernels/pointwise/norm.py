@@ -21,8 +21,6 @@ from ..device.dtypes import type_name
 from ..launch.compiled_launch import cached, cdiv
 from ..launch.variant import Config, Variant
 
-__all__ = ["MAX_COLUMNS", "add_rms_norm", "norm_variant", "rms_norm", "short_norm_variant"]
-
 MAX_COLUMNS = 32_768  # longest row: 64 numbers for each of 512 threads
 
 

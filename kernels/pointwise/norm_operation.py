@@ -17,8 +17,6 @@ from ..launch.variant import Config
 from .norm import MAX_COLUMNS, add_rms_norm, norm_variant, rms_norm, short_norm_variant
 from .pointwise_operation import TOKENS, PointwiseOperation, shape_sizes, storage_dtype, worst_ratio
 
-__all__ = ["ADD_RMS_NORM", "HEAD_NORM", "OPERATIONS", "RMS_NORM", "add_norm_error", "norm_error"]
-
 
 def _bound(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     """Return the error that rounding explains.

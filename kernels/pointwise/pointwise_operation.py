@@ -8,8 +8,6 @@ from ..device.dtypes import TORCH_DTYPES
 from ..device.precision import PrecisionPolicy
 from ..launch.kernel_operation import ProblemShape
 
-__all__ = ["TOKENS", "PointwiseOperation", "shape_sizes", "storage_dtype", "worst_ratio"]
-
 TOKENS = (1, 16, 256, 4096)  # tokens of a step: decodes alone, and with chunks of prompts
 
 

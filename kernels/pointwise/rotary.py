@@ -24,8 +24,6 @@ from ..device.dtypes import type_name
 from ..launch.compiled_launch import cached, cdiv
 from ..launch.variant import Config, Variant
 
-__all__ = ["rotary", "rotary_variant", "rotary_write", "write_kv", "write_variant"]
-
 
 @triton.jit
 def _fitting(value, pointer):

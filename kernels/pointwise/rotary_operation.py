@@ -20,17 +20,6 @@ from ..launch.variant import Config
 from .pointwise_operation import TOKENS, PointwiseOperation, shape_sizes, storage_dtype, worst_ratio
 from .rotary import quantize_kv_reference, rotary, rotary_variant, rotary_write, write_kv, write_variant
 
-__all__ = [
-    "OPERATIONS",
-    "ROTARY",
-    "ROTARY_WRITE",
-    "WRITE_KV",
-    "RotaryInputs",
-    "key_error",
-    "rotated_error",
-    "value_error",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class RotaryInputs:

@@ -14,8 +14,6 @@ import triton.language as tl
 from ..launch.compiled_launch import cached, cdiv
 from ..launch.variant import Config, Variant
 
-__all__ = ["split_k_grid", "split_k_variant"]
-
 _CONFIG = Config.of(4, 1, BLOCK=1024)
 
 

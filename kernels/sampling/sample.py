@@ -32,17 +32,6 @@ from ..launch.compiled_launch import cached
 from ..launch.variant import Config, Variant
 from . import sample_kernels
 
-__all__ = [
-    "LIMIT",
-    "PenaltyRows",
-    "SamplingRows",
-    "VocabularySplit",
-    "penalize_logits",
-    "penalty_variant",
-    "sample",
-    "sample_variants",
-]
-
 LIMIT = 2**18  # most token ids: the weights of so many tokens add up to less than 2**63
 _PLANES, _STATES = 8 * 1024, 5 * 4
 _ASM = isinstance(sample_kernels.tally, triton.JITFunction)  # Triton's interpreter does not support PTX

@@ -23,8 +23,6 @@ from .sample import (
 )
 from .sample_reference import choose_tokens, logprob
 
-__all__ = ["OPERATIONS", "SAMPLE", "logprob_error", "random_rows"]
-
 _ROWS = (1, 8, 64)
 _FILTERS = {"none": (False, False), "all": (True, True)}  # (top_k, top_p); "all" also applies penalties
 

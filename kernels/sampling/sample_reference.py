@@ -8,8 +8,6 @@ import torch
 
 from .sample import PenaltyRows, SamplingRows
 
-__all__ = ["choose_token", "choose_tokens", "logprob", "penalize", "uniform_bits", "weights_of"]
-
 _POLYNOMIAL = (2737501, 20571132, 119165493, 515877902, 1488521986, 2**31)
 _MASK = 0xFFFFFFFF
 

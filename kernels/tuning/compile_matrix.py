@@ -19,8 +19,6 @@ from ..launch.variant import Variant
 from .static_prediction import find_fault
 from .table_staleness import describe_staleness, tabled_jobs
 
-__all__ = ["CompileTime", "MatrixRow", "run_matrix", "select_jobs"]
-
 
 @dataclass(frozen=True, slots=True)
 class MatrixRow:

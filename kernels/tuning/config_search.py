@@ -14,8 +14,6 @@ from ..launch.variant import Config
 from .memory_limits import ShapeTooLarge, memory_shortage
 from .timing import InputRotation, time_runs
 
-__all__ = ["ConfigTrial", "search_configs", "search_memory_shortage"]
-
 MOST_COPIES = 256  # copies of the inputs, so that making them is quicker than trying; beyond, the cache is swept
 
 

@@ -12,8 +12,6 @@ from ..device.compute_capability import CAPABILITIES
 from .compile_matrix import MatrixRow
 from .source_text import code_alone
 
-__all__ = ["is_page_current", "read_matrix", "render_matrix", "sources_digest", "write_page"]
-
 _BEGIN, _END = "<!-- matrix: begin -->\n", "<!-- matrix: end -->"
 _MADE_OF = re.compile(r"^<!-- made of (\w+) -->\n", re.MULTILINE)
 _PRODUCTS = ("fma.f32", "fma.f16x2", "dp4a", "mma.sync", "wgmma", "tcgen05.mma")

@@ -12,8 +12,6 @@ import torch
 
 from .timing import time_uncaptured
 
-__all__ = ["TORCH_COPY", "TORCH_SUM", "TRITON_COPY", "TRITON_READ", "MemoryBandwidth", "measure_memory_bandwidth"]
-
 TORCH_COPY, TORCH_SUM, TRITON_COPY, TRITON_READ = "torch copy", "torch sum", "Triton copy", "Triton read"
 _MOST_BYTES = 2**33  # bytes moved on a GPU: a copy of 4 GiB
 _CPU_BYTES = 2**28

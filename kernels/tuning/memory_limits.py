@@ -6,8 +6,6 @@ from ..device.device_context import DeviceContext
 from ..device.roofline import DecodeAttentionWork, LinearWork, OperationWork, PrefillAttentionWork
 from ..launch.kernel_operation import KernelOperation, ProblemShape
 
-__all__ = ["ShapeTooLarge", "memory_shortage"]
-
 GIB = 2**30
 ROOM = 0.9  # usable fraction of the memory; the rest is for the driver, the compiler and an allocator's waste
 _HELD = 5  # bytes per weight: its code, packed, in 8 bits for torch, and dequantized to half precision

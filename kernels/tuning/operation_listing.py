@@ -11,8 +11,6 @@ from ..launch.config_tables import DeviceIdentity, choose_config
 from ..launch.kernel_operation import KernelOperation
 from ..registry import OPERATIONS
 
-__all__ = ["OperationListing", "list_operations", "list_operations_for", "operations_by_rows"]
-
 
 @dataclass(frozen=True, slots=True)
 class OperationListing:

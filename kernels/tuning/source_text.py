@@ -6,8 +6,6 @@ import ast
 import io
 import tokenize
 
-__all__ = ["code_alone"]
-
 
 def code_alone(source: str) -> str:
     """Return the code of a source, line by line, the same with every version of Python. Raises SyntaxError."""

@@ -21,16 +21,6 @@ from ..device.roofline import OperationWork, roofline
 from ..launch.kernel_operation import KernelLaunch, KernelOperation, ProblemShape, main_launch_index
 from ..launch.variant import Config
 
-__all__ = [
-    "LAUNCH_S",
-    "ConfigCandidate",
-    "find_fault",
-    "issue_seconds",
-    "predict_seconds",
-    "reference_device",
-    "static_facts",
-]
-
 LAUNCH_S = 2e-6  # from one kernel to the next in a CUDA graph: about 2 us on every card
 COVERING_WARPS = 16  # warps per SM whose loads hide the latency of memory, as a rule of thumb
 # Multiply-adds of one thread's instruction. .f32x2 (from 10.0) completes as many per clock as two instructions, but is

@@ -15,8 +15,6 @@ import triton.language as tl
 
 from ..launch.variant import Config, Variant
 
-__all__ = ["CHUNK_BYTES", "STREAM_VARIANTS", "partial_sums", "stream_copy", "stream_read"]
-
 _BLOCK, _TURNS = 1024, 8  # four-byte words that a program moves at a time, and number of times
 CHUNK_BYTES = 4 * _BLOCK * _TURNS  # the moved bytes must be a multiple of this, since no load has a mask
 

@@ -17,8 +17,6 @@ from ..launch.kernel_operation import KernelLaunch, KernelOperation
 from ..registry import find_operation
 from .static_prediction import ConfigCandidate, predict_seconds, reference_device, static_facts
 
-__all__ = ["describe_staleness", "tabled_jobs"]
-
 
 def tabled_jobs(each: KernelOperation, policy: PrecisionPolicy) -> Iterator[CompileJob]:
     """Yield a job for every entry of a capability's own static table, to be compared."""

@@ -25,8 +25,6 @@ from .config_search import ConfigTrial, search_configs, search_memory_shortage
 from .memory_bandwidth import MemoryBandwidth, measure_memory_bandwidth
 from .static_prediction import ConfigCandidate, predict_seconds, reference_device, static_facts
 
-__all__ = ["merge_into_table", "order_shapes", "search_jobs", "write_measured_tables", "write_static_tables"]
-
 # Most kernels to compile per shape, the first ones, since each is compiled for each capability. They are fewer for
 # operators that only move bytes, for which a prediction can hardly distinguish configs. Configs that differ only in the
 # grid, such as in parts of K, cost nothing, so all of them are taken.

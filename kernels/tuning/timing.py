@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["InputRotation", "Timing", "time_runs", "time_uncaptured"]
-
 TimedRun = Callable[[], object]
 _SWEPT_COPIES = 16
 _WARM_S = 0.3  # seconds of work before an idle device is measured: until then its clocks may be a fifth of the maximum

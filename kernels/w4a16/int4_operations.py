@@ -26,8 +26,6 @@ from ..launch.variant import Config
 from . import dequantize_int4, int4_gemm, int4_gemv
 from .packed_int4 import GROUP_SIZES, PackedInt4, pack_int4, unpack_int4
 
-__all__ = ["OPERATIONS", "Int4Kernel", "Int4Operation", "kernel_for", "linear_reference", "rounding_allowance"]
-
 GROUP = GROUP_SIZES[-1]
 
 

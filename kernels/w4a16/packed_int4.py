@@ -20,17 +20,6 @@ import torch
 from ..canonical_weights import GroupedWeight, concat_parts
 from ..layer_memory import LayerMemory, total_nbytes
 
-__all__ = [
-    "GROUP_SIZES",
-    "TILE",
-    "WORDS",
-    "PackedInt4",
-    "check_row_multiple",
-    "fuse_weights",
-    "pack_int4",
-    "unpack_int4",
-]
-
 TILE = 128  # columns per tile
 WORDS = 16  # int32 words per row of a tile
 GROUP_SIZES = (32, 64, 128)  # all kernels are compiled for each of these, for every compute capability

@@ -31,8 +31,6 @@ from .int8_problem import checked_rows, matmul_error, random_inputs
 from .packed_int8 import PanelsInt8, pack_panels
 from .quantize_panels import PANEL
 
-__all__ = ["DEQUANTIZE", "Int8DequantizeOperation", "dequantize", "matmul"]
-
 ROWS = (256, 2048)
 
 

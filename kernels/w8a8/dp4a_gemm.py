@@ -32,20 +32,6 @@ from ..launch.variant import Config, Variant
 from .packed_int8 import PanelsInt8
 from .quantize_panels import PANEL, QuantizedPanels
 
-__all__ = [
-    "PTX",
-    "beside",
-    "dp4a_variant",
-    "four",
-    "gemm",
-    "gemm_block",
-    "gemm_grid",
-    "gemm_variant",
-    "in_panels",
-    "products",
-    "small_to_float",
-]
-
 PTX = "dp4a.s32.s32 $0, $1, $2, $3;"
 
 

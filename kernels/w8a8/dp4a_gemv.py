@@ -25,8 +25,6 @@ from .packed_int8 import PanelsInt8
 from .quantize_panels import PANEL
 from .quantize_rows import QuantizedRows
 
-__all__ = ["MAX_ROWS", "gemv", "gemv_grid", "gemv_variant", "span"]
-
 MAX_ROWS = 8  # rows of x
 # Load of four words through the read-only cache, 16 columns further on for each i. It is inline PTX since Triton would
 # move four zeros before each load and compute an address for each.

@@ -12,8 +12,6 @@ from ..device.precision import PrecisionPolicy
 from ..launch.kernel_operation import ProblemShape
 from .quantize_rows import QuantizedRows
 
-__all__ = ["checked_rows", "matmul_error", "product_error", "random_inputs"]
-
 CHECKED = 64  # rows of a result to check: checking all 2048 in fp64 would take a T4 too long
 PART = 16  # columns that every kernel sums together
 

@@ -35,16 +35,6 @@ from .quantize_panels import QuantizedPanels, QuantizePanelsOperation, quantize_
 from .quantize_rows import QuantizedRows, quantize_rows
 from .tensor_core_gemm import PackedRows8
 
-__all__ = [
-    "Int8ProductOperation",
-    "kernel_for",
-    "linear_int8",
-    "multiply_int8",
-    "pack_int8",
-    "quantize_activations",
-    "quantizer_name",
-]
-
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
 # (group, zero points): the kinds that are tuned, and the other kinds that checkpoints have.
 _TUNED = ((0, "no"), (128, "yes"))

@@ -10,8 +10,6 @@ from ..canonical_weights import GroupedWeight, center_codes
 from .quantize_panels import PANEL
 from .tensor_core_gemm import PackedRows8
 
-__all__ = ["GROUP_SIZES", "PanelsInt8", "pack_panels", "pack_rows"]
-
 GROUP_SIZES = (32, 128)  # all kernels are compiled for each of these, for every compute capability
 MAX_COLUMNS = 65_536  # so that 127 * 255 * K is below 2**31
 

@@ -34,16 +34,6 @@ from .quantize_rows import (
     sums_error,
 )
 
-__all__ = [
-    "PANEL",
-    "PANELS_CONFIG",
-    "QuantizePanelsOperation",
-    "QuantizedPanels",
-    "panels_grid",
-    "panels_variant",
-    "quantize_panels",
-]
-
 PANEL = 128  # rows per panel
 PANELS_CONFIG = Config.of(4, 1, ROWS=32, BLOCK=128)
 

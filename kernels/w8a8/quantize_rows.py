@@ -28,19 +28,6 @@ from ..launch.kernel_operation import KernelLaunch, KernelProblem, ProblemShape
 from ..launch.model_shapes import MODELS
 from ..launch.variant import Config, Variant
 
-__all__ = [
-    "LEVELS",
-    "SUMMED",
-    "Codes",
-    "QuantizeRowsOperation",
-    "QuantizedRows",
-    "quantize_rows",
-    "rows_config",
-    "rows_variant",
-    "sum_groups",
-    "sums_error",
-]
-
 Codes = Literal["int8", "fp8"]
 LEVELS: dict[Codes, float] = {"int8": 127.0, "fp8": 448.0}
 CODE_TYPE: dict[Codes, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}

@@ -35,8 +35,6 @@ from ..launch.variant import Config, Variant
 from ..pointwise.split_k import split_k_grid, split_k_variant
 from .quantize_rows import QuantizedRows
 
-__all__ = ["PackedRows8", "multiply", "multiply_grids", "multiply_launches", "multiply_variants", "tensor_configs"]
-
 TOGETHER = 8  # blocks of rows that share a block of weights while it is in L2
 
 

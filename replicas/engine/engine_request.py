@@ -10,8 +10,6 @@ from ..text.tokenizer.text_stream import TextStream
 from ..types import Delta, FinishReason, PromptStoreStatus, StreamMessage, TokenLogprob
 from .sequence import Sequence
 
-__all__ = ["EngineRequest", "StepOutput", "add_prompt_logprobs", "build_message", "replay_output"]
-
 
 class StepOutput(NamedTuple):
     """Output of one step for one request. `done`: nothing follows. `error` is set only when done."""

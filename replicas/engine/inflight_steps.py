@@ -16,8 +16,6 @@ from ..execution.step_plan import UNKNOWN_TOKEN, ItemResult, PlanItem, StepPlan,
 from ..kv.blocks import Allocation
 from .scheduler import Scheduler
 
-__all__ = ["InflightStep", "InflightSteps"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

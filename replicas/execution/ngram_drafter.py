@@ -12,8 +12,6 @@ from itertools import zip_longest
 
 from .step_plan import ItemResult, PlanItem
 
-__all__ = ["NgramDrafter", "accept_drafts"]
-
 NGRAM_SIZES = (3, 2)  # tokens that must match, the longer n-gram first; a match of a single token says too little
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ..engine_config import EngineConfig
 
-__all__ = ["engine_numerics_class"]
-
 
 def engine_numerics_class(config: EngineConfig, arithmetic: str) -> str:
     """Return the numerics class of an engine with that config, whose operators have that arithmetic.

@@ -9,8 +9,6 @@ import torch
 
 from .accelerator import Copier
 
-__all__ = ["DirectBlockCopy", "StagedBlockCopy"]
-
 BlockPair = tuple[int, int]  # a block of the device and one of the host
 
 

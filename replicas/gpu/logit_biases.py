@@ -10,8 +10,6 @@ from ..execution.step_plan import MAX_BIASED, SampleSpec
 from .accelerator import Accelerator
 from .packed_transfer import PackedTransfer
 
-__all__ = ["BiasTensors", "LogitBiases"]
-
 BiasTensors = tuple[torch.Tensor, torch.Tensor]  # ids int64 [R, MAX_BIASED], values fp32 to add; padded with 0 for id 0
 
 _FIELDS = {"id": torch.int64, "value": torch.float32}

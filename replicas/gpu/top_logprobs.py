@@ -9,8 +9,6 @@ from ..types import TokenLogprob
 from .accelerator import Accelerator
 from .packed_transfer import PackedTransfer, TransferSlot
 
-__all__ = ["PROMPT_ROWS", "HostLogprobs", "TopLogprobs", "target_logprobs"]
-
 PROMPT_ROWS = 32  # rows of a prompt that are normalised at a time: each takes twice the memory of its logits
 
 

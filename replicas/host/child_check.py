@@ -8,8 +8,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-__all__ = ["run_child_check"]
-
 log = logging.getLogger(__name__)
 
 _MAX_REASON_CHARS = 200

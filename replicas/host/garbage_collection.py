@@ -6,8 +6,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["YOUNG_THRESHOLD", "freeze_gc", "pause_gc"]
-
 # A step makes some 15 tuples and lists for each of its sequences, and drops them in the next: with Python's 700 the
 # collector walks them several times a step, more often the more there are, and finds nothing.
 YOUNG_THRESHOLD = 50_000

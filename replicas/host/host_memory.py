@@ -6,8 +6,6 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["available_memory", "free_memory", "memory_owner", "total_memory"]
-
 _CGROUP = Path("/sys/fs/cgroup")
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from .cpu_cores import cpu_name, usable_cores
 
-__all__ = ["NOT_INSTALLED", "machine", "quantile", "row", "versions"]
-
 NOT_INSTALLED = "not installed"
 
 

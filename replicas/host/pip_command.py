@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 
-__all__ = ["pip_install_command"]
-
 
 def pip_install_command(*requirements: str) -> str:
     """Return the command that installs these requirements into the environment of this process.

@@ -11,8 +11,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["cache_home", "is_private", "make_private_folder", "remove_abandoned", "write_atomically"]
-
 _ABANDONED_S = 3600.0  # a partial file that is older was left by a process that has ended
 
 

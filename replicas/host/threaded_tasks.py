@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["run_in_threads"]
-
 MAX_TASK_THREADS = 4  # most threads, since each holds its task's data in memory
 
 

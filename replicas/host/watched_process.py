@@ -13,8 +13,6 @@ import signal
 import time
 from pathlib import Path
 
-__all__ = ["POLL_S", "WatchedProcess"]
-
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0  # seconds between two looks at a process that is silent while it has work

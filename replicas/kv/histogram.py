@@ -6,8 +6,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Histogram", "HistogramSnapshot"]
-
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:

@@ -17,18 +17,6 @@ from ..model.checkpoint_inspection import Checkpoint
 from ..model.tensor_layout import TOLERATED_TENSORS
 from .digest_assignment import DigestReaders
 
-__all__ = [
-    "CachedDigests",
-    "cached_contents",
-    "checkpoint_files",
-    "digested_names",
-    "find_cached_digests",
-    "is_tolerated",
-    "join_digests",
-    "model_fingerprint",
-    "split_digests",
-]  # fmt: skip
-
 _DIGEST_BYTES = 32
 
 

@@ -9,8 +9,6 @@ from ...kernels.ops import Ops, choose_dtype, ops_for_device
 from ..engine_config import EngineConfig
 from ..errors import InvalidRequest
 
-__all__ = ["choose_meta_operators", "choose_operators"]
-
 
 def choose_operators(config: EngineConfig, stored: torch.dtype) -> tuple[Ops, str]:
     """Return the operators, and why they compute in their dtype. Raises InvalidRequest for what the device cannot

@@ -15,8 +15,6 @@ import torch
 
 from ...kernels.batch import StepBatch
 
-__all__ = ["NO_WORK", "CallWork", "WorkCounter", "linear_work"]
-
 
 @dataclass(frozen=True, slots=True)
 class CallWork:

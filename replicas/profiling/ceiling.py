@@ -23,8 +23,6 @@ from ...kernels.tuning.memory_bandwidth import TORCH_COPY, MemoryBandwidth, meas
 from ...kernels.tuning.timing import time_runs
 from .call_work import CallWork
 
-__all__ = ["Ceiling", "CeilingFigure", "LeastTime", "cpu_ceiling", "gpu_ceiling"]
-
 Source = Literal["measured", "table"]
 
 _CPU = torch.device("cpu")

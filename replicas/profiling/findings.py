@@ -16,8 +16,6 @@ from .module_facts import ModuleFacts
 from .module_tree import ModuleNode
 from .slow_causes import SlowCause, find_cause
 
-__all__ = ["Finding", "find_slow_modules"]
-
 # Ratio to a sibling's time above which a module is reported; lower with a cause, since then it is not just noise.
 _APART, _APART_WITH_CAUSE = 2.0, 1.25
 _EXCESS, _EXCESS_WITH_CAUSE = 0.03, 0.01  # least excess, as a share of the step

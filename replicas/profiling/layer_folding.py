@@ -11,8 +11,6 @@ from .call_work import NO_WORK, CallWork
 from .ceiling import LeastTime
 from .module_tree import LayerSpread, ModuleNode
 
-__all__ = ["fold_layers", "format_ranges"]
-
 _LAYERS = "layers."
 
 

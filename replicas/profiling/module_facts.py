@@ -18,8 +18,6 @@ from .time_recorder import LastCall
 if TYPE_CHECKING:
     from ...kernels.gpu.gpu_ops import GpuOps
 
-__all__ = ["ModuleFacts", "module_facts"]
-
 # Operators of the GPU's tables, by the last word of a part's name.
 _OPERATORS: Mapping[str, tuple[str, ...]] = {
     "norm": ("add_rms_norm",),

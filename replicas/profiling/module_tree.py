@@ -12,8 +12,6 @@ from .ceiling import LeastTime
 from .module_facts import ModuleFacts
 from .time_recorder import StepSample
 
-__all__ = ["LayerSpread", "ModuleNode", "build_tree", "total_work"]
-
 
 @dataclass(frozen=True, slots=True)
 class LayerSpread:

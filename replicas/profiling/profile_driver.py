@@ -19,8 +19,6 @@ from .step_clock import StepClock
 from .stored_weights import StoredSize
 from .time_recorder import LastCall, StepSample, TimeRecorder
 
-__all__ = ["PhaseSamples", "ProfileDriver", "ProfileOptions"]
-
 _WARMUP_STEPS = 2  # decode steps that are run before the measured ones
 _STEPS_PER_TURN = 4  # decode steps in a row with instruments, and then without
 _DEFAULT_TOKENS = 512

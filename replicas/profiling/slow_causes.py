@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from .module_facts import ModuleFacts
 
-__all__ = ["CAUSES", "SlowCause", "find_cause"]
-
 
 @dataclass(frozen=True, slots=True)
 class SlowCause:

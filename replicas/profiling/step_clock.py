@@ -8,8 +8,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-__all__ = ["HostClock", "StepClock", "StreamClock", "open_clock"]
-
 ClockMark = Any  # a moment in the form of one clock
 
 # Cycles of a hold, at first and at most: a quarter of a millisecond or more, several times what a launch takes.

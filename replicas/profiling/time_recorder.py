@@ -11,8 +11,6 @@ import torch
 from .call_work import NO_WORK, CallWork, WorkCounter
 from .step_clock import ClockMark, StepClock
 
-__all__ = ["LastCall", "StepSample", "TimeRecorder"]
-
 
 class _TimedSpan(NamedTuple):
     part: str

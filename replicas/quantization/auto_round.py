@@ -11,8 +11,6 @@ from .fp8 import FP8
 from .gptq import GPTQ
 from .weight_format import WeightFormat
 
-__all__ = ["read_auto_round"]
-
 _LAYOUTS = ("auto_round:auto_gptq", "auto_round:auto_awq", "auto_round:fp8")
 
 

@@ -17,8 +17,6 @@ from .config_keys import check_config_keys
 from .fp8 import FP8
 from .weight_format import find_unquantized
 
-__all__ = ["read_compressed"]
-
 SCALE = "weight_scale"
 _FORMATS = ("float-quantized", "naive-quantized")
 _READ = frozenset(

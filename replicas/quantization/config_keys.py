@@ -16,8 +16,6 @@ from typing import Final
 
 from ..checkpoint.files.json_fields import JsonFields
 
-__all__ = ["WRITERS", "check_config_keys", "is_known"]
-
 log = logging.getLogger(__name__)
 
 WRITERS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(

@@ -15,8 +15,6 @@ from .config_keys import is_known
 from .int32_packing import ACTIVATION_KEYS
 from .weight_format import find_unquantized
 
-__all__ = ["RULE_KEYS", "head_is_quantized", "layers_left_out"]
-
 log = logging.getLogger(__name__)
 
 RULE_KEYS: Final = frozenset({"dynamic", "extra_config"})

@@ -6,8 +6,6 @@ from ..engine.startup.engine_rates import EngineRates
 from ..types import PROFILED_BATCH_SIZES
 from .simulated_device import SimulatedDevice
 
-__all__ = ["LONG_CONTEXT", "roofline_rates"]
-
 LONG_CONTEXT = 1 << 16  # tokens of context
 
 

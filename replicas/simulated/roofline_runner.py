@@ -9,8 +9,6 @@ from ..engine.entrypoints.null_engine import NullRunner
 from ..execution.step_plan import StepPlan, StepResult
 from .simulated_device import SimulatedDevice
 
-__all__ = ["RooflineRunner", "plan_seconds"]
-
 
 def plan_seconds(device: SimulatedDevice, plan: StepPlan) -> float:
     """Return the seconds of a step. Items with one token come first, and all count as decodes, wherever their sequence

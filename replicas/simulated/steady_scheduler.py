@@ -17,8 +17,6 @@ from ..execution.step_plan import PlanItem
 from ..kv.blocks import BlockPool, blocks_for
 from ..types import BLOCK_TOKENS
 
-__all__ = ["SteadyScheduler", "SteadySequences"]
-
 
 class SteadySequences:
     """Decoding sequences that have `offset + steps` tokens each: one more with every step, in which all of them take

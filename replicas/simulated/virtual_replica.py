@@ -18,8 +18,6 @@ from ..types import BLOCK_TOKENS, ReplicaLoad, Request
 from .simulated_device import SimulatedDevice
 from .steady_scheduler import SteadyScheduler
 
-__all__ = ["SimulatedRequest", "VirtualReplica"]
-
 
 @dataclass(eq=False, slots=True)
 class SimulatedRequest:

@@ -13,8 +13,6 @@ from itertools import groupby, repeat
 
 from ..errors import CheckpointError
 
-__all__ = ["special_token_starts"]
-
 MAX_DEPTH = 60  # most places, one behind another, at which tokens with the same beginning differ
 WIDE = 16  # most alternatives that are tried one after another at such a place
 

@@ -29,8 +29,6 @@ from .update_replay import updates_to_replay
 from .update_staging import digest_of_file, stage_update
 from .weight_file import WeightFile
 
-__all__ = ["LiveWeights", "PreparedVersion", "RemoteUpdates"]
-
 log = logging.getLogger(__name__)
 
 _MAX_PAST_VERSIONS = 8  # versions whose digest is kept: messages about older ones are no longer in flight

@@ -12,14 +12,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-__all__ = [
-    "create_process_folder",
-    "latest_process_folder",
-    "process_folder_exists",
-    "release_process_folder",
-    "remove_stale_folders",
-]
-
 _PREFIX, _LOCK = "motley-weights-", "lock"
 _held: dict[Path, int] = {}  # descriptors of locks, which end with the process
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from .weight_file import WeightFile
 
-__all__ = ["updates_to_replay"]
-
 
 def updates_to_replay(
     files: Sequence[WeightFile], changeable: Collection[str], names_of: Callable[[Path], Collection[str]]

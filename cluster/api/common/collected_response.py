@@ -10,18 +10,6 @@ from typing import TypeVar
 from ....replicas.errors import InvalidRequest
 from ....replicas.types import Delta, FinishReason, PromptLogprob, StreamMessage, TokenLogprob, WeightsStatus
 
-__all__ = [
-    "LARGE_RESPONSE_VALUES",
-    "MAX_RESPONSE_LOGPROBS",
-    "CollectedChoice",
-    "CollectedResponse",
-    "LogprobBudget",
-    "collect_response",
-    "count_logprob_values",
-    "encode_response",
-    "encode_values",
-]  # fmt: skip
-
 T = TypeVar("T")
 
 MAX_RESPONSE_LOGPROBS = 2**18  # of one answer, alternatives included: some 8 MiB of JSON, 100 MiB of Python's objects

@@ -11,8 +11,6 @@ from ....replicas.errors import InvalidRequest
 from ....replicas.sampling_params import MAX_BAD_WORD_CHARS, MAX_LOGIT_BIAS
 from ....replicas.short_repr import short_repr
 
-__all__ = ["MAX_TEXT_CHARS", "bias_by_token"]
-
 MAX_TEXT_CHARS = MAX_BAD_WORD_CHARS  # of one text
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["DECIMAL", "INTEGER", "NUMBERS", "number_in_text", "number_of"]
-
 NUMBERS = frozenset(
     ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
      "n", "logprobs", "prompt_logprobs", "min_tokens", "max_tokens", "end_id", "priority", "timeout")

@@ -18,8 +18,6 @@ from ..common.fields.json_body import check_fields, invalid_value
 from ..common.fields.unknown_fields import UnknownFieldPolicy, is_empty_value
 from .kserve_numbers import number_in_text
 
-__all__ = ["NO_WORDS", "asks_for_nothing", "check_logprobs", "is_item", "own_parameter_name", "values_of_nothing"]
-
 NO_WORDS: tuple[Any, ...] = ("", [], [""])  # what clients of Triton's backends send for no words
 
 _FOREIGN = {one.name: one for one in FOREIGN_FIELDS if not one.at and "completion" in one.routes}

@@ -22,17 +22,6 @@ from ..common.fields.unknown_fields import UnknownFieldPolicy, is_empty_value
 from .kserve_numbers import number_of
 from .kserve_parameters import asks_for_nothing, check_logprobs, is_item, own_parameter_name
 
-__all__ = [
-    "DO_SAMPLE",
-    "KNOWN",
-    "SAMPLING",
-    "SAMPLING_PARAMETERS",
-    "SamplingReader",
-    "constraint_bytes",
-    "json_of",
-    "read_object",
-]
-
 SAMPLING_PARAMETERS = "sampling_parameters"
 SAMPLING = frozenset(field.name for field in fields(SamplingParams)) - {"grammar"}
 DO_SAMPLE = "do_sample"

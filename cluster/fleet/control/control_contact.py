@@ -15,8 +15,6 @@ from pathlib import Path
 from ...atomic_file import write_atomically
 from ...security.edge.ports import is_listening
 
-__all__ = ["ControlContact", "find_contacts", "joined_service_folder", "write_contact"]
-
 _FILE = "control.json"
 _FOLDERS = "motley-*"  # names of the services' folders, which end with a process id (run_folder.py)
 

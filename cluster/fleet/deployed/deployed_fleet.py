@@ -10,8 +10,6 @@ from ...ray_compat.cluster_state import read_record, write_record
 from ..spec.fleet_spec import FleetSpec
 from .prefix_sharing import PrefixSharing
 
-__all__ = ["DeployedFleet", "read_deployed", "write_deployed"]
-
 _KEY = b"deployed"
 
 

@@ -19,17 +19,6 @@ from ...service_errors import ConfigurationError
 from ..spec.fleet_spec import FleetSpec, fleet_prefix_wire
 from ..spec.prefix_cache_spec import PrefixCacheSpec
 
-__all__ = [
-    "PrefixSharing",
-    "choose_prefix_sharing",
-    "limit_embedded_redis",
-    "prefix_access_factory",
-    "print_shared_dtype",
-    "read_secret",
-    "start_embedded_redis",
-    "warn_if_no_embedded_redis",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixSharing:

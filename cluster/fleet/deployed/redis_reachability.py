@@ -7,8 +7,6 @@ import sys
 from ...prefix_store.redis_source import EMBEDDED, MEMORY, OFF, check_url, redact_url
 from ..spec.prefix_cache_spec import PrefixCacheSpec
 
-__all__ = ["connection_failure", "warn_if_unreachable"]
-
 CONNECT_S = 2.0
 
 

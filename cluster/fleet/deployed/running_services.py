@@ -14,8 +14,6 @@ from typing import Any
 from ...atomic_file import write_atomically
 from ...security.edge.ports import is_listening
 
-__all__ = ["RunningService", "find_running_service", "write_service_note"]
-
 _NOTE = "service.json"
 
 

@@ -10,8 +10,6 @@ from typing import Any
 from ....replicas.simulated.simulated_device import find_table_device
 from .plan_search import PlanRequest, SimulatedMix, format_mix
 
-__all__ = ["plan_report", "plan_svg", "rates_source"]
-
 _WIDE, _HIGH, _LEFT, _TOP = 640, 300, 60, 50
 
 

@@ -13,8 +13,6 @@ from typing import Any
 from ....replicas.errors import InvalidRequest
 from ...simulation.traffic import HIGH_REUSE, LOW_REUSE, Arrival, poisson_arrivals
 
-__all__ = ["SYNTHETIC_TRACES", "RequestTrace", "busiest_window", "read_trace", "rescale_trace", "synthetic_trace"]
-
 SYNTHETIC_TRACES = {"synthetic": LOW_REUSE, "synthetic-reuse": HIGH_REUSE}
 _MAX_TOKENS = 1 << 20
 _MAX_LINES = 10_000_000

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["POLICY_INTERVAL_S", "ArrivalCounts", "ArrivalRates"]
-
 POLICY_INTERVAL_S = 5.0  # interval of the questions to a policy
 
 

@@ -9,8 +9,6 @@ from functools import lru_cache
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-__all__ = ["ReplicaClass", "cheapest_counts"]
-
 _COSTLIEST = 1e4  # cost of the costliest class in the program, whatever the currency
 _NEVER = 1e-9  # smaller shares count as none
 # Tie-break as a share of the highest cost: among mixes with the same cost, the fewest and fastest replicas win. HiGHS

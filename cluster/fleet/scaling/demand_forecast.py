@@ -7,8 +7,6 @@ from .replica_capacity import OfferedLoad
 from .scaling_hysteresis import SlidingMaximum
 from .scaling_policy import FleetObservation
 
-__all__ = ["DemandForecast"]
-
 _ANSWER = 150.0  # assumed tokens of an answer until some have ended
 _LENGTHS_S = 120.0  # time over which the mean length of answers is taken
 _SHORTER_S = 600.0  # time over which a shorter mean is adopted, since answers of refused requests are not seen

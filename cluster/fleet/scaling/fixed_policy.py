@@ -8,8 +8,6 @@ from ...routing.prediction.latency_model import Slo
 from .scaling_hysteresis import target_change
 from .scaling_policy import FleetObservation, ReplicaTarget
 
-__all__ = ["FixedPolicy"]
-
 
 class FixedPolicy:
     def __init__(self, slo: Slo, *, replicas: Mapping[str, int] | None = None) -> None:

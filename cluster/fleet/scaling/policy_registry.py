@@ -13,8 +13,6 @@ from .queue_policy import QueuePolicy
 from .scaling_policy import ScalingPolicy
 from .slo_policy import SloPolicy
 
-__all__ = ["POLICIES", "create_policy"]
-
 POLICIES: dict[str, Callable[..., ScalingPolicy]] = {"fixed": FixedPolicy, "queue": QueuePolicy, "slo": SloPolicy}
 _POSITIVE = {"running", "queued_tokens", "catch_up_s"}  # settings that are divisors
 

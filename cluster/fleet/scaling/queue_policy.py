@@ -17,8 +17,6 @@ from .scaling_hysteresis import (
 )
 from .scaling_policy import FleetObservation, PoolObservation, ReplicaTarget
 
-__all__ = ["QueuePolicy"]
-
 
 class QueuePolicy:
     """Policy that scales each pool by itself, without regard to costs and speeds.

@@ -7,8 +7,6 @@ from collections import deque
 
 import numpy as np
 
-__all__ = ["RateForecast"]
-
 _MIN_TREND_Z = 2.6  # standard deviations of the Mann-Kendall statistic, which chance exceeds once in a hundred times
 _MAX_GROWTH = 2.0  # maximum growth, since a sudden step looks like a steep rise for a while
 

@@ -29,8 +29,6 @@ from numpy.typing import NDArray
 from ....replicas.types import PROFILED_BATCH_SIZES
 from ...routing.prediction.latency_model import ReplicaSpeed, Slo
 
-__all__ = ["OfferedLoad", "carried_share"]
-
 MAX_MISS_SHARE = 0.05  # share of requests whose first token may be late on a replica at full load
 MARGIN = 0.85  # share of the objective that the mean time per token may reach, since requests differ
 _MIN_POSITIVE = 1e-9  # requests/s or tokens/s that stand for none in a division

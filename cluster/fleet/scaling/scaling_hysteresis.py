@@ -13,17 +13,6 @@ from collections.abc import Collection, Sequence
 from .arrival_rates import POLICY_INTERVAL_S
 from .scaling_policy import FleetObservation, PoolObservation, ReplicaTarget
 
-__all__ = [
-    "ExternalScalingDetector",
-    "IdleTimer",
-    "ObservedTime",
-    "OverdueStarts",
-    "SlidingMaximum",
-    "choose_first_pool",
-    "clamp_replicas",
-    "target_change",
-]
-
 MAX_STEP_S = (
     3 * POLICY_INTERVAL_S
 )  # longest time that one observation stands for; what happened in longer gaps is unknown

@@ -7,8 +7,6 @@ from typing import Protocol
 
 from ...routing.prediction.latency_model import ReplicaSpeed, Slo
 
-__all__ = ["FleetObservation", "PoolObservation", "ReplicaTarget", "ScalingPolicy"]
-
 
 @dataclass(frozen=True, slots=True)
 class PoolObservation:

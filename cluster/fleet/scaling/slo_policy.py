@@ -21,8 +21,6 @@ from .scaling_hysteresis import (
 )
 from .scaling_policy import FleetObservation, PoolObservation, ReplicaTarget
 
-__all__ = ["SloPolicy"]
-
 _MIN_SAVING = 0.1  # minimum saving, as a share of the present cost, for starting replicas of another class
 
 

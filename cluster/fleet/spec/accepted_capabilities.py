@@ -7,8 +7,6 @@ import re
 from ....kernels.device.compute_capability import CAPABILITIES
 from ....replicas.errors import InvalidRequest
 
-__all__ = ["CAPABILITY_PATTERN", "accepted_capabilities"]
-
 CAPABILITY_PATTERN = r"(>=)?(\d{1,2})\.(\d)"
 
 

@@ -9,8 +9,6 @@ from pydantic import Field
 from ....replicas.engine_config import MAX_THREADS
 from .value_types import Count, Size, Spec, Text, Timeout
 
-__all__ = ["ENGINE_NAMES", "EngineSpec", "QuantizationSpec"]
-
 
 class QuantizationSpec(Spec):
     """Quantization of one pool, where it differs from the model's own."""

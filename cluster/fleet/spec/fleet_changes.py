@@ -15,8 +15,6 @@ from .fleet_spec import FleetSpec, fleet_prefix_wire
 from .pool_spec import PoolSpec
 from .yaml_lines import ValuePath, format_path
 
-__all__ = ["FleetChange", "list_changes", "refuse_fixed_changes", "targets_after_change"]
-
 ChangeKind = Literal["added", "removed", "restarted", "live"]
 
 

@@ -20,8 +20,6 @@ from .pool_spec import AttainedSpec
 from .value_types import PATTERNS
 from .yaml_lines import ValuePath, YamlLines, read_yaml
 
-__all__ = ["DEMO", "FleetFile", "describe_error", "load_fleet"]
-
 DEMO = "demo"
 _SHOULD = re.compile(r"^[A-Z]\w+ should (be|have) ")  # beginning of pydantic's messages
 

@@ -18,8 +18,6 @@ from .fleet_spec import FleetSpec
 from .serve_options import ServeOptions
 from .yaml_lines import format_path
 
-__all__ = ["error_in_file", "fleet_from_options", "options_from_fleet"]
-
 CPU, GPU = "cpu", "gpu"  # names of the one pool
 _OF_SECURITY = (
     "api_keys", "open_health", "tls_cert", "tls_key", "client_ca", "tls_terminated_upstream"

@@ -8,8 +8,6 @@ from typing import Any
 
 from .fleet_spec import FleetSpec
 
-__all__ = ["fleet_schema", "schema_text"]
-
 FILE = Path(__file__).resolve().parents[3] / "deploy" / "fleet.schema.json"
 
 

@@ -30,8 +30,6 @@ from .value_types import (
     spec_error,
 )
 
-__all__ = ["AttainedSpec", "BundleSpec", "HiddenSpec", "PoolSpec", "ReplicaRange"]
-
 RESERVED = ("ingress",)  # another deployment of the same application has this name
 
 

@@ -10,8 +10,6 @@ from ...prefix_store.redis_source import EMBEDDED, MEMORY, OFF, check_store
 from ...service_errors import ConfigurationError
 from .value_types import Count, FilePath, Positive, Size, Spec, Text, spec_error
 
-__all__ = ["PrefixCacheSpec"]
-
 
 class PrefixCacheSpec(Spec):
     """Reuse and sharing of prompt prefixes, and where they are stored."""

@@ -7,8 +7,6 @@ from typing import Literal, Protocol
 
 from .accepted_capabilities import accepted_capabilities
 
-__all__ = ["CAPABILITY_OF", "common_half_dtype"]
-
 HalfDtype = Literal["float16", "bfloat16"]
 
 CAPABILITY_OF: Mapping[str, str] = {  # by Ray's accelerator name. Source: NVIDIA, CUDA GPU Compute Capability

@@ -10,8 +10,6 @@ from typing import Any
 from .accepted_capabilities import accepted_capabilities
 from .pool_spec import BundleSpec, PoolSpec
 
-__all__ = ["ACCELERATOR", "COMPUTE_CAPABILITY", "node_labels", "placement_options"]
-
 ACCELERATOR = "ray.io/accelerator-type"  # set by Ray, such as T4, A10 or H100
 COMPUTE_CAPABILITY = "motley/compute-capability"  # set where the node is started, such as 7.5
 

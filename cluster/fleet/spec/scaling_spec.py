@@ -8,8 +8,6 @@ from pydantic import model_validator
 
 from .value_types import NotNegative, Objective, Positive, Seconds, Spec, spec_error
 
-__all__ = ["ScalingSpec", "SloSpec"]
-
 
 class ScalingSpec(Spec):
     """Policy that decides how many replicas there are, within each pool's `replicas`.

@@ -8,8 +8,6 @@ from pydantic import Field
 
 from .value_types import Count, FilePath, Port, Positive, Seconds, Spec, Text, Timeout
 
-__all__ = ["ListenSpec", "QueueSpec", "SecuritySpec", "ServiceSpec", "TenantSpec"]
-
 
 class QueueSpec(Spec):
     """Queue of requests in the ingress that no replica takes yet. Tenants take turns by their weights."""

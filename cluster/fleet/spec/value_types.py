@@ -13,12 +13,6 @@ from ....replicas.engine_config import MAX_COUNT, MAX_PARALLEL, MAX_SECONDS
 from ....replicas.errors import InvalidRequest
 from .accepted_capabilities import CAPABILITY_PATTERN
 
-__all__ = [
-    "DEVICE", "MAX_OBJECTIVE_S", "MAX_REPLICAS", "MIN_QUANTITY", "PATTERNS", "Capability", "Count", "FilePath",
-    "LabelName", "LabelValue", "Name", "NotNegative", "Objective", "Parallel", "Port", "Positive", "Seconds", "Size",
-    "Spec", "Text", "Timeout", "spec_error",
-]  # fmt: skip
-
 MAX_REPLICAS = 10_000
 MAX_OBJECTIVE_S = 3600.0  # a longer objective would not be one
 MAX_QUANTITY = 1e9  # maximum of weights, prices and resources, so that sums and products stay finite

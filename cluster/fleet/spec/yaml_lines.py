@@ -12,8 +12,6 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 from ....replicas.short_repr import short_repr
 from ...service_errors import ConfigurationError
 
-__all__ = ["ValuePath", "YamlLines", "read_yaml"]
-
 MAX_BYTES = 2**20
 MAX_VALUES = 20_000  # bounds what aliases expand to
 MAX_DIGITS = 1000  # Python refuses to parse integers of several thousand digits

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from ....replicas.types import ReplicaLoad, ReplicaProfile
 
-__all__ = ["DirectoryEntry"]
-
 
 @dataclass(slots=True)
 class DirectoryEntry:

@@ -10,8 +10,6 @@ from weakref import WeakSet
 from ....replicas.engine.streams.profile_text import profile_from_text
 from ....replicas.types import ReplicaLoad, ReplicaProfile
 
-__all__ = ["REPLICA_REGISTRY", "PublishedReplica", "ReplicaListener", "ReplicaRegistry", "process_registry"]
-
 
 @dataclass(frozen=True, slots=True)
 class PublishedReplica:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from ....replicas.types import Request
 
-__all__ = ["ContextLengths", "max_context_tokens", "min_context_tokens"]
-
 
 def min_context_tokens(request: Request) -> int:
     """Return the tokens that a context must hold for a request to begin, or to continue after its output so far."""

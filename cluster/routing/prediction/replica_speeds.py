@@ -7,8 +7,6 @@ from dataclasses import replace
 from ....replicas.types import PROFILED_BATCH_SIZES, ReplicaProfile
 from .routing_query import ReplicaSpeed
 
-__all__ = ["ReplicaSpeeds", "profile_speed"]
-
 _GUESS = ReplicaSpeed(
     1000.0, (0.05,) * len(PROFILED_BATCH_SIZES), 0.0, 512, 64, 1 << 17
 )  # for a replica that has measured nothing

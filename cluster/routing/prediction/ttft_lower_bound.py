@@ -15,8 +15,6 @@ import numpy as np
 from .context_lengths import ContextLengths
 from .routing_query import ReplicaSpeed, RoutingQuery, Slo
 
-__all__ = ["IdleReplicaSpeed", "TtftLowerBound", "TtftLowerBoundCache", "idle_replica_speed"]
-
 OLD_S = 1.0  # maximum age of the bounds before they are computed anew
 FASTER = 2.0  # factor by which a replica may for a time be faster than its own corrections say
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 
-__all__ = ["PrefixIndex"]
-
 MAX_REPLICA_PIECES = 4096  # maximum pieces remembered of each replica
 
 

@@ -9,8 +9,6 @@ from ....replicas.types import PromptStoreStatus
 from .prefix_hash_chain import PIECE_TOKENS
 from .prefix_index import PrefixIndex
 
-__all__ = ["StoredPrefixIndex"]
-
 MAX_STORED_PIECES = 16_384  # maximum pieces remembered of each store: a million tokens
 MAX_IDLE_STORES = 8  # stores that are remembered while no replica reads them, since one with an empty cache may join
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-__all__ = ["FairQueue", "FairQueueEntry"]
-
 T = TypeVar("T")
 
 

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from ....replicas.types import Request
 
-__all__ = ["InflightPriorities"]
-
 
 class InflightPriorities:
     """Counter of the choices of requests by priority, from when a request is sent until it ends."""

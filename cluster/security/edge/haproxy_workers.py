@@ -8,8 +8,6 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["haproxy_workers"]
-
 
 def haproxy_workers(config: Path) -> list[int]:
     """Return the processes that were started with this configuration file, in no order; none if there is no /proc."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-__all__ = ["AT_ONCE", "ReadTurns"]
-
 AT_ONCE = 8  # parts of bodies, of up to 256 KiB each: one or two milliseconds
 
 

@@ -17,8 +17,6 @@ from ray.serve import metrics as through_ray
 from ....replicas.kv.histogram import HistogramSnapshot
 from ...routing.ingress_stats import PoolLatencies
 
-__all__ = ["HISTOGRAMS", "HistogramExporter", "LatencyMetricsExporter", "export_latencies"]
-
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0

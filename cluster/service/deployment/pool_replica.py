@@ -12,8 +12,6 @@ from ....replicas.replica import Replica
 from ..warm_workers.warm_worker_keeper import keep_warm_workers
 from .replica_metrics import ReplicaMetricsExporter
 
-__all__ = ["PoolReplica"]
-
 PERIOD_S = 1.0
 
 

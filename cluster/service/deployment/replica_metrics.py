@@ -16,8 +16,6 @@ from ....replicas.kv.store.prefix_store import BreakerState
 from ....replicas.types import ReplicaLoad, ReplicaProfile
 from .histogram_metrics import HistogramExporter
 
-__all__ = ["ReplicaMetricsExporter"]
-
 _LABELS = ("model_name", "pool", "accelerator", "compute_capability")
 _STATES = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
 

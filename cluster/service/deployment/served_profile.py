@@ -15,8 +15,6 @@ from ...fleet.control.state.state_store import current_targets
 from ...ray_compat.cluster_state import read_record, write_record
 from ...routing.ingress_broadcast import APPLICATION
 
-__all__ = ["load_profile_at_zero", "store_served_profile"]
-
 _KEY = f"served/{APPLICATION}".encode()
 
 

@@ -30,8 +30,6 @@ from ...ray_compat.visible_names import without_guesses
 from ..warm_workers.warm_worker_keeper import keep_warm_workers
 from .shard_tunnel import TunnelListener, connect_tunnel, start_pump
 
-__all__ = ["Shard", "ShardActorLauncher"]
-
 log = logging.getLogger(__name__)
 
 _CREDENTIALS = struct.Struct("3i")  # of SO_PEERCRED: process, user, group

@@ -15,8 +15,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
-__all__ = ["TunnelListener", "connect_tunnel", "start_pump"]
-
 log = logging.getLogger(__name__)
 
 _NONCE_BYTES, _PROOF_BYTES = 32, 32

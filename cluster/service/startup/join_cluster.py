@@ -18,8 +18,6 @@ from ...security.edge.ports import is_listening
 from ...service_errors import ConfigurationError
 from .ray_settings import RaySetting, node_settings
 
-__all__ = ["check_nodes", "join_cluster", "missing_setting"]
-
 LEAVE_S = 5.0
 LOOK_S = 60.0  # a node may have to start a process for it
 NodeEnvironment = Mapping[str, str | None]  # settings of a node's processes, by name

@@ -24,8 +24,6 @@ from ...ray_compat.serve_controller import application_details
 from ...routing.ingress_broadcast import APPLICATION
 from ...service_errors import ConfigurationError
 
-__all__ = ["check_local_capacity", "pending_replica_printer", "print_pending_pools", "refuse_unplaceable"]
-
 LOOK_S = 2.0  # between two looks at what waits
 _FLAGS = {"device": "--device", "replicas": "--replicas"}
 _ELSEWHERE = "or serve on a cluster that has it (--address)"

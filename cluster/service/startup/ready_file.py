@@ -16,8 +16,6 @@ from ..supervision.guardian import remove_ready_file
 from ..supervision.run_folder import is_held
 from .ready_message import Endpoints
 
-__all__ = ["ReadyFile"]
-
 
 class ReadyFile:
     """The file at `path`; without a path nothing is written."""

@@ -9,8 +9,6 @@ from ...fleet.control.state.control_state import ControlState
 from ...fleet.spec.fleet_spec import FleetSpec, pool_model
 from ..deployment.serve_app import pool_version, with_model
 
-__all__ = ["RolloutOverride", "rollout_overrides"]
-
 
 @dataclass(frozen=True, slots=True)
 class RolloutOverride:

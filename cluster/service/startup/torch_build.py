@@ -8,8 +8,6 @@ from ...fleet.spec.fleet_file_loader import FleetFile
 from ...fleet.spec.fleet_spec import FleetSpec
 from ...service_errors import ConfigurationError
 
-__all__ = ["check_torch"]
-
 
 def check_torch(spec: FleetSpec, fleet: FleetFile | None) -> None:
     """Raise ConfigurationError with the remedy if GPUs are wanted on this machine and torch is a build for CPUs."""

@@ -20,8 +20,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-__all__ = ["EXIT_SERVICE_LOST", "ChildProcess", "ProbedProcess", "ServiceLost", "ServiceWatchdog"]
-
 EXIT_SERVICE_LOST = 75  # exit status (EX_TEMPFAIL): a part has ended that only a new start brings back
 WAKE_S = 1.0  # a signal that another thread got is seen when the main one wakes
 ASK_S = 1.5  # between an answer and the next question

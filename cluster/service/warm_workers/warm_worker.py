@@ -15,8 +15,6 @@ from ...ray_compat.local_node import is_jobless, node_session_folder
 from ...ray_compat.visible_names import REPLICA_MODULE
 from .warm_worker_slots import WarmWorkerSlots
 
-__all__ = ["PRELOADED", "begin_warm_worker", "import_replica_modules", "node_slots"]
-
 log = logging.getLogger(__name__)
 
 PRELOADED = f"{__package__}.preloaded"

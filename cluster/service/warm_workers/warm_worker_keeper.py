@@ -19,8 +19,6 @@ from ...ray_compat.local_node import prestart_workers
 from .warm_worker import PRELOADED, node_slots
 from .warm_worker_slots import WarmWorkerSlots
 
-__all__ = ["WarmWorkerKeeper", "keep_warm_workers"]
-
 log = logging.getLogger(__name__)
 
 SETTLE_S = 10.0  # delay before a missing process is replaced, so that a new replica has the cores while it loads

@@ -17,8 +17,6 @@ from pathlib import Path
 from ...process_tree import is_stopped
 from ...ray_compat.visible_names import STARTING_WORKER, WAITING_WORKER
 
-__all__ = ["WarmWorkerSlots"]
-
 STALE_S = 20.0  # a process that has not come by then was killed before, or never started
 _WANTED, _SPARE = "wanted-", "spare-"
 _WAITING, _STARTING = WAITING_WORKER.encode(), STARTING_WORKER.encode()

@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 from .native_build import load_library
 
-__all__ = ["DIGEST_BYTES", "each_digest"]
-
 DIGEST_BYTES = 32
 
 

@@ -11,8 +11,6 @@ import torch
 
 from .native_build import NativeBuildError, load_library
 
-__all__ = ["RankLost", "ShmCollectives", "open_shared_memory"]
-
 CAPACITY = 1 << 18  # bytes per rank and exchange; larger tensors take several exchanges, which stay in CPU caches
 TIMEOUT_S = 5.0  # the ranks of a step arrive within milliseconds of each other
 _LINE = 64

@@ -12,8 +12,6 @@ from ...canonical_weights import Weight
 from ...contract import Linear
 from .cpu_packing import dequantized_rows
 
-__all__ = ["ROUNDING_BOUND", "rounding_error"]
-
 # Above this error no integer kernel is chosen, for a layer or for the head. On the demo model the KL divergence from
 # fp32 is at most 8 times the square of the layers' error, and bf16 itself adds 0.00025: within 0.002 nats per token.
 # Measured: c-int4 error 0.009, KL 0.0005; onednn-int8 0.015 to 0.020, 0.0020; torch-int4 0.003, 0.00025;

@@ -14,17 +14,6 @@ import sys
 import weakref
 from typing import Any, TypeAlias
 
-__all__ = [
-    "MappedMemory",
-    "can_populate",
-    "claim_range",
-    "detach_file",
-    "is_mappable",
-    "map_file",
-    "populate_pages",
-    "resident_pages",
-]
-
 MappedMemory: TypeAlias = "mmap.mmap | ctypes.Array[ctypes.c_uint8]"
 
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # since Linux 5.14

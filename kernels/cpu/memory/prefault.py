@@ -15,8 +15,6 @@ from contextlib import suppress
 
 from ..c_kernels.native_build import load_library
 
-__all__ = ["MIN_BYTES", "PrefaultedRegion", "start_prefault", "stop_prefault", "take_prefaulted"]
-
 MIN_BYTES = 1 << 20  # smallest size for which prefaulting is worth it
 
 

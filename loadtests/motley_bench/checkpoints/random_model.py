@@ -26,8 +26,6 @@ from motley.replicas.quantization.weight_format import TensorSpec
 
 from .random_checkpoint import GROUP_SIZE, SCALE
 
-__all__ = ["CONFIGS", "REHEARSAL", "config_of", "random_model"]
-
 _DEVIATION = 0.02  # standard deviation of unquantized weights
 _ZEROS = 0x77777777  # eight symmetric zero points as GPTQ v1 stores them, one less
 

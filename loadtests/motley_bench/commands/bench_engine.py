@@ -14,8 +14,6 @@ from motley.cli.progress import show_steps
 
 from .bench_output import tell
 
-__all__ = ["engine"]
-
 
 def engine(
     more: Annotated[list[int] | None, typer.Argument(metavar="N", help="Further values of --batch.", min=1)] = None,

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["BenchOut", "DiskFolder", "DiskFormats", "DiskShape"]
-
 BenchOut = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object there as well.")]
 # Of benchmarks that read weights from a disk.
 DiskShape = Annotated[str, typer.Option(help="qwen2-0.5b, qwen2-1.5b, quick or tiny.")]

@@ -17,8 +17,6 @@ from motley.replicas.host.measurement_rows import machine, versions
 
 from .held_out_text import WINDOW, QualityDifference, next_token_logprobs, token_windows
 
-__all__ = ["CPU_SETTINGS", "GPU_SETTINGS", "run"]
-
 Progress = Callable[[str, int, int], None]  # name of the current step, number of steps begun, total number of steps
 Settings = Mapping[str, Any]
 

@@ -18,8 +18,6 @@ from motley.replicas.host.measurement_rows import machine, quantile, row, versio
 
 from ..processes.bench_child import BenchChild
 
-__all__ = ["SIZES", "run"]
-
 Progress = Callable[[str], None]
 
 CHILD = "motley_bench.engine.collective_sums_rank"

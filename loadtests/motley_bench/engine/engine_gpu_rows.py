@@ -8,8 +8,6 @@ from typing import Any
 
 from motley.replicas.host.measurement_rows import row
 
-__all__ = ["GOALS", "goal_line", "judge_goals", "rows_of"]
-
 Found = Mapping[str, Any]
 Row = Mapping[str, Any]
 

@@ -18,8 +18,6 @@ from ..checkpoints.random_model import config_of
 from ..sides.side_handles import is_installed
 from .stream_measurement import IDLE_BATCHES, MOST, EngineMeasurement, StreamWorkload, WorkloadGroup
 
-__all__ = ["BATCHES", "LENGTHS", "PEERS", "run"]
-
 PEERS = ("transformers",)
 BATCHES = (1, 8, 64, 256)
 LENGTHS = ((128, 128), (1000, 1000), (2048, 128))  # tokens of a prompt, tokens of its output

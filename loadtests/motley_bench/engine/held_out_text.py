@@ -13,8 +13,6 @@ import torch.nn.functional as F
 from motley.replicas.engine.startup.engine_builder import BuiltEngine
 from motley.replicas.host.measurement_rows import row
 
-__all__ = ["WINDOW", "QualityDifference", "next_token_logprobs", "token_windows", "window_length"]
-
 WINDOW = 512  # tokens of the text that are computed at once
 
 

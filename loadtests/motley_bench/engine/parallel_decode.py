@@ -19,8 +19,6 @@ from ..checkpoints.random_checkpoint import SHAPES, write_gptq
 from ..processes.bench_child import BenchChild
 from . import collective_sums
 
-__all__ = ["MODELS", "WAYS", "run"]
-
 Progress = Callable[[str], None]
 
 CHILD = "motley_bench.engine.parallel_decode_side"

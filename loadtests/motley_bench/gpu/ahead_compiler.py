@@ -13,8 +13,6 @@ from motley.replicas.host.cpu_cores import usable_cores
 from ..processes.bench_child import WRITE_S, BenchChild, ChildEnded, ChildSilent
 from .gpu_compiler_process import to_json
 
-__all__ = ["AheadCompiler"]
-
 AHEAD = "motley_bench.gpu.gpu_compiler_process"
 
 

@@ -21,8 +21,6 @@ from motley.kernels.launch.variant import Config
 from ..processes.bench_child import answer
 from .gpu_tasks import parse_capability
 
-__all__ = ["to_json"]
-
 
 def to_json(job: CompileJob) -> dict[str, Any]:
     return {"op": job.op, "shape": job.shape.key, "config": job.config.to_json()}

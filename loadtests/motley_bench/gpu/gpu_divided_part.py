@@ -15,8 +15,6 @@ from typing import Any
 from ..processes.bench_schedule import BenchPart
 from ..processes.task_process import TaskProcess
 
-__all__ = ["WAYS", "DividedPart", "ParallelCase"]
-
 CHILD = "motley_bench.gpu.gpu_divided_tasks"
 _REHEARSED = [("layers on disk", "bf16"), ("stages", "gptq-int4"), ("ranks", "gptq-int4")]
 _TOKENS, _REHEARSED_TOKENS = 24, 4

@@ -43,8 +43,6 @@ from .gpu_divided_checks import (
 from .gpu_divided_part import WAYS, ParallelCase
 from .gpu_engine_check import NOISE, answers, beside, texts
 
-__all__ = ["DividedTasks"]
-
 SHAPE = CheckpointShape(512, 1536, 4, 8, 4, 4096)
 NEW = ("embed_tokens", "layers.0.", "layers.3.")  # tensors that an update changes: some of every process
 _KV_BYTES = 2**24

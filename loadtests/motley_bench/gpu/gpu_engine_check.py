@@ -19,8 +19,6 @@ from motley.replicas.sampling_params import SamplingParams
 
 from ..checkpoints.random_checkpoint import SHAPES, CheckpointShape, write_gptq
 
-__all__ = ["NOISE", "LogprobComparison", "answers", "beside", "compare", "texts"]
-
 SHAPE = SHAPES["tiny"]
 REHEARSAL = CheckpointShape(128, 128, 1, 2, 1, 512)  # the smallest sizes that the kernels accept
 PROMPTS = ([3, 141, 59, 26, 5], list(range(40, 60)), [7, 7, 9])  # three: the graph of their steps is padded

@@ -18,8 +18,6 @@ from motley.kernels.tuning.table_writer import order_shapes
 from ..kernels.gpu_kernel_cases import gpu_cases
 from . import gpu_kernel_targets
 
-__all__ = ["REHEARSED", "KernelOrder", "in_turns"]
-
 # Operators that a rehearsal tunes and measures; it checks all of them.
 REHEARSED = ("w4a16_gemv", "attention_decode", "rms_norm")
 FIRST_MODEL = "qwen2.5-7b"  # its layers are tuned and measured before those of other models

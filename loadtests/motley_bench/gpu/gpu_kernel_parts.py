@@ -28,8 +28,6 @@ from . import gpu_kernel_targets
 from .ahead_compiler import AheadCompiler
 from .gpu_kernel_order import KernelOrder, in_turns
 
-__all__ = ["KernelParts"]
-
 REHEARSED_CONFIGS, REHEARSED_JOBS = 2, 2
 # Weight of an operator in the time for tuning; all others have 1.
 WEIGHTS = {"w4a16_gemm": 4.0, "w4a16_gemv": 3.0, "attention_decode": 3.0}

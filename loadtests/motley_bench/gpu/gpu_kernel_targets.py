@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["TARGETS", "is_judged", "judge", "line", "rank"]
-
 Row = Mapping[str, Any]
 
 # Bytes of int4 weights with scales and zero points: reached by gate-and-up and by down from 7 billion parameters on.

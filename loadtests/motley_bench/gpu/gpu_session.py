@@ -45,8 +45,6 @@ from .gpu_tasks import rig_of
 if TYPE_CHECKING:
     from motley.kernels.device.device_context import DeviceContext
 
-__all__ = ["PARTS", "STAGES", "main", "run"]
-
 SECONDS = 480.0
 CHILD = "motley_bench.gpu.gpu_tasks"
 # Stages in order. Each weight is its seconds of the default time, in which all that goals and targets are about must

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from motley.kernels.device.device_context import DeviceContext
     from motley.replicas.gpu.accelerator import Accelerator
 
-__all__ = ["GpuTasks", "parse_capability", "rig_of"]
-
 
 def parse_capability(text: str) -> tuple[int, int]:
     """Return the major and minor number of a compute capability such as "6.1"."""

@@ -29,8 +29,6 @@ from motley.kernels.device.roofline import (
 from motley.kernels.launch.kernel_operation import KernelProblem, ProblemShape
 from motley.kernels.launch.model_shapes import ModelShape
 
-__all__ = ["POINTWISE", "attention_problem", "linear_problem", "linear_weight", "pointwise_problem"]
-
 # Sampling is missing since on a CPU the engine samples with torch.
 POINTWISE = ("rms_norm", "add_rms_norm", "rotary_write", "silu_mul")
 

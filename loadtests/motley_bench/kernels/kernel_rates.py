@@ -21,9 +21,6 @@ from .operation_measurement import (
     TimeBudgetExceeded,
 )
 
-__all__ = ["rows_of", "run"]
-
-
 Progress = Callable[[str, int, int], None]
 
 

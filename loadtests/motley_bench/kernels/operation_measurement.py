@@ -16,15 +16,6 @@ from motley.kernels.launch.variant import Config
 from motley.kernels.tuning.memory_limits import ShapeTooLarge, memory_shortage
 from motley.kernels.tuning.timing import InputRotation, Timing, time_runs
 
-__all__ = [
-    "OperationMeasurement",
-    "TimeBudgetExceeded",
-    "make_within_budget",
-    "measure_operation",
-    "measure_problems",
-    "measurement_memory_shortage",
-]
-
 T = TypeVar("T")
 MOST_COPIES = 512  # copies of the inputs; if so many do not fill the cache, it is swept between two runs
 

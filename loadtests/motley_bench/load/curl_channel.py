@@ -16,8 +16,6 @@ import pycurl
 
 from motley.client import Tls
 
-__all__ = ["CurlCallFailed", "CurlChannel"]
-
 _PREFIX = struct.Struct(">BI")  # prefix of a message: whether it is compressed, and its length
 _STATUS = dict(enumerate((
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",

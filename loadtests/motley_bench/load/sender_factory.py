@@ -9,8 +9,6 @@ from motley.client import Tls
 from .load_senders import GrpcSender, HttpSender, LoadSender
 from .load_workload import Workload
 
-__all__ = ["create_sender", "grpc_client_name"]
-
 
 def create_sender(
     workload: Workload, target: str, model: str, api_key: str | None, tls: Tls | None = None

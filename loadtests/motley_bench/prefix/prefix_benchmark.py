@@ -24,8 +24,6 @@ from .simulated_savings import simulate_savings
 from .stored_value_rates import HEAD_DIM, HEADS, LAYERS, measure_value_size, value_mib
 from .tenant_trace import TenantTracePlan, measure_trace
 
-__all__ = ["PARTS", "PrefixBenchPlan", "quick", "run"]
-
 Progress = Callable[[str], None]
 Rows = list[dict[str, Any]]
 PARTS = ("values", "ttft", "trace", "faults", "numerics", "simulated")

@@ -18,8 +18,6 @@ from motley.replicas.kv.store.store_ops import FetchOp
 from motley.replicas.kv.store.store_worker import StoreOpExecutor
 from motley.replicas.types import BLOCK_TOKENS
 
-__all__ = ["IN_VAIN_S", "PAUSE_S", "BlocksReader"]
-
 _PATIENT_S = 1e3  # assumed seconds to compute a value, which gives a read the longest possible deadline
 IN_VAIN_S = 30.0
 PAUSE_S = 0.01

@@ -6,8 +6,6 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["CLIENTS", "client_getters"]
-
 Get = Callable[[bytes], object]
 
 PLAIN, HIREDIS, GLIDE = "redis-py, its own parser", "redis-py with hiredis", "valkey-glide"

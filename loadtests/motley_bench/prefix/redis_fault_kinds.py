@@ -10,8 +10,6 @@ from pathlib import Path
 
 from .redis_process import RedisProcess, SlowProxy
 
-__all__ = ["KINDS", "PASSWORD", "USER", "RedisFault", "make_fault", "make_faulty_redis"]
-
 USER, PASSWORD = "motley", "right"
 ROOMY = "2gb"
 LATE_S = 2.0

@@ -33,8 +33,6 @@ from .redis_fault_load import (
 )
 from .redis_process import slow_proxy
 
-__all__ = ["measure_faults"]
-
 WARM_ROUNDS = 20
 LATE_ROUNDS = 20  # maximum additional rounds until an answer begins after the fault
 RECOVERY_S = 30.0

@@ -19,8 +19,6 @@ from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley.cluster.prefix_store.redis_wire import encode_command
 from motley.cluster.service_errors import ConfigurationError
 
-__all__ = ["RedisProcess", "SlowProxy", "ping_socket", "slow_proxy"]
-
 _START_S = 10.0
 
 

@@ -23,8 +23,6 @@ from motley.replicas.types import BLOCK_TOKENS
 
 from .sharing_replica import SharingReplica, SimulatedStore
 
-__all__ = ["RoutedFleetPlan", "simulate_routed_fleet"]
-
 MODEL = "qwen2.5-7b"
 INGRESSES = 2
 SEEN, UNSEEN, NONE = "redis, seen by the router", "redis, not seen by the router", "no redis"

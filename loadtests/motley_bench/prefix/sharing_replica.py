@@ -17,8 +17,6 @@ from motley.replicas.engine.sequence import Sequence
 from motley.replicas.simulated.virtual_replica import SimulatedRequest, VirtualReplica
 from motley.replicas.types import BLOCK_TOKENS, ReplicaLoad
 
-__all__ = ["SharingReplica", "SimulatedStore"]
-
 _STORE_AFTER = 2  # requests for a block from which on a replica stores it
 
 

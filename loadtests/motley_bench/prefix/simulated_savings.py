@@ -16,8 +16,6 @@ from typing import Any
 from motley.replicas.host.measurement_rows import row
 from motley.replicas.simulated.simulated_device import SimulatedDevice, find_model_shape, find_table_device
 
-__all__ = ["GPUS", "simulate_savings"]
-
 GPUS = ("P40", "T4", "A10", "H100")
 MODEL = "qwen2.5-7b"
 CHUNK = 512  # prompt tokens of a step

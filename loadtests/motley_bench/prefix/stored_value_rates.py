@@ -24,8 +24,6 @@ from motley.replicas.kv.store.sealed_record import Geometry, RecordSealer
 from .redis_block_reads import IN_VAIN_S, PAUSE_S, BlocksReader
 from .redis_clients import CLIENTS, client_getters
 
-__all__ = ["HEADS", "HEAD_DIM", "LAYERS", "measure_value_size", "value_mib"]
-
 GIVEN_S = 60.0  # deadline, long enough to play no role in what is measured
 LAYERS, HEAD_DIM, HEADS = 28, 128, 4  # those of Qwen2.5-7B
 QUEUE_BYTES = 1 << 30

@@ -19,8 +19,6 @@ from motley.replicas.types import Request
 from ..sides.side_process import prompt
 from .prefix_first_tokens import FLUSH_S, SharedWeightReplicas, bench_prefix_access
 
-__all__ = ["TenantTracePlan", "measure_trace"]
-
 REPLICAS = 2
 AT_A_TIME = 2  # concurrent requests of each replica
 ROOM = 3  # prompts that fit into a replica's KV

@@ -16,8 +16,6 @@ from typing import IO, Any, Self
 
 from motley.replicas.errors import EngineFault
 
-__all__ = ["WRITE_S", "BenchChild", "ChildEnded", "ChildSilent", "answer"]
-
 SAID_CHARS = 500
 LOOK_S = 0.5  # seconds between two checks of whether the process still runs
 WRITE_S = 20.0  # a child that has not read a whole line by then is taken to read nothing any more

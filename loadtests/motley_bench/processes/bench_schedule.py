@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ARCHIVE", "BenchPart", "BenchSchedule", "BenchTurn", "archived"]
-
 ARCHIVE = "everything.tar.gz"
 
 SAVE_S = 5.0

@@ -15,8 +15,6 @@ from typing import Any, Protocol
 
 from .bench_child import BenchChild, ChildEnded, ChildSilent, answer
 
-__all__ = ["LEAST_S", "START_S", "TASK_S", "TaskHandler", "TaskProcess", "serve"]
-
 TASK_S = 60.0  # a task that takes longer is taken to hang
 START_S = 180.0  # time limit of a start, which imports torch and Triton, maybe on a busy machine
 LEAST_S = 10.0  # a task that has begun may take so long: ending its process would cost more

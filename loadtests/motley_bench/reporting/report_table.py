@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["table"]
-
 
 def table(report: dict[str, Any]) -> str:
     """Return a report's rows as a table of aligned text."""

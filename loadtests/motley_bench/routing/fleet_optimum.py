@@ -19,8 +19,6 @@ from motley.cluster.routing.prediction.latency_model import Slo
 from motley.cluster.simulation.simulated_fleet import SimulatedReplica
 from motley.cluster.simulation.traffic import Arrival
 
-__all__ = ["LengthBucket", "capacity", "length_buckets", "optimum"]
-
 _EDGES = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # bounds of prompts' buckets, in tokens
 _OUT_EDGES = (64, 96, 128, 192, 256, 384, 512)
 _BATCHES = (0, 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["routing_svg"]
-
 _COLOURS = (
     "#c2410c", "#f59e0b", "#facc15", "#0369a1", "#0d9488", "#7c3aed", "#64748b", "#be185d", "#38bdf8", "#4d7c0f",
 )  # fmt: skip

@@ -16,8 +16,6 @@ from motley.replicas.types import Request, StreamMessage
 
 from .side_process import prompt
 
-__all__ = ["StreamGenerator", "StreamTimes", "drive", "requests_of", "summary"]
-
 
 class StreamGenerator(Protocol):
     """Interface of a worker, as far as it is used here."""

@@ -10,8 +10,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-__all__ = ["figure", "idle_of", "on_device", "write_trimmed"]
-
 Event = Mapping[str, Any]
 
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")

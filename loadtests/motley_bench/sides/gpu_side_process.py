@@ -17,8 +17,6 @@ import torch
 from ..processes.bench_child import answer
 from ..processes.task_process import TaskHandler, serve
 
-__all__ = ["DeviceSide"]
-
 SIDES = {"motley": "side_worker", "transformers": "side_static"}
 
 

@@ -12,8 +12,6 @@ from ..checkpoints.random_model import config_of
 from .gpu_side_process import DeviceSide
 from .side_process import prompt
 
-__all__ = ["StaticCacheSide", "build"]
-
 Step = Callable[[torch.Tensor, Any], torch.Tensor]  # ids [B, n], cache -> the next ids [B, 1]
 
 

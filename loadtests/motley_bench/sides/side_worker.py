@@ -34,8 +34,6 @@ from .concurrent_streams import drive, requests_of, summary
 from .counted_streams import CountingWorker, StreamTokenCounts, unless_over
 from .gpu_side_process import DeviceSide
 
-__all__ = ["WorkerSide", "build"]
-
 MAX_RUNNING = 256
 MAX_BATCH_TOKENS = 2048
 _SECONDS = 600.0  # time limits that compiling kernels does not reach

@@ -18,8 +18,6 @@ from ...errors import CheckpointError
 from ..files.safetensors_header import parse_header
 from ..reading.weight_digests import digest_piece, tensor_pieces
 
-__all__ = ["PackedPrefetch", "begin_packed_prefetch", "end_packed_prefetch", "take_packed_prefetch"]
-
 _SWITCH_S = 0.0005  # Python's switch interval meanwhile: at the usual 5 ms importing would delay the digests
 
 

@@ -29,23 +29,6 @@ from ..reading.read_ahead import ReadAhead
 from ..reading.weight_digests import Tensors, digest_tensors, tensor_pieces
 from .packed_prefetch import take_packed_prefetch
 
-__all__ = [
-    "ALIGNMENT",
-    "PACKED_DTYPES",
-    "UNPACKED_PREFIX",
-    "PackedWeights",
-    "PackedWeightsError",
-    "PackedWeightsIndex",
-    "PackedWeightsWriter",
-    "align_up",
-    "layer_entry",
-    "packed_tensors",
-    "read_packed_index",
-    "read_packed_weights",
-    "tensor_view",
-    "write_packed_weights",
-]  # fmt: skip
-
 ALIGNMENT = 64
 _PAGE = 4096
 _DIGEST_CHARS = 64

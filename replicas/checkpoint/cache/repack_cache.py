@@ -10,8 +10,6 @@ import torch
 from ....kernels.contract import Linear, Role
 from ....kernels.packed_layer import PackedLayer, PackedLayerOps
 
-__all__ = ["NO_REPACK_CACHE", "RecordingRepackCache", "RepackCache", "RestoringRepackCache"]
-
 
 class RepackCache(Protocol):
     """Source of repacked linears and tensors, by their names in the checkpoint. in_order: whether layers must be loaded

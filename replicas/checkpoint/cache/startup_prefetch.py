@@ -22,15 +22,6 @@ from . import packed_prefetch
 if TYPE_CHECKING:
     from ...engine_config import EngineConfig
 
-__all__ = [
-    "end_prefetch",
-    "hint_path",
-    "likely_packed_file",
-    "prefetch_files",
-    "prefetch_model",
-    "weights_cache_folder",
-]
-
 _STEP_BYTES = 8 << 20
 _MAX_PREFETCH_BYTES = 8 << 30  # most bytes that are requested; nor more than a quarter of free memory
 

@@ -40,8 +40,6 @@ from .packed_weights import (
 )
 from .startup_prefetch import hint_path, weights_cache_folder
 
-__all__ = ["WRITER", "WeightsCache", "open_weights_cache"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -12,8 +12,6 @@ from ...errors import CheckpointError
 from ...host.cpu_cores import usable_cores
 from .checkpoint_folder import has_entry, open_checkpoint_file, read_checkpoint_file
 
-__all__ = ["check_manifests", "find_manifests"]
-
 SHA256SUMS = "SHA256SUMS"
 SHA256_SUFFIX = ".sha256"
 MAX_BYTES = 1 << 20

@@ -19,21 +19,6 @@ from ...short_repr import short_repr
 from .checkpoint_folder import has_entry, read_checkpoint_file
 from .json_fields import JsonFields, read_json
 
-__all__ = [
-    "PACKINGS",
-    "UNSUPPORTED_METHODS",
-    "UNSUPPORTED_MODELS",
-    "UNSUPPORTED_TOKENIZERS",
-    "USE_ORIGINAL_MODEL",
-    "explain_file",
-    "explain_method",
-    "explain_models",
-    "explain_packing",
-    "explain_tokenizer",
-    "refuse_unsupported_config",
-    "refuse_unsupported_files",
-]
-
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
 USE_ORIGINAL_MODEL = (

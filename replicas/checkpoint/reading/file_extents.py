@@ -24,8 +24,6 @@ from ...errors import CheckpointError
 from .read_ahead import ReadAhead
 from .weight_digests import DigestPiece, Tensors, read_piece, tensor_data_start, tensor_pieces
 
-__all__ = ["EXTENT_BYTES", "RUN_BYTES", "FileExtent", "MappedFiles", "PieceRun", "group_extents", "group_runs"]
-
 EXTENT_BYTES = 64 << 20  # most bytes that are read together
 RUN_BYTES = 4 << 20  # bytes that are read at once, so that they are in the CPU's caches when they are digested
 _LAYER = re.compile(r".*?\.\d+\.")

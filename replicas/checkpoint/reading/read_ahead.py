@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeVar
 
-__all__ = ["LEAD_BYTES", "ReadAhead"]
-
 S = TypeVar("S", bound=Hashable)
 
 LEAD_BYTES = 256 << 20  # most bytes that are in memory and not yet used

@@ -11,8 +11,6 @@ import torch
 
 from ....kernels.cpu.memory.lazy_pages import MIN_BYTES, allocate_bytes
 
-__all__ = ["KEPT_BYTES", "PINNED_BYTES", "AllocateStaging", "PinnedReadBuffers", "ReadBuffers"]
-
 log = logging.getLogger(__name__)
 
 AllocateStaging = Callable[[int], torch.Tensor]  # makes uint8 host memory of that size, which a device reads by itself

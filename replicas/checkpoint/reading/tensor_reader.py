@@ -33,8 +33,6 @@ from .weight_digests import (
     tensor_pieces,
 )
 
-__all__ = ["TORCH_DTYPES", "TensorReader"]
-
 TORCH_DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
     "I32": torch.int32, "U32": torch.uint32,

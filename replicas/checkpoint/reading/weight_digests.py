@@ -27,22 +27,6 @@ from ...errors import CheckpointError
 from ...host.cpu_cores import usable_cores
 from ..files.safetensors_header import PREFIX_BYTES, TensorInfo, read_header_length
 
-__all__ = [
-    "DigestPiece",
-    "Tensors",
-    "combine_piece_digests",
-    "combine_tensor_digests",
-    "combine_tensor_pieces",
-    "digest_piece",
-    "digest_pieces",
-    "digest_tensors",
-    "digests_by_tensor",
-    "order_piece_digests",
-    "read_piece",
-    "tensor_data_start",
-    "tensor_pieces",
-]  # fmt: skip
-
 PIECE_BYTES = 4 << 20  # bytes that a thread digests at a time
 LEAF_BYTES = 64 << 10
 

@@ -27,8 +27,6 @@ from ...types import BLOCK_TOKENS
 from ..sequence import Sequence, SequenceState
 from .save_scheduler import SaveScheduler
 
-__all__ = ["FetchScheduler"]
-
 _FETCH_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _GRACE_S = MAX_READ_S  # extra seconds for a store that misses its deadline
 

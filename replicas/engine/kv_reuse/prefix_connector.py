@@ -23,8 +23,6 @@ from ..sequence import Sequence
 from .fetch_scheduler import FetchScheduler
 from .save_scheduler import BlockPair, SaveScheduler
 
-__all__ = ["PrefixConnector"]
-
 _MAX_POPULAR = 32  # most prefixes in the statistics
 
 

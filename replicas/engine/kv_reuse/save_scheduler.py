@@ -16,8 +16,6 @@ from ...kv.store.store_keys import StoreValue
 from ...kv.store.store_ops import CopyEvent, LookupOp, SaveOp
 from ..sequence import Sequence, SequenceState
 
-__all__ = ["BlockPair", "SaveScheduler"]
-
 BlockPair = tuple[int, int]  # a block of the device and one of the host
 
 _MAX_PLAN_BYTES = 2**23  # most bytes of values that are copied during one step

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ...parallel.leader.follower_group import FollowerGroup
     from ..engine import EngineCore
 
-__all__ = ["CachedRates", "cached_rates"]
-
 log = logging.getLogger(__name__)
 
 FASTER, SLOWER = 1.2, 3.0  # how much faster or slower a step may be now; others may just be slowing it down

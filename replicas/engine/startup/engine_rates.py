@@ -17,8 +17,6 @@ from ...types import BLOCK_TOKENS, PROFILED_BATCH_SIZES, Request
 if TYPE_CHECKING:  # code that only predicts needs no engine
     from ..engine import EngineCore
 
-__all__ = ["EngineRates", "extrapolate_step_times", "measure_decode_step", "measure_rates"]
-
 BUDGET_S = 1.0  # seconds for all measurements: one that is expected to exceed what is left is skipped
 PROMPT_S = 0.5  # a prompt that is expected to take longer is not run
 NOISE_S = 0.1  # a prompt that takes longer than this, and about as long as expected, is run only once

@@ -19,8 +19,6 @@ from ...offload.disk.disk_speed import largest_file, measure_disk_rate, measure_
 from ...offload.planning.decode_estimate import estimate_decode
 from ...offload.planning.device_plan import DevicePlan
 
-__all__ = ["add_measured_speed"]
-
 
 def add_measured_speed(found: FitResult, config: EngineConfig, checkpoint: Checkpoint) -> FitResult:
     """Return the fit with the expected speed of weights in tiers, if there are tiers and their speed must be measured.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ...capacity.device_fit import TargetDevice
     from ...parallel.planning.memory_plan import ParallelMemoryPlan
 
-__all__ = ["check_memory"]
-
 EXIT_TOO_LARGE = 3  # exit status
 MAX_REPACK_GROWTH = 2  # most times that weights grow over their files: half precision that is computed in fp32
 SMALL_MODEL_BYTES = 2**30  # bytes of weights that fit on every GPU, so that none is looked at

@@ -14,8 +14,6 @@ from ...kv.memory_budget import swap_budget
 from ...types import BLOCK_TOKENS
 from ..kv_reuse.swap_planner import SwapPlanner, SwapRates
 
-__all__ = ["build_swapper", "measure_swap_rates"]
-
 
 def build_swapper(
     config: EngineConfig,

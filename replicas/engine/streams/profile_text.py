@@ -7,8 +7,6 @@ from dataclasses import asdict
 
 from ...types import ModelInfo, ReplicaProfile
 
-__all__ = ["profile_from_text", "profile_to_text"]
-
 
 def profile_to_text(profile: ReplicaProfile) -> str:
     return json.dumps(asdict(profile))

@@ -19,18 +19,6 @@ from .character_sets import (
     ranges_of_text,
 )
 
-__all__ = [
-    "RegexChoice",
-    "RegexEnd",
-    "RegexNode",
-    "RegexPattern",
-    "RegexRepeat",
-    "RegexSequence",
-    "RegexStart",
-    "length_bounds",
-    "parse_pattern",
-]
-
 MAX_DEPTH = 64  # most groups within one another
 MAX_REPEATS = 10_000
 MAX_SHOWN = 20  # most characters of a piece in a message

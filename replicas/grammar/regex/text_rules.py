@@ -35,8 +35,6 @@ from .regex_parser import (
 )
 from .string_formats import FORMAT_PATTERNS, LENGTH_PATTERNS, NARROWED_PATTERNS
 
-__all__ = ["TextRule", "TextRuleFault", "find_text_rule_fault", "follows_pattern", "json_text_rules", "regex_grammar"]
-
 _SHORT_ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 _ESCAPED = merge_ranges([(0, 0x1F), *ranges_of_text('"\\')])
 _LAST = 0x10FFFF

@@ -15,8 +15,6 @@ from .keywords import KEYWORDS
 
 CHOICE_KEYWORDS = ("anyOf", "oneOf")
 
-__all__ = ["CHOICE_KEYWORDS", "distribute_keywords"]
-
 
 def distribute_keywords(
     node: dict[str, Any], resolved: Callable[[Any], tuple[dict[str, Any], list[str]] | None], *, may_nest: bool = True

@@ -49,8 +49,6 @@ _TEXTS = {
 }
 _FORMS = [("pattern",), ("format",), ("pattern", "format")]
 
-__all__ = ["relax_schema"]
-
 
 def relax_schema(schema: dict[str, Any]) -> tuple[Any, list[str]]:
     """Return the schema in the grammar library's words, and what was dropped to get there, each with its place."""

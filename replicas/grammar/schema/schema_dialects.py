@@ -23,8 +23,6 @@ _JSON_TYPE_NAMES = {
     "tuple": "array",
 }
 
-__all__ = ["allow_null", "in_json_schema", "is_nullable"]
-
 
 def in_json_schema(node: dict[str, Any]) -> dict[str, Any]:
     """Return the schema with its own keywords as draft 2020-12 has them; what is of no known dialect stays."""

@@ -6,8 +6,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-__all__ = ["KnownValues"]
-
 _TTL_S = 60.0  # seconds until a sighting is too old: the store may lose a value, which only a fetch shows
 _MAX_VALUES = 65_536  # most keys, about 8 MiB
 

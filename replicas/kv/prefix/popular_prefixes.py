@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PopularPrefix", "PrefixPopularity"]
-
 _CAPACITY = 256
 _ID_BYTES = 8
 

@@ -9,8 +9,6 @@ from ..histogram import HistogramSnapshot
 from ..store.prefix_store import StoreStats
 from .popular_prefixes import PopularPrefix
 
-__all__ = ["PrefixStats"]
-
 
 @dataclass(frozen=True, slots=True)
 class PrefixStats:

@@ -17,8 +17,6 @@ from ..blocks import Allocation
 from ..store.host_kv import RecordPayloads
 from ..store.store_worker import HostRecords
 
-__all__ = ["MAX_DIVERGENCE_NATS", "PROBE_TOKENS", "LogitsRunner", "RoundingTrial", "record_divergence"]
-
 MAX_DIVERGENCE_NATS = 0.002  # most nats a token: the bound for the choice of a CPU's kernels as well (test_quality)
 PROBE_TOKENS = 2 * BLOCK_TOKENS  # tokens whose distributions are compared
 

@@ -9,8 +9,6 @@ from ..host_blocks import LentBlockPool
 from ..store.store_keys import StoreKeys
 from ..store.store_ops import CopyEvent, StoreOp, StoreWorker
 
-__all__ = ["StoreLink", "no_store_link"]
-
 
 @dataclass(frozen=True, slots=True)
 class StoreLink:

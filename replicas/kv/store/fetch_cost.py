@@ -8,16 +8,6 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 
-__all__ = [
-    "MAX_READ_S",
-    "ChunkCounter",
-    "FetchCostModel",
-    "fetch_timeout_s",
-    "leading_repeated",
-    "leading_worth_storing",
-    "lookup_wait_s",
-]
-
 MAX_READ_S = 0.05  # most seconds without an answer from the store
 _FIRST_S_PER_BYTE = 2e-9  # 0.5 GB/s, until something was fetched
 _LINGER_S, _LINGER_SHARE = 0.002, 0.01

@@ -14,8 +14,6 @@ import torch
 from ...types import BLOCK_TOKENS
 from .sealed_record import Geometry
 
-__all__ = ["HostKv", "PayloadSlice", "RecordPayloads"]
-
 Vectors = Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # integer dtype by the bytes of a number

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 
 from .prefix_store import Buffer, StoreStats, ValueParts, ValueQuery
 
-__all__ = ["MemoryPrefixStore"]
-
 
 @dataclass(frozen=True, slots=True)
 class _MemoryValue:

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ["BreakerState", "Buffer", "PrefixStore", "StoreStats", "ValueParts", "ValueQuery"]
-
 Buffer = bytes | bytearray | memoryview  # contiguous, with items of one byte
 
 ValueParts = tuple[Buffer, ...]  # the bytes of each wanted range, in their order

@@ -26,8 +26,6 @@ from typing import Any
 
 from .prefix_store import Buffer, ValueParts, ValueQuery
 
-__all__ = ["HEADER_BYTES", "RECORD_DTYPES", "Geometry", "RecordFlaw", "RecordSealer"]
-
 RECORD_DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}  # torch's names, with the bytes of a number
 HEADER_BYTES = 64
 RECORD_VERSION = 1

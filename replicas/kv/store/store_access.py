@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from .memory_store import MemoryPrefixStore
 from .prefix_store import PrefixStore
 
-__all__ = ["SECRET_BYTES", "PrefixStoreAccess", "in_memory_access"]
-
 SECRET_BYTES = 32
 
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from ...types import BLOCK_TOKENS
 from .sealed_record import RECORD_VERSION, Geometry
 
-__all__ = ["StoreKeys", "StoreValue", "kv_identity", "with_value_tokens"]
-
 _TARGET_VALUE_BYTES = 2**20  # least bytes of a value, unless it would need more than _MAX_VALUE_TOKENS
 _MAX_VALUE_TOKENS = 128
 

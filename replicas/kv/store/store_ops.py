@@ -5,20 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = [
-    "HIT",
-    "MISS",
-    "OUT_OF_RANGE",
-    "TIMEOUT",
-    "FetchOp",
-    "ForgetOp",
-    "LookupOp",
-    "ReleaseOp",
-    "SaveOp",
-    "StoreOp",
-    "StoreWorker",
-]
-
 HIT, MISS, TIMEOUT = "hit", "miss", "timeout"  # outcomes of a fetch, besides the flaws of records
 OUT_OF_RANGE = "range"  # outcome of a fetch whose record has a number too large for this replica's KV
 

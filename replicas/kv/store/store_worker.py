@@ -15,8 +15,6 @@ from .prefix_store import Buffer, PrefixStore
 from .sealed_record import RecordSealer
 from .store_ops import HIT, MISS, OUT_OF_RANGE, TIMEOUT, FetchOp, ForgetOp, LookupOp, ReleaseOp, SaveOp, StoreOp
 
-__all__ = ["HostRecords", "StoreBuffers", "StoreOpExecutor", "ThreadedStoreWorker"]
-
 log = logging.getLogger(__name__)
 
 NUM_FETCH_THREADS = 2

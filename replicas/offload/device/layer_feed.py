@@ -13,8 +13,6 @@ from ...gpu.accelerator import Copier, DeviceEvent
 from ..disk.layer_prefetch import NUM_BUFFERS, LayerPrefetcher
 from .pinned_memory import allocate_page_aligned
 
-__all__ = ["DiskLayerSource", "LayerByteSource", "LayerFeed", "PinnedLayerSource", "copy_pieces"]
-
 
 class LayerByteSource(Protocol):
     """Protocol of memory that layers are copied from, which the device can read by itself."""

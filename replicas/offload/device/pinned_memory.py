@@ -11,8 +11,6 @@ from ...gpu.accelerator import Copier, DeviceEvent
 from ...gpu.swapper import SLAB_BYTES, pinned_bytes, round_up_to_power_of_two
 from ..planning.disk_plan import PAGE_BYTES
 
-__all__ = ["DeviceUploader", "PinnedSlabs", "PinningError", "allocate_page_aligned", "pinned_slab_bytes"]
-
 
 class PinningError(Exception):
     """Error that the host cannot pin as much memory as was asked for."""

@@ -16,8 +16,6 @@ import torch
 from ...errors import EngineFault
 from ..planning.disk_plan import PAGE_BYTES, round_to_pages
 
-__all__ = ["DirectFile", "DiskTable"]
-
 _ONCE = 1 << 30  # most bytes that one call reads: Linux gives no more than 2 GiB
 
 

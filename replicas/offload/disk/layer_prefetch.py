@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
-__all__ = ["NUM_BUFFERS", "LayerPrefetcher"]
-
 NUM_BUFFERS = 2
 
 

@@ -37,8 +37,6 @@ from ...model.tensor_layout import (
 )
 from ..planning.disk_plan import DEVICE_PARAM, PAGE_BYTES, weights_memory_error
 
-__all__ = ["open_repacked_file", "write_repacked_file", "write_repacked_parts"]
-
 _HEADER_BYTES = 1 << 10  # bytes of the header reserved for each tensor of the checkpoint, more than any takes
 
 

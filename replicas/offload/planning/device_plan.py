@@ -23,8 +23,6 @@ from .disk_plan import (
     weights_memory_error,
 )
 
-__all__ = ["HOST_PARAM", "DevicePlan", "WeightLocation", "host_memory_error", "offloaded_step_s", "plan_device"]
-
 WeightLocation = Literal["device", "host", "disk"]
 
 HOST_PARAM = "weights_host_memory_bytes"

@@ -14,22 +14,6 @@ from typing import NamedTuple
 
 from ...errors import InvalidRequest
 
-__all__ = [
-    "DEVICE_PARAM",
-    "PAGE_BYTES",
-    "STEPS",
-    "DecodeEstimate",
-    "DiskPlan",
-    "WeightBudgets",
-    "WeightSizes",
-    "disk_step_s",
-    "format_mib",
-    "plan_disk",
-    "round_to_pages",
-    "spread_evenly",
-    "weights_memory_error",
-]  # fmt: skip
-
 PAGE_BYTES = 4096
 DEVICE_PARAM = "weights_memory_bytes"
 STEPS = 4  # simulated steps until they all take equally long

@@ -27,8 +27,6 @@ from ..planning.device_plan import DevicePlan, host_memory_error
 from ..planning.disk_plan import format_mib, weights_memory_error
 from .disk_renewal import changed_offloaded_layers, files_in_use, with_whole_layers, write_changed
 
-__all__ = ["renew_device_decoder"]
-
 Pinned = Mapping[int, Sequence[torch.Tensor]]
 
 

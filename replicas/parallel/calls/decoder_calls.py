@@ -12,16 +12,6 @@ from ....kernels.batch import StepBatch
 from ...execution.step_plan import StepPlan
 from ...model.decoder import Decoder, HiddenStream
 
-__all__ = [
-    "CallResult",
-    "call_message",
-    "copies_message",
-    "execute_call",
-    "read_copies",
-    "read_stream",
-    "stream_message",
-]
-
 _TENSORS = tuple(field.name for field in fields(StepBatch) if field.type in (torch.Tensor, "torch.Tensor"))
 _OTHERS = tuple(field.name for field in fields(StepBatch) if field.name not in _TENSORS)
 

@@ -16,8 +16,6 @@ from ....kernels.batch import StepBatch
 from ...model.decoder import Decoder
 from ..transport.collective import CollectiveExchange
 
-__all__ = ["call_fields", "execute_device_call", "send_call"]
-
 
 def call_fields(method: str, argument: StepBatch | torch.Tensor, version: int = 0) -> dict[str, Any]:
     """Return the part of a decoder's call that the host knows, as JSON fields: the method, and the shape of a step or

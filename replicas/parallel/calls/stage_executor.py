@@ -14,8 +14,6 @@ from ...gpu.accelerator import Accelerator, copy_to_host
 from ...model.decoder import Decoder, HiddenStream
 from . import decoder_calls
 
-__all__ = ["StageExecutor"]
-
 
 class StageExecutor:
     """Caller of a decoder on a GPU, for one call at a time.

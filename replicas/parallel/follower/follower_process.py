@@ -17,8 +17,6 @@ from ...host.stderr_logging import log_to_stderr
 from ..transport.heartbeats import HeartbeatSender
 from ..transport.pipe import MessagePipe
 
-__all__ = ["run_follower"]
-
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 

@@ -17,8 +17,6 @@ from ..transport.collective import CollectiveExchange
 from ..transport.pipe import MessageInbox, MessagePipe
 from .weight_versions import WeightVersions
 
-__all__ = ["run_gpu_calls"]
-
 _MAX_STEPS_AHEAD = 4  # most calls in flight: the first rank has two steps in flight, and waits for the other ranks
 IDLE_S = 0.02  # after so long without a call it waits for those in flight, so that a fault is reported at once
 

@@ -22,8 +22,6 @@ from ...updates.process_folder import latest_process_folder, release_process_fol
 from ..transport.pipe import Message, MessagePipe
 from ..transport.remote_errors import encode_error
 
-__all__ = ["WeightFileReceiver"]
-
 log = logging.getLogger(__name__)
 
 

@@ -13,8 +13,6 @@ from ...loading.model_loader import LoadedModel, updated_model
 from ...model.decoder import Decoder
 from ...model.sharding.ranks import Ranks
 
-__all__ = ["WeightVersions"]
-
 
 class WeightVersions:
     """Weights of a process by version; `loaded` is version 0. One thread prepares at a time, while another may compute.

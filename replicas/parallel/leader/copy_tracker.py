@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from ...errors import EngineLost
 
-__all__ = ["CopyTracker", "TrackedCopyEvent"]
-
 
 class CopyTracker:
     """Progress of numbered copies, from 1 on, in the other processes, each of which makes all copies in order.

@@ -16,8 +16,6 @@ from ..transport.pipe import MessageInbox, MessagePipe
 from ..transport.remote_errors import decode_error
 from .launcher import FollowerLauncher
 
-__all__ = ["FollowerHandle"]
-
 log = logging.getLogger(__name__)
 
 EXIT_TIMEOUT_S = 5.0

@@ -24,8 +24,6 @@ from ..calls import device_calls
 from ..transport.collective import CollectiveExchange
 from .follower_group import FollowerGroup
 
-__all__ = ["GpuTensorParallelLeader", "GuardedAccelerator", "SynchronizedAccelerator"]
-
 T = TypeVar("T")
 
 

@@ -21,8 +21,6 @@ from ..calls.stage_executor import StageExecutor
 from .follower_group import FollowerGroup
 from .leader_model import LastStageAnswers, PipelineLeader
 
-__all__ = ["GpuPipelineLeader", "GpuPipelineRunner"]
-
 
 class GpuPipelineLeader(PipelineLeader):
     """Pipeline whose first stage computes on a GPU; batches and hidden states that go in and out are on the host."""

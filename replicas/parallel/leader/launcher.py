@@ -12,8 +12,6 @@ from typing import Protocol
 
 from ...errors import EngineFault
 
-__all__ = ["FollowerLauncher", "ProcessHandle", "SubprocessLauncher"]
-
 
 class ProcessHandle(Protocol):
     """Handle of a process of a divided model that this one has started.

@@ -12,8 +12,6 @@ from ...errors import EngineLost
 from ...model.decoder import Decoder, HiddenStream
 from .follower_group import FollowerGroup
 
-__all__ = ["PipelineLeader", "TensorParallelLeader"]
-
 
 class TensorParallelLeader:
     """Model of tensor-parallel ranks without pipeline stages, which make each call together. Its calls raise

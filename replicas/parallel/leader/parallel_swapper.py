@@ -14,8 +14,6 @@ from ...gpu.swapper import Swapper
 from .copy_tracker import TrackedCopyEvent
 from .follower_group import FollowerGroup
 
-__all__ = ["ParallelSwapper"]
-
 
 class ParallelSwapper(Swapper):
     """Swapper that copies its own part of blocks and lets the other processes copy theirs, in the order of their steps.

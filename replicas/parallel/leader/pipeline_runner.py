@@ -11,8 +11,6 @@ from ...execution.step_plan import StepPlan, StepResult
 from ...gpu.swapper import Swapper
 from .leader_model import PipelineLeader
 
-__all__ = ["PipelineRunner"]
-
 
 class PipelineRunner(ModelRunner):
     """Runner of pipeline stages, in which a step is in flight from the first stage, in this process, to the last.

@@ -13,8 +13,6 @@ from ...errors import InvalidRequest
 from ...host.cpu_cores import usable_cores
 from .launcher import FollowerLauncher, SubprocessLauncher
 
-__all__ = ["is_parallel", "process_config", "process_devices"]
-
 
 def is_parallel(config: EngineConfig) -> bool:
     """Return whether several processes have a part of the model each."""

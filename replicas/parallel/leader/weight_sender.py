@@ -19,8 +19,6 @@ from ..transport.file_identity import local_temp_identity
 from ..transport.remote_errors import decode_error
 from .follower_handle import FollowerHandle
 
-__all__ = ["MAX_UNACKNOWLEDGED", "PIECE_BYTES", "FollowerUpdates"]
-
 PIECE_BYTES = 512 << 10
 MAX_UNACKNOWLEDGED = 4  # most pieces in flight, that are not yet acknowledged
 

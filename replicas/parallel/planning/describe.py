@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from ...model.sharding.stages import PipelineStage
 from .device_report import DeviceReport
 
-__all__ = ["describe_arithmetic", "describe_devices", "process_name"]
-
 
 def process_name(count: int, stage: int, size: int, rank: int) -> str:
     """Return the name of a process for logs and errors, e.g. "stage 1, rank 0".

@@ -10,8 +10,6 @@ from itertools import accumulate
 from ...errors import InvalidRequest
 from ...model.sharding.stages import check_stages
 
-__all__ = ["LayerCost", "StageDevice", "partition_layers", "stage_seconds"]
-
 _Partitioning = tuple[tuple[float, ...], tuple[int, ...]]  # bytes taken of each shared memory, end of each stage
 
 

@@ -13,8 +13,6 @@ from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, Broad
 
 from ....kernels.cpu.c_kernels.shm_collectives import RankLost
 
-__all__ = ["CollectiveBackend", "CollectiveExchange"]
-
 _POLL_INTERVAL = timedelta(seconds=0.5)  # gloo's waits do not end at `abort`, so that it is checked this often
 
 

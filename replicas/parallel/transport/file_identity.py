@@ -14,8 +14,6 @@ from typing import Any
 
 from ...checkpoint.cache.weights_cache import file_signatures
 
-__all__ = ["local_files_identity", "local_temp_identity"]
-
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 

@@ -16,15 +16,6 @@ from typing import Protocol
 from ...errors import EngineLost
 from .pipe import MessagePipe
 
-__all__ = [
-    "HEARTBEAT_S",
-    "STARTUP_TIMEOUT_S",
-    "HeartbeatChecker",
-    "HeartbeatMonitor",
-    "HeartbeatPeer",
-    "HeartbeatSender",
-]
-
 HEARTBEAT_S = 1.0
 STARTUP_TIMEOUT_S = 300.0  # most seconds until a process begins: something else may have to start it
 

@@ -23,8 +23,6 @@ from ...errors import EngineLost
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["POLL_S", "Message", "MessageInbox", "MessagePipe"]
-
 _LENGTHS = struct.Struct("<QI")
 SEND_TIMEOUT_S = 5.0
 END_S = 5.0

@@ -7,8 +7,6 @@ from typing import Any
 
 from ...errors import CheckpointError, InvalidRequest, MotleyError, Unavailable
 
-__all__ = ["decode_error", "encode_error"]
-
 _KINDS: dict[str, type[MotleyError]] = {each.__name__: each for each in (CheckpointError, InvalidRequest, Unavailable)}
 
 

@@ -24,8 +24,6 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, ProcessGroupGloo,
 
 from .collective import CollectiveBackend
 
-__all__ = ["NcclGroup", "Rendezvous", "join_group", "open_rendezvous_store", "run_while_peers_live"]
-
 log = logging.getLogger(__name__)
 
 # Longest wait for a rank in an exchange. On a GPU a rank may compile kernels meanwhile, and heartbeats tell

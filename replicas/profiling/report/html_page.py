@@ -11,8 +11,6 @@ from ..profiler import Profile, ProfilePhase
 from .page_style import PAGE_STYLE
 from .text_report import LEGEND, describe_machine_load, format_amount, phase_headline
 
-__all__ = ["render_page"]
-
 _KINDS = {
     "linear": "linear layers",
     "attention": "attention",

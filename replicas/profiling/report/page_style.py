@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["PAGE_STYLE"]
-
 PAGE_STYLE = """
 :root { --ink: #1d2330; --soft: #667085; --line: #e4e7ec; --paper: #f6f7f9; --card: #fff; --bad: #b42318;
   --badbg: #fef3f2; --linear: #2f6fde; --attention: #8a4fd3; --norm: #14958a; --rotary: #c27c0e; --activation: #c2417c;

@@ -12,8 +12,6 @@ from ..layer_folding import fold_layers
 from ..module_tree import ModuleNode
 from ..profiler import Profile, ProfilePhase
 
-__all__ = ["LEGEND", "describe_machine_load", "format_amount", "phase_headline", "render_text", "to_json_report"]
-
 LEGEND = (
     "Time and share are measured, a mean over the faster half of the steps; bytes and FLOPs are arithmetic on sizes. "
     "Of the roofline: the least time for what is needed, with weights as the checkpoint stores them, over the time. "

@@ -17,8 +17,6 @@ from ..special_token_search import special_token_starts
 from .chat_messages import Message, check_messages
 from .tool_definitions import Tool
 
-__all__ = ["ChatTemplate"]
-
 MAX_SECONDS = 2.0
 MAX_CHARS = 16_000_000
 MAX_ARGUMENT_CHARS = 256

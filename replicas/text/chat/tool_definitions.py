@@ -9,8 +9,6 @@ from typing import Any
 from ...errors import InvalidRequest
 from .chat_messages import check_string, is_text
 
-__all__ = ["Tool", "check_tools"]
-
 MAX_TOOLS = 128
 MAX_DEPTH = 64  # deepest nesting of a description's values
 MAX_VALUES = 32_768  # most values of all tools together, names counted too

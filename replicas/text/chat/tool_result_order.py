@@ -10,8 +10,6 @@ from ...short_repr import short_repr
 
 Message = dict[str, Any]
 
-__all__ = ["Message", "order_tool_results"]
-
 _PendingCall = tuple[int, str | None]  # index among the calls of its message, and id
 
 

@@ -8,8 +8,6 @@ from typing import Any, cast
 import jinja2
 import jinja2.utils
 
-__all__ = ["TemplateLimit", "TemplateTimeout", "check_arguments", "check_made", "text_size"]
-
 MAX_VALUE = 16_000_000  # most characters of any one text
 MAX_ITEMS = 250_000  # most items of any one list
 MAX_DEPTH = 500  # deepest lists within lists

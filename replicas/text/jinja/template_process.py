@@ -23,8 +23,6 @@ from ...host.forkserver import fork_for_each, limit_memory, prepare_forkserver
 from .template_meter import TemplateLimit
 from .template_sandbox import TemplateRefusal, TemplateSandbox, render_text
 
-__all__ = ["TemplateReply", "compile_template"]
-
 MEMORY_BYTES = 512 * 2**20  # most memory beyond what the process has before it compiles
 MAX_MESSAGE = 10_000  # most characters of an error
 

@@ -25,8 +25,6 @@ import jinja2.tests
 
 from .template_meter import TemplateLimit, check_arguments, check_made
 
-__all__ = ["TemplateRefusal", "TemplateSandbox", "render_text"]
-
 MAX_DATE_FORMAT = 256
 MAX_FORMAT = 1_000_000  # most characters of a text that % fills in
 FILTERS = (

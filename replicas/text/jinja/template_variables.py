@@ -11,8 +11,6 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.visitor
 
-__all__ = ["expected_names"]
-
 
 def expected_names(template: jinja2.nodes.Template) -> frozenset[str]:
     """Return the names that a template expects to be given. A name counts as expected where that cannot be decided."""

@@ -12,8 +12,6 @@ import tokenizers
 
 from ...errors import CheckpointError
 
-__all__ = ["Detokenizer", "PieceTable"]
-
 EACH_BYTE = "motley.each-byte"  # error handler with one U+FFFD per bad byte, as byte-fallback vocabularies need it
 MAX_GROWTH = 64  # most characters that the decoder may make of one character in a token's string
 PROMPT_TAIL = 8  # last tokens of a prompt, more than can hold the beginning of an unfinished character

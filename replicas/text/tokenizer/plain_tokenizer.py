@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
-__all__ = ["PlainTokenizer", "plain_tokenizer"]
-
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # token for a byte in a model with byte fallback, which text needs
 
 

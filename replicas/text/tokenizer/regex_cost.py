@@ -13,8 +13,6 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["RegexCost", "has_long_runs", "is_linear", "regex_cost"]
-
 MAX_CHARS = 4000
 MAX_ALTERNATIVES = 64
 MAX_WAYS = 64  # most ways in which the bounded repetitions of one alternative may match

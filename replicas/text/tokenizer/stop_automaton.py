@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-__all__ = ["START", "StopAutomaton", "stop_automaton"]
-
 START = 0  # the state in which nothing that was read begins a stop string
 _CHARS = 0x110000  # an edge's key is its state times this, plus the character's code
 

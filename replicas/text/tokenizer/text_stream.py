@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from .stop_automaton import START, stop_automaton
 from .tokenizer import Tokenizer
 
-__all__ = ["TextStream"]
-
 
 class TextStream:
     """Stream that turns the output ids of one choice into text that is safe to send.

@@ -17,18 +17,6 @@ from ...errors import CheckpointError, InvalidRequest
 from .tokenizer_cost import component_steps
 from .tokenizer_files import TOKENIZER_CONFIG, TokenizerConfig, read_text_file
 
-__all__ = [
-    "OLDER_FILES",
-    "TOKENIZER_FILE",
-    "add_missing_tokens",
-    "decode_only_state",
-    "implied_tokens",
-    "library_refusal",
-    "load_backend",
-    "probe_tokenizer",
-    "read_tokenizer_state",
-]
-
 TOKENIZER_FILE = "tokenizer.json"
 OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
 LIBRARY_SUFFIXES = (".json", ".txt", ".model", ".jinja")  # files of a tokenizer that transformers reads

@@ -14,8 +14,6 @@ from typing import Any
 
 from .regex_cost import RegexCost, regex_cost
 
-__all__ = ["component_steps", "find_unbounded_component", "normalizer_growth", "slow_on_long_runs", "step_growth"]
-
 MAX_GROWTH = 64  # most characters that a normalizer may make of one
 MAX_STEPS = 32
 MAX_ADDED = 1024  # most characters or tokens that may be put before or behind a text

@@ -16,8 +16,6 @@ from ...checkpoint.files.checkpoint_folder import has_entry, read_checkpoint_fil
 from ...checkpoint.files.json_fields import read_json
 from ...errors import CheckpointError
 
-__all__ = ["DEFAULT_TEMPLATE", "TOKENIZER_CONFIG", "TOOL_USE_TEMPLATE", "TokenizerConfig", "read_text_file"]
-
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_MAP = "special_tokens_map.json"  # read if TOKENIZER_CONFIG has no `added_tokens_decoder`, and then wins over it
 ADDED_TOKENS = "added_tokens.json"  # read if TOKENIZER_CONFIG has no `added_tokens_decoder`

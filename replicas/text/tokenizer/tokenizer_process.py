@@ -22,8 +22,6 @@ from ...host.forkserver import Forkserver, ProcessLost, WatchedConnection, retry
 from ...host.tenant_queue import TenantQueue
 from ..jinja.bounded_template import plain_dict
 
-__all__ = ["TokenizerProcess"]
-
 Made = TypeVar("Made")
 
 MAX_RUNNING = 2  # texts that are read at a time

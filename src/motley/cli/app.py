@@ -14,8 +14,6 @@ from . import chat, doctor, fit, fleet, generate, kernels, keys, plan, profile, 
 from .bench_commands import bench
 from .numbers import check_all_numbers
 
-__all__ = ["app", "run"]
-
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 # typer has its own copy of click in some versions and click's in others: both derive these.

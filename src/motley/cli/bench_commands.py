@@ -15,8 +15,6 @@ from typer.core import TyperGroup
 
 from ..replicas.errors import MotleyError
 
-__all__ = ["GROUP", "bench"]
-
 GROUP = "motley.commands"  # of entry points
 NOT_INSTALLED = "the benchmarks are a distribution of their own, which is not installed; from a checkout of Motley: "
 REMEDY = "pip install -e ./loadtests"

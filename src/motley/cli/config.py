@@ -12,8 +12,6 @@ import typer
 
 from ..replicas.short_repr import short_repr
 
-__all__ = ["ConfigFile"]
-
 MAX_BYTES = 2**20
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-__all__ = ["DoctorFact"]
-
 
 @dataclass(frozen=True, slots=True)
 class DoctorFact:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-__all__ = ["format_size", "format_table", "format_time"]
-
 
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield the lines of a table: the first column is left-aligned, the others are right-aligned."""

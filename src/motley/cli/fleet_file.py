@@ -10,8 +10,6 @@ import typer
 if TYPE_CHECKING:
     from ..cluster.fleet.spec.serve_options import ServeOptions
 
-__all__ = ["is_fleet_file", "options_with_fleet_file"]
-
 # Options of the command itself, not of what is served.
 _OF_THE_COMMAND = {"model", "config", "greet", "ready_file", "address", "control", "admin_host", "admin_port"}
 _NAMES = {"cors_origin": "cors_origins", "weights_root": "weights_roots"}

@@ -12,8 +12,6 @@ from .numbers import MAX_REPLICAS, Between, check_number
 if TYPE_CHECKING:
     from ..cluster.protos import control_pb2 as pb
 
-__all__ = ["decision_reason", "read_bounds", "read_setting"]
-
 
 def decision_reason(reason: str | None, command: str) -> str:
     """Return the reason of a decision; if none was given, the command that made it, and by whom."""

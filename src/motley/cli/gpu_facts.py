@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ..kernels.device.precision import ComputeUnit, PrecisionPolicy
     from ..kernels.launch.kernel_operation import KernelOperation
 
-__all__ = ["device_facts", "gpu_facts", "named_gpu_facts"]
-
 GIB = 2**30
 _CHOICES = ("storage", "compute", "accumulate", "prefill", "decode", "int8", "fp8", "attention", "pipelined")
 

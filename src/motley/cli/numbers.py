@@ -12,20 +12,6 @@ import typer
 
 from ..replicas.short_repr import short_repr
 
-__all__ = [
-    "DAY_S",
-    "MAX_INTEGER",
-    "MAX_NUMBER",
-    "MAX_REPLICAS",
-    "MAX_TEMPERATURE",
-    "WEEK_S",
-    "WIDE_PARAMETERS",
-    "Between",
-    "check_all_numbers",
-    "check_number",
-    "check_numbers",
-]
-
 MAX_INTEGER = 2**31 - 1
 MAX_NUMBER = 1e9  # seconds, requests per second, prices: what is made of two of them is finite
 MAX_REPLICAS = 10_000

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["load_bar", "show_activity", "show_steps"]
-
 
 @contextmanager
 def load_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:

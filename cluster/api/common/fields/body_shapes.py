@@ -18,8 +18,6 @@ from .json_body import invalid_value
 from .same_values import agreed_value
 from .unknown_fields import ALWAYS_REFUSED, UnknownFieldPolicy, is_empty_value
 
-__all__ = ["BodyShape", "body_shape", "normalize_body", "open_schema"]
-
 
 @dataclass(slots=True)
 class BodyShape:

@@ -9,8 +9,6 @@ from typing import Any
 
 from .json_body import invalid_value
 
-__all__ = ["apply_do_sample"]
-
 
 def apply_do_sample(do_sample: Any, sampling: dict[str, Any], path: str = "do_sample") -> None:
     """Set the temperature to 0 if `do_sample` is false; null and true change nothing. Raises InvalidRequest naming

@@ -13,8 +13,6 @@ from typing import Any
 from ....transport.http_server.openapi import Schema
 from .field_schemas import CONSTRAINT_FIELDS
 
-__all__ = ["ALSO_NONE", "EMPTY", "MEANS_SOMETHING", "accepts_value", "values_meaning_none"]
-
 EMPTY: tuple[Any, ...] = ("", [], {})
 # Values of another kind that clients send for nothing, and fields that must be there in one form of the object only.
 ALSO_NONE: Mapping[str, tuple[Any, ...]] = {

@@ -15,8 +15,6 @@ from ....request_errors import unsupported_field
 from .field_schemas import INT32
 from .json_body import invalid_value, take_field
 
-__all__ = ["NEWLINES", "WINDOWS", "read_repetition_penalty"]
-
 WINDOWS = (-1, 64)  # -1: all tokens; 64: the default of those servers, which has no effect without a penalty
 NEWLINES = ("penalize_nl", "penalize_newline")
 _COUNTED = ("presence_penalty", "frequency_penalty")

@@ -12,8 +12,6 @@ from typing import Any
 from .....replicas.strict_json import parse_strict_json
 from .foreign_fields import is_unbounded
 
-__all__ = ["agreed_value", "is_same_value"]
-
 
 def agreed_value(name: str, one: Any, other: Any) -> Any:
     """Return the value that two mentions of the field `name` agree on; None if they contradict each other."""

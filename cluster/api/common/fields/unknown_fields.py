@@ -8,8 +8,6 @@ from typing import Any, Literal
 from .....replicas.short_repr import MAX_REPR_CHARS
 from ....request_errors import unknown_field
 
-__all__ = ["ALWAYS_REFUSED", "UnknownFieldPolicy", "is_empty_value"]
-
 log = logging.getLogger(__name__)
 
 MAX_NAMES = 256  # different names that one process remembers, and writes a line for

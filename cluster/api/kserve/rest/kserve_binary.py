@@ -13,8 +13,6 @@ from ..kserve_response import InferResponse
 from ..kserve_tensors import to_raw
 from . import kserve_json
 
-__all__ = ["HEADER", "TENSORS", "encode_binary_response", "split_binary_body"]
-
 HEADER = "inference-header-content-length"
 TENSORS = "application/octet-stream"
 _SAID_AS = "Inference-Header-Content-Length"

@@ -30,8 +30,6 @@ from ..kserve_sampling import SAMPLING_PARAMETERS as _TOGETHER
 from ..kserve_tensors import BOOL, BYTES, INT64, Tensor, bad_tensor, checked_tensor
 from . import kserve_json
 
-__all__ = ["NEUTRAL", "PARAMETERS", "RENAMED", "generate_event", "infer_request"]
-
 STOP_WORDS = "stop_words"
 # Names of Triton's backends -> Motley's name.
 END_ID = "end_id"  # a token that ends the answer

@@ -9,8 +9,6 @@ from starlette.responses import Response
 from .....replicas.errors import NotFound
 from ....transport.http_server.http_responses import Route
 
-__all__ = ["REFUSED", "refused_kserve_routes"]
-
 _TRACES = "spans are not kept; an answer's parameters tell its tokens, and the access log each call"
 _MODELS = "one model is served; `motley fleet update` changes its weights"
 _SHARED = "shared memory is not supported; send tensors in the body, as JSON or as binary data"

@@ -14,8 +14,6 @@ from .....replicas.updates.weight_file import WeightFile
 from ....routing.fleet_status import FleetStatus, PrefixStatus, WeightStatus
 from ..state.control_state import PolicyPlan, PoolPlan
 
-__all__ = ["FleetBackend", "PlannedFleet", "PoolSnapshot", "ReplicaSnapshot", "pool_of_replica"]
-
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSnapshot:

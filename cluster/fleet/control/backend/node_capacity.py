@@ -10,8 +10,6 @@ from ...spec.pool_spec import PoolSpec
 from ...spec.ray_placement import ACCELERATOR, COMPUTE_CAPABILITY, placement_options
 from .pending_reason import LabelMatcher, NodeResources, ResourceNeed, combine_needs, pending_reason
 
-__all__ = ["MissingCapacity", "find_missing_capacity", "find_overbooking", "replica_needs"]
-
 _ENTRIES = {ACCELERATOR: "accelerator", COMPUTE_CAPABILITY: "compute_capability"}
 
 

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["NodeResources", "ResourceNeed", "combine_needs", "pending_reason"]
-
 _TYPE = "accelerator_type:"  # prefix of the resource that Ray gives to nodes with such a GPU
 _NAMES = {"CPU": "CPU", "GPU": "GPU", "memory": "byte of memory"}
 LabelMatcher = Callable[[Mapping[str, str], Mapping[str, str]], bool]

@@ -7,8 +7,6 @@ import ray
 from ....ray_compat.cluster_state import free_resources
 from .pending_reason import NodeResources
 
-__all__ = ["living_nodes"]
-
 
 def living_nodes() -> list[NodeResources]:
     """Return the living nodes with their labels, their total resources and what is free of these now."""

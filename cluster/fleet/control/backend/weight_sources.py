@@ -11,8 +11,6 @@ from .....replicas.short_repr import short_repr
 from .....replicas.updates.weight_file import WeightFile
 from ....service_errors import Forbidden
 
-__all__ = ["pool_weight_updates", "resolve_below_roots"]
-
 
 def resolve_below_roots(path: str, roots: Sequence[Path]) -> Path:
     """Return the path without links, if it is within one of these folders. Raises Forbidden, and InvalidRequest for no

@@ -10,21 +10,6 @@ from typing import Any
 
 from .....replicas.updates.weight_file import WeightFile
 
-__all__ = [
-    "FIXED",
-    "SCHEMA",
-    "AppliedWeightUpdate",
-    "ControlState",
-    "FleetEvent",
-    "OngoingWeightUpdate",
-    "PolicyPlan",
-    "PoolPlan",
-    "PoolRollout",
-    "ReplicaDrain",
-    "decode_state",
-    "encode_state",
-]
-
 SCHEMA = 1
 FIXED = "fixed"  # policy that decides nothing: operators set the targets
 MAX_EVENTS = 200  # maximum number of events that are kept
