@@ -108,7 +108,7 @@ class RequestAdmitter:
                     ask.prompt,
                     chat=ask.chat,
                     template_arguments=ask.template_arguments,
-                    tools=ask.tools,
+                    tools=ask.tools.tools,
                     parse_special=ask.parse_special,
                     add_special_tokens=ask.add_special_tokens,
                     add_generation_prompt=ask.add_generation_prompt,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
 
 from ....replicas.errors import EngineFault, InvalidRequest
-from ....replicas.types import WeightsStatus
+from ....replicas.types import StreamMessage
 from ...async_streams import run_all
 from ...routing.router import Router
 from .concurrent_prompts import ConcurrentPrompts, RequestStreamer
@@ -18,38 +17,28 @@ MAX_INPUTS = 2048  # of one call, as OpenAI has it; clients that cut long lists 
 MAX_EMBEDDING_VALUES = 1 << 21  # of an answer: 2,048 vectors of 1,024
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingResult:
-    """An embedding. `values` are fp32, one per hidden dimension. `weights`: those it was computed with, as the
-    replica reports.
-    """
-
-    values: Sequence[float]
-    prompt_tokens: int
-    cached_tokens: int
-    weights: WeightsStatus | None = None
-
-    def normalized(self) -> EmbeddingResult:
-        """Return the vector scaled to unit length; a vector of zeros stays as it is."""
-        length = math.sqrt(sum(value * value for value in self.values)) or 1.0
-        return replace(self, values=[value / length for value in self.values])
+def unit_length(message: StreamMessage) -> list[float]:
+    """Return a message's embedding, scaled to unit length; a vector of zeros stays as it is."""
+    values = message.embedding or ()
+    length = math.sqrt(sum(value * value for value in values)) or 1.0
+    return [value / length for value in values]
 
 
-async def embed_all(router: Router, admitted: Sequence[AdmittedRequest], name: str) -> list[EmbeddingResult]:
-    """Return the embeddings of one call's inputs, in order, whatever their tokens add up to. name: field with the
-    inputs.
+async def embed_all(router: Router, admitted: Sequence[AdmittedRequest], name: str) -> list[StreamMessage]:
+    """Return the messages with the embeddings of one call's inputs, in order, whatever their tokens add up to.
 
-    Raises InvalidRequest if they have more than MAX_EMBEDDING_VALUES numbers together, which the first one shows.
+    Raises InvalidRequest, which calls the inputs `name`, if they have more than MAX_EMBEDDING_VALUES numbers together,
+    which the first one shows.
     """
     feed = ConcurrentPrompts(router)
 
-    async def one_of_them(one: AdmittedRequest) -> EmbeddingResult:
+    async def one_of_them(one: AdmittedRequest) -> StreamMessage:
         found = await embed(feed, one)
-        if len(found.values) * len(admitted) > MAX_EMBEDDING_VALUES:
+        width = len(found.embedding or ())
+        if width * len(admitted) > MAX_EMBEDDING_VALUES:
             raise InvalidRequest(
-                f"{name}: vectors of {len(found.values)} for {len(admitted)} inputs are more than "
-                f"{MAX_EMBEDDING_VALUES} "
-                f"numbers; give {MAX_EMBEDDING_VALUES // len(found.values)} inputs at most",
+                f"{name}: vectors of {width} for {len(admitted)} inputs are more than {MAX_EMBEDDING_VALUES} "
+                f"numbers; give {MAX_EMBEDDING_VALUES // width} inputs at most",
                 param=name,
                 code="answer_too_large",
             )
@@ -58,11 +47,10 @@ async def embed_all(router: Router, admitted: Sequence[AdmittedRequest], name: s
     return await run_all([one_of_them(one) for one in admitted])
 
 
-async def embed(router: RequestStreamer, admitted: AdmittedRequest) -> EmbeddingResult:
-    """Return the pooled hidden state of an admitted prompt whose `pooling` is set."""
+async def embed(router: RequestStreamer, admitted: AdmittedRequest) -> StreamMessage:
+    """Return the message with the pooled hidden state of an admitted prompt whose `pooling` is set."""
     async with aclosing(router.stream(admitted.now(), whole=True)) as messages:
         async for message in messages:
             if message.embedding is not None:
-                tokens, cached = len(admitted.request.prompt_ids), message.cached_tokens or 0
-                return EmbeddingResult(message.embedding, tokens, cached, message.told)
+                return message
     raise EngineFault("the stream ended without an embedding", code="engine_fault")

@@ -9,6 +9,30 @@ from typing import Any
 
 from ....replicas.text.chat.tool_definitions import Tool
 from ....replicas.types import Pooling, Request
+from .parsers.parser_selection import AnswerParserConfig
+from .parsers.structural_tags import ToolSignature
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Tools that the model is shown, and what it may do with them.
+
+    tools     tools shown to the model; none if it may not call any
+    allowed   tools that it may call
+    required  whether it must call a tool
+    strict    whether arguments must follow their schema
+    single    whether it may make one call at most
+    """
+
+    tools: tuple[Tool, ...] = ()
+    allowed: tuple[ToolSignature, ...] = ()
+    required: bool = False
+    strict: bool = False
+    single: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(tool.name for tool in self.allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +46,7 @@ class ParsedRequest:
     output_ids   to resume: for each choice, the token ids received so far
     client_id    the client's own id, echoed and logged
     template_arguments   for a chat: the template's name of an argument -> a boolean or short string
-    tools        for a chat: the tools that the model is shown
+    tools        for a chat: the tools that the model is shown, and what it may do with them
     parse_special   for a text: whether text that reads like a special token is one
     default_max_tokens   the protocol's default, if it has one
     pooling      if set, an embedding is wanted, and `sampling` is empty
@@ -45,7 +69,7 @@ class ParsedRequest:
     output_ids: Sequence[Sequence[int]] = ()
     client_id: str = ""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    tools: Sequence[Tool] = ()
+    tools: ToolUse = field(default_factory=ToolUse)
     timeout_s: float | None = None
     priority: int = 0
     parse_special: bool = True
@@ -74,6 +98,7 @@ class AdmittedRequest:
     created: int  # Unix seconds
     admitted_s: float = field(default_factory=time.monotonic)
     prompt_is_cut: bool = False  # the request has only one end of what the client gave
+    reading: AnswerParserConfig | None = None  # how a chat's answers are split into text, reasoning and calls
 
     @property
     def prompt_shown(self) -> int:

@@ -11,7 +11,7 @@ from ....replicas.errors import InvalidRequest
 from ....replicas.text.chat.tool_definitions import MAX_TOOLS, Tool, check_tools
 from ...protos import inference_pb2 as pb
 from ..common.chat.chat_reasoning import TemplateFor, add_reasoning_effort
-from ..common.chat.chat_tools import ToolUse, read_tool_use
+from ..common.chat.chat_tools import read_tool_use
 from ..common.fields.json_body import check_json_values, parse_json_object
 from ..common.fields.unknown_message_fields import refuse_unknown_fields
 from ..common.parsed_request import ParsedRequest
@@ -23,7 +23,7 @@ _NAMES = {"chat_template_kwargs": "template_arguments"}
 _MODES = {pb.TOOL_MODE_AUTO: "auto", pb.TOOL_MODE_NONE: "none", pb.TOOL_MODE_REQUIRED: "required"}
 
 
-def parse_chat_request(request: pb.ChatRequest, template_for: TemplateFor) -> tuple[ParsedRequest, ToolUse]:
+def parse_chat_request(request: pb.ChatRequest, template_for: TemplateFor) -> ParsedRequest:
     """Convert a chat and read its tools. `template_for`: returns the model's template for these tools. Raises
     InvalidRequest naming the field.
     """
@@ -32,8 +32,8 @@ def parse_chat_request(request: pb.ChatRequest, template_for: TemplateFor) -> tu
     body = {"reasoning_effort": request.reasoning_effort if request.HasField("reasoning_effort") else None}
     template, given = template_for(use.tools), template_argument_values(request.template_arguments)
     arguments = add_reasoning_effort(given, body, template, "template_arguments")
-    chat = {"chat": True, "template_arguments": arguments, "tools": use.tools, "wire_names": _NAMES}
-    return parse_common_fields(request, openai_messages(request.messages), **chat), use
+    chat = {"chat": True, "template_arguments": arguments, "tools": use, "wire_names": _NAMES}
+    return parse_common_fields(request, openai_messages(request.messages), **chat)
 
 
 def template_argument_values(given: Mapping[str, pb.TemplateArgument]) -> dict[str, bool | str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ....replicas.errors import InvalidRequest
-from ....replicas.types import Pooling
+from ....replicas.types import Pooling, StreamMessage
 from ...protos import inference_pb2 as pb
-from ..common.embedding import MAX_INPUTS, EmbeddingResult
+from ..common.embedding import MAX_INPUTS, unit_length
 from ..common.fields.unknown_message_fields import refuse_unknown_fields
 from ..common.parsed_request import ParsedRequest
 from .motley_response import weights_message
@@ -27,17 +27,16 @@ def parse_embeddings_request(request: pb.EmbeddingsRequest) -> list[ParsedReques
     return [_ask(request, item, f"inputs[{index}]") for index, item in enumerate(request.inputs)]
 
 
-def embeddings_message(model: str, embedded: Sequence[EmbeddingResult], *, normalize: bool) -> pb.EmbeddingsResponse:
-    vectors = [one.normalized() if normalize else one for one in embedded]
-    usage = pb.Usage(
-        prompt_tokens=sum(one.prompt_tokens for one in embedded),
-        cached_tokens=sum(one.cached_tokens for one in embedded),
-    )
-    told = dict.fromkeys(one.weights for one in embedded if one.weights is not None)
+def embeddings_message(
+    model: str, embedded: Sequence[StreamMessage], tokens: int, *, normalize: bool
+) -> pb.EmbeddingsResponse:
+    """Return the response for messages with embeddings of prompts that have so many `tokens` together."""
+    vectors = [unit_length(one) if normalize else one.embedding for one in embedded]
+    told = dict.fromkeys(one.told for one in embedded if one.told is not None)
     return pb.EmbeddingsResponse(
         model=model,
-        embeddings=[pb.Embedding(values=vector.values) for vector in vectors],
-        usage=usage,
+        embeddings=[pb.Embedding(values=vector) for vector in vectors],
+        usage=pb.Usage(prompt_tokens=tokens, cached_tokens=sum(one.cached_tokens or 0 for one in embedded)),
         weights=map(weights_message, told),
     )
 

@@ -32,13 +32,13 @@ class MotleyProtocol:
         self._replies = MotleyResponseBuilder(door.tokenizer)
 
     async def complete(self, request: pb.CompleteRequest, caller: Caller) -> pb.Completion:
-        return await self._whole(*await self._completion(request, caller))
+        return await self._whole(await self._completion(request, caller))
 
     def complete_stream(self, request: pb.CompleteRequest, caller: Caller) -> AsyncGenerator[pb.CompletionChunk, None]:
         return self._chunks(partial(self._completion, request, caller))
 
     async def chat(self, request: pb.ChatRequest, caller: Caller) -> pb.Completion:
-        return await self._whole(*await self._chat(request, caller))
+        return await self._whole(await self._chat(request, caller))
 
     def chat_stream(self, request: pb.ChatRequest, caller: Caller) -> AsyncGenerator[pb.CompletionChunk, None]:
         return self._chunks(partial(self._chat, request, caller))
@@ -47,8 +47,11 @@ class MotleyProtocol:
         admitted = [await self._door.admit(ask, caller) for ask in motley_embeddings.parse_embeddings_request(request)]
         embedded = await embed_all(self._router, admitted, "inputs")
         normalize = request.normalize if request.HasField("normalize") else True
-        values = sum(len(one.values) for one in embedded)
-        whole = partial(motley_embeddings.embeddings_message, self._door.info.name, embedded, normalize=normalize)
+        values = sum(len(one.embedding or ()) for one in embedded)
+        tokens = sum(len(one.request.prompt_ids) for one in admitted)
+        whole = partial(
+            motley_embeddings.embeddings_message, self._door.info.name, embedded, tokens, normalize=normalize
+        )
         return await encode_values(values, whole)
 
     async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
@@ -86,39 +89,39 @@ class MotleyProtocol:
         self._door.check_model(request.model)
         return wire.model_message(self._door.info)
 
-    async def _completion(self, request: pb.CompleteRequest, caller: Caller) -> tuple[AdmittedRequest, AnswerReaders]:
+    async def _completion(self, request: pb.CompleteRequest, caller: Caller) -> AdmittedRequest:
         ask = await self._door.read(
             wire.parse_complete_request, request, grammar_bytes=request.sampling.grammar.ByteSize()
         )
-        return await self._door.admit(ask, caller), ()
+        return await self._door.admit(ask, caller)
 
-    async def _chat(self, request: pb.ChatRequest, caller: Caller) -> tuple[AdmittedRequest, AnswerReaders]:
-        """Admit a chat, and return it with a reader for each choice that has skipped what a resumed chat has already
-        sent.
-        """
+    async def _chat(self, request: pb.ChatRequest, caller: Caller) -> AdmittedRequest:
         size = request.sampling.grammar.ByteSize() + sum(tool.ByteSize() for tool in request.tools[: MAX_TOOLS + 1])
         template_for = self._chats.template_for
-        ask, tools = await self._door.read(motley_chat.parse_chat_request, request, template_for, grammar_bytes=size)
-        chat = await self._chats.admit(ask, tools, caller)
-        admitted = chat.admitted.request
-        readers = [self._chats.reader(chat) for _ in range(admitted.sampling.n)]
-        for reader, ids in zip(readers, admitted.output_ids, strict=False):
-            reader.skip(admitted, ids)
-        return chat.admitted, readers
+        ask = await self._door.read(motley_chat.parse_chat_request, request, template_for, grammar_bytes=size)
+        return await self._chats.admit(ask, caller)
 
-    async def _whole(self, admitted: AdmittedRequest, readers: AnswerReaders) -> pb.Completion:
-        room = LogprobBudget(admitted.ask.wire_names)
+    def _readers(self, admitted: AdmittedRequest) -> AnswerReaders:
+        """Return a reader for each choice of a chat, which has skipped what a resumed chat has already sent."""
+        request = admitted.request
+        readers = [self._chats.reader(admitted) for _ in range(request.sampling.n if admitted.ask.chat else 0)]
+        for reader, ids in zip(readers, request.output_ids, strict=False):
+            reader.skip(request, ids)
+        return readers
+
+    async def _whole(self, admitted: AdmittedRequest) -> pb.Completion:
+        room, readers = LogprobBudget(admitted.ask.wire_names), self._readers(admitted)
         async with aclosing(self._router.stream(admitted.request, whole=True)) as messages:
             gathered = await collect_response(messages, admitted.request.sampling.n, room)
         return await encode_response(room, lambda: self._replies.completion(admitted, gathered, readers))
 
     async def _chunks(
-        self, admit: Callable[[], Awaitable[tuple[AdmittedRequest, AnswerReaders]]]
+        self, admit: Callable[[], Awaitable[AdmittedRequest]]
     ) -> AsyncGenerator[pb.CompletionChunk, None]:
-        admitted, readers = await admit()
+        admitted = await admit()
         async with (
             aclosing(self._router.stream(admitted.request)) as messages,
-            aclosing(self._replies.chunks(admitted, messages, readers)) as chunks,
+            aclosing(self._replies.chunks(admitted, messages, self._readers(admitted))) as chunks,
         ):
             async for chunk in chunks:
                 yield chunk

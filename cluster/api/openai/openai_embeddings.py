@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ....replicas.types import Pooling
+from ....replicas.types import Pooling, StreamMessage
 from ...request_errors import unsupported_field
 from ...routing.router import Router
 from ...transport.access_log import clean_id
@@ -19,7 +19,7 @@ from ...transport.http_server.http_responses import Route, caller_of, json_respo
 from ...transport.http_server.response_content import EncodedObject, JsonObject
 from ..common.admission import RequestAdmitter
 from ..common.collected_response import encode_values
-from ..common.embedding import MAX_INPUTS, EmbeddingResult, embed_all
+from ..common.embedding import MAX_INPUTS, embed_all, unit_length
 from ..common.fields.body_shapes import normalize_body
 from ..common.fields.json_body import invalid_value, parse_body, take_field
 from ..common.fields.unknown_fields import UnknownFieldPolicy
@@ -48,19 +48,19 @@ class EmbeddingsProtocol:
         with in_wire_names(names):
             admitted = [await self._door.admit(ask, caller) for ask in parse_inputs(fields)]
         embedded = await embed_all(self._router, admitted, "input")
-        values = sum(len(one.values) for one in embedded)
-        return await encode_values(values, lambda: embeddings_body(self._door.info.name, embedded, form))
+        tokens = sum(len(one.request.prompt_ids) for one in admitted)
+        values = sum(len(one.embedding or ()) for one in embedded)
+        return await encode_values(values, lambda: embeddings_body(self._door.info.name, embedded, tokens, form))
 
     async def _post(self, request: Request) -> Response:
         return json_response(await self.embeddings(await request.body(), caller_of(request)))
 
 
-def embeddings_body(model: str, embedded: Sequence[EmbeddingResult], form: str) -> EncodedObject:
-    tokens = sum(one.prompt_tokens for one in embedded)
+def embeddings_body(model: str, embedded: Sequence[StreamMessage], tokens: int, form: str) -> EncodedObject:
     return EncodedObject(
         {
             "object": "list",
-            "data": [embedding_entry(index, one.normalized(), form) for index, one in enumerate(embedded)],
+            "data": [embedding_entry(index, unit_length(one), form) for index, one in enumerate(embedded)],
             "model": model,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
@@ -96,9 +96,9 @@ def take_one_of(fields: dict[str, Any], name: str, accepted: Sequence[str]) -> s
     return value
 
 
-def embedding_entry(index: int, embedded: EmbeddingResult, form: str) -> JsonObject:
+def embedding_entry(index: int, vector: list[float], form: str) -> JsonObject:
     """Return one vector of the answer. In the form base64 its values are little-endian fp32."""
-    values: Any = list(embedded.values)
+    values: Any = vector
     if form == "base64":
         values = base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
     return {"object": "embedding", "index": index, "embedding": values}

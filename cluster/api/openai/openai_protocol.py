@@ -81,12 +81,12 @@ class OpenAIProtocol:
             openai_request.parse_chat, fields, self._chats.template_for, self._unknown, grammar_bytes=size
         )
         [ask] = call.asks
-        chat = await self._chats.admit(ask, call.tools, caller, told_apart=call.told_apart)
+        chat = await self._chats.admit(ask, caller, told_apart=call.told_apart)
         reader = partial(self._chats.reader, chat)
         form = ChatForm(
             self._tokens_of(call), self._fingerprint, reader, token_ids=call.token_ids, reasoning=call.reasoning
         )
-        return await self._answer(form, call, [chat.admitted])
+        return await self._answer(form, call, [chat])
 
     async def tokenize(self, body: bytes) -> JsonObject:
         fields, names = self._read(body, "tokenize")

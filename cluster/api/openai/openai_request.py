@@ -5,14 +5,14 @@ the one validator.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...request_errors import unsupported_field
 from ...transport.access_log import MAX_LABEL_CHARS, clean_id
 from ...transport.caller import MAX_CLIENT_ID
 from ..common.chat.chat_reasoning import TemplateFor, read_template_arguments, separates_reasoning, shows_reasoning
-from ..common.chat.chat_tools import ToolUse, read_tool_use
+from ..common.chat.chat_tools import read_tool_use
 from ..common.chat.speaker_names import drop_unplaced_names
 from ..common.fields.do_sample import apply_do_sample
 from ..common.fields.field_schemas import (
@@ -75,7 +75,6 @@ class OpenAIRequest:
     keep: int | None = None
     silent: bool = False
     logprobs: bool = True
-    tools: ToolUse = field(default_factory=ToolUse)
 
     @property
     def n(self) -> int:
@@ -146,7 +145,7 @@ def parse_chat(body: dict[str, Any], template_for: TemplateFor, unknown: Unknown
         chat=True,
         wire_names=names if keep is None else names | {"n": "best_of"},
         template_arguments=read_template_arguments(body, template, unknown),
-        tools=tools.tools,
+        tools=tools,
         **parse_prompt_end(body),
     )
     reasoning, told_apart = shows_reasoning(body), separates_reasoning(body)
@@ -155,7 +154,6 @@ def parse_chat(body: dict[str, Any], template_for: TemplateFor, unknown: Unknown
     return OpenAIRequest(
         (ask,),
         **_shown(body),
-        tools=tools,
         keep=keep,
         logprobs=body.get("logprobs") is True,
         reasoning=reasoning,

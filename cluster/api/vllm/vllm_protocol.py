@@ -24,7 +24,7 @@ from ...routing.streaming.first_output import is_cut_off
 from ...transport.caller import Caller
 from ..common.admission import RequestAdmitter
 from ..common.collected_response import CollectedChoice, CollectedResponse, LogprobBudget, encode_response
-from ..common.embedding import embed
+from ..common.embedding import embed, unit_length
 from ..common.fields.unknown_message_fields import refuse_unknown_fields
 from ..common.fields.wire_names import in_wire_names
 from ..common.parsed_request import AdmittedRequest
@@ -86,9 +86,10 @@ class VllmProtocol:
 
     async def embed(self, request: pb.EmbedRequest, caller: Caller) -> pb.EmbedResponse:
         self._received = time.time()
-        embedded = await embed(self._router, await self._door.admit(parse_embed_request(request), caller))
-        values = embedded.normalized().values
-        return pb.EmbedResponse(embedding=values, prompt_tokens=embedded.prompt_tokens, embedding_dim=len(values))
+        admitted = await self._door.admit(parse_embed_request(request), caller)
+        values = unit_length(await embed(self._router, admitted))
+        tokens = len(admitted.request.prompt_ids)
+        return pb.EmbedResponse(embedding=values, prompt_tokens=tokens, embedding_dim=len(values))
 
     async def flush(self, request: common.FlushCacheRequest, caller: Caller) -> common.FlushCacheResponse:
         """Drop the cached prefixes of the caller's tenant; without API keys, of all. The engine need not be idle for

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from .....replicas.text.chat.chat_template import ChatTemplate
 from .....replicas.text.chat.tool_definitions import Tool
 from ....request_errors import unsupported_field
 from ....transport.caller import Caller
 from ..admission import RequestAdmitter
-from ..parsed_request import AdmittedRequest, ParsedRequest
+from ..parsed_request import AdmittedRequest, ParsedRequest, ToolUse
 from ..parsers.answer_reader import AnswerReader
 from ..parsers.parser_selection import (
     TOOL_PARSERS,
@@ -20,15 +20,6 @@ from ..parsers.parser_selection import (
     reasoning_state,
 )
 from .chat_grammar import constrain_chat
-from .chat_tools import ToolUse
-
-
-@dataclass(frozen=True, slots=True)
-class AdmittedChat:
-    """An admitted chat, and how its answers are to be read."""
-
-    admitted: AdmittedRequest
-    reading: AnswerParserConfig
 
 
 class ChatAdmitter:
@@ -42,19 +33,19 @@ class ChatAdmitter:
         """Return the model's chat template for these tools; it decides what some fields can do."""
         return self._door.tokenizer.template_for(tools)
 
-    async def admit(
-        self, ask: ParsedRequest, tools: ToolUse, caller: Caller, *, told_apart: bool = True
-    ) -> AdmittedChat:
+    async def admit(self, ask: ParsedRequest, caller: Caller, *, told_apart: bool = True) -> AdmittedRequest:
         """Admit a chat. Raises InvalidRequest naming the field. If not `told_apart`, reasoning stays in the text."""
-        if tools.tools and self._styles.tools.name not in TOOL_PARSERS:
-            raise unsupported_field("tools", f"{self._styles.tools.reason}; --tool-parser of motley serve names one")
+        tools, style = ask.tools, self._styles.tools
+        if tools.tools and style.name not in TOOL_PARSERS:
+            raise unsupported_field("tools", f"{style.reason}; --tool-parser of motley serve names one")
         admitted = await self._door.admit(ask, caller)
         thinks = reasoning_state(self._door.tokenizer, admitted.request.prompt_ids) if self._styles.thinks else None
         reading = self._reading(tools, thinks if told_apart else None)
-        return AdmittedChat(constrain_chat(admitted, tools, self._styles.tools.name, thinks), reading)
+        return replace(constrain_chat(admitted, style.name, thinks), reading=reading)
 
-    def reader(self, chat: AdmittedChat) -> AnswerReader:
+    def reader(self, chat: AdmittedRequest) -> AnswerReader:
         """Return a new reader of answers, for one choice."""
+        assert chat.reading is not None, "only a chat's answers are read"
         return AnswerReader(chat.reading, self._door.tokenizer)
 
     def _reading(self, tools: ToolUse, thinks: ReasoningState | None) -> AnswerParserConfig:

@@ -10,21 +10,18 @@ from dataclasses import replace
 
 from .....replicas.grammar.grammar_spec import OBJECT_SCHEMA, GrammarKind, GrammarSpec
 from ....request_errors import unsupported_field
-from ..parsed_request import AdmittedRequest
+from ..parsed_request import AdmittedRequest, ToolUse
 from ..parsers import reasoning_parser
 from ..parsers.parser_selection import TOOL_PARSERS, ReasoningState
 from ..parsers.structural_tags import TagFormat, any_of, json_schema
-from .chat_tools import ToolUse
 
 
-def constrain_chat(
-    admitted: AdmittedRequest, tools: ToolUse, style: str, thinks: ReasoningState | None
-) -> AdmittedRequest:
+def constrain_chat(admitted: AdmittedRequest, style: str, thinks: ReasoningState | None) -> AdmittedRequest:
     """Return the same request with the grammar that it needs. `thinks` is None for a model that does not reason.
 
     Raises InvalidRequest naming the field that asks for what a grammar cannot enforce.
     """
-    asked = admitted.request.sampling.grammar
+    asked, tools = admitted.request.sampling.grammar, admitted.ask.tools
     may_think = thinks in ("free", "opened")
     if tools.tools:
         wanted = _with_calls(asked, tools, style)

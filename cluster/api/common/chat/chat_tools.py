@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from .....replicas.errors import InvalidRequest
@@ -17,31 +16,10 @@ from ....request_errors import unsupported_field
 from ..fields.dropped_keywords_log import log_dropped_keywords
 from ..fields.field_schemas import MODES
 from ..fields.json_body import invalid_value, refuse_other_fields, take_field
+from ..parsed_request import ToolUse
 from ..parsers.structural_tags import ToolSignature
 
 _ANY_OBJECT = json.loads(OBJECT_SCHEMA)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolUse:
-    """Tools that the model is shown, and what it may do with them.
-
-    tools     tools shown to the model; none if it may not call any
-    allowed   tools that it may call
-    required  whether it must call a tool
-    strict    whether arguments must follow their schema
-    single    whether it may make one call at most
-    """
-
-    tools: tuple[Tool, ...] = ()
-    allowed: tuple[ToolSignature, ...] = ()
-    required: bool = False
-    strict: bool = False
-    single: bool = False
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(tool.name for tool in self.allowed)
 
 
 def read_tool_use(body: dict[str, Any]) -> ToolUse:
