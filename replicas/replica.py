@@ -48,7 +48,7 @@ class Replica:
         The last argument, here and below, is the router's identity of the call.
         """
         stream = cast(AsyncGenerator[StreamMessage, None], self._worker.generate(request))
-        async with aclosing(stream) as messages, aclosing(split_stream(messages, self._trunks, call)) as items:
+        async with aclosing(stream) as messages, aclosing(split_stream(messages, self._trunks.get, call)) as items:
             async for item in items:
                 yield item
 

@@ -78,12 +78,12 @@ def test_what_travels_is_plain_and_has_the_load_once() -> None:
 async def test_without_a_trunk_messages_go_as_they_are() -> None:
     script = messages(4)
     for ticket in (None, CallId("ingress", 1)):
-        assert [item async for item in split_stream(said(script), {}, ticket)] == enveloped(*script)
+        assert [item async for item in split_stream(said(script), {}.get, ticket)] == enveloped(*script)
 
 
 async def test_with_a_trunk_all_but_the_first_go_by_it() -> None:
     trunk, script = StreamMultiplexer(TRUNK), messages(5)
-    items = [item async for item in split_stream(said(script), {"ingress": trunk}, CallId("ingress", 7))]
+    items = [item async for item in split_stream(said(script), {"ingress": trunk}.get, CallId("ingress", 7))]
     assert items == enveloped(script[0], TRUNK, 4)
     assert [(7, message) for message in script[1:]] == await read(trunk)
 
@@ -94,14 +94,14 @@ async def test_an_answer_in_one_message_and_log_probabilities_stay_in_their_own_
     for script in (messages(1), many):
         trunk = StreamMultiplexer(TRUNK)
         assert [
-            item async for item in split_stream(said(script), {"ingress": trunk}, CallId("ingress", 7))
+            item async for item in split_stream(said(script), {"ingress": trunk}.get, CallId("ingress", 7))
         ] == enveloped(*script)
         assert await read(trunk) == []
 
 
 async def test_what_is_ready_goes_together_and_in_order() -> None:
     trunk = StreamMultiplexer(TRUNK)
-    streams = [split_stream(said(messages(6)), {"i": trunk}, CallId("i", number)) for number in range(3)]
+    streams = [split_stream(said(messages(6)), {"i": trunk}.get, CallId("i", number)) for number in range(3)]
     async with aclosing(trunk.batches()) as batches:
         owns = asyncio.gather(*map(everything, streams))
         first = await anext(batches)
@@ -151,7 +151,7 @@ async def test_a_trunk_that_is_not_read_holds_them_up_by_bytes_as_well(monkeypat
 
 async def test_who_is_set_aside_goes_on_by_its_own_stream_and_the_others_by_the_trunk() -> None:
     trunk = StreamMultiplexer(TRUNK)
-    trunks = {"i": trunk}
+    trunks = {"i": trunk}.get
     slow, steady = (split_stream(said(messages(6)), trunks, CallId("i", number)) for number in range(2))
     assert [await anext(slow), await anext(slow)] == enveloped(token(0), TRUNK)
     rest = asyncio.create_task(everything(slow))
@@ -179,7 +179,7 @@ async def test_a_closed_trunk_says_so_to_its_streams(monkeypatch: pytest.MonkeyP
     with pytest.raises(Unavailable, match="closed"):
         await writing
     script = messages(3)
-    assert [item async for item in split_stream(said(script), {"i": trunk}, CallId("i", 1))] == enveloped(*script)
+    assert [item async for item in split_stream(said(script), {"i": trunk}.get, CallId("i", 1))] == enveloped(*script)
 
 
 async def put_all(trunk: StreamMultiplexer, count: int) -> None:

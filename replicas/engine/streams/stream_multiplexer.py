@@ -13,7 +13,7 @@ then on, those of a request that the ingress has set aside, since a trunk waits 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 
 from ...errors import Unavailable
@@ -98,15 +98,19 @@ class StreamMultiplexer:
 
 
 async def split_stream(
-    messages: AsyncGenerator[StreamMessage, None], trunks: Mapping[str, StreamMultiplexer], call: CallId | None
+    messages: AsyncGenerator[StreamMessage, None],
+    trunk_of: Callable[[str], StreamMultiplexer | None],
+    call: CallId | None,
 ) -> AsyncGenerator[ReplicaEnvelope, None]:
     """Yield what a request's own stream carries: see the module. Closing it does not close `messages`, as with a loop
     over them.
+
+    trunk_of  returns the trunk of an ingress, if there is one now
     """
     ingress, line = call or ("", 0)
     async for message in messages:
         yield ReplicaEnvelope((message,))
-        trunk = trunks.get(ingress)
+        trunk = trunk_of(ingress)
         if trunk is not None and not trunk.closed and _can_multiplex(message):
             break
     else:
