@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ...errors import MotleyError
@@ -12,13 +14,14 @@ __all__ = ["ReplicaEnvelope"]
 
 PackedDelta = tuple[int, tuple[int, ...], str, FinishReason | None, str | int | None]
 PackedMessage = tuple[PackedDelta, ...] | StreamMessage
+_values_of = attrgetter(*(field.name for field in fields(ReplicaLoad)))
 
 
 class ReplicaEnvelope(NamedTuple):
     """Messages of one call, or of several that share a stream. It has the same form however it travels.
 
-    Pickled, messages that have nothing but tokens and text are plain tuples, which is several times as fast, and the
-    replica's load goes once, as of the last message.
+    Pickled, messages that have nothing but tokens and text are plain tuples, since each class in a pickle costs more
+    than a message, and the replica's load goes once, as of the last message.
 
     calls      numbers of the calls that `messages` are for, where several share the stream
     errors     errors that end calls of the stream
@@ -37,10 +40,12 @@ class ReplicaEnvelope(NamedTuple):
     def __reduce__(self) -> tuple[Callable[..., ReplicaEnvelope], tuple[Any, ...]]:
         messages, *others = self
         load = messages[-1].load if messages else None
-        return _unpack, (load, tuple([_pack_message(message) for message in messages]), *others)
+        values = None if load is None else _values_of(load)
+        return _unpack, (values, tuple([_pack_message(message) for message in messages]), *others)
 
 
-def _unpack(load: ReplicaLoad | None, packed: tuple[PackedMessage, ...], *others: Any) -> ReplicaEnvelope:
+def _unpack(values: tuple[Any, ...] | None, packed: tuple[PackedMessage, ...], *others: Any) -> ReplicaEnvelope:
+    load = None if values is None else ReplicaLoad(*values)
     return ReplicaEnvelope(tuple([_unpack_message(message, load) for message in packed]), *others)
 
 
