@@ -54,6 +54,7 @@ class Router(ReplicaClient):
     ) -> None:
         routing = routing or RoutingConfig()
         super().__init__(handles, policy or RetryPolicy(), routing.slo, roster)
+        self.live.replace_policy(routing.policy)
         self.tally = self._tally = IngressStats(routing.slo)
         self._waiting = RequestQueue(self.live, routing, lambda: len(self._pools.handles) > 1)
         self.num_streams = 0
@@ -150,7 +151,7 @@ class Router(ReplicaClient):
     def replace_routing(self, routing: RoutingConfig) -> None:
         """Use these objectives and weights from now on; requests that wait already keep their places."""
         self.live.replace_slo(routing.slo)
-        self.live.replace_order(routing.order)
+        self.live.replace_policy(routing.policy)
         self._tally.slo = routing.slo
         self._waiting.replace(routing)
 

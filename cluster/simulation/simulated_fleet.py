@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...replicas.errors import InvalidRequest
+from ...replicas.simulated.roofline_rates import roofline_rates
 from ...replicas.simulated.simulated_device import SimulatedDevice, SimulatedModel, find_model_shape, find_table_device
+from ...replicas.types import ModelInfo, ReplicaProfile
 
 __all__ = ["FLEETS", "SimulatedReplica", "find_model_shape", "simulated_fleet"]
 
@@ -16,6 +18,7 @@ CHUNK_S = 0.15  # maximum seconds of prefill in a step, which decodes beside it 
 _CHUNKS = (64, 2048)  # bounds of the tokens of a step
 _RUNNING = 256  # maximum sequences of a step; with fewer, a fast card would wait for sequences to end
 _MAX_REPLICAS = 100_000
+_MODEL = ModelInfo("", "", 32_000, 32_768, (), "", "")
 
 _EIGHT = ("P40", "T4", "V100-PCIE-16GB", "A10", "L4", "RTX 4090", "A100-SXM4-80GB", "H100 80GB HBM3")
 FLEETS = {
@@ -39,6 +42,15 @@ class SimulatedReplica:
     true: SimulatedDevice
     max_batch_tokens: int
     max_running: int
+
+    def profile(self, replica_id: str = "", pool: str = "") -> ReplicaProfile:
+        """Return the profile that the replica publishes, which states its known speed and not its true one."""
+        rates, gpu = roofline_rates(self.known, self.max_batch_tokens), self.known.device
+        return ReplicaProfile(
+            replica_id, _MODEL, "simulated", gpu.name, str(gpu.capability), "simulated", "", rates.prefill_tokens_per_s,
+            rates.decode_s[0], self.known.num_blocks, self.max_batch_tokens, {}, rates.decode_s, rates.context_s,
+            self.max_running, pool,
+        )  # fmt: skip
 
 
 def simulated_fleet(text: str, model: SimulatedModel, seed: int, *, hidden: float = 0.3) -> list[SimulatedReplica]:

@@ -9,14 +9,14 @@ from collections import Counter
 import pytest
 
 from motley.cluster.fleet.spec.fleet_spec import FleetSpec
-from motley.cluster.routing.directory.replica_directory import ReplicaDirectory
-from motley.cluster.routing.prediction.latency_model import RANKS, LatencyModel, ReplicaSpeed, RoutingQuery
+from motley.cluster.routing.policy.predicted_latency import PredictedLatency
+from motley.cluster.routing.policy.routing_policies import create_routing_policy
+from motley.cluster.routing.prediction.latency_model import LatencyModel, ReplicaSpeed, RoutingQuery
 from motley.cluster.routing.prediction.latency_model import Slo as Objectives
 from motley.replicas.types import PROFILED_BATCH_SIZES
 from motley_bench.fleet import live_fleet as bench
 from motley_bench.fleet.core_usage import CoreUsage
 from motley_bench.fleet.fleet_plan import FLEET, FleetBenchPlan
-from motley_bench.fleet.two_choices import order_by_two_choices
 from motley_bench.load.request_samples import OK, BenchSlo, LoadOutcome, RequestSample
 
 PLAN = FleetBenchPlan(rate=1.0, seconds=10.0, warmup_s=2.0, turns=1)
@@ -27,27 +27,28 @@ def a_speed(factor: float) -> ReplicaSpeed:
 
 
 def test_two_choices_take_the_less_loaded_of_two_whatever_their_speeds() -> None:
-    directory = LatencyModel([a_speed(1.0), a_speed(20.0), a_speed(5.0)], Objectives(2.0, 0.1), random.Random(0))
+    directory = LatencyModel([a_speed(1.0), a_speed(20.0), a_speed(5.0)], Objectives(2.0, 0.1))
     directory.sent(0.0, 0, 10)
     directory.sent(0.0, 1, 10, sequences=2)
-    ranked = directory.ranked(0.0, RoutingQuery(100), late=True)
-    assert ranked[0].replica == 1, "Motley takes the fast one"
-    first = Counter(order_by_two_choices(directory, ranked)[0].replica for _ in range(600))
+    query = RoutingQuery(100)
+    replicas, policy = directory.candidates(0.0, query), create_routing_policy(bench.POLICIES[bench.TWO_CHOICES])
+    assert PredictedLatency(random.Random(0)).order(query, replicas)[0] == 1, "Motley takes the fast one"
+    first = Counter(policy.order(query, replicas)[0] for _ in range(600))
     assert first[1] == 0, "it is never the less loaded of two"
     assert first[2] == pytest.approx(400, abs=60)
-    assert all(sorted(each.replica for each in order_by_two_choices(directory, ranked)) == [0, 1, 2] for _ in range(20))
-    assert order_by_two_choices(directory, []) == []
+    assert all(sorted(policy.order(query, replicas)) == [0, 1, 2] for _ in range(20))
+    for row in range(3):
+        directory.remove(row)
+    assert policy.order(query, directory.candidates(0.0, query)) == []
 
 
 def test_a_policy_of_the_benchmark_sees_all_replicas() -> None:
-    live = ReplicaDirectory({}, None)
-    for number in range(100):
-        live.directory.add(a_speed(1.0 + number))
-    assert len(live.directory.ranked(0.0, RoutingQuery(100), late=True)) == RANKS
-    live.replace_order(order_by_two_choices)
-    assert len(live.directory.ranked(0.0, RoutingQuery(100), late=True)) == 100
-    live.replace_order(None)
-    assert len(live.directory.ranked(0.0, RoutingQuery(100), late=True)) == RANKS
+    """They are far more than Motley would try; the fastest are no likelier to be drawn than the others."""
+    directory, query = LatencyModel([a_speed(1.0 + number) for number in range(100)], None), RoutingQuery(100)
+    policy = create_routing_policy(bench.POLICIES[bench.TWO_CHOICES], random.Random(0))
+    drawn = Counter(policy.order(query, directory.candidates(0.0, query))[0] for _ in range(2000))
+    assert len(drawn) == 100
+    assert sum(drawn[row] for row in range(50)) == pytest.approx(1000, abs=120)
 
 
 def turn(*samples: RequestSample) -> bench._PlacementTurn:

@@ -10,7 +10,7 @@ from motley.cluster.simulation.simulation_metrics import measure_outcome
 from motley.cluster.simulation.traffic import poisson_arrivals
 from motley.replicas.errors import InvalidRequest
 from motley_bench.routing import router_comparison
-from motley_bench.routing.baseline_routers import BASELINES
+from motley_bench.routing.baseline_routers import BASELINES, BaselineRouter, RequestCap
 from motley_bench.routing.fleet_optimum import capacity, length_buckets, optimum
 from motley_bench.routing.router_comparison import merge_reports, run, text
 from motley_bench.routing.routing_plan import MOTLEY, TOLD, RoutingBenchPlan, SimulationSize
@@ -19,9 +19,14 @@ SLO = Slo(3.0, 0.1)
 MODEL = find_model_shape("qwen2.5-7b")
 
 
-def a_run(name, rate=6.0, seconds=20.0):
+def a_run(name, rate=6.0, seconds=20.0, cap=None):
     replicas = simulated_fleet("P40+T4+A10", MODEL, 1)
-    make = (lambda s: MotleyRouter(replicas, SLO, s)) if name == MOTLEY else lambda s: BASELINES[name](replicas, s)
+
+    def make(seed):
+        if name == MOTLEY:
+            return MotleyRouter(replicas, SLO, seed)
+        return BaselineRouter(replicas, SLO, seed, BASELINES[name].policy, cap)
+
     traffic = list(poisson_arrivals(rate, seconds, 3))
     return replicas, traffic, simulate(replicas, traffic, [make(0), make(1)], 5)
 
@@ -34,6 +39,18 @@ def test_everything_that_a_baseline_takes_ends_once(name):
         assert job.sent_s == arrival.at_s
         assert (job.first_s is None) == (job.done_s is None) == (replica is None)
         assert replica is None or arrival.at_s < job.first_s <= job.done_s
+
+
+def test_no_replica_has_more_than_its_limit():
+    _, _, outcome = a_run("two choices", 30.0, 10.0, RequestCap(2))
+    for job, replica in zip(outcome.jobs, outcome.replicas, strict=True):
+        others = [
+            other
+            for other, there in zip(outcome.jobs, outcome.replicas, strict=True)
+            if there == replica is not None and other.sent_s <= job.sent_s < other.done_s
+        ]
+        assert len(others) <= 2 * 2, "each of two routers hears late of what the other sends"
+    assert None in outcome.replicas, "it is refused"
 
 
 @pytest.mark.parametrize("rate", [3.0, 12.0])  # within the fleet's capacity, and far beyond it

@@ -20,8 +20,11 @@ from tokenizers import pre_tokenizers
 from motley.cluster.routing.attempt.retry_decider import RetryPolicy
 from motley.cluster.routing.directory.replica_directory import USUAL_TOKENS, ReplicaDirectory
 from motley.cluster.routing.directory.replica_registry import PublishedReplica, ReplicaRegistry
+from motley.cluster.routing.policy.routing_policy import RoutingPolicy
 from motley.cluster.routing.prediction.context_lengths import ContextLengths, max_context_tokens, min_context_tokens
 from motley.cluster.routing.prediction.latency_model import Slo
+from motley.cluster.routing.prediction.routing_candidates import RoutingCandidates
+from motley.cluster.routing.prediction.routing_query import RoutingQuery
 from motley.cluster.routing.router import Router
 from motley.replicas.engine.entrypoints.worker import Worker
 from motley.replicas.engine.model_limits import ModelLimits
@@ -221,11 +224,18 @@ async def test_where_no_context_is_longer_it_ends(workers: list[Worker]) -> None
     assert (len(ids), ends) == (SHORT - len(PROMPT), [(FinishReason.LENGTH, None)])
 
 
+class InOrderOfRows(RoutingPolicy):
+    def order(self, query: RoutingQuery, replicas: RoutingCandidates) -> list[int]:
+        rows: list[int] = replicas.rows.tolist()
+        return rows
+
+
 async def test_an_answer_in_one_message_is_not_cut_either(workers: list[Worker]) -> None:
     service = Service(*workers, [])
     service.tell("short", "long")
     live = service.router.live
-    live.order = lambda _, ranked: sorted(ranked, key=lambda each: each.replica)  # the short one first
+    live.policy = InOrderOfRows(random.Random(0))  # the short one first
+    live._cut_short = lambda *_: []  # type: ignore[method-assign]  # which no policy may put before the long one
     sampling = SamplingParams(max_tokens=25, seed=5, ignore_eos=True)
     [(ids, _, ends)] = await read(service, Request("r", PROMPT, sampling), whole=True)
     assert (len(ids), ends) == (25, [(FinishReason.LENGTH, None)])

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from motley.cluster.routing.policy.predicted_latency import PredictedLatency
 from motley.cluster.routing.prediction.latency_model import (
     LatencyModel,
     LatencyPrediction,
@@ -29,8 +30,14 @@ def a_speed(factor=1.0):
     )  # fmt: skip
 
 
-def a_directory(*factors, seed=0):
-    return LatencyModel([a_speed(factor) for factor in factors], SLO, random.Random(seed))
+def a_directory(*factors):
+    return LatencyModel([a_speed(factor) for factor in factors], SLO)
+
+
+def rank(directory, now, query, *, late=False, seed=0):
+    """Motley's own policy: predictions for the best replicas, best first; with `late` also those that come too late."""
+    replicas = directory.candidates(now, query, late=late)
+    return replicas.predictions(PredictedLatency(random.Random(seed)).order(query, replicas))
 
 
 def a_load(running=0, waiting=0, queued=0, free=12_000, total=12_500):
@@ -69,7 +76,7 @@ def test_more_to_do_never_takes_less_time(load, prompt, more):
 
 def test_what_a_replica_holds_of_the_prompt_counts():
     directory = a_directory(1.0, 1.0, 1.0)
-    ranked = directory.ranked(0.0, RoutingQuery(3000, {1: 2900}))
+    ranked = rank(directory, 0.0, RoutingQuery(3000, {1: 2900}))
     assert ranked[0].replica == 1
     assert ranked[0].ttft_s < ranked[1].ttft_s / 5
 
@@ -77,29 +84,27 @@ def test_what_a_replica_holds_of_the_prompt_counts():
 def test_affinity_ends_where_it_no_longer_pays():
     directory = a_directory(1.0, 1.0)
     directory.heard(1, a_load(running=20, queued=9000), 0.0)
-    assert directory.ranked(0.0, RoutingQuery(3000, {1: 2900}))[0].replica == 0
+    assert rank(directory, 0.0, RoutingQuery(3000, {1: 2900}))[0].replica == 0
 
 
 def test_equals_are_drawn_and_the_same_seed_draws_the_same():
-    chosen = [a_directory(1, 1, 1, 1, seed=seed).ranked(0.0, RoutingQuery(100))[0].replica for seed in range(40)]
+    chosen = [rank(a_directory(1, 1, 1, 1), 0.0, RoutingQuery(100), seed=seed)[0].replica for seed in range(40)]
     assert set(chosen) == {0, 1, 2, 3}
-    assert chosen == [
-        a_directory(1, 1, 1, 1, seed=seed).ranked(0.0, RoutingQuery(100))[0].replica for seed in range(40)
-    ]
+    assert chosen == [rank(a_directory(1, 1, 1, 1), 0.0, RoutingQuery(100), seed=seed)[0].replica for seed in range(40)]
 
 
 def test_one_that_drains_is_never_chosen():
     directory = a_directory(5.0, 1.0)
     directory.set_usable(0, usable=False)
-    assert [each.replica for each in directory.ranked(0.0, RoutingQuery(100))] == [1]
+    assert [each.replica for each in rank(directory, 0.0, RoutingQuery(100))] == [1]
     directory.set_usable(1, usable=False)
-    assert directory.ranked(0.0, RoutingQuery(100)) == []
+    assert rank(directory, 0.0, RoutingQuery(100)) == []
 
 
 def test_what_nobody_can_do_in_time_goes_nowhere():
     directory = a_directory(0.2, 0.2)
-    assert directory.ranked(0.0, RoutingQuery(200))
-    assert directory.ranked(0.0, RoutingQuery(200_000)) == []
+    assert rank(directory, 0.0, RoutingQuery(200))
+    assert rank(directory, 0.0, RoutingQuery(200_000)) == []
 
 
 def test_what_was_sent_counts_until_it_is_heard_of():
@@ -118,7 +123,7 @@ def test_predictions_follow_what_is_observed():
     directory = a_directory(1.0, 1.0)
     before, pace = directory.predict(0.0, RoutingQuery(2000))
     for _ in range(200):
-        predicted = next(each for each in directory.ranked(0.0, RoutingQuery(2000), late=True) if each.replica == 0)
+        predicted = next(each for each in rank(directory, 0.0, RoutingQuery(2000), late=True) if each.replica == 0)
         directory.observe_ttft(0, predicted, 1.4 * float(before[0]))
         directory.observe_tpot(0, predicted, 1.4 * float(pace[0]), 100)
     after, after_pace = directory.predict(0.0, RoutingQuery(2000))
@@ -132,7 +137,7 @@ def test_corrections_do_not_swing_while_many_requests_are_on_their_way():
     right = 1.4 * float(directory.predict(0.0, RoutingQuery(500))[1][0])
     on_their_way = deque()
     for _ in range(3000):
-        on_their_way.append(directory.ranked(0.0, RoutingQuery(500), late=True)[0])
+        on_their_way.append(rank(directory, 0.0, RoutingQuery(500), late=True)[0])
         if len(on_their_way) > 400:
             directory.observe_tpot(0, on_their_way.popleft(), right, 100)
         assert 0.99 <= directory.off(0)[1] <= 1.41
@@ -143,13 +148,13 @@ def test_corrections_do_not_swing_while_many_requests_are_on_their_way():
 
 def test_margins_become_stricter_with_misses_and_stay_within_bounds():
     directory = a_directory(1.0)
-    longest = max(n for n in range(100, 40_000, 100) if directory.ranked(0.0, RoutingQuery(n)))
+    longest = max(n for n in range(100, 40_000, 100) if rank(directory, 0.0, RoutingQuery(n)))
     for _ in range(30):
         directory.observe_ttft(0, LatencyPrediction(0, 3.5, 0.05, 1.0), 3.5)  # as predicted, and too late
-    assert max(n for n in range(100, 40_000, 100) if directory.ranked(0.0, RoutingQuery(n))) < longest
+    assert max(n for n in range(100, 40_000, 100) if rank(directory, 0.0, RoutingQuery(n))) < longest
     for _ in range(10_000):
         directory.observe_ttft(0, LatencyPrediction(0, 1.0, 0.05, 1.0), 1.0)
-    assert directory.ranked(0.0, RoutingQuery(longest))
+    assert rank(directory, 0.0, RoutingQuery(longest))
 
 
 def test_misses_count_by_the_time_that_they_came_in():
@@ -163,7 +168,7 @@ def test_misses_count_by_the_time_that_they_came_in():
             directory.done(number / rate, 0)
         for _ in range(rate // 10):  # of what came in one second
             directory.observe_ttft(0, LatencyPrediction(0, 3.5, 0.05, 1.0), 3.5)  # as predicted, and too late
-        longest[rate] = max(n for n in range(100, 40_000, 100) if directory.ranked(100.0, RoutingQuery(n)))
+        longest[rate] = max(n for n in range(100, 40_000, 100) if rank(directory, 100.0, RoutingQuery(n)))
     assert longest[2000] == pytest.approx(longest[20], rel=0.05)
 
 
@@ -177,7 +182,7 @@ def a_jump(chunk=512):
 
 
 def test_a_short_prompt_takes_a_step_and_a_long_one_whole_steps_and_a_rest():
-    directory = LatencyModel([a_jump()], SLO, random.Random(0))
+    directory = LatencyModel([a_jump()], SLO)
 
     def ttft_s(tokens):
         return float(directory.predict(0.0, RoutingQuery(tokens))[0][0])
@@ -190,7 +195,7 @@ def test_a_short_prompt_takes_a_step_and_a_long_one_whole_steps_and_a_rest():
 
 
 def test_company_beyond_the_jump_is_not_between_what_was_measured_on_both_sides():
-    directory = LatencyModel([a_jump()], None, random.Random(0))
+    directory = LatencyModel([a_jump()], None)
     paces = {}
     for running in (62, 63, 64, 66):
         directory.heard(0, a_load(running=running), 0.0)
@@ -204,7 +209,7 @@ def test_company_beyond_the_jump_is_not_between_what_was_measured_on_both_sides(
 @pytest.mark.parametrize("per_s", [0.5, 3.0, 8.0])
 def test_the_pace_is_that_of_steps_among_which_prompts_fall_as_they_come(tokens, per_s):
     """Against such steps one by one. Short prompts cost a step what long ones do: how many there are is what counts."""
-    directory = LatencyModel([a_jump()], None, random.Random(0))
+    directory = LatencyModel([a_jump()], None)
     for _ in range(200):
         directory.sent(-100.0, 0, tokens)
         directory.begun(-100.0, 0, tokens)
@@ -238,7 +243,7 @@ def test_whatever_a_profile_says_no_step_is_faster_than_one_of_decodes_alone(
         prefill_tokens_per_s=prefill, decode_s=tuple(sorted(decode_s)), context_s=0.0, chunk=chunk, max_running=64,
         kv_tokens=200_000,
     )  # fmt: skip
-    directory = LatencyModel([speed], SLO, random.Random(0))
+    directory = LatencyModel([speed], SLO)
     directory.heard(0, ReplicaLoad(prompt_tokens=0, kv_blocks_free=9000, kv_blocks_total=10_000), 0.0)
     directory.heard(0, replace(load, prompt_tokens=computed), 1.0)
     ttft, tpot = directory.predict(1.0, RoutingQuery(prompt))
@@ -248,7 +253,7 @@ def test_whatever_a_profile_says_no_step_is_faster_than_one_of_decodes_alone(
 
 def test_each_replica_has_prompts_of_its_own_length():
     """Slow cards get the short ones: with the fleet's mean they would seem to have few steps with any."""
-    directory = LatencyModel([a_jump(), a_jump()], None, random.Random(0))
+    directory = LatencyModel([a_jump(), a_jump()], None)
     computed = 0
     for second in range(30):
         for replica, tokens in ((0, 80), (1, 800)):
@@ -264,7 +269,7 @@ def test_each_replica_has_prompts_of_its_own_length():
 
 def test_prompts_in_line_are_computed_while_it_waits_for_a_place():
     """A replica that is full has both, and they do not add up."""
-    directory = LatencyModel([a_speed()], None, random.Random(0))
+    directory = LatencyModel([a_speed()], None)
     ttft = {}
     for queued, waiting in ((0, 0), (12_000, 0), (0, 32), (12_000, 32)):
         directory.heard(0, a_load(running=64, waiting=waiting, queued=queued), 0.0)

@@ -209,7 +209,7 @@ def test_a_store_never_makes_it_later_and_for_nothing_is_as_good_as_having_it(
     readers: list[tuple[int, float]], own: dict[int, int], there: dict[int, int], queued: list[int], prompt: int
 ) -> None:
     def directory(fetch_s: list[float]) -> LatencyModel:
-        made = LatencyModel([SPEED] * len(readers), None, random.Random(0))
+        made = LatencyModel([SPEED] * len(readers), None)
         for row, (store, _) in enumerate(readers):
             made.heard(row, load(steps=1, queued=queued[row]), 1.0)
             made.reads(row, store, fetch_s[row])

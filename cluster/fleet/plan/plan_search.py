@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from ....replicas.errors import InvalidRequest
 from ....replicas.simulated.simulated_device import ASSUMED_SHARES, RooflineShares, SimulatedModel
 from ...routing.prediction.latency_model import Slo
+from ...routing.prediction.replica_speeds import profile_speed
 from ...simulation.fleet_simulation import simulate
-from ...simulation.motley_router import MotleyRouter, profiled_speed
+from ...simulation.motley_router import MotleyRouter
 from ...simulation.simulated_fleet import SimulatedReplica, simulated_fleet
 from ...simulation.simulation_metrics import SimulationMetrics, measure_outcome
 from ..scaling.cheapest_mix import ReplicaClass, cheapest_counts
@@ -90,7 +91,8 @@ def _shares(asked: PlanRequest) -> list[float]:
     prompts, outputs = sum(each.prompt_tokens for each in every), sum(each.output_tokens for each in every)
     load = OfferedLoad(asked.trace.rate, prompts / seconds, outputs / seconds)
     speeds = [
-        profiled_speed(_replicas(asked, [int(each is offer) for each in asked.offers])[0]) for offer in asked.offers
+        profile_speed(_replicas(asked, [int(each is offer) for each in asked.offers])[0].profile())
+        for offer in asked.offers
     ]
     return [carried_share(speed, asked.slo, load) for speed in speeds]
 

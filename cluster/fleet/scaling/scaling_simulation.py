@@ -11,8 +11,9 @@ from itertools import pairwise
 from ....replicas.simulated.simulated_device import SimulatedModel
 from ....replicas.simulated.virtual_replica import SimulatedRequest
 from ...routing.prediction.latency_model import Slo
+from ...routing.prediction.replica_speeds import profile_speed
 from ...simulation.fleet_simulation import CALL, PUBLISH, FleetSimulation, SimulationOutcome, make_virtual_replica
-from ...simulation.motley_router import MotleyRouter, profiled_speed
+from ...simulation.motley_router import MotleyRouter
 from ...simulation.simulated_fleet import simulated_fleet
 from ...simulation.traffic import Arrival
 from .arrival_rates import POLICY_INTERVAL_S, ArrivalCounts
@@ -156,7 +157,7 @@ class _ScalingSimulation(FleetSimulation):
         loads = [self._replicas[number].load() for number in ready]
         return PoolObservation(
             pool.gpu, pool.minimum, pool.maximum, self._targets[at], len(ready), len(self._in(at,
-            _ReplicaPhase.STARTING)), profiled_speed(self._known[numbers[0]]) if self._seen[at] else None,
+            _ReplicaPhase.STARTING)), profile_speed(self._known[numbers[0]].profile()) if self._seen[at] else None,
             pool.cost_per_hour, pool.cold_start_s, sum(load.queued_prefill_tokens for load in loads),
             sum(load.running for load in loads), sum(load.waiting for load in loads),
         )  # fmt: skip

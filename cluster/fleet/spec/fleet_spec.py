@@ -14,6 +14,7 @@ from .engine_spec import ENGINE_NAMES
 from .pool_spec import PoolSpec
 from .prefix_cache_spec import PrefixCacheSpec
 from .prefix_dtype import common_half_dtype
+from .routing_spec import RoutingSpec
 from .scaling_spec import ScalingSpec, SloSpec
 from .service_spec import ListenSpec, QueueSpec, SecuritySpec, ServiceSpec, TenantSpec
 from .value_types import Spec, Text, spec_error
@@ -31,6 +32,7 @@ class FleetSpec(Spec):
     pools: list[PoolSpec] = Field(min_length=1)
     """Pools, each of equal replicas."""
     slo: SloSpec | None = None
+    routing: RoutingSpec = RoutingSpec.model_validate({})
     queue: QueueSpec = QueueSpec.model_validate({})
     scaling: ScalingSpec = ScalingSpec.model_validate({})
     tenants: dict[Text, TenantSpec] = Field(default_factory=dict)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from ....replicas.types import PromptStoreStatus, ReplicaLoad, Request, StreamMessage
+from ..policy.routing_policy import RoutingPolicy
 from ..prediction.latency_model import LatencyModel, LatencyPrediction, RoutingQuery
 from ..prefix_index.prefix_hash_chain import PIECE_TOKENS, PrefixHashChain
 from ..prefix_index.prefix_index import PrefixIndex
@@ -28,6 +29,7 @@ class DirectoryView(Protocol):
 
     directory: LatencyModel
     members: dict[str, DirectoryEntry]
+    policy: RoutingPolicy
     prefixes: PrefixIndex
     changed: asyncio.Event
 
@@ -46,11 +48,10 @@ class DirectoryView(Protocol):
 class DispatchTracker:
     """Tracker of one dispatch: counts a request on its replica, and compares what is observed there with predictions.
 
-    order      predictions of the best replicas, best first
-    ask        the routing query
-    sequences  number of sequences that are placed together
-    chain      hash chain of the longest prompt
-    ttft_s     observed seconds to the first token; None: it has not come
+    order   predictions of the replicas to try, in this order
+    ask     the routing query
+    chain   hash chain of the longest prompt
+    ttft_s  observed seconds to the first token; None: it has not come
     """
 
     def __init__(
@@ -58,14 +59,13 @@ class DispatchTracker:
         live: DirectoryView,
         order: dict[str, LatencyPrediction],
         ask: RoutingQuery,
-        sequences: int,
         chain: PrefixHashChain,
     ) -> None:
         self.order = order
         self.ttft_s: float | None = None
         self._taken = self._refused = False
-        self._live = live
-        self._ask, self._sequences = ask, sequences
+        self._live, self._policy = live, live.policy
+        self._ask, self._sequences = ask, ask.sequences
         self._chain = chain
         self._tokens = 0  # prompt tokens that the replica is expected to compute
         self._replica: str | None = None
@@ -89,6 +89,8 @@ class DispatchTracker:
         if self._member is not None:
             self._tokens = live.directory.computes(self._member.row, self._ask)
             live.directory.sent(self._sent_s, self._member.row, self._tokens, self._sequences)
+            self._policy = live.policy
+            self._policy.sent(self._ask, self._member.row)
             live.invalidate()
             asyncio.get_running_loop().call_soon(self._remember, self._member)
 
@@ -168,6 +170,8 @@ class DispatchTracker:
         self._leave()
 
     def _leave(self) -> None:
+        if self._member is not None:
+            self._policy.ended(self._ask, self._member.row)
         member, self._replica = self._here(), None
         self._member = None
         if member is None:

@@ -20,7 +20,7 @@ class PredictionCache:
     at      time of the prediction, in seconds of the directory's clock
     chain   hash chain of the request's prompt
     ask     the routing query for the request
-    ranked  the replicas, best first, including those that would miss the objectives; None: not ranked yet
+    ranked  the replicas in the policy's order, including those that would miss the objectives; None: not ranked yet
     """
 
     request: Request

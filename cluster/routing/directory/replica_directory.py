@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from ....replicas.types import PromptStoreStatus, ReplicaLoad, ReplicaProfile, Request
 from ..fleet_status import ReplicaStatus
+from ..policy.routing_policies import DEFAULT_POLICY, create_routing_policy
+from ..policy.routing_policy import RANKS, order_replicas
 from ..prediction.context_lengths import ContextLengths, max_context_tokens, min_context_tokens
-from ..prediction.latency_model import RANKS, LatencyModel, LatencyPrediction, ReplicaSpeed, RoutingQuery, Slo
+from ..prediction.latency_model import LatencyModel, LatencyPrediction, ReplicaSpeed, RoutingQuery, Slo
 from ..prediction.replica_speeds import ReplicaSpeeds
 from ..prediction.ttft_lower_bound import IdleReplicaSpeed, TtftLowerBoundCache, idle_replica_speed
 from ..prefix_index.prefix_hash_chain import PIECE_TOKENS, PrefixHashChain
@@ -22,14 +23,13 @@ from .directory_entry import DirectoryEntry
 from .dispatch_tracker import DispatchTracker
 from .prediction_cache import PredictionCache
 
-__all__ = ["DirectoryEntry", "ReplicaDirectory", "ReplicaOrder"]
+__all__ = ["DirectoryEntry", "ReplicaDirectory"]
 
 STREAM_AGE_S = 0.02  # maximum age of a load that came with a message of a stream
 STATS_AGE_S = 0.3  # approximate age of a load that came through Serve's controller
 OFTEN_S = 0.02  # minimum time between two loads taken from one replica's messages, which may be thousands a second
 USUAL_TOKENS = 256  # assumed length of an answer without a limit: it moves to a longer context if it fills its own
 PROVEN = 8  # first tokens that a replica's predictions must have been compared with before they are trusted
-ReplicaOrder = Callable[[LatencyModel, list[LatencyPrediction]], list[LatencyPrediction]]
 
 
 class ReplicaDirectory:
@@ -37,7 +37,7 @@ class ReplicaDirectory:
 
     names  names of the pools, by the names of their Serve deployments
     slo    latency objectives, or None
-    rng    source of randomness that breaks ties
+    rng    source of randomness of the routing policy, Motley's own until another one replaces it
     clock  returns the present time in seconds
     """
 
@@ -49,11 +49,11 @@ class ReplicaDirectory:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.slo = slo
-        self.order: ReplicaOrder | None = None
+        self.policy = create_routing_policy(DEFAULT_POLICY, rng)
         self.changed = asyncio.Event()  # set when a replica joins or a load changes
         self.members: dict[str, DirectoryEntry] = {}
         self.had_replica = False
-        self.directory = LatencyModel([], slo, rng or random.Random())
+        self.directory = LatencyModel([], slo)
         self.clock = clock
         self.prefixes = PrefixIndex()
         self.stored = StoredPrefixIndex()
@@ -72,7 +72,7 @@ class ReplicaDirectory:
             return
         numerics = self._classes.setdefault(profile.numerics, len(self._classes))
         speed = self._speed(profile)
-        row = self.directory.add(speed, longest=profile.model.max_model_len, numerics=numerics)
+        row = self.directory.add(speed, longest=profile.model.max_model_len, numerics=numerics, profile=profile)
         self.contexts.come(row, profile.model.max_model_len)
         self.prefixes.come(row, profile.kv_tokens // PIECE_TOKENS)
         store = self.stored.come(profile.shares) if profile.shares else None
@@ -239,27 +239,25 @@ class ReplicaDirectory:
         """
         behind = [name for name in {*last, *never} if name in self.members]
         if len(requests) == 1 and not (behind or numerics or weights):
-            ranked, look = self._ranked(requests[0]), self._seen(requests[0])
-            chain, ask = look.chain, look.ask
+            look = self._seen(requests[0])
+            chain, ask, ranked = look.chain, look.ask, self._ranked(look)
         else:
             chain = PrefixHashChain(max(requests, key=lambda each: len(each.prompt_ids)))
             ask = self._ask(requests, chain, behind, numerics)
             if weights:
                 ask = replace(ask, others=self._of_others(weights))
-            ranked = self.directory.ranked(self.clock(), ask, late=True)
-        if self.order is not None:
-            ranked = self.order(self.directory, ranked)
+            ranked = self._rank(self.clock(), ask)
         order: dict[str, LatencyPrediction] = {self._by_row[each.replica]: each for each in ranked}
         for name in never:
             order.pop(name, None)
-        sequences = sum(each.sampling.n for each in requests)
-        return DispatchTracker(self, order, ask, sequences, chain)
+        return DispatchTracker(self, order, ask, chain)
 
-    def replace_order(self, order: ReplicaOrder | None) -> None:
-        """Rank all replicas by another policy's order instead of by prediction; None returns to predictions."""
-        self.order = order
-        self.directory.ranks = RANKS if order is None else sys.maxsize
-        self.invalidate()
+    def replace_policy(self, name: str) -> None:
+        """Order replicas by this routing policy from now on; it keeps its state if it is the present one."""
+        policy = create_routing_policy(name)
+        if type(policy) is not type(self.policy):
+            self.policy = policy
+            self.invalidate()
 
     def invalidate(self) -> None:
         """Discard the cached predictions, because the state of a replica has changed."""
@@ -272,11 +270,15 @@ class ReplicaDirectory:
             look = self._look = PredictionCache(request, now, chain, self._ask([request], chain))
         return look
 
-    def _ranked(self, request: Request) -> list[LatencyPrediction]:
-        look = self._seen(request)
+    def _ranked(self, look: PredictionCache) -> list[LatencyPrediction]:
         if look.ranked is None:
-            look.ranked = self.directory.ranked(look.at, look.ask, late=True)
+            look.ranked = self._rank(look.at, look.ask)
         return look.ranked
+
+    def _rank(self, now: float, ask: RoutingQuery) -> list[LatencyPrediction]:
+        """Return predictions for the replicas that are tried, in the policy's order."""
+        replicas = self.directory.candidates(now, ask)
+        return replicas.predictions(order_replicas(self.policy, ask, replicas)[:RANKS])
 
     def _ask(
         self, requests: Sequence[Request], chain: PrefixHashChain, last: Collection[str] = (), numerics: str = ""
@@ -295,6 +297,8 @@ class ReplicaDirectory:
             last=[*(self.members[name].row for name in last), *self._cut_short(requests, begun)],
             numerics=self._classes.get(numerics) if numerics else None,
             output_tokens=1 if longest.pooling is not None else longest.sampling.max_tokens,
+            sequences=sum(each.sampling.n for each in requests),
+            beginning=chain.beginning,
         )
 
     def _cut_short(self, requests: Sequence[Request], begun: int) -> list[int]:
@@ -329,7 +333,9 @@ class ReplicaDirectory:
             return True
         if slo is None:
             return False
-        return any(each.strain <= 1 and each.ttft_s + waited_s <= slo.ttft_s for each in self._ranked(request))
+        return any(
+            each.strain <= 1 and each.ttft_s + waited_s <= slo.ttft_s for each in self._ranked(self._seen(request))
+        )
 
     def fits(self, request: Request) -> bool:
         """Return whether a replica's context holds the request. Also True if none ever did: then any may refuse it."""
@@ -387,7 +393,7 @@ class ReplicaDirectory:
 
         The first token decides since a part of the answer by the deadline is of use.
         """
-        ranked = self._ranked(request)
+        ranked = self._ranked(self._seen(request))
         if not ranked or any(self.members[self._by_row[each.replica]].observed < PROVEN for each in ranked):
             return None
         return min(each.ttft_s for each in ranked)

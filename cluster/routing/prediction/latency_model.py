@@ -1,20 +1,22 @@
-"""Prediction of which replica will finish a request soonest, and the choice of replicas. Pure, no Ray.
+"""Prediction of when each replica would begin a request, and how fast it would go on. Pure, no Ray.
 
 A `LatencyModel` holds what replicas have published (their profiles once, their load from time to time) and what this
 ingress has sent since, one column for each quantity. A prediction is arithmetic on these columns, in one pass for all
-replicas.
+replicas; which of them a request goes to is decided by a policy (`routing.policy`).
 """
 
 from __future__ import annotations
 
 import math
-import random
+import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 import numpy as np
 
-from ....replicas.types import BLOCK_TOKENS, PROFILED_BATCH_SIZES, ReplicaLoad
+from ....replicas.types import BLOCK_TOKENS, PROFILED_BATCH_SIZES, ReplicaLoad, ReplicaProfile
+from .routing_candidates import LAST, OTHERS, RoutingCandidates
 from .routing_query import PIECES, FloatArray, LatencyPrediction, ReplicaSpeed, RoutingQuery, Slo, step_time_pieces
 
 __all__ = ["LatencyModel", "LatencyPrediction", "ReplicaSpeed", "RoutingQuery", "Slo"]
@@ -26,13 +28,12 @@ _MOST_OFF = 5.0  # corrections stay within this factor
 _PROMPTS = 30.0  # number of recent prompts that their mean length is taken over
 _PACE_S = 3.0  # time over which the rate of prompt tokens is averaged
 _SILENT_S = 1.0  # after this time without news, the rate of a replica's prefill is assumed to decay
-RANKS = 8  # replicas that are tried for one request
-_NEAR = 0.05  # predictions that differ by less than this share count as equal, and are ordered at random
 _MISSES = 0.003  # target share of admitted requests that miss an objective: each of these also delays others
 _LEARNED = 0.02  # step by which the margin follows the misses
 _OFTEN = 25.0  # requests/s above which each observation counts less, since their results arrive late and together
 _MARGIN = 0.85  # initial margin, as a share of the objective
-_OTHERS, _LAST = 1e6, 1e9  # strain that is added to replicas which come after all others
+_USUAL = PROFILED_BATCH_SIZES.index(64)  # batch at which cards differ about as in operation
+_USUAL_CONTEXT = 500.0  # tokens of each of its sequences
 _MARGINS = (0.5, 1.0)  # bounds of the margin: a request that is predicted to exceed its share counts as a miss
 
 _ENDS = np.asarray(
@@ -43,6 +44,7 @@ _ENDS = np.asarray(
 _ZERO, _ONE, _HALF, _LITTLE, _SILENT, _PACE = map(np.array, (0.0, 1.0, 0.5, 1e-3, _SILENT_S, _PACE_S))
 
 _ALL = slice(None)
+_ANY = sys.float_info.max  # any strain but an infinite one
 
 # Columns of a directory, and their values for a replica that has just joined.
 _COLUMNS = {
@@ -50,7 +52,7 @@ _COLUMNS = {
     "_kv_tokens": 1.0, "_longest": math.inf, "_numerics": 0.0, "_of": 0.0, "_queued": 0.0, "_sequences": 0.0,
     "_kv_used": 0.0, "_mean_context": 0.0, "_contexts_s": 0.0, "_computed": 0.0, "_prefill_rate": 0.0, "_carried": 0.0,
     "_sent_tokens": 0.0, "_sent": 0.0, "_prompt": 500.0, "_prompts": 2.0, "_ttft_off": 1.0, "_tpot_off": 1.0,
-    "_fetch_s": 0.0, "_barred": math.inf,
+    "_fetch_s": 0.0, "_barred": math.inf, "_token_s": 1.0,
 }  # fmt: skip
 
 
@@ -59,8 +61,8 @@ class LatencyModel:
 
     The row of a replica that is removed is given to another. Times are passed in by the caller, in seconds.
 
-    slo  latency objectives; None: the replica that finishes first is best
-    rng  source of randomness that orders replicas with nearly equal predictions
+    slo       latency objectives; None: the replica that finishes first is best
+    profiles  profiles of the replicas that there are at first, for policies
     """
 
     # One column each. From the profiles:
@@ -73,6 +75,7 @@ class LatencyModel:
     _kv_tokens: FloatArray
     _longest: FloatArray
     _numerics: FloatArray
+    _token_s: FloatArray  # seconds of the replica's time that a token of an answer takes, in a batch of usual size
     # From the latest known load:
     _of: FloatArray  # time of that load
     _queued: FloatArray
@@ -94,10 +97,11 @@ class LatencyModel:
     _ttft_off: FloatArray
     _tpot_off: FloatArray
 
-    def __init__(self, speeds: Sequence[ReplicaSpeed], slo: Slo | None, rng: random.Random) -> None:
+    def __init__(
+        self, speeds: Sequence[ReplicaSpeed], slo: Slo | None, profiles: Sequence[ReplicaProfile] = ()
+    ) -> None:
         self.slo = slo
-        self.ranks = RANKS
-        self._rng = rng
+        self._profiles: tuple[ReplicaProfile | None, ...] = ()
         self._free: list[int] = []
         self._recent: list[deque[tuple[float, float, float]]] = []
         self._steps = np.ones((2, 0))  # offset and slope of each piece of each replica's step time
@@ -112,14 +116,22 @@ class LatencyModel:
         self._sent_s, self._gap_s = -math.inf, 1.0  # when the last request was sent, and mean time between requests
         self._least_longest = math.inf
         self._ttft_margin = self._tpot_margin = _MARGIN
-        for speed in speeds:
-            self.add(speed)
+        for speed, profile in zip_longest(speeds, profiles):
+            self.add(speed, profile=profile)
 
-    def add(self, speed: ReplicaSpeed, *, longest: float = math.inf, numerics: int = 0) -> int:
+    def add(
+        self,
+        speed: ReplicaSpeed,
+        *,
+        longest: float = math.inf,
+        numerics: int = 0,
+        profile: ReplicaProfile | None = None,
+    ) -> int:
         """Add a replica and return its row.
 
         longest   tokens that its context holds
         numerics  number of its numerics class
+        profile   profile that policies may read; nothing is predicted by it
         """
         if not self._free:
             self._grow(max(8, 2 * len(self._rows)))
@@ -130,6 +142,7 @@ class LatencyModel:
         self._longest[row] = longest
         self._numerics[row] = numerics
         self._recent[row].clear()
+        self._profiles = (*self._profiles[:row], profile, *self._profiles[row + 1 :])
         self.set_usable(row, usable=True)
         self._least_longest = min(self._least_longest, longest)
         return row
@@ -143,12 +156,15 @@ class LatencyModel:
         self._least_chunk[replica] = 0.1 * speed.chunk
         self._full_s[replica] = full_s = speed.chunk / speed.prefill_tokens_per_s
         self._steps[:, replica * PIECES : (replica + 1) * PIECES] = step_time_pieces(speed, full_s)
+        share_s = speed.decode_s[_USUAL] / PROFILED_BATCH_SIZES[_USUAL]
+        self._token_s[replica] = share_s + speed.context_s * _USUAL_CONTEXT
         self._max_running[replica] = speed.max_running
         self._kv_tokens[replica] = speed.kv_tokens
 
     def remove(self, replica: int) -> None:
         """Remove a replica and free its row."""
         assert replica not in self._free
+        self._profiles = (*self._profiles[:replica], None, *self._profiles[replica + 1 :])
         self.set_usable(replica, usable=False)
         self._free.append(replica)
 
@@ -190,6 +206,7 @@ class LatencyModel:
         self._rows = np.arange(size)
         self._first_pieces = self._rows * PIECES
         self._recent += [deque() for _ in range(size - held)]
+        self._profiles += (None,) * (size - held)
         self._free += reversed(range(held, size))
 
     def predict(self, now: float, ask: RoutingQuery) -> tuple[FloatArray, FloatArray]:
@@ -236,10 +253,10 @@ class LatencyModel:
         ttft, tpot = ttft * self._ttft_off, tpot * (self._tpot_off * np.array(self._growth))
         return ttft, tpot
 
-    def ranked(self, now: float, ask: RoutingQuery, *, late: bool = False) -> list[LatencyPrediction]:
-        """Return predictions for the best replicas, best first, at most `ranks` of them.
+    def candidates(self, now: float, ask: RoutingQuery, *, late: bool = True) -> RoutingCandidates:
+        """Return what a routing policy is told of all replicas, for one request at one moment.
 
-        With objectives, only replicas that would meet them are returned; `late` adds those that would not, behind them.
+        late  also replicas that are predicted to miss the objectives may be chosen
         """
         ttft, tpot = self.predict(now, ask)
         strain = self._strain(ttft, tpot, ask)
@@ -248,22 +265,11 @@ class LatencyModel:
             strain[self._longest < ask.context] = math.inf
         if ask.numerics is not None or ask.others or ask.last:
             _put_last(strain, self._numerics, ask)
-        most = math.inf if late or self.slo is None else 1.0
-        order = strain.argsort() if len(strain) <= max(64, self.ranks) else strain.argpartition(self.ranks)
-        order = order[: self.ranks]
-        columns = [
-            column[order].tolist()
-            for column in (ttft, tpot, strain, self._ttft_off, self._tpot_off * np.array(self._growth))
-        ]
-        every = zip(order.tolist(), *columns, strict=True)
-        chosen = [LatencyPrediction(*each) for each in every if each[3] <= most and each[3] < math.inf]
-        if self.slo is not None:
-            chosen.sort(key=lambda each: each.strain * (1 + _NEAR * self._rng.random()))
-        elif chosen:
-            # Without objectives, replicas that are as good as the best are taken in turns.
-            near = min(each.strain for each in chosen) * (1 + _NEAR)
-            chosen.sort(key=lambda each: (max(each.strain, near), self._carried[each.replica], self._rng.random()))
-        return chosen
+        return RoutingCandidates(
+            ttft, tpot, strain, _ANY if late or self.slo is None else 1.0, self.slo, self._ttft_off, self._tpot_off,
+            self._growth, self._sequences, self._sent, self._carried, self._queued, self._prefill, self._token_s,
+            self._output_tokens, self._profiles,
+        )  # fmt: skip
 
     def _strain(self, ttft: FloatArray, tpot: FloatArray, ask: RoutingQuery) -> FloatArray:
         slo = self.slo
@@ -464,13 +470,13 @@ class LatencyModel:
 def _put_last(strain: FloatArray, numerics: FloatArray, ask: RoutingQuery) -> None:
     """Add strain to replicas that rank behind: of another numerics class, of other weights, and those of `ask.last`."""
     if ask.numerics is not None:
-        strain[numerics != ask.numerics] += _OTHERS
+        strain[numerics != ask.numerics] += OTHERS
     for replica in ask.others:
-        strain[replica] += 2 * _OTHERS
+        strain[replica] += 2 * OTHERS
     for replica in ask.last:
-        strain[replica] += _LAST
-    if (least := strain.min(initial=math.inf)) >= _OTHERS and least < math.inf:
-        strain -= least // _OTHERS * _OTHERS  # else it would hide the differences among the best that are left
+        strain[replica] += LAST
+    if (least := strain.min(initial=math.inf)) >= OTHERS and least < math.inf:
+        strain -= least // OTHERS * OTHERS  # else it would hide the differences among the best that are left
 
 
 def _towards(factor: float, right: float, share: float, most: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,6 +58,9 @@ class RoutingQuery:
     others         replicas with other weights than the answer began with: they rank behind those, and behind other
                    classes
     output_tokens  maximum output tokens; None: unknown
+    sequences      number of answers that are placed together
+    beginning      returns a digest of the first tokens of the longest prompt, which is the same in all ingresses; empty
+                   bytes: the prompt is too short
     """
 
     prompt_tokens: int
@@ -68,6 +71,8 @@ class RoutingQuery:
     numerics: int | None = None
     others: Collection[int] = ()
     output_tokens: int | None = None
+    sequences: int = 1
+    beginning: Callable[[], bytes] = bytes
 
 
 class LatencyPrediction(NamedTuple):

@@ -7,7 +7,9 @@ and between cache groups.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from typing import overload
 
 from ....replicas.kv.blocks import root_hash
@@ -17,6 +19,7 @@ __all__ = ["MAX_PROMPT_PIECES", "PIECE_TOKENS", "PrefixHashChain"]
 
 PIECE_TOKENS = 4 * BLOCK_TOKENS  # smaller pieces would not change a choice, and would cost as much each
 MAX_PROMPT_PIECES = 64  # maximum pieces of one prompt: tokens behind these are seldom shared
+BEGINNING_BLOCKS = 8  # blocks at the beginning of a prompt by which all ingresses know it
 
 
 class PrefixHashChain(Sequence[int]):
@@ -29,6 +32,13 @@ class PrefixHashChain(Sequence[int]):
         self.request = request
         self._length = min((len(request.prompt_ids) - 1) // PIECE_TOKENS, MAX_PROMPT_PIECES)
         self._hashes: list[int] = []
+
+    def beginning(self) -> bytes:
+        """Return a digest of the prompt's first blocks, equal in all ingresses; empty bytes if it fills no block."""
+        ids = self.request.prompt_ids
+        blocks = min(len(ids) // BLOCK_TOKENS, BEGINNING_BLOCKS)
+        tokens = array("q", ids[: blocks * BLOCK_TOKENS]).tobytes()
+        return blake2b(root_hash(self.request.cache_salt) + tokens, digest_size=8).digest() if blocks else b""
 
     def __len__(self) -> int:
         return self._length

@@ -11,7 +11,8 @@ from itertools import islice
 
 from ....replicas.errors import DeadlineExceeded, MotleyError, Overloaded, Unavailable
 from ....replicas.types import Request
-from ..directory.replica_directory import ReplicaDirectory, ReplicaOrder
+from ..directory.replica_directory import ReplicaDirectory
+from ..policy.routing_policies import DEFAULT_POLICY
 from ..prediction.context_lengths import max_context_tokens
 from ..prediction.latency_model import Slo
 from .fair_queue import FairQueue, FairQueueEntry
@@ -39,7 +40,7 @@ class RoutingConfig:
     hold_s              longest wait while there is no replica at all
     max_waiting         maximum number of waiting requests
     max_waiting_tokens  maximum number of prompt tokens of waiting requests
-    order               replaces Motley's order of the replicas with another one, to compare them in benchmarks
+    policy              name of the routing policy
     """
 
     slo: Slo | None = None
@@ -50,7 +51,7 @@ class RoutingConfig:
     hold_s: float = 30.0
     max_waiting: int = 1024
     max_waiting_tokens: int = 1 << 20
-    order: ReplicaOrder | None = None
+    policy: str = DEFAULT_POLICY
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Conversion of a fleet file's objectives, tenants and queue settings to the router's `RoutingConfig`."""
+"""Conversion of a fleet file's objectives, policy, tenants and queue settings to the router's `RoutingConfig`."""
 
 from __future__ import annotations
 
@@ -18,4 +18,5 @@ def fleet_routing_config(spec: FleetSpec) -> RoutingConfig:
         hold_s=queue.hold_s,
         max_waiting=queue.max_requests,
         max_waiting_tokens=queue.max_tokens,
+        policy=spec.routing.policy,
     )

@@ -18,6 +18,7 @@ from motley.cluster.fleet.spec.fleet_file_loader import load_fleet
 from motley.cluster.fleet.spec.fleet_spec import FleetSpec
 from motley.cluster.ray_compat.visible_names import replica_title
 from motley.cluster.routing.ingress_broadcast import APPLICATION, call_every_ingress, set_ingress_pools
+from motley.cluster.routing.policy.routing_policies import DEFAULT_POLICY
 from motley.cluster.service.deployment.routing_settings import fleet_routing_config
 from motley.cluster.service.startup.join_cluster import join_cluster
 from motley.replicas.errors import InvalidRequest, Unavailable
@@ -29,12 +30,12 @@ from ..load.measured_service import MeasuredService, inspect_service, start_serv
 from ..load.request_samples import OK, BenchSlo, LoadOutcome, RequestSample, count_codes, samples_in_window
 from .core_usage import CoreUsage
 from .fleet_plan import FleetBenchPlan, turn_workload, written_fleet
-from .two_choices import order_by_two_choices
 
 Progress = Callable[[str], None]
 Row = dict[str, Any]
 
 MOTLEY, TWO_CHOICES = "motley", "two choices"
+POLICIES = {MOTLEY: DEFAULT_POLICY, TWO_CHOICES: "two_choices"}
 SETTLE_S = 1.0  # pause after a turn, by which replicas have reported their loads
 
 
@@ -110,7 +111,7 @@ async def _sides(
 async def _turn(
     plan: FleetBenchPlan, spec: FleetSpec, service: MeasuredService, pid: int, name: str, turn: int
 ) -> _PlacementTurn:
-    routing = replace(fleet_routing_config(spec), order=order_by_two_choices if name == TWO_CHOICES else None)
+    routing = replace(fleet_routing_config(spec), policy=POLICIES[name])
     await set_ingress_pools([pool.name for pool in spec.pools], routing)
     before, cores = await _prompt_tokens_by_pool(), CoreUsage(pid, _part)
     outcome = await asyncio.to_thread(load_clients.run_clients, turn_workload(plan, turn), service, plan.clients)

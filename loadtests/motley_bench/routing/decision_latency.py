@@ -18,8 +18,7 @@ from motley.cluster.routing.queueing.request_queue import RequestQueue, RoutingC
 from motley.cluster.simulation.simulated_fleet import find_model_shape, simulated_fleet
 from motley.replicas.host.measurement_rows import row
 from motley.replicas.sampling_params import SamplingParams
-from motley.replicas.simulated.roofline_rates import roofline_rates
-from motley.replicas.types import ModelInfo, ReplicaLoad, ReplicaProfile, Request
+from motley.replicas.types import ReplicaLoad, ReplicaProfile, Request
 
 __all__ = ["measure_decisions"]
 
@@ -90,12 +89,6 @@ def _request(rng: random.Random, begins: list[int], tokens: int) -> Request:
 
 def _profiles(count: int) -> Iterator[ReplicaProfile]:
     """Yield profiles of the GPUs of the fleet `thousand`, in its proportions."""
-    model = ModelInfo("", "", 32_000, 32_768, (), "", "")
     every = simulated_fleet("thousand", find_model_shape("qwen2.5-7b"), 0)
     for number, replica in enumerate(every[:: len(every) // count][:count]):
-        rates = roofline_rates(replica.known, replica.max_batch_tokens)
-        yield ReplicaProfile(
-            f"replica {number}", model, "simulated", replica.name, None, "simulated", "", rates.prefill_tokens_per_s,
-            rates.decode_s[0], replica.known.num_blocks, replica.max_batch_tokens, {}, rates.decode_s, rates.context_s,
-            replica.max_running, _POOL,
-        )  # fmt: skip
+        yield replica.profile(f"replica {number}", _POOL)

@@ -19,7 +19,7 @@ from motley.replicas.errors import InvalidRequest
 from motley.replicas.host.cpu_cores import usable_cores
 from motley.replicas.host.measurement_rows import machine, row, versions
 
-from .baseline_routers import BASELINES, RequestCap
+from .baseline_routers import BASELINES, BaselineRouter, RequestCap
 from .decision_latency import measure_decisions
 from .fleet_optimum import capacity, length_buckets, optimum
 from .routing_plan import MOTLEY, ONE_OF_EACH, TOLD, WITHOUT, RoutingBenchPlan, RoutingRun, SimulationSize
@@ -127,12 +127,12 @@ def _tune_caps(
             pool.submit(_measure, _size_run(size, replace(base, router=router, cap=cap),
             load * most)) for load in TUNED_AT
         ]
-        for router, kind in BASELINES.items() for cap in kind.CAPS
+        for router, baseline in BASELINES.items() for cap in baseline.caps
     }  # fmt: skip
     best: dict[str, RequestCap | None] = {}
-    for router, kind in BASELINES.items():
+    for router, baseline in BASELINES.items():
         progress(f"{base.fleet}, {base.reuse} reuse: tuning {router}")
-        good = {cap: sum(future.result().goodput for future in trials[router, cap]) for cap in kind.CAPS}
+        good = {cap: sum(future.result().goodput for future in trials[router, cap]) for cap in baseline.caps}
         best[router] = max(good, key=lambda cap: good[cap])
     tuned[kind_of] = best
     return best
@@ -170,7 +170,7 @@ def _measure(one: RoutingRun) -> SimulationMetrics:
 def _router(one: RoutingRun, replicas: Sequence[SimulatedReplica], number: int) -> SimulatedRouter:
     seed = 1000 * one.seed + number
     if one.router in BASELINES:
-        return BASELINES[one.router](replicas, seed, one.cap)
+        return BaselineRouter(replicas, one.slo, seed, BASELINES[one.router].policy, one.cap)
     return MotleyRouter(replicas, one.slo, seed, prefixes=one.router != WITHOUT)
 
 
