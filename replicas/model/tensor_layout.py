@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +13,6 @@ import torch
 from ..checkpoint.files.safetensors_header import TensorInfo
 from ..checkpoint.reading.weight_loader import WeightLoader
 from ..errors import CheckpointError
-from ..host.threaded_tasks import run_in_threads
 from ..quantization.dense import Dense
 from ..quantization.weight_format import FLOAT_DTYPES, LinearSpec, TensorSpec, WeightFormat
 from .model_config import ModelConfig
@@ -83,19 +81,6 @@ def check_tensors(found: Mapping[str, tuple[Path, TensorInfo]], wanted: Mapping[
     for name, (path, _) in found.items():
         if name not in wanted and not TOLERATED_TENSORS.fullmatch(name):
             raise CheckpointError("belongs to no part of the model", file=path.name, tensor=name)
-
-
-def check_values(weights: WeightLoader, wanted: Mapping[str, TensorSpec]) -> None:
-    """Check every value in the mapped files, before memory is allocated for any weight.
-
-    Raises CheckpointError naming file and tensor.
-    """
-
-    def check(name: str, spec: TensorSpec) -> None:
-        if (problem := find_problem(spec, weights.peek(name))) is not None:
-            raise weights.error(name, problem)
-
-    run_in_threads([partial(check, name, spec) for name, spec in wanted.items() if name in weights])
 
 
 def find_problem(spec: TensorSpec, tensor: torch.Tensor) -> str | None:

@@ -18,7 +18,6 @@ from motley.kernels.canonical_weights import DenseWeight, GroupedWeight, Weight
 from motley.kernels.contract import Linear as LinearOp
 from motley.kernels.contract import Ops
 from motley.kernels.cpu import torch_attention
-from motley.kernels.cpu.rounding_bounds import HALF, STEP, linear_error, worst_ratio
 from motley.kernels.device.roofline import (
     DecodeAttentionWork,
     ElementwiseWork,
@@ -28,6 +27,8 @@ from motley.kernels.device.roofline import (
 )
 from motley.kernels.launch.kernel_operation import KernelProblem, ProblemShape
 from motley.kernels.launch.model_shapes import ModelShape
+
+from .rounding_bounds import HALF, STEP, linear_error, worst_ratio
 
 # Sampling is missing since on a CPU the engine samples with torch.
 POINTWISE = ("rms_norm", "add_rms_norm", "rotary_write", "silu_mul")

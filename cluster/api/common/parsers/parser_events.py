@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 MAX_SPACE = 64  # maximum white space held back before a mark, so that a model that writes only that fills no memory
 
@@ -42,16 +41,6 @@ class ToolCallPiece:
 
 
 ParserEvent = TextEvent | ReasoningEvent | ToolCallStart | ToolCallPiece
-
-
-class StreamingParser(Protocol):
-    """Parser of a text that comes in arbitrary pieces. Raises nothing, whatever the text."""
-
-    def push(self, text: str) -> list[ParserEvent]: ...
-
-    def finish(self) -> list[ParserEvent]:
-        """Return the events that were held back, since no more text will come."""
-        ...
 
 
 def partial_mark_length(text: str, mark: str) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..canonical_weights import GroupedWeight, Weight
-from .layers.cpu_packing import dequantized_rows
+from motley.kernels.canonical_weights import GroupedWeight, Weight
+from motley.kernels.cpu.layers.cpu_packing import dequantized_rows
 
 HALF = 2.0**-8  # largest relative change by rounding to bf16
 STEP = 2.0**-24  # largest relative change by rounding to fp32
