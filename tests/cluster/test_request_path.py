@@ -122,6 +122,7 @@ def test_the_forms_are_few() -> None:
     assert 0 < len(FORMS) <= AT_MOST
 
 
+@pytest.mark.slow("the annotations of all that takes a request are evaluated")
 def test_the_way_goes_from_every_protocol_to_the_scheduler_and_back() -> None:
     protocols = {each.function.__module__.split(".")[3] for each in handlers()}
     assert protocols == {"openai", "motley", "kserve", "vllm", "health"}

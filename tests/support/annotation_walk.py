@@ -10,12 +10,11 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import is_dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 Function = types.FunctionType
@@ -57,7 +56,20 @@ def annotations(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _evaluated(text: Any, module: str) -> Any:
-    return eval(text, dict(names(module))) if isinstance(text, str) else text  # noqa: S307
+    return _meant(text, module) if isinstance(text, str) else text
+
+
+@cache
+def _meant(text: str, module: str) -> Any:
+    return eval(text, dict(names(module)))  # noqa: S307
+
+
+@cache
+def _functions(module: str) -> dict[int, ast.AST]:
+    """A module's functions by the line that they begin at, with their decorators."""
+    found = ast.walk(ast.parse(inspect.getsource(importlib.import_module(module))))
+    defined = [node for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return {min([node.lineno, *(each.lineno for each in node.decorator_list)]): node for node in defined}
 
 
 class Followed:
@@ -67,9 +79,9 @@ class Followed:
         self.function, self.owner = function, owner
         self.annotations = annotations(function)
 
-    @cached_property
+    @property
     def tree(self) -> ast.AST:
-        return ast.parse(textwrap.dedent(inspect.getsource(self.function)))
+        return _functions(self.function.__module__)[self.function.__code__.co_firstlineno]
 
     def called(self) -> Iterator[Followed]:
         """All functions and methods that this one names, as far as annotations tell."""
