@@ -47,6 +47,7 @@ class EngineConfig:
     speculate_ngram       draft tokens of a sequence that a step tries beyond its last, taken from what followed the
                           same tokens before; 0: none. Tokens then come several at a time; with exact numerics they are
                           the same
+    drafter               what proposes these tokens, by its name in engine/drafting: "ngram"
     reuse_prefixes        find prompts' prefixes in the KV of earlier requests
     prefix_cache          "memory": KV of prompts' prefixes is kept in host memory too, sealed, and found there when the
                           device has lost it. Stores that replicas share are passed in by the code that builds the
@@ -90,6 +91,7 @@ class EngineConfig:
     pipeline_parallel: int = 1
     pipeline_layers: tuple[int, ...] | None = None
     speculate_ngram: int = 0
+    drafter: str = "ngram"
     reuse_prefixes: bool = True
     prefix_cache: PrefixCache = "off"
     prefix_cache_bytes: int = 2**30
@@ -135,6 +137,8 @@ class EngineConfig:
             _check_not_negative("swap_memory_bytes", self.swap_memory_bytes)
         if type(self.speculate_ngram) is not int or not 0 <= self.speculate_ngram <= MAX_DRAFTS:
             raise _invalid_setting("speculate_ngram", self.speculate_ngram, f"an integer from 0 to {MAX_DRAFTS}")
+        if not isinstance(self.drafter, str):
+            raise _invalid_setting("drafter", self.drafter, "the name of a drafter")
         if isinstance(self.frozen_weights, str) or not all(isinstance(one, str) and one for one in self.frozen_weights):
             raise _invalid_setting("frozen_weights", self.frozen_weights, "patterns of tensors' names")
         object.__setattr__(self, "frozen_weights", tuple(self.frozen_weights))  # JSON has lists

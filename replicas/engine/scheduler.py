@@ -12,10 +12,10 @@ from bisect import insort
 from collections.abc import Collection, Iterable, Mapping
 from operator import attrgetter
 
-from ..execution.ngram_drafter import NgramDrafter
 from ..execution.step_plan import PlanItem, StepPlan
 from ..kv.blocks import Allocation, BlockPool, blocks_for
 from ..types import BLOCK_TOKENS, ReplicaLoad
+from .drafting.drafter_registry import Drafter
 from .kv_reuse.prefix_connector import PrefixConnector
 from .kv_reuse.swap_planner import SwapPlanner
 from .sequence import Sequence, SequenceState
@@ -41,6 +41,7 @@ class Scheduler:
         max_batch_tokens: int,
         max_running: int,
         max_drafts: int = 0,
+        drafter: Drafter | None = None,
         swap: SwapPlanner | None = None,
         prefixes: PrefixConnector | None = None,
         lanes: int = 1,
@@ -50,6 +51,7 @@ class Scheduler:
         max_batch_tokens  most tokens that one step computes
         max_running       most sequences in the running batch
         max_drafts        draft tokens that a step tries for one sequence beyond its last token; 0: no speculation
+        drafter           proposes these tokens; may be None where there is no speculation
         swap              host memory for the KV of preempted sequences; None: their KV is not copied to the host
         prefixes          prefix cache that is shared beyond this replica; None: nothing is shared
         lanes             steps in flight that the sequences are divided among, one for each pipeline stage. With
@@ -67,13 +69,13 @@ class Scheduler:
         self.prefixes = PrefixConnector() if prefixes is None else prefixes
         self.lanes = lanes
         self.max_drafts = max_drafts
+        self.drafter = drafter
         self.queried_tokens = 0  # prompt tokens that were looked up in the prefix cache
         self.drafted_tokens = 0
         self.accepted_tokens = 0
         self.weights = 0  # version of the weights that new sequences begin with
         self._planned = 0  # version of the weights of the last plan
         self._mixed = False  # whether some sequences may be on older weights
-        self._ngrams: dict[int, NgramDrafter] = {}  # by sequence id
         self._by_id: dict[int, Sequence] = {}
 
     def __bool__(self) -> bool:
@@ -103,7 +105,8 @@ class Scheduler:
         (self.running if sequence.state is SequenceState.RUNNING else self.waiting).remove(sequence)
         sequence.state = SequenceState.FINISHED
         del self._by_id[sequence.id]
-        self._ngrams.pop(sequence.id, None)
+        if self.drafter is not None:
+            self.drafter.forget(sequence.id)
         self._free(sequence)
         self.swap.drop(sequence)
         if not self:
@@ -327,12 +330,12 @@ class Scheduler:
             return ()
         budget, blocks = budget - others, self.pool.available - others
         assert not sequence.ahead, "a sequence that has drafts waits for its tokens"
-        ngrams = self._ngrams.setdefault(sequence.id, NgramDrafter())
-        ngrams.extend(sequence.tokens(len(ngrams), sequence.num_tokens))
+        assert self.drafter is not None, "there is speculation"
         assert sequence.allocation is not None
         room = (len(sequence.allocation.blocks) + max(0, blocks)) * BLOCK_TOKENS - sequence.num_tokens
         # The token that follows the last draft needs a place within the limit, too.
-        drafts = ngrams.draft(min(self.max_drafts, budget, room, sequence.limit - sequence.num_tokens - 1))
+        most = min(self.max_drafts, budget, room, sequence.limit - sequence.num_tokens - 1)
+        drafts = self.drafter.draft(sequence, most) if most > 0 else ()
         grown = sequence.allocation.grow(sequence.num_tokens + len(drafts))
         assert grown, "there is room for drafts"
         return drafts

@@ -12,7 +12,7 @@ from ...kernels.batch import StepBatch
 from ..gpu.swapper import Swapper
 from ..grammar.process.grammar_process import await_masks
 from ..types import BLOCK_TOKENS, Pooling
-from .ngram_drafter import accept_drafts
+from .draft_acceptance import accept_drafts
 from .sampler import sample, token_logprob
 from .step_plan import ItemResult, PlanItem, StepPlan, StepResult
 

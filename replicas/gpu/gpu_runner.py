@@ -12,7 +12,7 @@ import torch
 
 from ...kernels.batch import StepBatch
 from ..errors import EngineLost
-from ..execution.ngram_drafter import accept_drafts
+from ..execution.draft_acceptance import accept_drafts
 from ..execution.runner import ForwardModel, PiecewiseModel, ReleasableModel, prepare_batch
 from ..execution.step_plan import UNKNOWN_TOKEN, SampleSpec, StepPlan, StepResult
 from .accelerator import Accelerator, DeviceEvent, copy_to_host

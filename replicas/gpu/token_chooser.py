@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from ..execution.ngram_drafter import accept_drafts
+from ..execution.draft_acceptance import accept_drafts
 from ..execution.runner import num_logit_rows, pooled_vectors
 from ..execution.sampler import sample
 from ..execution.step_plan import ItemResult, PlanItem, SampleSpec, StepPlan, StepResult

@@ -65,7 +65,7 @@ def test_the_schema_is_as_generated() -> None:
     [
         ("    replica: 3\n", "4:5", "pools[0].replica: there is no such entry; did you mean replicas?"),
         ("tenant: {}\n", "4:1", "tenant: there is no such entry; did you mean tenants?"),
-        ("    engine: {sorcery: 1}\n", "4:14", "pools[0].engine.sorcery: there is no such entry; there are dtype, fr"),
+        ("    engine: {sorcery: 1}\n", "4:14", "pools[0].engine.sorcery: there is no such entry; there are drafter"),
         ("    name: b\n", "4:5", "pools[0].name: it is there twice, first in line 3"),
         ("  - name: a\n", "4:11", "pools[1].name: 'a' is the name of another pool already"),
         ("  - cpus: 1\n", "4:5", "pools[1].name: it is missing"),
@@ -82,6 +82,7 @@ def test_the_schema_is_as_generated() -> None:
         ("    engine: {kv_memory: 3 tons}\n", "4:25", "'3 tons' is no size; expected one such as 512MiB"),
         ("    engine: {max_batch_tokens: 3}\n", "4:32", "3 is not accepted; expected at least max_running (64)"),
         ("    engine: {speculate_ngram: 99}\n", "4:31", "99 is not accepted; expected an integer from 0 to 32"),
+        ("    engine: {drafter: medusa}\n", "4:23", "'medusa' is not accepted; expected 'ngram'"),
         ("    simulate: Voodoo 2\n", "4:15", "pools[0].simulate: 'Voodoo 2' is not in the table; expected one of Te"),
         ("    simulate: P40\n    simulate_model: gpt\n", "5:21", "'gpt' is not known; expected one of qwen"),
         ("    simulate_model: qwen2.5-7b\n", "4:21", "it needs `simulate`, which names a GPU"),

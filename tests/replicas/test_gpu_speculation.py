@@ -10,6 +10,7 @@ from late_device import LateDevice, LateOps
 from tiny_checkpoints import build_checkpoint
 
 from motley.replicas.demo import demo_path
+from motley.replicas.engine.drafting.ngram_drafter import NgramDrafter
 from motley.replicas.engine.engine import EngineCore
 from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.engine.kv_reuse.swap_planner import SwapPlanner, SwapRates
@@ -125,7 +126,10 @@ def make(loaded: LoadedModel, kind: str, drafts: int, *, blocks: int, early: boo
         swapper=Swapper([part for cache in kv for part in ops.kv_parts(cache)], device, 40),
     )  # fmt: skip
     swap = SwapPlanner(40, SwapRates(1e-9, 1e-9, 1.0))
-    scheduler = Scheduler(BlockPool(blocks), max_batch_tokens=64, max_running=RUNNING, max_drafts=drafts, swap=swap)
+    scheduler = Scheduler(
+        BlockPool(blocks), max_batch_tokens=64, max_running=RUNNING, max_drafts=drafts, drafter=NgramDrafter(),
+        swap=swap,
+    )  # fmt: skip
     return EngineCore(runner, scheduler, ModelLimits(config.vocab_size, min(LONGEST, blocks * 16), (9,)), None)
 
 

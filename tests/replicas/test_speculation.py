@@ -12,13 +12,16 @@ from hypothesis import given, settings
 from letters import Clock, Letters
 
 from motley.replicas.demo import demo_path
+from motley.replicas.engine.drafting.drafter_registry import Drafter, find_drafter
+from motley.replicas.engine.drafting.ngram_drafter import NgramDrafter, NgramIndex
 from motley.replicas.engine.engine import EngineCore
 from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.engine.model_limits import ModelLimits
 from motley.replicas.engine.scheduler import Scheduler
+from motley.replicas.engine.sequence import Sequence
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineFault, InvalidRequest
-from motley.replicas.execution.ngram_drafter import NgramDrafter, accept_drafts
+from motley.replicas.execution.draft_acceptance import accept_drafts
 from motley.replicas.execution.step_plan import ItemResult, PlanItem, SampleSpec
 from motley.replicas.kv.blocks import BlockPool
 from motley.replicas.types import Delta, FinishReason, Request, SamplingParams, StreamMessage, TokenLogprob
@@ -51,10 +54,17 @@ class ParrotAhead(Parrot, AheadRunner):
 
 
 def engine(
-    drafts: int, blocks: int = 24, budget: int = 32, running: int = 8, runner: type[FakeRunner] = Parrot
+    drafts: int,
+    blocks: int = 24,
+    budget: int = 32,
+    running: int = 8,
+    runner: type[FakeRunner] = Parrot,
+    drafter: Drafter | None = None,
 ) -> EngineCore:
     pool = BlockPool(blocks)
-    scheduler = Scheduler(pool, max_batch_tokens=budget, max_running=running, max_drafts=drafts)
+    scheduler = Scheduler(
+        pool, max_batch_tokens=budget, max_running=running, max_drafts=drafts, drafter=drafter or NgramDrafter()
+    )
     limits = ModelLimits(vocab_size=VOCAB, max_model_len=96, eos_token_ids=(EOS,))
     return EngineCore(runner(blocks, VOCAB), scheduler, limits, Letters(), clock=Clock())  # type: ignore[arg-type]
 
@@ -259,7 +269,7 @@ def test_a_step_that_fails_is_run_apart() -> None:
 
 
 def test_ngrams() -> None:
-    ngrams = NgramDrafter()
+    ngrams = NgramIndex()
     ngrams.extend([5, 6, 7, 8, 5, 6])
     assert ngrams.draft(3) == (7, 8, 5)
     assert ngrams.draft(6) == (7, 8, 5, 6, 7, 8), "what repeats is drafted beyond the end"
@@ -269,8 +279,46 @@ def test_ngrams() -> None:
     assert ngrams.draft(1) == (5,), "three tokens say more than two"
     ngrams.extend([3])
     assert ngrams.draft(4) == ()
-    assert NgramDrafter().draft(4) == ()
+    assert NgramIndex().draft(4) == ()
     assert ngrams.draft(0) == ()
+
+
+class CountingDrafter:
+    """Says 0, 1, 2, 3 and again. asked: whose drafts were asked for, and not forgotten."""
+
+    def __init__(self) -> None:
+        self.asked: set[int] = set()
+
+    def draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        assert most > 0
+        assert sequence.num_tokens == sequence.num_prompt + len(sequence.output_ids), "none is in flight"
+        self.asked.add(sequence.id)
+        last = sequence.tokens(sequence.num_tokens - 1, sequence.num_tokens)[0]
+        return tuple((last + 1 + i) % 4 for i in range(most))
+
+    def forget(self, sequence_id: int) -> None:
+        self.asked.discard(sequence_id)
+
+
+def test_the_scheduler_asks_its_drafter_and_says_which_sequences_have_ended() -> None:
+    drafter = CountingDrafter()
+    core = engine(7, runner=Counting, drafter=drafter)
+    core.add(0, request([0], max_tokens=33))
+    core.add(1, request([2], max_tokens=90))
+    while core.busy:
+        core.step()
+        ours = {sequence.id for sequence in core.scheduler.sequences}
+        assert drafter.asked <= ours
+    assert core.num_steps < 20, "eight tokens a step, as every draft is right"
+    assert core.load().drafted_tokens == core.load().accepted_tokens > 70
+
+
+def test_a_drafter_is_chosen_by_its_name() -> None:
+    assert find_drafter(EngineConfig().drafter) is NgramDrafter
+    with pytest.raises(InvalidRequest, match="drafter: 'medusa' is not accepted; expected 'ngram'"):
+        Engine(demo_path(), drafter="medusa")
+    with pytest.raises(InvalidRequest, match="drafter: 3 is not accepted; expected the name of a drafter"):
+        EngineConfig(drafter=3)  # type: ignore[arg-type]
 
 
 def test_drafts_are_accepted_up_to_the_first_that_is_wrong() -> None:

@@ -12,6 +12,7 @@ from fake_runner import AheadRunner, FakeRunner
 from hypothesis import given, settings
 from letters import Clock
 
+from motley.replicas.engine.drafting.ngram_drafter import NgramDrafter
 from motley.replicas.engine.engine import EngineCore
 from motley.replicas.engine.kv_reuse.swap_planner import SwapPlanner, SwapRates
 from motley.replicas.engine.model_limits import ModelLimits
@@ -46,6 +47,7 @@ def engine(
         max_batch_tokens=budget,
         max_running=running,
         max_drafts=drafts,
+        drafter=NgramDrafter(),
         swap=SwapPlanner(kept, rates),
     )
     limits = ModelLimits(VOCAB, min(128, 16 * blocks), (EOS,))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from motley.replicas.execution.ngram_drafter import accept_drafts
+from motley.replicas.execution.draft_acceptance import accept_drafts
 from motley.replicas.execution.sampler import sample, token_logprob
 from motley.replicas.execution.step_plan import UNKNOWN_TOKEN, ItemResult, PlanItem, StepPlan, StepResult
 from motley.replicas.types import BLOCK_TOKENS

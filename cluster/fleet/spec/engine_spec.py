@@ -51,6 +51,8 @@ class EngineSpec(Spec):
     """Host memory that buffers prefixes on the way to and from the shared prefix cache."""
     speculate_ngram: int | None = Field(None, ge=0)
     """Maximum number of tokens to speculate in a step: those that followed the same tokens earlier; 0: none."""
+    drafter: Text | None = None
+    """What proposes the tokens to speculate on: `ngram`, those that followed the same tokens earlier."""
     weights_cache: str | None = None
     """Folder that keeps weights in the form that kernels need, for faster starts, or `off`; by default the user's cache
     folder."""

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
+from ....replicas.engine.drafting.drafter_registry import find_drafter
 from ....replicas.engine_config import EngineConfig, PrefixWire
 from ....replicas.errors import InvalidRequest
 from ....replicas.short_repr import first_duplicate
@@ -61,7 +62,7 @@ class FleetSpec(Spec):
                     *("pools", number, "engine", "kv_dtype"),
                 )
             try:
-                engine_config(self, pool)
+                find_drafter(engine_config(self, pool).drafter)
             except InvalidRequest as error:
                 names = {config: name for name, config in ENGINE_NAMES.items()}
                 name = names.get(str(error.param), str(error.param))

@@ -53,6 +53,7 @@ from ...text.tokenizer.tokenizer import Tokenizer
 from ...types import ModelInfo, ReplicaProfile, Request
 from ...updates.device_update import DeviceUpdater
 from ...updates.live_weights import LiveWeights, PreparedVersion
+from ..drafting.drafter_registry import find_drafter
 from ..engine import EngineCore
 from ..kv_reuse.prefix_connector import PrefixConnector
 from ..kv_reuse.swap_planner import SwapPlanner
@@ -227,6 +228,7 @@ def build_engine(
     accelerator  queues work for the operators' device; None: the GPU's own, or none on a CPU
     launcher     starts the other processes of a divided model; None: they are subprocesses
     """
+    find_drafter(config.drafter)  # an unknown one is refused before anything is loaded
     path = resolve_model(model)
     divided, devices = is_parallel(config), process_devices(config, launcher)
     config = process_config(config, launcher, given=ops is not None) if divided else config
@@ -334,6 +336,7 @@ def assemble_engine(
         max_batch_tokens=config.max_batch_tokens,
         max_running=config.max_running,
         max_drafts=config.speculate_ngram,
+        drafter=find_drafter(config.drafter)(),
         swap=SwapPlanner(runner.swapper.num_blocks - lent if runner.swapper is not None else 0),
         prefixes=prefixes,
         lanes=config.pipeline_parallel,
