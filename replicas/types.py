@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from ..kernels.device.precision import GEMM_ROWS
+from .host.metric_fields import counter, gauge
 from .sampling_params import SamplingParams
 
 __all__ = [
@@ -150,23 +151,63 @@ def join_deltas(deltas: list[Delta]) -> Delta:
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
     """Current load of a replica. Work is counted in tokens rather than requests, since prompts differ a
-    thousandfold.
+    thousandfold. Fields with metadata are also exported to Prometheus.
     """
 
-    running: int = 0  # sequences in the running batch
-    waiting: int = 0  # sequences admitted and not yet running
+    running: int = field(default=0, metadata=gauge("num_requests_running", "Sequences that the replica computes now"))
+    waiting: int = field(
+        default=0,
+        metadata=gauge(
+            "num_requests_waiting",
+            "Sequences that have been admitted and wait for a place among the running ones",
+        ),
+    )
     queued_prefill_tokens: int = 0  # tokens still to be computed before their first output
-    kv_blocks_free: int = 0  # KV blocks that are free or evictable
+    kv_blocks_free: int = field(  # or evictable
+        default=0,
+        metadata=gauge(
+            "kv_cache_usage_perc",
+            "Share of the KV cache's blocks that are in use, from 0 to 1",
+            lambda load: (
+                (load.kv_blocks_total - load.kv_blocks_free) / load.kv_blocks_total if load.kv_blocks_total else None
+            ),
+        ),
+    )
     kv_blocks_total: int = 0
     steps: int = 0  # steps that the engine has taken since its start
     max_running: int = 0  # sequences that may be in the running batch
-    prompt_tokens: int = 0  # prompt tokens of all requests that have begun since the replica's start
-    queried_tokens: int = 0  # prompt tokens that were looked up in the prefix cache
-    cached_tokens: int = 0  # prompt tokens that were found in the prefix cache
+    prompt_tokens: int = field(
+        default=0, metadata=counter("prompt_tokens", "Prompt tokens of the requests whose answers have begun")
+    )
+    queried_tokens: int = field(
+        default=0,
+        metadata=counter("prefix_cache_queries", "Prompt tokens that were looked up in the replica's own KV cache"),
+    )
+    cached_tokens: int = field(  # from the prefix store too
+        default=0,
+        metadata=counter(
+            "prefix_cache_hits",
+            "Prompt tokens that were found in the replica's own KV cache",
+            lambda load: load.cached_tokens - load.external_hit_tokens,
+        ),
+    )
     generated_tokens_per_s: float = 0.0  # output tokens per second over the last RATE_WINDOW_S
-    drafted_tokens: int = 0  # draft tokens that speculation has tried since the start
-    accepted_tokens: int = 0  # draft tokens that were right
-    preemptions_swapped: int = 0  # preemptions for which the sequence's KV was copied to the host
+    drafted_tokens: int = field(
+        default=0,
+        metadata=counter("spec_decode_num_draft_tokens", "Draft tokens that speculative decoding has tried"),
+    )
+    accepted_tokens: int = field(
+        default=0,
+        metadata=counter("spec_decode_num_accepted_tokens", "Draft tokens that the model has accepted"),
+    )
+    preemptions_swapped: int = field(  # those for which the sequence's KV was copied to the host
+        default=0,
+        metadata=counter(
+            "num_preemptions",
+            "Times that a running sequence lost its place to another one",
+            lambda load: load.preemptions_swapped + load.preemptions_recomputed,
+        ),
+    )
     preemptions_recomputed: int = 0  # preemptions after which the sequence's KV was computed again
     external_queried_tokens: int = 0  # prompt tokens that the prefix store was asked for since the start
     external_hit_tokens: int = 0  # prompt tokens whose KV came from the prefix store

@@ -18,8 +18,7 @@ from api_reference.markdown_table import table
 
 from motley.cli.app import app
 from motley.cluster.fleet.spec.fleet_schema import fleet_schema
-from motley.cluster.service.deployment.histogram_metrics import HISTOGRAMS
-from motley.cluster.service.deployment.replica_metrics import COUNTERS, GAUGES
+from motley.cluster.service.deployment.metrics_table import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
@@ -222,14 +221,19 @@ def metrics() -> str:
         "`compute_capability` besides; `…_errors_total` and `…_dropped_total` also have `reason`. A figure that a "
         "replica does not have, such as those of a prefix store where there is none, is absent and not zero.",
         "## Gauges",
-        table(("name", "meaning"), ((f"`{PREFIX}{name}`", told) for name, told in GAUGES.items())),
+        _metric_table("gauge"),
         "## Counters",
-        table(("name", "meaning"), ((f"`{PREFIX}{name}_total`", told) for name, told in COUNTERS.items())),
+        _metric_table("counter", "_total"),
         "## Histograms",
         "Each is told as `…_bucket` with `le`, `…_sum` and `…_count`. Those of latencies are of each ingress, by pool.",
-        table(("name", "meaning"), ((f"`{PREFIX}{name}`", told) for name, told in HISTOGRAMS.items())),
+        _metric_table("histogram"),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _metric_table(kind: str, suffix: str = "") -> str:
+    found = [each for each in METRICS.values() if each.kind == kind]
+    return table(("name", "meaning"), ((f"`{PREFIX}{each.name}{suffix}`", each.description) for each in found))
 
 
 # Text.

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 
 from ...replicas.errors import Overloaded
+from ...replicas.host.metric_fields import histogram, metrics_of
 from ...replicas.kv.histogram import Histogram, HistogramSnapshot
 from ...replicas.types import Request, StreamMessage
 from .fleet_status import DemandCounters
@@ -24,13 +27,28 @@ _E2E_S = (
 )  # fmt: skip
 
 
+@dataclass(slots=True, eq=False)
 class PoolLatencies:
     """Histograms of one ingress's requests to a pool: seconds to the first token, between messages, and to the end."""
 
-    __slots__ = ("_e2e", "_itl", "_ttft")
-
-    def __init__(self) -> None:
-        self._ttft, self._itl, self._e2e = Histogram(_TTFT_S), Histogram(_ITL_S), Histogram(_E2E_S)
+    _ttft: Histogram = field(
+        default_factory=partial(Histogram, _TTFT_S),
+        metadata=histogram(
+            "time_to_first_token_seconds", "Seconds from a request's arrival at the ingress to its first token"
+        ),
+    )
+    _itl: Histogram = field(
+        default_factory=partial(Histogram, _ITL_S),
+        metadata=histogram(
+            "inter_token_latency_seconds", "Seconds between two messages of an answer that carry tokens"
+        ),
+    )
+    _e2e: Histogram = field(
+        default_factory=partial(Histogram, _E2E_S),
+        metadata=histogram(
+            "e2e_request_latency_seconds", "Seconds from a request's arrival at the ingress to the end of its answer"
+        ),
+    )
 
     def first(self, seconds: float) -> None:
         self._ttft.add(seconds)
@@ -42,12 +60,8 @@ class PoolLatencies:
         self._e2e.add(seconds)
 
     def spreads(self) -> dict[str, HistogramSnapshot]:
-        """Return the histograms by vLLM's metric names."""
-        return {
-            "time_to_first_token_seconds": self._ttft.spread(),
-            "inter_token_latency_seconds": self._itl.spread(),
-            "e2e_request_latency_seconds": self._e2e.spread(),
-        }
+        """Return the histograms by the names of their metrics."""
+        return {metric.name: getattr(self, at).spread() for at, metric in metrics_of(PoolLatencies).items()}
 
 
 class RequestTimer:

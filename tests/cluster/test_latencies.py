@@ -15,11 +15,11 @@ from letters import Clock
 from motley.cluster.routing.ingress_stats import IngressStats, PoolLatencies
 from motley.cluster.service.deployment import histogram_metrics
 from motley.cluster.service.deployment.histogram_metrics import (
-    HISTOGRAMS,
     HistogramExporter,
     LatencyMetricsExporter,
     export_latencies,
 )
+from motley.cluster.service.deployment.metrics_table import METRICS
 from motley.replicas.kv.histogram import Histogram, HistogramSnapshot
 from motley.replicas.types import Delta, Request, SamplingParams, StreamMessage
 
@@ -106,7 +106,8 @@ def test_they_are_told_as_prometheus_names_a_histogram() -> None:
         (bucket, "0.1"): 3, (bucket, "2.5"): 4, (bucket, "+Inf"): 5,
         (f"motley_{name}_sum", ""): 9.5, (f"motley_{name}_count", ""): 5,
     }  # fmt: skip
-    assert set(spreads((1.0, 1))) | {"external_prefix_cache_fetch_seconds"} == set(HISTOGRAMS)
+    histograms = {name for name, metric in METRICS.items() if metric.kind == "histogram"}
+    assert set(spreads((1.0, 1))) | {"external_prefix_cache_fetch_seconds"} == histograms
 
 
 def test_an_ingress_tells_them_by_pool_and_of_those_that_come_later() -> None:

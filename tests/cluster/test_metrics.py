@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from motley.cluster.service.deployment.replica_metrics import COUNTERS, GAUGES, ReplicaMetricsExporter
+from motley.cluster.service.deployment.metrics_table import METRICS
+from motley.cluster.service.deployment.replica_metrics import ReplicaMetricsExporter
 from motley.replicas.kv.histogram import HistogramSnapshot
 from motley.replicas.kv.prefix.prefix_stats import PrefixStats
 from motley.replicas.kv.store.prefix_store import BreakerState, StoreStats
@@ -88,7 +89,7 @@ def test_totals_are_what_was_counted_however_often_they_are_told(exporter: Repli
         ("external_prefix_cache_fetch_seconds_bucket", "+Inf"): 4,
     }  # fmt: skip
     names = {name for name, _ in seen if "fetch_seconds" not in name}
-    assert not names - GAUGES.keys() - COUNTERS.keys()
+    assert not names - METRICS.keys()
 
 
 def test_without_a_store_nothing_is_told_of_one(exporter: ReplicaMetricsExporter, seen: Seen) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ....replicas.host.metric_fields import metrics_of
 from ....replicas.types import ReplicaLoad
 from ...transport.http_server.openapi import Schema, response_object
 from ..common.fields.field_schemas import COUNT, NULL, TEXT, list_schema, with_description
@@ -247,7 +248,7 @@ TOKENIZER_INFO = response_object(
     model_max_length=_CONTEXT,
     chat_template=with_description(MAYBE_TEXT, "the model's, in Jinja; null where it has none"),
 )
-_LOADED = {
+_LOADED = {name: metric.description for name, metric in metrics_of(ReplicaLoad).items()} | {
     "running": "sequences that are computed",
     "waiting": "sequences that wait for room",
     "queued_prefill_tokens": "tokens of prompts that are still to be computed",

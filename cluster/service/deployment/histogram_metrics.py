@@ -16,16 +16,11 @@ from ray.serve import metrics as through_ray
 
 from ....replicas.kv.histogram import HistogramSnapshot
 from ...routing.ingress_stats import PoolLatencies
+from .metrics_table import METRICS
 
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
-HISTOGRAMS = {
-    "time_to_first_token_seconds": "Seconds from a request's arrival at the ingress to its first token",
-    "inter_token_latency_seconds": "Seconds between two messages of an answer that carry tokens",
-    "e2e_request_latency_seconds": "Seconds from a request's arrival at the ingress to the end of its answer",
-    "external_prefix_cache_fetch_seconds": "Seconds to fetch a prompt's prefix from the prefix store",
-}
 
 
 class HistogramExporter:
@@ -36,7 +31,7 @@ class HistogramExporter:
         self._made: dict[str, Any] = {}
 
     def tell(self, name: str, spread: HistogramSnapshot) -> None:
-        """Export one histogram by its name in HISTOGRAMS. Does nothing before it has a value."""
+        """Export one histogram by its name in METRICS. Does nothing before it has a value."""
         if not spread.count:
             return
         for bound, count in spread.cumulative():
@@ -47,8 +42,8 @@ class HistogramExporter:
     def _gauge(self, name: str, series: str, more: tuple[str, ...] = ()) -> Any:
         whole = name + series
         if whole not in self._made:
-            keys = (*self._labels, *more)
-            self._made[whole] = self._through.Gauge(f"motley_{whole}", description=HISTOGRAMS[name], tag_keys=keys)
+            keys, told = (*self._labels, *more), METRICS[name].description
+            self._made[whole] = self._through.Gauge(f"motley_{whole}", description=told, tag_keys=keys)
         return self._made[whole]
 
 

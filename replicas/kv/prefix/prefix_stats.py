@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ...host.metric_fields import counter, histogram
 from ..histogram import HistogramSnapshot
 from ..store.prefix_store import StoreStats
 from .popular_prefixes import PopularPrefix
@@ -28,8 +29,12 @@ class PrefixStats:
     fetch_s         seconds that fetches took, from the request until all values had come or one was missing
     """
 
-    queried_tokens: int
-    hit_tokens: int
+    queried_tokens: int = field(
+        metadata=counter("external_prefix_cache_queries", "Prompt tokens that were looked up in the prefix store")
+    )
+    hit_tokens: int = field(
+        metadata=counter("external_prefix_cache_hits", "Prompt tokens whose KV arrived from the prefix store in time")
+    )
     outcomes: Mapping[str, int]
     saved: int
     bytes_per_s: float | None
@@ -37,4 +42,9 @@ class PrefixStats:
     value_bytes: int
     store: StoreStats
     popular: tuple[PopularPrefix, ...] = ()
-    fetch_s: HistogramSnapshot | None = None
+    fetch_s: HistogramSnapshot | None = field(
+        default=None,
+        metadata=histogram(
+            "external_prefix_cache_fetch_seconds", "Seconds to fetch a prompt's prefix from the prefix store"
+        ),
+    )

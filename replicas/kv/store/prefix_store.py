@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ...host.metric_fields import counter, gauge
+
 Buffer = bytes | bytearray | memoryview  # contiguous, with items of one byte
 
 ValueParts = tuple[Buffer, ...]  # the bytes of each wanted range, in their order
@@ -49,6 +51,9 @@ class ValueQuery:
         return sum(end - start for start, end in self.spans)
 
 
+_BREAKER_GAUGE = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
+
+
 @dataclass(frozen=True, slots=True)
 class StoreStats:
     """Statistics of a store since it was made. All numbers only grow, except the last ones from `breaker` on.
@@ -72,16 +77,60 @@ class StoreStats:
     hits: int = 0
     misses: int = 0
     stored: int = 0
-    errors: Mapping[str, int] = field(default_factory=dict)
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    bytes_read: int = 0
-    bytes_written: int = 0
-    reads: int = 0
-    read_s: float = 0.0
-    writes: int = 0
-    write_s: float = 0.0
-    breaker: BreakerState = BreakerState.CLOSED
-    queued: int = 0
+    errors: Mapping[str, int] = field(
+        default_factory=dict,
+        metadata=counter(
+            "external_prefix_cache_errors",
+            "Prefix store calls that failed, and values that could not be used, by reason",
+            by_reason=True,
+        ),
+    )
+    dropped: Mapping[str, int] = field(
+        default_factory=dict,
+        metadata=counter(
+            "external_prefix_cache_dropped",
+            "Values that were not written to the prefix store, by reason",
+            by_reason=True,
+        ),
+    )
+    bytes_read: int = field(
+        default=0, metadata=counter("external_prefix_cache_read_bytes", "Bytes read from the prefix store")
+    )
+    bytes_written: int = field(
+        default=0, metadata=counter("external_prefix_cache_written_bytes", "Bytes written to the prefix store")
+    )
+    reads: int = field(
+        default=0, metadata=counter("external_prefix_cache_reads", "Calls that read from the prefix store")
+    )
+    read_s: float = field(
+        default=0.0,
+        metadata=counter(
+            "external_prefix_cache_read_seconds",
+            "Seconds that calls which read from the prefix store took, in total",
+        ),
+    )
+    writes: int = field(
+        default=0, metadata=counter("external_prefix_cache_writes", "Calls that wrote to the prefix store")
+    )
+    write_s: float = field(
+        default=0.0,
+        metadata=counter(
+            "external_prefix_cache_write_seconds",
+            "Seconds that calls which wrote to the prefix store took, in total",
+        ),
+    )
+    breaker: BreakerState = field(
+        default=BreakerState.CLOSED,
+        metadata=gauge(
+            "external_prefix_cache_breaker",
+            "Prefix store: 0 used, 1 left alone after failures, 0.5 tried again with one call",
+            lambda stats: _BREAKER_GAUGE[stats.breaker],
+        ),
+    )
+    queued: int = field(
+        default=0,
+        metadata=gauge("external_prefix_cache_queued", "Values that wait to be written to the prefix store"),
+    )
     values: int | None = None
     nbytes: int | None = None
 
