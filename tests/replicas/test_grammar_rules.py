@@ -90,8 +90,7 @@ def compiled(rules: str) -> Any:
 def test_the_forkserver_says_so_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, by the frames that its own would send."""
     said_otherwise(monkeypatch, OTHERWISE["escapes by another name"])
-    monkeypatch.setattr(grammar_forkserver.os, "nice", lambda _: 0)
-    monkeypatch.setattr(grammar_forkserver.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(grammar_forkserver, "prepare_forkserver", lambda _: None)  # it would change this process
     ours, theirs = socket.socketpair()
     with ours:
         ours.sendall(encode_frame(GrammarCommand.VOCABULARY, payload=encode_vocabulary([b"a"], 2, (1,))))
