@@ -421,13 +421,15 @@ async def test_an_ingress_is_not_crowded_out_by_another_that_hears_of_room_first
     telling = asyncio.create_task(tell())
     flood = [asyncio.create_task(read(fleet.router, request(tenant="many"))) for _ in range(40)]
     await until(lambda: len(only.seen) == 5)
-    await asyncio.sleep(0.1)  # the other one hears of it
+    await until(lambda: other.live.directory.own_share() < 0.5)  # the other one has heard of it
     before = len(only.seen)
     await read(other, request(tenant="one"))
     tenants = [each.tenant for each in only.seen]
     telling.cancel()
     await asyncio.gather(*flood)
-    assert tenants.index("one") - before < 12, "of the 30 that waited"
+    assert tenants.index("one") - before < 16, (
+        "half of those that waited: all go first if it only waits to hear of room"
+    )
 
 
 async def test_the_queue_has_an_end() -> None:

@@ -13,8 +13,7 @@ import math
 import select
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -333,22 +332,26 @@ def _answer_while(connection: socket.socket, parts: Iterable[bytes]) -> tuple[in
     received = b""
     connection.setblocking(False)
     pending = memoryview(b"")
-    sending = iter(parts)
+    sending: Iterator[bytes] | None = iter(parts)
     deadline = time.monotonic() + 60
     while b"\r\n\r\n" not in received or not received.endswith(b"}"):
         assert time.monotonic() < deadline, received
-        readable, writable, _ = select.select([connection], [connection] if sending else [], [], 1)
+        readable, writable, _ = select.select([connection], [] if sending is None else [connection], [], 1)
         if readable:
             part = connection.recv(65536)
             if not part:
                 break
             received += part
-        elif writable:
+        elif writable and sending is not None:
             if not pending:
                 pending = memoryview(next(sending, b""))
                 assert pending, "all of it was taken"
-            with suppress(BlockingIOError):
+            try:
                 pending = pending[connection.send(pending) :]
+            except BlockingIOError:
+                continue
+            except (BrokenPipeError, ConnectionResetError):  # answered and closed since `select`: read the answer
+                sending = None
     head, _, rest = received.partition(b"\r\n\r\n")
     return int(head.split()[1]), rest[rest.index(b"{") : rest.rindex(b"}") + 1].decode()
 
