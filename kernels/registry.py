@@ -31,7 +31,7 @@ OPERATIONS: tuple[KernelOperation, ...] = (
 
 def find_operation(name: str) -> KernelOperation:
     """Return the operator of a name. Raises KeyError listing the existing names if there is none."""
-    for known in OPERATIONS:
-        if known.name == name:
-            return known
-    raise KeyError(f"there is no operator {name!r}; there are {', '.join(known.name for known in OPERATIONS)}")
+    for operation in OPERATIONS:
+        if operation.name == name:
+            return operation
+    raise KeyError(f"there is no operator {name!r}; there are {', '.join(operation.name for operation in OPERATIONS)}")

@@ -122,12 +122,12 @@ def prefill_configs(policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Confi
     lanes = not policy.pipelined
     unit = f"{policy.capability.major}.x" if lanes else policy.attention_unit.instruction
     width = max(64, next_power_of_2(shape["dim"]))
-    known = (unit, width, shape["kv"] == "int8" and not lanes)
+    kind = (unit, width, shape["kv"] == "int8" and not lanes)
     spill = _SPILL_ON.get(policy.capability.version, set())
     if _masked(shape) or _uneven(shape):
         spill = spill | _SPILL_MASKED_OR_UNEVEN
     return tuple(
         Config.of(warps, 3 if policy.pipelined else 1, ROWS=rows, BLOCK=block, WIDE=lanes)
-        for rows, block, warps in _PREFILL[known]
-        if (*known, (rows, block, warps)) not in spill
+        for rows, block, warps in _PREFILL[kind]
+        if (*kind, (rows, block, warps)) not in spill
     )

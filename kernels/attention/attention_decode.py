@@ -114,12 +114,12 @@ def _per_head(
         if start >= end:
             return
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    known = column < D
+    valid = column < D
     table = tables + sequence * table_stride
     head = sequence * KH * G + first
     queries = ()
     for h in tl.static_range(HEADS):
-        queries = queries + (tl.load(q + (head + h) * D + column, known, 0.0).to(tl.float32) * factor,)
+        queries = queries + (tl.load(q + (head + h) * D + column, valid, 0.0).to(tl.float32) * factor,)
     highest = (tl.full((ROWS,), FLOOR, tl.float32),) * HEADS
     sums = (tl.zeros((ROWS,), tl.float32),) * HEADS
     means = (tl.zeros((ROWS, WIDTH), tl.float32),) * HEADS
@@ -134,7 +134,7 @@ def _per_head(
             inside = (token >= oldest) & (token < end)
             cell = cells(table, token, inside, kv_head, KH)
             place = cell[:, None] * D + column[None, :]
-            loaded = inside[:, None] & known[None, :]
+            loaded = inside[:, None] & valid[None, :]
             keys = keys + (tl.load(k + place, loaded, 0),)
             values = values + (tl.load(v + place, loaded, 0),)
             if INT8:
@@ -179,30 +179,30 @@ def _per_head(
         else:
             tl.store(tops + (head + h) * splits + split, top)
             tl.store(totals + (head + h) * splits + split, total)
-        tl.store(out + ((head + h) * splits + split) * D + column, mean.to(out.dtype.element_ty), known)
+        tl.store(out + ((head + h) * splits + split) * D + column, mean.to(out.dtype.element_ty), valid)
 
 
 @triton.jit(do_not_specialize=("window", "splits"), do_not_specialize_on_alignment=("context_lens",))
 def _reduce(
     partial, tops, totals, context_lens, out, window, splits,
-    D: tl.constexpr, WINDOWED: tl.constexpr, STEP: tl.constexpr, MOST: tl.constexpr, COLUMNS: tl.constexpr,
+    D: tl.constexpr, WINDOWED: tl.constexpr, STEP: tl.constexpr, MAX_PARTS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Combine the partial results of up to MOST splits; a program has COLUMNS columns of one head.
+    """Combine the partial results of up to MAX_PARTS splits; a program has COLUMNS columns of one head.
 
     The results of splits without tokens are never read, since they were never written.
     """
     head, heads = tl.program_id(0), tl.num_programs(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     sequence = tl.program_id(2).to(tl.int64)
-    split = tl.arange(0, MOST)
+    split = tl.arange(0, MAX_PARTS)
     _, start, end = _span(tl.load(context_lens + sequence), window, split, splits, WINDOWED, STEP)
     place = (sequence * heads + head) * splits + split
     working = (split < splits) & (start < end)
     top = tl.load(tops + place, working, FLOOR)
     shrink = tl.exp2(top - tl.max(top, 0))
     total = tl.sum(tl.load(totals + place, working, 0.0) * shrink, 0)
-    known = working[:, None] & (column < D)[None, :]
-    mean = tl.sum(tl.load(partial + place[:, None] * D + column[None, :], known, 0.0) * shrink[:, None], 0)
+    valid = working[:, None] & (column < D)[None, :]
+    mean = tl.sum(tl.load(partial + place[:, None] * D + column[None, :], valid, 0.0) * shrink[:, None], 0)
     mean = mean / tl.where(total > 0, total, 1.0)
     tl.store(out + (sequence * heads + head) * D + column, mean.to(out.dtype.element_ty), column < D)
 
@@ -250,7 +250,7 @@ def reduce_variant(heads: AttentionSpec, config: Config) -> Variant:
     few = config["SPLITS"] <= 8
     constants = {
         "D": heads.head_dim, "WINDOWED": heads.windowed, "STEP": _step(config),
-        "MOST": 8 if few else MAX_SPLITS, "COLUMNS": _COLUMNS,
+        "MAX_PARTS": 8 if few else MAX_SPLITS, "COLUMNS": _COLUMNS,
     }  # fmt: skip
     own = Config.of(1 if few else 4)
     return Variant(

@@ -69,7 +69,9 @@ class DecodeAttentionOperation:
         first, second = decode_grids(policy.attention, heads, config, shape["batch"])
         if _packed(policy):
             variant = packed_variant(heads, config)
-            launch = KernelLaunch(variant, first, _instruction(policy, variant), least=_both_products(policy, variant))
+            launch = KernelLaunch(
+                variant, first, _instruction(policy, variant), min_count=_both_products(policy, variant)
+            )
         else:
             launch = KernelLaunch(per_head_variant(heads, config), first, policy.attention_unit.ptx)
         splits = config.number("SPLITS")
@@ -128,8 +130,8 @@ class PrefillAttentionOperation:
         heads = _heads(policy, shape)
         variant = prefill_variant(heads, config)
         blocks, loops = prefill_grid(heads, config, shape["batch"], shape["new"]), 1 if heads.windowed else 2
-        least = _both_products(policy, variant)
-        return (KernelLaunch(variant, blocks, _instruction(policy, variant), loops=loops, least=least),)
+        min_count = _both_products(policy, variant)
+        return (KernelLaunch(variant, blocks, _instruction(policy, variant), loops=loops, min_count=min_count),)
 
     def work(self, policy: PrecisionPolicy, shape: ProblemShape) -> PrefillAttentionWork:
         """Return the work of a shape; with a window slightly too much, since the first new tokens see fewer old

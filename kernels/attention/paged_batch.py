@@ -16,7 +16,7 @@ from .kv_cache import BLOCK_TOKENS, KvCache
 # more than 40 times only once in 10**11 (Chernoff bound of a sum of Bernoulli(1 / i)).
 _RISES = 40
 _TILE = 16  # new tokens: the smallest number that a program of a kernel has
-_MOST = 2**26  # scores to compute in fp64 at most; a T4 needs half a second for 2**26 of head dim 128
+_MAX_SCORES = 2**26  # scores to compute in fp64 at most; a T4 needs half a second for 2**26 of head dim 128
 _AT_ONCE = 2**24  # scores computed at once; a few tensors of this size are in memory
 
 
@@ -137,8 +137,8 @@ def sample_checks(batch: PagedBatch, seed: int | None = None) -> Iterator[tuple[
     None.
 
     With a seed, one token of each 16 is drawn at random, and the last one is always included, so that no tile of a
-    kernel is missed. Of KV heads as many are checked as _MOST allows; they differ by token and sequence, so that other
-    seeds check other heads.
+    kernel is missed. Of KV heads as many are checked as _MAX_SCORES allows; they differ by token and sequence, so that
+    other seeds check other heads.
     """
     heads, device = batch.heads, batch.q.device
     chosen: dict[int, torch.Tensor] = {}
@@ -147,7 +147,7 @@ def sample_checks(batch: PagedBatch, seed: int | None = None) -> Iterator[tuple[
             rows = torch.arange(new) if seed is None else _sample_rows(new, 1009 * seed + sequence)
             chosen[sequence] = rows.to(device)
     pairs = sum(len(rows) * sum(batch.spans[sequence]) for sequence, rows in chosen.items())
-    each = heads.kv_heads if seed is None else max(1, min(heads.kv_heads, _MOST // (pairs * heads.group or 1)))
+    each = heads.kv_heads if seed is None else max(1, min(heads.kv_heads, _MAX_SCORES // (pairs * heads.group or 1)))
     for sequence, rows in chosen.items():
         first = torch.arange(len(rows), device=device) * each + sequence + (seed or 0)
         part = max(1, _AT_ONCE // (heads.group * sum(batch.spans[sequence])))

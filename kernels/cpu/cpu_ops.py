@@ -65,9 +65,9 @@ class CpuOps:
         name = f"{role}, {weight_kind(weight)}"
         with self._noting:  # since several threads repack layers at once
             self._uses_torch |= not linear.kernel.startswith("c-")
-            known = self._choices.get(name, "")
-            if why not in known:
-                self._choices[name] = f"{known} | {why}" if known else why
+            cached = self._choices.get(name, "")
+            if why not in cached:
+                self._choices[name] = f"{cached} | {why}" if cached else why
         return linear
 
     @property
@@ -129,10 +129,10 @@ class CpuOps:
     ) -> torch.Tensor:
         if self._native is None or not supports_head_dim(q.shape[2]):
             return torch_attention.attention(q, cache, batch, scale, window)
-        known = self._cut  # read once, since several engines in one process may share these operators
-        if known is None or known[0] is not batch:  # computed once per step, not once per layer
-            self._cut = known = batch, cut_tiles(batch, q.shape[1] // cache.shape[2])
-        return self._native.attention(q, cache, batch, known[1], scale, window)
+        cached = self._cut  # read once, since several engines in one process may share these operators
+        if cached is None or cached[0] is not batch:  # computed once per step, not once per layer
+            self._cut = cached = batch, cut_tiles(batch, q.shape[1] // cache.shape[2])
+        return self._native.attention(q, cache, batch, cached[1], scale, window)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return self._native.rms_norm(x, weight, eps) if self._native else reference.rms_norm(x, weight, eps)

@@ -146,8 +146,8 @@ def _capability(
 
 
 CAPABILITIES: Mapping[tuple[int, int], Capability] = {
-    known.version: known
-    for known in (
+    capability.version: capability
+    for capability in (
         _capability((6, 0), "Pascal", (2048, 32), (64, 48), (64, 128, 0, 0)),
         _capability((6, 1), "Pascal", (2048, 32), (96, 48), (128, 2, 128, 0)),
         _capability((7, 0), "Volta", (2048, 32), (96, 96), (64, 128, 64, 512)),
@@ -195,8 +195,8 @@ def capability_of(major: int, minor: int) -> tuple[Capability, str]:
     """
     lower = [version for version in CAPABILITIES if version <= (major, minor)]
     if not lower:
-        known = ", ".join(map(str, CAPABILITIES.values()))
-        raise UnsupportedCapability(f"compute capability: {major}.{minor} has no kernels; expected one of {known}")
+        supported = ", ".join(map(str, CAPABILITIES.values()))
+        raise UnsupportedCapability(f"compute capability: {major}.{minor} has no kernels; expected one of {supported}")
     found = CAPABILITIES[max(lower)]
     exact = found.version == (major, minor)
     return found, "" if exact else f"compute capability {major}.{minor} is not in the table: taken as {found}"

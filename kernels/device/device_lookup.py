@@ -44,18 +44,18 @@ def find_device(
     UnsupportedCapability below 6.0.
     """
     chip, note = capability_of(*capability)
-    known = [device for device in DEVICES if device.capability is chip]
-    for device in known:
+    tabled = [device for device in DEVICES if device.capability is chip]
+    for device in tabled:
         if name in device.names and not note:
             return DeviceMatch(device, "name")
-    alike = [device for device in known if sms == device.sms and memory and _matches_memory(memory, device.memory)]
+    alike = [device for device in tabled if sms == device.sms and memory and _matches_memory(memory, device.memory)]
     if alike and not note:
-        least = min(alike, key=lambda device: device.bandwidth)
+        slowest = min(alike, key=lambda device: device.bandwidth)
         return DeviceMatch(
-            least, "shape", f"{name} is not in the table: as many SMs and as much memory as {least.name}"
+            slowest, "shape", f"{name} is not in the table: as many SMs and as much memory as {slowest.name}"
         )
     said = note or f"{name} is not in the table"
-    device, origin = _conservative_device(known, sms)
+    device, origin = _conservative_device(tabled, sms)
     device = replace(device, name=name, names=(), memory=memory or device.memory)
     return DeviceMatch(device, "capability", f"{said}; {origin}")
 
@@ -66,8 +66,8 @@ def match_device(properties: DeviceProperties) -> DeviceMatch:
     found = find_device(properties.name, (properties.major, properties.minor), sms, memory)
     device = found.device.scaled(sms)  # a partition of a card (MIG) has fewer SMs than the whole card
     l2 = getattr(properties, "L2_cache_size", None) or device.l2
-    told = dict.fromkeys(("sms", "memory", *(["l2"] if l2 != device.l2 else [])), _FROM_TORCH)
-    device = replace(device, name=properties.name, memory=memory, l2=l2, sources={**device.sources, **told})
+    from_torch = dict.fromkeys(("sms", "memory", *(["l2"] if l2 != device.l2 else [])), _FROM_TORCH)
+    device = replace(device, name=properties.name, memory=memory, l2=l2, sources={**device.sources, **from_torch})
     return replace(found, device=device)
 
 
@@ -76,15 +76,15 @@ def _matches_memory(memory: int, nominal: int) -> bool:
     return 0.88 * nominal <= memory <= 1.02 * nominal
 
 
-def _conservative_device(known: list[DeviceSpec], sms: int | None) -> tuple[DeviceSpec, str]:
+def _conservative_device(tabled: list[DeviceSpec], sms: int | None) -> tuple[DeviceSpec, str]:
     """Return an estimate for an unknown device: no faster per SM than any known device of the capability."""
 
     def arithmetic(device: DeviceSpec) -> float:
         return device.rates.get("tensor-fp16", device.rates["fp32"]) / device.sms
 
-    slowest = min(known, key=arithmetic)
-    narrow = min(known, key=lambda device: device.bandwidth / device.sms)
-    count = sms or min(device.sms for device in known)
+    slowest = min(tabled, key=arithmetic)
+    narrow = min(tabled, key=lambda device: device.bandwidth / device.sms)
+    count = sms or min(device.sms for device in tabled)
     bandwidth = narrow.bandwidth / narrow.sms * count
     origin = f"per SM the arithmetic of {slowest.name} and the bandwidth of {narrow.name}, for {count} SMs"
     device = slowest.scaled(count)

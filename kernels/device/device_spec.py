@@ -45,8 +45,8 @@ class DeviceSpec:
     rates: Mapping[Arithmetic, float] = field(init=False)
 
     def __post_init__(self) -> None:
-        known = {kind: self.published.get(kind) or computed_rate(self, kind) for kind in ARITHMETIC}
-        object.__setattr__(self, "rates", {kind: rate for kind, rate in known.items() if rate})
+        rates = {kind: self.published.get(kind) or computed_rate(self, kind) for kind in ARITHMETIC}
+        object.__setattr__(self, "rates", {kind: rate for kind, rate in rates.items() if rate})
 
     def source(self, figure: str) -> str:
         """Return the source of a field's or a rate's figure. Raises KeyError if this device has no such figure."""

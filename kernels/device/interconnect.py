@@ -35,17 +35,17 @@ class LinkProtocol:
 class DeviceLink:
     """Link that joins devices of one kind.
 
-    bandwidth  bytes/s of one device in each direction, as NCCL calculates with it, or for Ethernet as TCP's payload
-    protocols  the first has the least latency but flags in half of its bytes; the second uses the full bandwidth
-    most       largest number of devices that it joins; None: any number
-    sources    (figure, source) pairs; "uncertain" in a source means what it says
+    bandwidth    bytes/s of one device in each direction, as NCCL calculates with it, or for Ethernet as TCP's payload
+    protocols    the first has the least latency but flags in half of its bytes; the second uses the full bandwidth
+    max_devices  largest number of devices that it joins; None: any number
+    sources      (figure, source) pairs; "uncertain" in a source means what it says
     """
 
     name: str
     kind: LinkKind
     bandwidth: float
     protocols: tuple[LinkProtocol, LinkProtocol]
-    most: int | None
+    max_devices: int | None
     sources: tuple[tuple[str, str], ...]
 
 
@@ -151,10 +151,10 @@ _NVLINKS: dict[str, tuple[int, int | None, str]] = {
 def _nvlink(device: DeviceSpec) -> DeviceLink | None:
     if device.name not in _NVLINKS:
         return None
-    links, most, source = _NVLINKS[device.name]
+    links, max_devices, source = _NVLINKS[device.name]
     bandwidth = links * _NVLINK_BANDWIDTH[device.capability.version]
     sources = (("links", source), ("bandwidth", f"{_TOPOLOGY}, for each link"), ("protocols", _TUNING))
-    return DeviceLink("nvlink", "nvlink", bandwidth, _BY_NVLINK, most, sources)
+    return DeviceLink("nvlink", "nvlink", bandwidth, _BY_NVLINK, max_devices, sources)
 
 
 def _pcie(device: DeviceSpec) -> tuple[DeviceLink, ...]:
@@ -166,7 +166,9 @@ def _pcie_link(generation: int) -> DeviceLink:
     doubled = "" if generation == 3 else f"; computed: a lane of {generation}.0 has twice that of {generation - 1}.0"
     sources = (("bandwidth", f"{_TOPOLOGY}: 12 GB/s of 3.0 x16{doubled}"), ("protocols", _TUNING))
     bandwidth = 12.0e9 * 2 ** (generation - 3)
-    return DeviceLink(f"pcie{generation}", "pcie", bandwidth, _BY_PCIE, 8, (*sources, ("most", "slots of a host")))
+    return DeviceLink(
+        f"pcie{generation}", "pcie", bandwidth, _BY_PCIE, 8, (*sources, ("max_devices", "slots of a host"))
+    )
 
 
 def _ethernet_link(gbits: int) -> DeviceLink:

@@ -37,9 +37,9 @@ def occupancy(chip: Capability, threads: int, registers: int, shared: int) -> Oc
 
     Raises ValueError for numbers that no kernel has.
     """
-    for what, value, least in (("threads", threads, 1), ("registers", registers, 0), ("shared", shared, 0)):
-        if value < least:
-            raise ValueError(f"{what}: {value} per block or thread; expected at least {least}")
+    for what, value, minimum in (("threads", threads, 1), ("registers", registers, 0), ("shared", shared, 0)):
+        if value < minimum:
+            raise ValueError(f"{what}: {value} per block or thread; expected at least {minimum}")
     warps = -(-threads // chip.warp)
     allowed: dict[Limit, int] = {
         "warps": chip.warps_per_sm // warps if threads <= chip.threads_per_block else 0,
@@ -48,7 +48,7 @@ def occupancy(chip: Capability, threads: int, registers: int, shared: int) -> Oc
         "shared memory": _by_shared(chip, shared),
     }
     blocks = min(allowed.values())
-    limits = tuple(what for what, most in allowed.items() if most == blocks)
+    limits = tuple(what for what, fitting in allowed.items() if fitting == blocks)
     return Occupancy(blocks, blocks * warps, blocks * warps / chip.warps_per_sm, limits)
 
 

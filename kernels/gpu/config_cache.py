@@ -21,9 +21,9 @@ class ConfigCache:
     alike.
     """
 
-    def __init__(self, rig: DeviceContext) -> None:
-        self._rig = rig
-        self._known: dict[tuple[str, tuple[tuple[str, int | str], ...]], ConfigChoice] = {}
+    def __init__(self, device_context: DeviceContext) -> None:
+        self._device_context = device_context
+        self._choices: dict[tuple[str, tuple[tuple[str, int | str], ...]], ConfigChoice] = {}
         self._kernels: dict[tuple[object, tuple[tuple[str, int | str], ...]], Any] = {}
 
     def of(self, name: str, **fields: int | str) -> Config:
@@ -37,10 +37,12 @@ class ConfigCache:
     def looked_up(self, name: str, **fields: int | str) -> ConfigChoice:
         """Return the launch config of an operator for a shape, and how it was found in tuned tables."""
         key = name, tuple(fields.items())
-        found = self._known.get(key)
+        found = self._choices.get(key)
         if found is None:
-            found = choose_config(find_operation(name), self._rig.policy, ProblemShape.of(**fields), self._rig.about)
-            self._known[key] = found
+            found = choose_config(
+                find_operation(name), self._device_context.policy, ProblemShape.of(**fields), self._device_context.about
+            )
+            self._choices[key] = found
         return found
 
     def kernel(
@@ -53,7 +55,9 @@ class ConfigCache:
         key = kernel_for, tuple(fields.items())
         found: T | None = self._kernels.get(key)
         if found is None:
-            found = self._kernels[key] = kernel_for(self._rig.policy, ProblemShape.of(**fields), self._rig.about)[0]
+            found = self._kernels[key] = kernel_for(
+                self._device_context.policy, ProblemShape.of(**fields), self._device_context.about
+            )[0]
         return found
 
     def used(self, name: str, num_rows: int) -> Iterator[ConfigChoice]:
@@ -61,8 +65,8 @@ class ConfigCache:
 
         Shapes of attention have no number of rows, so all of them are returned.
         """
-        for (known, fields), choice in self._known.items():
+        for (operation, fields), choice in self._choices.items():
             sizes = dict(fields)
             rows = sizes.get("m", sizes.get("t", round_up_power_of_two(num_rows)))
-            if known == name and rows == round_up_power_of_two(num_rows):
+            if operation == name and rows == round_up_power_of_two(num_rows):
                 yield choice

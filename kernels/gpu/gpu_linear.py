@@ -22,20 +22,20 @@ class DenseLinear:
 
     LAYOUT = "dense"
 
-    def __init__(self, weight: DenseWeight, rig: DeviceContext, out: torch.dtype | None = None) -> None:
+    def __init__(self, weight: DenseWeight, device_context: DeviceContext, out: torch.dtype | None = None) -> None:
         """Move a weight to the device; `out` is the dtype of the result, or None for the dtype of x."""
-        self._dtype = TORCH_DTYPES[rig.policy.compute]
-        self._weight = weight.weight.to(rig.device, self._dtype)
-        self._bias = None if weight.bias is None else weight.bias.to(rig.device, self._dtype)
+        self._dtype = TORCH_DTYPES[device_context.policy.compute]
+        self._weight = weight.weight.to(device_context.device, self._dtype)
+        self._bias = None if weight.bias is None else weight.bias.to(device_context.device, self._dtype)
         self._out = out
-        self.kernel = f"torch.matmul {rig.policy.compute}"
+        self.kernel = f"torch.matmul {device_context.policy.compute}"
         given = total_nbytes(self._weight) if self._weight is weight.weight else 0
         self.held = LayerMemory(total_nbytes(self._weight, self._bias), given=given)
 
     @classmethod
-    def of(cls, packed: PackedLayer, rig: DeviceContext, out: torch.dtype | None = None) -> DenseLinear:
+    def of(cls, packed: PackedLayer, device_context: DeviceContext, out: torch.dtype | None = None) -> DenseLinear:
         """Restore a dense layer from its packed form on the device, without packing weights again."""
-        made = cls(DenseWeight(packed.tensors["weight"], packed.tensors.get("bias")), rig, out)
+        made = cls(DenseWeight(packed.tensors["weight"], packed.tensors.get("bias")), device_context, out)
         made.held = LayerMemory(total_nbytes(made._weight, made._bias))  # no other tensor shares its memory
         return made
 
@@ -56,17 +56,19 @@ class Int8Linear:
 
     LAYOUT = "w8a8"
 
-    def __init__(self, weight: GroupedWeight, rig: DeviceContext, configs: ConfigCache) -> None:
+    def __init__(self, weight: GroupedWeight, device_context: DeviceContext, configs: ConfigCache) -> None:
         if weight.shape[0] % 16:
             raise ValueError(f"{weight.shape[0]} output features are not a multiple of 16, as the int8 kernels need")
-        permutation = None if weight.permutation is None else weight.permutation.to(rig.device)
-        self._hold(int8_product.pack_int8(_move_to(weight, rig.device), rig.policy), permutation, configs)
+        permutation = None if weight.permutation is None else weight.permutation.to(device_context.device)
+        self._hold(
+            int8_product.pack_int8(_move_to(weight, device_context.device), device_context.policy), permutation, configs
+        )
 
     @classmethod
-    def of(cls, packed: PackedLayer, rig: DeviceContext, configs: ConfigCache) -> Int8Linear:
+    def of(cls, packed: PackedLayer, device_context: DeviceContext, configs: ConfigCache) -> Int8Linear:
         """Restore an int8 layer from its packed form on the device, without packing weights again."""
         made = cls.__new__(cls)
-        there = {name: tensor.to(rig.device) for name, tensor in packed.tensors.items()}
+        there = {name: tensor.to(device_context.device) for name, tensor in packed.tensors.items()}
         scales, zeros, bias, group = there["scales"], there.get("zeros"), there.get("bias"), packed.sizes["group"]
         weight: int8_product.PackedInt8
         if "words" in there:
@@ -127,23 +129,25 @@ class Fp8Linear:
     LAYOUT = "fp8"
     kernel = "fp8"
 
-    def __init__(self, weight: Fp8Weight, rig: DeviceContext, configs: ConfigCache) -> None:
-        if rig.policy.fp8 is None:
-            raise ValueError(
-                f"fp8: compute capability {rig.policy.capability} does not use it: {rig.policy.reasons['fp8']}"
-            )
+    def __init__(self, weight: Fp8Weight, device_context: DeviceContext, configs: ConfigCache) -> None:
+        policy = device_context.policy
+        if policy.fp8 is None:
+            raise ValueError(f"fp8: compute capability {policy.capability} does not use it: {policy.reasons['fp8']}")
         if weight.shape[0] % 16:
             raise ValueError(f"{weight.shape[0]} output features are not a multiple of 16, as the fp8 kernels need")
-        bias = None if weight.bias is None else weight.bias.to(rig.device)
+        bias = None if weight.bias is None else weight.bias.to(device_context.device)
         self._hold(
-            fp8_product.pack_fp8(Fp8Weight(weight.codes.to(rig.device), weight.scales.to(rig.device), bias)), configs
+            fp8_product.pack_fp8(
+                Fp8Weight(weight.codes.to(device_context.device), weight.scales.to(device_context.device), bias)
+            ),
+            configs,
         )
 
     @classmethod
-    def of(cls, packed: PackedLayer, rig: DeviceContext, configs: ConfigCache) -> Fp8Linear:
+    def of(cls, packed: PackedLayer, device_context: DeviceContext, configs: ConfigCache) -> Fp8Linear:
         """Restore an fp8 layer from its packed form on the device, without packing weights again."""
         made, group, share = cls.__new__(cls), packed.sizes["group"], packed.sizes["share"]
-        there = {name: tensor.to(rig.device) for name, tensor in packed.tensors.items()}
+        there = {name: tensor.to(device_context.device) for name, tensor in packed.tensors.items()}
         made._hold(PackedRows8(there["codes"], there["scales"], None, group, share, there.get("bias")), configs)
         return made
 

@@ -60,21 +60,23 @@ class GpuOps:
     numerics: Numerics = "fast"
     torch_threads = 1
 
-    def __init__(self, rig: DeviceContext, kv_dtype: KvDtype | None = None) -> None:
-        self.device = rig.device
-        self.dtype = TORCH_DTYPES[rig.policy.storage]
-        self._rig = rig
+    def __init__(self, device_context: DeviceContext, kv_dtype: KvDtype | None = None) -> None:
+        self.device = device_context.device
+        self.dtype = TORCH_DTYPES[device_context.policy.storage]
+        self._device_context = device_context
         self._kv_dtype = kv_dtype
-        self._kv: tuple[Literal["half", "int8"], str] = ("int8", "int8") if kv_dtype else ("half", rig.policy.storage)
+        self._kv: tuple[Literal["half", "int8"], str] = (
+            ("int8", "int8") if kv_dtype else ("half", device_context.policy.storage)
+        )
         self._heads = (0, 0)  # number of KV heads, and head dim
-        self._configs = ConfigCache(rig)
+        self._configs = ConfigCache(device_context)
         self._choices: dict[str, str] = {}
         self.choices: Mapping[str, str] = self._choices
         self._last: tuple[StepBatch, _DeviceBatch] | None = None
 
     @property
-    def rig(self) -> DeviceContext:
-        return self._rig
+    def device_context(self) -> DeviceContext:
+        return self._device_context
 
     @property
     def configs(self) -> ConfigCache:
@@ -84,7 +86,7 @@ class GpuOps:
     @property
     def arithmetic(self) -> str:
         kv = f"-kv-{self._kv_dtype}" if self._kv_dtype else ""
-        return f"gpu-{self._rig.policy.capability}-{self._rig.policy.storage}-{self.numerics}{kv}"
+        return f"gpu-{self._device_context.policy.capability}-{self._device_context.policy.storage}-{self.numerics}{kv}"
 
     def linear(self, weight: Weight, role: Role = "layer") -> Linear:
         if role == "layer" and not isinstance(weight, DenseWeight):
@@ -97,7 +99,7 @@ class GpuOps:
                 self._choices.setdefault(f"{role}, {kind}", made.kernel)
                 return made
         dense = weight if isinstance(weight, DenseWeight) else _dense(weight)
-        plain = DenseLinear(dense, self._rig, _out_dtype(role))
+        plain = DenseLinear(dense, self._device_context, _out_dtype(role))
         self._choices.setdefault(f"{role}, dense", plain.kernel)
         return plain
 
@@ -107,7 +109,7 @@ class GpuOps:
 
         It does not depend on tuned tables, since kernels and configs are looked up again for a restored layer.
         """
-        policy = self._rig.policy
+        policy = self._device_context.policy
         int8 = "none" if policy.int8 is None else policy.int8.arithmetic
         units = f"{policy.storage}|{policy.compute}|int8 {int8}|fp8 {policy.fp8 is not None}"
         return f"gpu {policy.capability}|{units}|torch {torch.__version__}|{_sources_digest()}"
@@ -128,7 +130,7 @@ class GpuOps:
         self._choices |= {what: why for what, why in choices.items() if why.startswith(_WRITTEN_OUT)}
 
     def for_meta_device(self) -> GpuOps:
-        return GpuOps(replace(self._rig, device=torch.device("meta")), self._kv_dtype)
+        return GpuOps(replace(self._device_context, device=torch.device("meta")), self._kv_dtype)
 
     def allocate_kv(self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int) -> list[torch.Tensor]:
         if head_dim not in HEAD_DIMS:
@@ -189,7 +191,7 @@ class GpuOps:
             if decodes < batch.num_sequences:
                 parts = tuple(part[:decodes] for part in parts)
             decode_attention(
-                parts[0], kv, parts[1], parts[2], scale, window, self._rig.policy.attention, config, parts[3]
+                parts[0], kv, parts[1], parts[2], scale, window, self._device_context.policy.attention, config, parts[3]
             )  # fmt: skip
         if decodes < batch.num_sequences:
             context = round_up_power_of_two(max(batch.context_lens[decodes:]), SHORTEST_CONTEXT)
@@ -244,15 +246,15 @@ class GpuOps:
 
     def _quantized(self, weight: GroupedWeight | Fp8Weight) -> Linear:
         if isinstance(weight, Fp8Weight):
-            return Fp8Linear(weight, self._rig, self._configs)
+            return Fp8Linear(weight, self._device_context, self._configs)
         if weight.bits == 4:
-            return Int4Linear([weight], self._rig, self._configs)
-        return Int8Linear(weight, self._rig, self._configs)
+            return Int4Linear([weight], self._device_context, self._configs)
+        return Int8Linear(weight, self._device_context, self._configs)
 
     def _restored(self, packed: PackedLayer, role: Role) -> Linear:
         if packed.kernel == DenseLinear.LAYOUT:
-            return DenseLinear.of(packed, self._rig, _out_dtype(role))
-        return _QUANTIZED[packed.kernel].of(packed, self._rig, self._configs)
+            return DenseLinear.of(packed, self._device_context, _out_dtype(role))
+        return _QUANTIZED[packed.kernel].of(packed, self._device_context, self._configs)
 
     def _sizes(self, q: torch.Tensor, k: torch.Tensor) -> dict[str, int]:
         return {"d": k.shape[2], "h": q.shape[1], "kh": k.shape[1], "t": round_up_power_of_two(k.shape[0])}
@@ -261,8 +263,8 @@ class GpuOps:
         return KvCache.of(tensor, *self._heads)
 
     def _on_device(self, batch: StepBatch) -> _DeviceBatch:
-        known = self._last  # read once, since several engines in one process may share these operators
-        if known is None or known[0] is not batch:
+        cached = self._last  # read once, since several engines in one process may share these operators
+        if cached is None or cached[0] is not batch:
             starts = batch.query_starts[batch.num_decodes :]
             if batch.lengths is not None and batch.num_decodes == batch.num_sequences:
                 lengths, begins = batch.lengths, batch.lengths[:0]
@@ -271,12 +273,12 @@ class GpuOps:
                 both = self._moved(torch.tensor(numbers, dtype=torch.int32))
                 lengths, begins = both[: batch.num_sequences], both[batch.num_sequences :]
             new = [after - before for before, after in itertools.pairwise(starts)]
-            self._last = known = batch, _DeviceBatch(lengths, begins, max(new, default=0))
-        return known[1]
+            self._last = cached = batch, _DeviceBatch(lengths, begins, max(new, default=0))
+        return cached[1]
 
     def _moved(self, values: torch.Tensor) -> torch.Tensor:
         """Copy a host tensor to the device without waiting for the work that the device is doing."""
-        return values.pin_memory().to(self.device, non_blocking=True) if self._rig.real else values
+        return values.pin_memory().to(self.device, non_blocking=True) if self._device_context.real else values
 
 
 def _out_dtype(role: Role) -> torch.dtype | None:

@@ -26,26 +26,34 @@ class Int4Linear:
 
     LAYOUT = "w4a16"  # name of the packed layout: all three kernels read the same words
 
-    def __init__(self, weights: Sequence[GroupedWeight], rig: DeviceContext, configs: ConfigCache) -> None:
+    def __init__(self, weights: Sequence[GroupedWeight], device_context: DeviceContext, configs: ConfigCache) -> None:
         """Pack weights that have the same input into one layer: Q, K and V, or gate and up.
 
         Raises ValueError as `pack_int4` and `fuse_weights` do, and for numbers of rows that the kernels were not
         compiled for.
         """
-        self._hold(_move_to(fuse_weights([pack_int4(weight) for weight in weights]), rig.device), rig, configs)
+        self._hold(
+            _move_to(fuse_weights([pack_int4(weight) for weight in weights]), device_context.device),
+            device_context,
+            configs,
+        )
 
     @classmethod
-    def of(cls, packed: PackedLayer, rig: DeviceContext, configs: ConfigCache) -> Int4Linear:
+    def of(cls, packed: PackedLayer, device_context: DeviceContext, configs: ConfigCache) -> Int4Linear:
         """Restore an int4 layer from its packed form on the device, without packing weights again."""
         made, tensors = cls.__new__(cls), packed.tensors
         words, scales, zeros = (tensors[name] for name in ("words", "scales", "zeros"))
         others = tensors.get("order"), tensors.get("bias")
-        made._hold(_move_to(PackedInt4(words, scales, zeros, packed.sizes["group"], *others), rig.device), rig, configs)
+        made._hold(
+            _move_to(PackedInt4(words, scales, zeros, packed.sizes["group"], *others), device_context.device),
+            device_context,
+            configs,
+        )
         return made
 
-    def _hold(self, weight: PackedInt4, rig: DeviceContext, configs: ConfigCache) -> None:
+    def _hold(self, weight: PackedInt4, device_context: DeviceContext, configs: ConfigCache) -> None:
         self._weight = check_row_multiple(weight)
-        self._rig, self._configs = rig, configs
+        self._device_context, self._configs = device_context, configs
         self.kernel = self.choice(1)[0].name
         self.held = self._weight.held
 
@@ -64,7 +72,7 @@ class Int4Linear:
         if self._weight.permutation is not None:
             x = x.index_select(1, self._weight.permutation)
         operation, config = self.choice(num_tokens)
-        return operation.launch(x.contiguous(), self._weight, self._rig.policy, config)
+        return operation.launch(x.contiguous(), self._weight, self._device_context.policy, config)
 
     def choice(self, num_tokens: int) -> tuple[Int4Kernel, Config]:
         """Return the int4 kernel that serves `num_tokens` tokens, and its launch config."""

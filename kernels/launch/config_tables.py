@@ -112,7 +112,7 @@ def choose_config(
     checked or launched. A config of another shape is used only if the operator offers it for this shape: then it fits
     and belongs to the right kernel.
     """
-    asked, shape = shape.plain, shape.plain.rounded
+    exact_shape, shape = shape.plain, shape.plain.rounded
     default, *others = offered_configs(operation, policy, shape)
     fit = {default, *others}
     withheld = set(operation.configs(policy, shape)) - fit
@@ -130,16 +130,22 @@ def choose_config(
         ]
         if not fitting:
             continue
-        known = shape if shape in fitting else _nearest(operation, shape, fitting)
-        distance = shape.distance(known, operation.exact)
+        tabled = shape if shape in fitting else _nearest(operation, shape, fitting)
+        distance = shape.distance(tabled, operation.exact)
         if distance < nearest:  # since a device's own table may have few shapes, far from this one
-            where = "this shape" if known == asked else "this class of shapes" if known == shape else "nearest shape"
-            where += f" in {folder}" + ("" if known == asked else f", {known.key}")
+            where = (
+                "this shape"
+                if tabled == exact_shape
+                else "this class of shapes"
+                if tabled == shape
+                else "nearest shape"
+            )
+            where += f" in {folder}" + ("" if tabled == exact_shape else f", {tabled.key}")
             if Path(folder).name not in (own, table_folder(policy.capability)):
                 where += f"; of {table.about.get('gpu', 'another GPU')}, which has as many SMs"
             nearest, choice = (
                 distance,
-                ConfigChoice(table.entries[known].config, f"{table.source}: {where}", table.source),
+                ConfigChoice(table.entries[tabled].config, f"{table.source}: {where}", table.source),
             )
     if choice is None:
         return ConfigChoice(
@@ -219,8 +225,8 @@ def table_roots() -> tuple[Path, ...]:
 
 def tabled_devices(capability: Capability) -> tuple[TabledDevice, ...]:
     """Return the devices that have their own tables, and for each number of SMs one device without its own table."""
-    known = tuple(dict.fromkeys(each for root in table_roots() for each in _devices_in(root, capability)))
-    return tuple(dict.fromkeys((*known, *(TabledDevice(each.sms, "") for each in known))))
+    devices = tuple(dict.fromkeys(each for root in table_roots() for each in _devices_in(root, capability)))
+    return tuple(dict.fromkeys((*devices, *(TabledDevice(each.sms, "") for each in devices))))
 
 
 @cache

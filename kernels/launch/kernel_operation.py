@@ -25,9 +25,9 @@ _IGNORED_FIELDS = frozenset({"bias", "scales", "history", "sums", "ragged"})
 _STEP_SIZES = frozenset({"m", "t", "r", "batch", "context", "new"})
 
 
-def round_up_power_of_two(number: int, least: int = 1) -> int:
-    """Round up to a power of two; `least` is a power of two and the smallest result."""
-    return max(least, 1 << max(0, number - 1).bit_length())
+def round_up_power_of_two(number: int, floor: int = 1) -> int:
+    """Round up to a power of two; `floor` is a power of two and the smallest result."""
+    return max(floor, 1 << max(0, number - 1).bit_length())
 
 
 def pad_graph_rows(rows: int) -> int:
@@ -134,7 +134,7 @@ class KernelLaunch:
     moved        bytes that it reads or writes beyond the operator's own, such as partial sums
     share        smallest fraction of the inner loop's instructions that must be `instruction`
     loops        number of loops that must each contain the instruction: the largest ones without a loop in them
-    least        smallest count of the instruction in each of these loops, larger than one of several products alone
+    min_count    smallest count of the instruction in each of these loops, larger than one of several products alone
                  needs
     aside        whether the operator's config is not chosen by this kernel, such as penalties before the sampler
     """
@@ -145,7 +145,7 @@ class KernelLaunch:
     moved: int = 0
     share: float = 0.0
     loops: int = 1
-    least: int = 1
+    min_count: int = 1
     aside: bool = False
 
 

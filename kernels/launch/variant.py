@@ -86,8 +86,8 @@ class Variant:
         long as the launch itself.
         """
         device = arguments[0].get_device()
-        if (known := self._launches.get(device)) is not None and known.fits(arguments):
-            known(grid, arguments)
+        if (launch := self._launches.get(device)) is not None and launch.fits(arguments):
+            launch(grid, arguments)
             return
         constants = self.all_constants
         compiled = self.function[grid](*arguments, **constants, **self.options)

@@ -130,7 +130,7 @@ def short_norm_variant(dtype: str, weight: str, num_columns: int, config: Config
     return Variant("short_rms_norm", _short_norm, tuple(types.items()), constants, config, aligned)
 
 
-def _known(num_columns: int) -> int:
+def _checked_columns(num_columns: int) -> int:
     """Return the number of columns. Raises ValueError if such a row would not fit into the registers of a block."""
     if num_columns > MAX_COLUMNS:
         raise ValueError(f"x: rows of {num_columns} columns are not accepted; expected {MAX_COLUMNS} at most")
@@ -149,7 +149,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, config: Config) 
     x may be a view of up to three dimensions whose rows are contiguous, such as the heads of a fused projection. A
     config with ROWS is meant for short rows, one with BLOCK for long ones; both give correct results for any row.
     """
-    num_columns = _known(x.shape[-1])
+    num_columns = _checked_columns(x.shape[-1])
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.stride(-1) != 1 or x.dim() > 3:
         x = x.contiguous().view(-1, num_columns)
@@ -186,7 +186,7 @@ def add_rms_norm(
     """
     x, residual = x.contiguous(), residual.contiguous()
     out, total = torch.empty_like(x), residual if in_place else torch.empty_like(x)
-    num_columns = _known(x.shape[-1])
+    num_columns = _checked_columns(x.shape[-1])
     if x.numel():
         variant = norm_variant(type_name(x), type_name(weight), num_columns, config, add=True)
         grid = (x.numel() // num_columns,)

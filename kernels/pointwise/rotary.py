@@ -35,19 +35,19 @@ def _fitting(value, pointer):
 
 
 @triton.jit
-def _halves(x, row, D: tl.constexpr, HALF: tl.constexpr, known):
+def _halves(x, row, D: tl.constexpr, HALF: tl.constexpr, valid):
     """Load both halves of the heads at `row` [heads, 1] of x, as fp32 [heads, HALF] each."""
     column = tl.arange(0, HALF)[None, :]
-    inside = known & (column < D // 2)
+    inside = valid & (column < D // 2)
     first = tl.load(x + row + column, inside, 0.0).to(tl.float32)
     second = tl.load(x + row + D // 2 + column, inside, 0.0).to(tl.float32)
     return first, second
 
 
 @triton.jit
-def _store(out, row, first, second, D: tl.constexpr, HALF: tl.constexpr, known):
+def _store(out, row, first, second, D: tl.constexpr, HALF: tl.constexpr, valid):
     column = tl.arange(0, HALF)[None, :]
-    inside = known & (column < D // 2)
+    inside = valid & (column < D // 2)
     tl.store(out + row + column, _fitting(first, out), inside)
     tl.store(out + row + D // 2 + column, _fitting(second, out), inside)
 
@@ -70,16 +70,16 @@ def _code(value, scale, finite):
 
 
 @triton.jit
-def _store_codes(out, scales, row, vector, first, second, D: tl.constexpr, HALF: tl.constexpr, known):
+def _store_codes(out, scales, row, vector, first, second, D: tl.constexpr, HALF: tl.constexpr, valid):
     column = tl.arange(0, HALF)[None, :]
-    inside = known & (column < D // 2)
+    inside = valid & (column < D // 2)
     sizes = tl.maximum(tl.abs(first), tl.abs(second))
     broken = (tl.abs(first) < float("inf")) & (tl.abs(second) < float("inf"))
     finite = tl.min(broken.to(tl.int32), axis=1)[:, None] > 0
     scale = tl.div_rn(tl.max(tl.where(finite, sizes, 0.0), axis=1), 127.0)[:, None]
     tl.store(out + row + column, _code(first, scale, finite), inside)
     tl.store(out + row + D // 2 + column, _code(second, scale, finite), inside)
-    tl.store(scales + vector, tl.where(finite, scale, float("nan")), known)
+    tl.store(scales + vector, tl.where(finite, scale, float("nan")), valid)
 
 
 @triton.jit(do_not_specialize=("heads",))
@@ -90,10 +90,10 @@ def _rotate(
     """Rotate HEADS heads of one token per program, into a contiguous tensor."""
     token = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
-    known = head < heads
-    first, second = _halves(x, token.to(tl.int64) * token_stride + head * D, D, HALF, known)
+    valid = head < heads
+    first, second = _halves(x, token.to(tl.int64) * token_stride + head * D, D, HALF, valid)
     first, second = _turned(first, second, cos, sin, token, head, D, HALF)
-    _store(out, (token.to(tl.int64) * heads + head) * D, first, second, D, HALF, known)
+    _store(out, (token.to(tl.int64) * heads + head) * D, first, second, D, HALF, valid)
 
 
 @triton.jit(do_not_specialize=("heads", "kv_heads", "num_blocks"))
@@ -114,27 +114,27 @@ def _write(
         query_parts = tl.cdiv(heads, HEADS)
     if part < query_parts:
         head = part * HEADS + tl.arange(0, HEADS)[:, None]
-        known = head < heads
-        first, second = _halves(q, token.to(tl.int64) * q_stride + head * D, D, HALF, known)
+        valid = head < heads
+        first, second = _halves(q, token.to(tl.int64) * q_stride + head * D, D, HALF, valid)
         first, second = _turned(first, second, cos, sin, token, head, D, HALF)
-        _store(q_out, (token.to(tl.int64) * heads + head) * D, first, second, D, HALF, known)
+        _store(q_out, (token.to(tl.int64) * heads + head) * D, first, second, D, HALF, valid)
     else:
         slot = tl.load(slots + token)
         if slot >= 0:
             head = (part - query_parts) * HEADS + tl.arange(0, HEADS)[:, None]
-            known = head < kv_heads
+            valid = head < kv_heads
             vector = ((slot // BLOCK_TOKENS) * kv_heads + head) * BLOCK_TOKENS + slot % BLOCK_TOKENS
             value_vector = vector + num_blocks.to(tl.int64) * kv_heads * BLOCK_TOKENS
-            first, second = _halves(k, token.to(tl.int64) * k_stride + head * D, D, HALF, known)
+            first, second = _halves(k, token.to(tl.int64) * k_stride + head * D, D, HALF, valid)
             if ROTATE:
                 first, second = _turned(first, second, cos, sin, token, head, D, HALF)
-            v_first, v_second = _halves(v, token.to(tl.int64) * v_stride + head * D, D, HALF, known)
+            v_first, v_second = _halves(v, token.to(tl.int64) * v_stride + head * D, D, HALF, valid)
             if INT8:
-                _store_codes(data, scales, vector * D, vector, first, second, D, HALF, known)
-                _store_codes(data, scales, value_vector * D, value_vector, v_first, v_second, D, HALF, known)
+                _store_codes(data, scales, vector * D, vector, first, second, D, HALF, valid)
+                _store_codes(data, scales, value_vector * D, value_vector, v_first, v_second, D, HALF, valid)
             else:
-                _store(data, vector * D, first, second, D, HALF, known)
-                _store(data, value_vector * D, v_first, v_second, D, HALF, known)
+                _store(data, vector * D, first, second, D, HALF, valid)
+                _store(data, value_vector * D, v_first, v_second, D, HALF, valid)
 
 
 @cached

@@ -40,13 +40,13 @@ class RotaryInputs:
     def random(
         cls,
         dtype: torch.dtype,
-        kept: torch.dtype,
+        cache_dtype: torch.dtype,
         sizes: tuple[int, int, int, int],
         device: torch.device,
         seed: int,
         scale: float = 1.0,
     ) -> RotaryInputs:
-        """Return random inputs; `sizes` is (T, H, KH, D), and `kept` the dtype of the cache."""
+        """Return random inputs; `sizes` is (T, H, KH, D), and `cache_dtype` the dtype of the cache."""
         tokens, heads, kv_heads, dim = sizes
         source = torch.Generator(device).manual_seed(seed)
         joined = scale * torch.randn(tokens, heads + 2 * kv_heads, dim, generator=source, device=device)
@@ -54,7 +54,7 @@ class RotaryInputs:
         angles = torch.rand(tokens, dim // 2, generator=source, device=device) * 6.3
         blocks = cdiv(tokens, BLOCK_TOKENS) + 1
         slots = torch.randperm(blocks * BLOCK_TOKENS, generator=source, device=device)[:tokens]
-        cache = KvCache.allocate(blocks, kv_heads, dim, kept, device)
+        cache = KvCache.allocate(blocks, kv_heads, dim, cache_dtype, device)
         return cls(q, k, v, angles.cos(), angles.sin(), cache, slots)
 
     def written(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,22 +133,24 @@ class RotaryOperation(PointwiseOperation):
         return self.name != "rotary"
 
     def shapes(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        kept = ("half", "int8") if self.writes else ("none",)
+        kv_kinds = ("half", "int8") if self.writes else ("none",)
         sizes = dict.fromkeys((model.head_dim, model.heads, model.kv_heads) for model in MODELS)
         return tuple(
             ProblemShape.of(d=dim, h=heads, kh=kv_heads, kv=kv, t=tokens)
             for dim, heads, kv_heads in sizes
-            for kv in kept
+            for kv in kv_kinds
             for tokens in TOKENS
         )
 
     def samples(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        kept = ("half", "int8") if self.writes else ("none",)
-        return tuple(ProblemShape.of(d=dim, h=32, kh=8, kv=kv, t=1) for dim in (64, 80, 96, 128, 256) for kv in kept)
+        kv_kinds = ("half", "int8") if self.writes else ("none",)
+        return tuple(
+            ProblemShape.of(d=dim, h=32, kh=8, kv=kv, t=1) for dim in (64, 80, 96, 128, 256) for kv in kv_kinds
+        )
 
     def small(self, policy: PrecisionPolicy) -> tuple[ProblemShape, ...]:
-        kept = ("half", "int8") if self.writes else ("none",)
-        return tuple(ProblemShape.of(d=dim, h=6, kh=2, kv=kv, t=5) for dim in (64, 80) for kv in kept)
+        kv_kinds = ("half", "int8") if self.writes else ("none",)
+        return tuple(ProblemShape.of(d=dim, h=6, kh=2, kv=kv, t=5) for dim in (64, 80) for kv in kv_kinds)
 
     def configs(self, policy: PrecisionPolicy, shape: ProblemShape) -> tuple[Config, ...]:
         cuts = [(4, 1), (4, 2), (8, 2), (8, 4), (2, 1), (1, 1), (16, 4)]
@@ -182,8 +184,8 @@ class RotaryOperation(PointwiseOperation):
         self, policy: PrecisionPolicy, shape: ProblemShape, device: torch.device, seed: int = 0
     ) -> KernelProblem:
         dtype, dims = storage_dtype(policy)[0], shape_sizes(shape, "t", "h", "kh", "d")
-        kept = torch.int8 if shape["kv"] == "int8" else dtype
-        inputs = RotaryInputs.random(dtype, kept, (dims[0], dims[1], dims[2], dims[3]), device, seed)
+        cache_dtype = torch.int8 if shape["kv"] == "int8" else dtype
+        inputs = RotaryInputs.random(dtype, cache_dtype, (dims[0], dims[1], dims[2], dims[3]), device, seed)
         q, k, v, cos, sin = inputs.q, inputs.k, inputs.v, inputs.cos, inputs.sin
         if self.name == "rotary":
             return KernelProblem(

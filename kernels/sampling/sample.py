@@ -143,12 +143,12 @@ def _variant(name: str, cut: VocabularySplit, config: Config, **constants: int |
     types = tuple((argument, _TYPES[argument]) for argument in function.arg_names if argument in _TYPES)
     scratch = ("logits", "own", "tops", "ids", "sums", "own_tops", "own_sums", "states", "planes", "masses", "equals")
     aligned = (*scratch, "V") if cut.vocabulary % 16 == 0 else scratch
-    known = {argument for argument, _ in types}
+    names = {argument for argument, _ in types}
     if name != "survey":
         constants["SPLITS"] = cut.splits
     label = f"sample_{name}_{constants['STEP']}" if name == "tally" else f"sample_{name}"
     return Variant(
-        label, function, types, tuple(constants.items()), config, tuple(each for each in aligned if each in known)
+        label, function, types, tuple(constants.items()), config, tuple(each for each in aligned if each in names)
     )
 
 
@@ -157,11 +157,11 @@ def penalty_variant(vocabulary: int, config: Config, history: torch.dtype) -> Va
     """Return the compiled variant of the kernel that applies penalties to logits."""
     cut = VocabularySplit.of(vocabulary, config)
     half = Config.of(config.num_warps, CHUNK=cut.chunk, TILE=max(32 * config.num_warps, cut.tile // 2))
-    known = sample_kernels.penalise
-    types = tuple((name, _TYPES[name]) for name in known.arg_names if name in _TYPES)
+    kernel = sample_kernels.penalise
+    types = tuple((name, _TYPES[name]) for name in kernel.arg_names if name in _TYPES)
     types = tuple((name, _HISTORY[history] if name == "history" else kind) for name, kind in types)
     aligned = ("logits", "history", "out", "V") if cut.vocabulary % 16 == 0 else ("logits", "history", "out")
-    return Variant("sample_penalise", known, types, (("COUNT", torch.iinfo(history).max),), half, aligned)
+    return Variant("sample_penalise", kernel, types, (("COUNT", torch.iinfo(history).max),), half, aligned)
 
 
 def penalize_logits(logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows, config: Config) -> torch.Tensor:
@@ -235,11 +235,11 @@ def sample(
     masses, equals, limits = scratch(cut.chunks), scratch(cut.chunks, dtype=torch.int32), scratch(2)
     states = scratch(_STATES)
     planes = torch.zeros(num_rows, _PLANES, dtype=torch.int64, device=device) if tallies else states
-    asked = (rows.temperature, rows.top_k, rows.top_p, rows.min_p)
+    parameters = (rows.temperature, rows.top_k, rows.top_p, rows.min_p)
     for tally in tallies:
-        tally.launch(grid, logits, *asked, tops, states, planes, vocabulary, cut.chunks)
+        tally.launch(grid, logits, *parameters, tops, states, planes, vocabulary, cut.chunks)
     weigh.launch(
-        grid, logits, *asked, tops, states, planes, masses, equals, limits, vocabulary, cut.chunks
+        grid, logits, *parameters, tops, states, planes, masses, equals, limits, vocabulary, cut.chunks
     )  # fmt: skip
     draw.launch(
         (num_rows,), logits, logits if own is None else own, rows.temperature, rows.min_p, rows.seed, rows.choice,

@@ -35,7 +35,7 @@ def penalise(
     row = tl.program_id(0)
     part = tl.program_id(1)
     repetition = tl.load(repetitions + row)
-    most = tl.where(repetition == 1.0, float("inf"), 1.7014117331926443e38)  # half of the largest fp32 number
+    largest = tl.where(repetition == 1.0, float("inf"), 1.7014117331926443e38)  # half of the largest fp32 number
     presence = tl.load(presences + row)
     frequency = tl.load(frequencies + row).to(tl.float64)
     base = row.to(tl.int64) * V
@@ -43,10 +43,10 @@ def penalise(
     for start in range(0, CHUNK, TILE):
         at = part * CHUNK + start + tl.arange(0, TILE)
         x = tl.load(logits + base + at, at < V, 0.0)
-        known = tl.load(history + past + at, at < V, 0).to(tl.int32)
-        count = known & COUNT
+        entry = tl.load(history + past + at, at < V, 0).to(tl.int32)
+        count = entry & COUNT
         scaled = tl.where(x > 0.0, tl.div_rn(x, repetition), x * repetition)
-        y = tl.where(known != 0, tl.where(scaled > most, most, scaled), x)
+        y = tl.where(entry != 0, tl.where(scaled > largest, largest, scaled), x)
         # Exact in fp64, then rounded: in fp32 it would be fused with the addition, which would then round only once.
         each = (count.to(tl.float64) * frequency).to(tl.float32)
         y = tl.where(count > 0, y - (presence + each), y)

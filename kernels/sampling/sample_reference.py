@@ -70,22 +70,22 @@ def choose_token(
 
 def choose_tokens(logits: torch.Tensor, rows: SamplingRows) -> list[int]:
     """Return the result of `choose_token` for every row of logits [R, V]; 0 for a row with a NaN."""
-    asked = zip(*(getattr(rows, name).tolist() for name in rows.__slots__), strict=True)
+    of_rows = zip(*(getattr(rows, name).tolist() for name in rows.__slots__), strict=True)
     return [
         0 if row.isnan().any() else choose_token(row, *parameters)
-        for row, parameters in zip(logits.cpu(), asked, strict=True)
+        for row, parameters in zip(logits.cpu(), of_rows, strict=True)
     ]
 
 
 def penalize(logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows) -> torch.Tensor:
     """Return logits with penalties applied as by `sample.penalize_logits`, each operation rounded by itself."""
-    known = history.index_select(0, rows.place)
-    counts = known & torch.iinfo(history.dtype).max
+    stored = history.index_select(0, rows.place)
+    counts = stored & torch.iinfo(history.dtype).max
     repetition = rows.repetition[:, None]
     scaled = torch.where(logits > 0, logits / repetition, logits * repetition).clamp(
         max=torch.finfo(torch.float32).max / 2
     )
-    found = torch.where((known != 0) & (repetition != 1), scaled, logits)
+    found = torch.where((stored != 0) & (repetition != 1), scaled, logits)
     taken = rows.frequency[:, None] * counts.float() + rows.presence[:, None]
     return torch.where(counts > 0, found - taken, found)
 

@@ -99,14 +99,14 @@ def _intermediate_shapes(samples: Iterable[ProblemShape], tuned: Iterable[Proble
 def _minimal_jobs(found: Mapping[CompileJob, str]) -> dict[CompileJob, str]:
     """Return a few of the compile jobs that together launch every kernel of an operator."""
     by_tables_first = sorted(found.items(), key=lambda item: "this shape in" not in item[1])
-    kept: dict[CompileJob, str] = {}
+    minimal: dict[CompileJob, str] = {}
     kernels: set[str] = set()
     for job, how in by_tables_first:
         names = {launch.variant.name for launch in job.launches()}
         if not names <= kernels:
             kernels |= names
-            kept[job] = how
-    return kept
+            minimal[job] = how
+    return minimal
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class CompileTime:
     def over(self, budget: float | None) -> bool:
         return budget is not None and self.reference_seconds > budget
 
-    def told(self, rows: Sequence[MatrixRow], budget: float | None) -> str:
+    def describe(self, rows: Sequence[MatrixRow], budget: float | None) -> str:
         """Text with the times and the number of compiled kernels.
 
         Kernels from the cache are counted separately, since they say nothing about a cold run.
@@ -181,11 +181,12 @@ def run_matrix(
             if isinstance(compiled, CompileFailure):
                 rows[key] = MatrixRow(*head, compiled.error)
                 continue
-            room = occupancy(policy.capability, compiled.threads, compiled.registers, compiled.shared)
+            residency = occupancy(policy.capability, compiled.threads, compiled.registers, compiled.shared)
             rows[key] = MatrixRow(
                 *head, find_fault(policy, launch, compiled),
                 compiled.registers, compiled.spilled, compiled.shared, policy.capability.shared_optin, compiled.threads,
-                room.fraction, compiled.seconds, _notable_instructions(compiled.mix()), compiled.mix(), compiled.cached,
+                residency.fraction, compiled.seconds,
+                _notable_instructions(compiled.mix()), compiled.mix(), compiled.cached,
             )  # fmt: skip
         of_config = keys[main_launch_index([launch for launch, _ in results])]
         if (why := describe_staleness(job, results)) and not rows[of_config].fault:

@@ -14,7 +14,7 @@ from ..launch.variant import Config
 from .memory_limits import ShapeTooLarge, memory_shortage
 from .timing import InputRotation, time_runs
 
-MOST_COPIES = 256  # copies of the inputs, so that making them is quicker than trying; beyond, the cache is swept
+MAX_COPIES = 256  # copies of the inputs, so that making them is quicker than trying; beyond, the cache is swept
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ConfigTrial:
 
 def search_configs(
     operation: KernelOperation,
-    rig: DeviceContext,
+    device_context: DeviceContext,
     shape: ProblemShape,
     configs: Sequence[Config] = (),
     tried: Callable[[ConfigTrial], None] = lambda trial: None,
@@ -40,15 +40,19 @@ def search_configs(
 
     Raises ShapeTooLarge for a shape that does not fit into the device's memory.
     """
-    if why := search_memory_shortage(operation, rig, shape):
+    if why := search_memory_shortage(operation, device_context, shape):
         raise ShapeTooLarge(why)
-    work, turns = operation.work(rig.policy, shape), _input_rotation(operation, rig, shape)
-    problems = [operation.problem(rig.policy, shape, rig.device, seed) for seed in range(turns.copies)]
+    work, turns = operation.work(device_context.policy, shape), _input_rotation(operation, device_context, shape)
+    problems = [
+        operation.problem(device_context.policy, shape, device_context.device, seed) for seed in range(turns.copies)
+    ]
     best: ConfigTrial | None = None
-    for number, config in enumerate(configs or offered_configs(operation, rig.policy, shape)):
+    for number, config in enumerate(configs or offered_configs(operation, device_context.policy, shape)):
         # Inputs that no config has had before, so that results which an earlier config left in memory are wrong.
-        fresh = partial(operation.problem, rig.policy, shape, rig.device, seed=turns.copies + number)
-        trial = _try_config(config, fresh, problems, rig, turns.sweep_bytes)
+        fresh = partial(
+            operation.problem, device_context.policy, shape, device_context.device, seed=turns.copies + number
+        )
+        trial = _try_config(config, fresh, problems, device_context, turns.sweep_bytes)
         tried(trial)
         if trial.seconds is not None and (best is None or best.seconds is None or trial.seconds < best.seconds):
             best = trial
@@ -58,22 +62,24 @@ def search_configs(
     return ConfigEntry(best.config, facts)
 
 
-def search_memory_shortage(operation: KernelOperation, rig: DeviceContext, shape: ProblemShape) -> str:
+def search_memory_shortage(operation: KernelOperation, device_context: DeviceContext, shape: ProblemShape) -> str:
     """Text with the memory that a search of a shape needs, if it does not fit the device; else empty."""
     return memory_shortage(
-        operation, rig, shape, _input_rotation(operation, rig, shape).copies + 1
+        operation, device_context, shape, _input_rotation(operation, device_context, shape).copies + 1
     )  # one more than the copies, for the fresh inputs of each trial
 
 
-def _input_rotation(operation: KernelOperation, rig: DeviceContext, shape: ProblemShape) -> InputRotation:
-    return InputRotation.past(int(operation.work(rig.policy, shape).bytes), rig.cache_bytes, MOST_COPIES)
+def _input_rotation(operation: KernelOperation, device_context: DeviceContext, shape: ProblemShape) -> InputRotation:
+    return InputRotation.past(
+        int(operation.work(device_context.policy, shape).bytes), device_context.cache_bytes, MAX_COPIES
+    )
 
 
 def _try_config(
     config: Config,
     fresh: Callable[[], KernelProblem],
     problems: list[KernelProblem],
-    rig: DeviceContext,
+    device_context: DeviceContext,
     sweep_bytes: int,
 ) -> ConfigTrial:
     try:
@@ -81,7 +87,9 @@ def _try_config(
         if not worst <= 1.0:  # also rejects NaN
             return ConfigTrial(config, None, f"wrong: off by {worst:.3g} times what rounding explains")
         runs = [partial(problem.run, config) for problem in problems]
-        timing = time_runs(runs, rig.device, 20 if rig.real else 1, budget_s=0.05, sweep_bytes=sweep_bytes)
+        timing = time_runs(
+            runs, device_context.device, 20 if device_context.real else 1, budget_s=0.05, sweep_bytes=sweep_bytes
+        )
     except Exception as error:  # noqa: BLE001  what Triton's compiler and CUDA raise has no common kind
         return ConfigTrial(config, None, f"{type(error).__name__}: {str(error)[:200]}")
     return ConfigTrial(config, timing.p50)

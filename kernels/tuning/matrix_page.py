@@ -92,5 +92,5 @@ def _cell(rows: Sequence[MatrixRow]) -> str:
         return "**fault**"
     products = dict.fromkeys(name for row in rows for name in row.mix or {} if name in _PRODUCTS)
     registers, shared = max(row.registers for row in rows), max(row.shared for row in rows)
-    least = min(row.occupancy for row in rows)
-    return f"{' '.join(products)} {registers} regs, {shared / 1024:.0f} KiB, {least:.0%}".strip()
+    lowest = min(row.occupancy for row in rows)
+    return f"{' '.join(products)} {registers} regs, {shared / 1024:.0f} KiB, {lowest:.0%}".strip()

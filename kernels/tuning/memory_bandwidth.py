@@ -13,7 +13,7 @@ import torch
 from .timing import time_uncaptured
 
 TORCH_COPY, TORCH_SUM, TRITON_COPY, TRITON_READ = "torch copy", "torch sum", "Triton copy", "Triton read"
-_MOST_BYTES = 2**33  # bytes moved on a GPU: a copy of 4 GiB
+_MAX_COPY_BYTES = 2**33  # bytes moved on a GPU: a copy of 4 GiB
 _CPU_BYTES = 2**28
 _CHUNKS = 2**16  # the number of bytes is a multiple of this: twice `streaming_kernels.CHUNK_BYTES`
 
@@ -43,7 +43,7 @@ class MemoryBandwidth:
         """Bytes/s of the fastest measurement, to which shares refer."""
         return self.measured[self.fastest]
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Text for people, such as "4312 GB/s (Triton read); torch copy 4290, Triton copy 4251"."""
         others = ", ".join(
             f"{name} {speed / 1e9:.0f}" for name, speed in self.measured.items() if name != self.fastest
@@ -93,4 +93,4 @@ def _default_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return _CPU_BYTES
     free, _ = torch.cuda.mem_get_info(device)
-    return min(_MOST_BYTES, free // 2)
+    return min(_MAX_COPY_BYTES, free // 2)

@@ -43,19 +43,19 @@ def list_operations_for(policy: PrecisionPolicy, device: DeviceIdentity | None =
         shapes = () if refused else operation.shapes(policy)
         found = [choose_config(operation, policy, shape, device).source for shape in shapes]
         counts = {source: found.count(source) for source in dict.fromkeys(found)}
-        told = ", ".join(f"{count} shapes {source}" for source, count in counts.items())
-        rows.append(OperationListing(str(policy.capability), operation.name, refused, told))
+        sources = ", ".join(f"{count} shapes {source}" for source, count in counts.items())
+        rows.append(OperationListing(str(policy.capability), operation.name, refused, sources))
     return rows
 
 
 def operations_by_rows(
-    kernel_for: Callable[[int], tuple[KernelOperation, str]], most: int = 2048
+    kernel_for: Callable[[int], tuple[KernelOperation, str]], max_rows: int = 2048
 ) -> Iterator[tuple[int, int, str, str]]:
     """Yield (first, last, operator, reason) for each range of rows of a layer that one operator serves."""
-    first, (known, why) = 1, kernel_for(1)
-    for rows in range(2, most + 1):
+    first, (current, why) = 1, kernel_for(1)
+    for rows in range(2, max_rows + 1):
         operation, reason = kernel_for(rows)
-        if operation is not known:
-            yield first, rows - 1, known.name, why
-            first, known, why = rows, operation, reason
-    yield first, most, known.name, why
+        if operation is not current:
+            yield first, rows - 1, current.name, why
+            first, current, why = rows, operation, reason
+    yield first, max_rows, current.name, why

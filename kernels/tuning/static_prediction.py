@@ -77,8 +77,8 @@ def _product_fault(launch: KernelLaunch, compiled: CompiledKernel) -> str:
     if len(loops) < launch.loops or not all(products):
         found = sum(map(bool, products))
         return f"no {launch.instruction} in {launch.loops - found} of {launch.loops} inner loops"
-    if min(products) < launch.least:
-        return f"{min(products)} of {launch.instruction} in an inner loop, of {launch.least} at least"
+    if min(products) < launch.min_count:
+        return f"{min(products)} of {launch.instruction} in an inner loop, of {launch.min_count} at least"
     share = min(count / loop.total() for count, loop in zip(products, loops, strict=True))
     if share < launch.share:
         return f"{launch.instruction} is {share:.0%} of the inner loop, of {launch.share:.0%} at least"
@@ -97,15 +97,15 @@ def predict_seconds(
         return math.inf
     work = operation.work(policy, shape)
     launch, compiled = candidate.main
-    least = max(roofline(device, work).seconds, issue_seconds(device, work, compiled))
-    room = occupancy(policy.capability, compiled.threads, compiled.registers, compiled.shared)
+    bound_s = max(roofline(device, work).seconds, issue_seconds(device, work, compiled))
+    residency = occupancy(policy.capability, compiled.threads, compiled.registers, compiled.shared)
     blocks = math.prod(launch.grid)
-    waves = blocks / (device.sms * room.blocks)
-    resident = min(room.warps, math.ceil(blocks / device.sms) * compiled.threads // 32)
+    waves = blocks / (device.sms * residency.blocks)
+    resident = min(residency.warps, math.ceil(blocks / device.sms) * compiled.threads // 32)
     used = waves / math.ceil(waves) if waves > 1 else min(1.0, blocks / device.sms)
     covered = min(1.0, resident / COVERING_WARPS)
     moved = sum(launch.moved for launch, _ in candidate.launches)
-    return least / (used * covered) + moved / device.bandwidth + LAUNCH_S * len(candidate.launches)
+    return bound_s / (used * covered) + moved / device.bandwidth + LAUNCH_S * len(candidate.launches)
 
 
 def issue_seconds(device: DeviceSpec, work: OperationWork, compiled: CompiledKernel) -> float:

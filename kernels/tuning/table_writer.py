@@ -52,20 +52,22 @@ def write_static_tables(
 
     capabilities = tuple(capabilities)
     for operation in operations:
-        known: dict[tuple[int, int], Mapping[ProblemShape, ConfigEntry]] = {}
+        written_entries: dict[tuple[int, int], Mapping[ProblemShape, ConfigEntry]] = {}
         for capability in capabilities if missing else ():
             table = read_table_file(out / table_folder(policy_of(*capability).capability) / f"{operation.name}.json")
             if table is not None and (table.source, table.about.get("triton")) == ("static", triton.__version__):
-                known[capability] = table.entries
+                written_entries[capability] = table.entries
         wanted = [
-            job for capability in capabilities for job in _static_jobs(operation, capability, known.get(capability, {}))
+            job
+            for capability in capabilities
+            for job in _static_jobs(operation, capability, written_entries.get(capability, {}))
         ]
         candidates: dict[tuple[int, int], dict[ProblemShape, list[ConfigCandidate]]] = {}
         for job, results in compile_all(wanted, workers, done).items():
             if all(isinstance(result, CompiledKernel) for _, result in results):
-                kept = tuple((launch, result) for launch, result in results if isinstance(result, CompiledKernel))
+                compiled = tuple((launch, result) for launch, result in results if isinstance(result, CompiledKernel))
                 of_shape = candidates.setdefault(job.capability, {}).setdefault(job.shape, [])
-                of_shape.append(ConfigCandidate(job.config, kept))
+                of_shape.append(ConfigCandidate(job.config, compiled))
         for capability in capabilities:
             policy = policy_of(*capability)
             device = reference_device(policy)
@@ -80,50 +82,50 @@ def write_static_tables(
             if entries:
                 about = {"device": device.name, "triton": triton.__version__}
                 folder = out / table_folder(policy.capability)
-                entries = {**known.get(capability, {}), **entries}
+                entries = {**written_entries.get(capability, {}), **entries}
                 yield write_table(ConfigTable(operation.name, "static", about, entries), folder)
 
 
 def write_measured_tables(
     operations: Iterable[KernelOperation],
-    rig: DeviceContext,
+    device_context: DeviceContext,
     out: Path = TUNED_FOLDER,
-    told: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
     enough: Callable[[], bool] = lambda: False,
     ahead: Callable[[Sequence[CompileJob]], object] = lambda jobs: None,
 ) -> Iterator[Path]:
     """Write measured tables, and yield each file. `enough` is called before each shape; True ends the search.
 
-    A shape that does not fit into memory, or that fails, is reported through `told` and skipped.
+    A shape that does not fit into memory, or that fails, is reported through `report` and skipped.
 
     ahead  called with the jobs that an operator's search will launch, so that they can be compiled on all cores before
     """
-    memory = measure_memory_bandwidth(rig.device)
+    memory = measure_memory_bandwidth(device_context.device)
 
     def failed(trial: ConfigTrial) -> None:
         if trial.why:
-            told(f"  {trial.config.to_json()}: {trial.why}")
+            report(f"  {trial.config.to_json()}: {trial.why}")
 
     for operation in operations:
         if not enough():
-            ahead(search_jobs(operation, rig.policy))
+            ahead(search_jobs(operation, device_context.policy))
         entries = {}
-        for shape in order_shapes(operation, rig.policy):
+        for shape in order_shapes(operation, device_context.policy):
             if enough():
                 break
-            if why := search_memory_shortage(operation, rig, shape):
-                told(f"{operation.name} {shape.key}: skipped: {why}")
+            if why := search_memory_shortage(operation, device_context, shape):
+                report(f"{operation.name} {shape.key}: skipped: {why}")
                 continue
             try:
-                entry = search_configs(operation, rig, shape, tried=failed)
+                entry = search_configs(operation, device_context, shape, tried=failed)
             except Exception as error:  # noqa: BLE001  what CUDA raises has no common kind
-                told(f"{operation.name} {shape.key}: {type(error).__name__}: {str(error)[:200]}")
+                report(f"{operation.name} {shape.key}: {type(error).__name__}: {str(error)[:200]}")
                 continue
-            told(f"{operation.name} {shape.key}: {entry and (entry.config.to_json(), dict(entry.facts))}")
+            report(f"{operation.name} {shape.key}: {entry and (entry.config.to_json(), dict(entry.facts))}")
             if entry is not None:
                 entries[shape] = entry
         if entries:
-            yield merge_into_table(operation, rig, entries, memory, out)
+            yield merge_into_table(operation, device_context, entries, memory, out)
 
 
 def order_shapes(operation: KernelOperation, policy: PrecisionPolicy) -> list[ProblemShape]:
@@ -157,7 +159,7 @@ def search_jobs(operation: KernelOperation, policy: PrecisionPolicy) -> list[Com
 
 def merge_into_table(
     operation: KernelOperation,
-    rig: DeviceContext,
+    device_context: DeviceContext,
     entries: Mapping[ProblemShape, ConfigEntry],
     memory: MemoryBandwidth,
     out: Path = TUNED_FOLDER,
@@ -169,22 +171,22 @@ def merge_into_table(
     import triton
 
     about = {
-        "gpu": rig.about.name, "driver": _driver_version() if rig.real else "", "torch": torch.__version__,
-        "triton": triton.__version__, **memory.to_json(),
+        "gpu": device_context.about.name, "driver": _driver_version() if device_context.real else "",
+        "torch": torch.__version__, "triton": triton.__version__, **memory.to_json(),
     }  # fmt: skip
-    folder = out / table_folder(rig.policy.capability, rig.about)
-    known = read_table_file(folder / f"{operation.name}.json")
-    if known is not None:
+    folder = out / table_folder(device_context.policy.capability, device_context.about)
+    written = read_table_file(folder / f"{operation.name}.json")
+    if written is not None:
         entries = {
-            **{shape: _attribute_entry(entry, known.about, about) for shape, entry in known.entries.items()},
+            **{shape: _attribute_entry(entry, written.about, about) for shape, entry in written.entries.items()},
             **entries,
         }
     return write_table(ConfigTable(operation.name, "measured", about, entries), folder)
 
 
-def _attribute_entry(entry: ConfigEntry, known: Mapping[str, object], about: Mapping[str, object]) -> ConfigEntry:
-    """Return an entry of a table about `known` as it must appear in a table about `about`."""
-    mine, theirs = ("{gpu}, Triton {triton}".format_map(defaultdict(str, each)) for each in (about, known))
+def _attribute_entry(entry: ConfigEntry, about_entry: Mapping[str, object], about: Mapping[str, object]) -> ConfigEntry:
+    """Return an entry of a table about `about_entry` as it must appear in a table about `about`."""
+    mine, theirs = ("{gpu}, Triton {triton}".format_map(defaultdict(str, each)) for each in (about, about_entry))
     facts = {"measured_by": theirs, **entry.facts}
     if facts["measured_by"] == mine:
         del facts["measured_by"]
@@ -192,24 +194,26 @@ def _attribute_entry(entry: ConfigEntry, known: Mapping[str, object], about: Map
 
 
 def _static_jobs(
-    operation: KernelOperation, capability: tuple[int, int], known: Mapping[ProblemShape, ConfigEntry]
+    operation: KernelOperation, capability: tuple[int, int], present_entries: Mapping[ProblemShape, ConfigEntry]
 ) -> list[CompileJob]:
-    """Return the jobs to compile for a static table, without the shapes of `known`, whose entries stay."""
+    """Return the jobs to compile for a static table, without the shapes of `written_entries`, whose entries stay."""
     policy = policy_of(*capability)
     if operation.refusal(policy):
         return []
     shapes = _tuned_shapes(operation, policy)
-    used = {entry.config for entry in known.values()}
+    used = {entry.config for entry in present_entries.values()}
     jobs = []
     for shape in shapes:
-        if shape not in known:
+        if shape not in present_entries:
             configs = offered_configs(operation, policy, shape)
             configs = tuple(config for config in configs if config in used) or configs
-            most = MOVING_KERNELS if isinstance(operation.work(policy, shape), ElementwiseWork) else STATIC_KERNELS
+            max_kernels = (
+                MOVING_KERNELS if isinstance(operation.work(policy, shape), ElementwiseWork) else STATIC_KERNELS
+            )
             each = [CompileJob(operation.name, capability, shape, config) for config in configs]
             launches = [job.launches() for job in each]
             kernels = [of_job[main_launch_index(of_job)].variant for of_job in launches]
-            first = set(list(dict.fromkeys(kernels))[:most])
+            first = set(list(dict.fromkeys(kernels))[:max_kernels])
             jobs += [job for job, kernel in zip(each, kernels, strict=True) if kernel in first]
     return jobs
 

@@ -16,7 +16,7 @@ _SWEPT_COPIES = 16
 _WARM_S = 0.3  # seconds of work before an idle device is measured: until then its clocks may be a fifth of the maximum
 _REPLAYS = 3  # replays measured together, after one that is not measured
 _LONG_S = 250e-6  # least duration of a graph: longer than its launch takes on the host, which so stays ahead
-_MOST_TURNS = 128  # most repetitions of the runs in one graph, to last so long
+_MAX_TURNS = 128  # most repetitions of the runs in one graph, to last so long
 _last_work_end: dict[torch.device, float] = {}  # device -> end of the last measurement on it
 
 
@@ -44,8 +44,8 @@ def time_runs(
     """
     sweep: list[TimedRun] = []
     if sweep_bytes:
-        room = torch.empty(sweep_bytes, dtype=torch.uint8, device=device)
-        sweep = [room.zero_]
+        buffer = torch.empty(sweep_bytes, dtype=torch.uint8, device=device)
+        sweep = [buffer.zero_]
     prepared = _on_gpu if device.type == "cuda" else _on_cpu
     once = prepared([step for run in runs for step in (*sweep, run)], device)
     number = _rounds(once, rounds, budget_s)
@@ -86,21 +86,21 @@ class InputRotation:
     sweep_bytes: int = 0
 
     @classmethod
-    def past(cls, num_bytes: int, cache_bytes: int, most: int) -> InputRotation:
+    def past(cls, num_bytes: int, cache_bytes: int, limit: int) -> InputRotation:
         """Return the rotation for inputs of `num_bytes`, so that each has left the cache before its turn comes again.
 
-        `most` is the largest number of copies that can be made.
+        `limit` is the largest number of copies that can be made.
         """
         wanted = max(2, -(-4 * cache_bytes // max(1, num_bytes)))
-        return cls(wanted) if wanted <= most else cls(_SWEPT_COPIES, 2 * cache_bytes)
+        return cls(wanted) if wanted <= limit else cls(_SWEPT_COPIES, 2 * cache_bytes)
 
 
-def _rounds(once: Callable[[], float], most: int, budget_s: float) -> int:
+def _rounds(once: Callable[[], float], limit: int, budget_s: float) -> int:
     """Number of rounds that fit the budget; `once` is called once to measure a round."""
     began = time.perf_counter()
     once()
     spent = max(time.perf_counter() - began, 1e-7)
-    return max(min(3, most), min(most, int(budget_s / spent)))
+    return max(min(3, limit), min(limit, int(budget_s / spent)))
 
 
 def _timing(taken: Sequence[float]) -> Timing:
@@ -142,7 +142,7 @@ def _lengthen_graph(graph: Any, turns: int, runs: Sequence[TimedRun], stream: An
     times.
     """
     took = max(_timed_behind_warmup(graph.replay)(), 1e-9)
-    wanted = min(_MOST_TURNS, math.ceil(turns * _LONG_S / took))
+    wanted = min(_MAX_TURNS, math.ceil(turns * _LONG_S / took))
     return (graph, turns) if wanted <= turns else (_capture_graph([*runs] * wanted, stream), wanted)
 
 

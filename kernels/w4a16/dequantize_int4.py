@@ -22,17 +22,17 @@ def _dequantize(words, scales, zeros, out, N, K, GROUP: tl.constexpr, ROWS: tl.c
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     tile = tl.program_id(1)
     lane = tl.arange(0, 16)[None, :]
-    known = (rows < N) & (lane < 16)
-    packed = tl.load(words + (tile.to(tl.int64) * N + rows) * 16 + lane, known, 0)
+    valid = (rows < N) & (lane < 16)
+    packed = tl.load(words + (tile.to(tl.int64) * N + rows) * 16 + lane, valid, 0)
     for nibble in tl.static_range(8):
         which = (tile * (128 // GROUP) + nibble // NIBBLES).to(tl.int64) * N + rows + 0 * lane
         which = tl.max_contiguous(which, [1, 1])  # keeps Triton from loading along N, which would move data
-        scale = tl.load(scales + which, known, 0.0).to(tl.float32)
-        zero = tl.load(zeros + which, known, 0).to(tl.float32)
+        scale = tl.load(scales + which, valid, 0.0).to(tl.float32)
+        zero = tl.load(zeros + which, valid, 0).to(tl.float32)
         code = (((packed >> (4 * nibble)) & 15) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
         # Stores go in the order in which words are read.
         at = tl.max_contiguous(rows.to(tl.int64) * K + tile * 128 + 16 * nibble + lane, [1, 4])
-        tl.store(out + at, (scale * (code - zero)).to(out.dtype.element_ty), known)
+        tl.store(out + at, (scale * (code - zero)).to(out.dtype.element_ty), valid)
 
 
 @cached

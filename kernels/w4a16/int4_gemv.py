@@ -77,8 +77,8 @@ def _gemv(
         packed = ()
         for repeat in tl.static_range(REPEAT):
             at = tile.to(tl.int64) * N + (row + repeat * ROWS)
-            known = inside & (row + repeat * ROWS < N)
-            packed = packed + (tl.load(words + at[:, :, None] * 16 + word, known[:, :, None], 0),)
+            valid = inside & (row + repeat * ROWS < N)
+            packed = packed + (tl.load(words + at[:, :, None] * 16 + word, valid[:, :, None], 0),)
         column = tile[:, :, None] * 128 + word
         for group in tl.static_range(GROUPS):
             zero = ()
@@ -86,9 +86,9 @@ def _gemv(
             for repeat in tl.static_range(REPEAT):
                 which = (tile * GROUPS + group).to(tl.int64) * N + (row + repeat * ROWS)
                 which = tl.max_contiguous(which, [1, 1])  # keeps Triton from loading along N, which would move data
-                known = inside & (row + repeat * ROWS < N)
-                zero = zero + (tl.load(zeros + which, known, 0).to(tl.float32),)
-                scale = scale + (tl.load(scales + which, known, 0.0).to(tl.float32),)
+                valid = inside & (row + repeat * ROWS < N)
+                zero = zero + (tl.load(zeros + which, valid, 0).to(tl.float32),)
+                scale = scale + (tl.load(scales + which, valid, 0.0).to(tl.float32),)
             dots = (tl.zeros((ROWS, SPAN // 4, 4), SUM),) * (M * REPEAT)
             for nibble in tl.static_range(group * NIBBLES, (group + 1) * NIBBLES):
                 values = ()

@@ -85,9 +85,9 @@ class Int4Operation:
         first, last = (ProblemShape.of(m=m, n=4096, k=4096, group=GROUP) for m in (few, many))
         kernels = self._kernels(policy)
         smaller = (_checkpoint(m, group) for group in GROUP_SIZES[:-1] for m in kernels)
-        most = (kernels or (many,))[-1]
+        max_rows = (kernels or (many,))[-1]
         rare = ((GROUP_SIZES[0], "fp32"), (GROUP_SIZES[1], "bf16"))
-        others = (_checkpoint(most, group, scales) for group, scales in rare)
+        others = (_checkpoint(max_rows, group, scales) for group, scales in rare)
         return (first, *smaller, *others, *self._seldom(policy), last)
 
     def _kernels(self, policy: PrecisionPolicy) -> tuple[int, ...]:

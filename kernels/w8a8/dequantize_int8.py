@@ -47,8 +47,8 @@ def _dequantize(
     first = tl.program_id(1) * WORDS
     word = first + tl.arange(0, WORDS)[:, None]
     row = tl.arange(0, PANEL)[None, :]
-    known = (word < K // 4) & (row < PANEL)
-    packed = tl.load(words + (panel.to(tl.int64) * (K // 4) + word) * PANEL + row, known, 0)
+    valid = (word < K // 4) & (row < PANEL)
+    packed = tl.load(words + (panel.to(tl.int64) * (K // 4) + word) * PANEL + row, valid, 0)
     n = panel * PANEL + row
     # As many indices as words, so that a thread reads the scales of its own words and no data moves between threads.
     of_group = (4 * first // GROUP if GROUP > 0 else 0) * PADDED_N + n + 0 * word
@@ -60,7 +60,7 @@ def _dequantize(
         if ZEROS:
             code -= zero
         at = (4 * word + byte).to(tl.int64) * PADDED_N + n
-        tl.store(out + at, (scale * small_to_float(code)).to(out.dtype.element_ty), known)
+        tl.store(out + at, (scale * small_to_float(code)).to(out.dtype.element_ty), valid)
 
 
 @cached
@@ -145,8 +145,8 @@ class Int8DequantizeOperation:
 
         With 16 words Triton loads more zero points at a time, and exchanges them through shared memory.
         """
-        most = (shape["group"] or 128) // 4
-        return tuple(Config.of(words // 2, 1, WORDS=words) for words in (8, 16, 4, 32) if words <= most)
+        max_words = (shape["group"] or 128) // 4
+        return tuple(Config.of(words // 2, 1, WORDS=words) for words in (8, 16, 4, 32) if words <= max_words)
 
     def launches(self, policy: PrecisionPolicy, shape: ProblemShape, config: Config) -> tuple[KernelLaunch, ...]:
         scales = shape.get("scales", SCALES)

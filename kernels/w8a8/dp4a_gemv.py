@@ -29,8 +29,8 @@ MAX_ROWS = 8  # rows of x
 # Load of four words through the read-only cache, 16 columns further on for each i. It is inline PTX since Triton would
 # move four zeros before each load and compute an address for each.
 _LOAD = "ld.global.nc.v4.b32 {{{}, {}, {}, {}}}, [{}+{}];"
-_MOST_SIXTEENS = 4  # 16-column pieces per span at most
-LOAD = tl.constexpr(tuple(_LOAD.format("$0", "$1", "$2", "$3", "$4", 16 * i) for i in range(_MOST_SIXTEENS)))
+_MAX_SIXTEENS = 4  # 16-column pieces per span at most
+LOAD = tl.constexpr(tuple(_LOAD.format("$0", "$1", "$2", "$3", "$4", 16 * i) for i in range(_MAX_SIXTEENS)))
 # Loads of a panel's words for 16 columns: four words for each of four steps, which are PANEL words apart.
 LOADS = tl.constexpr(
     tuple(
@@ -38,7 +38,7 @@ LOADS = tl.constexpr(
             _LOAD.format(*(f"${4 * step + j}" for j in range(4)), "$16", 4 * PANEL * (4 * i + step))
             for step in range(4)
         )
-        for i in range(_MOST_SIXTEENS)
+        for i in range(_MAX_SIXTEENS)
     )
 )
 # Load of four zero points, one byte each, as int32.
@@ -55,13 +55,13 @@ def _first(pointers):
 
 
 @triton.jit
-def _of_x(start, known, SIXTEEN: tl.constexpr, MASKED: tl.constexpr, PTX: tl.constexpr):
+def _of_x(start, valid, SIXTEEN: tl.constexpr, MASKED: tl.constexpr, PTX: tl.constexpr):
     """Load four words [T] each of x, SIXTEEN times 16 columns beyond the pointers [T, 4].
 
-    With MASKED, words are zeros where `known` [T] is false.
+    With MASKED, words are zeros where `valid` [T] is false.
     """
     if MASKED:
-        words = four(tl.load(start + 4 * SIXTEEN, known[:, None], 0))
+        words = four(tl.load(start + 4 * SIXTEEN, valid[:, None], 0))
     elif PTX is None:
         words = four(tl.load(start + 4 * SIXTEEN))
     else:
@@ -72,17 +72,17 @@ def _of_x(start, known, SIXTEEN: tl.constexpr, MASKED: tl.constexpr, PTX: tl.con
 
 
 @triton.jit
-def _of_weight(start, known, SIXTEEN: tl.constexpr, PANEL: tl.constexpr, MASKED: tl.constexpr, PTX: tl.constexpr):
+def _of_weight(start, valid, SIXTEEN: tl.constexpr, PANEL: tl.constexpr, MASKED: tl.constexpr, PTX: tl.constexpr):
     """Load 16 words [T] each of four rows of a panel: the words of each four columns after those of the four before.
 
-    They lie SIXTEEN times 16 columns beyond the pointers [T, 4]; with MASKED, words are zeros where `known` [T] is
+    They lie SIXTEEN times 16 columns beyond the pointers [T, 4]; with MASKED, words are zeros where `valid` [T] is
     false.
     """
     if MASKED or PTX is None:
         words = ()
         for step in tl.static_range(4):
             at = start + (4 * SIXTEEN + step) * PANEL
-            words = words + four(tl.load(at, known[:, None], 0) if MASKED else tl.load(at))
+            words = words + four(tl.load(at, valid[:, None], 0) if MASKED else tl.load(at))
     else:
         words = tl.inline_asm_elementwise(
             LOADS[SIXTEEN], "=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,l", [_first(start)],
@@ -92,10 +92,10 @@ def _of_weight(start, known, SIXTEEN: tl.constexpr, PANEL: tl.constexpr, MASKED:
 
 
 @triton.jit
-def _zeros(start, known, MASKED: tl.constexpr, PTX: tl.constexpr):
-    """Load four zero points int32 [T] at the pointers [T, 4]; with MASKED, zeros where `known` [T] is false."""
+def _zeros(start, valid, MASKED: tl.constexpr, PTX: tl.constexpr):
+    """Load four zero points int32 [T] at the pointers [T, 4]; with MASKED, zeros where `valid` [T] is false."""
     if MASKED:
-        found = four(tl.load(start, known[:, None], 0).to(tl.int32))
+        found = four(tl.load(start, valid[:, None], 0).to(tl.int32))
     elif PTX is None:
         found = four(tl.load(start).to(tl.int32))
     else:
@@ -126,11 +126,11 @@ def _more(
                 dots = dots + (tl.full((THREADS,), MAGIC, tl.int32) if GROUP > 0 else totals[4 * m + j],)
             of_x = of_x + (tl.zeros((THREADS,), tl.int32),)
         for sixteen in tl.static_range(part * PART // 16, (part + 1) * PART // 16):
-            known = 4 * sixteen < end if MASKED else None
-            columns = _of_weight(w, known, sixteen, PANEL, MASKED, PTX)
+            valid = 4 * sixteen < end if MASKED else None
+            columns = _of_weight(w, valid, sixteen, PANEL, MASKED, PTX)
             more, sums = (), ()
             for m in tl.static_range(M):
-                rows = _of_x(x + m * (K // 4), known, sixteen, MASKED, PTX)
+                rows = _of_x(x + m * (K // 4), valid, sixteen, MASKED, PTX)
                 own, added = (dots[4 * m], dots[4 * m + 1], dots[4 * m + 2], dots[4 * m + 3]), (of_x[m],)
                 for step in tl.static_range(4):
                     of_step = (columns[4 * step], columns[4 * step + 1], columns[4 * step + 2], columns[4 * step + 3])
@@ -140,12 +140,12 @@ def _more(
                 more, sums = more + own, sums + added
             dots, of_x = more, sums
         if GROUP > 0:
-            known = part * PART // 4 < end if MASKED else None
+            valid = part * PART // 4 < end if MASKED else None
             at = part * PADDED_N
-            scales = four(tl.load(w_scales + at, known[:, None], 0.0) if MASKED else tl.load(w_scales + at))
+            scales = four(tl.load(w_scales + at, valid[:, None], 0.0) if MASKED else tl.load(w_scales + at))
             offsets = scales
             if ONES:
-                offsets = _zeros(zeros + at, known, MASKED, PTX)
+                offsets = _zeros(zeros + at, valid, MASKED, PTX)
             scaled = ()
             for m in tl.static_range(M):
                 for j in tl.static_range(4):

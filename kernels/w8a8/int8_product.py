@@ -39,7 +39,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
 # (group, zero points): the kinds that are tuned, and the other kinds that checkpoints have.
 _TUNED = ((0, "no"), (128, "yes"))
 _UNTUNED = ((0, "yes"), (32, "yes"))
-_LEAST_DP4A = 0.5  # smallest share of dp4a among the instructions of the inner loop
+_MIN_DP4A_SHARE = 0.5  # smallest share of dp4a among the instructions of the inner loop
 QuantizedActivations = QuantizedRows | QuantizedPanels
 PackedInt8 = PackedRows8 | PanelsInt8
 
@@ -125,9 +125,9 @@ class Int8ProductOperation:
         often = tuple(_sample(m, group, zeros) for group, zeros in _TUNED for m in (1, 8, 16, 64, 2048))
         kernels = (*range(1, 9), 16, 32, 2048) if _by_dp4a(policy) else (16, 32, 64, 2048)
         seldom = tuple(_sample(m, group, zeros, bias="yes") for group, zeros in _UNTUNED for m in kernels)
-        most = (dp4a_gemv.MAX_ROWS, kernels[-1]) if _by_dp4a(policy) else kernels[-1:]
+        row_counts = (dp4a_gemv.MAX_ROWS, kernels[-1]) if _by_dp4a(policy) else kernels[-1:]
         types = zip(_UNTUNED, ("bf16", "fp32"), strict=True)
-        seldom += tuple(_sample(m, *kind, bias="yes", scales=scales) for kind, scales in types for m in most)
+        seldom += tuple(_sample(m, *kind, bias="yes", scales=scales) for kind, scales in types for m in row_counts)
         if _by_dp4a(policy):  # numbers of rows that use a neighbour's tuned config
             own = tuple(_sample(m, 128, "yes", bias="yes") for m in (3, 5, 6, 7))
         else:  # for K that ends within a step
@@ -162,11 +162,11 @@ class Int8ProductOperation:
             variant = dp4a_gemv.gemv_variant(
                 half, m, config, scales=scales, group=shape["group"], zeros=zeros, bias=bias, ptx=True
             )
-            return (KernelLaunch(variant, dp4a_gemv.gemv_grid(n, config), "dp4a.s32.s32", share=_LEAST_DP4A),)
+            return (KernelLaunch(variant, dp4a_gemv.gemv_grid(n, config), "dp4a.s32.s32", share=_MIN_DP4A_SHARE),)
         variant = dp4a_gemm.gemm_variant(
             half, config, scales=scales, group=shape["group"], zeros=zeros, bias=bias, ptx=True
         )  # fmt: skip
-        return (KernelLaunch(variant, dp4a_gemm.gemm_grid(m, n, config), "dp4a.s32.s32", share=_LEAST_DP4A),)
+        return (KernelLaunch(variant, dp4a_gemm.gemm_grid(m, n, config), "dp4a.s32.s32", share=_MIN_DP4A_SHARE),)
 
     def work(self, policy: PrecisionPolicy, shape: ProblemShape) -> OperationWork:
         return LinearWork(shape["m"], shape["n"], shape["k"], 8, shape["group"] or shape["k"], "int8")
@@ -208,8 +208,8 @@ def kernel_for(
         return measured[0], f"measured: {measured[1]:.1f} us"
     shape = shape.padded
     lanes_s, full_s = _quantized_s(device, policy, shape), _written_out_s(device, shape)
-    told = sorted(((lanes_s, "by dp4a"), (full_s, "written out")))
-    why = "by the roofline " + ", ".join(f"{seconds * 1e6:.0f} us {how}" for seconds, how in told)
+    predicted = sorted(((lanes_s, "by dp4a"), (full_s, "written out")))
+    why = "by the roofline " + ", ".join(f"{seconds * 1e6:.0f} us {how}" for seconds, how in predicted)
     return (PRODUCT if lanes_s <= full_s else DEQUANTIZE), why
 
 

@@ -249,8 +249,8 @@ def tensor_configs(
         for block_k in (group,) if group else (128, 256) if few else (128, 64):
             for split in sorted(parts, key=lambda split: (split != enough, split)):
                 stage = (block_m + block_n) * block_k
-                room = max(2, policy.max_stages(2 * stage)) if few else 4  # so that two blocks fit on an SM
-                stages = min(policy.max_stages(stage), room, 5)
+                max_stages = max(2, policy.max_stages(2 * stage)) if few else 4  # so that two blocks fit on an SM
+                stages = min(policy.max_stages(stage), max_stages, 5)
                 warps = 8 if block_m * block_n > (4096 if group else 8192) else 4
                 sizes = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
                 found += [Config.of(warps, stages, **sizes, SWAP=each, SPLIT=split) for each in swaps]

@@ -350,7 +350,7 @@ def _kernel_workspace_bytes(decoder: Decoder, asked: FitWorkload) -> int:
 
     if not isinstance(decoder.ops, GpuOps):
         return 0
-    policy = decoder.ops.rig.policy
+    policy = decoder.ops.device_context.policy
     layers, itemsize = dict.fromkeys(decoder.layers), decoder.ops.dtype.itemsize
     shapes = [
         (linear.held, fused.shape)

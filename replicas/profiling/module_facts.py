@@ -86,8 +86,8 @@ def _on_gpu(part: TimedModule, seen: LastCall, ops: GpuOps, common: dict[str, An
         kernel=kernel,
         chosen=_chosen(part, kernel, ops.choices),
         configs=frozenset(_configs(part, seen, ops)),
-        arithmetic=_unit(part, kernel, ops.rig),
-        capability=ops.rig.policy.capability,
+        arithmetic=_unit(part, kernel, ops.device_context),
+        capability=ops.device_context.policy.capability,
         **common,
     )
 

@@ -204,13 +204,13 @@ def test_a_cold_time_is_told_from_a_warm_one() -> None:
     row = MatrixRow("op", "kernel", (6, 1), "m=1", {}, "", "")
     rows = [row, replace(row, cached=True), replace(row, cached=True)]
     spent = CompileTime(900.0, 824.8)
-    assert spent.told(rows, 520) == (
+    assert spent.describe(rows, 520) == (
         "1 compiled anew and 2 from the cache in 900 s, 412 s of two cores; 412 s at the pace of its budget, 520 s"
     )
     assert spent.over(400)
     assert not spent.over(520)
     assert not spent.over(None)
-    assert CompileTime(3.2, 1).told(rows, None).endswith("in 3 s, 0 s of two cores")
+    assert CompileTime(3.2, 1).describe(rows, None).endswith("in 3 s, 0 s of two cores")
 
 
 @pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])

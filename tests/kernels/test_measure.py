@@ -30,11 +30,11 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
     ],
 )
 def test_inputs_are_rotated_past_the_cache_or_it_is_swept(num_bytes: int, expected: InputRotation) -> None:
-    assert InputRotation.past(num_bytes, 50 * 2**20, most=512) == expected
+    assert InputRotation.past(num_bytes, 50 * 2**20, limit=512) == expected
 
 
 def test_a_stand_in_has_nothing_to_rotate_for() -> None:
-    assert InputRotation.past(4096, 0, most=512) == InputRotation(2)
+    assert InputRotation.past(4096, 0, limit=512) == InputRotation(2)
 
 
 def test_the_sweep_comes_before_each_run_and_its_time_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 def test_the_ceiling_is_the_fastest_of_three_and_says_which() -> None:
     speed = MemoryBandwidth({"torch copy": 4.29e12, "Triton copy": 4.25e12, "Triton read": 4.312e12})
     assert (speed.bandwidth, speed.fastest) == (4.312e12, "Triton read")
-    assert speed.told() == "4312 GB/s (Triton read); torch copy 4290, Triton copy 4250"
+    assert speed.describe() == "4312 GB/s (Triton read); torch copy 4290, Triton copy 4250"
     assert speed.to_json() == {
         "memory_gb_per_s": {"torch copy": 4290.0, "Triton copy": 4250.0, "Triton read": 4312.0},
         "ceiling": "Triton read",

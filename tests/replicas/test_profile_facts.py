@@ -234,8 +234,10 @@ def test_on_a_gpus_operators_facts_are_those_of_tables_and_policy() -> None:
     assert odd_shape.kernel == "w4a16_gemv"
     head = facts("head", "linear", ops.linear(DenseWeight(torch.zeros(512, 256)), role="head"))
     assert head.kernel == "torch.matmul fp16"
-    assert {down.arithmetic, eight.arithmetic, odd.arithmetic, head.arithmetic} <= gpu_ceiling(ops.rig).rates.keys()
-    assert gpu_ceiling(ops.rig).source == "table"
+    assert {down.arithmetic, eight.arithmetic, odd.arithmetic, head.arithmetic} <= gpu_ceiling(
+        ops.device_context
+    ).rates.keys()
+    assert gpu_ceiling(ops.device_context).source == "table"
 
 
 def ceiling(**rates: float) -> Ceiling:

@@ -107,13 +107,13 @@ class ShmCollectives:
         return whole
 
     def _gather_wide(self, x: torch.Tensor, widths: Sequence[int], whole: torch.Tensor) -> torch.Tensor:
-        most, starts = self._capacity // x.element_size(), [sum(widths[:rank]) for rank in range(len(widths))]
+        max_numbers, starts = self._capacity // x.element_size(), [sum(widths[:rank]) for rank in range(len(widths))]
         for row in range(len(x)):
-            for first in range(0, max(widths), most):
-                part = x[row, first : first + most].contiguous()
+            for first in range(0, max(widths), max_numbers):
+                part = x[row, first : first + max_numbers].contiguous()
                 self._check(self._put(self._pointer, part.data_ptr(), part.nbytes))
                 for rank, width in enumerate(widths):
-                    count = min(max(width - first, 0), most)
+                    count = min(max(width - first, 0), max_numbers)
                     at = starts[rank] + first
                     whole[row, at : at + count] = self._of(rank, 1, count, x.dtype)[0]
         return whole

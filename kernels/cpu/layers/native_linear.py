@@ -31,8 +31,8 @@ class NativeGroupedLinear:
             raise UnsuitableKernel("no C kernels" if group else f"group size {weight.group_size}")
         bias = None if weight.bias is None else weight.bias.float().contiguous()
         order = None if weight.permutation is None else weight.permutation.int().contiguous()
-        kept = (interleave(regroup(weight, group), bits), bias, order)
-        self._hold(kept, (*weight.shape, group, bits), setting.native, setting)
+        packed_tensors = (interleave(regroup(weight, group), bits), bias, order)
+        self._hold(packed_tensors, (*weight.shape, group, bits), setting.native, setting)
 
     @classmethod
     def of(cls, packed: PackedLayer, setting: CpuLinearSettings) -> NativeGroupedLinear:
@@ -46,20 +46,20 @@ class NativeGroupedLinear:
 
     def _hold(
         self,
-        kept: Sequence[torch.Tensor | None],
+        packed_tensors: Sequence[torch.Tensor | None],
         sizes: Sequence[int],
         native: NativeKernels,
         setting: CpuLinearSettings,
     ) -> None:
         num_outputs, num_inputs, group, bits = sizes
-        stream, bias, order = kept
+        stream, bias, order = packed_tensors
         assert stream is not None
         self.kernel = f"c-int{bits}"
         self._native, self._num_outputs, self._out = native, num_outputs, setting.out_dtype
-        self._kept = kept
+        self._packed_tensors = packed_tensors
         metadata = num_inputs // group * stream.shape[0] * STRIP_METADATA
         self.held = LayerMemory(total_nbytes(stream, bias) - metadata, metadata + total_nbytes(order))
-        pointers = (None if t is None else t.data_ptr() for t in kept)
+        pointers = (None if t is None else t.data_ptr() for t in packed_tensors)
         self._args = GroupedArgs(*pointers, *sizes)
         self._ref = ctypes.byref(self._args)
         self._sizes = sizes
@@ -67,7 +67,7 @@ class NativeGroupedLinear:
     @property
     def packed(self) -> PackedLayer:
         return PackedLayer(
-            self.kernel, dict(zip(_SIZES, self._sizes, strict=True)), _present_tensors(_GROUPED, self._kept)
+            self.kernel, dict(zip(_SIZES, self._sizes, strict=True)), _tensors_by_name(_GROUPED, self._packed_tensors)
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -98,28 +98,28 @@ class NativeDenseLinear:
         """Restore a dense layer from its packed form, without packing weights again."""
         made = cls.__new__(cls)
         assert setting.native is not None
-        kept = [packed.tensors.get(name) for name in _DENSE]
-        made._hold(kept, tuple(packed.sizes[name] for name in _SIZES[:2]), setting.native, setting)
+        packed_tensors = [packed.tensors.get(name) for name in _DENSE]
+        made._hold(packed_tensors, tuple(packed.sizes[name] for name in _SIZES[:2]), setting.native, setting)
         return made
 
     def _hold(
         self,
-        kept: Sequence[torch.Tensor | None],
+        packed_tensors: Sequence[torch.Tensor | None],
         sizes: Sequence[int],
         native: NativeKernels,
         setting: CpuLinearSettings,
     ) -> None:
         self._native, self._num_outputs, self._out = native, sizes[0], setting.out_dtype
-        self._kept, self._sizes = kept, sizes
-        self.held = LayerMemory(total_nbytes(*kept))
-        pointers = (None if t is None else t.data_ptr() for t in kept)
+        self._packed_tensors, self._sizes = packed_tensors, sizes
+        self.held = LayerMemory(total_nbytes(*packed_tensors))
+        pointers = (None if t is None else t.data_ptr() for t in packed_tensors)
         self._args = DenseArgs(*pointers, *sizes, TYPES[setting.dtype], TYPES[self._out])
         self._ref = ctypes.byref(self._args)
 
     @property
     def packed(self) -> PackedLayer:
         return PackedLayer(
-            self.kernel, dict(zip(_SIZES, self._sizes, strict=False)), _present_tensors(_DENSE, self._kept)
+            self.kernel, dict(zip(_SIZES, self._sizes, strict=False)), _tensors_by_name(_DENSE, self._packed_tensors)
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -166,5 +166,5 @@ def restore_linear(packed: PackedLayer, setting: CpuLinearSettings) -> NativeGro
     )
 
 
-def _present_tensors(names: Sequence[str], kept: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in zip(names, kept, strict=True) if tensor is not None}
+def _tensors_by_name(names: Sequence[str], packed_tensors: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in zip(names, packed_tensors, strict=True) if tensor is not None}

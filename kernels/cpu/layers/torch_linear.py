@@ -55,10 +55,10 @@ def _int8_refusal() -> str:
 
     On CPUs without VNNI it adds pairs of products in 16 bits, which the largest values overflow: this is tried here.
     """
-    most, zeros = torch.full((1, 64), 255, dtype=torch.uint8), torch.zeros(16, dtype=torch.int64)
+    largest, zeros = torch.full((1, 64), 255, dtype=torch.uint8), torch.zeros(16, dtype=torch.int64)
     try:
         weight = torch.ops.onednn.qlinear_prepack(torch.full((16, 64), 127, dtype=torch.int8), None)
-        y = _int8_product(most, weight, torch.ones(16), zeros)
+        y = _int8_product(largest, weight, torch.ones(16), zeros)
     except (RuntimeError, AttributeError, NotImplementedError) as error:
         return f"oneDNN's int8 product does not run here: {str(error).splitlines()[0]}"
     right = torch.allclose(y, torch.full_like(y, 64 * 127.0))
@@ -90,11 +90,11 @@ class TorchInt8Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
-        most = wide.abs().amax(dim=1, keepdim=True)
-        scaled = wide * torch.where(most > 0, 127 / most, 0)
+        peak = wide.abs().amax(dim=1, keepdim=True)
+        scaled = wide * torch.where(peak > 0, 127 / peak, 0)
         codes = (scaled.round_() + 128).to(torch.uint8)
         y = _int8_product(codes, self._weight, self._scales, self._zeros)
-        y = y * most
+        y = y * peak
         biased: torch.Tensor = y if self._bias is None else y + self._bias
         return biased.to(self._out)
 

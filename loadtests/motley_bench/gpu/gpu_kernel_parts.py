@@ -173,7 +173,7 @@ class KernelParts:
         judged = gpu_kernel_targets.judge(rows, [(operation.name, dict(shape.fields)) for operation, shape in room])
         part.fields |= {"targets": judged, "unreached": len(left), "complete": not left and not failed}
         if self._rig.real:
-            shares_of = [f"shares are of {self._memory.told()}"] if self._memory is not None else []
+            shares_of = [f"shares are of {self._memory.describe()}"] if self._memory is not None else []
             print("\n".join([*shares_of, *map(gpu_kernel_targets.line, judged)]))
         return not failed and self._memory is not None
 

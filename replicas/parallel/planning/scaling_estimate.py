@@ -45,7 +45,7 @@ class ScalingEstimate:
 
 def link_joins_all(link: DeviceLink | None, processes: int) -> bool:
     """Return whether the link can join so many devices; with None, whether no link is needed."""
-    return processes == 1 or (link is not None and (link.most is None or processes <= link.most))
+    return processes == 1 or (link is not None and (link.max_devices is None or processes <= link.max_devices))
 
 
 def estimate_scaling(divided: ParallelMemoryPlan, link: DeviceLink | None, asked: FitWorkload) -> ScalingEstimate:

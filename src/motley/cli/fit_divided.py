@@ -87,7 +87,7 @@ def _scaled(link: DeviceLink, found: ParallelMemoryPlan, asked: FitWorkload) -> 
 
     division, refused = found.division, found.refused
     if not refused and not link_joins_all(link, division.processes):
-        refused = f"{link.name} joins no more than {link.most} of them"
+        refused = f"{link.name} joins no more than {link.max_devices} of them"
     times = asdict(estimate_scaling(found, link, asked)) if found.fits and not refused else None
     return {
         "device": stages_name(found.places),
@@ -107,7 +107,7 @@ def _link(link: DeviceLink) -> dict[str, Any]:
     return {
         "link": link.name,
         "bandwidth_bytes_per_s": link.bandwidth,
-        "most_devices": link.most,
+        "most_devices": link.max_devices,
         "low_latency": asdict(low),
         "simple": asdict(simple),
         "sources": dict(link.sources),

@@ -96,7 +96,9 @@ def compile_(
     else:
         for row in faults if summary else rows:
             print(_line(row))
-        print(f"Triton {_triton()['triton']}: {len(rows)} kernels, {len(faults)} at fault, {spent.told(rows, budget)}")
+        print(
+            f"Triton {_triton()['triton']}: {len(rows)} kernels, {len(faults)} at fault, {spent.describe(rows, budget)}"
+        )
     if table is not None:
         matrix_page.write_page(table, rows, complete=everything and not (op or quick or faults))
     other = check is not None and not current and matrix_page.read_matrix(check) != matrix_page.render_matrix(rows)
