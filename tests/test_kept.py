@@ -1,4 +1,4 @@
-"""What services of an earlier version left behind is read by this one (tests/support/kept_before.py wrote it)."""
+"""What services of an earlier version left behind is read by this one (tests/support/earlier_version.py wrote it)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from kept_before import FOLDER, GEOMETRIES, KEYS, PROFILE, SECRET, STATE, STORE_KEY, digests, payload
+from earlier_version import FOLDER, GEOMETRIES, KEYS, PROFILE, SECRET, STATE, STORE_KEY, digests, payload
 
 from motley.cluster.fleet.control.state import control_state
 from motley.cluster.fleet.spec.fleet_spec import FleetSpec

@@ -6,7 +6,7 @@ import os
 import subprocess
 
 import pytest
-from served import wait_for
+from serve_process import wait_for
 
 from motley_bench.starts import replica_restarts
 

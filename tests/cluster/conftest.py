@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import described
 import grpc
+import openapi_conformance
 import pytest
 from echo_worker import EchoWorker
 from grpc_servers import serving
 from local_ingress import make_ingress
 from redis_stores import storing
-from served import wait_for
+from serve_process import wait_for
 from service_checkpoint import write_tokenizer
 
 from motley.cluster.prefix_store.redis_store import RedisStore
@@ -40,7 +40,7 @@ async def ingress(folder: Path, worker: EchoWorker) -> Any:
 @pytest.fixture(scope="session")
 def call(ingress: Any) -> Callable[..., Any]:
     """HTTP: `await call(method, path, body, …)`. What is accepted and what is answered must be as described."""
-    return described.caller(ingress.__serve_build_asgi_app__())
+    return openapi_conformance.caller(ingress.__serve_build_asgi_app__())
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ import grpc
 import pytest
 from bad_rows import CHATS, EMBEDDINGS, LONG, MOTLEY_EMBED, OVER_GRPC, OVER_HTTP, VLLM_EMBED
 from echo_worker import MAX_MODEL_LEN, EchoWorker
+from every_protocol import Protocol, Question, everything
 from in_thread import in_thread
-from protocols_said import Protocol, Question, everything
 from service_checkpoint import write_tokenizer
 
 NAMES = [*OVER_HTTP, *OVER_GRPC]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from local_ingress import make_ingress
 from local_pool import LocalPool
-from running import Running
+from running_worker import Running
 from tokenizers import pre_tokenizers
 
 from motley.cluster.routing.attempt.retry_decider import RetryPolicy

@@ -18,7 +18,7 @@ import grpc
 import pytest
 from certificates import Certificates
 from edge_backends import Backends, binds, haproxy, rendered
-from served import free_port, wait_for
+from serve_process import free_port, wait_for
 
 from motley.cluster.ray_compat.visible_names import GRPC_HEALTH, HTTP_HEALTH
 from motley.cluster.security.edge import haproxy_config as edges

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import asgi
-import described
+import openapi_conformance
 import pytest
 from bad_requests import refused
 from echo_worker import EchoWorker
@@ -96,7 +96,7 @@ async def strict(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def post(ingress: Any) -> Any:
-    return partial(described.caller(ingress.__serve_build_asgi_app__()), "POST")
+    return partial(openapi_conformance.caller(ingress.__serve_build_asgi_app__()), "POST")
 
 
 def settled(route: str, one: ForeignField, value: Any) -> dict[str, Any]:

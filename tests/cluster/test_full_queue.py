@@ -15,7 +15,7 @@ import pytest
 from faulty_replica import start_worker, until
 from grpc_servers import serving
 from local_ingress import make_ingress
-from running import Running
+from running_worker import Running
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc, kserve_pb2, kserve_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import alive, wait_for
+from serve_process import alive, wait_for
 
 from motley.cluster.service.supervision.guardian import MARK, Guardian, ServiceProcesses, end_all
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import described
 import grpc
+import openapi_conformance
 import pytest
 from echo_worker import EchoWorker
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -38,7 +38,7 @@ class Service:
         self._pool = ingress._handles["cpu"]
         self._replicas = dict(self._pool.replicas)
         self.model = ingress.door.info.name
-        self.call = described.caller(ingress.__serve_build_asgi_app__())
+        self.call = openapi_conformance.caller(ingress.__serve_build_asgi_app__())
 
     def comes(self, replicas: dict[str, Any] | None = None) -> None:
         self._pool.replicas.update(self._replicas if replicas is None else replicas)

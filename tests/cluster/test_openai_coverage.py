@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, get_args, get_type_hints
 
-import described
 import openai.types.chat as chat_types
+import openapi_conformance
 import pytest
 from echo_worker import EchoWorker
 from local_ingress import make_ingress
@@ -161,7 +161,7 @@ async def post(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A model that takes tools and can think."""
     folder = write_tool_tokenizer(tmp_path_factory.mktemp("qwen3"), "qwen3")
     ingress = await make_ingress(folder, EchoWorker(str(folder)))
-    return partial(described.caller(ingress.__serve_build_asgi_app__()), "POST")
+    return partial(openapi_conformance.caller(ingress.__serve_build_asgi_app__()), "POST")
 
 
 def fields_of(*types: Any) -> set[str]:

@@ -20,9 +20,9 @@ import pytest
 import requests
 import schemathesis
 from asgi_session import asgi_session
-from described import check_part
 from echo_worker import ShortEchoWorker
 from hypothesis import HealthCheck, settings
+from openapi_conformance import check_part
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,

@@ -11,9 +11,9 @@ import asgi
 import pytest
 from api_reference.errors_section import client_errors
 from api_reference.raised_codes import FAMILY, RaisedError, raised_errors
-from described import PATHS, check_answer, operation_of
 from echo_worker import EchoWorker
 from local_ingress import make_ingress
+from openapi_conformance import PATHS, check_answer, operation_of
 
 from motley.cluster.api.openapi_routes import OPERATIONS, REFUSALS
 from motley.cluster.security.auth.api_keys import StoredKey, hash_key, new_key

@@ -12,7 +12,7 @@ import pytest
 from redis_engines import VALUE, SharingEngine, patient, prompt
 from redis_stores import SECRET, SIZE, known, read, storing, value, write
 from redis_values import RawValues
-from served import wait_for
+from serve_process import wait_for
 
 from motley.cluster.prefix_store import store_reads
 from motley.cluster.prefix_store.circuit_breaker import FAILURES

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from served import wait_for
-from store_patience import be_patient
+from serve_process import wait_for
+from store_timeouts import be_patient
 from tiny_checkpoints import build_checkpoint
 
 from motley import Engine, SamplingParams

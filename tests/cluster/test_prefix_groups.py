@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from redis_engines import VALUE, SharingEngine, patient, prompt
 from redis_stores import SIZE, known, read, storing, value, write
-from served import wait_for
+from serve_process import wait_for
 
 from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley.cluster.prefix_store.redis_store import RedisStore

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from served import wait_for
+from serve_process import wait_for
 
 from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley.cluster.prefix_store.redis_source import RedisSource

@@ -13,7 +13,7 @@ import pytest
 from certificates import Certificates
 from redis_over_tls import tls_before
 from redis_stores import SECRET, SIZE, known, read, storing, value, write
-from served import wait_for
+from serve_process import wait_for
 
 from motley.cluster.fleet.deployed.prefix_sharing import PrefixSharing, limit_embedded_redis
 from motley.cluster.fleet.spec.fleet_spec import FleetSpec

@@ -1,4 +1,4 @@
-"""What Motley asks of its own Ray node, worker and cluster is still there. A running Ray is asked in test_spare.py."""
+"""What Motley asks of its own Ray node, worker and cluster is still there. test_warm_workers.py asks a running Ray."""
 
 from __future__ import annotations
 

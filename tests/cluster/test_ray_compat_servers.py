@@ -12,7 +12,7 @@ import pytest
 from ray.serve._private import controller, default_impl, grpc_util, haproxy, proxy_request_response, replica
 from ray.serve.config import gRPCOptions
 from ray.serve.grpc_util import RayServegRPCContext
-from served import free_port
+from serve_process import free_port
 
 from motley.cluster.ray_compat import haproxy_control, replica_port, serve_servers
 from motley.cluster.ray_compat.visible_names import GRPC_HEALTH

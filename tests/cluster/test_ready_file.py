@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
-from served import wait_for
+from serve_process import wait_for
 
 from motley.cluster.fleet.spec.serve_options import ServeOptions
 from motley.cluster.service.startup import serve_command

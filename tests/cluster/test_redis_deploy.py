@@ -16,7 +16,7 @@ import pytest
 import redis
 from certificates import Certificates
 from redis_over_tls import tls_by
-from served import free_port, wait_for
+from serve_process import free_port, wait_for
 
 from motley.cluster.fleet.deployed.prefix_sharing import PrefixSharing, prefix_access_factory
 from motley.cluster.fleet.spec.fleet_spec import FleetSpec

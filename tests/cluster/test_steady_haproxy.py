@@ -15,7 +15,7 @@ import grpc
 import pytest
 from edge_backends import Backends, backends_of, configured
 from raw_http import post
-from served import free_port, wait_for
+from serve_process import free_port, wait_for
 
 from motley.cluster.process_tree import is_stopped
 from motley.cluster.security.edge.haproxy_admin import launcher, open_requests, refuse_connections, statistics

@@ -22,7 +22,7 @@ import service_checkpoint
 from local_ingress import make_ingress
 from redis_engines import SETTINGS, VALUE, patient
 from redis_stores import SECRET
-from served import wait_for
+from serve_process import wait_for
 
 from motley.cluster.fleet.spec.fleet_spec import FleetSpec
 from motley.cluster.prefix_store.embedded_redis import find_redis

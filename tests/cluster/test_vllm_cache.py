@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from faulty_replica import BLOCKS, start_worker, until
 from local_pool import LocalPool
-from running import Running
+from running_worker import Running
 
 from motley.cluster.api.common.admission import RequestAdmitter
 from motley.cluster.api.vllm import vllm_protocol as vllm_module

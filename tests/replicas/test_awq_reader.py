@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from awq_files import build_awq, pack_columns
+from decoder_steps import Session, exact_ops, prompt_logits
 from raw_safetensors import edit_tensors
-from steps import Session, exact_ops, prompt_logits
 from tiny_checkpoints import rewrite_config
 
 from motley.kernels.canonical_weights import GroupedWeight

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from decoder_steps import exact_ops
 from gptq_files import build_gptq
 from raw_safetensors import edit_header, edit_tensors, join, split
 from safetensors.torch import save_file
-from steps import exact_ops
 from tiny_checkpoints import build_checkpoint, rewrite_config
 
 from motley.replicas.checkpoint.files.safetensors_header import read_header

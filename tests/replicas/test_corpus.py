@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from decoder_steps import Session, exact_ops
 from safetensors.torch import load_file
-from steps import Session, exact_ops
 
 from motley.replicas.checkpoint.reading.weight_loader import WeightLoader
 from motley.replicas.loading.model_loader import load_model

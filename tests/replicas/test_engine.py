@@ -7,9 +7,9 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
+from engine_parts import Clock, Letters
 from fake_runner import AheadRunner, FakeRunner, StagedRunner, logits_of
 from hypothesis import given, settings
-from letters import Clock, Letters
 
 from motley.replicas.engine.engine import EngineCore
 from motley.replicas.engine.model_limits import ModelLimits

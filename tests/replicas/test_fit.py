@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from awq_files import build_awq
+from decoder_tensors import kept, tensors_of
 from fp8_files import build_fp8
 from gptq_files import build_gptq
 from hollow_checkpoints import INT4, LLAMA_7B, write_hollow
-from kept_tensors import kept, tensors_of
 from late_device import LateDevice
 from raw_safetensors import edit_tensors
 from safetensors.torch import save_file
@@ -65,7 +65,7 @@ from motley.replicas.model.rotary_embedding import RotaryTable
 from motley.replicas.sampling_params import SamplingParams
 from motley_bench.checkpoints.random_checkpoint import SHAPES, config_json, write_gptq
 
-OUTLINES = Path(__file__).parents[1] / "support" / "outlines_child.py"
+OUTLINES = Path(__file__).parents[1] / "support" / "meta_models_child.py"
 SHAPE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2}
 ASKED = FitWorkload(context=128, batch=1)
 CLOSE = 0.05

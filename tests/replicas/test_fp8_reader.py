@@ -8,9 +8,9 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from decoder_steps import Session, exact_ops, prompt_logits
 from fp8_files import Scales, build_fp8
 from raw_safetensors import edit_tensors
-from steps import Session, exact_ops, prompt_logits
 from tiny_checkpoints import rewrite_config
 
 from motley.kernels.canonical_weights import Fp8Weight

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from decoder_steps import exact_ops, prompt_logits
 from gptq_files import build_gptq, pack_words
 from raw_safetensors import edit_tensors
 from safetensors.torch import load_file
-from steps import exact_ops, prompt_logits
 from tiny_checkpoints import rewrite_config
 from transformers import AutoConfig, AutoModelForCausalLM
 

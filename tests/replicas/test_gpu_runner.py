@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from driven import drive
+from engine_driver import drive
 from late_device import LateDevice, LateOps
 from thorough import thorough
 from tiny_checkpoints import build_checkpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from driven import drive
+from engine_driver import drive
 from late_device import LateDevice, LateOps
 from tiny_checkpoints import build_checkpoint
 

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from steps import exact_ops
+from decoder_steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley.replicas.errors import CheckpointError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from steps import Session, chunk_batch, exact_ops, prompt_logits
+from decoder_steps import Session, chunk_batch, exact_ops, prompt_logits
 from tiny_checkpoints import NATIVE_DIALECT, build_checkpoint, build_model, rewrite_config, save_model
 from transformers import AutoModelForCausalLM
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from driven import drive
+from engine_driver import drive
+from engine_parts import Clock
 from fake_prefixes import SECRET, BadStore, TurnCourier
 from late_device import LateDevice, LateOps
-from letters import Clock
 from safetensors.torch import load_file, save_file
-from store_patience import be_patient
+from store_timeouts import be_patient
 from tiny_checkpoints import build_checkpoint
 
 from motley.replicas.demo import demo_path

@@ -7,10 +7,10 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+from engine_parts import Clock
 from fake_prefixes import FAULTS, BadStore
 from fake_runner import AheadRunner, FakeRunner
 from hypothesis import given, settings
-from letters import Clock
 from prefix_bench import KEPT, RUNNERS, Bench, cached, ids, prompt, request
 
 from motley.replicas.engine.sequence import SequenceState

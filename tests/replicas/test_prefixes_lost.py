@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from engine_parts import Clock
 from fake_prefixes import BadStore
-from letters import Clock
 from prefix_bench import Bench, cached, prompt, request
 
 from motley.replicas.kv.store.fetch_cost import lookup_wait_s

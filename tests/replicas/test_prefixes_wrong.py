@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from engine_parts import Clock
 from fake_prefixes import FAULTS, BadStore
-from letters import Clock
 from prefix_bench import Bench, cached, ids, prompt, request
 
 

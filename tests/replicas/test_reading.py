@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from decoder_steps import exact_ops
 from late_device import LateDevice, LateOps
 from safetensors.torch import save_file
-from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.memory.mapped_pages import can_populate

@@ -7,9 +7,9 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
+from engine_parts import Clock, Letters
 from fake_runner import AheadRunner, FakeRunner, logits_of
 from hypothesis import given, settings
-from letters import Clock, Letters
 
 from motley.replicas.demo import demo_path
 from motley.replicas.engine.drafting.drafter_registry import Drafter, find_drafter

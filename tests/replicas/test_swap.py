@@ -8,9 +8,9 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+from engine_parts import Clock
 from fake_runner import AheadRunner, FakeRunner
 from hypothesis import given, settings
-from letters import Clock
 
 from motley.replicas.engine.drafting.ngram_drafter import NgramDrafter
 from motley.replicas.engine.engine import EngineCore

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import torch
 from awq_files import build_awq
+from decoder_steps import Session, exact_ops
 from fp8_files import build_fp8
 from gptq_files import build_gptq
 from hypothesis import given
 from hypothesis import strategies as st
-from steps import Session, exact_ops
 from tiny_checkpoints import FAMILIES, build_checkpoint
 
 from motley.kernels.cpu.cpu_ops import CpuOps

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from device_tiers import AMPLE, LAYERS, budgets, engine, tier_of
-from driven import drive
+from engine_driver import drive
 from gptq_files import build_gptq
 from late_device import LateDevice, storages
 from new_weights import changed, of_another, tensors_of, written

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import torch
 from awq_files import build_awq
+from decoder_steps import Session, exact_ops
 from fp8_files import build_fp8
 from gptq_files import build_gptq
 from new_weights import changed, of_another, tensors_of, written
-from steps import Session, exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley.replicas.checkpoint.cache import weights_cache

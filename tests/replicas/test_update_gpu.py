@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from awq_files import build_awq
-from driven import drive
+from engine_driver import drive
 from fp8_files import build_fp8
 from gptq_files import build_gptq
 from late_device import LateDevice, LateOps, storages

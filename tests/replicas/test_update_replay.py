@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from decoder_steps import Session, exact_ops
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from new_weights import changed, tensors_of, written
 from safetensors.torch import load_file
-from steps import Session, exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley.replicas.engine.entrypoints.worker import Worker

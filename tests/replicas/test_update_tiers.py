@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from decoder_steps import Session, exact_ops
 from gptq_files import build_gptq
 from new_weights import changed, of_another, tensors_of, written
-from steps import Session, exact_ops
 from threads_by_name import thread_names
 from tiny_checkpoints import build_checkpoint
 

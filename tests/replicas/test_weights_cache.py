@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from decoder_steps import Session, exact_ops
 from gptq_files import build_gptq
 from safetensors.torch import load_file, save_file
-from steps import Session, exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.cpu_ops import CpuOps

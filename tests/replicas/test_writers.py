@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from awq_files import build_awq
+from decoder_steps import prompt_logits
 from fp8_files import Scales, build_fp8
 from gptq_files import build_gptq
 from raw_safetensors import edit_tensors
 from safetensors.torch import load_file, save_file
-from steps import prompt_logits
 from tiny_checkpoints import build_checkpoint, rewrite_config
 
 from motley.replicas.checkpoint.files.json_fields import JsonFields

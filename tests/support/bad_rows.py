@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from protocols_said import ABSENT, JSON, NO_BYTES, NO_TYPE, Fields, Grpc, Http, Outcome, Question
+from every_protocol import ABSENT, JSON, NO_BYTES, NO_TYPE, Fields, Grpc, Http, Outcome, Question
 from service_checkpoint import VOCABULARY
 
 from motley.replicas.sampling_params import MAX_STOP_CHARS, MAX_STOP_STRINGS
@@ -426,7 +426,7 @@ WITHOUT_END = [
         "tests/system/test_pressure.py::test_connections_cut_in_the_middle",
         "tests/cluster/test_keys_walk.py::test_every_route",  # no key, or a wrong one
         "tests/cluster/test_keys_walk.py::test_every_rpc",
-        "tests/cluster/test_life_door.py::test_a_deadline_of_a_millisecond_is_never_run",
+        "tests/cluster/test_admission_deadlines.py::test_a_deadline_of_a_millisecond_is_never_run",
         "tests/system/test_keys_service.py::test_a_slow_head_is_closed",
         "tests/system/test_pressure.py::test_readers_that_take_nothing",
         "tests/system/test_pressure.py::test_senders_that_do_not_stop",

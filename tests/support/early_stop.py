@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from served import Served
+from serve_process import Served
 
 from motley.client import Client
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 import uvicorn
-from served import free_port, wait_for
+from serve_process import free_port, wait_for
 
 from motley.cluster.security.edge.haproxy_admin import launcher
 from motley.cluster.security.edge.haproxy_config import BUFFER_BYTES, LOOPBACK, HAProxyEdge

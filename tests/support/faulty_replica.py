@@ -12,7 +12,7 @@ import pytest
 import torch
 from fake_runner import FakeRunner
 from ray.exceptions import ActorDiedError
-from running import Running
+from running_worker import Running
 
 from motley.replicas.engine.engine import EngineCore
 from motley.replicas.engine.entrypoints import worker as module

@@ -9,7 +9,7 @@ from typing import Any
 
 from late_device import LateDevice, LateOps
 from late_follower import LateProcesses
-from served import alive, children, command_line
+from serve_process import alive, children, command_line
 
 from motley.replicas.engine.startup.engine_builder import BuiltEngine, build_engine
 from motley.replicas.engine_config import EngineConfig

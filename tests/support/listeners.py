@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from served import command_line
+from serve_process import command_line
 
 LISTEN = "0A"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine_parts import Clock
 from fake_prefixes import BadStore, prefixes
 from fake_runner import AheadRunner, FakeRunner
-from letters import Clock
 
 from motley.replicas.engine.engine import EngineCore
 from motley.replicas.engine.kv_reuse.swap_planner import SwapPlanner, SwapRates

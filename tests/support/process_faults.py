@@ -33,7 +33,7 @@ from typing import Any
 
 import grpc
 from certificates import Certificates
-from served import Served, alive, command_line, descendants, wait_for
+from serve_process import Served, alive, command_line, descendants, wait_for
 from service_checkpoint import build, write_tokenizer
 
 from motley.client import Client, Tls, complete_request

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from redis_stores import SECRET
-from served import wait_for
-from store_patience import be_patient
+from serve_process import wait_for
+from store_timeouts import be_patient
 
 from motley.cluster.prefix_store import value_writer
 from motley.cluster.prefix_store.redis_source import RedisSource

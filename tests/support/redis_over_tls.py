@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from certificates import Certificates
-from served import free_port, wait_for
+from serve_process import free_port, wait_for
 
 from motley.cluster.security.edge.ports import is_listening
 from motley_bench.prefix.redis_process import RedisProcess

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from served import wait_for
+from serve_process import wait_for
 
 from motley.cluster.prefix_store.redis_source import RedisSource
 from motley.cluster.prefix_store.redis_store import RedisStore

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import described
+import openapi_conformance
 from local_ingress import make_ingress
 from long_worker import LongWorker
 from tool_templates import write_tool_tokenizer
@@ -43,5 +43,5 @@ class Scripted:
             StreamMessage((Delta(0, (258,), stream.flush(), () if logprobs else None, reason, stop_reason),))
         )
         self.worker._messages = messages
-        self.call = described.caller(self.ingress.__serve_build_asgi_app__())
+        self.call = openapi_conformance.caller(self.ingress.__serve_build_asgi_app__())
         return partial(self.call, "POST")

@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from served import Served
+from serve_process import Served
 
 
 def pools(service: Served) -> dict[str, dict[str, Any]]:

@@ -23,7 +23,7 @@ from ray.cluster_utils import Cluster
 from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-from served import alive, command_line, descendants
+from serve_process import alive, command_line, descendants
 
 END_S = 90.0
 RANKS, STAGES = {"tensor_parallel": 2}, {"pipeline_parallel": 2}

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 from neighbour import OWN
-from served import wait_for
+from serve_process import wait_for
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc

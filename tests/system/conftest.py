@@ -12,7 +12,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from served import Served, served
+from serve_process import Served, served
 from service_checkpoint import TOOL_TEMPLATE, build
 
 CONTEXT = 65_536

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
-from served import END_S, START_S, alive, command_line, descendants, free_port, wait_for
+from serve_process import END_S, START_S, alive, command_line, descendants, free_port, wait_for
 
 from motley.client import Client
 from motley.cluster.service.startup.ray_settings import node_settings

@@ -26,8 +26,8 @@ from bad_rows import (
     WITHOUT_END,
     Elsewhere,
 )
-from protocols_said import Grpc, Http, Outcome, Protocol, Question, Unsayable, everything
-from served import Served
+from every_protocol import Grpc, Http, Outcome, Protocol, Question, Unsayable, everything
+from serve_process import Served
 from thorough import thorough
 
 from motley.client import Client

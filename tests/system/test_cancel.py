@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import grpc
 import pytest
-from leaving import Leaving
-from protocols_said import Grpc, Http, Responses, everything
+from client_cancellations import Leaving
+from every_protocol import Grpc, Http, Responses, everything
 from raw_calls import PROTOCOLS, Asked, Protocol, RawCall, in_parts
-from served import Served, children, command_line, wait_for
+from serve_process import Served, children, command_line, wait_for
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc

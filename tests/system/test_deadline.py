@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from raw_calls import PROTOCOLS, Asked, Protocol, RawCall, deadline_told
-from served import Served, wait_for
+from serve_process import Served, wait_for
 
 from motley.client import Client
 from motley.replicas.types import BLOCK_TOKENS

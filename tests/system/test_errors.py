@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from bad_requests import BAD_BODIES, BAD_JSON_FIELDS, BAD_MESSAGES, BAD_PROMPTS, UNSUPPORTED_OR_UNKNOWN
-from served import Served
+from serve_process import Served
 
 from motley.client import Client
 from motley.cluster.protos import inference_pb2 as pb

@@ -23,9 +23,9 @@ import grpc
 import pytest
 import serve_api
 import yaml
-from loaded import load
-from plane import Plane
-from served import Served, command_line, served, wait_for
+from control_client import Plane
+from load_run import load
+from serve_process import Served, command_line, served, wait_for
 
 from motley.client import Client
 from motley.cluster.fleet.control.control_contact import ControlContact, find_contacts

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from served import Served
+from serve_process import Served
 
 from motley.client import AsyncClient, Client, complete_request
 from motley.cluster.protos import inference_pb2 as pb

@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import pytest
 from neighbour import OWN
-from served import Served, free_port, served
+from serve_process import Served, free_port, served
 from service_checkpoint import CHAT_TEMPLATE, build
 from whole_streams import whole_streams
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from endless import CHUNK, MAX_TAKEN, flood, http_head
 from head_calls import Fields, http_fields, over_grpc, over_http
-from health_asked import Health
-from holders import (
+from health_probes import Health
+from held_connections import (
     COMPLETE,
     COMPLETIONS,
     JSON,
@@ -29,7 +29,7 @@ from holders import (
     held_call,
 )
 from neighbour import Neighbour
-from served import Served, served, wait_for
+from serve_process import Served, served, wait_for
 from whole_streams import whole_streams
 
 from motley.cluster.security.auth.api_keys import StoredKey, hash_key, new_key

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from plane import Plane
-from served import Served, command_line, served, wait_for
+from control_client import Plane
+from serve_process import Served, command_line, served, wait_for
 
 from motley.client import Client
 from motley.cluster.fleet.control.control_contact import find_contacts

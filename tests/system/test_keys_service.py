@@ -21,8 +21,8 @@ from certificates import Certificates
 from echo_worker import EchoWorker
 from listeners import Listener, listeners
 from local_ingress import make_ingress, routes
-from served import Served, served, wait_for
-from walk import Answer, Way, walk
+from port_walk import Answer, Way, walk
+from serve_process import Served, served, wait_for
 
 from motley.cluster.fleet.control.rpcs.control_server import SERVICES as ADMIN_SERVICES
 from motley.cluster.protos import inference_pb2 as pb

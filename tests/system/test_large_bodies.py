@@ -11,7 +11,7 @@ import grpc
 import pytest
 from neighbour import Neighbour
 from raw_http import post
-from served import Served
+from serve_process import Served
 from thorough import thorough
 
 from motley.cluster.protos import inference_pb2 as pb

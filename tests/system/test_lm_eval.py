@@ -10,7 +10,7 @@ import openai
 import pytest
 import torch
 from client_env import run_client
-from served import Served
+from serve_process import Served
 from transformers import AutoModelForCausalLM
 
 from motley.replicas.text.tokenizer.tokenizer import Tokenizer

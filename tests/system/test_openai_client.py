@@ -9,7 +9,7 @@ from typing import Any, Literal
 import openai
 import pytest
 from pydantic import BaseModel
-from served import Served
+from serve_process import Served
 
 HELLO: list[dict[str, str]] = [{"role": "user", "content": "Hello"}]
 GREEDY = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}

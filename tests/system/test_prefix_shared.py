@@ -9,7 +9,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from served import Served, command_line, wait_for
+from serve_process import Served, command_line, wait_for
 
 from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley_bench.prefix.redis_process import ping_socket

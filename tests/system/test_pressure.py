@@ -17,14 +17,14 @@ from typing import Any
 
 import grpc
 import pytest
+from client_cancellations import Leaving
 from endless import CHUNK, MAX_TAKEN, flood, http_head
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from holders import half_closed, halves_of_bodies
-from leaving import Leaving
+from held_connections import half_closed, halves_of_bodies
 from neighbour import NEIGHBOUR, Neighbour
 from raw_calls import MANY_TOKENS, Asked, Protocol, RawCall, in_parts
 from raw_http import GOAWAY, HEADERS, RST_STREAM, Http2, head, post, unread
-from served import Served, alive, served, wait_for
+from serve_process import Served, alive, served, wait_for
 from thorough import thorough
 
 from motley.cluster.protos import inference_pb2 as pb

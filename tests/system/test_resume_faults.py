@@ -21,7 +21,7 @@ import grpc
 import openai
 import pytest
 from early_stop import early_stop
-from served import Served, alive, wait_for
+from serve_process import Served, alive, wait_for
 
 from motley.client import Client, complete_request
 from motley.cluster.protos import inference_pb2 as pb

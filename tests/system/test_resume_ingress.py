@@ -17,7 +17,7 @@ import pytest
 from early_stop import early_stop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from raw_http import post
-from served import Served, command_line, wait_for
+from serve_process import Served, command_line, wait_for
 from thorough import thorough
 
 from motley.client import AsyncClient, Client

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from served import Served, alive, command_line, descendants, processor_s, served, wait_for
+from serve_process import Served, alive, command_line, descendants, processor_s, served, wait_for
 from thorough import thorough
 
 from motley.client import Client

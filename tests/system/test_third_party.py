@@ -17,7 +17,7 @@ from client_env import run_client, run_task
 from client_requirements import NODE_TASKS, PYTHON, TASKS
 from client_scripts import SCRIPTS
 from script_checkpoint import build_scripts
-from served import Served, served
+from serve_process import Served, served
 
 from motley.cluster.protos import kserve_pb2, kserve_pb2_grpc, vllm_common_pb2, vllm_engine_pb2
 from motley.replicas import demo

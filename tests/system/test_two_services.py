@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import serve_api
-from served import Served, served
+from serve_process import Served, served
 
 
 def completes(service: Served) -> bool:

@@ -19,7 +19,7 @@ import grpc
 import pytest
 import torch
 from new_weights import changed, tensors_of, written
-from served import Served, served, wait_for
+from serve_process import Served, served, wait_for
 
 from motley import Engine, SamplingParams
 from motley.cli.fleet_calls import ControlPlaneClient, resolve_contact

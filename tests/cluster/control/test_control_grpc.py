@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from admin_door import ADMIN, AS_ADMIN, KEYS, TENANT, Plane, refused
+from admin_server import ADMIN, AS_ADMIN, KEYS, TENANT, Plane, refused
 from fake_fleet import Bench
 from google.protobuf.descriptor import ServiceDescriptor
 from google.rpc.error_details_pb2 import RetryInfo

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from admin_door import ADMIN, Plane
+from admin_server import ADMIN, Plane
 from click.testing import Result
 from typer.testing import CliRunner
 

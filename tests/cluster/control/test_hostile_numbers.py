@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
-from admin_door import ADMIN, AS_ADMIN, Plane
+from admin_server import ADMIN, AS_ADMIN, Plane
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass

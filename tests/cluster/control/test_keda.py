@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 import pytest
-from admin_door import ADMIN, TENANT, Plane, refused
+from admin_server import ADMIN, TENANT, Plane, refused
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
 from motley.cluster.fleet.control.rpcs import keda_rpcs

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from exchange_ranks import go, ranks, said
-from served import children, command_line
+from serve_process import children, command_line
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.c_kernels.native_build import load_library

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driven import drive
+from engine_driver import drive
 from fake_prefixes import SECRET, BadStore
 from late_device import LateDevice
 from late_exchange import LateExchange
 from late_shards import RANKS, STAGES, built, followers
-from served import wait_for
-from store_patience import be_patient
+from serve_process import wait_for
+from store_timeouts import be_patient
 from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from driven import drive
+from engine_driver import drive
 from late_device import LateDevice, LateOps
 from late_exchange import LateExchange
 from late_shards import KV_BYTES, MIXED, RANKS, STAGES, built, followers

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from awq_files import build_awq
 from gptq_files import build_gptq
-from served import alive, children, command_line
+from serve_process import alive, children, command_line
 from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 

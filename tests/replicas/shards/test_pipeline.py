@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 from awq_files import build_awq
+from decoder_steps import exact_ops
 from fp8_files import build_fp8
 from gptq_files import build_gptq
 from late_follower import LateProcesses
-from served import alive, children, command_line
-from steps import exact_ops
+from serve_process import alive, children, command_line
 from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 

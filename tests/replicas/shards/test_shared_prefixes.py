@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from fake_prefixes import SECRET, BadStore
-from served import alive, children, command_line, wait_for
-from store_patience import be_patient
+from serve_process import alive, children, command_line, wait_for
+from store_timeouts import be_patient
 from tiny_checkpoints import build_checkpoint
 
 from motley import Engine, SamplingParams

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from awq_files import build_awq
+from decoder_steps import Session, exact_ops
 from fp8_files import build_fp8
 from gptq_files import build_gptq
-from steps import Session, exact_ops
 from thread_ranks import ThreadExchange, on_ranks
 from tiny_checkpoints import FAMILIES, build_checkpoint
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from awq_files import build_awq
+from decoder_steps import Session, exact_ops
 from fp8_files import build_fp8
 from gptq_files import build_gptq
 from in_stages import InStages
 from safetensors.torch import load_file, save_file
-from steps import Session, exact_ops
 from tiny_checkpoints import FAMILIES, build_checkpoint
 
 from motley.replicas.checkpoint.reading.weight_loader import WeightLoader

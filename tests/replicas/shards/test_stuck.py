@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from late_device import LateDevice, LateOps
-from served import alive, children, command_line, wait_for
+from serve_process import alive, children, command_line, wait_for
 from stuck_follower import COMPUTES_S, Stuck
 from thorough import thorough
 from tiny_checkpoints import build_checkpoint

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from decoder_steps import Session, exact_ops
 from gptq_files import build_gptq
-from steps import Session, exact_ops
 from thread_ranks import ThreadExchange, on_ranks
 from tiny_checkpoints import FAMILIES, build_checkpoint
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from driven import drive
+from engine_driver import drive
 from gptq_files import build_gptq
 from late_device import LateDevice
 from late_exchange import LateExchange

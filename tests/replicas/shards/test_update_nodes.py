@@ -17,8 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from elsewhere import Elsewhere, Host
 from new_weights import changed, of_another, written
+from remote_hosts import Elsewhere, Host
 from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
