@@ -52,7 +52,7 @@ def test_devices_have_the_links_that_they_have() -> None:
     assert names("NVIDIA H200") == ["nvlink", "pcie3", "pcie4", "pcie5", *ethernet]
     assert [link.name for link in available_links(BY_NAME["NVIDIA H200"], ["nvlink"])] == ["nvlink"]
     assert available_links(BY_NAME["Tesla P40"], ["nvlink"]) == ()
-    bridged = {link.name: link.most for link in available_links(BY_NAME["NVIDIA A40"])}
+    bridged = {link.name: link.max_devices for link in available_links(BY_NAME["NVIDIA A40"])}
     assert bridged["nvlink"] == 2
     assert bridged["ethernet10"] is None
 
