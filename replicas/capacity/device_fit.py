@@ -21,8 +21,8 @@ from ...kernels.ops import KvDtype, Ops
 from ..checkpoint.files.safetensors_header import TensorInfo
 from ..checkpoint.reading.weight_loader import MetaWeightLoader
 from ..errors import CheckpointError, InvalidRequest
+from ..execution.swapper import STAGING_BLOCKS, pinned_bytes
 from ..gpu.graph_buckets import graph_rows
-from ..gpu.swapper import STAGING_BLOCKS, pinned_bytes
 from ..host.host_memory import available_memory, free_memory
 from ..kv.blocks import blocks_for
 from ..kv.memory_budget import (

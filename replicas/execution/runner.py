@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 
 from ...kernels.batch import StepBatch
-from ..gpu.swapper import Swapper
 from ..grammar.process.grammar_process import await_masks
 from ..types import BLOCK_TOKENS, Pooling
 from .draft_acceptance import accept_drafts
 from .sampler import sample, token_logprob
 from .step_plan import ItemResult, PlanItem, StepPlan, StepResult
+from .swapper import Swapper
 
 if TYPE_CHECKING:
     from ..model.decoder import Decoder

@@ -25,10 +25,11 @@ import torch
 from ...kernels.batch import StepBatch
 from ...kernels.sampling.sample import PenaltyRows, SamplingRows
 from ..errors import EngineLost
+from ..execution.copier import DeviceEvent
 from ..execution.runner import ForwardModel
 from ..execution.step_plan import UNKNOWN_TOKEN, PlanItem, SampleSpec
 from ..types import BLOCK_TOKENS
-from .accelerator import Accelerator, DeviceEvent
+from .accelerator import Accelerator
 from .device_state import DeviceState
 from .graph_buckets import MAX_GRAPHS
 from .logit_biases import BiasTensors, LogitBiases

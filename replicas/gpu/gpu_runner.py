@@ -12,15 +12,16 @@ import torch
 
 from ...kernels.batch import StepBatch
 from ..errors import EngineLost
+from ..execution.copier import DeviceEvent
 from ..execution.draft_acceptance import accept_drafts
 from ..execution.runner import ForwardModel, PiecewiseModel, ReleasableModel, prepare_batch
 from ..execution.step_plan import UNKNOWN_TOKEN, SampleSpec, StepPlan, StepResult
-from .accelerator import Accelerator, DeviceEvent, copy_to_host
+from ..execution.swapper import Swapper
+from .accelerator import Accelerator, copy_to_host
 from .decode_graphs import DecodeGraphs, DeviceSampler, GraphKey
 from .device_state import DeviceState, history_dtype
 from .graph_buckets import MAX_GRAPHS, batch_sizes, context_sizes, graph_rows, smallest_bucket
 from .packed_transfer import TransferSlot
-from .swapper import Swapper
 from .token_chooser import DeferredTensor, TokenChooser, needs_filters, read_tokens
 
 

@@ -8,7 +8,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from .accelerator import Accelerator, DeviceEvent
+from ..execution.copier import DeviceEvent
+from .accelerator import Accelerator
 
 NUM_SLOTS = 2  # most steps in flight
 

@@ -9,13 +9,14 @@ from functools import partial
 
 import torch
 
+from ..execution.copier import DeviceEvent
 from ..execution.draft_acceptance import accept_drafts
 from ..execution.runner import num_logit_rows, pooled_vectors
 from ..execution.sampler import sample
 from ..execution.step_plan import ItemResult, PlanItem, SampleSpec, StepPlan, StepResult
 from ..grammar.process.grammar_process import await_masks
 from ..types import TokenLogprob
-from .accelerator import Accelerator, DeviceEvent, copy_to_host
+from .accelerator import Accelerator, copy_to_host
 from .decode_graphs import SAMPLING, DeviceSampler, choose_on_device, write_history, write_sampling
 from .device_state import DeviceState
 from .logit_biases import LogitBiases

@@ -32,7 +32,7 @@ from ..checkpoint.reading.weight_digests import (
     tensor_pieces,
 )
 from ..checkpoint.reading.weight_loader import WeightLoader
-from ..gpu.accelerator import Copier
+from ..execution.copier import Copier
 from ..host.host_memory import available_memory
 from ..model.checkpoint_inspection import Checkpoint, inspect_checkpoint
 from ..model.decoder import Decoder

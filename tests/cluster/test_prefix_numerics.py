@@ -22,9 +22,9 @@ from motley.replicas.demo import demo_path
 from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.engine.kv_reuse import fetch_scheduler
 from motley.replicas.errors import InvalidRequest
+from motley.replicas.execution.copier import CpuCopier
 from motley.replicas.execution.step_plan import StepPlan
-from motley.replicas.gpu.accelerator import CpuCopier
-from motley.replicas.gpu.swapper import Swapper
+from motley.replicas.execution.swapper import Swapper
 from motley.replicas.kv.blocks import extend_hashes
 from motley.replicas.kv.prefix.rounding_trial import MAX_DIVERGENCE_NATS
 from motley.replicas.kv.store import fetch_cost, store_worker

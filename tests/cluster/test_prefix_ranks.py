@@ -15,9 +15,9 @@ from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley.cluster.prefix_store.redis_source import RedisSource
 from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.kernels.cpu.cpu_ops import CpuOps
+from motley.replicas.execution.copier import CpuCopier
 from motley.replicas.execution.step_plan import StepPlan
-from motley.replicas.gpu.accelerator import CpuCopier
-from motley.replicas.gpu.swapper import Swapper
+from motley.replicas.execution.swapper import Swapper
 from motley.replicas.kv.store.host_kv import HostKv, RecordPayloads
 from motley.replicas.kv.store.sealed_record import HEADER_BYTES, Geometry, RecordSealer
 from motley.replicas.kv.store.store_ops import HIT, FetchOp, SaveOp

@@ -14,8 +14,8 @@ from motley.kernels.device.device_context import DeviceContext
 from motley.kernels.device.device_table import DEVICES
 from motley.kernels.device.precision import policy_of
 from motley.kernels.gpu.gpu_ops import GpuOps
+from motley.replicas.execution.block_copies import StagedBlockCopy
 from motley.replicas.gpu.accelerator import CudaAccelerator, copy_to_host
-from motley.replicas.gpu.block_copies import StagedBlockCopy
 from motley.replicas.gpu.packed_transfer import NUM_SLOTS, PackedTransfer
 
 

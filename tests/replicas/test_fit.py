@@ -48,11 +48,11 @@ from motley.replicas.engine.startup import prefix_setup
 from motley.replicas.engine.startup.engine_builder import build_engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
+from motley.replicas.execution.block_copies import StagedBlockCopy
 from motley.replicas.execution.runner import ModelRunner
 from motley.replicas.execution.step_plan import PlanItem, SampleSpec, StepPlan
-from motley.replicas.gpu.block_copies import StagedBlockCopy
+from motley.replicas.execution.swapper import STAGING_BLOCKS, pinned_bytes
 from motley.replicas.gpu.device_state import DeviceState
-from motley.replicas.gpu.swapper import STAGING_BLOCKS, pinned_bytes
 from motley.replicas.gpu.token_chooser import DeferredTensor, TokenChooser
 from motley.replicas.kv.blocks import blocks_for
 from motley.replicas.kv.memory_budget import HISTOGRAM_BYTES, SWAP_BYTES, activation_bytes, copied_rows, table_bytes

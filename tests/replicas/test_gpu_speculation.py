@@ -17,9 +17,9 @@ from motley.replicas.engine.kv_reuse.swap_planner import SwapPlanner, SwapRates
 from motley.replicas.engine.model_limits import ModelLimits
 from motley.replicas.engine.scheduler import Scheduler
 from motley.replicas.execution.step_plan import MAX_BIASED, PlanItem, SampleSpec, StepPlan
+from motley.replicas.execution.swapper import Swapper
 from motley.replicas.gpu import graph_buckets
 from motley.replicas.gpu.gpu_runner import GpuRunner
-from motley.replicas.gpu.swapper import Swapper
 from motley.replicas.gpu.token_chooser import LogitRows
 from motley.replicas.kv.blocks import BlockPool, blocks_for
 from motley.replicas.kv.memory_budget import MAX_GRAPHS

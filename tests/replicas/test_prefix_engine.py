@@ -30,10 +30,10 @@ from motley.replicas.engine.scheduler import Scheduler
 from motley.replicas.engine.startup.engine_builder import build_engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
+from motley.replicas.execution.copier import CpuCopier
 from motley.replicas.execution.runner import ModelRunner, Runner
-from motley.replicas.gpu.accelerator import CpuCopier
+from motley.replicas.execution.swapper import Swapper
 from motley.replicas.gpu.gpu_runner import GpuRunner
-from motley.replicas.gpu.swapper import Swapper
 from motley.replicas.kv.blocks import BlockPool, blocks_for
 from motley.replicas.kv.host_blocks import LentBlockPool
 from motley.replicas.kv.prefix import rounding_trial

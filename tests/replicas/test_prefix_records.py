@@ -15,9 +15,9 @@ from motley.kernels.cpu.cpu_ops import CpuOps
 from motley.kernels.device.device_context import interpreter_context
 from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.kernels.ops import Ops
+from motley.replicas.execution.copier import CpuCopier
 from motley.replicas.execution.step_plan import StepPlan
-from motley.replicas.gpu.accelerator import CpuCopier
-from motley.replicas.gpu.swapper import Swapper
+from motley.replicas.execution.swapper import Swapper
 from motley.replicas.kv.blocks import chain_hash, root_hash
 from motley.replicas.kv.store.host_kv import HostKv, RecordPayloads
 from motley.replicas.kv.store.memory_store import MemoryPrefixStore
@@ -193,7 +193,7 @@ def test_payloads_are_alike_whatever_the_layout_on_the_device(
 ) -> None:
     """[layer, K/V, token, head dim] of each head, of a CPU's blocks and a GPU's; each reads what the other wrote."""
     if small_slabs:
-        monkeypatch.setattr("motley.replicas.gpu.swapper.SLAB_BYTES", 2**14)
+        monkeypatch.setattr("motley.replicas.execution.swapper.SLAB_BYTES", 2**14)
     layers, heads, dim, blocks = 3, 2, 64, 6
     kv_dtype = "int8" if dtype == "int8" else None
     cpu = CpuOps(CPU.get(dtype, torch.float32), "exact", None, None, "tests", kv_dtype)

@@ -24,12 +24,12 @@ from motley.replicas.engine.scheduler import Scheduler
 from motley.replicas.engine.startup.swap_setup import build_swapper
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
+from motley.replicas.execution import swapper as module
+from motley.replicas.execution.copier import CpuCopier
 from motley.replicas.execution.runner import ModelRunner, Runner
 from motley.replicas.execution.step_plan import StepPlan
-from motley.replicas.gpu import swapper as module
-from motley.replicas.gpu.accelerator import CpuCopier
+from motley.replicas.execution.swapper import Swapper
 from motley.replicas.gpu.gpu_runner import GpuRunner
-from motley.replicas.gpu.swapper import Swapper
 from motley.replicas.kv.blocks import BlockPool, blocks_for
 from motley.replicas.kv.memory_budget import SWAP_BYTES, swap_budget
 from motley.replicas.loading.model_loader import LoadedModel, load_model

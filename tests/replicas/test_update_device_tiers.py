@@ -30,7 +30,7 @@ from motley.replicas.checkpoint.cache import weights_cache
 from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest, MotleyError, Unavailable
-from motley.replicas.gpu.swapper import round_up_to_power_of_two
+from motley.replicas.execution.swapper import round_up_to_power_of_two
 from motley.replicas.offload.device import device_speed, pinned_memory
 from motley.replicas.offload.planning.disk_plan import WeightBudgets
 from motley.replicas.offload.renewal import device_renewal
@@ -200,7 +200,7 @@ def test_layers_stay_pinned_as_far_as_the_budget_goes(
     kept beside it. Either way no more than the budget is pinned of the weights that are left.
     """
     monkeypatch.setattr(pinned_memory, "SLAB_BYTES", 1 << 16)
-    monkeypatch.setattr("motley.replicas.gpu.swapper.SLAB_BYTES", 1 << 16)
+    monkeypatch.setattr("motley.replicas.execution.swapper.SLAB_BYTES", 1 << 16)
     shared = []
     for kind, host in (("ample", AMPLE), ("exact", None)):
         folder = folders[0]

@@ -17,7 +17,7 @@ from motley.kernels.layer_memory import LayerMemory
 from motley.kernels.packed_layer import PackedLayer, contiguous_on_host
 from motley.replicas.capacity.device_fit import build_meta_decoder
 from motley.replicas.engine.entrypoints.offline import Engine
-from motley.replicas.gpu.swapper import pinned_bytes
+from motley.replicas.execution.swapper import pinned_bytes
 from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
 from motley.replicas.offload.device.device_tier import DeviceTier
 from motley.replicas.offload.planning.device_plan import DevicePlan

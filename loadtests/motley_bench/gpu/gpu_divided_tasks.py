@@ -23,7 +23,7 @@ from motley.replicas.capacity.device_fit import build_meta_decoder
 from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineFault
-from motley.replicas.gpu.swapper import pinned_bytes
+from motley.replicas.execution.swapper import pinned_bytes
 from motley.replicas.loading.operator_choice import choose_operators
 from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
 from motley.replicas.offload.planning.device_plan import DevicePlan

@@ -10,8 +10,8 @@ import torch
 from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.kernels.ops import ops_for_device
 from motley.replicas.errors import MotleyError
-from motley.replicas.gpu.accelerator import CpuCopier
-from motley.replicas.gpu.swapper import Swapper
+from motley.replicas.execution.copier import CpuCopier
+from motley.replicas.execution.swapper import Swapper
 from motley.replicas.kv.store.host_kv import HostKv, RecordPayloads
 from motley.replicas.kv.store.sealed_record import RecordSealer
 from motley.replicas.kv.store.store_ops import FetchOp

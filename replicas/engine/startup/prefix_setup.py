@@ -8,7 +8,7 @@ from ....kernels.ops import Ops
 from ...engine_config import EngineConfig
 from ...errors import InvalidRequest
 from ...execution.numerics_class import engine_numerics_class
-from ...gpu.swapper import Swapper
+from ...execution.swapper import Swapper
 from ...host.host_memory import free_memory
 from ...kv.blocks import BlockPool, blocks_for
 from ...kv.host_blocks import LentBlockPool

@@ -11,9 +11,10 @@ from ....kernels.contract import DeviceOps
 from ....kernels.ops import Ops
 from ...engine_config import EngineConfig
 from ...errors import InvalidRequest
+from ...execution.copier import Copier, CpuCopier
 from ...execution.runner import ModelRunner
-from ...gpu.accelerator import Accelerator, Copier, CpuCopier
-from ...gpu.swapper import Swapper
+from ...execution.swapper import Swapper
+from ...gpu.accelerator import Accelerator
 from ...kv.blocks import blocks_for
 from ...loading.model_loader import LoadedModel
 from ...model.layers import allocate_kv

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from ....kernels.ops import Ops
 from ...engine_config import EngineConfig
 from ...errors import InvalidRequest
-from ...gpu.accelerator import Copier
-from ...gpu.swapper import Swapper
+from ...execution.copier import Copier
+from ...execution.swapper import Swapper
 from ...host.host_memory import free_memory
 from ...kv.memory_budget import swap_budget
 from ...types import BLOCK_TOKENS

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from ...execution.step_plan import PlanItem, StepPlan
-from ...gpu.swapper import Swapper
+from ...execution.swapper import Swapper
 from ...types import BLOCK_TOKENS
 from ..blocks import Allocation
 from ..store.host_kv import RecordPayloads

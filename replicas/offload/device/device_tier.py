@@ -16,7 +16,7 @@ from ....kernels.packed_layer import PackedLayerOps
 from ...checkpoint.cache.packed_weights import PACKED_DTYPES, UNPACKED_PREFIX
 from ...checkpoint.cache.weights_cache import WeightsCache
 from ...checkpoint.files.safetensors_header import TensorInfo
-from ...gpu.accelerator import Copier
+from ...execution.copier import Copier
 from ...model.parts.layer_source import CosSin
 from ..disk.disk_tier import BufferedLayer, TierFile, find_layer_extent, layer_index, map_tensors, tensor_names
 from ..disk.layer_prefetch import NUM_BUFFERS

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from ...gpu.accelerator import Copier, DeviceEvent
+from ...execution.copier import Copier, DeviceEvent
 from ..disk.layer_prefetch import NUM_BUFFERS, LayerPrefetcher
 from .pinned_memory import allocate_page_aligned
 

@@ -15,8 +15,8 @@ from ....kernels.packed_layer import PackedLayerOps
 from ...checkpoint.cache.weights_cache import WeightsCache
 from ...checkpoint.reading.weight_loader import WeightLoader
 from ...errors import EngineFault
-from ...gpu.accelerator import Copier
-from ...gpu.swapper import SLAB_BYTES
+from ...execution.copier import Copier
+from ...execution.swapper import SLAB_BYTES
 from ...model.checkpoint_inspection import Checkpoint
 from ...model.decoder import Decoder
 from ...model.layers import Layer

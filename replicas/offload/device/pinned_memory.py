@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
-from ...gpu.accelerator import Copier, DeviceEvent
-from ...gpu.swapper import SLAB_BYTES, pinned_bytes, round_up_to_power_of_two
+from ...execution.copier import Copier, DeviceEvent
+from ...execution.swapper import SLAB_BYTES, pinned_bytes, round_up_to_power_of_two
 from ..planning.disk_plan import PAGE_BYTES
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...errors import InvalidRequest
-from ...gpu.swapper import pinned_bytes, round_up_to_power_of_two
+from ...execution.swapper import pinned_bytes, round_up_to_power_of_two
 from .disk_plan import (
     PAGE_BYTES,
     STEPS,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ....kernels.contract import Linear
 from ....kernels.packed_layer import PackedLayerOps
 from ...checkpoint.cache.packed_weights import align_up
-from ...gpu.accelerator import Copier
+from ...execution.copier import Copier
 from ...host.host_memory import available_memory
 from ...kv.memory_budget import host_weights_budget
 from ...model.decoder import Decoder

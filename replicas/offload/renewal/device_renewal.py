@@ -15,7 +15,7 @@ import torch
 from ....kernels.packed_layer import PackedLayerOps
 from ...checkpoint.cache.packed_weights import align_up
 from ...errors import Unavailable
-from ...gpu.swapper import pinned_bytes, round_up_to_power_of_two
+from ...execution.swapper import pinned_bytes, round_up_to_power_of_two
 from ...host.host_memory import available_memory
 from ...model.checkpoint_inspection import Checkpoint
 from ...model.decoder import Decoder

@@ -32,8 +32,9 @@ from ...capacity import kv_sizing
 from ...checkpoint.cache.weights_cache import open_weights_cache
 from ...engine_config import EngineConfig
 from ...errors import CheckpointError, EngineLost, InvalidRequest
-from ...gpu.accelerator import Accelerator, Copier, CpuCopier, open_accelerator
-from ...gpu.swapper import Swapper
+from ...execution.copier import Copier, CpuCopier
+from ...execution.swapper import Swapper
+from ...gpu.accelerator import Accelerator, open_accelerator
 from ...loading.cached_digests import CachedDigests, find_cached_digests
 from ...loading.digest_assignment import DigestReaders
 from ...model.checkpoint_inspection import inspect_checkpoint

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from ....kernels.cpu.c_kernels.shm_collectives import RankLost
-from ...gpu.accelerator import Accelerator, DeviceEvent
+from ...execution.copier import DeviceEvent
+from ...gpu.accelerator import Accelerator
 from ..calls import device_calls
 from ..transport.collective import CollectiveExchange
 from ..transport.pipe import MessageInbox, MessagePipe

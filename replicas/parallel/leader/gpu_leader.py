@@ -18,7 +18,8 @@ import torch
 
 from ....kernels.batch import StepBatch
 from ...errors import EngineLost
-from ...gpu.accelerator import Accelerator, DeviceEvent
+from ...execution.copier import DeviceEvent
+from ...gpu.accelerator import Accelerator
 from ...model.decoder import Decoder
 from ..calls import device_calls
 from ..transport.collective import CollectiveExchange

@@ -10,10 +10,10 @@ import torch
 from ....kernels.batch import StepBatch
 from ...execution.runner import ForwardModel, PiecewiseModel, prepare_batch, wants_pooling
 from ...execution.step_plan import StepPlan, StepResult
+from ...execution.swapper import Swapper
 from ...gpu.accelerator import Accelerator
 from ...gpu.decode_graphs import DeviceSampler
 from ...gpu.device_state import DeviceState, history_dtype
-from ...gpu.swapper import Swapper
 from ...gpu.token_chooser import DeferredTensor, TokenChooser
 from ...model.decoder import Decoder, HiddenStream
 from ..calls import decoder_calls

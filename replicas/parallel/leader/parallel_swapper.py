@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import EngineLost
+from ...execution.copier import Copier, DeviceEvent
 from ...execution.step_plan import StepPlan
-from ...gpu.accelerator import Copier, DeviceEvent
-from ...gpu.swapper import Swapper
+from ...execution.swapper import Swapper
 from .copy_tracker import TrackedCopyEvent
 from .follower_group import FollowerGroup
 

@@ -8,7 +8,7 @@ import torch
 
 from ...execution.runner import ModelRunner, prepare_batch, wants_pooling
 from ...execution.step_plan import StepPlan, StepResult
-from ...gpu.swapper import Swapper
+from ...execution.swapper import Swapper
 from .leader_model import PipelineLeader
 
 

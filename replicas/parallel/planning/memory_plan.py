@@ -13,7 +13,7 @@ import torch
 
 from ...capacity.device_fit import FitWorkload, TargetDevice, build_meta_decoder, host_kv_blocks, memory_parts
 from ...errors import InvalidRequest
-from ...gpu.swapper import pinned_bytes
+from ...execution.swapper import pinned_bytes
 from ...host.cpu_cores import usable_cores
 from ...host.host_memory import free_memory
 from ...kv.blocks import blocks_for

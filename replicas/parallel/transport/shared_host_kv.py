@@ -16,8 +16,8 @@ import torch
 
 from ....kernels.contract import MetaOpsProvider
 from ....kernels.ops import Ops
-from ...gpu.accelerator import CpuCopier
-from ...gpu.swapper import Swapper
+from ...execution.copier import CpuCopier
+from ...execution.swapper import Swapper
 from ...kv.store.host_kv import HostKv, PayloadSlice, RecordPayloads
 from ...kv.store.sealed_record import Geometry
 from ...model.model_config import ModelConfig

@@ -17,9 +17,9 @@ from motley.kernels.cpu.cpu_ops import CpuOps
 from motley.kernels.device.device_context import interpreter_context
 from motley.kernels.gpu.gpu_ops import GpuOps
 from motley.replicas.errors import EngineLost
+from motley.replicas.execution.copier import CpuCopier
 from motley.replicas.execution.step_plan import StepPlan
-from motley.replicas.gpu.accelerator import CpuCopier
-from motley.replicas.gpu.swapper import Swapper
+from motley.replicas.execution.swapper import Swapper
 from motley.replicas.kv.store.sealed_record import Geometry
 from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
 from motley.replicas.model.sharding.split import shard_for_rank

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from .accelerator import Copier
+from .copier import Copier
 
 BlockPair = tuple[int, int]  # a block of the device and one of the host
 

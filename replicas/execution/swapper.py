@@ -9,9 +9,9 @@ from functools import partial
 
 import torch
 
-from ..execution.step_plan import StepPlan
-from .accelerator import Copier, DeviceEvent
 from .block_copies import DirectBlockCopy, StagedBlockCopy
+from .copier import Copier, DeviceEvent
+from .step_plan import StepPlan
 
 STAGING_BLOCKS = 8  # blocks of the device's memory in which copies are assembled, since long copies are faster
 SLAB_BYTES = 2**26  # a power of two, since pinned memory is allocated in powers of two
