@@ -177,7 +177,7 @@ def test_a_folder_that_cannot_be_written_to_is_a_word_in_the_log(
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
         assert _found(CachedRates(tmp_path / "file", "key"), engine(0.001)[0])[1] == "measured"
-    assert "rates: the measured rates are not kept" in caplog.text
+    assert "the measured rates are not kept" in caplog.text
 
 
 def test_those_that_were_measured_longest_ago_go(

@@ -76,7 +76,7 @@ class CachedRates:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            log.warning("rates: the rates that an earlier start measured are not used: %s", error)
+            log.warning("the rates that an earlier start measured are not used: %s", error)
             return None
 
     def _write(self, found: EngineRates) -> None:
@@ -85,7 +85,7 @@ class CachedRates:
                 file.write(json.dumps(asdict(found)))
             _evict_oldest(self._path.parent)
         except OSError as error:
-            log.warning("rates: the measured rates are not kept: %s", error)
+            log.warning("the measured rates are not kept: %s", error)
 
 
 def cached_rates(

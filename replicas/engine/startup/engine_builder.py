@@ -162,7 +162,7 @@ class BuiltEngine:
         """Run every path once, so that the first requests are fast, and measure the rates of the profile."""
         if isinstance(self.runner, WarmableRunner):
             why = self.runner.warm_up(GRAPH_WARM_UP_S, penalised=SamplingParams(**self.defaults).penalised)
-            log.info("graphs: %s", why)
+            log.info("CUDA graphs of decode steps: %s", why)
             self.choices = {**self.choices, "graphs": why}
         rates = self._rates()
         self.profile = replace(
@@ -177,7 +177,7 @@ class BuiltEngine:
         if self.core.scheduler.swap.pool.total:
             assert self.runner.swapper is not None
             why = measure_swap_rates(self.core.scheduler.swap, self.runner.swapper, 1 / rates.prefill_tokens_per_s)
-            log.info("preemption: %s", why)
+            log.info("how preempted sequences go on: %s", why)
             self.choices = {**self.choices, "preemption": f"{self.choices['preemption']}; {why}"}
             self.profile = replace(self.profile, choices=dict(self.choices))
         prefixes = self.core.scheduler.prefixes
@@ -192,7 +192,7 @@ class BuiltEngine:
         if self.rates is None:
             return measure_rates(self.core, compiles=isinstance(self.runner, WarmableRunner))
         rates, why = self.rates(self.core)
-        log.info("rates: %s", why)
+        log.info("rates that are predicted with: %s", why)
         self.choices = {**self.choices, "rates": why}
         return rates
 
