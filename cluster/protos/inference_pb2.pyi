@@ -440,7 +440,7 @@ class ToolCall(google.protobuf.message.Message):
     FUNCTION_FIELD_NUMBER: builtins.int
     INDEX_FIELD_NUMBER: builtins.int
     id: builtins.str
-    """drawn at the door; what a tool's message then names"""
+    """drawn by the ingress; what a tool's message then names"""
     index: builtins.int
     """counts the calls of an answer from 0; of an earlier message it changes nothing"""
     @property
