@@ -7,13 +7,31 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from earlier_version import FOLDER, GEOMETRIES, KEYS, PROFILE, SECRET, STATE, STORE_KEY, digests, payload
+import torch
+from earlier_version import (
+    FOLDER,
+    GEOMETRIES,
+    KEYS,
+    LAYER,
+    NORM,
+    PROFILE,
+    SECRET,
+    STATE,
+    STORE_KEY,
+    WEIGHTS_KEY,
+    digests,
+    int4_weight,
+    payload,
+)  # fmt: skip
 
 from motley.cluster.fleet.control.state import control_state
 from motley.cluster.fleet.spec.fleet_spec import FleetSpec
 from motley.cluster.fleet.spec.yaml_lines import read_yaml
 from motley.cluster.security.auth.key_file import read_keys
 from motley.cluster.service.deployment import served_profile
+from motley.kernels.cpu.c_kernels.native_kernels import load_native_kernels
+from motley.kernels.cpu.cpu_ops import CpuOps
+from motley.replicas.checkpoint.cache.packed_weights import PackedWeightsError, read_packed_weights
 from motley.replicas.kv.store.sealed_record import RecordSealer
 
 
@@ -52,6 +70,25 @@ def test_records_of_prefixes(name: str) -> None:
     record = (FOLDER / f"record-{name}.bin").read_bytes()
     assert RecordSealer(SECRET, geometry).open(STORE_KEY, [record], list(map(memoryview, room))) is None
     assert [bytes(one) for one in room] == [payload(geometry, head) for head in range(geometry.heads)]
+
+
+def test_repacked_weights() -> None:
+    """Those of commit 8b5aabc. Its own key names the sources, so that another version repacks a checkpoint anew."""
+    with (FOLDER / "weights.bin").open("rb") as file:
+        kept = read_packed_weights(file.fileno(), WEIGHTS_KEY)
+        with pytest.raises(PackedWeightsError, match="made for something else"):
+            read_packed_weights(file.fileno(), "another version's")
+    assert torch.equal(kept.tensors["model.norm.weight"], NORM)
+    assert kept.choices == {"layer, int4": "c-int4"}
+    [layer] = kept.packed[LAYER]
+    native, why = load_native_kernels()
+    if native is None:
+        pytest.skip(f"the layer is of the C kernels: {why}")
+    ops = CpuOps(torch.float32, "exact", None, native, "")
+    x, weight = torch.eye(64), int4_weight()
+    assert weight.bias is not None
+    assert torch.equal(ops.restored(layer, "layer")(x), weight.dequantize().T + weight.bias)
+    assert torch.equal(ops.restored(layer, "layer")(x), ops.linear(weight, "layer")(x)), "as packed today"
 
 
 FLEETS = sorted((FOLDER / "fleets").glob("*.yaml"))

@@ -10,12 +10,18 @@ import json
 import shutil
 from pathlib import Path
 
+import torch
+
 from motley.cluster.fleet.control.state import control_state
 from motley.cluster.fleet.spec.fleet_spec import FleetSpec
 from motley.cluster.fleet.spec.yaml_lines import read_yaml
 from motley.cluster.security.auth.api_keys import StoredKey
 from motley.cluster.security.auth.key_file import write_keys
 from motley.cluster.service.deployment import served_profile
+from motley.kernels.canonical_weights import GroupedWeight
+from motley.kernels.cpu.layers.cpu_packing import interleave, regroup
+from motley.kernels.packed_layer import PackedLayer
+from motley.replicas.checkpoint.cache.packed_weights import PackedWeights, write_packed_weights
 from motley.replicas.kv.store.sealed_record import Geometry, RecordSealer
 from motley.replicas.kv.store.store_keys import StoreKeys, kv_identity
 from motley.replicas.types import ModelInfo, ReplicaProfile
@@ -64,6 +70,20 @@ STATE = control_state.ControlState(
     settled=frozenset({"cpu", "t4"}),
 )
 
+WEIGHTS_KEY = "weights of a checkpoint, for this CPU"
+NORM = torch.linspace(0, 2, 24).to(torch.bfloat16)
+LAYER = "model.layers.0.mlp.down_proj"
+
+
+def int4_weight() -> GroupedWeight:
+    """Small int4 weight, [32, 64] in groups of 32."""
+    at = torch.arange(32 * 64)
+    codes, scales, zeros = at * 7 % 16, (1 + at[:64] % 5) / 64, at[:64] % 16
+    return GroupedWeight(
+        codes.to(torch.uint8).view(32, 64), scales.view(32, 2), zeros.to(torch.uint8).view(32, 2), 4, 32,
+        bias=torch.linspace(-1, 1, 32),
+    )  # fmt: skip
+
 
 def payload(geometry: Geometry, head: int) -> bytes:
     """A head's part of a record: bytes that are told apart."""
@@ -94,6 +114,16 @@ def main() -> None:
         header = seal.header()
         sealed = seal.seal(STORE_KEY, header, [payload(geometry, head) for head in range(geometry.heads)])
         (FOLDER / f"record-{name}.bin").write_bytes(header + sealed)
+    weight = int4_weight()
+    sizes, tensors = (
+        {"outputs": 32, "inputs": 64, "group": 32, "bits": 4},
+        {"stream": interleave(regroup(weight, 32), 4)},
+    )
+    assert weight.bias is not None
+    layer = PackedLayer("c-int4", sizes, tensors | {"bias": weight.bias})
+    with (FOLDER / "weights.bin").open("w+b") as file:
+        kept = PackedWeights({"model.norm.weight": NORM}, {LAYER: [layer]}, {"layer, int4": "c-int4"})
+        write_packed_weights(file, WEIGHTS_KEY, kept)
     for path in EXAMPLES.glob("*.yaml"):
         shutil.copy(path, FOLDER / "fleets" / path.name)
         spec = FleetSpec.model_validate(read_yaml(path)[0])
