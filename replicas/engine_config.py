@@ -124,9 +124,9 @@ class EngineConfig:
             _check_positive(name, getattr(self, name), MAX_PARALLEL)
         sizes = ("kv_memory_bytes", "prefix_buffer_bytes", "weights_memory_bytes", "weights_host_memory_bytes")
         bounds = {"max_model_len": MAX_COUNT, "threads": MAX_THREADS} | dict.fromkeys(sizes, MAX_SIZE)
-        for name, most in bounds.items():
+        for name, maximum in bounds.items():
             if getattr(self, name) is not None:
-                _check_positive(name, getattr(self, name), most)
+                _check_positive(name, getattr(self, name), maximum)
         if self.device.count(",") not in (0, self.pipeline_parallel - 1):
             raise _invalid_setting(
                 "device", self.device, f"a device, or one for each of {self.pipeline_parallel} stages"
@@ -149,9 +149,9 @@ class EngineConfig:
         if self.weights_memory_bytes is not None:
             self._check_tiers()
         elif self.weights_host_memory_bytes is not None:
-            asked = self.weights_host_memory_bytes
+            host_bytes = self.weights_host_memory_bytes
             raise _invalid_setting(
-                "weights_host_memory_bytes", asked, "null without weights_memory_bytes: all are on the device"
+                "weights_host_memory_bytes", host_bytes, "null without weights_memory_bytes: all are on the device"
             )
         if self.max_batch_tokens < self.max_running:
             # Every running sequence must be able to decode in every step.
@@ -183,9 +183,9 @@ def _check_one_of(name: str, value: object, accepted: tuple[object, ...]) -> Non
         raise _invalid_setting(name, value, " or ".join(map(repr, accepted)))
 
 
-def _check_positive(name: str, value: object, most: int = MAX_COUNT) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise _invalid_setting(name, value, f"a positive integer, at most {most}")
+def _check_positive(name: str, value: object, maximum: int = MAX_COUNT) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+        raise _invalid_setting(name, value, f"a positive integer, at most {maximum}")
 
 
 def _check_layers(value: object, stages: int) -> None:

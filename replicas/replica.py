@@ -34,8 +34,8 @@ class Replica:
 
     async def __init__(self, make_worker: Callable[[], Worker]) -> None:  # type: ignore[misc]  # Serve awaits it
         log_to_stderr()
-        self._trunks: dict[str, StreamMultiplexer] = {}  # by ingress
-        self._bundles = PendingUnaryBatches()
+        self._multiplexers: dict[str, StreamMultiplexer] = {}  # by ingress
+        self._batches = PendingUnaryBatches()
         with pause_gc():
             self._worker = make_worker()
             await self._worker.start()
@@ -48,7 +48,10 @@ class Replica:
         The last argument, here and below, is the router's identity of the call.
         """
         stream = cast(AsyncGenerator[StreamMessage, None], self._worker.generate(request))
-        async with aclosing(stream) as messages, aclosing(split_stream(messages, self._trunks.get, call)) as items:
+        async with (
+            aclosing(stream) as messages,
+            aclosing(split_stream(messages, self._multiplexers.get, call)) as items,
+        ):
             async for item in items:
                 yield item
 
@@ -56,9 +59,9 @@ class Replica:
         """Return the whole response in one message: one call costs less than a stream. Cancelling the call cancels the
         request.
         """
-        return ReplicaEnvelope((await self._answer(request),))
+        return ReplicaEnvelope((await self._respond(request),))
 
-    async def _answer(self, request: Request) -> StreamMessage:
+    async def _respond(self, request: Request) -> StreamMessage:
         stream = cast(AsyncGenerator[StreamMessage, None], self._worker.generate(request))
         async with aclosing(stream) as messages:
             return merge_messages([message async for message in messages])
@@ -67,29 +70,31 @@ class Replica:
         """Compute several requests in one call. The stream's first envelope is empty; then come the responses that have
         ended, each with its index in `requests`.
         """
-        async with aclosing(self._bundles.answers(call, requests, self._answer)) as batches:
+        async with aclosing(self._batches.respond_batch(call, requests, self._respond)) as batches:
             async for batch in batches:
                 yield batch
 
-    async def abandon(self, bundle: CallId, number: int, call: CallId | None = None) -> None:
-        """Cancel one request of a bundle, the call of which is given, since no client waits for its response."""
-        self._bundles.abandon(bundle, number)
+    async def abandon(self, batch: CallId, number: int, call: CallId | None = None) -> None:
+        """Cancel one request of a batch, the call of which is given, since no client waits for its response."""
+        self._batches.abandon(batch, number)
 
     async def trunk(self, call: CallId) -> AsyncGenerator[ReplicaEnvelope, None]:
         """Stream the messages of all of one ingress's requests together, from now on."""
-        trunk = self._trunks[call.ingress] = StreamMultiplexer(call)
+        multiplexer = self._multiplexers[call.ingress] = StreamMultiplexer(call)
         try:
-            async with aclosing(trunk.batches()) as batches:
+            async with aclosing(multiplexer.batches()) as batches:
                 async for batch in batches:
                     yield batch
         finally:
-            if self._trunks.get(call.ingress) is trunk:
-                del self._trunks[call.ingress]
+            if self._multiplexers.get(call.ingress) is multiplexer:
+                del self._multiplexers[call.ingress]
 
     async def aside(self, stream: CallId, call: CallId | None = None) -> None:
-        """Send the rest of a request by its own stream and not by the trunk, since its client reads too slowly."""
-        if (trunk := self._trunks.get(stream.ingress)) is not None:
-            trunk.set_aside(stream.number)
+        """Send the rest of a request by its own stream and not by the multiplexer, since its client reads too
+        slowly.
+        """
+        if (multiplexer := self._multiplexers.get(stream.ingress)) is not None:
+            multiplexer.set_aside(stream.number)
 
     async def load(self, call: CallId | None = None) -> ReplicaLoad:
         """Return the replica's load. Raises EngineFault when the engine is not well."""

@@ -191,23 +191,23 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def _ids(name: str, ids: Any, most: int = MAX_LOGIT_BIAS) -> tuple[int, ...]:
-    if not isinstance(ids, list | tuple) or len(ids) > most:
-        raise _invalid(name, ids, f"a list of at most {most} token ids")
+def _ids(name: str, ids: Any, max_ids: int = MAX_LOGIT_BIAS) -> tuple[int, ...]:
+    if not isinstance(ids, list | tuple) or len(ids) > max_ids:
+        raise _invalid(name, ids, f"a list of at most {max_ids} token ids")
     for token_id in ids:
         _integer(name, token_id, 0, 2**31 - 1)
     return tuple(ids)
 
 
-def _bad_words(words: Any) -> tuple[str, ...]:
-    if not isinstance(words, list | tuple) or len(words) > MAX_BAD_WORDS:
-        raise _invalid("bad_words", words, f"a list of at most {MAX_BAD_WORDS} texts")
-    for word in words:
+def _bad_words(texts: Any) -> tuple[str, ...]:
+    if not isinstance(texts, list | tuple) or len(texts) > MAX_BAD_WORDS:
+        raise _invalid("bad_words", texts, f"a list of at most {MAX_BAD_WORDS} texts")
+    for word in texts:
         if not isinstance(word, str) or not 1 <= len(word) <= MAX_BAD_WORD_CHARS:
             raise _invalid("bad_words", word, f"texts of 1 to {MAX_BAD_WORD_CHARS} characters")
         if any("\ud800" <= char <= "\udfff" for char in word):
             raise _invalid("bad_words", word, "text without lone surrogates")
-    return tuple(words)
+    return tuple(texts)
 
 
 def _logit_bias(bias: Any) -> dict[int, float]:

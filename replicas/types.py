@@ -284,7 +284,7 @@ class StreamMessage(NamedTuple):
     contents: str = ""
 
     @property
-    def told(self) -> WeightsStatus | None:
+    def weights_status(self) -> WeightsStatus | None:
         return None if self.weights is None else WeightsStatus(self.weights, self.contents)
 
 

@@ -44,13 +44,13 @@ class RedisStore:
         self._closed = False
 
     def get(
-        self, wanted: Sequence[ValueQuery], deadline: float, room: memoryview | None = None
+        self, wanted: Sequence[ValueQuery], deadline: float, buffer: memoryview | None = None
     ) -> Sequence[ValueParts | None]:
         began = time.monotonic()
         if not wanted or not self._admitted(deadline):
             self._tally.missed(len(wanted))
             return [None] * len(wanted)
-        reading = GetValuesCall(self._judge(), self._tally, wanted, room)
+        reading = GetValuesCall(self._judge(), self._tally, wanted, buffer)
         self._call(lambda wire: reading.run(wire, deadline), lambda: bool(reading.found), began, deadline)
         found = reading.found
         nbytes = sum(one.num_bytes for one in wanted[: len(found)])
@@ -61,7 +61,7 @@ class RedisStore:
     def away(self) -> bool:
         return self._closed or self._breaker.due_s() is not None
 
-    def known(self, wanted: Sequence[ValueQuery], owner: str, deadline: float) -> int | None:
+    def count_stored(self, wanted: Sequence[ValueQuery], owner: str, deadline: float) -> int | None:
         """Return how many leading values exist and are current, judged by their stamps and lengths.
 
         None if nobody answered.

@@ -201,16 +201,29 @@ def find_table_devices(name: str, kv_dtype: KvDtype | None = None) -> list[Targe
 
 def local_gpu(device: torch.device, kv_dtype: KvDtype | None = None) -> TargetDevice:
     """Return the given GPU of this machine as a device to fit a model to, with the memory that is free now."""
-    rig = gpu_context(device)
+    device_context = gpu_context(device)
     free, total = torch.cuda.mem_get_info(device)
-    return TargetDevice(f"{device}, {rig.about.name}", _gpu_ops(rig, kv_dtype), total, free, rig.about, at_hand=True)
+    return TargetDevice(
+        f"{device}, {device_context.about.name}",
+        _gpu_ops(device_context, kv_dtype),
+        total,
+        free,
+        device_context.about,
+        at_hand=True,
+    )
 
 
 def empty_local_gpu(device: torch.device, kv_dtype: KvDtype | None = None) -> TargetDevice:
     """Return a GPU of this machine, as if nothing else used its memory."""
-    rig = gpu_context(device)
+    device_context = gpu_context(device)
     total = torch.cuda.get_device_properties(device).total_memory
-    return TargetDevice(rig.about.name, _gpu_ops(rig, kv_dtype), total, total - CONTEXT_BYTES, rig.about)
+    return TargetDevice(
+        device_context.about.name,
+        _gpu_ops(device_context, kv_dtype),
+        total,
+        total - CONTEXT_BYTES,
+        device_context.about,
+    )
 
 
 def local_cpu(ops: Callable[[], Ops]) -> TargetDevice:
@@ -219,42 +232,42 @@ def local_cpu(ops: Callable[[], Ops]) -> TargetDevice:
     return TargetDevice("cpu", ops, free, free, at_hand=True)
 
 
-def fit_model(checkpoint: Checkpoint, place: TargetDevice, asked: FitWorkload) -> FitResult:
+def fit_model(checkpoint: Checkpoint, place: TargetDevice, workload: FitWorkload) -> FitResult:
     """Compute how a model fits a device for a workload. Nothing is loaded, and no tensor of the checkpoint is read."""
     try:
         ops = place.ops()
         decoder = build_meta_decoder(checkpoint.config, checkpoint.format, checkpoint.tensors, ops)
-        parts = memory_parts(decoder, asked)
-        tiers = None if asked.weights_memory_bytes is None else plan_for_budgets(decoder, _budgets(place, asked))
+        parts = memory_parts(decoder, workload)
+        tiers = None if workload.weights_memory_bytes is None else plan_for_budgets(decoder, _budgets(place, workload))
     except (ValueError, InvalidRequest) as error:
         return FitResult(place, None, refused=str(error))
     if tiers is not None:
         parts = memory_under_plan(parts, decoder, tiers)
     budget = _budget(place, parts)
     blocks = budget.blocks(parts.kv_block)
-    fits = not budget.missing and blocks >= asked.batch * blocks_for(asked.context)
-    times, expected = _times(place.device, decoder, tiers, asked) if fits else (None, None)
+    fits = not budget.missing and blocks >= workload.batch * blocks_for(workload.context)
+    times, expected = _times(place.device, decoder, tiers, workload) if fits else (None, None)
     return FitResult(
         place,
-        _add_host_memory(parts, place, ops, asked, checkpoint.config, blocks, tiers),
+        _add_host_memory(parts, place, ops, workload, checkpoint.config, blocks, tiers),
         kv_tokens=blocks * BLOCK_TOKENS,
-        context=min(blocks // asked.batch * BLOCK_TOKENS, checkpoint.config.max_model_len),
-        batch=blocks // blocks_for(asked.context),
+        context=min(blocks // workload.batch * BLOCK_TOKENS, checkpoint.config.max_model_len),
+        batch=blocks // blocks_for(workload.context),
         fits=fits,
         ttft_s=times and times[0],
         tpot_s=times and times[1],
         tiers=tiers,
         expected=expected,
         choices={**ops.choices, **({} if place.device else _VALUE_DEPENDENT_CHOICES)},
-        advice="" if fits else _advice(checkpoint, decoder, place, asked, budget),
+        advice="" if fits else _advice(checkpoint, decoder, place, workload, budget),
     )
 
 
-def _budgets(place: TargetDevice, asked: FitWorkload) -> WeightBudgets:
+def _budgets(place: TargetDevice, workload: FitWorkload) -> WeightBudgets:
     """Return the memory for weights on the device and on the host, as configured; a host that is not here counts as
     large enough. Raises InvalidRequest.
     """
-    device, host = asked.weights_memory_bytes, asked.weights_host_memory_bytes
+    device, host = workload.weights_memory_bytes, workload.weights_host_memory_bytes
     assert device is not None
     if place.device is not None:
         return WeightBudgets(device, host_weights_budget(host, available_memory() if place.at_hand else sys.maxsize)[0])
@@ -266,7 +279,7 @@ def _budgets(place: TargetDevice, asked: FitWorkload) -> WeightBudgets:
 
 
 def _times(
-    device: DeviceSpec | None, decoder: Decoder, tiers: DiskPlan | DevicePlan | None, asked: FitWorkload
+    device: DeviceSpec | None, decoder: Decoder, tiers: DiskPlan | DevicePlan | None, workload: FitWorkload
 ) -> tuple[tuple[float, float] | None, DecodeEstimate | None]:
     """Return (seconds to the first token, seconds per token), and the expected speed of tiers; None for what no table
     has.
@@ -274,9 +287,9 @@ def _times(
     if device is None:
         return None, None
     if not isinstance(tiers, DevicePlan) or not tiers.layers:
-        first_s = ttft_s(device, decoder, asked.context, asked.tokens)
-        return (first_s, tpot_s(device, decoder, asked.context, asked.batch)), None
-    times = latency_lower_bounds(device, decoder, tiers, asked.context, asked.batch, asked.tokens)
+        first_s = ttft_s(device, decoder, workload.context, workload.tokens)
+        return (first_s, tpot_s(device, decoder, workload.context, workload.batch)), None
+    times = latency_lower_bounds(device, decoder, tiers, workload.context, workload.batch, workload.tokens)
     return times, None if tiers.on("disk") else estimate_decode(device, decoder, tiers)
 
 
@@ -309,7 +322,7 @@ def _tensor_kinds(tensors: Tensors, index: int) -> frozenset[tuple[str, str]]:
     )
 
 
-def memory_parts(decoder: Decoder, asked: FitWorkload) -> MemoryParts:
+def memory_parts(decoder: Decoder, workload: FitWorkload) -> MemoryParts:
     """Return the memory by part that this decoder's share of the model takes. Raises ValueError for a kind of KV that
     the operators lack.
     """
@@ -330,21 +343,21 @@ def memory_parts(decoder: Decoder, asked: FitWorkload) -> MemoryParts:
         activations=activation_bytes(
             config,
             itemsize,
-            asked.tokens,
-            max(asked.rows, on_gpu * asked.tokens),
-            copied_rows(asked.sampled) if on_gpu else None,
+            workload.tokens,
+            max(workload.rows, on_gpu * workload.tokens),
+            copied_rows(workload.sampled) if on_gpu else None,
         )
-        + (on_gpu and _kernel_workspace_bytes(decoder, asked))
-        + on_gpu * (table_bytes(config, asked.running) + kv_block)  # one block more, for the padding of graphs
-        + on_gpu * leads * asked.sampled * HISTOGRAM_BYTES
-        + on_gpu * leads * (not asked.max_drafts) * history_bytes(config, asked.running),
-        graphs=on_gpu * launches_graphs * graph_bytes(config, itemsize, asked.rows),
+        + (on_gpu and _kernel_workspace_bytes(decoder, workload))
+        + on_gpu * (table_bytes(config, workload.running) + kv_block)  # one block more, for the padding of graphs
+        + on_gpu * leads * workload.sampled * HISTOGRAM_BYTES
+        + on_gpu * leads * (not workload.max_drafts) * history_bytes(config, workload.running),
+        graphs=on_gpu * launches_graphs * graph_bytes(config, itemsize, workload.rows),
         context=on_gpu * CONTEXT_BYTES,
-        staging=on_gpu * (asked.swap_memory_bytes != 0 or asked.shares) * STAGING_BLOCKS * kv_block,
+        staging=on_gpu * (workload.swap_memory_bytes != 0 or workload.shares) * STAGING_BLOCKS * kv_block,
     )
 
 
-def _kernel_workspace_bytes(decoder: Decoder, asked: FitWorkload) -> int:
+def _kernel_workspace_bytes(decoder: Decoder, workload: FitWorkload) -> int:
     """Return the bytes that a GPU's kernels write beside activations."""
     from ...kernels.gpu.gpu_ops import GpuOps  # imports Triton, which an engine on a CPU does without
 
@@ -361,26 +374,26 @@ def _kernel_workspace_bytes(decoder: Decoder, asked: FitWorkload) -> int:
     largest = max(outputs * inputs for _, (outputs, inputs) in shapes)
     inner = max(sum(fused.shape) for each in layers for fused in each.plan.mlp.linears)
     return (
-        max(each.plan.attention.split_bytes(asked.rows) for each in layers)
+        max(each.plan.attention.split_bytes(workload.rows) for each in layers)
         + (4 in widths)
         * largest
         * TORCH_DTYPES[policy.compute].itemsize  # for many tokens int4 is written out for cuBLAS
         + (8 in widths and len(policy.int8_units) > 1) * largest * 2  # int8 in fp16, where that beats dp4a
-        + (8 in widths) * asked.tokens * inner  # activations in int8
-        + (8 * itemsize < max(widths)) * asked.tokens * inner * 4  # activations in fp32, if layers compute in that
+        + (8 in widths) * workload.tokens * inner  # activations in int8
+        + (8 * itemsize < max(widths)) * workload.tokens * inner * 4  # activations in fp32, if layers compute in that
     )
 
 
 def _table_device(device: DeviceSpec, kv_dtype: KvDtype | None) -> TargetDevice:
-    rig = DeviceContext(torch.device("meta"), policy_of(*device.capability.version), device)
+    device_context = DeviceContext(torch.device("meta"), policy_of(*device.capability.version), device)
     total = int(device.memory * USABLE_SHARE)
-    return TargetDevice(device.name, _gpu_ops(rig, kv_dtype), total, total - CONTEXT_BYTES, device)
+    return TargetDevice(device.name, _gpu_ops(device_context, kv_dtype), total, total - CONTEXT_BYTES, device)
 
 
-def _gpu_ops(rig: DeviceContext, kv_dtype: KvDtype | None) -> Callable[[], Ops]:
+def _gpu_ops(device_context: DeviceContext, kv_dtype: KvDtype | None) -> Callable[[], Ops]:
     from ...kernels.gpu.gpu_ops import GpuOps
 
-    return functools.partial(GpuOps, replace(rig, device=torch.device("meta")), kv_dtype)
+    return functools.partial(GpuOps, replace(device_context, device=torch.device("meta")), kv_dtype)
 
 
 def _budget(place: TargetDevice, parts: MemoryParts) -> KvBudget:
@@ -392,7 +405,7 @@ def _add_host_memory(
     parts: MemoryParts,
     place: TargetDevice,
     ops: Ops,
-    asked: FitWorkload,
+    workload: FitWorkload,
     config: ModelConfig,
     blocks: int,
     tiers: DiskPlan | DevicePlan | None,
@@ -401,13 +414,15 @@ def _add_host_memory(
     on_gpu = place.device is not None
     weights = tiers.host_bytes if isinstance(tiers, DevicePlan) else 0
     free = max(0, min(free_memory(), available_memory() - weights)) if place.at_hand else sys.maxsize
-    kept, lent = host_kv_blocks(asked, config, ops, parts.kv_block, blocks, free, on_gpu=on_gpu)
-    taken, host = (pinned_bytes(n, parts.kv_block) if on_gpu else n * parts.kv_block for n in (kept + lent, kept))
+    swap_blocks, lent = host_kv_blocks(workload, config, ops, parts.kv_block, blocks, free, on_gpu=on_gpu)
+    taken, host = (
+        pinned_bytes(n, parts.kv_block) if on_gpu else n * parts.kv_block for n in (swap_blocks + lent, swap_blocks)
+    )
     return replace(parts, host=host, buffers=taken - host)
 
 
 def host_kv_blocks(
-    asked: FitWorkload, config: ModelConfig, ops: Ops, block_bytes: int, blocks: int, free: int, *, on_gpu: bool
+    workload: FitWorkload, config: ModelConfig, ops: Ops, block_bytes: int, blocks: int, free: int, *, on_gpu: bool
 ) -> tuple[int, int]:
     """Return the host's KV blocks for preempted sequences, and those for KV on its way to and from a prefix store.
 
@@ -415,13 +430,13 @@ def host_kv_blocks(
     blocks       KV blocks of the device
     free         free bytes of the host
     """
-    nbytes, _ = swap_budget(asked.swap_memory_bytes, free, on_gpu=on_gpu)
+    nbytes, _ = swap_budget(workload.swap_memory_bytes, free, on_gpu=on_gpu)
     longest = min(blocks, blocks_for(config.max_model_len))
-    kept = min(nbytes // block_bytes, asked.rows * longest)
-    if not asked.shares:
-        return kept, 0
-    least = 2 * store_value_blocks(config, ops) * block_bytes
-    return kept, prefix_budget(None, free, least, on_gpu=on_gpu) // block_bytes
+    swap_blocks = min(nbytes // block_bytes, workload.rows * longest)
+    if not workload.shares:
+        return swap_blocks, 0
+    min_bytes = 2 * store_value_blocks(config, ops) * block_bytes
+    return swap_blocks, prefix_budget(None, free, min_bytes, on_gpu=on_gpu) // block_bytes
 
 
 def store_value_blocks(config: ModelConfig, ops: Ops) -> int:
@@ -432,21 +447,26 @@ def store_value_blocks(config: ModelConfig, ops: Ops) -> int:
     return with_value_tokens(whole).tokens // BLOCK_TOKENS
 
 
-def _advice(checkpoint: Checkpoint, decoder: Decoder, place: TargetDevice, asked: FitWorkload, budget: KvBudget) -> str:
-    quantized = _quantization_advice(checkpoint, place, asked)
-    parts = memory_parts(decoder, asked)
-    if longest := budget.blocks(parts.kv_block) // asked.batch * BLOCK_TOKENS:
-        return "; ".join([f"{asked.batch} of up to {longest} tokens fit", *quantized])
-    if room := _budget(place, memory_parts(decoder, replace(asked, batch=1))).blocks(parts.kv_block) * BLOCK_TOKENS:
-        return "; ".join([f"fewer sequences fit: one alone has room for {room} tokens", *quantized])
+def _advice(
+    checkpoint: Checkpoint, decoder: Decoder, place: TargetDevice, workload: FitWorkload, budget: KvBudget
+) -> str:
+    quantized = _quantization_advice(checkpoint, place, workload)
+    parts = memory_parts(decoder, workload)
+    if longest := budget.blocks(parts.kv_block) // workload.batch * BLOCK_TOKENS:
+        return "; ".join([f"{workload.batch} of up to {longest} tokens fit", *quantized])
+    if (
+        tokens := _budget(place, memory_parts(decoder, replace(workload, batch=1))).blocks(parts.kv_block)
+        * BLOCK_TOKENS
+    ):
+        return "; ".join([f"fewer sequences fit: one alone has room for {tokens} tokens", *quantized])
     said = f"{budget.missing / 2**30:.1f} GiB are missing" if budget.missing else "nothing is left for KV"
-    return "; ".join([said, *quantized, _offload_advice(place, asked, budget)])
+    return "; ".join([said, *quantized, _offload_advice(place, workload, budget)])
 
 
-def _offload_advice(place: TargetDevice, asked: FitWorkload, budget: KvBudget) -> str:
+def _offload_advice(place: TargetDevice, workload: FitWorkload, budget: KvBudget) -> str:
     """Advise where else the weights could be: on disk for a CPU, on further devices for a GPU."""
     if place.device is None:
-        size = "SIZE" if asked.weights_memory_bytes is None else "a smaller SIZE"
+        size = "SIZE" if workload.weights_memory_bytes is None else "a smaller SIZE"
         return f"with --weights-memory {size} what is beyond it would be read from disk in every step"
     # The number of devices that would hold the missing bytes too, if the model could be divided evenly.
     count = -(-(place.total + budget.missing) // place.total) if budget.missing else 2
@@ -457,7 +477,7 @@ def _offload_advice(place: TargetDevice, asked: FitWorkload, budget: KvBudget) -
     )
 
 
-def _quantization_advice(checkpoint: Checkpoint, place: TargetDevice, asked: FitWorkload) -> list[str]:
+def _quantization_advice(checkpoint: Checkpoint, place: TargetDevice, workload: FitWorkload) -> list[str]:
     """Advise what quantizing would save, for a checkpoint that is not quantized."""
     if checkpoint.format.name not in DTYPES:
         return []
@@ -467,11 +487,11 @@ def _quantization_advice(checkpoint: Checkpoint, place: TargetDevice, asked: Fit
             tensors = _tensors_of(checkpoint, format)
         except CheckpointError:  # groups that do not fit its shapes
             continue
-        parts = memory_parts(build_meta_decoder(checkpoint.config, format, tensors, place.ops()), asked)
+        parts = memory_parts(build_meta_decoder(checkpoint.config, format, tensors, place.ops()), workload)
         budget = _budget(place, parts)
         tokens = budget.blocks(parts.kv_block) * BLOCK_TOKENS
-        kept = f"as GPTQ int4 in groups of {group} the model would take {parts.loaded / 2**30:.1f} GiB"
-        return [f"{kept} and leave room for {tokens} tokens" if tokens else f"{kept}, too much as well"]
+        advice = f"as GPTQ int4 in groups of {group} the model would take {parts.loaded / 2**30:.1f} GiB"
+        return [f"{advice} and leave room for {tokens} tokens" if tokens else f"{advice}, too much as well"]
     return []
 
 

@@ -87,10 +87,10 @@ def max_model_len(config: EngineConfig, loaded: LoadedModel, blocks: int) -> tup
     if wanted > made_for:
         message = f"max_model_len: {wanted} exceeds the {made_for} positions that the model was made for"
         raise InvalidRequest(message, param="max_model_len")
-    room = blocks * BLOCK_TOKENS
-    if config.max_model_len and room < config.max_model_len:
-        message = f"max_model_len: the KV cache holds {room} tokens, fewer than {config.max_model_len}"
+    kv_tokens = blocks * BLOCK_TOKENS
+    if config.max_model_len and kv_tokens < config.max_model_len:
+        message = f"max_model_len: the KV cache holds {kv_tokens} tokens, fewer than {config.max_model_len}"
         raise InvalidRequest(message, param="max_model_len")
-    if room < wanted:
-        return room, f"{room}: the KV cache holds no more (the model was made for {made_for})"
+    if kv_tokens < wanted:
+        return kv_tokens, f"{kv_tokens}: the KV cache holds no more (the model was made for {made_for})"
     return wanted, f"{wanted}: " + ("as configured" if config.max_model_len else "what the model was made for")

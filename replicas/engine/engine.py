@@ -51,7 +51,7 @@ class EngineCore:
         self.num_steps = 0
         self._runner = runner
         self._capturing = runner if isinstance(runner, CapturingRunner) else None
-        self._flights = InflightSteps(runner, scheduler)
+        self._inflight = InflightSteps(runner, scheduler)
         self._tokenizer = tokenizer
         self._clock = clock
         self._jobs: dict[int, EngineRequest] = {}
@@ -71,7 +71,7 @@ class EngineCore:
     @property
     def launched(self) -> bool:
         """Whether steps are in flight whose results are not known, or KV waits to be written to the prefix store."""
-        return bool(self._flights.ahead) or self.scheduler.prefixes.pending
+        return bool(self._inflight.ahead) or self.scheduler.prefixes.pending
 
     def capture_s(self) -> float:
         """Return the seconds that steps have spent on graph captures since the start; these say nothing of the steps'
@@ -88,7 +88,7 @@ class EngineCore:
     @property
     def failed_steps(self) -> int:
         """Number of steps in a row, up to now, that failed and gave no result."""
-        return self._flights.failed_steps
+        return self._inflight.failed_steps
 
     @property
     def waits_for_readers(self) -> bool:
@@ -121,7 +121,7 @@ class EngineCore:
 
     def let_go(self) -> None:
         """Free the older weights, once no sequence and no step in flight is computed with them. Raises EngineLost."""
-        on_its_way = any(flight.plan.weights in self._older for flight in self._flights.ahead)
+        on_its_way = any(flight.plan.weights in self._older for flight in self._inflight.ahead)
         if self._older and not self.scheduler.outdated and not on_its_way:
             assert isinstance(self._runner, UpdatableRunner)
             for version in self._older:
@@ -214,9 +214,9 @@ class EngineCore:
         self._end_by_grammars()
         plan = self.scheduler.plan()
         if plan.swaps:
-            self._flights.swap(plan)
-        launched = self._flights.launch(plan) if plan.items else None
-        landing = self._flights.landing(launched)
+            self._inflight.swap(plan)
+        launched = self._inflight.launch(plan) if plan.items else None
+        landing = self._inflight.landing(launched)
         if landing is not None:
             self._land(landing)
         elif launched is not None or plan.swaps:
@@ -230,7 +230,7 @@ class EngineCore:
         return list(self._emit())
 
     def _land(self, flight: InflightStep) -> None:
-        result = self._flights.result(flight)
+        result = self._inflight.result(flight)
         self.scheduler.landed(flight.plan)
         self._commit(flight, result)
         self.num_steps += 1
@@ -238,14 +238,14 @@ class EngineCore:
     def _sequence(self, request: Request, choice: int, arrived: float) -> Sequence:
         number = next(self._ids)
         params = request.sampling
-        room = self.limits.max_model_len - len(request.prompt_ids)
+        max_output_tokens = self.limits.max_model_len - len(request.prompt_ids)
         outputs = list(request.output_ids[choice]) if request.output_ids else []
         return Sequence(
             id=number,
             request=request,
             choice=choice,
             arrival=number,
-            limit=len(request.prompt_ids) + min(params.max_tokens or room, room),
+            limit=len(request.prompt_ids) + min(params.max_tokens or max_output_tokens, max_output_tokens),
             eos_ids=self.limits.eos_token_ids,
             deadline=None if request.deadline_s is None else arrived + request.deadline_s,
             output_ids=outputs,
@@ -301,9 +301,9 @@ class EngineCore:
                 self.grammars.refuse(matcher.spec, error)
                 self._drop_job(sequence, error)
             elif matcher.pending and matcher.process.stopped:
-                self._match_again(sequence, matcher.spec)
+                self._rematch(sequence, matcher.spec)
 
-    def _match_again(self, sequence: Sequence, spec: GrammarSpec) -> None:
+    def _rematch(self, sequence: Sequence, spec: GrammarSpec) -> None:
         """Let a sequence go on in another process of its grammar, once there is one, since its own was stopped."""
         assert self.grammars is not None
         try:

@@ -57,8 +57,8 @@ def replay_output(sequence: Sequence, text: TextStream | None) -> Delta | None:
 
 def add_prompt_logprobs(sequence: Sequence, start: int, found: tuple[TokenLogprob, ...]) -> None:
     """Append the prompt's log-probabilities that are new: a preempted sequence computes some of its prompt twice."""
-    known = len(sequence.prompt_logprobs) - (start + 1)
-    sequence.prompt_logprobs.extend(found[max(known, 0) :])
+    num_found = len(sequence.prompt_logprobs) - (start + 1)
+    sequence.prompt_logprobs.extend(found[max(num_found, 0) :])
 
 
 def build_message(job: EngineRequest, stored: PromptStoreStatus | None = None) -> StreamMessage:

@@ -99,7 +99,7 @@ class EngineThread:
         core: EngineCore,
         watchdog_s: float,
         deliver: Callable[[list[StepOutput]], None],
-        tell: Callable[[list[OwnedKvEvent]], None],
+        publish_events: Callable[[list[OwnedKvEvent]], None],
         usual_s: float = 0.0,
     ) -> None:
         self.watchdog_s = watchdog_s
@@ -108,7 +108,7 @@ class EngineThread:
         self.step_began: float | None = None
         self._core = core
         self._deliver = deliver
-        self._tell = tell
+        self._publish_events = publish_events
         self._loop = asyncio.get_running_loop()
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._captured = core.capture_s()  # when the step began
@@ -257,13 +257,13 @@ class EngineThread:
             return 0.0 if self._core.launched else None  # do not wait while a step is in flight
         return REST_S if self._core.waits_for_readers else 0.0
 
-    def _take_commands(self, patience_s: float | None) -> bool:
+    def _take_commands(self, timeout_s: float | None) -> bool:
         """Carry out the commands in the inbox; return False when told to stop."""
         core = self._core
         probe: _AddRequest | None = None
         while True:
             try:
-                command = self._inbox.get(patience_s != 0.0, patience_s)
+                command = self._inbox.get(timeout_s != 0.0, timeout_s)
             except queue.Empty:
                 if probe is not None and (not core.busy or core.waits_for_readers):  # a busy engine steps anyway
                     core.add(probe.key, probe.request, probe.arrived)
@@ -285,7 +285,7 @@ class EngineThread:
                 probe = command
             else:
                 core.add(command.key, command.request, command.arrived, command.grammar)
-            patience_s = 0.0
+            timeout_s = 0.0
 
     def _do(self, command: _BetweenSteps) -> None:
         if not command.claim.acquire(blocking=False):
@@ -309,7 +309,7 @@ class EngineThread:
     def _hand_over(self, emissions: list[StepOutput]) -> None:
         pool = self._core.scheduler.pool
         if pool.log is not None and (events := pool.log.take()):
-            self._call_loop(self._tell, events)
+            self._call_loop(self._publish_events, events)
         self._call_loop(self._arrive, emissions, self._core.load())
 
     def _call_loop(self, function: Callable[..., None], *args: object) -> None:

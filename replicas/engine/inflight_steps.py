@@ -96,12 +96,12 @@ class InflightSteps:
                 self._scheduler.undo_launch(later.plan, later.allocations)
             parts = list(zip(plan.items, flight.allocations, strict=True))
             if len(parts) > 1 or not self._scheduler.holds(*parts[0]):
-                results = [self._again(*part, plan.weights) for part in parts]
+                results = [self._retry(*part, plan.weights) for part in parts]
         self.failed_steps = self.failed_steps + 1 if all(isinstance(result, str) for result in results) else 0
         faults_or_items = ((ItemResult(fault=r),) if isinstance(r, str) else r.items for r in results)
         return StepResult(tuple(itertools.chain.from_iterable(faults_or_items)))
 
-    def _again(self, item: PlanItem, allocation: Allocation, weights: int) -> StepResult | str:
+    def _retry(self, item: PlanItem, allocation: Allocation, weights: int) -> StepResult | str:
         """Run one item alone. Gives an empty result for a sequence that has ended or lost its blocks, since those may
         hold another sequence's KV by now.
         """
@@ -118,7 +118,7 @@ class InflightSteps:
         Raises EngineLost.
         """
 
-        def told(work: Callable[..., T], *args: Any) -> T | str:
+        def guarded(work: Callable[..., T], *args: Any) -> T | str:
             try:
                 return work(*args)
             except EngineLost:
@@ -128,7 +128,7 @@ class InflightSteps:
                 return f"the step failed: {error}"
 
         if self._pipelined is None:
-            outcome = told(self._runner.run, plan)
+            outcome = guarded(self._runner.run, plan)
             return lambda: outcome
-        launched = told(self._pipelined.launch, plan)
-        return (lambda: launched) if isinstance(launched, str) else partial(told, launched)
+        launched = guarded(self._pipelined.launch, plan)
+        return (lambda: launched) if isinstance(launched, str) else partial(guarded, launched)

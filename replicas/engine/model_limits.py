@@ -22,19 +22,23 @@ class ModelLimits:
     def check(self, request: Request) -> None:
         """Raise InvalidRequest if the request does not fit the model."""
         self._check_ids("prompt", request.prompt_ids)
-        room = self.max_model_len - len(request.prompt_ids)
-        if room < (request.pooling is None):
+        max_output_tokens = self.max_model_len - len(request.prompt_ids)
+        if max_output_tokens < (request.pooling is None):
             message = (
                 f"prompt: {len(request.prompt_ids)} tokens leave no room for an answer. This model's maximum context "
                 f"length is {self.max_model_len} tokens"
             )
             raise InvalidRequest(message, param="prompt", code="context_length_exceeded")
         request.sampling.check_vocabulary(self.vocab_size)
-        most = room if request.pooling is not None else resolve_max_tokens(request.sampling, room)
+        limit = (
+            max_output_tokens
+            if request.pooling is not None
+            else resolve_max_tokens(request.sampling, max_output_tokens)
+        )
         for output in request.output_ids:
             self._check_ids("output_ids", output)
-            if len(output) > most:
-                message = f"output_ids: {len(output)} tokens are more than the request may have, {most}"
+            if len(output) > limit:
+                message = f"output_ids: {len(output)} tokens are more than the request may have, {limit}"
                 raise InvalidRequest(message, param="output_ids", code="invalid_value")
 
     def _check_ids(self, name: str, token_ids: Sequence[int]) -> None:
@@ -50,18 +54,18 @@ class ModelLimits:
         return 0 <= token_id < self.vocab_size
 
 
-def resolve_max_tokens(sampling: SamplingParams, room: int, default: int | None = None) -> int:
+def resolve_max_tokens(sampling: SamplingParams, context_left: int, default: int | None = None) -> int:
     """Return how many tokens a choice may have: max_tokens, or else a protocol's default, and at most `room`.
 
     Raises InvalidRequest if min_tokens is more than that, which would silently override it.
     """
-    asked = sampling.max_tokens or default or room
-    most = min(asked, room)
-    if sampling.min_tokens > most:
-        why = "that is all the room after the prompt" if room <= asked else "the default of max_tokens"
+    requested = sampling.max_tokens or default or context_left
+    limit = min(requested, context_left)
+    if sampling.min_tokens > limit:
+        why = "that is all the room after the prompt" if context_left <= requested else "the default of max_tokens"
         raise InvalidRequest(
-            f"min_tokens: {sampling.min_tokens} is not accepted; expected at most {most}: {why}",
+            f"min_tokens: {sampling.min_tokens} is not accepted; expected at most {limit}: {why}",
             param="min_tokens",
             code="invalid_value",
         )
-    return most
+    return limit

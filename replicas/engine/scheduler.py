@@ -101,7 +101,7 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a finished or cancelled sequence, running or waiting, and free its blocks."""
-        self.prefixes.leave(sequence)
+        self.prefixes.cancel(sequence)
         (self.running if sequence.state is SequenceState.RUNNING else self.waiting).remove(sequence)
         sequence.state = SequenceState.FINISHED
         del self._by_id[sequence.id]
@@ -141,7 +141,7 @@ class Scheduler:
             if sequence in begun:
                 sequence.outdated = True
                 continue
-            self.prefixes.leave(sequence)
+            self.prefixes.cancel(sequence)
             self.swap.drop(sequence)
             sequence.store_lookup_done, sequence.values, sequence.absent = False, (), None
             sequence.weights = version
@@ -152,7 +152,7 @@ class Scheduler:
         """
         sequence.held = wanted
         if wanted:
-            self.prefixes.leave(sequence)
+            self.prefixes.cancel(sequence)
             self.swap.drop(sequence)
         if wanted and sequence.state is SequenceState.RUNNING:
             self._suspend(sequence)
@@ -309,7 +309,7 @@ class Scheduler:
             if count == 0 or sequence.paused or sequence.awaits_token:
                 continue
             if sequence.state is SequenceState.RUNNING and (
-                sequence.has_room(count) or self._make_room(sequence, count, planned)
+                sequence.has_capacity(count) or self._free_blocks(sequence, count, planned)
             ):
                 drafts = self._drafts(sequence, budget - count, others) if self.max_drafts else ()
                 planned[sequence.id] = sequence.item(count, drafts)
@@ -360,7 +360,7 @@ class Scheduler:
                 budget = self._displace(sequence, planned, budget, share)
                 if not budget:
                     return  # sequences of lower rank must not overtake this one for ever
-            if self.swap.leaves and sequence.host_copy is not None:
+            if self.swap.swaps_out and sequence.host_copy is not None:
                 return  # one plan copies KV either to the host or back, so the next plan brings this sequence's KV
             if count := self._admit(sequence, budget):
                 planned[sequence.id] = sequence.item(count)
@@ -387,7 +387,7 @@ class Scheduler:
         """
         priority = sequence.request.priority
         lesser = sorted((s for s in self.running if s.request.priority < priority), key=attrgetter("rank"))
-        victims = None if self.swap.comes else self._victims(sequence, lesser)
+        victims = None if self.swap.swaps_in else self._victims(sequence, lesser)
         if victims is None:
             return 0
         budget += sum(_planned_tokens(planned.get(victim.id)) for victim in victims)
@@ -444,7 +444,7 @@ class Scheduler:
         sequence.state = SequenceState.RUNNING
         return count
 
-    def _make_room(self, sequence: Sequence, count: int, planned: dict[int, PlanItem]) -> bool:
+    def _free_blocks(self, sequence: Sequence, count: int, planned: dict[int, PlanItem]) -> bool:
         assert sequence.allocation is not None
         while not sequence.allocation.grow(sequence.num_launched + count):
             victims = [s for s in self.running if s.id not in planned and s.rank > sequence.rank]

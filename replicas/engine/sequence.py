@@ -123,7 +123,7 @@ class Sequence:
             self.next_step_depends_on_token or self.num_prompt + len(self.output_ids) + ahead >= self.limit
         )
 
-    def has_room(self, count: int) -> bool:
+    def has_capacity(self, count: int) -> bool:
         """Return whether the allocated blocks hold the next `count` tokens."""
         assert self.allocation is not None
         return len(self.allocation.blocks) * BLOCK_TOKENS >= self.num_launched + count

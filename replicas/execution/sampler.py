@@ -101,11 +101,11 @@ def _allow_only(adjusted: torch.Tensor, logits: torch.Tensor, allowed: TokenIds)
     `logits` is used in its place.
     """
     others = torch.frombuffer(allowed.others, dtype=torch.bool).to(logits.device)
-    kept = torch.full_like(adjusted, -torch.inf)
-    kept[: len(others)] = adjusted[: len(others)].masked_fill(others, -torch.inf)
-    if kept.amax() == -torch.inf:
-        kept[: len(others)] = logits[: len(others)].masked_fill(others, -torch.inf)
-    return kept
+    selected = torch.full_like(adjusted, -torch.inf)
+    selected[: len(others)] = adjusted[: len(others)].masked_fill(others, -torch.inf)
+    if selected.amax() == -torch.inf:
+        selected[: len(others)] = logits[: len(others)].masked_fill(others, -torch.inf)
+    return selected
 
 
 def _penalise(logits: torch.Tensor, spec: SampleSpec) -> None:
@@ -141,8 +141,8 @@ def _draw(logits: torch.Tensor, params: SamplingParams, u: float) -> int:
     return index if ids is None else int(ids[index])
 
 
-def _select(probs: torch.Tensor, ids: torch.Tensor | None, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return probs[kept], kept if ids is None else ids[kept]
+def _select(probs: torch.Tensor, ids: torch.Tensor | None, selected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return probs[selected], selected if ids is None else ids[selected]
 
 
 def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -165,9 +165,9 @@ def _wide_nucleus(probs: torch.Tensor, target: float) -> torch.Tensor:
     mass = torch.bincount(bucket, weights=probs.double())
     from_top = mass.flip(0).cumsum(0)
     edge = len(mass) - 1 - int(torch.searchsorted(from_top, target).clamp(max=len(mass) - 1))
-    kept = bucket > edge
+    selected = bucket > edge
     inside = (bucket == edge).nonzero().squeeze(1)
     values, order = probs[inside].double().sort(descending=True, stable=True)
     above = from_top[len(mass) - 1 - edge] - mass[edge]
-    kept[inside[order[above + values.cumsum(0) - values < target]]] = True
-    return kept.nonzero().squeeze(1)
+    selected[inside[order[above + values.cumsum(0) - values < target]]] = True
+    return selected.nonzero().squeeze(1)

@@ -47,7 +47,7 @@ class Accelerator(Copier, Protocol):
         """
         ...
 
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         """Return the free bytes of the device's memory, after unused cached memory was released. From any thread."""
         ...
 
@@ -129,7 +129,7 @@ class CudaAccelerator:
         with torch.cuda.device(self.device), torch.cuda.stream(self._aside):
             return work(), _CudaEvent()
 
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         with self._capturing, torch.cuda.device(self.device):
             torch.cuda.empty_cache()
             return torch.cuda.mem_get_info(self.device)[0]

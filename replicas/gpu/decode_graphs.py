@@ -63,7 +63,7 @@ SAMPLING = {
 }
 _CHOICE = ("temperature", "top_k", "top_p", "min_p", "seed", "choice", "place")
 _PENALTIES = ("history", "repetition", "presence", "frequency")
-_INPUTS = dict.fromkeys(("row", "kept", "position", "slot", "token"), torch.int64) | SAMPLING
+_INPUTS = dict.fromkeys(("row", "last_row", "position", "slot", "token"), torch.int64) | SAMPLING
 _OUTPUTS = {"token": torch.int64, "logprob": torch.float32}
 
 
@@ -280,7 +280,7 @@ class DecodeGraphs:
         tokens, logprobs = choose_on_device(
             self._sampler, state, logits, there, key.filtered, biases, penalised=key.penalised
         )
-        state.last[there["kept"]] = tokens
+        state.last[there["last_row"]] = tokens
         static.outputs.there["token"].copy_(tokens)
         static.outputs.there["logprob"].copy_(logprobs)
 
@@ -389,15 +389,15 @@ def _write_step(
         write_history(turn, rows, specs, key.batch, state.padding_row)
     ats = [at for item in items for at in range(item.start, item.end)]
     tokens = [token for item in items for token in item.token_ids]
-    kept = list(rows)
+    last_rows = list(rows)
     if len(tokens) > len(items):  # with drafts, a row for each token
         each = [(item, row) for item, row in zip(items, rows, strict=True) for _ in item.token_ids]
         items, rows = [item for item, _ in each], [row for _, row in each]
         # The last token of a sequence with drafts is found by the host alone, so that the device's goes to the padding.
-        kept = [state.padding_row if item.verified else row for item, row in each]
+        last_rows = [state.padding_row if item.verified else row for item, row in each]
     count = len(tokens)
     here["row"][:count], here["row"][count:] = rows, state.padding_row
-    here["kept"][:count], here["kept"][count:] = kept, state.padding_row
+    here["last_row"][:count], here["last_row"][count:] = last_rows, state.padding_row
     here["position"][:count], here["position"][count:] = ats, 0
     blocks = np.array([item.blocks[at // BLOCK_TOKENS] for item, at in zip(items, ats, strict=True)], dtype=np.int64)
     here["slot"][:count] = blocks * BLOCK_TOKENS + here["position"][:count] % BLOCK_TOKENS

@@ -66,8 +66,8 @@ class DeviceState:
             written = self.rows.written[row]
             if item.blocks is written:
                 continue
-            known = item.start // BLOCK_TOKENS
-            if item.blocks[:known] != written[:known]:
+            num_written = item.start // BLOCK_TOKENS
+            if item.blocks[:num_written] != written[:num_written]:
                 values = torch.tensor(item.blocks, dtype=torch.int32)
                 self._accelerator.submit(partial(self._write_table, row, values))
 

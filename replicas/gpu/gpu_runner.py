@@ -70,8 +70,8 @@ class GpuRunner:
             if isinstance(model, PiecewiseModel) or not graphs
             else DecodeGraphs(cast("dict[int, ForwardModel]", self.models), kv, sampler, self._state, accelerator)
         )
-        self._most = graph_rows(max_running, max_drafts)
-        self._batches, self._contexts = batch_sizes(self._most), context_sizes(max_model_len)
+        self._max_rows = graph_rows(max_running, max_drafts)
+        self._batches, self._contexts = batch_sizes(self._max_rows), context_sizes(max_model_len)
         rows = max_running * (1 + max_drafts)
         self._chooser = TokenChooser(accelerator, sampler, self._state, rows, penalties=max_drafts == 0)
 
@@ -127,7 +127,7 @@ class GpuRunner:
         log-probabilities are asked for.
         """
         num_tokens = plan.num_tokens
-        if not len(specs) == num_tokens <= self._most or any(item.prompt_targets for item in plan.items):
+        if not len(specs) == num_tokens <= self._max_rows or any(item.prompt_targets for item in plan.items):
             return None
         batch = smallest_bucket(self._batches, num_tokens)
         context = smallest_bucket(self._contexts, max([item.start + len(item.token_ids) for item in plan.items]))
@@ -172,9 +172,9 @@ class GpuRunner:
         if penalised:
             self._state.keep_history()
         pairs = sorted(itertools.product(self._batches, self._contexts), key=lambda pair: (pair[0] * pair[1], pair))
-        most = min(len(pairs), MAX_GRAPHS - MAX_GRAPHS // 4)
-        keys = [GraphKey(*pair, True, penalised, weights=self._newest) for pair in pairs[:most]]
-        keys += [GraphKey(*pair, None, weights=self._newest) for pair in pairs[: MAX_GRAPHS - most]]
+        max_graphs = min(len(pairs), MAX_GRAPHS - MAX_GRAPHS // 4)
+        keys = [GraphKey(*pair, True, penalised, weights=self._newest) for pair in pairs[:max_graphs]]
+        keys += [GraphKey(*pair, None, weights=self._newest) for pair in pairs[: MAX_GRAPHS - max_graphs]]
         began = self.capture_s()
         count, left = self.graphs.warm_up(keys, within_s)
         taken_s = self.capture_s() - began
@@ -183,7 +183,7 @@ class GpuRunner:
             f"; {left} more would have taken {left * each_s:.1f} s, too long by {within_s:g} s in all" if left else ""
         )
         return (
-            f"{count} captured at warm-up in {taken_s:.1f} s, {each_s:.2f} s each, for up to {self._most} rows and "
+            f"{count} captured at warm-up in {taken_s:.1f} s, {each_s:.2f} s each, for up to {self._max_rows} rows and "
             f"{self._contexts[-1]} tokens; at most {MAX_GRAPHS} are kept, others are captured when first needed" + late
         )
 
@@ -193,10 +193,10 @@ class GpuRunner:
         """
         if self.graphs is None:
             return 0
-        most, longest = smallest_bucket(self._batches, batch), smallest_bucket(self._contexts, last)
+        largest, longest = smallest_bucket(self._batches, batch), smallest_bucket(self._contexts, last)
         between = [size for size in self._contexts if smallest_bucket(self._contexts, first) <= size < longest]
-        keys = [GraphKey(size, longest, False, weights=self._newest) for size in self._batches if size <= most]
-        keys += [GraphKey(most, context, False, weights=self._newest) for context in between]
+        keys = [GraphKey(size, longest, False, weights=self._newest) for size in self._batches if size <= largest]
+        keys += [GraphKey(largest, context, False, weights=self._newest) for context in between]
         return sum(map(self.graphs.has, keys))
 
     def logits(self, plan: StepPlan) -> torch.Tensor:

@@ -18,27 +18,29 @@ def graph_rows(max_running: int, max_drafts: int) -> int:
     return max(max_running, min(max_running * (1 + max_drafts), _MAX_DRAFTED_ROWS))
 
 
-def batch_sizes(most: int) -> tuple[int, ...]:
-    """Return the batch sizes of CUDA graphs up to `most`: those of `pad_graph_rows`, by which layers choose kernels
+def batch_sizes(max_size: int) -> tuple[int, ...]:
+    """Return the batch sizes of CUDA graphs up to `max_size`: those of `pad_graph_rows`, by which layers choose kernels
     too.
     """
     sizes = [1]
-    while sizes[-1] < most:
+    while sizes[-1] < max_size:
         sizes.append(pad_graph_rows(sizes[-1] + 1))
-    return (*sizes[:-1], most)
+    return (*sizes[:-1], max_size)
 
 
-def batch_size_totals(most: int) -> tuple[int, int]:
-    """Return how many numbers `batch_sizes` has, and their sum, without a list: `most` may be as large as a flag lets
-    it be.
+def batch_size_totals(max_size: int) -> tuple[int, int]:
+    """Return how many numbers `batch_sizes` has, and their sum, without a list: `max_size` may be as large as a flag
+    lets it be.
     """
-    if most <= _EVEN_FROM:
-        sizes = batch_sizes(most)
+    if max_size <= _EVEN_FROM:
+        sizes = batch_sizes(max_size)
         return len(sizes), sum(sizes)
     step = pad_graph_rows(_EVEN_FROM + 1) - _EVEN_FROM
     count, total = batch_size_totals(_EVEN_FROM)
-    between = range(_EVEN_FROM + step, most, step)
-    return count + len(between) + 1, total + len(between) * (between.start + between[-1] if between else 0) // 2 + most
+    between = range(_EVEN_FROM + step, max_size, step)
+    return count + len(between) + 1, total + len(between) * (
+        between.start + between[-1] if between else 0
+    ) // 2 + max_size
 
 
 def context_sizes(longest: int) -> tuple[int, ...]:

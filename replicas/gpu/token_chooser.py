@@ -75,18 +75,18 @@ class TokenChooser:
     The device also finds the log-probabilities of alternatives and of a prompt's tokens; the host reads those that
     requests ask for.
 
-    most       most rows that are sampled in a step
+    max_rows   most rows that are sampled in a step
     penalties  whether the device applies penalties; False with drafts, which the device's history does not include
     """
 
     def __init__(
-        self, accelerator: Accelerator, sampler: DeviceSampler, state: DeviceState, most: int, *, penalties: bool
+        self, accelerator: Accelerator, sampler: DeviceSampler, state: DeviceState, max_rows: int, *, penalties: bool
     ) -> None:
         self._accelerator, self._sampler, self._state, self.penalties = accelerator, sampler, state, penalties
-        self._asked = PackedTransfer(accelerator, most, _CHOICE)
-        self._chosen = PackedTransfer(accelerator, most, _CHOSEN)
-        self._biases = LogitBiases(accelerator, most)
-        self._alternatives = TopLogprobs(accelerator, most, state.vocab_size)
+        self._requests = PackedTransfer(accelerator, max_rows, _CHOICE)
+        self._chosen = PackedTransfer(accelerator, max_rows, _CHOSEN)
+        self._biases = LogitBiases(accelerator, max_rows)
+        self._alternatives = TopLogprobs(accelerator, max_rows, state.vocab_size)
 
     def takes(self, spec: SampleSpec) -> bool:
         """Return whether the device can sample with these parameters, rather than the host."""
@@ -100,7 +100,7 @@ class TokenChooser:
         row_of  for the index of each item that is sampled, the device's row of its sequence
         """
         rows = LogitRows(plan.items, self.takes)
-        turn, told = self._choose_plainly(plan.items, rows, row_of, logits) if rows.plain else (None, None)
+        turn, host_logprobs = self._choose_plainly(plan.items, rows, row_of, logits) if rows.plain else (None, None)
         prompts = self._read_prompts(plan.items, rows, logits)
         on_host, pooled = DeferredTensor(), DeferredTensor()
         if rows.host:
@@ -108,7 +108,9 @@ class TokenChooser:
         if any(item.pooling for item in plan.items):
             assert hidden is not None
             self._accelerator.submit(lambda: pooled.put(copy_to_host(hidden.value)))
-        return partial(_assemble_result, plan, rows, turn, told, prompts, self._accelerator.mark(), on_host, pooled)
+        return partial(
+            _assemble_result, plan, rows, turn, host_logprobs, prompts, self._accelerator.mark(), on_host, pooled
+        )
 
     def _choose_plainly(
         self, items: Sequence[PlanItem], rows: LogitRows, row_of: dict[int, int], logits: DeferredTensor
@@ -118,21 +120,21 @@ class TokenChooser:
         # The last token of a sequence with drafts is found by the host alone, so that the device's goes to the padding.
         padding = self._state.padding_row
         places = [padding if items[i].verified else row_of[i] for i, _ in rows.plain.values()]
-        asked = self._asked.turn()
-        asked.here["row"][:count], asked.here["chosen"][:count] = places, list(rows.plain)
-        write_sampling(asked, specs, count)
+        slot = self._requests.turn()
+        slot.here["row"][:count], slot.here["chosen"][:count] = places, list(rows.plain)
+        write_sampling(slot, specs, count)
         counting = [(row, spec) for row, spec in zip(places, specs, strict=True) if spec.params.penalised]
         penalised = bool(counting)
         if penalised:
-            write_history(asked, places, specs, count, padding)
+            write_history(slot, places, specs, count, padding)
             self._state.bring_history(counting)
-        self._asked.send(asked)
+        self._requests.send(slot)
         biased, telling = any(spec.biased for spec in specs), any(spec.params.logprobs for spec in specs)
         if biased:
             self._biases.send(specs, count)
 
         def work() -> None:
-            there = {name: tensor[:count] for name, tensor in self._asked.there.items()}
+            there = {name: tensor[:count] for name, tensor in self._requests.there.items()}
             values = logits.value[there["chosen"]]
             biases = self._biases.there(count) if biased else None
             tokens, logprobs = choose_on_device(
@@ -161,10 +163,10 @@ class TokenChooser:
         if targets:
             places = [row for prompt in rows.prompts for row in prompt]
             top = max(item.prompt_top for item in items)
-            asked = torch.tensor([places, targets], dtype=torch.int64)
+            places_and_targets = torch.tensor([places, targets], dtype=torch.int64)
 
             def work() -> None:
-                at, ids_there = self._accelerator.moved(asked)
+                at, ids_there = self._accelerator.moved(places_and_targets)
                 found = target_logprobs(logits.value, at, ids_there, top)
                 for later, values in zip((ids, logprobs), found, strict=True):
                     later.put(copy_to_host(values))
@@ -183,7 +185,7 @@ def _assemble_result(
     plan: StepPlan,
     rows: LogitRows,
     turn: TransferSlot | None,
-    told: HostLogprobs | None,
+    host_logprobs: HostLogprobs | None,
     prompts: tuple[DeferredTensor, DeferredTensor],
     mark: DeviceEvent,
     on_host: DeferredTensor,
@@ -191,11 +193,11 @@ def _assemble_result(
 ) -> StepResult:
     mark.wait()
     of_row = {} if turn is None else dict(zip(rows.plain, read_tokens(turn, len(rows.plain)), strict=True))
-    if told is not None:
+    if host_logprobs is not None:
         for place, (row, (_, spec)) in enumerate(rows.plain.items()):
             token, top = of_row[row].token, spec.params.logprobs
             if token is not None and top:
-                of_row[row] = ItemResult(told.beside(token, place, top))
+                of_row[row] = ItemResult(host_logprobs.beside(token, place, top))
     here = [(row, spec) for pairs in rows.sampled for row, spec in pairs if row not in rows.plain]
     if here:
         specs = [spec for _, spec in here]

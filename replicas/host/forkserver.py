@@ -62,7 +62,7 @@ class WatchedConnection:
             try:
                 return self._connection.recv(size)
             except TimeoutError:
-                self._look()
+                self._poll()
 
     def sendall(self, data: bytes) -> None:
         left = memoryview(data)
@@ -70,9 +70,9 @@ class WatchedConnection:
             try:
                 left = left[self._connection.send(left) :]
             except TimeoutError:
-                self._look()
+                self._poll()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._process.end_if_stopped():
             raise ProcessLost("the process was stopped")
         if self._gone:  # already when it was silent for POLL_S seconds more: another process holds its end

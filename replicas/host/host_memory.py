@@ -29,10 +29,10 @@ def total_memory(cgroup: Path = _CGROUP) -> int:
     """Return the bytes of this machine's memory, or as many of them as its control group (v2) may have."""
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
-        most = (cgroup / "memory.max").read_text().strip()
+        limit = (cgroup / "memory.max").read_text().strip()
     except OSError:  # no such group, or of version 1
         return whole
-    return whole if most == "max" else min(whole, int(most))
+    return whole if limit == "max" else min(whole, int(limit))
 
 
 def memory_owner(cgroup: Path = _CGROUP, boot: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
@@ -52,9 +52,9 @@ def memory_owner(cgroup: Path = _CGROUP, boot: Path = Path("/proc/sys/kernel/ran
 
 def _of_group(free: int, cgroup: Path) -> int:
     try:
-        most, used = (cgroup / "memory.max").read_text().strip(), int((cgroup / "memory.current").read_text())
+        limit, used = (cgroup / "memory.max").read_text().strip(), int((cgroup / "memory.current").read_text())
         stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
         cached = int(stat.get("inactive_file", 0))  # the page cache gives these bytes back when they are wanted
-        return free if most == "max" else max(0, min(free, int(most) - used + cached))
+        return free if limit == "max" else max(0, min(free, int(limit) - used + cached))
     except (OSError, ValueError):  # no such group, or of version 1
         return free

@@ -12,7 +12,7 @@ import torch
 MAX_TASK_THREADS = 4  # most threads, since each holds its task's data in memory
 
 
-def run_in_threads(tasks: Sequence[Callable[[], Any]], most: int = MAX_TASK_THREADS) -> list[Any]:
+def run_in_threads(tasks: Sequence[Callable[[], Any]], max_threads: int = MAX_TASK_THREADS) -> list[Any]:
     """Run the tasks in parallel and return their results. Raises the error of the first that fails, and begins no other
     task.
 
@@ -20,9 +20,9 @@ def run_in_threads(tasks: Sequence[Callable[[], Any]], most: int = MAX_TASK_THRE
     on the same cores that took twenty times as long as one thread each.
     """
     threads = torch.get_num_threads()
-    if min(threads, most) == 1:
+    if min(threads, max_threads) == 1:
         return [task() for task in tasks]
-    pool = ThreadPoolExecutor(min(threads, most), "loads", initializer=partial(torch.set_num_threads, 1))
+    pool = ThreadPoolExecutor(min(threads, max_threads), "loads", initializer=partial(torch.set_num_threads, 1))
     try:
         return [future.result() for future in [pool.submit(task) for task in tasks]]
     finally:

@@ -110,12 +110,12 @@ class BlockPool:
         The function changes nothing in the pool. A block counts once its last holder has given it up. Blocks that are
         found for `hashes` do not count, since the sequence that the room is for begins with them.
         """
-        kept = {self._block_of[key] for key in hashes[: self.cached_prefix(hashes)]}
+        reused = {self._block_of[key] for key in hashes[: self.cached_prefix(hashes)]}
         given_up: Counter[int] = Counter()
 
         def count(blocks: Sequence[int]) -> int:
             given_up.update(blocks)
-            return sum(given_up[block] == self._references[block] and block not in kept for block in blocks)
+            return sum(given_up[block] == self._references[block] and block not in reused for block in blocks)
 
         return count
 

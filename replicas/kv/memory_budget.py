@@ -106,29 +106,29 @@ def cpu_kv_budget(free: int) -> KvBudget:
     return KvBudget(max(0, int(free * CPU_KV_SHARE)), max(0, -free), f"{CPU_KV_SHARE:.0%} of free memory")
 
 
-def swap_budget(asked: int | None, free: int, *, on_gpu: bool) -> tuple[int, str]:
+def swap_budget(configured: int | None, free: int, *, on_gpu: bool) -> tuple[int, str]:
     """Return the bytes of host memory for KV of preempted sequences, and why. `free`: free bytes of the host."""
-    if asked is not None:
-        return asked, "as configured"
+    if configured is not None:
+        return configured, "as configured"
     if not on_gpu:
         return 0, "a CPU's KV lies in the host's memory anyway"
     share = int(free * SWAP_SHARE)
     return (SWAP_BYTES, "the default") if share >= SWAP_BYTES else (share, f"{SWAP_SHARE:.0%} of its free memory")
 
 
-def host_weights_budget(asked: int | None, free: int) -> tuple[int, str]:
+def host_weights_budget(configured: int | None, free: int) -> tuple[int, str]:
     """Return the bytes of host memory for weights that do not fit on a GPU, and why. `free`: free bytes of the host."""
-    if asked is not None:
-        return asked, "as configured"
+    if configured is not None:
+        return configured, "as configured"
     margin = max(int(free * _HOST_MARGIN_SHARE), _HOST_MARGIN_BYTES)
     return max(0, free - margin), f"{_mib(free)} are free, less {_mib(margin)} for KV, files and others"
 
 
-def prefix_budget(asked: int | None, free: int, least: int, *, on_gpu: bool) -> int:
+def prefix_budget(configured: int | None, free: int, min_bytes: int, *, on_gpu: bool) -> int:
     """Return the bytes of host memory for KV on its way to and from a prefix store. least: two values, one each way."""
-    if asked is not None:
-        return asked
-    return max(min(_PREFIX_BYTES[on_gpu], free // _PREFIX_SHARE), least)
+    if configured is not None:
+        return configured
+    return max(min(_PREFIX_BYTES[on_gpu], free // _PREFIX_SHARE), min_bytes)
 
 
 def reserve_bytes(total: int) -> int:
@@ -172,17 +172,17 @@ def table_bytes(config: ModelConfig, max_running: int) -> int:
     return positions * config.rotary_dim * 4 + (2 * max_running + 1) * blocks * 4
 
 
-def graph_bytes(config: ModelConfig, itemsize: int, most: int) -> int:
-    """Return an allowance for CUDA graphs of decode with up to `most` rows, which share one pool, and for logits of
+def graph_bytes(config: ModelConfig, itemsize: int, max_rows: int) -> int:
+    """Return an allowance for CUDA graphs of decode with up to `max_rows` rows, which share one pool, and for logits of
     each batch size.
 
     As many graphs count as are kept, or fewer if there are fewer: 3 kinds for each batch size and context length.
     """
-    num_sizes, sum_of_sizes = batch_size_totals(most)
+    num_sizes, sum_of_sizes = batch_size_totals(max_rows)
     graphs = min(MAX_GRAPHS, 3 * num_sizes * len(context_sizes(config.max_model_len)))
     launches = config.num_layers * _LAUNCHES_PER_LAYER
     logits = 4 * config.vocab_size * sum_of_sizes
-    step = activation_bytes(config, itemsize, most, most) + most * HISTOGRAM_BYTES
+    step = activation_bytes(config, itemsize, max_rows, max_rows) + max_rows * HISTOGRAM_BYTES
     return step + logits + graphs * launches * _LAUNCH_BYTES
 
 

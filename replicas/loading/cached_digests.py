@@ -25,14 +25,15 @@ class CachedDigests:
     """Digests and other facts about a checkpoint that are known before the processes that hold parts of it read
     anything.
 
-    signature    signature of its files
-    contents     digest of each tensor, if the files have not changed since they were found; only one process gets them
-    fingerprint  fingerprint of the model with these digests, which all processes get; empty: unknown
-    readers      processes that find digests together, of which this is one; None: it finds none
+    signature       signature of its files
+    weight_digests  digest of each tensor, if the files have not changed since they were found; only one process gets
+                    them
+    fingerprint     fingerprint of the model with these digests, which all processes get; empty: unknown
+    readers         processes that find digests together, of which this is one; None: it finds none
     """
 
     signature: list[list[Any]] = field(default_factory=list)
-    contents: Mapping[str, bytes] | None = None
+    weight_digests: Mapping[str, bytes] | None = None
     fingerprint: str = ""
     readers: DigestReaders | None = None
 
@@ -41,17 +42,19 @@ def find_cached_digests(checkpoint: Checkpoint, cache: WeightsCache | None) -> C
     """Return what the cache knows about a checkpoint's weights; nothing without a cache, or for a model too small to be
     kept.
     """
-    if cache is None or checkpoint.nbytes < cache.least_bytes:
+    if cache is None or checkpoint.nbytes < cache.min_bytes:
         return CachedDigests()
-    signature, contents = file_signatures(checkpoint_files(checkpoint)), cached_contents(checkpoint, cache)
-    return CachedDigests(signature, contents, "" if contents is None else model_fingerprint(checkpoint, contents))
+    signature, weight_digests = file_signatures(checkpoint_files(checkpoint)), cached_weight_digests(checkpoint, cache)
+    return CachedDigests(
+        signature, weight_digests, "" if weight_digests is None else model_fingerprint(checkpoint, weight_digests)
+    )
 
 
-def cached_contents(checkpoint: Checkpoint, cache: WeightsCache | None) -> Mapping[str, bytes] | None:
+def cached_weight_digests(checkpoint: Checkpoint, cache: WeightsCache | None) -> Mapping[str, bytes] | None:
     """Return the digest of each of a checkpoint's tensors, if no file has changed since the digests were found; else
     None.
     """
-    found = None if cache is None else cache.contents(checkpoint_files(checkpoint))
+    found = None if cache is None else cache.find_digests(checkpoint_files(checkpoint))
     if found is None or len(found) != _DIGEST_BYTES * len(digested_names(checkpoint)):
         return None
     return split_digests(checkpoint, found)
@@ -61,8 +64,8 @@ def digested_names(checkpoint: Checkpoint) -> list[str]:
     return sorted(name for name in checkpoint.tensors if not is_tolerated(name))
 
 
-def join_digests(contents: Mapping[str, bytes]) -> bytes:
-    return b"".join(contents[name] for name in sorted(contents))
+def join_digests(weight_digests: Mapping[str, bytes]) -> bytes:
+    return b"".join(weight_digests[name] for name in sorted(weight_digests))
 
 
 def split_digests(checkpoint: Checkpoint, row: bytes) -> Mapping[str, bytes]:
@@ -76,9 +79,9 @@ def checkpoint_files(checkpoint: Checkpoint) -> list[Path]:
     return [*{path for path, _ in checkpoint.tensors.values()}, *find_manifests(checkpoint.folder)]
 
 
-def model_fingerprint(checkpoint: Checkpoint, contents: Mapping[str, bytes]) -> str:
+def model_fingerprint(checkpoint: Checkpoint, weight_digests: Mapping[str, bytes]) -> str:
     described = f"{checkpoint.config}\n{checkpoint.format}\n".encode()
-    return hashlib.sha256(described + combine_tensor_digests(checkpoint.tensors, contents)).hexdigest()
+    return hashlib.sha256(described + combine_tensor_digests(checkpoint.tensors, weight_digests)).hexdigest()
 
 
 def is_tolerated(name: str) -> bool:

@@ -70,9 +70,11 @@ def assign_digests(checkpoint: Checkpoint, names: Iterable[str], readers: Digest
         for piece in tensor_pieces(checkpoint.tensors, [name]):
             begin, end = piece.begin - start, piece.end - start
             parts = {number: min(end, last) - max(begin, first) for number, (first, last) in spans.items()}
-            most = max(parts.values(), default=0)
+            max_bytes = max(parts.values(), default=0)
             sizes.append(end - begin)
-            may.append([number for number in parts if parts[number] == most] if most > 0 else range(len(read)))
+            may.append(
+                [number for number in parts if parts[number] == max_bytes] if max_bytes > 0 else range(len(read))
+            )
     found, nbytes = [0] * len(may), [0] * len(read)
     for piece_number in sorted(range(len(may)), key=lambda each: len(may[each]) > 1):  # pieces with a choice come last
         owner = min(may[piece_number], key=lambda number: (nbytes[number], number))
@@ -88,13 +90,13 @@ def reads_by_process(checkpoint: Checkpoint, readers: DigestReaders) -> list[Spa
     config, format = checkpoint.config, checkpoint.format
     stages, ranks = pipeline_stages(config.num_layers, readers.layers), readers.ranks
     parts = [shard_for_rank(config, format, rank, ranks) for rank in range(ranks)] if ranks > 1 else [None]
-    known = [_LinearReads(checkpoint.tensors) for _ in parts]
+    linear_reads = [_LinearReads(checkpoint.tensors) for _ in parts]
     where = [divmod(number, ranks) for number in readers.processes]
-    return [dict(_reads(checkpoint, stages[stage], parts[rank], known[rank])) for stage, rank in where]
+    return [dict(_reads(checkpoint, stages[stage], parts[rank], linear_reads[rank])) for stage, rank in where]
 
 
 def _reads(
-    checkpoint: Checkpoint, stage: PipelineStage, part: TensorShard | None, known: _LinearReads
+    checkpoint: Checkpoint, stage: PipelineStage, part: TensorShard | None, linear_reads: _LinearReads
 ) -> Iterator[tuple[str, Span]]:
     config, format, tensors = checkpoint.config, checkpoint.format, checkpoint.tensors
     layout = decoder_layout(config, format, stage)
@@ -110,7 +112,7 @@ def _reads(
             rows = (slice(*part.tokens),) if name in (EMBEDDING, f"{HEAD}.weight") else ()
             yield name, _span(tensors[name][1], rows)
     for each, linear in linears:
-        yield from known.reads(each, linear)
+        yield from linear_reads.reads(each, linear)
 
 
 class _LinearReads:
@@ -119,7 +121,7 @@ class _LinearReads:
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
         self._noting = _ReadRecorder(tensors, torch.device("meta"))
-        self._known: dict[object, Sequence[tuple[str, Span]]] = {}
+        self._cache: dict[object, Sequence[tuple[str, Span]]] = {}
 
     def reads(self, format: WeightFormat, linear: LinearSpec) -> Iterator[tuple[str, Span]]:
         names = [name for name in format.tensors(linear) if name in self._tensors]
@@ -128,12 +130,12 @@ class _LinearReads:
         infos = [self._tensors[name][1] for name in names]
         alike = tuple((name[at:], info.dtype, info.shape) for name, info in zip(names, infos, strict=True))
         key = (replace(linear, name=""), alike)
-        if key not in self._known:
+        if key not in self._cache:
             self._noting.parts.clear()
             format.linear(self._noting, linear, torch.float32)
             taken = self._noting.parts.items()
-            self._known[key] = [(name[at:], _span(self._tensors[name][1], part)) for name, part in taken]
-        for suffix, span in self._known[key]:
+            self._cache[key] = [(name[at:], _span(self._tensors[name][1], part)) for name, part in taken]
+        for suffix, span in self._cache[key]:
             yield f"{linear.name}{suffix}", span
 
 

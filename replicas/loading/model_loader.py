@@ -59,7 +59,7 @@ from ..offload.renewal.device_renewal import renew_device_decoder
 from ..offload.renewal.disk_renewal import renew_disk_decoder
 from .cached_digests import (
     CachedDigests,
-    cached_contents,
+    cached_weight_digests,
     checkpoint_files,
     digested_names,
     is_tolerated,
@@ -77,12 +77,14 @@ log = logging.getLogger(__name__)
 class LoadedModel:
     """A decoder, with what the engine must know of it.
 
-    fingerprint   hex digest of the config and of every weight's content: equal only for equal models
-    weight_bytes  bytes of weights in memory, all copies counted
-    digests       digests of pieces that this process found toward the fingerprint, if the model is divided
-    checkpoint    checkpoint that it was loaded from; None: it was made up
-    contents      digest of each tensor, from which the fingerprint is made; empty in a process that does not compute it
-    keep          keeps this process's repacked part for the next start; called with the fingerprint of the whole model
+    fingerprint     hex digest of the config and of every weight's content: equal only for equal models
+    weight_bytes    bytes of weights in memory, all copies counted
+    digests         digests of pieces that this process found toward the fingerprint, if the model is divided
+    checkpoint      checkpoint that it was loaded from; None: it was made up
+    weight_digests  digest of each tensor, from which the fingerprint is made; empty in a process that does not compute
+                    it
+    keep            keeps this process's repacked part for the next start; called with the fingerprint of the whole
+                    model
     """
 
     decoder: Decoder
@@ -93,7 +95,7 @@ class LoadedModel:
     weight_bytes: int
     digests: Sequence[bytes] = ()
     checkpoint: Checkpoint | None = None
-    contents: Mapping[str, bytes] = field(default_factory=dict)
+    weight_digests: Mapping[str, bytes] = field(default_factory=dict)
     keep: Callable[[str], None] | None = None
 
 
@@ -113,7 +115,7 @@ def load_model(
     weights_host_memory: int | None = None,
     copier: Copier | None = None,
     outline: Callable[[], Decoder] | None = None,
-    known: CachedDigests | None = None,
+    cached_digests: CachedDigests | None = None,
 ) -> LoadedModel:
     """Load a checked local folder through a device's operators.
 
@@ -122,7 +124,7 @@ def load_model(
     stage     pipeline stage whose layers are read; None: all layers
     others    returns the other processes' digests; given to the process that computes the fingerprint
     cache     cache of repacked weights, for devices that can keep layers; each process has a part of its own
-    known     digests of a divided model that were known before any process read it
+    cached_digests  digests of a divided model that were known before any process read it
     weights_memory  bytes of weights on the device; layers beyond are off it until they are computed. None: all are
                     loaded
     weights_host_memory  bytes of host memory for layers off a device with memory of its own; layers beyond stay in the
@@ -138,15 +140,17 @@ def load_model(
     stage = stage or whole_stage(checkpoint.config)
     if stage.count > 1 or (ranks is not None and len(ranks.parts) > 1):
         assert weights_memory is None, "of a model that is divided all is in memory"
-        cache = cache if cache is not None and checkpoint.nbytes >= cache.least_bytes else None
-        return _load_part(checkpoint, ops, progress, ranks, stage, others, cache, known or CachedDigests(), copier)
+        cache = cache if cache is not None and checkpoint.nbytes >= cache.min_bytes else None
+        return _load_part(
+            checkpoint, ops, progress, ranks, stage, others, cache, cached_digests or CachedDigests(), copier
+        )
     tiers = None
     if weights_memory is not None:
         _, _, cache = require_repacking(ops, cache)
         tiers = resolve_budgets(weights_memory, weights_host_memory, copier)
-        if outline is not None and cache.contents(checkpoint_files(checkpoint)) is None:
+        if outline is not None and cache.find_digests(checkpoint_files(checkpoint)) is None:
             check_budget(outline(), *tiers)
-    elif cache is not None and checkpoint.nbytes < cache.least_bytes:
+    elif cache is not None and checkpoint.nbytes < cache.min_bytes:
         cache = None
     began = time.perf_counter()
     loaded, how = _load_whole(checkpoint, ops, progress, cache, tiers, copier)
@@ -168,17 +172,19 @@ def _load_whole(
     """Load a model that is not divided; return it and, in words, where its weights came from."""
     files = checkpoint_files(checkpoint)
     before = [] if cache is None else file_signatures(files)
-    contents = cached_contents(checkpoint, cache)
-    read = "read" if contents is None else "known to be unchanged"
-    if contents is None:
+    weight_digests = cached_weight_digests(checkpoint, cache)
+    read = "read" if weight_digests is None else "known to be unchanged"
+    if weight_digests is None:
         check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
     repacking = _repacking_ops(ops, cache)
     kind = "" if repacking is None else _cache_kind(checkpoint, repacking)
-    if cache is not None and contents is None and (tiers is not None or cache.has(kind)):
-        contents = _digest_checkpoint(checkpoint, progress)  # shows whether the cached weights were made from these
-        cache.remember(before, files, join_digests(contents))
-    if cache is not None and repacking is not None and contents is not None:
-        key = _cache_key(kind, checkpoint, contents)
+    if cache is not None and weight_digests is None and (tiers is not None or cache.has(kind)):
+        weight_digests = _digest_checkpoint(
+            checkpoint, progress
+        )  # shows whether the cached weights were made from these
+        cache.remember(before, files, join_digests(weight_digests))
+    if cache is not None and repacking is not None and weight_digests is not None:
+        key = _cache_key(kind, checkpoint, weight_digests)
         if tiers is not None:
             decoder, found = (
                 load_tiered_decoder(checkpoint, ops, cache, key, tiers.device)
@@ -187,28 +193,28 @@ def _load_whole(
             )
             cache.hint(checkpoint.folder, key, ops.device.type)
             how = "as they were repacked before" if found else "repacked to disk"
-            return _make_loaded_model(decoder, checkpoint, contents), f"{read} and {how}"
+            return _make_loaded_model(decoder, checkpoint, weight_digests), f"{read} and {how}"
         if (restored := _find_packed(checkpoint, ops, cache, key, copier)) is not None:
             cache.hint(checkpoint.folder, key, ops.device.type)
-            return _make_loaded_model(restored, checkpoint, contents), f"{read} and as repacked before"
+            return _make_loaded_model(restored, checkpoint, weight_digests), f"{read} and as repacked before"
     noting = (
         RecordingRepackCache(repacking)
         if repacking is not None and _should_record(checkpoint, ops, cache, kind)
         else None
     )
-    decoder, found_contents = _load_repacking(
-        checkpoint, ops, noting or NO_REPACK_CACHE, progress, copier, digests=contents is None
+    decoder, found_digests = _load_repacking(
+        checkpoint, ops, noting or NO_REPACK_CACHE, progress, copier, digests=weight_digests is None
     )
-    if contents is None:
-        contents = found_contents
+    if weight_digests is None:
+        weight_digests = found_digests
         if cache is not None:
-            cache.remember(before, files, join_digests(contents))
+            cache.remember(before, files, join_digests(weight_digests))
     if cache is not None and noting is not None and noting.complete:
-        cache.keep(key := _cache_key(kind, checkpoint, contents), _recorded_weights(noting, ops))
+        cache.keep(key := _cache_key(kind, checkpoint, weight_digests), _recorded_weights(noting, ops))
         cache.hint(checkpoint.folder, key, ops.device.type)
     elif cache is not None:
         cache.give_up()
-    return _make_loaded_model(decoder, checkpoint, contents), f"{read} and repacked"
+    return _make_loaded_model(decoder, checkpoint, weight_digests), f"{read} and repacked"
 
 
 def _digest_checkpoint(checkpoint: Checkpoint, progress: Progress | None) -> Mapping[str, bytes]:
@@ -231,14 +237,14 @@ def _cache_kind(checkpoint: Checkpoint, ops: PackedLayerOps, part: str = "") -> 
     return hashlib.sha256(described.encode()).hexdigest()
 
 
-def _cache_key(kind: str, checkpoint: Checkpoint, contents: Mapping[str, bytes]) -> str:
-    return f"{kind}\n{model_fingerprint(checkpoint, contents)}"
+def _cache_key(kind: str, checkpoint: Checkpoint, weight_digests: Mapping[str, bytes]) -> str:
+    return f"{kind}\n{model_fingerprint(checkpoint, weight_digests)}"
 
 
 def _load_repacking(
     checkpoint: Checkpoint,
     ops: Ops,
-    shelf: RepackCache,
+    repack_cache: RepackCache,
     progress: Progress | None,
     copier: Copier | None,
     *,
@@ -257,12 +263,12 @@ def _load_repacking(
     try:
         if head_is_tied(checkpoint.config, checkpoint.format):
             check_tied_head(weights)
-        decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, shelf=shelf)
+        decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, repack_cache=repack_cache)
         _finish(weights, copier)
     except BaseException:
         weights.abandon()
         raise
-    return decoder, weights.contents
+    return decoder, weights.weight_digests
 
 
 def _staging(copier: Copier | None) -> AllocateStaging | None:
@@ -282,8 +288,8 @@ def _find_packed(
     """Return the decoder that was kept for that key; None if there is none."""
     if copier is not None and copier.apart:
         return load_cached_decoder(checkpoint, ops, cache, key, copier)
-    kept = cache.find(key)
-    return None if kept is None else _restore_decoder(checkpoint, ops, kept)
+    packed_weights = cache.find(key)
+    return None if packed_weights is None else _restore_decoder(checkpoint, ops, packed_weights)
 
 
 def _should_record(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache | None, kind: str) -> bool:
@@ -301,15 +307,15 @@ def _should_record(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache | None,
 def _restore_decoder(
     checkpoint: Checkpoint,
     ops: Ops,
-    kept: PackedWeights,
+    packed_weights: PackedWeights,
     ranks: Ranks | None = None,
     stage: PipelineStage | None = None,
 ) -> Decoder:
     """Build a decoder from repacked weights, which were checked before they were kept."""
     assert isinstance(ops, PackedLayerOps)
-    ops.restore_choices(kept.choices)
-    shelf = RestoringRepackCache(ops, ops.device, kept.tensors, kept.packed)
-    return Decoder(checkpoint.config, checkpoint.format, WeightLoader({}, ops.device), ops, ranks, stage, shelf)
+    ops.restore_choices(packed_weights.choices)
+    repack_cache = RestoringRepackCache(ops, ops.device, packed_weights.tensors, packed_weights.packed)
+    return Decoder(checkpoint.config, checkpoint.format, WeightLoader({}, ops.device), ops, ranks, stage, repack_cache)
 
 
 def _recorded_weights(noting: RecordingRepackCache, ops: Ops) -> PackedWeights:
@@ -329,13 +335,13 @@ def _load_part(
     stage: PipelineStage,
     others: GatherPeerDigests | None,
     cache: WeightsCache | None,
-    known: CachedDigests,
+    cached_digests: CachedDigests,
     copier: Copier | None,
 ) -> LoadedModel:
     """Load a process's part of a divided model. Digests that are not known are computed by all processes that read the
     same files, each digesting some pieces of what it reads.
     """
-    readers = known.readers
+    readers = cached_digests.readers
     if readers is not None and readers.is_first:
         check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
     names = digested_names(checkpoint)
@@ -348,11 +354,11 @@ def _load_part(
     repacking = _repacking_ops(ops, cache)
     kind = "" if repacking is None else _cache_kind(checkpoint, repacking, f"{ranks and ranks.own}\n{stage}")
     keep: Callable[[str], None] | None = None
-    kept = None
-    if cache is not None and repacking is not None and known.fingerprint:
-        kept = cache.find(f"{kind}\n{known.fingerprint}")
-    if kept is not None:
-        decoder = _restore_decoder(checkpoint, ops, kept, ranks, stage)
+    packed_weights = None
+    if cache is not None and repacking is not None and cached_digests.fingerprint:
+        packed_weights = cache.find(f"{kind}\n{cached_digests.fingerprint}")
+    if packed_weights is not None:
+        decoder = _restore_decoder(checkpoint, ops, packed_weights, ranks, stage)
         log.info("weights: this process's part was read as it was repacked before")
     else:
         noting = (
@@ -367,15 +373,17 @@ def _load_part(
         if cache is not None and noting is not None and noting.complete:
             keep = partial(_keep_part, cache, kind, _recorded_weights(noting, ops))
     digests = _digest_own_pieces(checkpoint, own, on_the_way)
-    contents: Mapping[str, bytes] = {}
+    weight_digests: Mapping[str, bytes] = {}
     if others is not None:
         theirs = others()
-        contents = known.contents or {}
-        if not contents:
-            contents = digests_by_tensor(checkpoint.tensors, names, order_piece_digests([digests, *theirs], whose))
+        weight_digests = cached_digests.weight_digests or {}
+        if not weight_digests:
+            weight_digests = digests_by_tensor(
+                checkpoint.tensors, names, order_piece_digests([digests, *theirs], whose)
+            )
             if cache is not None:
-                cache.remember(known.signature, checkpoint_files(checkpoint), join_digests(contents))
-    loaded = _make_loaded_model(decoder, checkpoint, contents, digests)
+                cache.remember(cached_digests.signature, checkpoint_files(checkpoint), join_digests(weight_digests))
+    loaded = _make_loaded_model(decoder, checkpoint, weight_digests, digests)
     if keep is not None and loaded.fingerprint:
         keep(loaded.fingerprint)
         return loaded
@@ -410,14 +418,14 @@ def _weights_of_part(
         checkpoint.tensors, device, progress, lambda name, tensor: find_problem(layout[name], tensor), order=own,
         pieces=pieces, staging=staging,
     )  # fmt: skip
-    weights.leave(layout.keys() - own.keys())
+    weights.skip(layout.keys() - own.keys())
     if head_is_tied(checkpoint.config, checkpoint.format) and stage.is_last:
         check_tied_head(weights, *(() if ranks is None else (slice(*ranks.own.tokens),)))
     return weights
 
 
-def _keep_part(cache: WeightsCache, kind: str, kept: PackedWeights, fingerprint: str) -> None:
-    cache.keep(f"{kind}\n{fingerprint}", kept)
+def _keep_part(cache: WeightsCache, kind: str, packed_weights: PackedWeights, fingerprint: str) -> None:
+    cache.keep(f"{kind}\n{fingerprint}", packed_weights)
 
 
 def updated_model(
@@ -446,15 +454,15 @@ def updated_model(
             checkpoint.config, checkpoint.format, weights, decoder.ops, ranks, stage, before=decoder, changed=own
         )
         weights.finish(tolerated=lambda name: name not in own)
-    if not before.contents:
+    if not before.weight_digests:
         return _make_loaded_model(made, checkpoint, {}, ())
     tensors = checkpoint.tensors
-    contents = {**before.contents, **digests_by_tensor(tensors, changed, digest_pieces(tensors, changed))}
-    return _make_loaded_model(made, checkpoint, contents, ())
+    weight_digests = {**before.weight_digests, **digests_by_tensor(tensors, changed, digest_pieces(tensors, changed))}
+    return _make_loaded_model(made, checkpoint, weight_digests, ())
 
 
 def _make_loaded_model(
-    decoder: Decoder, checkpoint: Checkpoint, contents: Mapping[str, bytes], digests: Sequence[bytes] = ()
+    decoder: Decoder, checkpoint: Checkpoint, weight_digests: Mapping[str, bytes], digests: Sequence[bytes] = ()
 ) -> LoadedModel:
     """Return the loaded model with its fingerprint. contents: empty in a process that does not compute the
     fingerprint.
@@ -464,11 +472,11 @@ def _make_loaded_model(
         config=checkpoint.config,
         defaults=checkpoint.defaults,
         quantization=checkpoint.quantization,
-        fingerprint=model_fingerprint(checkpoint, contents) if contents else "",
+        fingerprint=model_fingerprint(checkpoint, weight_digests) if weight_digests else "",
         weight_bytes=decoder.nbytes,
         digests=digests,
         checkpoint=checkpoint,
-        contents=contents,
+        weight_digests=weight_digests,
     )
 
 

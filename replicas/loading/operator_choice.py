@@ -35,7 +35,7 @@ def choose_meta_operators(config: EngineConfig, stored: torch.dtype, ops: Ops) -
     return ops.for_meta_device() if isinstance(ops, MetaOpsProvider) else choose_operators(config, stored)[0]
 
 
-def _dtype(asked: str, device: torch.device, stored: torch.dtype) -> tuple[torch.dtype, str]:
-    if asked == "auto":
+def _dtype(requested: str, device: torch.device, stored: torch.dtype) -> tuple[torch.dtype, str]:
+    if requested == "auto":
         return choose_dtype(device, stored)
-    return getattr(torch, asked), f"{asked}: as configured"
+    return getattr(torch, requested), f"{requested}: as configured"

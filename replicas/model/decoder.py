@@ -78,7 +78,7 @@ class Decoder:
         ops: Ops,
         ranks: Ranks | None = None,
         stage: PipelineStage | None = None,
-        shelf: RepackCache = NO_REPACK_CACHE,
+        repack_cache: RepackCache = NO_REPACK_CACHE,
         *,
         before: Decoder | None = None,
         changed: Collection[str] = frozenset(),
@@ -86,18 +86,20 @@ class Decoder:
     ) -> None:
         """Take every tensor of the layout from `weights`, or the part of them that a rank and a stage need.
 
-        ranks    ranks that divide the layers: then `kv` holds this rank's heads, and every rank computes each step
-        stage    pipeline stage whose layers these are: then `kv` covers those layers. None: all layers
-        shelf    repacked weights of an earlier start, which are then not read from `weights`; or records what is
-                 repacked
-        before   the same model with other values of the tensors in `changed`: parts that use none of those are shared
-                 with it, and only the others are loaded
-        numbers  layers of the stage to be made, from 0; None: all
+        ranks         ranks that divide the layers: then `kv` holds this rank's heads, and every rank computes each step
+        stage         pipeline stage whose layers these are: then `kv` covers those layers. None: all layers
+        repack_cache  repacked weights of an earlier start, which are then not read from `weights`; or records what is
+                      repacked
+        before        the same model with other values of the tensors in `changed`: parts that use none of those are
+                      shared with it, and only the others are loaded
+        numbers       layers of the stage to be made, from 0; None: all
 
         Raises CheckpointError naming file and tensor.
         """
         exchange = None if ranks is None else ranks.exchange
-        source = LayerSource(weights, format, ops, exchange, shelf, {} if before is None else before.made, changed)
+        source = LayerSource(
+            weights, format, ops, exchange, repack_cache, {} if before is None else before.made, changed
+        )
         self.made: dict[frozenset[str], LayerPart] = source.made  # by the names of the tensors that each was made of
         self.config, self.ops, self.tied = config, ops, head_is_tied(config, format)
         self.ranks, self.stage = ranks, stage or whole_stage(config)
@@ -110,7 +112,9 @@ class Decoder:
             self.norm = source.table(FINAL_NORM)
             tasks.insert(0, partial(self._make_head, source))
         alone = ranks is None and self.stage.count == 1 and before is None  # new weights beside steps are built slowly
-        beside = alone and ops.device.type == "cpu" and not (shelf.in_order or isinstance(weights, MetaWeightLoader))
+        beside = (
+            alone and ops.device.type == "cpu" and not (repack_cache.in_order or isinstance(weights, MetaWeightLoader))
+        )
         made = run_in_threads(tasks) if beside else [make() for make in tasks]
         if self.stage.is_last:
             self.head = made.pop(0)
@@ -131,7 +135,7 @@ class Decoder:
                 fresh.append(load())
                 return [] if self._is_embedding(fresh[0]) else fresh
 
-            found = source.shelf.linears(HEAD, own, role="head") or fresh
+            found = source.repack_cache.linears(HEAD, own, role="head") or fresh
             return found[0] if found else load()
 
         return source.part(names, made)

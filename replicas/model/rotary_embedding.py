@@ -151,8 +151,8 @@ def rotary_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     if rope.kind == "llama3":
         return _llama3(rope, plain)
     if rope.kind == "yarn":
-        kept = _yarn_kept(rope, head_dim)
-        return plain / rope.factor * (1.0 - kept) + plain * kept
+        unscaled = _yarn_unscaled_share(rope, head_dim)
+        return plain / rope.factor * (1.0 - unscaled) + plain * unscaled
     return plain
 
 
@@ -161,12 +161,12 @@ def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
     their wavelength.
     """
     turns = rope.original_length * plain / (2 * math.pi)  # full turns within the original context
-    kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    kept = kept.clamp(0.0, 1.0)
-    return plain / rope.factor * (1.0 - kept) + plain * kept
+    unscaled = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    unscaled = unscaled.clamp(0.0, 1.0)
+    return plain / rope.factor * (1.0 - unscaled) + plain * unscaled
 
 
-def _yarn_kept(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+def _yarn_unscaled_share(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     """Return how much of each plain frequency stays: 1 where it turns more than beta_fast times, 0 below beta_slow."""
 
     def dimension(turns: float) -> float:
@@ -198,10 +198,10 @@ class RotaryTable:
 
     def reserve(self, length: int) -> None:
         """Extend the table to position length - 1."""
-        known = self._cos.shape[0]
-        if length <= known:
+        length_now = self._cos.shape[0]
+        if length <= length_now:
             return
-        starts = range(known, length, self.PIECE)
+        starts = range(length_now, length, self.PIECE)
         angles = [self._angles(start) for start in starts]
         self._cos = torch.cat([self._cos, *(a.cos() * self._attention_factor for a in angles)])
         self._sin = torch.cat([self._sin, *(a.sin() * self._attention_factor for a in angles)])

@@ -109,6 +109,8 @@ def _pairs(seen: int, new: int, window: int | None) -> int:
     position   seen - new .. seen - 1
     keys       seen - new + 1 .. seen, at most `window`
     """
-    first, most = seen - new + 1, min(window or seen, seen)
-    growing = max(0, min(seen, most) - first + 1)  # queries that meet fewer keys than the window holds, or as many
-    return growing * (2 * first + growing - 1) // 2 + (new - growing) * most
+    first, window_keys = seen - new + 1, min(window or seen, seen)
+    growing = max(
+        0, min(seen, window_keys) - first + 1
+    )  # queries that meet fewer keys than the window holds, or as many
+    return growing * (2 * first + growing - 1) // 2 + (new - growing) * window_keys

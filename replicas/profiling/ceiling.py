@@ -26,7 +26,7 @@ from .call_work import CallWork
 Source = Literal["measured", "table"]
 
 _CPU = torch.device("cpu")
-_LEAST_BYTES, _MOST_BYTES = 2**20, 2**29
+_MIN_BYTES, _MAX_BYTES = 2**20, 2**29
 _SIDE = 1024  # rows and columns of the matrices that are multiplied
 _BUDGET_S = 0.25  # seconds for each figure and number of threads
 
@@ -67,7 +67,7 @@ class Ceiling:
         """Source of all figures: "measured" or "table"."""
         return self.bandwidth.source
 
-    def least(self, work: CallWork, arithmetic: str) -> LeastTime:
+    def roofline_time(self, work: CallWork, arithmetic: str) -> LeastTime:
         """Return the least time for some work. The rate is that of `arithmetic`; if that has none, or is of integers
         and measured, it is the fastest rate.
         """
@@ -82,7 +82,7 @@ def cpu_ceiling(num_bytes: int, threads: int) -> Ceiling:
     """Measure the ceiling of this CPU. num_bytes: bytes that a decode step reads, since data that fits a cache is read
     faster than memory allows.
     """
-    size = min(max(num_bytes, _LEAST_BYTES), _MOST_BYTES)
+    size = min(max(num_bytes, _MIN_BYTES), _MAX_BYTES)
     counts = sorted({1, threads})
     memory = _memory_bandwidth(size, counts)
     did = "copied" if memory.fastest == TORCH_COPY else "read"
@@ -100,8 +100,8 @@ def cpu_ceiling(num_bytes: int, threads: int) -> Ceiling:
     return Ceiling("this CPU", CeilingFigure(memory.bandwidth, "measured", said), rates)
 
 
-def gpu_ceiling(rig: DeviceContext) -> Ceiling:
-    about = rig.about
+def gpu_ceiling(device_context: DeviceContext) -> Ceiling:
+    about = device_context.about
     rates = {str(kind): CeilingFigure(rate, "table", about.source(kind)) for kind, rate in about.rates.items()}
     return Ceiling(about.name, CeilingFigure(about.bandwidth, "table", about.source("bandwidth")), rates)
 

@@ -21,7 +21,7 @@ _APART, _APART_WITH_CAUSE = 2.0, 1.25
 _EXCESS, _EXCESS_WITH_CAUSE = 0.03, 0.01  # least excess, as a share of the step
 _FAR = 1.5  # ratio to the least time by the roofline above which a module is reported
 _WIDE = 2.0  # ratio of bytes moved to those that the checkpoint's own weights need, above which a module is reported
-_LEAST_SHARE = 0.05  # least share of the step of a reported finding that is not against siblings
+_MIN_SHARE = 0.05  # least share of the step of a reported finding that is not against siblings
 _UNKNOWN = SlowCause(
     "none that is known: kernel, dtypes and configs are its siblings'",
     lambda _: True,
@@ -99,7 +99,7 @@ def find_slow_modules(step: ModuleNode) -> list[Finding]:
         for off in _slow_modules(nodes, step):
             alike.setdefault(off.kind, []).append(off)
     found = [_to_finding(group, step.seconds) for group in alike.values()]
-    worth = [each for each in found if each.against == "siblings" or each.share >= _LEAST_SHARE]
+    worth = [each for each in found if each.against == "siblings" or each.share >= _MIN_SHARE]
     return sorted(worth, key=lambda each: -each.share)
 
 
@@ -136,13 +136,13 @@ def _far_from_roofline(nodes: Iterable[ModuleNode]) -> Iterator[_SlowModule]:
     """
     for node in nodes:
         assert node.facts is not None
-        cause, least, work = find_cause(node.facts), node.least, node.work
-        if cause is None or least is None or least.seconds <= 0:
+        cause, roofline, work = find_cause(node.facts), node.roofline, node.work
+        if cause is None or roofline is None or roofline.seconds <= 0:
             continue
-        if least.bound_by == "bandwidth" and work.moved >= _WIDE * work.needed:
+        if roofline.bound_by == "bandwidth" and work.moved >= _WIDE * work.needed:
             yield _SlowModule(node, node.facts, "bytes", work.moved, work.needed, cause)
-        elif (took_s := _fastest(node)) >= _FAR * least.seconds:
-            yield _SlowModule(node, node.facts, "roofline", took_s, least.seconds, cause)
+        elif (took_s := _fastest(node)) >= _FAR * roofline.seconds:
+            yield _SlowModule(node, node.facts, "roofline", took_s, roofline.seconds, cause)
 
 
 def _to_finding(group: Sequence[_SlowModule], step_s: float) -> Finding:
@@ -167,8 +167,8 @@ def _role(node: ModuleNode) -> str:
 
 
 def _layer(node: ModuleNode) -> int | None:
-    words = node.path.split(".")
-    return int(words[1]) if words[0] == "layers" else None
+    parts = node.path.split(".")
+    return int(parts[1]) if parts[0] == "layers" else None
 
 
 def _fastest(node: ModuleNode) -> float:

@@ -62,7 +62,8 @@ def _fold(group: Sequence[ModuleNode], layers: tuple[int, ...]) -> ModuleNode:
         samples=[sum(parts) for parts in zip(*(node.samples for node in group), strict=True)],
         seconds=sum(node.seconds for node in group),
         work=reduce(CallWork.__add__, (node.work for node in group), NO_WORK),
-        least=first.least and LeastTime(sum(node.least.seconds for node in group if node.least), first.least.bound_by),
+        roofline=first.roofline
+        and LeastTime(sum(node.roofline.seconds for node in group if node.roofline), first.roofline.bound_by),
         children=[_fold(nodes, layers) for nodes in zip(*(node.children for node in group), strict=True)],
         spread=LayerSpread(layers, tuple(node.seconds for node in group)),
     )

@@ -92,9 +92,9 @@ def _on_gpu(part: TimedModule, seen: LastCall, ops: GpuOps, common: dict[str, An
     )
 
 
-def _unit(part: TimedModule, kernel: str, rig: DeviceContext) -> Arithmetic:
+def _unit(part: TimedModule, kernel: str, device_context: DeviceContext) -> Arithmetic:
     """Return the best arithmetic that the policy allows for the part: for a linear layer the fastest of its units."""
-    policy = rig.policy
+    policy = device_context.policy
     if part.kind == "attention":
         return policy.attention_unit.arithmetic
     if part.kind != "linear":
@@ -104,7 +104,7 @@ def _unit(part: TimedModule, kernel: str, rig: DeviceContext) -> Arithmetic:
         units = policy.int8_units
     elif kernel == "fp8" and policy.fp8:
         units = (policy.fp8,)
-    return max((unit.arithmetic for unit in units), key=lambda each: rig.about.rates[each])
+    return max((unit.arithmetic for unit in units), key=lambda each: device_context.about.rates[each])
 
 
 def _linears(part: TimedModule) -> str:

@@ -21,11 +21,11 @@ class LayerSpread:
     each_s: tuple[float, ...]
 
     @property
-    def least_s(self) -> float:
+    def fastest_s(self) -> float:
         return min(self.each_s)
 
     @property
-    def most_s(self) -> float:
+    def slowest_s(self) -> float:
         return max(self.each_s)
 
 
@@ -33,11 +33,11 @@ class LayerSpread:
 class ModuleNode:
     """A node of the tree. name: within the parent; path: from the root.
 
-    samples  seconds, by step
-    seconds  mean over the faster half of the steps
-    least    least time of the modules in it, one after the other; None where none is a module
-    facts    facts about a module that is timed by itself
-    spread   spread of the layers that the node stands for
+    samples   seconds, by step
+    seconds   mean over the faster half of the steps
+    roofline  least time of the modules in it, one after the other; None where none is a module
+    facts     facts about a module that is timed by itself
+    spread    spread of the layers that the node stands for
     """
 
     name: str
@@ -45,7 +45,7 @@ class ModuleNode:
     samples: Sequence[float] = ()
     seconds: float = 0.0
     work: CallWork = NO_WORK
-    least: LeastTime | None = None
+    roofline: LeastTime | None = None
     facts: ModuleFacts | None = None
     children: list[ModuleNode] = field(default_factory=list)
     spread: LayerSpread | None = None
@@ -53,7 +53,7 @@ class ModuleNode:
     @property
     def reached(self) -> float | None:
         """Share of the roofline that the node reaches; None if unknown."""
-        return self.least.seconds / self.seconds if self.least and self.seconds > 0 else None
+        return self.roofline.seconds / self.seconds if self.roofline and self.seconds > 0 else None
 
     def walk(self) -> Iterator[ModuleNode]:
         yield self
@@ -62,21 +62,23 @@ class ModuleNode:
 
 
 def build_tree(
-    samples: Sequence[StepSample], facts: Mapping[str, ModuleFacts], least: Callable[[CallWork, ModuleFacts], LeastTime]
+    samples: Sequence[StepSample],
+    facts: Mapping[str, ModuleFacts],
+    roofline: Callable[[CallWork, ModuleFacts], LeastTime],
 ) -> ModuleNode:
     """Return the tree of a step. facts: of each module with a time of its own. least: returns what a device needs for
     some work.
     """
-    return _TreeBuilder(samples, _faster_half(samples), facts, least).step()
+    return _TreeBuilder(samples, _faster_half(samples), facts, roofline).step()
 
 
 def total_work(node: ModuleNode) -> None:
     """Set a node's work and least time to the sums over its children, which run one after the other."""
     node.work = reduce(CallWork.__add__, (child.work for child in node.children), NO_WORK)
-    least = [child.least for child in node.children if child.least]
-    if least:
-        longest = max(least, key=lambda each: each.seconds)
-        node.least = LeastTime(sum(each.seconds for each in least), longest.bound_by)
+    roofline = [child.roofline for child in node.children if child.roofline]
+    if roofline:
+        longest = max(roofline, key=lambda each: each.seconds)
+        node.roofline = LeastTime(sum(each.seconds for each in roofline), longest.bound_by)
 
 
 def _faster_half(samples: Sequence[StepSample]) -> list[StepSample]:
@@ -92,7 +94,7 @@ class _TreeBuilder:
     samples: Sequence[StepSample]
     counted: Sequence[StepSample]
     facts: Mapping[str, ModuleFacts]
-    least: Callable[[CallWork, ModuleFacts], LeastTime]
+    roofline: Callable[[CallWork, ModuleFacts], LeastTime]
 
     def step(self) -> ModuleNode:
         whole, model = self._timed("step"), self._timed("model")
@@ -108,11 +110,11 @@ class _TreeBuilder:
         """Return nodes grouped by the words of their paths, in the order of the facts."""
         root = ModuleNode("", "")
         for path in self.facts:
-            words = path.split(".")
-            if words[0] == "layers":
-                words[:2] = [f"layers.{words[1]}"]
+            parts = path.split(".")
+            if parts[0] == "layers":
+                parts[:2] = [f"layers.{parts[1]}"]
             owner = root
-            for word in words[:-1]:
+            for word in parts[:-1]:
                 owner = _child_node(owner, word)
             owner.children.append(self._leaf(path))
         for child in root.children:
@@ -121,7 +123,7 @@ class _TreeBuilder:
 
     def _leaf(self, path: str) -> ModuleNode:
         node, facts = self._timed(path), self.facts[path]
-        node.facts, node.least = facts, self.least(node.work, facts)
+        node.facts, node.roofline = facts, self.roofline(node.work, facts)
         return node
 
     def _timed(self, path: str) -> ModuleNode:

@@ -63,19 +63,21 @@ class ProfileDriver:
     """
 
     def __init__(
-        self, built: BuiltEngine, stored: Mapping[str, StoredSize], clock: StepClock, asked: ProfileOptions
+        self, built: BuiltEngine, stored: Mapping[str, StoredSize], clock: StepClock, options: ProfileOptions
     ) -> None:
-        self._built, self._core, self._stored, self._asked = built, built.core, stored, asked
+        self._built, self._core, self._stored, self._options = built, built.core, stored, options
         self._recorder = TimeRecorder(clock)
         self._keys = itertools.count()
-        self._room = built.core.limits.max_model_len
-        if asked.batch > (most := built.core.scheduler.max_running):
-            message = f"batch: {asked.batch} sequences, and this engine runs {most} at a time"
+        self._max_tokens = built.core.limits.max_model_len
+        if options.batch > (max_running := built.core.scheduler.max_running):
+            message = f"batch: {options.batch} sequences, and this engine runs {max_running} at a time"
             raise InvalidRequest(message, param="batch")
-        self.prompt_tokens = asked.prompt_tokens or max(1, min(_DEFAULT_TOKENS, self._room - 1))
-        blocks = built.core.scheduler.pool.total // asked.batch
-        room = min(self._room, blocks * BLOCK_TOKENS)
-        self.context_tokens = asked.context_tokens or max(1, min(_DEFAULT_TOKENS, room - self._made(_DEFAULT_TOKENS)))
+        self.prompt_tokens = options.prompt_tokens or max(1, min(_DEFAULT_TOKENS, self._max_tokens - 1))
+        blocks = built.core.scheduler.pool.total // options.batch
+        max_context = min(self._max_tokens, blocks * BLOCK_TOKENS)
+        self.context_tokens = options.context_tokens or max(
+            1, min(_DEFAULT_TOKENS, max_context - self._made(_DEFAULT_TOKENS))
+        )
         self._check()
 
     def prefill(self) -> PhaseSamples:
@@ -83,7 +85,7 @@ class ProfileDriver:
         measured = PhaseSamples("prefill", {"prompt_tokens": self.prompt_tokens}, self.prompt_tokens)
         self._prefill(measured, plain=True)  # compiles kernels, and lets tables grow
         measured.plain_s.clear()
-        for _ in range(self._asked.repeats):
+        for _ in range(self._options.repeats):
             self._prefill(measured, plain=True)
             self._prefill(measured, plain=False)
         measured.seen = self._recorder.forget_seen()
@@ -91,15 +93,15 @@ class ProfileDriver:
 
     def decode(self) -> PhaseSamples:
         """Measure a batch, each sequence of which gets a token in every step."""
-        keys = [self._add(self.context_tokens, None) for _ in range(self._asked.batch)]
+        keys = [self._add(self.context_tokens, None) for _ in range(self._options.batch)]
         waiting = set(keys)
         while waiting:
             waiting -= self._step()
         for _ in range(_WARMUP_STEPS):
             self._step()
         lengths = [sequence.num_computed for sequence in self._core.scheduler.running]
-        workload = {"batch": self._asked.batch, "context_tokens": round(statistics.mean(lengths))}
-        measured = PhaseSamples("decode", workload, self._asked.batch)
+        workload = {"batch": self._options.batch, "context_tokens": round(statistics.mean(lengths))}
+        measured = PhaseSamples("decode", workload, self._options.batch)
         for count in self._turns:
             measured.plain_s += self._as_served(count)
             with self._instruments(measured):
@@ -113,15 +115,16 @@ class ProfileDriver:
     def _turns(self) -> list[int]:
         """Numbers of steps that are run in turn, with and without instruments."""
         return [
-            min(_STEPS_PER_TURN, self._asked.steps - begun) for begun in range(0, self._asked.steps, _STEPS_PER_TURN)
+            min(_STEPS_PER_TURN, self._options.steps - begun)
+            for begun in range(0, self._options.steps, _STEPS_PER_TURN)
         ]
 
     def _made(self, context: int) -> int:
         """Return the most tokens that a sequence is given: in steps in which others still have their prompts, and in
         those measured.
         """
-        free = self._core.scheduler.max_batch_tokens - self._asked.batch + 1
-        return -(-self._asked.batch * context // free) + 2 + _WARMUP_STEPS + 2 * self._asked.steps
+        free = self._core.scheduler.max_batch_tokens - self._options.batch + 1
+        return -(-self._options.batch * context // free) + 2 + _WARMUP_STEPS + 2 * self._options.steps
 
     def _check(self) -> None:
         more = self._made(self.context_tokens)
@@ -129,12 +132,12 @@ class ProfileDriver:
             ("prompt_tokens", self.prompt_tokens, 1),
             ("context_tokens", self.context_tokens, more),
         ):
-            if tokens + after > self._room:
-                message = f"{name}: {tokens} and {after} more exceed the context of {self._room} tokens"
+            if tokens + after > self._max_tokens:
+                message = f"{name}: {tokens} and {after} more exceed the context of {self._max_tokens} tokens"
                 raise InvalidRequest(message, param=name)
-        needed = self._asked.batch * blocks_for(self.context_tokens + more)
+        needed = self._options.batch * blocks_for(self.context_tokens + more)
         if needed > (total := self._core.scheduler.pool.total):
-            message = f"batch: {self._asked.batch} sequences need {needed} blocks of KV, and there are {total}"
+            message = f"batch: {self._options.batch} sequences need {needed} blocks of KV, and there are {total}"
             raise InvalidRequest(message, param="batch")
 
     def _prefill(self, measured: PhaseSamples, *, plain: bool) -> None:

@@ -69,7 +69,7 @@ class LoadedEngine:
 def load_engine(
     folder: Path,
     config: EngineConfig,
-    asked: ProfileOptions,
+    options: ProfileOptions,
     *,
     progress: LoadProgress | None = None,
     ops: Ops | None = None,
@@ -79,8 +79,8 @@ def load_engine(
 
     Raises CheckpointError, InvalidRequest; what no device could run is refused before anything is loaded.
     """
-    _check_asked(folder, config, asked)
-    running = max(config.max_running, asked.batch)
+    _check_options(folder, config, options)
+    running = max(config.max_running, options.batch)
     # Every step needs tokens for prompts beside decodes, or the batch would never be complete.
     budget = max(config.max_batch_tokens, 2 * running)
     config = replace(config, reuse_prefixes=False, max_running=running, max_batch_tokens=budget)
@@ -88,20 +88,20 @@ def load_engine(
     return LoadedEngine(built, inspect_checkpoint(folder), config.threads or usable_cores())
 
 
-def _check_asked(folder: Path, config: EngineConfig, asked: ProfileOptions) -> None:
-    if asked.batch > MAX_COUNT // 2:
-        message = f"batch: {asked.batch} is not accepted; expected at most {MAX_COUNT // 2} sequences"
+def _check_options(folder: Path, config: EngineConfig, options: ProfileOptions) -> None:
+    if options.batch > MAX_COUNT // 2:
+        message = f"batch: {options.batch} is not accepted; expected at most {MAX_COUNT // 2} sequences"
         raise InvalidRequest(message, param="batch")
     context = inspect_checkpoint(folder).config.max_model_len
-    room = min(context, config.max_model_len or context)
-    for name, tokens in (("prompt_tokens", asked.prompt_tokens), ("context_tokens", asked.context_tokens)):
-        if tokens is not None and tokens + 1 > room:
-            message = f"{name}: {tokens} and 1 more exceed the context of {room} tokens"
+    max_tokens = min(context, config.max_model_len or context)
+    for name, tokens in (("prompt_tokens", options.prompt_tokens), ("context_tokens", options.context_tokens)):
+        if tokens is not None and tokens + 1 > max_tokens:
+            message = f"{name}: {tokens} and 1 more exceed the context of {max_tokens} tokens"
             raise InvalidRequest(message, param=name)
 
 
 def profile_engine(
-    loaded: LoadedEngine, asked: ProfileOptions, progress: Progress = lambda _: None, ceiling: Ceiling | None = None
+    loaded: LoadedEngine, options: ProfileOptions, progress: Progress = lambda _: None, ceiling: Ceiling | None = None
 ) -> Profile:
     """Profile a loaded model. ceiling: None measures that of this CPU, or looks up that of the GPU.
 
@@ -110,10 +110,10 @@ def profile_engine(
     built = loaded.built
     assert isinstance(built.runner.model, Decoder)
     ops: Any = built.runner.model.ops
-    driver = ProfileDriver(built, stored_weights(loaded.checkpoint), open_clock(built.runner.device), asked)
+    driver = ProfileDriver(built, stored_weights(loaded.checkpoint), open_clock(built.runner.device), options)
     progress(f"prefill of {driver.prompt_tokens} tokens")
     prefill = driver.prefill()
-    progress(f"decode of {asked.batch} at context {driver.context_tokens}")
+    progress(f"decode of {options.batch} at context {driver.context_tokens}")
     decode = driver.decode()
     if ceiling is None:
         progress("what this device can do")
@@ -127,10 +127,10 @@ def profile_engine(
 def _phase(measured: PhaseSamples, ops: Any, ceiling: Ceiling) -> ProfilePhase:
     facts = {name: module_facts(measured.parts[name], seen, ops) for name, seen in measured.seen.items()}
 
-    def least(work: CallWork, of: ModuleFacts) -> LeastTime:
-        return ceiling.least(work, of.arithmetic)
+    def roofline(work: CallWork, of: ModuleFacts) -> LeastTime:
+        return ceiling.roofline_time(work, of.arithmetic)
 
-    step = build_tree(measured.samples, facts, least)
+    step = build_tree(measured.samples, facts, roofline)
     return ProfilePhase(
         measured.name, measured.workload, measured.tokens, step, measured.plain_s, find_slow_modules(step)
     )

@@ -11,7 +11,7 @@ import torch
 ClockMark = Any  # a moment in the form of one clock
 
 # Cycles of a hold, at first and at most: a quarter of a millisecond or more, several times what a launch takes.
-_CYCLES, _MOST_CYCLES = 2**19, 2**26
+_CYCLES, _MAX_CYCLES = 2**19, 2**26
 
 
 class StepClock(Protocol):
@@ -27,7 +27,7 @@ class StepClock(Protocol):
         """Wait until the device has passed all marks."""
         ...
 
-    def leave_out_since(self, mark: ClockMark) -> None:
+    def exclude_since(self, mark: ClockMark) -> None:
         """Exclude the time since the mark, which the profiler itself has spent, from the step."""
         ...
 
@@ -53,7 +53,7 @@ class HostClock:
     def settle(self) -> None:
         pass
 
-    def leave_out_since(self, mark: float) -> None:
+    def exclude_since(self, mark: float) -> None:
         self._left_out += self.mark() - mark
 
     def hold(self, times: int = 1) -> None:
@@ -92,12 +92,12 @@ class StreamClock:
         torch.cuda.synchronize(self._device)
         self._last = None
 
-    def leave_out_since(self, mark: _StreamMoment) -> None:
+    def exclude_since(self, mark: _StreamMoment) -> None:
         pass
 
     def hold(self, times: int = 1) -> None:
         if self._last is not None and self._last.query():
-            self._cycles = min(2 * self._cycles, _MOST_CYCLES)
+            self._cycles = min(2 * self._cycles, _MAX_CYCLES)
         before = self._event()
         torch.cuda._sleep(times * self._cycles)  # type: ignore[no-untyped-call]
         self._holds.append((before, self._event()))

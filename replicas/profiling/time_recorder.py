@@ -51,7 +51,7 @@ class TimeRecorder:
             ended = clock.mark()
             spans.append(_TimedSpan(part, began, ended, count(args, result)))
             seen[part] = LastCall(args[0].dtype, args[0].shape[0])
-            clock.leave_out_since(ended)
+            clock.exclude_since(ended)
             return result
 
         return timed

@@ -116,12 +116,12 @@ class AWQ:
         if is_within_modules(name, self.unconverted):
             return Dense().linear(weights, linear, dtype)
         group = group_columns(linear, self.group_size)
-        words, of_group = linear.outputs(PER_WORD), linear.inputs(group)
-        codes = _unpack_by_outputs(weights.take(f"{name}.qweight", linear.inputs(), words))
+        packed, of_group = linear.outputs(PER_WORD), linear.inputs(group)
+        codes = _unpack_by_outputs(weights.take(f"{name}.qweight", linear.inputs(), packed))
         return GroupedWeight(
             codes=codes,
             scales=weights.take(f"{name}.scales", of_group, linear.outputs()).clone().t().contiguous(),
-            zeros=_unpack_by_outputs(weights.take(f"{name}.qzeros", of_group, words)),
+            zeros=_unpack_by_outputs(weights.take(f"{name}.qzeros", of_group, packed)),
             bits=BITS,
             group_size=min(group, codes.shape[1]),  # less where a rank has part of a layer that is one group
             bias=take_bias(weights, linear, dtype),
@@ -143,8 +143,8 @@ def _read_either_key(config: JsonFields, key: str, older: str) -> int:
     return found[0] if found else config.integer(key, -1, 1 << 20)
 
 
-def _unpack_by_outputs(words: torch.Tensor) -> torch.Tensor:
+def _unpack_by_outputs(packed: torch.Tensor) -> torch.Tensor:
     """Unpack words, int32 [R, N / 8], to uint8 [N, R], with outputs in their own order."""
-    nibbles = unpack_codes(words, BITS).view(*words.shape, PER_WORD)
+    nibbles = unpack_codes(packed, BITS).view(*packed.shape, PER_WORD)
     of_outputs = [ORDER.index(output) for output in range(PER_WORD)]
     return nibbles[:, :, of_outputs].flatten(1).t().contiguous()

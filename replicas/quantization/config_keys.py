@@ -65,7 +65,7 @@ WRITERS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         ),
     }
 )
-_KNOWN = frozenset().union(*WRITERS.values())
+_IGNORED_KEYS = frozenset().union(*WRITERS.values())
 # Last words of keys that say where a file comes from, who made it and how long that took.
 _ORIGIN = re.compile(
     r"(^|_)(version|provider|author|tool|url|uri|license|comment|notes?|description|date|time|timestamp|seconds|"
@@ -73,9 +73,9 @@ _ORIGIN = re.compile(
 )
 
 
-def is_known(key: str) -> bool:
+def is_ignored_key(key: str) -> bool:
     """Return whether a writer's key is known not to affect what tensors mean."""
-    return key in _KNOWN
+    return key in _IGNORED_KEYS
 
 
 def check_config_keys(config: JsonFields, read: Collection[str]) -> None:
@@ -83,7 +83,7 @@ def check_config_keys(config: JsonFields, read: Collection[str]) -> None:
     tensors mean.
     """
     for key in config.raw:
-        if key in read or key in _KNOWN or not config.says(key):
+        if key in read or key in _IGNORED_KEYS or not config.says(key):
             continue
         if not _ORIGIN.search(key):
             raise config.error(key, "this key to be absent, since it is not understood here")

@@ -136,12 +136,12 @@ def best_grid(values: Tensor, settings: GPTQSettings) -> RoundingGrid:
     Clipping the largest weights a little pays at 4 bits, where a finer step helps all the others.
     """
     best = fit_grid(values, settings)
-    least = (best.decode(best.encode(values)) - values).square().sum(1)
+    min_error = (best.decode(best.encode(values)) - values).square().sum(1)
     for step in range(1, SHRINK_STEPS + 1):
         grid = fit_grid(values, settings, 1 - (1 - SHRINK_TO) * step / SHRINK_STEPS)
         error = (grid.decode(grid.encode(values)) - values).square().sum(1)
-        better = error < least
-        least = torch.where(better, error, least)
+        better = error < min_error
+        min_error = torch.where(better, error, min_error)
         scale = torch.where(better, grid.scale, best.scale)
         best = RoundingGrid(scale, torch.where(better, grid.zero, best.zero), settings.max_code)
     return best
@@ -252,15 +252,15 @@ def pack_rows(values: Tensor, bits: int) -> Tensor:
         raise ValueError(f"{len(values)} rows do not fill whole 32-bit words of {per_word}")
     lanes = values.to(torch.int64).reshape(-1, per_word, values.shape[1])
     shifts = torch.arange(0, 32, bits)[None, :, None]
-    words = (lanes << shifts).sum(1)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+    packed = (lanes << shifts).sum(1)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
 
 
-def unpack_rows(words: Tensor, bits: int) -> Tensor:
+def unpack_rows(packed: Tensor, bits: int) -> Tensor:
     """Unpack int32 [R * bits / 32, C] to int32 [R, C]: the inverse of :func:`pack_rows`."""
     shifts = torch.arange(0, 32, bits)[None, :, None]
-    lanes: Tensor = (words.to(torch.int64)[:, None, :] >> shifts) & ((1 << bits) - 1)
-    return lanes.reshape(-1, words.shape[1]).to(torch.int32)
+    lanes: Tensor = (packed.to(torch.int64)[:, None, :] >> shifts) & ((1 << bits) - 1)
+    return lanes.reshape(-1, packed.shape[1]).to(torch.int32)
 
 
 def pack_checkpoint(quantized: GptqCodes, settings: GPTQSettings) -> dict[str, Tensor]:

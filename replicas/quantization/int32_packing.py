@@ -21,11 +21,11 @@ def check_weight_only(config: JsonFields) -> None:
         raise config.error("act_bits", "16 or more: activations are left as they are in this format")
 
 
-def unpack_codes(words: torch.Tensor, bits: int) -> torch.Tensor:
+def unpack_codes(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """Unpack words, int32 [R, C], to codes, uint8 [R, C * 32 / bits], the lowest bits first. For little-endian
     hosts.
     """
-    octets = words.contiguous().view(torch.uint8)
+    octets = packed.contiguous().view(torch.uint8)
     if bits == 8:
         return octets
     if octets.is_meta:  # an outline needs the shape only: on meta tensors torch would import its compiler here

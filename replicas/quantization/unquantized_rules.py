@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from ..checkpoint.files.json_fields import JsonFields
-from .config_keys import is_known
+from .config_keys import is_ignored_key
 from .int32_packing import ACTIVATION_KEYS
 from .weight_format import find_unquantized
 
@@ -73,6 +73,6 @@ def _is_as_all_or_plain(config: JsonFields, said: Any) -> bool:
 
 def _changes_nothing(config: JsonFields, key: str, value: Any) -> bool:
     if key not in _VALUES:
-        return not value or key in _NO_MATTER or is_known(key) or value == config.raw.get(key)
+        return not value or key in _NO_MATTER or is_ignored_key(key) or value == config.raw.get(key)
     of_all = config.raw.get(key)
     return value is None or value == (_VALUES[key] if of_all is None else of_all)

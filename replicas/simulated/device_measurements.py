@@ -30,7 +30,7 @@ __all__ = ["MeasuredStep", "MeasuredSteps", "fit_shares", "read_attained_shares"
 
 MAX_BYTES = 16 << 20
 MAX_MISFIT = 3.0  # a fit that is off by more than this factor must be of another GPU or another model
-_LEAST, _MOST = 0.01, 1.25  # shares of the roofline that are tried: a card that boosts exceeds it
+_MIN_SHARE, _MAX_SHARE = 0.01, 1.25  # shares of the roofline that are tried: a card that boosts exceeds it
 _STEP_S = (1e-6, 1.0)  # seconds besides the roofline that are tried
 _PRECISE = 1e-4  # relative precision of the fit
 
@@ -64,11 +64,11 @@ def read_attained_shares(path: Path, gpu: str, model: str | None = None) -> Roof
     Raises InvalidRequest, which names the file and, for an error in its text, the line.
     """
     device, seen = find_table_device(gpu), list(read_measurements(path, gpu))
-    told = find_model_shape(model) if model is not None else None
-    if told is None and not all(each.model for each in seen):
+    shape = find_model_shape(model) if model is not None else None
+    if shape is None and not all(each.model for each in seen):
         raise _file_error(path, "it does not say of which model: expected simulate_model, a name of a model shape")
     devices = [
-        SimulatedDevice(device, find_model_shape(each.model) if each.model else told or _no_steps()) for each in seen
+        SimulatedDevice(device, find_model_shape(each.model) if each.model else shape or _no_steps()) for each in seen
     ]
     found, off = fit_shares(list(zip(devices, seen, strict=True)))
     if off > MAX_MISFIT:
@@ -94,15 +94,15 @@ def fit_shares(seen: list[tuple[SimulatedDevice, MeasuredSteps]]) -> tuple[Roofl
             total += math.log(sum(_seconds(true, step) for step in each.steps) / each.seconds) ** 2
         return total
 
-    best, least, width = ASSUMED_SHARES, error(ASSUMED_SHARES), 0.5
+    best, lowest, width = ASSUMED_SHARES, error(ASSUMED_SHARES), 0.5
     while width > _PRECISE:
         for tried in _nearby_shares(best, width):
-            if (found := error(tried)) < least * (1 - 1e-9):
-                best, least = tried, found
+            if (found := error(tried)) < lowest * (1 - 1e-9):
+                best, lowest = tried, found
                 break
         else:
             width /= 2
-    return best, math.exp(math.sqrt(least / len(seen)))
+    return best, math.exp(math.sqrt(lowest / len(seen)))
 
 
 def _nearby_shares(at: RooflineShares, width: float) -> Iterator[RooflineShares]:
@@ -115,8 +115,8 @@ def _nearby_shares(at: RooflineShares, width: float) -> Iterator[RooflineShares]
         (up, down, 1), (down, up, 1), (up, 1, up), (down, 1, down), (up, up, 1), (down, down, 1),
     ):  # fmt: skip
         yield RooflineShares(
-            min(max(at.bandwidth * one, _LEAST), _MOST),
-            min(max(at.arithmetic * two, _LEAST), _MOST),
+            min(max(at.bandwidth * one, _MIN_SHARE), _MAX_SHARE),
+            min(max(at.arithmetic * two, _MIN_SHARE), _MAX_SHARE),
             min(max(at.step_s * three, _STEP_S[0]), _STEP_S[1]),
         )
 

@@ -145,11 +145,11 @@ class SimulatedDevice:
         """Return the same device with bandwidth and arithmetic each changed at random by up to `share`, which routers
         cannot see.
         """
-        known = self.attained
+        attained = self.attained
         bandwidth, arithmetic = (
-            rate * rng.uniform(1 - share, 1 + share) for rate in (known.bandwidth, known.arithmetic)
+            rate * rng.uniform(1 - share, 1 + share) for rate in (attained.bandwidth, attained.arithmetic)
         )
-        return replace(self, attained=replace(known, bandwidth=bandwidth, arithmetic=arithmetic))
+        return replace(self, attained=replace(attained, bandwidth=bandwidth, arithmetic=arithmetic))
 
     def step_s(self, decodes: int, context: float, prefills: Iterable[tuple[int, int]] = ()) -> float:
         """Seconds of a step.

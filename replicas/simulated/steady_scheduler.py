@@ -84,15 +84,15 @@ class SteadySequences:
                 sequence.allocation.publish(sequence.hashes, full * BLOCK_TOKENS, sequence.request.tenant)
         ended = []
         while self._ends and self._ends[0][0] <= self.steps:
-            ended.append(self._leave(*heappop(self._ends)))
+            ended.append(self._end_sequence(*heappop(self._ends)))
         return ended
 
     def dissolve(self) -> Iterator[Sequence]:
         """Remove and yield all steadily decoding sequences, in their present state."""
         while self._ends:
-            yield self._leave(*self._ends.pop())
+            yield self._end_sequence(*self._ends.pop())
 
-    def _leave(self, end: int, priority: int, arrival: int, sequence: Sequence) -> Sequence:
+    def _end_sequence(self, end: int, priority: int, arrival: int, sequence: Sequence) -> Sequence:
         offset = sequence.limit - end
         self._offsets -= offset
         self._by_phase[(1 - offset) % BLOCK_TOKENS].remove(sequence)

@@ -50,9 +50,9 @@ class DeviceUpdater:
         anything is read.
         """
         needed = update_bytes(before.decoder, changed)
-        free = self.accelerator.room() - self.step_bytes
+        free = self.accelerator.free_bytes() - self.step_bytes
         if needed > free:
-            raise _no_update_room_error(
+            raise _device_memory_error(
                 f"the new weights need {_mib(needed)}, and {_mib(max(0, free))} are free beside the steps"
             )
         made, problem = None, ""
@@ -61,9 +61,9 @@ class DeviceUpdater:
             mark.wait()
         except torch.OutOfMemoryError as error:
             problem = str(error)
-        self.accelerator.room()  # releases the memory that was needed only while making them
+        self.accelerator.free_bytes()  # releases the memory that was needed only while making them
         if made is None:  # not raised in the handler, whose traceback keeps what was made until then in memory
-            raise _no_update_room_error(problem)
+            raise _device_memory_error(problem)
         return made
 
 
@@ -79,15 +79,15 @@ def update_bytes(decoder: Decoder, changed: Collection[str]) -> int:
     far = tier.plan.layers if isinstance(tier, DeviceTier) else ()
     buffers = NUM_BUFFERS * tier.plan.buffer_bytes if isinstance(tier, DeviceTier) else 0
     anew = {layer_index(name) for name in changed}.intersection(far)  # whole, if a part of it is
-    kept = largest = 0
+    resident = largest = 0
     for names, part in decoder.made.items():
         layer = layer_index(next(iter(names)))
         if names.isdisjoint(changed) and layer not in anew:
             continue
         nbytes, beside = _part_bytes(names, part)
-        kept += 0 if layer in far else nbytes
+        resident += 0 if layer in far else nbytes
         largest = max(largest, beside + (nbytes if layer in far else 0))
-    return kept + max(largest, buffers) + (kept + buffers) // _GAPS_SHARE + _GAPS_BYTES
+    return resident + max(largest, buffers) + (resident + buffers) // _GAPS_SHARE + _GAPS_BYTES
 
 
 def _part_bytes(names: Collection[str], part: LayerPart) -> tuple[int, int]:
@@ -100,7 +100,7 @@ def _part_bytes(names: Collection[str], part: LayerPart) -> tuple[int, int]:
     return nbytes, nbytes * (_DENSE if dense else _QUANTIZED)
 
 
-def _no_update_room_error(problem: str) -> Unavailable:
+def _device_memory_error(problem: str) -> Unavailable:
     return Unavailable(f"the device has no room: {problem}; kv_memory_bytes says how much is for KV", code="no_room")
 
 

@@ -64,7 +64,7 @@ class LiveWeights:
     """Versions of a replica's weights. One thread prepares a version at a time.
 
     version  version in use, as steps and messages have it: 0 is what was loaded first, and each adopted update adds 1.
-             The version in `told` also counts updates that were skipped
+             The version in `status` also counts updates that were skipped
     frozen   patterns of names that must not change
     ranks    ranks among which the model is divided; None if it is not
     others   the other processes of a divided model
@@ -84,21 +84,21 @@ class LiveWeights:
         self._frozen, self._ranks, self._others = frozen, ranks, others
         self._beside = beside
         self._folders: list[Path] = []  # folders with copies of files; new ones go to the last
-        self._contents = {0: loaded.fingerprint}
+        self._digests = {0: loaded.fingerprint}
         self._made_of = b""  # digest of the file that the newest version is made of
         self._skipped = 0  # updates that were not read because later ones replace all their tensors
 
-    def told(self, version: int | None = None) -> WeightsStatus:
+    def status(self, version: int | None = None) -> WeightsStatus:
         """Return a version's number and fingerprint for others; None for the newest version. Safe from any thread.
 
         version  one that exists, or existed recently
         """
         version = self.version if version is None else version
-        return WeightsStatus(version + self._skipped, self._contents.get(version, ""))
+        return WeightsStatus(version + self._skipped, self._digests.get(version, ""))
 
     def check_made_of(self, file: WeightFile) -> None:
         """Raise InvalidRequest unless the newest version is what that file makes of the one before."""
-        now = self.told()
+        now = self.status()
         same = now.contents == file.contents if file.contents else digest_of_file(file) == self._made_of
         if not same:
             message = (
@@ -112,10 +112,10 @@ class LiveWeights:
 
         Raises as `prepare` does.
         """
-        kept = list(files) if len(files) < 2 else updates_to_replay(files, self._changeable(), read_header)
-        self._skipped = len(files) - len(kept)
-        log.info("%d updates of the weights are read again, of the %d since the checkpoint", len(kept), len(files))
-        for file in kept:
+        replayed = list(files) if len(files) < 2 else updates_to_replay(files, self._changeable(), read_header)
+        self._skipped = len(files) - len(replayed)
+        log.info("%d updates of the weights are read again, of the %d since the checkpoint", len(replayed), len(files))
+        for file in replayed:
             yield self.prepare(file)
 
     def _changeable(self) -> list[str]:
@@ -129,7 +129,7 @@ class LiveWeights:
     def prepare(self, file: WeightFile, expected: int | None = None) -> PreparedVersion:
         """Build a new version beside the one in use. Nothing has changed if this raises.
 
-        expected  version that the file is for, as `told` counts; None for any
+        expected  version that the file is for, as `status` counts; None for any
 
         Raises InvalidRequest, CheckpointError, Unavailable where there is no memory for it, and EngineFault where a
         process does not answer.
@@ -140,7 +140,7 @@ class LiveWeights:
                 "path: a model without a checkpoint cannot be updated; replace its replicas with `motley fleet roll`",
                 param="path",
             )
-        if expected is not None and expected != (now := self.told().version):
+        if expected is not None and expected != (now := self.status().version):
             message = f"expected_version: {expected} is not accepted; the weights are of version {now}"
             raise InvalidRequest(message, param="expected_version", code="version_mismatch")
         made_of = digest_of_file(file) if file.delta else b""
@@ -151,12 +151,12 @@ class LiveWeights:
             if self._others is not None:
                 self._others.prepare(version, copy)
             loaded = self._updated(version, changed, staged.keys())
-            self._check_contents(file, loaded, version)
+            self._check_digest(file, loaded, version)
         except BaseException:
             copy.unlink(missing_ok=True)
             raise
         # A file of whole tensors was copied as it is, and the digests of its tensors are known by now.
-        made_of = made_of or combine_tensor_digests(staged, {name: loaded.contents[name] for name in staged})
+        made_of = made_of or combine_tensor_digests(staged, {name: loaded.weight_digests[name] for name in staged})
         return PreparedVersion(version, loaded, tuple(sorted(staged)), made_of)
 
     def adopt(self, prepared: PreparedVersion) -> None:
@@ -167,11 +167,11 @@ class LiveWeights:
         before = {path for path, _ in self.loaded.checkpoint.tensors.values()}
         now = {path for path, _ in prepared.loaded.checkpoint.tensors.values()}
         self.version, self.loaded, self._made_of = prepared.version, prepared.loaded, prepared.made_of
-        self._contents = {**self._contents, self.version: self.loaded.fingerprint}
-        self._contents.pop(self.version - _MAX_PAST_VERSIONS, None)
+        self._digests = {**self._digests, self.version: self.loaded.fingerprint}
+        self._digests.pop(self.version - _MAX_PAST_VERSIONS, None)
         for path in before - now:
             self._remove(path)
-        log.info("weights of version %d: %d tensors are new", self.told().version, len(prepared.names))
+        log.info("weights of version %d: %d tensors are new", self.status().version, len(prepared.names))
 
     def drop(self, prepared: PreparedVersion) -> None:
         """Discard a prepared version of the weights that is not wanted after all."""
@@ -195,7 +195,7 @@ class LiveWeights:
                 self._others.forget(version)
             raise
 
-    def _check_contents(self, file: WeightFile, loaded: LoadedModel, version: int) -> None:
+    def _check_digest(self, file: WeightFile, loaded: LoadedModel, version: int) -> None:
         if file.contents in ("", loaded.fingerprint):
             return
         loaded.decoder.forget()

@@ -23,7 +23,7 @@ def updates_to_replay(
     All files but the last lose their `contents` if any is left out, since the weights after them may then differ from
     what they were until they are replaced.
     """
-    kept: list[WeightFile] = []
+    replayed: list[WeightFile] = []
     replaced: set[str] = set()
     for file in reversed(files):
         if replaced.issuperset(changeable):
@@ -31,9 +31,9 @@ def updates_to_replay(
         names = names_of(file.path)
         if replaced.issuperset(names):
             continue
-        kept.append(file)
+        replayed.append(file)
         if not file.delta:
             replaced.update(names)
-    if len(kept) == len(files):
+    if len(replayed) == len(files):
         return list(files)
-    return [*(replace(file, contents="") for file in reversed(kept[1:])), *kept[:1]]
+    return [*(replace(file, contents="") for file in reversed(replayed[1:])), *replayed[:1]]

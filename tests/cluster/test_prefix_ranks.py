@@ -57,9 +57,9 @@ class Rank:
 
     def sealed(self, header: bytes) -> memoryview:
         """Its heads' part of the record."""
-        room = self.host.room()
-        assert self.host.pack(range(BLOCKS), room)
-        return self.seal.seal(KEY, header, room.buffers, self.heads.start)
+        payloads = self.host.allocate_payloads()
+        assert self.host.pack(range(BLOCKS), payloads)
+        return self.seal.seal(KEY, header, payloads.buffers, self.heads.start)
 
     def fetch(self) -> None:
         now = time.monotonic()

@@ -125,7 +125,7 @@ def test_prefixes_are_stored_and_read_there(deployed: Deployed) -> None:
             [parts] = store.get([ValueQuery(wanted.key, len(VALUE), ((0, 7), (9, 20)))], deadline)
             assert parts is not None
             assert [bytes(part) for part in parts] == [VALUE[:7], VALUE[9:20]]
-            assert store.known([wanted], "ann", deadline) == 1
+            assert store.count_stored([wanted], "ann", deadline) == 1
             store.forget("ann")
             wait_for(lambda store=store: not store._epochs.pending_forgets(), "Redis to know")
             assert not store.stats().errors

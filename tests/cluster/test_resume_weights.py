@@ -105,8 +105,8 @@ async def read(router: Router) -> tuple[list[int], list[tuple[int, WeightsStatus
     told: list[tuple[int, WeightsStatus]] = []
     async with aclosing(router.stream(request())) as messages:
         async for message in messages:
-            if message.told is not None:
-                told.append((len(tokens), message.told))
+            if message.weights_status is not None:
+                told.append((len(tokens), message.weights_status))
             tokens += [token for delta in message.deltas for token in delta.token_ids]
     return tokens, told
 

@@ -100,7 +100,7 @@ def test_what_is_made_aside_has_a_stream_of_its_own_and_no_memory_is_given_back_
     accelerator.copy(lambda: None)
     made, _ = accelerator.aside(lambda: len(cuda))
     assert (made, events) == (2, [1, 2])
-    asking = threading.Thread(target=accelerator.room)
+    asking = threading.Thread(target=accelerator.free_bytes)
 
     def captured() -> None:
         if not asking.ident:
@@ -111,7 +111,7 @@ def test_what_is_made_aside_has_a_stream_of_its_own_and_no_memory_is_given_back_
     accelerator.capture(captured)
     asking.join()
     assert given_back == [1]
-    assert accelerator.room() == 7
+    assert accelerator.free_bytes() == 7
     assert len({id(stream) for stream, _ in cuda}) == 3, "of copies, of what is made aside, of captures"
 
 

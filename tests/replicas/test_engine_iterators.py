@@ -75,7 +75,7 @@ def test_a_stream_left_half_read_hinders_nobody(engine: Engine, alone: list[str]
     gc.collect()
     engine._built.core.scheduler.pool.check(idle=True)
     assert not engine._built.core.busy
-    assert not engine._turns._kept
+    assert not engine._turns._unread
 
 
 def test_a_stream_collected_while_another_steps(engine: Engine, alone: list[str], monkeypatch, request) -> None:

@@ -45,7 +45,7 @@ def test_of_a_mapped_file_everything_is_digested_and_nothing_is_copied(
     reader = TensorReader(layers, layers, digests=True, whole=True)
     assert torch.equal(reader.whole("layers.1.b"), LARGE + 1)
     assert torch.equal(reader.whole("layers.2.a"), LARGE + 2)
-    copied = reader.whole("alone", kept=True)
+    copied = reader.whole("alone", retained=True)
     assert torch.equal(copied, LARGE - 1)
     small = reader.whole("small")
     assert small.untyped_storage().nbytes() == small.nbytes
@@ -56,7 +56,7 @@ def test_of_a_mapped_file_everything_is_digested_and_nothing_is_copied(
     assert path not in _file_at(copied)
     read = ["alone", "none", "small", *(f"layers.{layer}.{name}" for layer in range(3) for name in "ab")]
     reader.close()
-    assert reader.contents == digests_by_tensor(layers, sorted(read), digest_pieces(layers, sorted(read)))
+    assert reader.weight_digests == digests_by_tensor(layers, sorted(read), digest_pieces(layers, sorted(read)))
 
 
 def test_what_is_in_use_at_the_end_is_no_longer_the_files(layers: dict[str, tuple[Path, TensorInfo]]) -> None:
@@ -151,7 +151,7 @@ def test_another_name_of_a_file_is_no_change_of_it(layers: dict[str, tuple[Path,
     os.link(path, tmp_path / "other")
     path.chmod(0o600)
     path.replace(tmp_path / "gone")  # and what is read further is of the same file
-    assert torch.equal(reader.whole("alone", kept=True), LARGE - 1)
+    assert torch.equal(reader.whole("alone", retained=True), LARGE - 1)
     assert torch.equal(reader.whole("layers.2.a"), LARGE + 2)
     reader.close()
 

@@ -49,7 +49,7 @@ def _times_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cache(tmp_path: Path) -> WeightsCache:
     (tmp_path / "cache").mkdir(mode=0o700)
-    return WeightsCache(tmp_path / "cache", least_bytes=0)
+    return WeightsCache(tmp_path / "cache", min_bytes=0)
 
 
 def start(folder: Path, cache: WeightsCache, capability: tuple[int, int], *, apart: bool = True) -> Decoder:

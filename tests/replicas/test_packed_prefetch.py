@@ -38,7 +38,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def cache(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> WeightsCache:
     monkeypatch.setattr(weights_cache, "RACY_S", 0.0)  # so that the checkpoint is known to be unchanged
     (tmp_path / "cache").mkdir(mode=0o700)
-    cache = WeightsCache(tmp_path / "cache", least_bytes=0)
+    cache = WeightsCache(tmp_path / "cache", min_bytes=0)
     load_model(checkpoint, exact_ops(), cache=cache)
     cache.wait()
     return cache

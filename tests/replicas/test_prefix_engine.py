@@ -391,14 +391,14 @@ def test_kv_beyond_the_records_range_is_computed_and_not_stored(tmp_path: Any) -
     core = make(loud, "cpu", store, wire="float16")
     assert run(core) == expected
     settle(core)
-    told = core.scheduler.prefixes.told(store.stats())
+    told = core.scheduler.prefixes.stats(store.stats())
     assert (told.saved, told.store.stored, told.store.values) == (0, 0, 0)
     assert told.store.dropped["range"] > 0
     quiet = make(loud, "cpu", store, wire="bfloat16")
     run(quiet)
     settle(quiet)
     assert store.stats().stored > 0
-    assert "range" not in quiet.scheduler.prefixes.told(store.stats()).store.dropped
+    assert "range" not in quiet.scheduler.prefixes.stats(store.stats()).store.dropped
 
 
 def test_a_wire_without_room_for_the_models_kv_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,9 +44,9 @@ def opened(
     seal: RecordSealer, key: bytes, *value: bytes, first: int = 0, heads: int | None = None
 ) -> RecordFlaw | list[bytes]:
     count = seal.geometry.heads if heads is None else heads
-    room = [memoryview(bytearray(seal.geometry.payload_bytes)) for _ in range(count)]
-    flaw = seal.open(key, value, room, first)
-    return [bytes(one) for one in room] if flaw is None else flaw
+    payloads = [memoryview(bytearray(seal.geometry.payload_bytes)) for _ in range(count)]
+    flaw = seal.open(key, value, payloads, first)
+    return [bytes(one) for one in payloads] if flaw is None else flaw
 
 
 @pytest.fixture(params=["in place", "copied"])
@@ -209,13 +209,13 @@ def test_payloads_are_alike_whatever_the_layout_on_the_device(
     swappers = [swapper(ops, kv, 20) for ops, kv in zip((cpu, gpu), kvs, strict=True)]
     hosts = [HostKv(one.slabs(), ops.kv_vectors, geometry) for one, ops in zip(swappers, (cpu, gpu), strict=True)]
     swappers[0].swap(StepPlan((), swap_out=((4, 17), (1, 3))))
-    room = hosts[0].room()
-    assert hosts[0].pack((17, 3), room)
+    payloads = hosts[0].allocate_payloads()
+    assert hosts[0].pack((17, 3), payloads)
     for head in range(heads):
         each = [torch.cat([one[kv][block, head] for block in (4, 1)]) for one in vectors[0] for kv in (0, 1)]
         expected = torch.stack(each).view(torch.uint8).flatten().tolist()
-        assert list(room.buffers[head])[: geometry.number_bytes] == expected
-    hosts[1].unpack(room, (0, 19))
+        assert list(payloads.buffers[head])[: geometry.number_bytes] == expected
+    hosts[1].unpack(payloads, (0, 19))
     swappers[1].swap(StepPlan((), swap_in=((5, 0), (2, 19))))
     for ours, theirs in zip(*vectors, strict=True):
         for here, there in zip(ours, theirs, strict=True):
@@ -223,7 +223,7 @@ def test_payloads_are_alike_whatever_the_layout_on_the_device(
             assert not there[[0, 1, 3, 4]].any()
     again = RecordPayloads(geometry, heads)
     assert hosts[1].pack((0, 19), again)
-    assert list(map(bytes, again.buffers)) == list(map(bytes, room.buffers))
+    assert list(map(bytes, again.buffers)) == list(map(bytes, payloads.buffers))
 
 
 @pytest.mark.parametrize(("wire", "bound"), [("int8", 1 / 254), ("bfloat16", 2**-8), ("float16", 2**-11)])
@@ -235,10 +235,10 @@ def test_rounded_records_are_as_near_as_they_say(wire: str, bound: float) -> Non
         cache.normal_()
     one = swapper(ops, kv, 4)
     host = HostKv(one.slabs(), ops.kv_vectors, Geometry(wire, 2, 2, 32, 16))
-    room = host.room()
+    payloads = host.allocate_payloads()
     one.swap(StepPlan((), swap_out=((0, 1),)))
-    assert host.pack((1,), room)
-    host.unpack(room, (2,))
+    assert host.pack((1,), payloads)
+    host.unpack(payloads, (2,))
     one.swap(StepPlan((), swap_in=((1, 2),)))
     for cache in kv:
         for vectors in ops.kv_vectors((cache,)):
@@ -254,10 +254,10 @@ def test_what_is_not_finite_is_not_stored(wire: str, value: float) -> None:
     one = swapper(ops, kv, 1)
     host = HostKv(one.slabs(), ops.kv_vectors, Geometry(wire, 2, 2, 32, 16))
     one.swap(StepPlan((), swap_out=((0, 0),)))
-    assert host.pack((0,), host.room())
+    assert host.pack((0,), host.allocate_payloads())
     ops.kv_vectors((kv[1],))[1][0, 1, 7, 3] = value
     one.swap(StepPlan((), swap_out=((0, 0),)))
-    assert not host.pack((0,), host.room())
+    assert not host.pack((0,), host.allocate_payloads())
 
 
 STORE_STEPS = st.lists(
@@ -287,7 +287,7 @@ def test_the_hosts_store_keeps_what_was_used_last(steps: list[tuple[str, int, in
         elif what == "known":
             keys = [bytes([i]) for i in range(number + 1)]
             leading = next((i for i in range(number + 1) if keys[i] not in held), number + 1)
-            assert store.known([ValueQuery(one, held.get(one, 7)) for one in keys], "", 1e18) == leading
+            assert store.count_stored([ValueQuery(one, held.get(one, 7)) for one in keys], "", 1e18) == leading
         else:
             store.forget(owner)
             held = {one: size for one, size in held.items() if str(one[0] % 2) != owner}
@@ -301,10 +301,10 @@ def test_the_hosts_store_refuses_and_counts() -> None:
     assert store.put(b"k", [bytes(50)], "")
     assert store.get([ValueQuery(b"k", 51)], 1e18) == [None]
     assert store.get([ValueQuery(b"k", 50)], 0.0) == [None], "too late"
-    assert [store.known([ValueQuery(b"k", size)], "", 1e18) for size in (50, 51)] == [1, 0]
+    assert [store.count_stored([ValueQuery(b"k", size)], "", 1e18) for size in (50, 51)] == [1, 0]
     store.close()
     assert not store.put(b"k", [b"x"], "")
-    assert store.known([ValueQuery(b"k", 50)], "", 1e18) == 0
+    assert store.count_stored([ValueQuery(b"k", 50)], "", 1e18) == 0
     stats = store.stats()
     assert (stats.hits, stats.misses, dict(stats.errors)) == (0, 2, {"size": 1})
     assert dict(stats.dropped) == {"too_large": 1, "closed": 1}

@@ -101,7 +101,7 @@ def test_what_one_replica_has_computed_another_one_does_not(runner: type[FakeRun
     load = second.core.load()
     assert load.external_hit_tokens == load.external_queried_tokens == held
     assert second.prefixes is not None
-    assert second.prefixes.told(store.stats()).outcomes == {"hit": 1}
+    assert second.prefixes.stats(store.stats()).outcomes == {"hit": 1}
 
 
 def test_a_prompt_that_values_fill_to_its_end_leaves_its_last_token() -> None:

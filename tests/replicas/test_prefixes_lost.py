@@ -62,7 +62,7 @@ def test_a_store_that_is_away_is_not_asked() -> None:
 def test_a_store_that_cannot_tell_what_it_has_is_given_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     store = BadStore(Clock())
     bench = Bench(store)
-    monkeypatch.setattr(store, "known", lambda keys, deadline: None)
+    monkeypatch.setattr(store, "count_stored", lambda keys, deadline: None)
     asked_anew(bench)
     assert not saves(bench)
     monkeypatch.undo()

@@ -81,7 +81,7 @@ def test_what_is_flushed_is_not_told_of_though_its_writing_comes_back_later() ->
         bench.core.step()
     bench.settle()
     assert bench.prefixes is not None
-    assert not bench.prefixes._known._seen
+    assert not bench.prefixes._seen_values._seen
 
 
 def test_what_is_known_of_a_store_is_believed_for_a_while() -> None:
@@ -113,7 +113,7 @@ def test_what_is_asked_for_most_is_known_however_little_is_kept(asked: list[int]
     popular = PrefixPopularity(kept)
     for number in asked:
         popular.saw("ann", bytes([number]), 16)
-    found = {int(one.prefix, 16): one for one in popular.most(100)}
+    found = {int(one.prefix, 16): one for one in popular.top(100)}
     assert len(found) <= kept
     for number in set(asked):
         times = asked.count(number)
@@ -130,8 +130,8 @@ def test_tenants_prefixes_are_counted_apart_and_forgotten_apart() -> None:
         popular.saw(tenant, b"key", found)
     popular.fetched("ann", b"key", 32, 64)
     popular.fetched("bob", b"another", 32, 0)
-    ann, bob = popular.most(2)
+    ann, bob = popular.top(2)
     assert (ann.tenant, ann.requests, ann.found_tokens, ann.fetched_tokens, ann.longest) == ("ann", 2, 64, 32, 96)
     assert (bob.tenant, bob.requests, bob.fetched_tokens) == ("bob", 1, 0)
     popular.forget("ann")
-    assert [one.tenant for one in popular.most(2)] == ["bob"]
+    assert [one.tenant for one in popular.top(2)] == ["bob"]

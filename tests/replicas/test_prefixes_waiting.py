@@ -78,7 +78,7 @@ def test_a_store_that_does_not_come_back_is_not_waited_for() -> None:
     seen = [emission.message for _ in range(30) for emission in bench.core.step()]
     assert ids(seen) == ids(Bench().run([request(prompt(1, 100))])[0])
     assert bench.prefixes is not None
-    assert bench.prefixes.told(store.stats()).outcomes == {"timeout": 1}
+    assert bench.prefixes.stats(store.stats()).outcomes == {"timeout": 1}
     bench.core.add(1, request(prompt(2, 100)))  # the host's blocks are still out: it does not wait for any
     bench.core.step()
     assert bench.runner.plans[-1].items
@@ -124,7 +124,7 @@ def test_who_waits_in_the_couriers_queue_waits_no_longer_for_it() -> None:
     bench.core.step()
     assert store.stats().reads == before
     assert bench.prefixes is not None
-    assert bench.prefixes.told(store.stats()).outcomes == {"timeout": 1}
+    assert bench.prefixes.stats(store.stats()).outcomes == {"timeout": 1}
     bench.core.cancel(0)
     bench.settle()
 

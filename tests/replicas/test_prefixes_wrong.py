@@ -22,7 +22,7 @@ def test_whatever_is_wrong_is_a_miss_with_its_name(fault: str) -> None:
     assert ids(messages) == ids(Bench().run([request(prompt(1, 100))])[0])
     named = {"raise": "error", "late": "timeout", "miss": "miss", "cut": "size", "empty": "size", "zeros": "magic"}
     assert second.prefixes is not None
-    [outcome] = second.prefixes.told(store.stats()).outcomes
+    [outcome] = second.prefixes.stats(store.stats()).outcomes
     assert outcome in {named.get(fault, "seal"), *(("magic", "version", "geometry") if fault == "flip" else ())}
     assert second.core.load().external_hit_tokens == 0
 
@@ -66,4 +66,4 @@ def test_a_value_from_another_tenants_key_is_not_opened() -> None:
     [messages] = again.run([request(prompt(1, 33), cache_salt=b"two")])
     assert cached(messages) == 0
     assert again.prefixes is not None
-    assert again.prefixes.told(store.stats()).outcomes == {"seal": 1}
+    assert again.prefixes.stats(store.stats()).outcomes == {"seal": 1}

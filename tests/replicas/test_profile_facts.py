@@ -247,10 +247,12 @@ def ceiling(**rates: float) -> Ceiling:
 
 def test_the_least_time_is_that_of_what_takes_longer() -> None:
     roofline = ceiling(fp32=10.0, bf16=40.0)
-    assert roofline.least(CallWork(999, 20, 100), "fp32").seconds == 2.0
-    assert roofline.least(CallWork(999, 20, 100), "fp32").bound_by == "fp32"
-    assert roofline.least(CallWork(999, 20, 100), "bf16").bound_by == "bandwidth"  # 100 needed, whatever is moved
-    assert roofline.least(CallWork(999, 80, 100), "int8").bound_by == "bf16"  # the fastest there is
+    assert roofline.roofline_time(CallWork(999, 20, 100), "fp32").seconds == 2.0
+    assert roofline.roofline_time(CallWork(999, 20, 100), "fp32").bound_by == "fp32"
+    assert (
+        roofline.roofline_time(CallWork(999, 20, 100), "bf16").bound_by == "bandwidth"
+    )  # 100 needed, whatever is moved
+    assert roofline.roofline_time(CallWork(999, 80, 100), "int8").bound_by == "bf16"  # the fastest there is
 
 
 def test_the_ceiling_of_this_cpu_is_measured() -> None:

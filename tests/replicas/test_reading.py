@@ -47,7 +47,7 @@ def test_tensors_are_read_whole_with_their_digests(
     reader = TensorReader(found, found, digests=True)
     for name, tensor in TENSORS.items():
         assert torch.equal(reader.whole(name), tensor)
-    assert reader.contents == digests_by_tensor(found, found, digest_pieces(found, found))
+    assert reader.weight_digests == digests_by_tensor(found, found, digest_pieces(found, found))
 
 
 def test_rows_are_read_and_nothing_else(
@@ -65,7 +65,7 @@ def test_rows_are_read_and_nothing_else(
     assert torch.equal(reader.rows("large", 3, 9), LARGE[3:9])
     assert reader.rows("large", 4, 4).shape == (0, 1 << 10)
     assert sum(read) == LARGE[3:9].nbytes
-    assert not reader.contents
+    assert not reader.weight_digests
 
 
 @pytest.mark.parametrize("piece_bytes", [1 << 19, 1 << 12])  # the smaller ones are read by several threads
@@ -89,7 +89,7 @@ def test_of_rows_the_pieces_that_lie_in_them_are_digested(
     ]
     assert within
     assert reader.digested == {piece: every[piece] for piece in within}
-    assert not reader.contents
+    assert not reader.weight_digests
 
 
 def test_memory_that_a_tensor_has_left_is_the_next_ones(found: dict[str, tuple[Path, TensorInfo]]) -> None:
@@ -133,7 +133,7 @@ def test_a_first_start_reads_every_byte_once(tmp_path: Path, monkeypatch: pytest
         assert [begin for begin, _ in found[1:]] == [end for _, end in found[:-1]]
         assert (found[0][0], found[-1][1]) == (0, max(end for of, _, end in ends if of == path))
     monkeypatch.undo()
-    assert loaded.contents == digests_by_tensor(tensors, tensors, digest_pieces(tensors, tensors))
+    assert loaded.weight_digests == digests_by_tensor(tensors, tensors, digest_pieces(tensors, tensors))
 
 
 def test_neighbours_of_a_layer_are_read_together_and_keep_nothing_but_themselves(
@@ -151,7 +151,7 @@ def test_neighbours_of_a_layer_are_read_together_and_keep_nothing_but_themselves
     reader = TensorReader(tensors, sorted(tensors), digests=True, whole=True)
     assert sorted(map(sorted, reader.extents)) == [[f"layers.{i}.{name}" for name in "abc"] for i in range(2)]
     small = reader.whole("layers.0.c")
-    assert reader.contents.keys() == {"layers.0.a", "layers.0.b", "layers.0.c"}
+    assert reader.weight_digests.keys() == {"layers.0.a", "layers.0.b", "layers.0.c"}
     large = reader.whole("layers.0.a")
     address, part = large.data_ptr(), large[100:]
     assert torch.equal(reader.whole("layers.0.b"), LARGE[:3])
@@ -162,8 +162,8 @@ def test_neighbours_of_a_layer_are_read_together_and_keep_nothing_but_themselves
     assert torch.equal(other, LARGE + 1)
     assert torch.equal(reader.whole("layers.0.a"), LARGE), "what was given before is read again"
     assert small.untyped_storage().nbytes() == small.nbytes
-    assert reader.contents == digests_by_tensor(
-        tensors, sorted(reader.contents), digest_pieces(tensors, reader.contents)
+    assert reader.weight_digests == digests_by_tensor(
+        tensors, sorted(reader.weight_digests), digest_pieces(tensors, reader.weight_digests)
     )
 
 
@@ -193,7 +193,7 @@ class Pinning(LateDevice):
 def test_what_goes_to_a_device_is_read_into_memory_that_it_copies_from(
     found: dict[str, tuple[Path, TensorInfo]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_buffers, "_LEAST_PINNED", 3 << 20)
+    monkeypatch.setattr(read_buffers, "_MIN_PINNED_BYTES", 3 << 20)
     device = Pinning()
     reader = TensorReader(found, found, digests=True, staging=device.staging)
     large = reader.whole("large")
@@ -208,7 +208,7 @@ def test_what_goes_to_a_device_is_read_into_memory_that_it_copies_from(
     assert torch.equal(part, LARGE[100:400] + 1)
     assert len(device.given) == 2, "of another size, where the first was"
     assert torch.equal(reader.whole("small"), TENSORS["small"])
-    assert reader.contents == {
+    assert reader.weight_digests == {
         name: digest for name, digest in digests_by_tensor(found, found, digest_pieces(found, found)).items()
         if name in ("large", "as large", "small")
     }  # fmt: skip
@@ -221,7 +221,7 @@ def test_beyond_what_can_be_pinned_it_is_read_as_anything_else(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(read_buffers, "_LEAST_PINNED", 1 << 20)
+    monkeypatch.setattr(read_buffers, "_MIN_PINNED_BYTES", 1 << 20)
     if limit == "ours":
         monkeypatch.setattr(read_buffers, "PINNED_BYTES", 2 * LARGE.nbytes - 1)
     device = Pinning(most=1)

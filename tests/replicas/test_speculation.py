@@ -289,12 +289,12 @@ class CountingDrafter:
     def __init__(self) -> None:
         self.asked: set[int] = set()
 
-    def draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        assert most > 0
+    def draft(self, sequence: Sequence, max_drafts: int) -> tuple[int, ...]:
+        assert max_drafts > 0
         assert sequence.num_tokens == sequence.num_prompt + len(sequence.output_ids), "none is in flight"
         self.asked.add(sequence.id)
         last = sequence.tokens(sequence.num_tokens - 1, sequence.num_tokens)[0]
-        return tuple((last + 1 + i) % 4 for i in range(most))
+        return tuple((last + 1 + i) % 4 for i in range(max_drafts))
 
     def forget(self, sequence_id: int) -> None:
         self.asked.discard(sequence_id)

@@ -46,7 +46,7 @@ def _ask(model: str | Path, config: EngineConfig) -> bool:
 def test_a_first_start_asks_for_the_checkpoint_and_a_second_for_what_was_kept(tmp_path: Path, asked: list[str]) -> None:
     folder = build_checkpoint(tmp_path / "model", "qwen2", shards=2)
     (tmp_path / "cache").mkdir(mode=0o700)
-    cache = WeightsCache(tmp_path / "cache", least_bytes=0)
+    cache = WeightsCache(tmp_path / "cache", min_bytes=0)
     config = EngineConfig(weights_cache=str(cache.folder))
     assert _ask(folder, config)
     shards = sorted(path.name for path in folder.glob("*.safetensors"))

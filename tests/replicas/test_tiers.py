@@ -80,7 +80,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def _cache(tmp_path: Path) -> WeightsCache:
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o700, exist_ok=True)
-    return WeightsCache(folder, least_bytes=0)
+    return WeightsCache(folder, min_bytes=0)
 
 
 def _sizes(folder: Path) -> WeightSizes:
@@ -445,7 +445,7 @@ torch.set_num_threads(1)
 ops = lambda: choose_operators(EngineConfig(dtype="bfloat16"), torch.bfloat16)[0]
 load_model(small, ops())
 before = status("VmRSS")
-model = load_model(large, ops(), cache=WeightsCache(Path(folder), least_bytes=0), weights_memory=int(budget))
+model = load_model(large, ops(), cache=WeightsCache(Path(folder), min_bytes=0), weights_memory=int(budget))
 model.decoder.tier.ahead.take(model.decoder.tier.plan.layers[0])
 model.decoder.tier.ahead.take(model.decoder.tier.plan.layers[1])
 print(status("VmHWM") - before, model.weight_bytes, model.decoder.tier.plan.sizes.nbytes)

@@ -144,9 +144,13 @@ async def test_what_has_begun_ends_on_what_it_began_with(
     after = asyncio.create_task(answer(worker, short))
     begun += [message async for message in stream]
     assert said(begun) == before
-    assert [message.told for message in begun if message.cached_tokens is not None] == [old_weights]
+    assert [message.weights_status for message in begun if message.cached_tokens is not None] == [old_weights]
     assert await after == new_short
-    assert (await anext(worker.generate(short))).told == worker.weights == WeightsStatus(1, fresh.weights.contents)
+    assert (
+        (await anext(worker.generate(short))).weights_status
+        == worker.weights
+        == WeightsStatus(1, fresh.weights.contents)
+    )
     assert await answer(worker, long) == new
     load = worker.load()
     assert WeightsStatus(load.weights_version, load.weights_contents) == worker.weights

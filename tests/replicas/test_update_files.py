@@ -101,7 +101,7 @@ def test_weights_that_were_kept_from_an_earlier_start_are_updated_alike(
     folder, other = PAIRS[name](tmp_path / "one", 0), PAIRS[name](tmp_path / "two", 1)
     (tmp_path / "cache").mkdir(mode=0o700)
     for _ in range(2):
-        cache = WeightsCache(tmp_path / "cache", least_bytes=0)
+        cache = WeightsCache(tmp_path / "cache", min_bytes=0)
         kept = load_model(folder, exact_ops(), cache=cache)
         cache.wait()
     new = of_another(folder, other, SOME["q of a layer"])

@@ -145,8 +145,8 @@ def test_the_weights_are_the_same_to_the_bit(history: History, tmp_path: Path) -
     late = replayed(history.folder, history.files)
     fresh = load_model(changed(history.folder, history.now, tmp_path / "changed"), exact_ops())
     assert late.version == 5
-    assert late.told() == history.live.told()
-    assert late.told().version == 8
+    assert late.status() == history.live.status()
+    assert late.status().version == 8
     assert late.loaded.fingerprint == fresh.fingerprint == history.live.loaded.fingerprint
     assert torch.equal(logits(late), logits(history.live))
     assert late.prepare(WeightFile(history.files[-1].path), expected=8).version == 6
@@ -185,7 +185,7 @@ def test_files_that_have_been_replaced_altogether_may_be_gone(history: History) 
     for gone in history.files[:-2]:
         gone.path.unlink()
     late = replayed(history.folder, history.files)
-    assert late.told() == history.live.told()
+    assert late.status() == history.live.status()
     for live in (late, history.live):
         live.close()
 
@@ -209,11 +209,11 @@ async def late(history: History) -> AsyncIterator[Worker]:
 
 async def test_a_worker_counts_all_of_them(history: History, late: Worker) -> None:
     """In what it says of itself, in its messages, and in what it is asked next."""
-    told = history.live.told()
+    told = history.live.status()
     assert late.weights == told
     asked = Request("r", tuple(range(3, 20)), SamplingParams(max_tokens=2, temperature=0.0, seed=0, ignore_eos=True))
     messages: list[StreamMessage] = [message async for message in late.generate(asked)]
-    assert [message.told for message in messages if message.told is not None] == [told]
+    assert [message.weights_status for message in messages if message.weights_status is not None] == [told]
     for load in (late.load(), messages[-1].load):
         assert load is not None
         assert (load.weights_version, load.weights_contents) == (told.version, told.contents)

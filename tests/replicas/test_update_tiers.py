@@ -60,7 +60,7 @@ def _times_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
 def cache_in(tmp_path: Path) -> WeightsCache:
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o700, exist_ok=True)
-    return WeightsCache(folder, least_bytes=0)
+    return WeightsCache(folder, min_bytes=0)
 
 
 def whole(folder: Path) -> LoadedModel:

@@ -44,7 +44,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def _cache(tmp_path: Path) -> WeightsCache:
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o700, exist_ok=True)
-    return WeightsCache(folder, least_bytes=0)
+    return WeightsCache(folder, min_bytes=0)
 
 
 def _start(checkpoint: Path, tmp_path: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
@@ -260,7 +260,7 @@ def test_two_processes_at_once(checkpoint: Path, tmp_path: Path, taken: list[str
         "import sys, torch; from pathlib import Path; from motley.kernels.ops import ops_for_device;"
         "from motley.replicas.loading.model_loader import load_model;"
         "from motley.replicas.checkpoint.cache.weights_cache import WeightsCache;"
-        "cache = WeightsCache(Path(sys.argv[2]), least_bytes=0);"
+        "cache = WeightsCache(Path(sys.argv[2]), min_bytes=0);"
         "print('ready', flush=True); sys.stdin.readline();"
         "print(load_model(sys.argv[1], ops_for_device('cpu', torch.float32, 'exact'), cache=cache).fingerprint)"
     )
@@ -393,7 +393,7 @@ small, large, folder = sys.argv[1:]
 torch.set_num_threads(2)
 first = load_model(small, choose_operators(EngineConfig(dtype="bfloat16"), torch.bfloat16)[0])
 before, anonymous = status("VmRSS"), status("RssAnon")
-cache = WeightsCache(Path(folder), least_bytes=0)
+cache = WeightsCache(Path(folder), min_bytes=0)
 model = load_model(large, choose_operators(EngineConfig(dtype="bfloat16"), torch.bfloat16)[0], cache=cache)
 cache.wait()
 gc.collect()
@@ -411,7 +411,7 @@ from motley.replicas.checkpoint.cache import weights_cache
 from motley.replicas.loading.model_loader import load_model
 
 weights_cache.READY_S = 3600.0
-cache = weights_cache.WeightsCache(Path(sys.argv[2]), least_bytes=0)
+cache = weights_cache.WeightsCache(Path(sys.argv[2]), min_bytes=0)
 load_model(sys.argv[1], ops_for_device(torch.device("cpu"), torch.float32), cache=cache)
 assert not list(Path(sys.argv[2]).glob("weights/*.safetensors"))
 """

@@ -35,7 +35,7 @@ class CellRecords:
     def __init__(self, runner: FakeRunner, geometry: Geometry) -> None:
         self._kept, self._geometry = runner.kept, geometry
 
-    def room(self) -> RecordPayloads:
+    def allocate_payloads(self) -> RecordPayloads:
         return RecordPayloads(self._geometry, self._geometry.heads)
 
     def pack(self, blocks: Sequence[int], payloads: RecordPayloads) -> bool:
@@ -108,7 +108,7 @@ class BadStore(MemoryPrefixStore):
         self.gone = False
 
     def get(
-        self, wanted: Sequence[ValueQuery], deadline: float, room: memoryview | None = None
+        self, wanted: Sequence[ValueQuery], deadline: float, buffer: memoryview | None = None
     ) -> Sequence[ValueParts | None]:
         fault = self.fault()
         found = list(super().get(wanted, deadline))
@@ -144,12 +144,12 @@ class BadStore(MemoryPrefixStore):
     def away(self) -> bool:
         return self.gone
 
-    def known(self, wanted: Sequence[ValueQuery], owner: str, deadline: float) -> int | None:
+    def count_stored(self, wanted: Sequence[ValueQuery], owner: str, deadline: float) -> int | None:
         if self.gone:
             return None
         if self.fault() == "raise":
             raise ConnectionError("told to")
-        return super().known(wanted, owner, deadline)
+        return super().count_stored(wanted, owner, deadline)
 
     def claim(self, wanted: ValueQuery, deadline: float, *, anew: bool = False) -> bool:
         if self.fault() == "raise":

@@ -126,7 +126,7 @@ class LateDevice:
             self._making.aside = False
         return made, _Aside(made_here.left())
 
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         return self.free
 
     @torch.inference_mode()

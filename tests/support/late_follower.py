@@ -45,7 +45,7 @@ class LateProcesses(SubprocessLauncher):
 class Tight(LateDevice):
     free = 0
 
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         free, self.free = self.free, LateDevice.free
         return free
 

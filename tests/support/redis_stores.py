@@ -42,4 +42,4 @@ def write(store: RedisStore, *keys: bytes, owner: str = "ann") -> None:
 
 
 def known(store: RedisStore, *keys: bytes, owner: str = "ann") -> int | None:
-    return store.known([ValueQuery(key, SIZE) for key in keys], owner, time.monotonic() + 5)
+    return store.count_stored([ValueQuery(key, SIZE) for key in keys], owner, time.monotonic() + 5)

@@ -19,14 +19,14 @@ from thorough import thorough
 from motley.client import Client
 from motley.cluster.protos import inference_pb2 as pb
 from motley.kernels.cpu.c_kernels.shm_collectives import TIMEOUT_S
-from motley.replicas.parallel.leader.follower_group import ANSWER_TIMEOUT_S
+from motley.replicas.parallel.leader.follower_group import REPLY_TIMEOUT_S
 from motley.replicas.parallel.transport.heartbeats import HEARTBEAT_S
 
 STREAMS, TOKENS = 8, 800
 SAMPLING = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0}
 GAP_S = 10.0  # from the last token of a stream to its next, by another replica
 FOUND_S = (
-    max(TIMEOUT_S, ANSWER_TIMEOUT_S) + 2 * HEARTBEAT_S
+    max(TIMEOUT_S, REPLY_TIMEOUT_S) + 2 * HEARTBEAT_S
 )  # in which a replica finds it, by looks that are a beat apart
 FOLLOWERS = ("parallel.follower", "ray::Shard")  # subprocesses of the replica, or actors in its placement group
 

@@ -89,7 +89,7 @@ class CollectedResponse:
 
     def add(self, message: StreamMessage) -> None:
         self.cached_tokens = self.cached_tokens if message.cached_tokens is None else message.cached_tokens
-        if (told := message.told) is not None:
+        if (told := message.weights_status) is not None:
             self.weights.append(told)
         if message.prompt_logprobs is not None:
             self.prompt_logprobs = message.prompt_logprobs

@@ -176,7 +176,7 @@ async def _parts(
     weights: list[WeightsStatus] = []
     prompt = None
     async for message in messages:
-        if (told := message.told) is not None:
+        if (told := message.weights_status) is not None:
             weights.append(told)
         cached_tokens = cached_tokens if message.cached_tokens is None else message.cached_tokens
         prompt = prompt or message.prompt_logprobs

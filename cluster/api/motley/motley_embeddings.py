@@ -32,7 +32,7 @@ def embeddings_message(
 ) -> pb.EmbeddingsResponse:
     """Return the response for messages with embeddings of prompts that have so many `tokens` together."""
     vectors = [unit_length(one) if normalize else one.embedding for one in embedded]
-    told = dict.fromkeys(one.told for one in embedded if one.told is not None)
+    told = dict.fromkeys(one.weights_status for one in embedded if one.weights_status is not None)
     return pb.EmbeddingsResponse(
         model=model,
         embeddings=[pb.Embedding(values=vector) for vector in vectors],

@@ -45,7 +45,7 @@ class MotleyResponseBuilder:
         async for message in stream:
             num_tokens += sum(len(delta.token_ids) for delta in message.deltas)
             cached_tokens = cached_tokens if message.cached_tokens is None else message.cached_tokens
-            told = message.told or told
+            told = message.weights_status or told
             if message.deltas or message.prompt_logprobs:
                 values = count_logprob_values(message.prompt_logprobs or ())
                 chunk = await encode_values(values, partial(self._chunk, message, readers))

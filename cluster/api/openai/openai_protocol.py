@@ -202,7 +202,7 @@ class OpenAIProtocol:
         async with aclosing(merge_streams([_messages(call, one, feed) for one in admitted])) as messages:
             async for which, message in messages:
                 chunks: list[Chunk] = []
-                writer.note_weights(message.told)
+                writer.note_weights(message.weights_status)
                 if not writer.opened(which):
                     echo = await self._echo(call, admitted[which], message.prompt_logprobs)
                     openings = writer.openings(which, echo)

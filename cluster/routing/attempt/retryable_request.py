@@ -106,14 +106,14 @@ class RetryableRequest(RetryDecider):
             self.late = self.late or delta.finish_reason is FinishReason.DEADLINE
         opens = message.cached_tokens is not None
         if opens and self._opened:
-            self._others = None if _same(message.told, self.weights) else message.told
+            self._others = None if _same(message.weights_status, self.weights) else message.weights_status
             message = message._replace(cached_tokens=None, prompt_logprobs=None, weights=None, contents="")
         if not deltas and (not opens or self._opened or message.deltas):
             return None  # where every choice is cut off at once, the next replica begins the answer
         if self._others is not None:  # the client is told when another model's weights continue the answer
             message = message._replace(weights=self._others.version, contents=self._others.contents)
             self._others = None
-        self.weights = message.told or self.weights
+        self.weights = message.weights_status or self.weights
         self._opened = self._opened or opens
         self.begun = True
         return message if len(deltas) == len(message.deltas) else message._replace(deltas=deltas)

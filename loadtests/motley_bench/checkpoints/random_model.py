@@ -88,7 +88,7 @@ class _RandomWeights(WeightLoader):
         super().__init__(_infos(decoder_layout(config, format)), device)
         self._random = torch.Generator(device=device).manual_seed(0)
 
-    def _read(self, name: str, *part: slice, kept: bool) -> torch.Tensor:
+    def _read(self, name: str, *part: slice, retained: bool) -> torch.Tensor:
         return self._made(name)[part]
 
     def _made(self, name: str) -> torch.Tensor:

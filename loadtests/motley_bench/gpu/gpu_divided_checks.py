@@ -66,7 +66,7 @@ def swap_there_and_back(engine: Engine) -> list[torch.Tensor]:
                 swapper.swap(plan)
             swapper.mark().wait()
             swapper.forget()
-            payloads = records.room()
+            payloads = records.allocate_payloads()
             if not records.pack(list(host), payloads):
                 raise EngineFault("KV that came to the host is not finite")
             found.append(payloads.numbers.float())

@@ -149,7 +149,7 @@ def measure_deviations(
 
 
 def _measure_deviation(writer: RoundingTrial, reader: RoundingTrial, tokens: Sequence[int]) -> ForeignKvDeviation:
-    prefix, rest = tokens[: writer.known], tokens[writer.known :]
+    prefix, rest = tokens[: writer.prefix_tokens], tokens[writer.prefix_tokens :]
     writer.compute(prefix)
     record = writer.record()
     if record is None:

@@ -142,7 +142,7 @@ def _read(checkpoint: Path, reader: str, threads: int) -> dict[str, Any]:
 
         def touched(names: Sequence[str]) -> None:  # then released, as after repacking
             for name in names:
-                weights.whole(name, kept=name == EMBEDDING)
+                weights.whole(name, retained=name == EMBEDDING)
 
         with pause_gc(), ThreadPoolExecutor(threads) as pool:  # as in a replica
             list(pool.map(touched, weights.extents))

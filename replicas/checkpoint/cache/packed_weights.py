@@ -60,17 +60,17 @@ class PackedWeights:
     choices: Mapping[str, str]
 
 
-def write_packed_weights(file: BinaryIO, key: str, kept: PackedWeights) -> None:
+def write_packed_weights(file: BinaryIO, key: str, weights: PackedWeights) -> None:
     """Write repacked weights to an empty file that is open for reading too. Raises OSError."""
-    tensors, tree = _flatten_tensors(kept)
+    tensors, tree = _flatten_tensors(weights)
     entries: dict[str, Any] = {}
     end = 0
     for name, tensor in tensors.items():
         end = _add_entry(entries, name, tensor, end)
-    writer = PackedWeightsWriter(file, len(_header(entries, _metadata(key, tree, kept.choices))))
+    writer = PackedWeightsWriter(file, len(_header(entries, _metadata(key, tree, weights.choices))))
     for name, tensor in tensors.items():
         writer.add(name, tensor)
-    writer.finish(key, tree, kept.choices)
+    writer.finish(key, tree, weights.choices)
 
 
 class PackedWeightsWriter:
@@ -78,19 +78,19 @@ class PackedWeightsWriter:
     last.
     """
 
-    def __init__(self, file: BinaryIO, room: int) -> None:
+    def __init__(self, file: BinaryIO, header_bytes: int) -> None:
         """Prepare to write the data behind the space for the header.
 
-        file  empty, and open for reading too
-        room  bytes for the header, whole pages
+        file          empty, and open for reading too
+        header_bytes  bytes for the header, whole pages
 
         Raises OSError.
         """
-        assert room % _PAGE == 0, "the data begin with a page"
-        self._file, self._room = file, room
+        assert header_bytes % _PAGE == 0, "the data begin with a page"
+        self._file, self._header_bytes = file, header_bytes
         self._entries: dict[str, Any] = {}
         self._end = 0
-        file.seek(room)
+        file.seek(header_bytes)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Append a tensor under a name. Raises OSError."""
@@ -103,7 +103,7 @@ class PackedWeightsWriter:
     def mapped(self, name: str) -> torch.Tensor:
         """Return the tensor that was written under that name, mapped from the file: its pages can be given back."""
         self._file.flush()
-        begin, end = (self._room + each for each in self._entries[name]["data_offsets"])
+        begin, end = (self._header_bytes + each for each in self._entries[name]["data_offsets"])
         first = begin // _PAGE * _PAGE
         memory = mmap.mmap(self._file.fileno(), end - first, access=mmap.ACCESS_COPY, offset=first)
         entry = self._entries[name]
@@ -113,7 +113,7 @@ class PackedWeightsWriter:
         """Write the header, with the digests. Raises OSError, and PackedWeightsError if the header does not fit."""
         file, metadata = self._file, _metadata(key, tree, choices)
         file.seek(0)
-        file.write(_header(self._entries, metadata, self._room))
+        file.write(_header(self._entries, metadata, self._header_bytes))
         file.flush()
         path = Path(f"/proc/self/fd/{file.fileno()}")
         file.seek(0)
@@ -123,7 +123,7 @@ class PackedWeightsWriter:
         ).hex()
         del metadata["sum"]
         file.seek(0)
-        file.write(_header(self._entries, metadata | {"sum": _metadata_digest(metadata)}, self._room))
+        file.write(_header(self._entries, metadata | {"sum": _metadata_digest(metadata)}, self._header_bytes))
         file.flush()
 
 
@@ -181,7 +181,7 @@ def read_packed_index(descriptor: int, key: str) -> PackedWeightsIndex:
 
 
 def _read_packed_index(
-    descriptor: int, key: str, memory: mmap.mmap | None, known: Mapping[int, bytes] | None = None
+    descriptor: int, key: str, memory: mmap.mmap | None, piece_digests: Mapping[int, bytes] | None = None
 ) -> PackedWeightsIndex:
     size = os.fstat(descriptor).st_size
     path = Path(f"/proc/self/fd/{descriptor}")  # names this same file, even if another has its name by now
@@ -200,9 +200,9 @@ def _read_packed_index(
             mapped = (
                 None
                 if memory is None
-                else stack.enter_context(_MappedTensorData(memory, start, tensors, known or {})).part
+                else stack.enter_context(_MappedTensorData(memory, start, tensors, piece_digests or {})).part
             )
-            if digest_tensors(tensors, found, mapped=mapped, known=known).hex() != metadata["contents"]:
+            if digest_tensors(tensors, found, mapped=mapped, piece_digests=piece_digests).hex() != metadata["contents"]:
                 raise PackedWeightsError("its tensors are damaged")
     except CheckpointError as error:
         raise PackedWeightsError(str(error)) from error
@@ -212,13 +212,15 @@ def _read_packed_index(
 class _MappedTensorData:
     """Data of a mapped file, whose pages are read piece by piece, each before it is digested.
 
-    known  digests of pieces by the offset where they begin, whose pages are not read here
+    piece_digests  digests of pieces by the offset where they begin, whose pages are not read here
     """
 
-    def __init__(self, memory: mmap.mmap, start: int, tensors: Tensors, known: Mapping[int, bytes]) -> None:
+    def __init__(self, memory: mmap.mmap, start: int, tensors: Tensors, piece_digests: Mapping[int, bytes]) -> None:
         self._memory, self._start = memory, start
         pieces = sorted((piece.begin, piece.end) for piece in tensor_pieces(tensors, sorted(tensors)))
-        self._ahead = ReadAhead({span: span[1] - span[0] for span in pieces if span[0] not in known}, self._bring)
+        self._ahead = ReadAhead(
+            {span: span[1] - span[0] for span in pieces if span[0] not in piece_digests}, self._bring
+        )
 
     def __enter__(self) -> _MappedTensorData:
         return self
@@ -259,14 +261,18 @@ def _metadata(key: str, tree: Mapping[str, Any], choices: Mapping[str, str]) -> 
     return said | dict.fromkeys(("contents", "sum"), "0" * _DIGEST_CHARS)
 
 
-def _header(entries: Mapping[str, Any], metadata: Mapping[str, str], room: int | None = None) -> bytes:
+def _header(entries: Mapping[str, Any], metadata: Mapping[str, str], header_bytes: int | None = None) -> bytes:
     """Return the header's bytes as the format defines them, padded with spaces so that the data begin at a page, or
-    after `room` bytes.
+    after `header_bytes` bytes.
     """
     encoded = json.dumps({"__metadata__": dict(metadata), **entries}).encode()
-    if room is not None and PREFIX_BYTES + len(encoded) > room:
-        raise PackedWeightsError(f"its header takes {len(encoded)} bytes, more than the {room} that were left for it")
-    encoded += b" " * (room - PREFIX_BYTES - len(encoded) if room else -(PREFIX_BYTES + len(encoded)) % _PAGE)
+    if header_bytes is not None and PREFIX_BYTES + len(encoded) > header_bytes:
+        raise PackedWeightsError(
+            f"its header takes {len(encoded)} bytes, more than the {header_bytes} that were left for it"
+        )
+    encoded += b" " * (
+        header_bytes - PREFIX_BYTES - len(encoded) if header_bytes else -(PREFIX_BYTES + len(encoded)) % _PAGE
+    )
     return struct.pack("<Q", len(encoded)) + encoded
 
 
@@ -275,11 +281,11 @@ def _metadata_digest(metadata: Mapping[str, str]) -> str:
     return hashlib.sha256(named.encode()).hexdigest()
 
 
-def _flatten_tensors(kept: PackedWeights) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _flatten_tensors(weights: PackedWeights) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return all tensors by their names in the file, and the tree that says which layer has which."""
-    tensors = {f"{UNPACKED_PREFIX}{name}": tensor for name, tensor in kept.tensors.items()}
+    tensors = {f"{UNPACKED_PREFIX}{name}": tensor for name, tensor in weights.tensors.items()}
     tree: dict[str, Any] = {}
-    for name, parts in kept.packed.items():
+    for name, parts in weights.packed.items():
         tree[name] = layer_entry(name, parts)
         tensors |= dict(packed_tensors(name, parts))
     return tensors, tree

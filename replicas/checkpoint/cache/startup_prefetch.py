@@ -55,9 +55,9 @@ def likely_packed_file(checkpoint: Path, setting: str | None, device: str = "cpu
         return None
     cache = weights_cache_folder(setting)
     with suppress(FileNotFoundError):
-        kept = cache / "weights" / Path(hint_path(cache, checkpoint, device).read_text()).name
-        if kept.is_file():
-            return kept
+        packed_file = cache / "weights" / Path(hint_path(cache, checkpoint, device).read_text()).name
+        if packed_file.is_file():
+            return packed_file
     return None
 
 
@@ -71,14 +71,14 @@ def prefetch_model(model: str | Path, config: EngineConfig) -> threading.Thread 
     with suppress(OSError, RuntimeError, ValueError):
         folder, device = Path(model), config.device.partition(":")[0]
         if folder.is_dir():
-            kept = likely_packed_file(folder, config.weights_cache, device)
+            packed_file = likely_packed_file(folder, config.weights_cache, device)
             found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
             if device == "cpu" and usable_cores() > 1:
-                if kept is None:
+                if packed_file is None:
                     prefault.start_prefault(min(_prefetch_budget(), sum(path.stat().st_size for path in found)))
                 else:
-                    packed_prefetch.begin_packed_prefetch(kept)
-            paths = found if kept is None else [kept]
+                    packed_prefetch.begin_packed_prefetch(packed_file)
+            paths = found if packed_file is None else [packed_file]
             return prefetch_files(paths)
     return None
 
@@ -100,11 +100,11 @@ def _prefetch_budget() -> int:
     return min(_MAX_PREFETCH_BYTES, available_memory() // 4)
 
 
-def _prefetch(paths: Iterable[Path], room: int) -> None:
+def _prefetch(paths: Iterable[Path], max_bytes: int) -> None:
     with suppress(OSError):
         for path in paths:
             with path.open("rb", buffering=0) as file:
-                size = min(os.fstat(file.fileno()).st_size, room)
+                size = min(os.fstat(file.fileno()).st_size, max_bytes)
                 # WILLNEED is the second choice, since it handles single pages and takes ten times the CPU time.
                 maps = is_mappable(path)
                 for begin in range(0, size, _STEP_BYTES):
@@ -112,4 +112,4 @@ def _prefetch(paths: Iterable[Path], room: int) -> None:
                         os.posix_fadvise(file.fileno(), begin, _STEP_BYTES, os.POSIX_FADV_WILLNEED)
                     elif populate_pages(map_file(file.fileno(), begin, min(_STEP_BYTES, size - begin))):
                         return  # the later read raises the error
-            room -= size
+            max_bytes -= size

@@ -51,7 +51,7 @@ MAX_CACHE_BYTES = 64 << 30  # most bytes of all files; those that were not used 
 FREE_SHARE = 0.1  # share of the disk that is left free
 RACY_S = 2.0  # a file that changed so lately may change again within the resolution of its times
 READY_S = 5.0  # seconds that an engine needs to become ready after loading; the cache is written after that
-_LOOK_S, _NICE = 0.1, 10
+_POLL_S, _NICE = 0.1, 10
 
 
 def open_weights_cache(setting: str | None) -> WeightsCache | None:
@@ -70,14 +70,14 @@ def open_weights_cache(setting: str | None) -> WeightsCache | None:
 class WeightsCache:
     """Cache of repacked weights in a folder that only this user can write to."""
 
-    def __init__(self, folder: Path, *, least_bytes: int = MIN_CACHED_BYTES) -> None:
+    def __init__(self, folder: Path, *, min_bytes: int = MIN_CACHED_BYTES) -> None:
         """Use a folder as the cache of repacked weights. least_bytes: smaller models are not kept."""
-        self.folder, self.least_bytes = folder, least_bytes
+        self.folder, self.min_bytes = folder, min_bytes
         self._writer: threading.Thread | None = None
         self._awaited = threading.Event()
         self._claim: int | None = None  # descriptor of a locked file
 
-    def contents(self, files: Iterable[Path]) -> bytes | None:
+    def find_digests(self, files: Iterable[Path]) -> bytes | None:
         """Return the digests of a checkpoint's tensors that were recorded before, if none of its files has changed
         since; else None.
         """
@@ -94,7 +94,7 @@ class WeightsCache:
             )
         return None
 
-    def remember(self, before: list[list[Any]], files: Iterable[Path], contents: bytes) -> None:
+    def remember(self, before: list[list[Any]], files: Iterable[Path], weight_digests: bytes) -> None:
         """Record the digests of files that had the signature `before`, unless they changed since, or just before."""
         try:
             signature = file_signatures(files)
@@ -103,7 +103,11 @@ class WeightsCache:
         latest = max(max(each[-2:]) for each in signature) / 1e9
         if signature != before or time.time() - latest < RACY_S:
             return
-        said = {"files": signature, "contents": contents.hex(), "sum": _record_digest(signature, contents.hex())}
+        said = {
+            "files": signature,
+            "contents": weight_digests.hex(),
+            "sum": _record_digest(signature, weight_digests.hex()),
+        }
         path = _digests_path(self.folder, signature)
         with _LogCacheErrors("the digests of a checkpoint are not kept"), write_atomically(path) as file:
             file.write(json.dumps(said))
@@ -181,12 +185,12 @@ class WeightsCache:
             os.close(self._claim)
             self._claim = None
 
-    def keep(self, key: str, kept: PackedWeights) -> None:
+    def keep(self, key: str, weights: PackedWeights) -> None:
         """Write an entry in a thread, once the engine is likely ready; a process that ends waits for it.
 
-        `kept` must not change.
+        `weights` must not change.
         """
-        self._writer = threading.Thread(target=self._write_later, args=(key, kept), name=WRITER)
+        self._writer = threading.Thread(target=self._write_later, args=(key, weights), name=WRITER)
         self._writer.start()
 
     def wait(self) -> None:
@@ -195,15 +199,15 @@ class WeightsCache:
         if self._writer is not None:
             self._writer.join()
 
-    def fill(self, key: str, nbytes: int, write: Callable[[BinaryIO], None], *, most: int | None = None) -> bool:
+    def fill(self, key: str, nbytes: int, write: Callable[[BinaryIO], None], *, max_bytes: int | None = None) -> bool:
         """Write an entry of about `nbytes` bytes at once, in the caller's thread. Returns whether there was enough
         space. Raises what `write` raises.
 
-        most  most bytes of all files; None: MAX_CACHE_BYTES
+        max_bytes  most bytes of all files; None: MAX_CACHE_BYTES
         """
         path = _entry_path(self.folder, key)
         make_private_folder(path.parent)
-        if not self._make_room(path.parent, nbytes, MAX_CACHE_BYTES if most is None else most):
+        if not self._evict(path.parent, nbytes, MAX_CACHE_BYTES if max_bytes is None else max_bytes):
             return False
         with write_atomically(path, "x+b") as file:
             write(cast(BinaryIO, file))
@@ -215,34 +219,34 @@ class WeightsCache:
         """
         return cast(BinaryIO, tempfile.TemporaryFile(dir=self.folder)) if _fits(self.folder, nbytes) else None
 
-    def _write_later(self, key: str, kept: PackedWeights) -> None:
+    def _write_later(self, key: str, weights: PackedWeights) -> None:
         """Write an entry with low priority, after other work on this machine."""
         until, main = time.monotonic() + READY_S, threading.main_thread()
-        while not self._awaited.wait(_LOOK_S) and main.is_alive() and time.monotonic() < until:
+        while not self._awaited.wait(_POLL_S) and main.is_alive() and time.monotonic() < until:
             pass
         with suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # applies to this thread alone, on Linux
-        self._write(key, kept)
+        self._write(key, weights)
 
-    def _write(self, key: str, kept: PackedWeights) -> None:
+    def _write(self, key: str, weights: PackedWeights) -> None:
         with _LogCacheErrors("repacked weights are not kept"):
-            nbytes = packed_bytes(kept)
-            if not self.fill(key, nbytes, lambda file: write_packed_weights(file, key, kept)):
+            nbytes = packed_bytes(weights)
+            if not self.fill(key, nbytes, lambda file: write_packed_weights(file, key, weights)):
                 log.warning("weights cache: repacked weights are not kept: there is no space for %d MiB", nbytes >> 20)
         self.give_up()
 
-    def _make_room(self, folder: Path, nbytes: int, most: int) -> bool:
+    def _evict(self, folder: Path, nbytes: int, max_bytes: int) -> bool:
         """Delete the entries that were not used for longest until there is enough space; return whether there is."""
         remove_abandoned(folder)
         found = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
         total = sum(path.stat().st_size for path in found)
-        if nbytes > most or not _fits(folder, nbytes - total):
+        if nbytes > max_bytes or not _fits(folder, nbytes - total):
             return False  # it would not fit even without all others, so none is deleted
-        while found and (total + nbytes > most or not _fits(folder, nbytes)):
+        while found and (total + nbytes > max_bytes or not _fits(folder, nbytes)):
             oldest = found.pop(0)
             total -= oldest.stat().st_size
             oldest.unlink(missing_ok=True)
-        return nbytes <= most and _fits(folder, nbytes)
+        return nbytes <= max_bytes and _fits(folder, nbytes)
 
 
 def file_signatures(files: Iterable[Path]) -> list[list[Any]]:
@@ -252,9 +256,9 @@ def file_signatures(files: Iterable[Path]) -> list[list[Any]]:
     return [[name, it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns] for name, it in found]
 
 
-def packed_bytes(kept: PackedWeights) -> int:
-    packed = (tensor for parts in kept.packed.values() for part in parts for tensor in part.tensors.values())
-    return sum(tensor.nbytes for tensor in kept.tensors.values()) + sum(tensor.nbytes for tensor in packed)
+def packed_bytes(weights: PackedWeights) -> int:
+    packed = (tensor for parts in weights.packed.values() for part in parts for tensor in part.tensors.values())
+    return sum(tensor.nbytes for tensor in weights.tensors.values()) + sum(tensor.nbytes for tensor in packed)
 
 
 def _fits(folder: Path, nbytes: int) -> bool:
@@ -275,8 +279,8 @@ def _short_digest(kind: str) -> str:
     return _digest(kind)[:16]
 
 
-def _record_digest(signature: list[list[Any]], contents: str) -> str:
-    return _digest(json.dumps([VERSION, signature, contents]))
+def _record_digest(signature: list[list[Any]], weight_digests: str) -> str:
+    return _digest(json.dumps([VERSION, signature, weight_digests]))
 
 
 def _digest(text: str) -> str:

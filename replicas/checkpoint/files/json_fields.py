@@ -125,8 +125,8 @@ class JsonFields:
         """Return whether the key's value says something: null, false and empty values say nothing."""
         return self.raw.get(key) not in (None, False, "", [], {})
 
-    def refuse_unknown(self, known: frozenset[str]) -> None:
-        """Raise CheckpointError for a key that is not in `known` and says something."""
+    def refuse_unknown(self, expected: frozenset[str]) -> None:
+        """Raise CheckpointError for a key that is not in `expected` and says something."""
         for key in self.raw:
-            if key not in known and self.says(key):
+            if key not in expected and self.says(key):
                 raise self.error(key, "this key to be absent, since it is not understood here")

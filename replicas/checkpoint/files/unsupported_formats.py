@@ -173,9 +173,9 @@ def explain_models(names: Collection[str]) -> CheckpointError | None:
     """Return an error that says what these files are, if one of them fits a line of UNSUPPORTED_MODELS; the first such
     line counts.
     """
-    for pattern, words in UNSUPPORTED_MODELS.items():
+    for pattern, message in UNSUPPORTED_MODELS.items():
         if found := sorted(name for name in names if fnmatch(name, pattern)):
-            return CheckpointError(f"is {words}", file=found[0])
+            return CheckpointError(f"is {message}", file=found[0])
     return None
 
 
@@ -202,12 +202,12 @@ def refuse_unsupported_config(config: JsonFields, folder: Path) -> None:
             tensor="quantization",
         )
     if has_entry(folder, "hf_quant_config.json") and not config.says("quantization_config"):
-        words = f"says that NVIDIA's ModelOpt quantized this model, which is not read here; {USE_ORIGINAL_MODEL}"
-        raise CheckpointError(words, file="hf_quant_config.json")
+        message = f"says that NVIDIA's ModelOpt quantized this model, which is not read here; {USE_ORIGINAL_MODEL}"
+        raise CheckpointError(message, file="hf_quant_config.json")
     for key in ("builder_config", "pretrained_config"):
         if isinstance(config.raw.get(key), dict):
-            words = f"is the config of a model built by TensorRT-LLM, which is not read here; {USE_ORIGINAL_MODEL}"
-            raise CheckpointError(words, file=config.file, tensor=key)
+            message = f"is the config of a model built by TensorRT-LLM, which is not read here; {USE_ORIGINAL_MODEL}"
+            raise CheckpointError(message, file=config.file, tensor=key)
 
 
 def explain_method(section: JsonFields) -> CheckpointError | None:
@@ -223,11 +223,11 @@ def explain_method(section: JsonFields) -> CheckpointError | None:
         method = "modelopt"  # it has a key of its own in place of `quant_method`
     if not isinstance(method, str) or method not in UNSUPPORTED_METHODS:
         return None
-    words = (
+    message = (
         f"{short_repr(method)} is not accepted: weights of this kind "
         f"({UNSUPPORTED_METHODS[method]}) are not read here; {USE_ORIGINAL_MODEL}"
     )
-    return CheckpointError(words, file=section.file, tensor=section.prefix + "quant_method")
+    return CheckpointError(message, file=section.file, tensor=section.prefix + "quant_method")
 
 
 def explain_packing(section: JsonFields) -> CheckpointError | None:
@@ -237,11 +237,12 @@ def explain_packing(section: JsonFields) -> CheckpointError | None:
     packing, kind = section.raw.get("packing_format"), _kind(section)
     if not isinstance(packing, str) or (packing not in PACKINGS and not kind):
         return None
-    known = ", ".join(filter(None, (kind, PACKINGS.get(packing))))
-    words = (
-        f"{short_repr(packing)} is not accepted: weights of this kind ({known}) are not read here; {USE_ORIGINAL_MODEL}"
+    kind_and_packing = ", ".join(filter(None, (kind, PACKINGS.get(packing))))
+    message = (
+        f"{short_repr(packing)} is not accepted: weights of this kind ({kind_and_packing}) are not read here; "
+        f"{USE_ORIGINAL_MODEL}"
     )
-    return CheckpointError(words, file=section.file, tensor=section.prefix + "packing_format")
+    return CheckpointError(message, file=section.file, tensor=section.prefix + "packing_format")
 
 
 def _kind(section: JsonFields) -> str:
@@ -260,9 +261,9 @@ def explain_tokenizer(folder: Path) -> CheckpointError | None:
     one.
     """
     names = _names(folder)
-    for pattern, words in UNSUPPORTED_TOKENIZERS.items():
+    for pattern, message in UNSUPPORTED_TOKENIZERS.items():
         if found := sorted(name for name in names if fnmatch(name, pattern)):
-            return CheckpointError(f"is {words}", file=found[0])
+            return CheckpointError(f"is {message}", file=found[0])
     file = next((name for name in _OF_SENTENCEPIECE if name in names), None)
     if file is None:
         return None

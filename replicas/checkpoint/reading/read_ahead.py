@@ -35,7 +35,7 @@ class ReadAhead(Generic[S]):
         read     brings a span to memory, in the thread that calls it; may raise
         at_hand  whether that needs no disk: then the caller does it itself, and does not wait for the thread
         """
-        self._sizes, self._read, self._at_hand, self._most = dict(spans), read, at_hand, lead
+        self._sizes, self._read, self._at_hand, self._max_lead_bytes = dict(spans), read, at_hand, lead
         self._left = dict.fromkeys(spans)  # spans that have not been read, in order
         self._wanted: dict[S, None] = {}
         self._there: dict[S, Exception | None] = {}  # spans that were read, with the error that reading raised
@@ -93,10 +93,12 @@ class ReadAhead(Generic[S]):
 
     def _next(self) -> S | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._left or self._lead < self._most or self._wanted)
+            self._changed.wait_for(
+                lambda: self._closed or not self._left or self._lead < self._max_lead_bytes or self._wanted
+            )
             if self._closed or not self._left:
                 return None
-            span = next(iter(self._left if self._lead < self._most else self._wanted))
+            span = next(iter(self._left if self._lead < self._max_lead_bytes else self._wanted))
             self._begin(span)
             return span
 

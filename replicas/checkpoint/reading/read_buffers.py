@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 
 AllocateStaging = Callable[[int], torch.Tensor]  # makes uint8 host memory of that size, which a device reads by itself
 
-KEPT_BYTES = 256 << 20  # most bytes of free memory that is kept
+MAX_FREE_BYTES = 256 << 20  # most bytes of free memory that is kept
 PINNED_BYTES = 1 << 30  # most bytes that are pinned, since no other process can use them
-_LEAST_PINNED = 64 << 20  # least bytes pinned at a time, so that a few buffers serve tensors of all sizes
+_MIN_PINNED_BYTES = 64 << 20  # least bytes pinned at a time, so that a few buffers serve tensors of all sizes
 
 
 class ReadBuffers:
@@ -32,7 +32,7 @@ class ReadBuffers:
         if nbytes < MIN_BYTES:
             return allocate_bytes(nbytes)
         with self._lock:
-            fits = [each for each in self._free if nbytes <= len(each) <= self._most(nbytes)]
+            fits = [each for each in self._free if nbytes <= len(each) <= self._max_buffer_bytes(nbytes)]
             memory = min(fits, key=len) if fits else self._make(nbytes)
             self._free = [each for each in self._free if each is not memory]
         view = memory[:nbytes]
@@ -45,19 +45,19 @@ class ReadBuffers:
             self._closed = True
             self._free = []
 
-    def _most(self, nbytes: int) -> int:
+    def _max_buffer_bytes(self, nbytes: int) -> int:
         """Return the largest buffer that may be taken for `nbytes` bytes."""
         return nbytes + nbytes // 8
 
     def _make(self, nbytes: int) -> memoryview:
         return allocate_bytes(nbytes)
 
-    def _keeps(self, memory: memoryview) -> bool:
-        return sum(map(len, self._free)) + len(memory) <= KEPT_BYTES
+    def _fits_pool(self, memory: memoryview) -> bool:
+        return sum(map(len, self._free)) + len(memory) <= MAX_FREE_BYTES
 
     def _back(self, memory: memoryview) -> None:
         with self._lock:
-            if not self._closed and self._keeps(memory):
+            if not self._closed and self._fits_pool(memory):
                 self._free = [*self._free, memory]
 
 
@@ -75,11 +75,11 @@ class PinnedReadBuffers(ReadBuffers):
         self._pinned: set[int] = set()  # ids of buffers that live as long as this pool
         self._nbytes = 0
 
-    def _most(self, nbytes: int) -> int:
+    def _max_buffer_bytes(self, nbytes: int) -> int:
         return PINNED_BYTES
 
     def _make(self, nbytes: int) -> memoryview:
-        size = max(_LEAST_PINNED, 1 << (nbytes - 1).bit_length())  # torch rounds pinned sizes up to powers of two
+        size = max(_MIN_PINNED_BYTES, 1 << (nbytes - 1).bit_length())  # torch rounds pinned sizes up to powers of two
         if self._nbytes + size > PINNED_BYTES:
             return allocate_bytes(nbytes)
         try:
@@ -92,5 +92,5 @@ class PinnedReadBuffers(ReadBuffers):
         self._pinned.add(id(memory))
         return memory
 
-    def _keeps(self, memory: memoryview) -> bool:
+    def _fits_pool(self, memory: memoryview) -> bool:
         return id(memory) in self._pinned

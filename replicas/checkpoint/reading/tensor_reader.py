@@ -68,7 +68,7 @@ class TensorReader:
         self._digested: dict[DigestPiece, bytes] = {}
         self._found: dict[str, bytes] = {}
         self._starts: dict[Path, int] = {}
-        self._rooms = ReadBuffers() if staging is None else PinnedReadBuffers(staging)
+        self._buffers = ReadBuffers() if staging is None else PinnedReadBuffers(staging)
         names = [name for name in order if name in tensors and tensors[name][1].dtype in TORCH_DTYPES] if whole else []
         extents = group_extents(tensors, names)
         self.extents = [extent.names for extent in extents]
@@ -78,7 +78,7 @@ class TensorReader:
             self._files = MappedFiles(dict.fromkeys(self._extents[name] for name in names))
 
     @property
-    def contents(self) -> Mapping[str, bytes]:
+    def weight_digests(self) -> Mapping[str, bytes]:
         """Digest of each tensor that was read whole, in the format of `weight_digests.digests_by_tensor`."""
         return self._found
 
@@ -87,13 +87,13 @@ class TensorReader:
         """Digest of each of `pieces` that was read whole."""
         return self._digested
 
-    def whole(self, name: str, *, kept: bool = False) -> torch.Tensor:
+    def whole(self, name: str, *, retained: bool = False) -> torch.Tensor:
         """Return a whole tensor. kept: it is kept as it is, for longer than this reader. Raises CheckpointError,
         OSError.
         """
         info = self._tensors[name][1]
         extent = self._extents.get(name)
-        found = None if extent is None else self._of_extent(extent, name, kept)
+        found = None if extent is None else self._of_extent(extent, name, retained)
         if found is None:
             found = self._read([name], list(group_runs(self._tensors, [name])))
         return found.view(TORCH_DTYPES[info.dtype]).view(info.shape)
@@ -103,7 +103,7 @@ class TensorReader:
         info = self._tensors[name][1]
         row_bytes = info.nbytes // max(1, info.shape[0])
         begin, end = info.begin + first * row_bytes, info.begin + last * row_bytes
-        memory = self._rooms.take(end - begin)
+        memory = self._buffers.take(end - begin)
         # Cut where the whole tensor is cut, so that all pieces but those at the ends are the tensor's own.
         cut = (
             replace(each, begin=max(each.begin, begin), end=min(each.end, end))
@@ -129,17 +129,17 @@ class TensorReader:
 
     def _forget(self) -> None:
         """Drop tensors that were read and not taken, and memory that is free."""
-        self._rooms.close()
+        self._buffers.close()
         for extent in self._extents.values():
             extent.map = extent.read = None
 
-    def _of_extent(self, extent: FileExtent, name: str, kept: bool) -> torch.Tensor | None:
+    def _of_extent(self, extent: FileExtent, name: str, retained: bool) -> torch.Tensor | None:
         """Return a tensor of an extent as uint8; None if it was returned before."""
         with extent.lock:
             if name not in extent.left:
                 return None
             if extent.read is None:
-                extent.read = self._read(extent.names, extent.runs, extent, copied=kept and len(extent.names) == 1)
+                extent.read = self._read(extent.names, extent.runs, extent, copied=retained and len(extent.names) == 1)
             info = self._tensors[name][1]
             part = extent.read[info.begin - extent.begin : info.end - extent.begin]
             extent.left.discard(name)
@@ -160,7 +160,7 @@ class TensorReader:
         if files is not None and extent is not None and nbytes and not copied:
             memory, copied = files.view(extent), False
         else:
-            memory, copied = self._rooms.take(nbytes), True
+            memory, copied = self._buffers.take(nbytes), True
         found = self._read_runs(runs, memory, first, files, copied=copied, together=len(names) > 1)
         if self._digests:
             pieces: dict[str, list[bytes]] = {name: [] for name in names}

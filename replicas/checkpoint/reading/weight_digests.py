@@ -52,18 +52,20 @@ def digest_tensors(
     *,
     threads: int | None = None,
     mapped: MapBytes | None = None,
-    known: Mapping[int, bytes] | None = None,
+    piece_digests: Mapping[int, bytes] | None = None,
 ) -> bytes:
     """Return the digest of the named tensors.
 
-    threads  None: one for each core; 1: the caller's alone
-    mapped   returns bytes [begin, end) of the data of the only file there is, which is then not read
-    known    digests of that file's pieces, by the offset where they begin, which need not be computed
+    threads        None: one for each core; 1: the caller's alone
+    mapped         returns bytes [begin, end) of the data of the only file there is, which is then not read
+    piece_digests  digests of that file's pieces, by the offset where they begin, which need not be computed
 
     Raises CheckpointError if a file has changed since its header was read.
     """
     wanted = sorted(names)
-    found = digest_pieces(tensors, wanted, progress=progress, threads=threads, mapped=mapped, known=known)
+    found = digest_pieces(
+        tensors, wanted, progress=progress, threads=threads, mapped=mapped, piece_digests=piece_digests
+    )
     return combine_piece_digests(tensors, wanted, found)
 
 
@@ -75,7 +77,7 @@ def digest_pieces(
     progress: Progress | None = None,
     threads: int | None = None,
     mapped: MapBytes | None = None,
-    known: Mapping[int, bytes] | None = None,
+    piece_digests: Mapping[int, bytes] | None = None,
 ) -> list[bytes]:
     """Return the SHA-256 of the pieces with these numbers, or of all, in order; pieces are read in the order of the
     files.
@@ -91,8 +93,8 @@ def digest_pieces(
         buffers.put(mmap.mmap(-1, PIECE_BYTES))
 
     def digest(piece: DigestPiece) -> bytes:
-        if known is not None and piece.begin in known and piece.begin != piece.end:
-            return known[piece.begin]
+        if piece_digests is not None and piece.begin in piece_digests and piece.begin != piece.end:
+            return piece_digests[piece.begin]
         if mapped is not None:
             with mapped(piece.begin, piece.end) as part:
                 return digest_piece(part)

@@ -29,7 +29,7 @@ class WeightLoader:
 
     problem  returns what is wrong with a tensor, or a part of one, that is taken; None: they are known to be sound
     order    names, more or less in the order in which they will be taken
-    digests  whether `contents` is wanted
+    digests  whether `weight_digests` is wanted
     pieces   pieces of which `digested` is wanted
     whole    whether each tensor of `order` will be taken, and taken whole
     staging  for a device with memory of its own: makes host memory that the device copies from by itself
@@ -77,10 +77,10 @@ class WeightLoader:
             raise self.error(name, problem)
         return tensor.to(self.device)
 
-    def _taking(self, name: str, *part: slice, kept: bool = False) -> torch.Tensor:
+    def _taking(self, name: str, *part: slice, retained: bool = False) -> torch.Tensor:
         assert name not in self._taken, f"{name} is taken twice"
         assert name not in self._left, f"{name} is another stage's"
-        tensor = self._read(name, *part, kept=kept)
+        tensor = self._read(name, *part, retained=retained)
         self._taken.add(name)
         with self._lock:
             self._done_bytes += self._tensors[name][1].nbytes
@@ -88,14 +88,14 @@ class WeightLoader:
                 self._progress(self._done_bytes, self._total_bytes)
         return tensor
 
-    def _read(self, name: str, *part: slice, kept: bool) -> torch.Tensor:
+    def _read(self, name: str, *part: slice, retained: bool) -> torch.Tensor:
         info = self._tensors[name][1]
         rows = rows_of_part(info.shape, part)
         if info.dtype not in TORCH_DTYPES or rows is None:
             return self.peek(name, *part)
         try:
             if rows == _all_rows(info.shape):
-                return self._reader.whole(name, kept=kept)
+                return self._reader.whole(name, retained=retained)
             return self._reader.rows(name, *rows)
         except CheckpointError as error:
             if error.tensor:
@@ -104,7 +104,7 @@ class WeightLoader:
         except OSError as error:
             raise self.error(name, f"cannot be read: {error.strerror}") from error
 
-    def leave(self, names: Iterable[str]) -> None:
+    def skip(self, names: Iterable[str]) -> None:
         """Mark tensors as another pipeline stage's: they count as used, and as part of the contents."""
         left = {name for name in names if name in self._tensors}
         self._left |= left
@@ -125,12 +125,12 @@ class WeightLoader:
             raise self.error(name, f"cannot be read: {error}") from error
         return tensor
 
-    def take_finite(self, name: str, dtype: torch.dtype, *part: slice, kept: bool = False) -> torch.Tensor:
+    def take_finite(self, name: str, dtype: torch.dtype, *part: slice, retained: bool = False) -> torch.Tensor:
         """Return the tensor in `dtype`. Raises CheckpointError if a value is not finite, or not in that dtype.
 
-        kept  whether the tensor is kept as it is, if that is its dtype, since nothing is made from it
+        retained  whether the tensor is kept as it is, if that is its dtype, since nothing is made from it
         """
-        stored = self._taking(name, *part, kept=kept)
+        stored = self._taking(name, *part, retained=retained)
         tensor = stored.to(self.device).to(dtype)
         if not tensor.numel():
             return tensor
@@ -162,17 +162,17 @@ class WeightLoader:
         except OSError as error:
             raise CheckpointError(f"cannot be read: {error.strerror}") from error
         for name in self._tensors:
-            if name not in self._known and not tolerated(name):
+            if name not in self._digested_names and not tolerated(name):
                 raise self.error(name, "was not used by any part of the model")
 
     @property
-    def _known(self) -> set[str]:
+    def _digested_names(self) -> set[str]:
         return self._taken | self._left
 
     @property
-    def contents(self) -> Mapping[str, bytes]:
+    def weight_digests(self) -> Mapping[str, bytes]:
         """Digest of each tensor that was taken whole, computed while reading."""
-        return self._reader.contents
+        return self._reader.weight_digests
 
     @property
     def digested(self) -> Mapping[DigestPiece, bytes]:
@@ -183,7 +183,7 @@ class WeightLoader:
         """Return the digest of all tensors taken or left, whole whatever part of them was taken. Raises
         CheckpointError.
         """
-        return digest_tensors(self._tensors, self._known)
+        return digest_tensors(self._tensors, self._digested_names)
 
 
 def rows_of_part(shape: Sequence[int], part: Sequence[slice]) -> tuple[int, int] | None:
@@ -211,7 +211,7 @@ class MetaWeightLoader(WeightLoader):
         info = self._tensors[name][1]
         return torch.empty(info.shape, dtype=TORCH_DTYPES[info.dtype], device="meta")[part]
 
-    def take_finite(self, name: str, dtype: torch.dtype, *part: slice, kept: bool = False) -> torch.Tensor:
+    def take_finite(self, name: str, dtype: torch.dtype, *part: slice, retained: bool = False) -> torch.Tensor:
         return self.take(name, *part).to(dtype)
 
 

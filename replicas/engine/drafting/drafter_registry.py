@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Drafter(Protocol):
     """Source of draft tokens for all sequences of one engine. Wrong drafts cost time, and never change an output."""
 
-    def draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        """Return 0 to `most` tokens that may follow the sequence's last one, with no token of it in flight."""
+    def draft(self, sequence: Sequence, max_drafts: int) -> tuple[int, ...]:
+        """Return 0 to `max_drafts` tokens that may follow the sequence's last one, with no token of it in flight."""
         ...
 
     def forget(self, sequence_id: int) -> None:

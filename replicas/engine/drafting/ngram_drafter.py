@@ -17,12 +17,12 @@ class NgramDrafter:
     def __init__(self) -> None:
         self._indexes: dict[int, NgramIndex] = {}  # by sequence id
 
-    def draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+    def draft(self, sequence: Sequence, max_drafts: int) -> tuple[int, ...]:
         index = self._indexes.get(sequence.id)
         if index is None:
             index = self._indexes[sequence.id] = NgramIndex()
         index.extend(sequence.tokens(len(index), sequence.num_tokens))
-        return index.draft(most)
+        return index.draft(max_drafts)
 
     def forget(self, sequence_id: int) -> None:
         self._indexes.pop(sequence_id, None)
@@ -46,13 +46,13 @@ class NgramIndex:
                     self._after[tuple(self._tokens[end - size :])] = end
             self._tokens.append(token)
 
-    def draft(self, most: int) -> tuple[int, ...]:
-        """Return up to `most` draft tokens, or none if the last tokens are new. A repeated pattern is continued beyond
-        its end.
+    def draft(self, max_drafts: int) -> tuple[int, ...]:
+        """Return up to `max_drafts` draft tokens, or none if the last tokens are new. A repeated pattern is continued
+        beyond its end.
         """
         for size in NGRAM_SIZES:
             after = self._after.get(tuple(self._tokens[-size:]))
             if after is not None:
                 period = len(self._tokens) - after
-                return tuple(self._tokens[after + i % period] for i in range(most))
+                return tuple(self._tokens[after + i % period] for i in range(max_drafts))
         return ()

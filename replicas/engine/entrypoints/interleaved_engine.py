@@ -20,19 +20,19 @@ class InterleavedEngine:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._kept: dict[int, list[StepOutput]] = {}  # unread emissions, by the keys of open requests
+        self._unread: dict[int, list[StepOutput]] = {}  # unread emissions, by the keys of open requests
         self._stepping = False
         self._left: list[int] = []  # keys that were closed while a step ran
 
     @property
     def keys(self) -> list[int]:
         """Keys of the requests that are open."""
-        return list(self._kept)
+        return list(self._unread)
 
     def open(self, key: int, request: Request, grammar: GrammarProcess | None = None) -> None:
         """Add a request that the core's `check` has accepted."""
         self._core.add(key, request, grammar=grammar)
-        self._kept[key] = []
+        self._unread[key] = []
 
     def read(self, keys: list[int]) -> Iterator[list[StepOutput]]:
         """Yield the emissions for these keys, running steps as needed, until each request is done."""
@@ -48,15 +48,15 @@ class InterleavedEngine:
     def close(self, keys: list[int]) -> None:
         """Cancel the requests with these keys that are not done, and drop output that was not read."""
         for key in keys:
-            self._kept.pop(key, None)
+            self._unread.pop(key, None)
             if self._stepping:  # an iterator without references can be collected, and so closed, at any time
                 self._left.append(key)
             else:
                 self._core.cancel(key)
 
     def _take(self, key: int) -> list[StepOutput]:
-        kept, self._kept[key] = self._kept[key], []
-        return kept
+        unread, self._unread[key] = self._unread[key], []
+        return unread
 
     def _step(self) -> None:
         self._stepping = True
@@ -68,5 +68,5 @@ class InterleavedEngine:
                 self._core.cancel(key)
             self._left = []
         for emission in emissions:
-            if emission.key in self._kept:
-                self._kept[emission.key].append(emission)
+            if emission.key in self._unread:
+                self._unread[emission.key].append(emission)

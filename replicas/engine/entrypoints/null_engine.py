@@ -190,13 +190,13 @@ class PacedEngineThread(EngineThread):
     """
 
     def __init__(self, core: EngineCore, watchdog_s: float, worker: NullWorker) -> None:
-        super().__init__(core, watchdog_s, worker._deliver, worker._tell)
+        super().__init__(core, watchdog_s, worker._deliver, worker._publish_events)
         self.slow: frozenset[int] = frozenset()
         self._worker = worker
         self._taken = threading.Event()
         self._handed = self._delivered = 0  # steps given to the event loop, and seen by it
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Let the engine continue if every message has been taken. Called on the event loop."""
         waiting = self._worker.waiting()
         self.slow = self.slow.intersection(waiting)
@@ -213,7 +213,7 @@ class PacedEngineThread(EngineThread):
     def _arrive(self, emissions: list[StepOutput], load: ReplicaLoad) -> None:
         super()._arrive(emissions, load)
         self._delivered += 1
-        self.look()
+        self.poll()
 
 
 class NullWorker(Worker):
@@ -228,7 +228,7 @@ class NullWorker(Worker):
 
     def waiting(self) -> list[int]:
         """Return the keys of streams with a message that their reader has not taken. Safe from any thread."""
-        return [key for key, mailbox in list(self._streams.items()) if mailbox.pending]
+        return [key for key, output_queue in list(self._streams.items()) if output_queue.pending]
 
     def _build(self) -> BuiltEngine:
         log.warning("null engine: nothing is computed")
@@ -243,14 +243,14 @@ class NullWorker(Worker):
         try:
             async with aclosing(stream) as messages:
                 async for message in messages:
-                    self._look()
+                    self._poll()
                     yield message
         finally:
-            self._look()
+            self._poll()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._pace is not None:
-            self._pace.look()
+            self._pace.poll()
 
 
 def _fixed_rates(rates: EngineRates) -> Callable[[EngineCore], tuple[EngineRates, str]]:

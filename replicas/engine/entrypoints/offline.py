@@ -98,9 +98,9 @@ class Engine:
         launcher: FollowerLauncher | None = None,
         **settings: Any,
     ) -> None:
-        known = set(EngineConfig.__dataclass_fields__)
-        if unknown := sorted(set(settings) - known):
-            accepted = ", ".join(sorted(known))
+        setting_names = set(EngineConfig.__dataclass_fields__)
+        if unknown := sorted(set(settings) - setting_names):
+            accepted = ", ".join(sorted(setting_names))
             raise InvalidRequest(f"{unknown[0]}: no such setting; there are {accepted}", param=unknown[0])
         config = EngineConfig(device=device, dtype=dtype, **settings)
         self._built: BuiltEngine = build_engine(
@@ -199,7 +199,7 @@ class Engine:
                 "engine: it has been closed" if self._closed else "path: this model is of no checkpoint"
             )
         self._built.adopt(weights.prepare(WeightFile(Path(path), delta)))
-        return weights.told().version
+        return weights.status().version
 
     def logits(self, token_ids: Prompt) -> torch.Tensor:
         """Return logits fp32 [num_tokens, vocabulary] of every position of one sequence (ids, or text), computed in one

@@ -102,14 +102,16 @@ class Worker:
         self._admission.enter(len(request.prompt_ids))
         key = next(self._keys)
         deadline = None if request.deadline_s is None else arrived + request.deadline_s
-        mailbox = OutputQueue(len(request.prompt_ids), deadline, partial(thread.hold, key))
-        self._streams[key] = mailbox
+        output_queue = OutputQueue(len(request.prompt_ids), deadline, partial(thread.hold, key))
+        self._streams[key] = output_queue
         self._idle.clear()
         try:
             grammar = await self._grammar(request)  # counts as waiting meanwhile, like any admitted request
-            if not mailbox.done:  # else it was ended while the grammar was compiled, and nothing would cancel it later
+            if (
+                not output_queue.done
+            ):  # else it was ended while the grammar was compiled, and nothing would cancel it later
                 thread.add(key, request, arrived, grammar)
-            async with aclosing(mailbox.messages()) as messages:
+            async with aclosing(output_queue.messages()) as messages:
                 async for message in messages:
                     yield message
         finally:
@@ -119,7 +121,7 @@ class Worker:
                 self._idle.set()
 
     def load(self) -> ReplicaLoad:
-        return ReplicaLoad() if self._thread is None else self._told(self._thread.load)
+        return ReplicaLoad() if self._thread is None else self._complete_load(self._thread.load)
 
     def prefix_stats(self) -> PrefixStats | None:
         """Return statistics of the prefix store so far; None if there is no store."""
@@ -184,7 +186,7 @@ class Worker:
         except MotleyError:
             await asyncio.to_thread(weights.drop, prepared)
             raise
-        return weights.told(prepared.version).version
+        return weights.status(prepared.version).version
 
     async def kv_events(self, tenant: str) -> AsyncGenerator[KvEvents, None]:
         """Stream the changes of one tenant's KV blocks from now on. Without changes, the replica's load comes every
@@ -280,9 +282,9 @@ class Worker:
         profile = engine.profile
         rate = profile.prefill_tokens_per_s
         usual_s = profile.max_batch_tokens / rate if rate > 0 else 0.0
-        return EngineThread(engine.core, self._config.watchdog_s, self._deliver, self._tell, usual_s)
+        return EngineThread(engine.core, self._config.watchdog_s, self._deliver, self._publish_events, usual_s)
 
-    def _told(self, load: ReplicaLoad) -> ReplicaLoad:
+    def _complete_load(self, load: ReplicaLoad) -> ReplicaLoad:
         """Return the engine's load, completed with measured rates, the drain state and the weights' version and
         digest.
         """
@@ -299,7 +301,7 @@ class Worker:
         newest.
         """
         weights = None if self._engine is None else self._engine.weights
-        return WeightsStatus(version or 0, "") if weights is None else weights.told(version)
+        return WeightsStatus(version or 0, "") if weights is None else weights.status(version)
 
     @property
     def _core(self) -> EngineCore:
@@ -332,31 +334,31 @@ class Worker:
             self._check_started().raise_if_lost()
         except EngineFault as fault:
             self._end_all(Unavailable(fault.message, code="replica_lost"))
-        now, patience = time.monotonic(), self._config.reader_timeout_s
-        for key, mailbox in self._streams.items():
-            if mailbox.unread_since is not None and now - mailbox.unread_since > patience:
-                self._end(key, ReaderStalled(f"nothing was read for {patience:g} s", code="reader_stalled"))
-            elif mailbox.deadline is not None and now > mailbox.deadline + TICK_S and not mailbox.done:
+        now, timeout_s = time.monotonic(), self._config.reader_timeout_s
+        for key, output_queue in self._streams.items():
+            if output_queue.unread_since is not None and now - output_queue.unread_since > timeout_s:
+                self._end(key, ReaderStalled(f"nothing was read for {timeout_s:g} s", code="reader_stalled"))
+            elif output_queue.deadline is not None and now > output_queue.deadline + TICK_S and not output_queue.done:
                 self._end(key, DeadlineExceeded("the deadline passed before the answer was complete"))
 
     def _end_all(self, error: MotleyError) -> None:
-        for key, mailbox in self._streams.items():
-            if not mailbox.done:  # a completed one's messages may still be read
+        for key, output_queue in self._streams.items():
+            if not output_queue.done:  # a completed one's messages may still be read
                 self._end(key, error)
 
     def _end(self, key: int, error: MotleyError | None) -> None:
         """End a stream from this side; free its place and its KV. error: None if its reader has gone."""
-        mailbox = self._streams[key]
-        if not mailbox.started:
-            self._admission.left(mailbox.prompt_tokens)
-            mailbox.started = True
-        if not mailbox.done:
+        output_queue = self._streams[key]
+        if not output_queue.started:
+            self._admission.left(output_queue.prompt_tokens)
+            output_queue.started = True
+        if not output_queue.done:
             self._check_started().cancel(key)
-            mailbox.done = True
+            output_queue.done = True
         if error is not None:
-            mailbox.end(error)
+            output_queue.end(error)
 
-    def _tell(self, events: list[OwnedKvEvent]) -> None:
+    def _publish_events(self, events: list[OwnedKvEvent]) -> None:
         for watcher in self._watchers:
             watcher.put(events)
 
@@ -366,29 +368,29 @@ class Worker:
             self._end_all(Unavailable(f"the engine has died: {thread.died}", code="replica_lost"))
         wanted, made = [], 0
         for emission in emissions:
-            mailbox = self._streams.get(emission.key)
-            if mailbox is None or mailbox.done:
+            output_queue = self._streams.get(emission.key)
+            if output_queue is None or output_queue.done:
                 continue  # cancelled, or ended from here, while the step ran
-            if not mailbox.started:
-                self._admission.began(mailbox.prompt_tokens)
-                self._meter.began(mailbox.prompt_tokens, emission.message.cached_tokens or 0)
+            if not output_queue.started:
+                self._admission.began(output_queue.prompt_tokens)
+                self._meter.began(output_queue.prompt_tokens, emission.message.cached_tokens or 0)
             for delta in emission.message.deltas:
                 made += len(delta.token_ids)
-            wanted.append((mailbox, emission))
+            wanted.append((output_queue, emission))
         if made:
             self._meter.made(made)
-        load = self._told(thread.load)
+        load = self._complete_load(thread.load)
         now = time.monotonic()
-        for mailbox, (_, message, done, error) in wanted:
+        for output_queue, (_, message, done, error) in wanted:
             deltas, _, cached, logprobs, embedding, stored, weights, _ = message
-            contents = ""
+            digest = ""
             if weights is not None:
-                told = self._weights_status(weights)
-                weights, contents = told.version, told.contents
+                status = self._weights_status(weights)
+                weights, digest = status.version, status.contents
             with_load = StreamMessage(
-                deltas, load, cached, logprobs, embedding, stored, weights, contents
+                deltas, load, cached, logprobs, embedding, stored, weights, digest
             )  # not _replace: faster
-            mailbox.put(with_load, now, done=done, error=error)
+            output_queue.put(with_load, now, done=done, error=error)
 
 
 def _live_weights(engine: BuiltEngine) -> LiveWeights:

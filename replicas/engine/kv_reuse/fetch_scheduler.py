@@ -78,10 +78,12 @@ class FetchScheduler:
     fetch_s         histogram of the seconds that fetches took
     """
 
-    def __init__(self, link: StoreLink, saves: SaveScheduler, known: KnownValues, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, link: StoreLink, saves: SaveScheduler, seen_values: KnownValues, clock: Callable[[], float]
+    ) -> None:
         self.queried_tokens = self.hit_tokens = 0
         self.outcomes: Counter[str] = Counter()
-        self._link, self._saves, self._known, self._clock = link, saves, known, clock
+        self._link, self._saves, self._seen_values, self._clock = link, saves, seen_values, clock
         self.popular = PrefixPopularity()
         self.fetch_s = Histogram(_FETCH_BOUNDS_S)
         self._sightings = ChunkCounter()
@@ -159,28 +161,30 @@ class FetchScheduler:
         sequence, late = parked.sequence, fetch.outcome == TIMEOUT
         if prospects is not None and (fetch.count or late):
             prospects.learn((fetch.count + late) * self._link.value_bytes, fetch.seconds)
-        self._known.there(fetch.keys[: fetch.count])
+        self._seen_values.there(fetch.keys[: fetch.count])
         if fetch.outcome not in (HIT, TIMEOUT):
-            self._known.gone(fetch.keys[fetch.count :])
+            self._seen_values.gone(fetch.keys[fetch.count :])
             sequence.absent = parked.begin + fetch.count
         count = 0 if fetch.cancelled else fetch.count
         for key in fetch.keys[count:]:
             if (flying := self._flying.get(key)) is not None and flying.owner is sequence:
                 del self._flying[key]
         blocks = [block for value in fetch.blocks for block in value]
-        kept = sum(map(len, fetch.blocks[:count]))
-        self._link.pool.free(blocks[kept:])
+        num_loaded = sum(map(len, fetch.blocks[:count]))
+        self._link.pool.free(blocks[num_loaded:])
         if fetch.cancelled:
             return
         self.outcomes[fetch.outcome] += 1
         sequence.state = SequenceState.WAITING
-        if kept:
+        if num_loaded:
             first = parked.begin * self._link.value_blocks
-            sequence.host_copy = HostKvCopy(self._link.pool, (first + kept) * BLOCK_TOKENS, blocks[:kept], first)
-            came = (first + kept - parked.found) * BLOCK_TOKENS
+            sequence.host_copy = HostKvCopy(
+                self._link.pool, (first + num_loaded) * BLOCK_TOKENS, blocks[:num_loaded], first
+            )
+            came = (first + num_loaded - parked.found) * BLOCK_TOKENS
             self.hit_tokens += came
-            known = parked.found * BLOCK_TOKENS
-            self.popular.fetched(sequence.request.tenant, parked.values[0].key, came, known)
+            present_tokens = parked.found * BLOCK_TOKENS
+            self.popular.fetched(sequence.request.tenant, parked.values[0].key, came, present_tokens)
         if fetch.outcome in (HIT, MISS):
             self._saves.offer(sequence, parked.values[: parked.worth if fetch.outcome == HIT else parked.seen])
         elif fetch.outcome in set(RecordFlaw):  # no replica could open the value, so that it is replaced
@@ -202,7 +206,7 @@ class FetchScheduler:
                 sequence.state = SequenceState.WAITING
         self._flying = {key: flying for key, flying in self._flying.items() if flying.coming()}
 
-    def leave(self, sequence: Sequence) -> None:
+    def cancel(self, sequence: Sequence) -> None:
         """Stop waiting for a sequence's KV from the store, because it has ended, is held, or gets other weights."""
         if sequence.state is not SequenceState.WAITING_KV:
             return

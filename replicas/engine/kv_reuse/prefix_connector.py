@@ -34,9 +34,9 @@ class PrefixConnector:
         self.pool = link.pool
         self.prospects: FetchCostModel | None = None
         self._unfit = 0  # values that were not written because a number was beyond the record's range
-        self._known = KnownValues(clock)
-        self._saves = SaveScheduler(link, self._known)
-        self._fetches = FetchScheduler(link, self._saves, self._known, clock)
+        self._seen_values = KnownValues(clock)
+        self._saves = SaveScheduler(link, self._seen_values)
+        self._fetches = FetchScheduler(link, self._saves, self._seen_values, clock)
 
     @property
     def queried_tokens(self) -> int:
@@ -95,15 +95,15 @@ class PrefixConnector:
         """Record that the plan's copies to the host were not made, so that the values are not stored."""
         self._saves.not_copied()
 
-    def leave(self, sequence: Sequence) -> None:
+    def cancel(self, sequence: Sequence) -> None:
         """Stop waiting for a sequence's KV from the store, because it has ended, is held, or gets other weights."""
-        self._fetches.leave(sequence)
+        self._fetches.cancel(sequence)
 
     def forget(self, owner: str | None) -> None:
         """Delete all values of an owner from the store; None for those of all owners."""
         self._saves.forget(owner)
         self._fetches.popular.forget(owner)
-        self._known.forget()  # for all owners: it is soon learned again
+        self._seen_values.forget()  # for all owners: it is soon learned again
         if self.pool.total:
             self._link.courier.send(ForgetOp(owner=owner))
 
@@ -137,13 +137,13 @@ class PrefixConnector:
         if self.prospects is None:
             return None
         tokens, values, absent = self._link.value_blocks * BLOCK_TOKENS, sequence.values, sequence.absent
-        if absent is not None and self._known.leading(values[absent : absent + 1]):
+        if absent is not None and self._seen_values.leading(values[absent : absent + 1]):
             absent = None  # the value has been stored since
         return PromptStoreStatus(
-            self._known.leading(values) * tokens, None if absent is None else absent * tokens, self.fetch_s
+            self._seen_values.leading(values) * tokens, None if absent is None else absent * tokens, self.fetch_s
         )
 
-    def told(self, store: StoreStats) -> PrefixStats:
+    def stats(self, store: StoreStats) -> PrefixStats:
         """Return statistics for metrics. Safe from any thread.
 
         store  statistics of the store itself
@@ -159,7 +159,7 @@ class PrefixConnector:
             value_tokens=self._link.value_blocks * BLOCK_TOKENS,
             value_bytes=self._link.value_bytes,
             store=store,
-            popular=self._fetches.popular.most(_MAX_POPULAR),
+            popular=self._fetches.popular.top(_MAX_POPULAR),
             fetch_s=self._fetches.fetch_s.spread(),
         )
 
@@ -178,15 +178,15 @@ class PrefixConnector:
             self._fetches.let_go()
 
     def _take_back(self) -> None:
-        for errand in self._link.courier.take():
-            if isinstance(errand, FetchOp):
-                self._fetches.back(errand, self.prospects)
-            elif isinstance(errand, SaveOp):
-                self._saves.ended(errand)
-                self._unfit += errand.unfit
-            elif isinstance(errand, LookupOp):
-                self._saves.answered(errand)
-            elif isinstance(errand, ReleaseOp):
-                self.pool.free(errand.blocks)
-            elif isinstance(errand, ForgetOp):
-                self._known.forget()  # again, for values that were written just before the store forgot
+        for store_op in self._link.courier.take():
+            if isinstance(store_op, FetchOp):
+                self._fetches.back(store_op, self.prospects)
+            elif isinstance(store_op, SaveOp):
+                self._saves.ended(store_op)
+                self._unfit += store_op.unfit
+            elif isinstance(store_op, LookupOp):
+                self._saves.answered(store_op)
+            elif isinstance(store_op, ReleaseOp):
+                self.pool.free(store_op.blocks)
+            elif isinstance(store_op, ForgetOp):
+                self._seen_values.forget()  # again, for values that were written just before the store forgot

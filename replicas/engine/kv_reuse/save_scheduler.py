@@ -45,11 +45,11 @@ class SaveScheduler:
     saved  number of values given to the store
     """
 
-    def __init__(self, link: StoreLink, known: KnownValues) -> None:
+    def __init__(self, link: StoreLink, seen_values: KnownValues) -> None:
         self.saved = 0
-        self._link, self._known = link, known
+        self._link, self._seen_values = link, seen_values
         self._per_plan = max(1, _MAX_PLAN_BYTES // link.value_bytes)
-        self._asked: dict[LookupOp, _SaveRequest] = {}
+        self._lookups: dict[LookupOp, _SaveRequest] = {}
         self._wishes: list[_SaveRequest] = []
         self._leaving: list[tuple[SaveOp, tuple[BlockPair, ...]]] = []  # copies of the plan that is being made
         self._out = 0  # blocks of the host that are being stored
@@ -58,17 +58,17 @@ class SaveScheduler:
     @property
     def pending(self) -> bool:
         """Whether KV of prefixes is to be stored or is being stored."""
-        return bool(self._asked or self._wishes or self._out)
+        return bool(self._lookups or self._wishes or self._out)
 
     def offer(self, sequence: Sequence, values: tuple[StoreValue, ...]) -> None:
         """Store those values of a prefix that the store does not have, which it is asked first."""
         if sequence.outdated:
             return
-        if (new := self._new(values)) and len(self._asked) < _MAX_LOOKUPS:
-            ask = LookupOp(keys=tuple(value.key for value in new), owner=sequence.request.tenant)
-            self._asked[ask] = _SaveRequest(sequence, new)
-            self._keys.update(ask.keys)
-            self._link.courier.send(ask)
+        if (new := self._new(values)) and len(self._lookups) < _MAX_LOOKUPS:
+            lookup = LookupOp(keys=tuple(value.key for value in new), owner=sequence.request.tenant)
+            self._lookups[lookup] = _SaveRequest(sequence, new)
+            self._keys.update(lookup.keys)
+            self._link.courier.send(lookup)
 
     def wish(self, sequence: Sequence, values: tuple[StoreValue, ...], anew: bytes | None = None) -> None:
         """Store all these values of a prefix.
@@ -81,18 +81,18 @@ class SaveScheduler:
             self._wishes.append(_SaveRequest(sequence, new, anew))
             self._keys.update(value.key for value in new)
 
-    def answered(self, ask: LookupOp) -> None:
-        wish = self._asked.pop(ask)
-        self._keys.difference_update(ask.keys)
-        if ask.known is not None:
-            self._known.there(ask.keys[: ask.known])
-            self._known.gone(ask.keys[ask.known :])
-            self.wish(wish.sequence, tuple(wish.values)[ask.known :])
+    def answered(self, lookup: LookupOp) -> None:
+        wish = self._lookups.pop(lookup)
+        self._keys.difference_update(lookup.keys)
+        if lookup.num_stored is not None:
+            self._seen_values.there(lookup.keys[: lookup.num_stored])
+            self._seen_values.gone(lookup.keys[lookup.num_stored :])
+            self.wish(wish.sequence, tuple(wish.values)[lookup.num_stored :])
 
     def ended(self, save: SaveOp) -> None:
         self.saved += save.saved
         if save.saved:
-            self._known.there((save.key,))
+            self._seen_values.there((save.key,))
         self._out -= len(save.blocks)
         self._keys.discard(save.key)
         self._link.pool.free(save.blocks)
@@ -126,11 +126,11 @@ class SaveScheduler:
                 return
             if self._out + len(blocks) > host.total // 2 or len(blocks) > host.available:
                 return
-            kept = host.take(len(blocks))
-            self._out += len(kept)
+            host_blocks = host.take(len(blocks))
+            self._out += len(host_blocks)
             key = wish.values.popleft().key
-            save = SaveOp(key=key, blocks=tuple(kept), owner=wish.owner, anew=key == wish.anew)
-            self._leaving.append((save, tuple(zip(blocks, kept, strict=True))))
+            save = SaveOp(key=key, blocks=tuple(host_blocks), owner=wish.owner, anew=key == wish.anew)
+            self._leaving.append((save, tuple(zip(blocks, host_blocks, strict=True))))
 
     def copies(self) -> tuple[BlockPair, ...]:
         """Return the copies from device to host, of blocks to be stored, that the plan is to make."""
@@ -150,7 +150,7 @@ class SaveScheduler:
 
     def forget(self, owner: str | None) -> None:
         """Drop values of an owner that are not being stored yet; None for those of all owners."""
-        for wish in (*self._wishes, *self._asked.values()):
+        for wish in (*self._wishes, *self._lookups.values()):
             if owner in (None, wish.owner):
                 self._drop(wish)
         self._wishes = [wish for wish in self._wishes if wish.values]

@@ -87,12 +87,12 @@ class SwapPlanner:
             sequence.host_copy = None
 
     @property
-    def leaves(self) -> bool:
+    def swaps_out(self) -> bool:
         """Whether the plan that is being made copies KV to the host."""
         return bool(self._leaving)
 
     @property
-    def comes(self) -> bool:
+    def swaps_in(self) -> bool:
         """Whether the plan that is being made copies KV back to the device."""
         return bool(self._coming)
 

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 FASTER, SLOWER = 1.2, 3.0  # how much faster or slower a step may be now; others may just be slowing it down
 EXPIRES_S = 24 * 3600.0  # kept rates expire, so that those measured in a bad moment do not stay for good
 MAX_FILES = 256
-_MOST_BYTES = 1 << 16
+_MAX_FILE_BYTES = 1 << 16
 _FOLDERS = (
     "capacity", "checkpoint", "engine", "execution", "grammar", "host", "kv", "loading", "model", "parallel",
     "quantization", "text",
@@ -54,15 +54,15 @@ class CachedRates:
         """Return the kept rates if a step still takes about as long, else newly measured ones; and in words where they
         come from.
         """
-        kept = self._read()
-        if kept is not None:
-            now, then = measure_decode_step(core), kept.decode_s[0]
+        cached = self._read()
+        if cached is not None:
+            now, then = measure_decode_step(core), cached.decode_s[0]
             said = f"a step of one sequence took {1e3 * then:.3g} ms then and {1e3 * now:.3g} ms now"
             if then / FASTER <= now <= then * SLOWER:
-                return kept, f"as an earlier start measured them: {said}"
+                return cached, f"as an earlier start measured them: {said}"
         found = measure_rates(core)
         self._write(found)
-        return found, "measured" if kept is None else f"measured anew: {said}"
+        return found, "measured" if cached is None else f"measured anew: {said}"
 
     def _read(self) -> EngineRates | None:
         try:
@@ -72,7 +72,7 @@ class CachedRates:
                     raise PermissionError("it belongs to another user, or others may write to it")
                 if time.time() - found.st_mtime > EXPIRES_S:
                     return None
-                return _parse_rates(json.loads(file.read(_MOST_BYTES)))
+                return _parse_rates(json.loads(file.read(_MAX_FILE_BYTES)))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:

@@ -128,7 +128,7 @@ class BuiltEngine:
     def prefix_stats(self) -> PrefixStats | None:
         """Return statistics of the prefix store; None if there is none. Safe from any thread."""
         prefixes = self.core.scheduler.prefixes
-        return prefixes.told(self.access.store.stats()) if self.access is not None and prefixes.pool.total else None
+        return prefixes.stats(self.access.store.stats()) if self.access is not None and prefixes.pool.total else None
 
     def flush(self, seconds: float) -> None:
         """Write pending KV to the prefix store, and wait for that for `seconds` at most. Called without requests."""
@@ -240,28 +240,30 @@ def build_engine(
     )
     accelerator = accelerator or open_accelerator(ops.device)
     outline = partial(choose_meta_operators, config, checkpoint.config.dtype, ops)
-    cache, known, group = open_weights_cache(config.weights_cache), None, None
+    cache, cached_digests, group = open_weights_cache(config.weights_cache), None, None
     if divided:
-        known = find_cached_digests(checkpoint, cache)
+        cached_digests = find_cached_digests(checkpoint, cache)
         account = report_local_device(
             checkpoint, config, ops, outline, on_device=accelerator is not None, chosen=layers_are_automatic(config)
         )
         device = None if accelerator is None else ops.device
-        group = FollowerGroup(checkpoint, config, devices, account, launcher, known=known, device=device)
+        group = FollowerGroup(
+            checkpoint, config, devices, account, launcher, cached_digests=cached_digests, device=device
+        )
         progress = group.watched(progress)
     try:
         if group is not None:
             group.divide(*choose_layers(checkpoint.config, config, group.accounts))
-            known = replace(known or CachedDigests(), readers=group.readers)
+            cached_digests = replace(cached_digests or CachedDigests(), readers=group.readers)
         ranks, stage, others = (None,) * 3 if group is None else (group.ranks, group.stages[0], group.digests)
         memory, host_memory = config.weights_memory_bytes, config.weights_host_memory_bytes
         loaded = load_model(
-            path, ops, progress=progress, ranks=ranks, stage=stage, others=others, cache=cache, known=known,
-            weights_memory=memory, weights_host_memory=host_memory, copier=accelerator,
+            path, ops, progress=progress, ranks=ranks, stage=stage, others=others, cache=cache,
+            cached_digests=cached_digests, weights_memory=memory, weights_host_memory=host_memory, copier=accelerator,
             outline=lambda: build_meta_decoder(checkpoint.config, checkpoint.format, checkpoint.tensors, outline()),
         )  # fmt: skip
         if group is not None:
-            group.agree(loaded.contents)
+            group.agree(loaded.weight_digests)
         name = name or (path.name if Path(model).is_dir() else str(model))
         return assemble_engine(
             loaded, config, ops, name=name, why=why, tokenizer=tokenizer, accelerator=accelerator, access=access,
@@ -307,7 +309,7 @@ def assemble_engine(
     kv_layers, stays = (None, False) if group is None else (group.kv_layers(0), bool(group.host_kv_refusal))
     num_blocks, kv_why = kv_sizing.count_kv_blocks(config, loaded, ops, shares=shares, stays=stays, kv_layers=kv_layers)
     if group is not None:
-        num_blocks, kv_why = group.least(num_blocks, kv_why)
+        num_blocks, kv_why = group.limit_blocks(num_blocks, kv_why)
     max_model_len, len_why = kv_sizing.max_model_len(config, loaded, num_blocks)
     runner, lent, swap_why = build_runner(loaded, ops, accelerator, config, num_blocks, max_model_len, shares, group)
     choices = {"dtype": why, "kv_blocks": kv_why, "preemption": swap_why, "max_model_len": len_why, **ops.choices}
@@ -357,12 +359,12 @@ def assemble_engine(
     defaults = loaded.defaults.sampling()
     ranks = None if group is None else group.ranks
     beside = None if accelerator is None else DeviceUpdater(accelerator, kv_sizing.largest_step_bytes(config, loaded))
-    kept = cached_rates(cache, config, ops, profile, group)
+    cached = cached_rates(cache, config, ops, profile, group)
     return BuiltEngine(
         core, runner, tokenizer, profile, choices, defaults, access=access, group=group,
         weights=LiveWeights(loaded, config.frozen_weights, ranks, group, beside),
         identity=lambda loaded: engine_kv_identity(config, loaded, ops, arithmetic),
-        rates=None if kept is None else kept.of,
+        rates=None if cached is None else cached.of,
     )  # fmt: skip
 
 

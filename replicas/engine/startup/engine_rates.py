@@ -55,24 +55,26 @@ def measure_rates(core: EngineCore, *, compiles: bool = False) -> EngineRates:
 
     compiles  whether kernels are compiled, also for the most tokens of a step: such a prompt is run whatever it takes
     """
-    known = {1: measure_decode_step(core)}
-    rate = _prefill_rate(core, known[1], compiles=compiles)
-    left, least = BUDGET_S, 0.0
-    most = min(core.scheduler.max_running, core.scheduler.pool.total)
+    measured = {1: measure_decode_step(core)}
+    rate = _prefill_rate(core, measured[1], compiles=compiles)
+    left, slowest_s = BUDGET_S, 0.0
+    max_decodes = min(core.scheduler.max_running, core.scheduler.pool.total)
     for batch in _KNOTS:
-        steps = _STEPS + 1 if batch <= most else _PROMPTS
-        if steps * extrapolate_step_times(known, rate, (batch,))[0] > left or batch > max(most, _prompt_tokens(core)):
+        steps = _STEPS + 1 if batch <= max_decodes else _PROMPTS
+        if steps * extrapolate_step_times(measured, rate, (batch,))[0] > left or batch > max(
+            max_decodes, _prompt_tokens(core)
+        ):
             break
-        seconds = _step_s(core, batch) if batch <= most else _prompt_s(core, batch, 4 + _PROMPTS * len(known))
+        seconds = _step_s(core, batch) if batch <= max_decodes else _prompt_s(core, batch, 4 + _PROMPTS * len(measured))
         if seconds is None:
             break
-        known[batch] = least = max(least, seconds)  # a larger batch that seems faster is noise
-        left -= steps * known[batch]
-    return EngineRates(rate, extrapolate_step_times(known, rate), _context_s(core, known, rate, left))
+        measured[batch] = slowest_s = max(slowest_s, seconds)  # a larger batch that seems faster is noise
+        left -= steps * measured[batch]
+    return EngineRates(rate, extrapolate_step_times(measured, rate), _context_s(core, measured, rate, left))
 
 
 def extrapolate_step_times(
-    known: dict[int, float], prefill_rate: float, at: Sequence[int] = PROFILED_BATCH_SIZES
+    measured: dict[int, float], prefill_rate: float, at: Sequence[int] = PROFILED_BATCH_SIZES
 ) -> tuple[float, ...]:
     """Return the seconds of a step at each batch size of `at`, from those `known` at some sizes, of which 1 must be
     one.
@@ -80,20 +82,20 @@ def extrapolate_step_times(
     Between two known sizes the time is interpolated linearly. Beyond the last it grows as steeply as between the last
     two, and at least as much as a prompt's tokens cost, since rows of a batch are computed like those.
     """
-    batches = sorted(known)
+    batches = sorted(measured)
     slope = 1 / prefill_rate
     high = batches[-1]
     if low := max((each for each in batches if 2 * each <= high), default=0):  # nearer sizes may lie at a jump
-        slope = max(slope, (known[high] - known[low]) / (high - low))
+        slope = max(slope, (measured[high] - measured[low]) / (high - low))
     found = []
     for batch in at:
         above = next((each for each in batches if each >= batch), None)
         if above is None:
-            found.append(known[batches[-1]] + (batch - batches[-1]) * slope)
+            found.append(measured[batches[-1]] + (batch - batches[-1]) * slope)
             continue
         below = max((each for each in batches if each <= batch), default=above)
         share = (batch - below) / (above - below) if above > below else 0.0
-        found.append(known[below] + share * (known[above] - known[below]))  # exact where both ends are equal
+        found.append(measured[below] + share * (measured[above] - measured[below]))  # exact where both ends are equal
     return tuple(found)
 
 
@@ -162,11 +164,11 @@ def _prompt_s(core: EngineCore, tokens: int, number: int, prompts: int = _PROMPT
     return statistics.median(seconds)
 
 
-def _context_s(core: EngineCore, known: dict[int, float], rate: float, left_s: float) -> float:
+def _context_s(core: EngineCore, measured: dict[int, float], rate: float, left_s: float) -> float:
     """Return the extra seconds of a step for each token of context; 0 if that cannot be measured."""
     scheduler = core.scheduler
     siblings = min(_SIBLINGS, scheduler.max_running) if scheduler.pool.reuse_prefixes else 1
-    step_s = extrapolate_step_times(known, rate, (siblings,))[0]
+    step_s = extrapolate_step_times(measured, rate, (siblings,))[0]
     length = min(
         _CONTEXT,
         core.limits.max_model_len - _STEPS - 1,

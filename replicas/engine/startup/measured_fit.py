@@ -27,17 +27,17 @@ def add_measured_speed(found: FitResult, config: EngineConfig, checkpoint: Check
     """
     if found.tiers is None or found.expected is not None:
         return found
-    kept = None
+    packed_file = None
     with suppress(OSError, RuntimeError):  # without a usable cache folder there is no cached file
         kind = "cpu" if found.place.device is None else "cuda"
-        kept = likely_packed_file(checkpoint.folder, config.weights_cache, kind)
+        packed_file = likely_packed_file(checkpoint.folder, config.weights_cache, kind)
     if isinstance(found.tiers, DevicePlan):
         if not found.tiers.read_bytes or found.place.device is None:
             return found
         outline = build_meta_decoder(checkpoint.config, checkpoint.format, checkpoint.tensors, found.place.ops())
-        rate = measure_disk_rate(kept or largest_file(checkpoint), max(found.tiers.sizes.layers))
+        rate = measure_disk_rate(packed_file or largest_file(checkpoint), max(found.tiers.sizes.layers))
         return replace(found, expected=estimate_decode(found.place.device, outline, found.tiers, rate))
     torch.set_num_threads(config.threads or usable_cores())
     ops, _ = choose_operators(config, checkpoint.config.dtype)
-    expected = measure_planned_decode(checkpoint, ops, found.tiers, kept)
+    expected = measure_planned_decode(checkpoint, ops, found.tiers, packed_file)
     return replace(found, expected=expected, tpot_s=expected.step_s)

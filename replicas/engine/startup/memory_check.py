@@ -79,12 +79,12 @@ def gpu_shortage(folder: Path, config: EngineConfig) -> str:
     from ...types import BLOCK_TOKENS
 
     checkpoint = inspect_checkpoint(folder)
-    asked = FitWorkload(
+    workload = FitWorkload(
         BLOCK_TOKENS, 1, config.max_batch_tokens, config.max_running, config.swap_memory_bytes, config.speculate_ngram
     )
     division = ParallelLayout(config.tensor_parallel, config.pipeline_parallel, config.pipeline_layers)
     found = [
-        plan_parallel_memory(checkpoint, [place] * division.stages, asked, division) for place in local_gpus(config)
+        plan_parallel_memory(checkpoint, [place] * division.stages, workload, division) for place in local_gpus(config)
     ]
     if not found or any(one.refused or not _too_small(one, config) for one in found):
         return ""

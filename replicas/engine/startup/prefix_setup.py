@@ -51,11 +51,11 @@ def num_lent_blocks(config: EngineConfig, loaded: LoadedModel, ops: Ops, block_b
     Raises InvalidRequest where they would hold less than two values, one in each direction.
     """
     value_blocks = record_geometry(config, loaded, ops).tokens // BLOCK_TOKENS
-    least = 2 * value_blocks * block_bytes
-    nbytes = prefix_budget(config.prefix_buffer_bytes, free_memory(), least, on_gpu=ops.device.type != "cpu")
+    min_bytes = 2 * value_blocks * block_bytes
+    nbytes = prefix_budget(config.prefix_buffer_bytes, free_memory(), min_bytes, on_gpu=ops.device.type != "cpu")
     blocks = nbytes // block_bytes
     if blocks < 2 * value_blocks:
-        message = f"prefix_buffer_bytes: {nbytes} is not accepted; expected {least} at least"
+        message = f"prefix_buffer_bytes: {nbytes} is not accepted; expected {min_bytes} at least"
         raise InvalidRequest(message, param="prefix_buffer_bytes")
     return blocks
 
@@ -129,8 +129,8 @@ def _check_rounding(
     """Measure what rounding KV to the record's dtype costs, in nats a token. Raises InvalidRequest where it is too
     much.
     """
-    known = geometry.tokens // BLOCK_TOKENS
-    lent = list(range(swapper.num_blocks - known, swapper.num_blocks))
+    num_value_blocks = geometry.tokens // BLOCK_TOKENS
+    lent = list(range(swapper.num_blocks - num_value_blocks, swapper.num_blocks))
     tokens = tuple((7 * i + 3) % loaded.config.vocab_size for i in range(geometry.tokens + PROBE_TOKENS))
     blocks = blocks_for(len(tokens))
     if len(tokens) > loaded.config.max_model_len or blocks > swapper.device_blocks:

@@ -55,8 +55,8 @@ def build_runner(
     else:
         found = _build_cpu_runner(loaded, ops, config, num_blocks, max_model_len, lends, group)
     if group is not None:
-        kept = 0 if found[0].swapper is None else found[0].swapper.num_blocks
-        group.allocate(num_blocks, kept, ops, loaded.fingerprint, max_model_len)
+        num_host_blocks = 0 if found[0].swapper is None else found[0].swapper.num_blocks
+        group.allocate(num_blocks, num_host_blocks, ops, loaded.fingerprint, max_model_len)
     return found
 
 
@@ -147,6 +147,6 @@ def _build_swapper(
     def make(blocks: int) -> Swapper:
         return Swapper(parts, copier, blocks) if group is None else ParallelSwapper(parts, copier, blocks, group)
 
-    most = config.max_running * blocks_for(max_model_len)
-    swapper, why = build_swapper(config, ops, block_bytes, make, copier, most, lent)
+    max_blocks = config.max_running * blocks_for(max_model_len)
+    swapper, why = build_swapper(config, ops, block_bytes, make, copier, max_blocks, lent)
     return swapper, lent, why

@@ -21,7 +21,7 @@ def build_swapper(
     block_bytes: int,
     make: Callable[[int], Swapper],
     copier: Copier,
-    most: int,
+    max_blocks: int,
     lent: int = 0,
 ) -> tuple[Swapper | None, str]:
     """Return a swapper with host memory for at most `most` blocks, or None; and why it has that many. Raises
@@ -34,7 +34,7 @@ def build_swapper(
     nbytes, why = swap_budget(config.swap_memory_bytes, free_memory(), on_gpu=ops.device.type != "cpu")
     if not nbytes and not lent:
         return None, f"by computing again: {why}"
-    blocks = min(nbytes // block_bytes, most)
+    blocks = min(nbytes // block_bytes, max_blocks)
     try:
         if nbytes and not blocks:
             raise RuntimeError(f"there is no room for one KV block, which takes {block_bytes} bytes")

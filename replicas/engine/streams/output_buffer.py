@@ -31,14 +31,14 @@ class OutputBuffer:
         self.num_bytes += size
         self._messages.append((size, message))
 
-    def take(self, most: int = MAX_MERGED_MESSAGES) -> StreamMessage:
+    def take(self, max_messages: int = MAX_MERGED_MESSAGES) -> StreamMessage:
         """Return the oldest messages merged into one: at most `most` of them, and at most MAX_MERGED_BYTES unless the
         first alone is larger.
         """
         if len(self._messages) == 1:
             return self._pop()
         before, taken = self.num_bytes, [self._pop()]
-        while self._messages and len(taken) < most:
+        while self._messages and len(taken) < max_messages:
             if before - self.num_bytes + self._messages[0][0] > MAX_MERGED_BYTES:
                 break
             taken.append(self._pop())

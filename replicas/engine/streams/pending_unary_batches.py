@@ -22,15 +22,15 @@ Outcome = StreamMessage | MotleyError
 
 
 class PendingUnaryBatches:
-    """Bundles of requests that one replica is computing, each sent in one call. Lives on the event loop."""
+    """Batches of requests that one replica is computing, each sent in one call. Lives on the event loop."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[CallId, int], ResponseTask] = {}
 
-    async def answers(
-        self, call: CallId, requests: Sequence[Request], answer: RespondToRequest
+    async def respond_batch(
+        self, call: CallId, requests: Sequence[Request], respond: RespondToRequest
     ) -> AsyncGenerator[ReplicaEnvelope, None]:
-        """Compute a bundle's requests and stream the responses that have ended since the last envelope; their calls are
+        """Compute a batch of requests and stream the responses that have ended since the last envelope; their calls are
         numbered as the requests are.
 
         The first envelope is empty, and says that the requests have begun. Closing the stream cancels those that have
@@ -47,7 +47,7 @@ class PendingUnaryBatches:
             wake.set()
 
         for number, request in enumerate(requests):
-            task = asyncio.ensure_future(_respond(answer, request))
+            task = asyncio.ensure_future(_respond(respond, request))
             tasks[task] = number
             self._running[call, number] = task
             task.add_done_callback(done)
@@ -66,20 +66,20 @@ class PendingUnaryBatches:
             await asyncio.wait(tasks)
 
     def abandon(self, call: CallId, number: int) -> None:
-        """Cancel one request of a bundle, since its client has gone. It may just have ended."""
+        """Cancel one request of a batch, since its client has gone. It may just have ended."""
         task = self._running.get((call, number))
         if task is not None:
             task.cancel()
 
 
-async def _respond(answer: RespondToRequest, request: Request) -> StreamMessage:
-    return await answer(request)
+async def _respond(respond: RespondToRequest, request: Request) -> StreamMessage:
+    return await respond(request)
 
 
 def _envelope(ended: dict[int, Outcome]) -> ReplicaEnvelope:
-    answers = {number: outcome for number, outcome in ended.items() if not isinstance(outcome, MotleyError)}
+    responses = {number: outcome for number, outcome in ended.items() if not isinstance(outcome, MotleyError)}
     errors = {number: outcome for number, outcome in ended.items() if isinstance(outcome, MotleyError)}
-    return ReplicaEnvelope(tuple(answers.values()), tuple(answers), tuple(errors.values()), tuple(errors))
+    return ReplicaEnvelope(tuple(responses.values()), tuple(responses), tuple(errors.values()), tuple(errors))
 
 
 def _outcome(task: ResponseTask) -> Outcome:

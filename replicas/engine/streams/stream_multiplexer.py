@@ -1,13 +1,14 @@
-"""Stream from a replica to an ingress that carries the messages of many requests together, called the trunk.
+"""Stream from a replica to an ingress that carries the messages of many requests together.
 
-A message between two processes costs more than what is in it. So the ingress keeps one stream open for all of
-its requests, the trunk, and what a step has made for each of them goes there as one batch: still one message for
-each request and step, in order. A request's own stream says where its messages went:
+A message between two processes costs more than what is in it. So the ingress keeps one multiplexed stream open for all
+of its requests, and what a step has made for each of them goes there as one batch: still one message for each request
+and step, in order. A request's own stream says where its messages went:
 
-    message, message, ... `moves_to` the trunk   [messages by the trunk]   `num_moved`   message, message, ...
+    message, message, ... `moves_to` it   [multiplexed messages]   `num_moved`   message, message, ...
 
-Without a trunk a request's own stream has all of its messages. The first message always goes by it; and so do, from
-then on, those of a request that the ingress has set aside, since a trunk waits for no single reader.
+Without a multiplexed stream a request's own stream has all of its messages. The first message always goes by it; and so
+do, from then on, those of a request that the ingress has set aside, since a multiplexed stream waits for no single
+reader.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ...types import CallId, StreamMessage
 from .output_buffer import message_bytes
 from .replica_envelope import ReplicaEnvelope
 
-IDLE_S = 0.5  # an unused trunk ends after this time, so that it does not delay the removal of a replica
+IDLE_S = 0.5  # an unused stream ends after this time, so that it does not delay the removal of a replica
 MAX_READY = 2048  # most messages that wait for the ingress; beyond it their streams wait, with a reader timeout
 MAX_READY_BYTES = 2**22  # most bytes that wait for the ingress
 
@@ -40,7 +41,7 @@ class StreamMultiplexer:
         self._ready_lines: list[int] = []  # of the messages that are ready
         self._bytes = 0  # bytes of the messages that are ready
         self._wake = asyncio.Event()
-        self._room = asyncio.Event()
+        self._has_capacity = asyncio.Event()
 
     @contextmanager
     def in_use(self, line: int) -> Iterator[None]:
@@ -59,10 +60,10 @@ class StreamMultiplexer:
         return line not in self._aside
 
     async def put(self, line: int, message: StreamMessage) -> None:
-        """Add a message, waiting while the trunk is full. Raises Unavailable if the ingress has gone."""
+        """Add a message, waiting while the stream is full. Raises Unavailable if the ingress has gone."""
         while (len(self._ready) >= MAX_READY or self._bytes >= MAX_READY_BYTES) and not self.closed:
-            self._room.clear()
-            await self._room.wait()
+            self._has_capacity.clear()
+            await self._has_capacity.wait()
         if self.closed:
             raise Unavailable("the multiplexed stream to the ingress is closed", code="replica_lost")
         self._ready.append(message)
@@ -71,19 +72,19 @@ class StreamMultiplexer:
         self._wake.set()
 
     async def batches(self) -> AsyncGenerator[ReplicaEnvelope, None]:
-        """Yield all messages that are ready, each time the ingress asks; ends if no request has used the trunk for
-        IDLE_S.
+        """Yield all messages that are ready, each time the ingress asks; ends if no request has used this stream
+        for IDLE_S.
         """
         try:
             while await self._something():
                 self._wake.clear()
                 ready = ReplicaEnvelope(tuple(self._ready), tuple(self._ready_lines))
                 self._ready, self._ready_lines, self._bytes = [], [], 0
-                self._room.set()
+                self._has_capacity.set()
                 yield ready
         finally:
             self.closed = True
-            self._room.set()
+            self._has_capacity.set()
 
     async def _something(self) -> bool:
         while True:
@@ -99,29 +100,29 @@ class StreamMultiplexer:
 
 async def split_stream(
     messages: AsyncGenerator[StreamMessage, None],
-    trunk_of: Callable[[str], StreamMultiplexer | None],
+    multiplexer_of: Callable[[str], StreamMultiplexer | None],
     call: CallId | None,
 ) -> AsyncGenerator[ReplicaEnvelope, None]:
     """Yield what a request's own stream carries: see the module. Closing it does not close `messages`, as with a loop
     over them.
 
-    trunk_of  returns the trunk of an ingress, if there is one now
+    multiplexer_of  returns the multiplexer of an ingress, if there is one now
     """
     ingress, line = call or ("", 0)
     async for message in messages:
         yield ReplicaEnvelope((message,))
-        trunk = trunk_of(ingress)
-        if trunk is not None and not trunk.closed and _can_multiplex(message):
+        multiplexer = multiplexer_of(ingress)
+        if multiplexer is not None and not multiplexer.closed and _can_multiplex(message):
             break
     else:
         return
-    yield ReplicaEnvelope(moves_to=trunk.call)
+    yield ReplicaEnvelope(moves_to=multiplexer.call)
     count = 0
-    with trunk.in_use(line):
+    with multiplexer.in_use(line):
         async for message in messages:
-            await trunk.put(line, message)
+            await multiplexer.put(line, message)
             count += 1
-            if not trunk.carries(line):
+            if not multiplexer.carries(line):
                 break
     yield ReplicaEnvelope(num_moved=count)
     async for message in messages:

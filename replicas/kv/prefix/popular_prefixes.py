@@ -69,7 +69,7 @@ class PrefixPopularity:
         for name in [name for name in self._seen if tenant in (None, name[0])]:
             del self._seen[name]
 
-    def most(self, count: int) -> tuple[PopularPrefix, ...]:
+    def top(self, count: int) -> tuple[PopularPrefix, ...]:
         """Return the most frequent prefixes in descending order. Safe from any thread."""
         each = list(self._seen.values())  # one atomic copy, since the engine goes on counting
         return tuple(sorted(each, key=lambda one: -one.requests)[:count])

@@ -43,7 +43,7 @@ class RoundingTrial:
     allocation: Allocation
 
     @property
-    def known(self) -> int:
+    def prefix_tokens(self) -> int:
         """Number of tokens of the prefix, whose KV comes from a record."""
         return len(self.lent) * BLOCK_TOKENS
 
@@ -56,7 +56,9 @@ class RoundingTrial:
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """Return the logits of tokens that follow the prefix, with the KV that the device has now."""
-        item = PlanItem(sequence_id=-1, start=self.known, token_ids=tuple(tokens), blocks=tuple(self.allocation.blocks))
+        item = PlanItem(
+            sequence_id=-1, start=self.prefix_tokens, token_ids=tuple(tokens), blocks=tuple(self.allocation.blocks)
+        )
         return self.runner.logits(StepPlan((item,)))
 
     @torch.inference_mode()
@@ -64,8 +66,8 @@ class RoundingTrial:
         """Return a record of the prefix's KV; None where a number is too large for the record's dtype."""
         self.swapper.swap(StepPlan((), swap_out=self._pairs))
         self.swapper.mark().wait()
-        room = self.host.room()
-        return room if self.host.pack(self.lent, room) else None
+        payloads = self.host.allocate_payloads()
+        return payloads if self.host.pack(self.lent, payloads) else None
 
     @torch.inference_mode()
     def restore(self, record: RecordPayloads) -> bool:
@@ -89,11 +91,11 @@ def record_divergence(trial: RoundingTrial, tokens: Sequence[int]) -> float:
     It is taken from the distribution with KV as computed to that with all KV before these tokens from a record.
     Infinite where the record's dtype or KV's is too small for a number.
     """
-    assert len(tokens) == trial.known + PROBE_TOKENS
-    trial.compute(tokens[: trial.known])
-    computed = trial.logits(tokens[trial.known :]).log_softmax(-1)
+    assert len(tokens) == trial.prefix_tokens + PROBE_TOKENS
+    trial.compute(tokens[: trial.prefix_tokens])
+    computed = trial.logits(tokens[trial.prefix_tokens :]).log_softmax(-1)
     record = trial.record()
     if record is None or not trial.restore(record):
         return float("inf")
-    rounded = trial.logits(tokens[trial.known :]).log_softmax(-1)
+    rounded = trial.logits(tokens[trial.prefix_tokens :]).log_softmax(-1)
     return float((computed.exp() * (computed - rounded)).sum(-1).mean())

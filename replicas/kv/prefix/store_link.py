@@ -45,7 +45,7 @@ def no_store_link() -> StoreLink:
 class _NullStoreWorker:
     away = True
 
-    def send(self, errand: StoreOp) -> None:
+    def send(self, store_op: StoreOp) -> None:
         raise AssertionError("an engine without a prefix store must not send to one")
 
     def take(self) -> list[StoreOp]:

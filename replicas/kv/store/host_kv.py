@@ -64,7 +64,7 @@ class HostKv:
         self._geometry = geometry
         self._alike = first.dtype == getattr(torch, geometry.dtype)
 
-    def room(self) -> RecordPayloads:
+    def allocate_payloads(self) -> RecordPayloads:
         return RecordPayloads(self._geometry, self.heads)
 
     def pack(self, blocks: Sequence[int], payloads: PayloadSlice) -> bool:
@@ -103,22 +103,22 @@ class HostKv:
             yield views[kv::2], [part[:, :, kv, at] for part in payloads.parts]
 
 
-def _move(sources: list[torch.Tensor], rooms: list[torch.Tensor]) -> None:
-    for source, room in zip(sources, rooms, strict=True):
-        _as_integers(room)[...] = _as_integers(source)
+def _move(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        _as_integers(target)[...] = _as_integers(source)
 
 
-def _round(source: torch.Tensor, rooms: list[torch.Tensor]) -> None:
-    if len(rooms) == 1:
-        rooms[0].copy_(source)
+def _round(source: torch.Tensor, targets: list[torch.Tensor]) -> None:
+    if len(targets) == 1:
+        targets[0].copy_(source)
     else:
         codes, scales = quantize_int8(source)
-        rooms[0].copy_(codes)
-        rooms[1].copy_(scales)
+        targets[0].copy_(codes)
+        targets[1].copy_(scales)
 
 
-def _widen(sources: list[torch.Tensor], room: torch.Tensor) -> None:
-    room.copy_(sources[0] if len(sources) == 1 else sources[0] * sources[1][..., None])
+def _widen(sources: list[torch.Tensor], target: torch.Tensor) -> None:
+    target.copy_(sources[0] if len(sources) == 1 else sources[0] * sources[1][..., None])
 
 
 def _is_finite(numbers: torch.Tensor) -> bool:

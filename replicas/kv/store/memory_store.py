@@ -35,7 +35,7 @@ class MemoryPrefixStore:
         self._lock = threading.Lock()
 
     def get(
-        self, wanted: Sequence[ValueQuery], deadline: float, room: memoryview | None = None
+        self, wanted: Sequence[ValueQuery], deadline: float, buffer: memoryview | None = None
     ) -> Sequence[ValueParts | None]:
         began = self._clock()
         found: list[ValueParts | None] = []
@@ -60,7 +60,7 @@ class MemoryPrefixStore:
     def away(self) -> bool:
         return False
 
-    def known(self, wanted: Sequence[ValueQuery], owner: str, deadline: float) -> int:
+    def count_stored(self, wanted: Sequence[ValueQuery], owner: str, deadline: float) -> int:
         with self._lock:
             values = [self._values.get(one.key) for one in wanted]
         there = [value is not None and len(value.data) == one.size for one, value in zip(wanted, values, strict=True)]

@@ -144,17 +144,18 @@ class PrefixStore(Protocol):
     """
 
     def get(
-        self, wanted: Sequence[ValueQuery], deadline: float, room: memoryview | None = None
+        self, wanted: Sequence[ValueQuery], deadline: float, buffer: memoryview | None = None
     ) -> Sequence[ValueParts | None]:
         """Return the leading values that the store has, and None for each of the others, as many as were wanted.
 
         deadline  in seconds of `time.monotonic`; after it everything not yet read is a miss, and no call lasts
                   noticeably longer
-        room      writable buffer where values may be read into. A store that does not need it, or finds it too small,
+        buffer    writable buffer where values may be read into. A store that does not need it, or finds it too small,
                   uses other memory. A reused buffer is faster: new memory costs more to touch first than to write to
 
         Values are parts of one prefix, in its order: after the first None the others may be None although they exist.
-        The returned buffers belong to the caller and stay unchanged; those in `room`, until the caller passes it again.
+        The returned buffers belong to the caller and stay unchanged; those in `buffer`, until the caller passes it
+        again.
         """
         ...
 
@@ -165,7 +166,7 @@ class PrefixStore(Protocol):
         """
         ...
 
-    def known(self, wanted: Sequence[ValueQuery], owner: str, deadline: float) -> int | None:
+    def count_stored(self, wanted: Sequence[ValueQuery], owner: str, deadline: float) -> int | None:
         """Return how many leading values `get` would return, as far as that is known without reading them; None if it
         is not.
 

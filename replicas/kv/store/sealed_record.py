@@ -125,11 +125,11 @@ class RecordSealer:
         sealed = memoryview(bytearray(len(payloads) * size))
         for i, payload in enumerate(payloads):
             assert memoryview(payload).nbytes == self.geometry.payload_bytes
-            room = sealed[i * size : (i + 1) * size]
+            target = sealed[i * size : (i + 1) * size]
             if self._in_place:
-                cipher.encrypt_into(_nonce(first_head + i), payload, bound, room)
+                cipher.encrypt_into(_nonce(first_head + i), payload, bound, target)
             else:
-                room[:] = cipher.encrypt(_nonce(first_head + i), payload, bound)
+                target[:] = cipher.encrypt(_nonce(first_head + i), payload, bound)
         return sealed
 
     def open(self, key: bytes, found: ValueParts, into: Sequence[memoryview], first_head: int = 0) -> RecordFlaw | None:
@@ -150,17 +150,17 @@ class RecordSealer:
             return flaw
         cipher, bound = self._cipher(self._key(key, header)), header + key
         try:
-            for i, (room, payload) in enumerate(zip(into, self._payloads(value[1]), strict=True)):
-                self._open(cipher, _nonce(first_head + i), payload, bound, room)
+            for i, (target, payload) in enumerate(zip(into, self._payloads(value[1]), strict=True)):
+                self._open(cipher, _nonce(first_head + i), payload, bound, target)
         except InvalidTag:
             return RecordFlaw.SEAL
         return None
 
-    def _open(self, cipher: Any, nonce: bytes, payload: memoryview, bound: bytes, room: memoryview) -> None:
+    def _open(self, cipher: Any, nonce: bytes, payload: memoryview, bound: bytes, target: memoryview) -> None:
         if self._in_place:
-            cipher.decrypt_into(nonce, payload, bound, room)
+            cipher.decrypt_into(nonce, payload, bound, target)
         else:
-            room[:] = cipher.decrypt(nonce, payload, bound)
+            target[:] = cipher.decrypt(nonce, payload, bound)
 
     def _payloads(self, sealed: memoryview) -> Iterator[memoryview]:
         size = self.geometry.sealed_bytes

@@ -72,13 +72,13 @@ class ReleaseOp:
 class LookupOp:
     """Operation that asks how many of the leading keys have a value that can be read.
 
-    owner  owner of what is then stored
-    known  the number; None if the store did not say
+    owner       owner of what is then stored
+    num_stored  the number; None if the store did not say
     """
 
     keys: tuple[bytes, ...]
     owner: str
-    known: int | None = None
+    num_stored: int | None = None
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class StoreWorker(Protocol):
         """Whether the store has failed recently, so that fetches would be in vain."""
         ...
 
-    def send(self, errand: StoreOp) -> None: ...
+    def send(self, store_op: StoreOp) -> None: ...
 
     def take(self) -> list[StoreOp]:
         """Return the operations on the store that have ended since the last call."""

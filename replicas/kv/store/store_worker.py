@@ -41,7 +41,7 @@ class HostRecords(Protocol[R]):
     blocks.
     """
 
-    def room(self) -> R: ...
+    def allocate_payloads(self) -> R: ...
 
     def pack(self, blocks: Sequence[int], payloads: R) -> bool:
         """Copy blocks to payloads. Returns False where what is in the blocks cannot be stored."""
@@ -62,7 +62,7 @@ class StoreBuffers(Generic[R]):
     arrived  for the bytes of one read from the store
     """
 
-    room: R
+    payloads: R
     arrived: memoryview
 
 
@@ -92,41 +92,41 @@ class StoreOpExecutor(Generic[R]):
     def desk(self) -> StoreBuffers[R]:
         geometry = self._seal.geometry
         arrived = bytearray(self._per_read * (geometry.size + _BESIDE_BYTES))
-        return StoreBuffers(self._host.room(), memoryview(arrived))
+        return StoreBuffers(self._host.allocate_payloads(), memoryview(arrived))
 
-    def do(self, errand: StoreOp, desk: StoreBuffers[R]) -> None:
+    def do(self, store_op: StoreOp, desk: StoreBuffers[R]) -> None:
         """Do an operation. Nothing is raised: neither a store that fails nor a lack of memory is a reason for a request
         to fail.
         """
         began = self._clock()
         try:
-            self._do(errand, desk)
+            self._do(store_op, desk)
         except Exception:
             log.exception("an operation on the prefix store failed")
-            if isinstance(errand, FetchOp):
-                errand.outcome = ERROR
-        if isinstance(errand, FetchOp):
-            errand.seconds = self._clock() - began
+            if isinstance(store_op, FetchOp):
+                store_op.outcome = ERROR
+        if isinstance(store_op, FetchOp):
+            store_op.seconds = self._clock() - began
 
-    def _do(self, errand: StoreOp, desk: StoreBuffers[R]) -> None:
-        if isinstance(errand, FetchOp):
-            errand.outcome = self._fetch(errand, desk)
-        elif isinstance(errand, SaveOp):
-            self._save(errand, desk.room)
-        elif isinstance(errand, ReleaseOp):
-            errand.mark.wait()
-        elif isinstance(errand, LookupOp):
-            wanted = [self._seal.geometry.wanted(key, self._heads) for key in errand.keys]
-            errand.known = self._store.known(wanted, errand.owner, self._clock() + MAX_READ_S)
-        elif isinstance(errand, ForgetOp):
-            self._store.forget(errand.owner)
+    def _do(self, store_op: StoreOp, desk: StoreBuffers[R]) -> None:
+        if isinstance(store_op, FetchOp):
+            store_op.outcome = self._fetch(store_op, desk)
+        elif isinstance(store_op, SaveOp):
+            self._save(store_op, desk.payloads)
+        elif isinstance(store_op, ReleaseOp):
+            store_op.mark.wait()
+        elif isinstance(store_op, LookupOp):
+            wanted = [self._seal.geometry.wanted(key, self._heads) for key in store_op.keys]
+            store_op.num_stored = self._store.count_stored(wanted, store_op.owner, self._clock() + MAX_READ_S)
+        elif isinstance(store_op, ForgetOp):
+            self._store.forget(store_op.owner)
 
     def _fetch(self, fetch: FetchOp, desk: StoreBuffers[R]) -> str:
         """Fetch values in several reads, each with a deadline of its own, and return the outcome.
 
         Values that have come are counted in `fetch.count`, whatever happens to later ones.
         """
-        each, room, geometry = self._per_read, desk.room, self._seal.geometry
+        each, payloads, geometry = self._per_read, desk.payloads, self._seal.geometry
         for start in range(0, len(fetch.keys), each):
             keys = fetch.keys[start : start + each]
             now = self._clock()
@@ -138,25 +138,25 @@ class StoreOpExecutor(Generic[R]):
             for key, value in zip(keys, found, strict=True):
                 if value is None:
                     return TIMEOUT if self._clock() >= deadline else MISS
-                if (flaw := self._seal.open(key, value, room.buffers, self._heads.start)) is not None:
+                if (flaw := self._seal.open(key, value, payloads.buffers, self._heads.start)) is not None:
                     return flaw
                 if fetch.cancelled:
                     return TIMEOUT
-                if not self._host.unpack(room, fetch.blocks[fetch.count]):
+                if not self._host.unpack(payloads, fetch.blocks[fetch.count]):
                     return OUT_OF_RANGE
                 fetch.count += 1
         return HIT
 
-    def _save(self, save: SaveOp, room: R) -> None:
+    def _save(self, save: SaveOp, payloads: R) -> None:
         assert save.mark is not None, "the copies were asked for"
         save.mark.wait()
-        if not self._host.pack(save.blocks, room):
+        if not self._host.pack(save.blocks, payloads):
             save.unfit = True
             return
         wanted = self._seal.geometry.wanted(save.key, self._heads)
         if self._store.claim(wanted, self._clock() + MAX_READ_S, anew=save.anew):
             header = self._seal.header()
-            parts: list[Buffer] = [header, self._seal.seal(save.key, header, room.buffers, self._heads.start)]
+            parts: list[Buffer] = [header, self._seal.seal(save.key, header, payloads.buffers, self._heads.start)]
             save.saved = self._store.put(save.key, parts, save.owner)
 
 
@@ -173,8 +173,8 @@ class ThreadedStoreWorker(Generic[R]):
         self._back: queue.SimpleQueue[StoreOp] = queue.SimpleQueue()
         self._came = threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, args=(errands,), name="motley-prefixes", daemon=True)
-            for errands in (*[self._reads] * NUM_FETCH_THREADS, self._others)
+            threading.Thread(target=self._run, args=(store_ops,), name="motley-prefixes", daemon=True)
+            for store_ops in (*[self._reads] * NUM_FETCH_THREADS, self._others)
         ]
         for thread in self._threads:
             thread.start()
@@ -183,8 +183,8 @@ class ThreadedStoreWorker(Generic[R]):
     def away(self) -> bool:
         return self._clerk.away
 
-    def send(self, errand: StoreOp) -> None:
-        (self._reads if isinstance(errand, FetchOp) else self._others).put(errand)
+    def send(self, store_op: StoreOp) -> None:
+        (self._reads if isinstance(store_op, FetchOp) else self._others).put(store_op)
 
     def take(self) -> list[StoreOp]:
         self._came.clear()
@@ -205,9 +205,9 @@ class ThreadedStoreWorker(Generic[R]):
         for thread in self._threads:
             thread.join(MAX_READ_S)  # a thread that hangs in the store is left running and ends with the process
 
-    def _run(self, errands: queue.SimpleQueue[StoreOp | None]) -> None:
+    def _run(self, store_ops: queue.SimpleQueue[StoreOp | None]) -> None:
         desk = self._clerk.desk()
-        while (errand := errands.get()) is not None:
-            self._clerk.do(errand, desk)
-            self._back.put(errand)
+        while (store_op := store_ops.get()) is not None:
+            self._clerk.do(store_op, desk)
+            self._back.put(store_op)
             self._came.set()

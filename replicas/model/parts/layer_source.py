@@ -50,18 +50,18 @@ class FusedSpec:
 class LayerSource:
     """Source from which the parts of a decoder layer load themselves.
 
-    exchange  exchange of the ranks that the model is divided among; None: it is whole
-    shelf     what an earlier start has repacked, or records what is repacked now
-    before    parts of the same model with other values, by the names of the tensors that each was made of
-    changed   tensors whose values differ from then: a part that uses none of them is taken from `before`
-    made      the parts of this model, by the names of the tensors that each was made of
+    exchange      exchange of the ranks that the model is divided among; None: it is whole
+    repack_cache  what an earlier start has repacked, or records what is repacked now
+    before        parts of the same model with other values, by the names of the tensors that each was made of
+    changed       tensors whose values differ from then: a part that uses none of them is taken from `before`
+    made          the parts of this model, by the names of the tensors that each was made of
     """
 
     weights: WeightLoader
     format: WeightFormat
     ops: Ops
     exchange: Exchange | None = None
-    shelf: RepackCache = NO_REPACK_CACHE
+    repack_cache: RepackCache = NO_REPACK_CACHE
     before: Mapping[frozenset[str], LayerPart] = field(default_factory=dict)
     changed: Collection[str] = frozenset()
     made: dict[frozenset[str], LayerPart] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class LayerSource:
             loaded = [self.format.linear(self.weights, spec, self.ops.dtype) for spec in specs]
             return [self.ops.linear(weight) for weight in fuse_layer_weights(loaded)]
 
-        return FusedLinear(self.shelf.linears("+".join(spec.name for spec in specs), repacked))
+        return FusedLinear(self.repack_cache.linears("+".join(spec.name for spec in specs), repacked))
 
     def _summed(self, spec: LinearSpec, exchange: Exchange, widths: Sequence[int]) -> FusedLinear:
         orders: list[torch.Tensor] = []
@@ -104,15 +104,19 @@ class LayerSource:
                 weight = replace(weight, permutation=None)
             return [self.ops.linear(weight)]
 
-        parts = self.shelf.linears(spec.name, repacked)
-        order = self.shelf.tensor(f"{spec.name}.order", lambda: orders[0] if orders else torch.tensor(_NONE).int())
+        parts = self.repack_cache.linears(spec.name, repacked)
+        order = self.repack_cache.tensor(
+            f"{spec.name}.order", lambda: orders[0] if orders else torch.tensor(_NONE).int()
+        )
         return RowParallelLinear(parts, exchange, widths, None if len(order) == len(_NONE) else order)
 
     def table(self, name: str, *part: slice) -> torch.Tensor:
         """Return a norm's weight [N], or a part of the embedding [V, H], in the dtype of activations."""
         return self.part(
             {name},
-            lambda: self.shelf.tensor(name, lambda: self.weights.take_finite(name, self.ops.dtype, *part, kept=True)),
+            lambda: self.repack_cache.tensor(
+                name, lambda: self.weights.take_finite(name, self.ops.dtype, *part, retained=True)
+            ),
         )
 
 

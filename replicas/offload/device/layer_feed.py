@@ -72,7 +72,7 @@ class LayerFeed:
         self._next = layers[0]
 
     def bring(self, layer: int) -> int:
-        """Return the buffer that has the layer for all work submitted from now until `leave`. Raises EngineFault."""
+        """Return the buffer that has the layer for all work submitted from now until `release`. Raises EngineFault."""
         if self._on_way and self._on_way[0].layer != layer:
             self._drop()
         if not self._on_way:
@@ -88,7 +88,7 @@ class LayerFeed:
             raise
         return buffer
 
-    def leave(self, buffer: int) -> None:
+    def release(self, buffer: int) -> None:
         """Release a buffer for the next layer: what was submitted until now is all that reads the present one."""
         self._free.append((buffer, self._copier.mark()))
         self._send_ready()

@@ -95,9 +95,9 @@ def assemble_on_device(
     changed = {*changed, *(name for name in checkpoint.tensors if layer_index(name) in tier.plan.layers)}
     try:
         decoder = Decoder(
-            checkpoint.config, checkpoint.format, weights, ops, shelf=shelves[0], before=before, changed=changed
+            checkpoint.config, checkpoint.format, weights, ops, repack_cache=shelves[0], before=before, changed=changed
         )
-        second = LayerSource(weights, checkpoint.format, ops, shelf=shelves[1])
+        second = LayerSource(weights, checkpoint.format, ops, repack_cache=shelves[1])
         for index in tier.plan.layers:
             twin = Layer(decoder.local.layers[index], second)
             decoder.layers[index] = OffloadedLayer(index, (decoder.layers[index], twin))

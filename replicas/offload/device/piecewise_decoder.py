@@ -47,7 +47,7 @@ class PiecewiseDecoder:
             try:
                 submit(partial(step.through, first, [layer.twins[buffer]]))
             finally:
-                tier.feed.leave(buffer)
+                tier.feed.release(buffer)
         submit(lambda: end(step.batch, step))
 
     def renewed(self, decoder: Decoder, version: int) -> PiecewiseDecoder:

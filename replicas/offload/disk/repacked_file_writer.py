@@ -69,12 +69,12 @@ def write_repacked_file(
         nbytes = checkpoint.nbytes
         write = partial(write_repacked_parts, checkpoint, ops, repacking, key)
         # this model needs the file, however large it is
-        written = cache.fill(key, nbytes, write, most=max(MAX_CACHE_BYTES, nbytes))
+        written = cache.fill(key, nbytes, write, max_bytes=max(MAX_CACHE_BYTES, nbytes))
     except (OSError, PackedWeightsError) as error:
         raise EngineFault(f"{DEVICE_PARAM}: the file of repacked weights cannot be written: {error}") from error
     if not written:
-        room = f"room for {nbytes >> 20} MiB beside a tenth that stays free"
-        raise weights_memory_error(f"the disk of the weights cache has no {room}: {cache.folder}")
+        header_bytes = f"room for {nbytes >> 20} MiB beside a tenth that stays free"
+        raise weights_memory_error(f"the disk of the weights cache has no {header_bytes}: {cache.folder}")
     _return_freed_memory()
 
 
@@ -104,9 +104,9 @@ def write_repacked_parts(
     )
     if head_is_tied(checkpoint.config, checkpoint.format) and (before is None or EMBEDDING in changed):
         check_tied_head(weights)
-    room = -(-(len(checkpoint.tensors) + 64) * _HEADER_BYTES // PAGE_BYTES) * PAGE_BYTES
-    writing = _WritingRepackCache(repacking, PackedWeightsWriter(file, room), weights)
-    Decoder(checkpoint.config, checkpoint.format, weights, ops, shelf=writing, before=before, changed=changed)
+    header_bytes = -(-(len(checkpoint.tensors) + 64) * _HEADER_BYTES // PAGE_BYTES) * PAGE_BYTES
+    writing = _WritingRepackCache(repacking, PackedWeightsWriter(file, header_bytes), weights)
+    Decoder(checkpoint.config, checkpoint.format, weights, ops, repack_cache=writing, before=before, changed=changed)
 
     def tolerated(name: str) -> bool:
         return name not in changed if before is not None else TOLERATED_TENSORS.fullmatch(name) is not None

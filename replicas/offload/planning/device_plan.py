@@ -104,7 +104,7 @@ class DevicePlan:
         )
 
     @property
-    def told(self) -> dict[str, object]:
+    def json_fields(self) -> dict[str, object]:
         """The offload plan as a dictionary for JSON."""
         return {
             "layers": list(self.layers),
@@ -151,18 +151,18 @@ def _move_to_disk(found: DevicePlan, host: int) -> DevicePlan:
     if found.host_bytes <= host:
         return found
     layers = found.layers
-    least = found
+    smallest = found
     for some in range(1, len(layers) + 1):
         chosen = {layer for layer, there in zip(layers, spread_evenly(some, len(layers)), strict=True) if there}
         where: list[WeightLocation] = ["disk" if index in chosen else there for index, there in enumerate(found.where)]
         tried = DevicePlan(found.sizes, tuple(where))
         if tried.host_bytes <= host:
             return tried
-        least = min(least, tried, key=lambda each: each.host_bytes)
+        smallest = min(smallest, tried, key=lambda each: each.host_bytes)
     raise host_memory_error(
         f"{format_mib(host)} are too few for the {len(layers)} layers that the device has no room for: expected "
-        f"{least.host_bytes} bytes at least, with {len(least.on('disk'))} of them on disk, or {found.host_bytes} for "
-        "all"
+        f"{smallest.host_bytes} bytes at least, with {len(smallest.on('disk'))} of them on disk, or {found.host_bytes} "
+        "for all"
     )
 
 

@@ -80,11 +80,11 @@ class DiskPlan:
     @property
     def memory_bytes(self) -> int:
         """Bytes of memory for the weights that stay there and for the two buffers."""
-        kept = self.sizes.nbytes - self.read_bytes - self.embedding * self.sizes.embedding
-        return kept + 2 * self.buffer_bytes
+        resident = self.sizes.nbytes - self.read_bytes - self.embedding * self.sizes.embedding
+        return resident + 2 * self.buffer_bytes
 
     @property
-    def told(self) -> dict[str, object]:
+    def json_fields(self) -> dict[str, object]:
         """The offload plan as a dictionary for JSON."""
         return {
             "layers": list(self.layers),

@@ -50,7 +50,7 @@ def renew_device_decoder(decoder: Decoder, checkpoint: Checkpoint, changed: Coll
         landing = open_uploader(places, tier.copier)
         renewed = DeviceTier(places, plan, tier.copier, tier.budgets, tier.cache, pinned)
     except PinningError as error:
-        raise _no_device_room_error(f"no memory could be pinned for the new weights: {error}") from error
+        raise _host_memory_error(f"no memory could be pinned for the new weights: {error}") from error
     try:
         made = assemble_on_device(checkpoint, ops, renewed, landing, decoder, changed)
     except BaseException:
@@ -101,11 +101,11 @@ def _shareable_pinned_layers(tier: DeviceTier, plan: DevicePlan, changed: Collec
     partly unused would exceed the host's budget.
     """
     assert tier.budgets.host is not None
-    kept = {layer: pieces for layer, pieces in tier.pinned.items() if layer not in changed}
-    nbytes = pinned_slab_bytes(kept.values(), _fresh_bytes(plan, kept)) + 2 * round_up_to_power_of_two(
+    unchanged = {layer: pieces for layer, pieces in tier.pinned.items() if layer not in changed}
+    nbytes = pinned_slab_bytes(unchanged.values(), _fresh_bytes(plan, unchanged)) + 2 * round_up_to_power_of_two(
         plan.staging_bytes
     )
-    return kept if nbytes <= tier.budgets.host else {}
+    return unchanged if nbytes <= tier.budgets.host else {}
 
 
 def _fresh_bytes(plan: DevicePlan, pinned: Pinned) -> int:
@@ -119,10 +119,10 @@ def _check_host(plan: DevicePlan, pinned: Pinned) -> None:
     """
     needed = pinned_bytes(_fresh_bytes(plan, pinned), 1) + 2 * round_up_to_power_of_two(plan.staging_bytes)
     if needed > (free := available_memory()):
-        raise _no_device_room_error(
+        raise _host_memory_error(
             f"the new weights need {format_mib(needed)} of it pinned, and {format_mib(free)} are free"
         )
 
 
-def _no_device_room_error(problem: str) -> Unavailable:
+def _host_memory_error(problem: str) -> Unavailable:
     return Unavailable(f"the host's memory has no room: {problem}", code="no_room")

@@ -68,7 +68,7 @@ Copy = Callable[[dict[str, Any]], None]
 Between = Callable[[dict[str, Any]], bool]  # handles a message that is no call and returns True; False for a call
 
 
-def serve_follower(pipe: MessagePipe, ends: Mapping[str, int], beats: HeartbeatSender) -> None:
+def serve_follower(pipe: MessagePipe, ends: Mapping[str, int], heartbeats: HeartbeatSender) -> None:
     """Compute what the first process sends, until it closes its end. Raises whatever a step raises, after sending the
     reason.
 
@@ -87,7 +87,7 @@ def serve_follower(pipe: MessagePipe, ends: Mapping[str, int], beats: HeartbeatS
         raise RuntimeError(f"{start['name']} shares no memory with the other ranks: it has to be on their node")
     arrivals = WeightFileReceiver(pipe)
     try:
-        _run_calls(pipe, start, ends, exchange, beats, arrivals)
+        _run_calls(pipe, start, ends, exchange, heartbeats, arrivals)
     except EOFError:
         log.info("%s ends with the process that started it", start["name"])
     except Exception as error:
@@ -104,7 +104,7 @@ def serve_follower(pipe: MessagePipe, ends: Mapping[str, int], beats: HeartbeatS
 
 def _run_calls(
     pipe: MessagePipe, start: dict[str, Any], ends: Mapping[str, int], exchange: AnyExchange | None,
-    beats: HeartbeatSender, arrivals: WeightFileReceiver,
+    heartbeats: HeartbeatSender, arrivals: WeightFileReceiver,
 ) -> None:  # fmt: skip
     from ...loading.model_loader import load_model
     from ...loading.operator_choice import choose_meta_operators, choose_operators
@@ -120,54 +120,56 @@ def _run_calls(
         checkpoint, config, ops, outline, on_device=accelerator is not None, chosen=start["chosen"]
     )
     cache = open_weights_cache(config.weights_cache)
-    known = find_cached_digests(checkpoint, cache)
-    model = checkpoint_agreement.encode_digests(checkpoint, known, start)
-    beats.says("waits to be told its layers")
+    cached_digests = find_cached_digests(checkpoint, cache)
+    model = checkpoint_agreement.encode_digests(checkpoint, cached_digests, start)
+    heartbeats.says("waits to be told its layers")
     pipe.send({"account": asdict(account), "model": model, "temporary": local_temp_identity()})
-    told, _ = pipe.receive()
-    layers, together, number = told["layers"], tuple(told["digest"]), start["stage"] * size + start["rank"]
+    assignment, _ = pipe.receive()
+    layers, together, number = assignment["layers"], tuple(assignment["digest"]), start["stage"] * size + start["rank"]
     readers = DigestReaders(tuple(layers), size, together, number) if together else None
     ranks = None
     if exchange is not None:
         parts = [shard_for_rank(checkpoint.config, checkpoint.format, each, size) for each in range(size)]
         ranks = Ranks(parts, start["rank"], exchange)
     stage = pipeline_stages(checkpoint.config.num_layers, layers)[start["stage"]]
-    of_all = CachedDigests(fingerprint=start["fingerprint"] or ("" if readers else known.fingerprint), readers=readers)
-    beats.says("loads weights")
+    of_all = CachedDigests(
+        fingerprint=start["fingerprint"] or ("" if readers else cached_digests.fingerprint), readers=readers
+    )
+    heartbeats.says("loads weights")
     loaded = load_model(
         folder,
         ops,
-        progress=beats.report_bytes,
+        progress=heartbeats.report_bytes,
         ranks=ranks,
         stage=stage,
         cache=cache,
-        known=of_all,
+        cached_digests=of_all,
         copier=accelerator,
     )
-    beats.says("waits for the others to load")
+    heartbeats.says("waits for the others to load")
     torch.set_num_threads(ops.torch_threads)
     pipe.send({"digests": [digest.hex() for digest in loaded.digests]})
     of_kv, _ = pipe.receive()
     if isinstance(exchange, CollectiveExchange):
-        with beats.during("meets the other ranks"):
+        with heartbeats.during("meets the other ranks"):
             _join_exchange(exchange, start, ends, ops)
     # shares: whether there is a prefix store is known to the first process alone, so that one is assumed.
     blocks, _ = kv_sizing.count_kv_blocks(config, loaded, ops, shares=True, **of_kv)
     pipe.send({"blocks": blocks, "arithmetic": ops.arithmetic})
-    room, _ = pipe.receive()
-    if "remember" in room:
-        checkpoint_agreement.cache_shared_digests(cache, checkpoint, known, room["remember"])
-        room, _ = pipe.receive()
-    beats.says("makes room for KV")
-    kv = allocate_kv(ops, loaded.decoder.local.layers, room["blocks"])
+    allocation, _ = pipe.receive()
+    if "remember" in allocation:
+        checkpoint_agreement.cache_shared_digests(cache, checkpoint, cached_digests, allocation["remember"])
+        allocation, _ = pipe.receive()
+    heartbeats.says("makes room for KV")
+    kv = allocate_kv(ops, loaded.decoder.local.layers, allocation["blocks"])
     cells = [part for cache in kv for part in ops.kv_parts(cache)]
-    copy = _copier(pipe, cells, accelerator or CpuCopier(), ends.get("host"), room["host_blocks"])
+    copy = _copier(pipe, cells, accelerator or CpuCopier(), ends.get("host"), allocation["host_blocks"])
     if accelerator is not None:
-        loaded.decoder.rotary.reserve(room["tokens"])  # graphs contain the table's address, which must not change
-    beats.says("serves")
-    pipe.send(room)
+        loaded.decoder.rotary.reserve(allocation["tokens"])  # graphs contain the table's address, which must not change
+    heartbeats.says("serves")
+    pipe.send(allocation)
     if loaded.keep is not None:
-        loaded.keep(room["fingerprint"])
+        loaded.keep(allocation["fingerprint"])
         loaded = replace(loaded, keep=None)  # it refers to the weights that it has written
     if accelerator is None:
         versions = WeightVersions(loaded, ranks)
@@ -179,7 +181,7 @@ def _run_calls(
     between = _handle_control_message(pipe, versions, copy, arrivals)
     shares_steps = stage.count == 1 and start["meets"] is None  # then the ranks' exchange detects a rank that hangs
     if not shares_steps:
-        beats.watch_current_thread(0.0 if accelerator is None else COMPILES_S)
+        heartbeats.watch_current_thread(0.0 if accelerator is None else COMPILES_S)
     if accelerator is not None and stage.count == 1:
         assert isinstance(exchange, CollectiveExchange), "ranks on GPUs meet"
         run_gpu_calls(pipe, versions, kv, exchange, accelerator, between)

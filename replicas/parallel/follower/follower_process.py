@@ -23,10 +23,10 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 def run_follower(ends: Mapping[str, int]) -> None:
     """Do what the first process sends by `ends`, until it closes them. Raises whatever a step raises."""
     pipe = MessagePipe(ends["reads"], ends["writes"])
-    beats = HeartbeatSender(pipe)
-    with beats.during("imports its libraries"):
+    heartbeats = HeartbeatSender(pipe)
+    with heartbeats.during("imports its libraries"):
         from .follower_loop import serve_follower
-    serve_follower(pipe, ends, beats)
+    serve_follower(pipe, ends, heartbeats)
 
 
 def main() -> None:

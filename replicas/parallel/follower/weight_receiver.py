@@ -59,8 +59,8 @@ class WeightFileReceiver:
             coming = self._coming[number] = SimpleQueue()
             taken = (number, fields["size"], coming)
             threading.Thread(target=self._take, args=taken, name="new weights", daemon=True).start()
-        elif (known := self._coming.get(number)) is not None:  # None: it has failed already
-            known.put(message)
+        elif (messages := self._coming.get(number)) is not None:  # None: it has failed already
+            messages.put(message)
         if "dropped" in fields:
             self._drop(number)
         return True

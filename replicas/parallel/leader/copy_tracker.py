@@ -13,11 +13,11 @@ class CopyTracker:
 
     All methods may be called from any thread.
 
-    asked  number of the last copy that was requested
+    num_requested  number of the last copy that was requested
     """
 
     def __init__(self, processes: int) -> None:
-        self.asked = 0
+        self.num_requested = 0
         self._made = [0] * processes
         self._lost = False
         self._changed = threading.Condition()

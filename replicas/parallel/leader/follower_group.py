@@ -49,11 +49,11 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # done bytes, total bytes
 
-ANSWER_TIMEOUT_S = 5.0  # most seconds without a heartbeat, or without computing, while a step waits for others
+REPLY_TIMEOUT_S = 5.0  # most seconds without a heartbeat, or without computing, while a step waits for others
 SILENCE_TIMEOUT_S = (
     30.0  # the same at any other time: while a process imports libraries from a slow disk it sends nothing
 )
-_LAST_WORDS_TIMEOUT_S = 1.0  # most seconds from a failed exchange to the notice which process has ended, if one has
+_EXIT_NOTICE_TIMEOUT_S = 1.0  # most seconds from a failed exchange to the notice which process has ended, if one has
 
 
 class FollowerGroup:
@@ -63,20 +63,20 @@ class FollowerGroup:
     or serves and computes nothing by its own report, for SILENCE_TIMEOUT_S seconds, or ANSWER_TIMEOUT_S while a step
     waits, is lost. All processes then end, and waits raise EngineLost with its name and its last activity.
 
-    config    configuration of the first process
-    devices   devices of all processes
-    account   this process's report on its device
-    launcher  starts the other processes; None for subprocesses
-    known     what is cached of this process's files before any is read
-    device    device that has this process's work; None on a CPU
+    config          configuration of the first process
+    devices         devices of all processes
+    account         this process's report on its device
+    launcher        starts the other processes; None for subprocesses
+    cached_digests  what is cached of this process's files before any is read
+    device          device that has this process's work; None on a CPU
 
-    ranks   ranks of the first stage; None if layers are not divided among ranks
-    stages  all stages in order, after `divide`
-    shares  share of a KV block of each process, stage by stage, after `divide`
-    hosts   host memory for KV of each of the other processes, after `allocate`, where there is any
-    copies  progress of the copies between KV and the host in the other processes
-    rooms   KV blocks that each of the other processes has memory for, after `digests`
-    kinds   arithmetic of each of the other processes' operators, after `digests`
+    ranks         ranks of the first stage; None if layers are not divided among ranks
+    stages        all stages in order, after `divide`
+    shares        share of a KV block of each process, stage by stage, after `divide`
+    hosts         host memory for KV of each of the other processes, after `allocate`, where there is any
+    copies        progress of the copies between KV and the host in the other processes
+    block_counts  KV blocks that each of the other processes has memory for, after `digests`
+    kinds         arithmetic of each of the other processes' operators, after `digests`
 
     Raises InvalidRequest where the model cannot be divided so.
     """
@@ -89,7 +89,7 @@ class FollowerGroup:
         account: DeviceReport,
         launcher: FollowerLauncher | None = None,
         *,
-        known: CachedDigests | None = None,
+        cached_digests: CachedDigests | None = None,
         device: torch.device | None = None,
     ) -> None:
         launcher = launcher or SubprocessLauncher()
@@ -105,7 +105,7 @@ class FollowerGroup:
         self.why = ""
         self.hosts: list[SharedHostMemory] = []
         self.copies = CopyTracker(size * count - 1)
-        self.rooms: list[int] = []
+        self.block_counts: list[int] = []
         self.kinds: list[str] = []
         self._config, self._parts = checkpoint.config, parts
         self._size, self._count = size, count
@@ -122,10 +122,12 @@ class FollowerGroup:
         self._closed = False
         self._waiting = 0
         far = launcher.host()
-        self._agreement = CheckpointAgreement(checkpoint, known or CachedDigests(), count, size, near=far is None)
+        self._agreement = CheckpointAgreement(
+            checkpoint, cached_digests or CachedDigests(), count, size, near=far is None
+        )
         on_gpus = device is not None or any(each != "cpu" for each in devices)
         self._meeting = Rendezvous(far) if size > 1 and (on_gpus or far is not None) else None
-        start: dict[str, Any] = {"folder": str(checkpoint.folder), "size": size, **self._agreement.asked}
+        start: dict[str, Any] = {"folder": str(checkpoint.folder), "size": size, **self._agreement.leader_digests}
         start["chosen"] = layers_are_automatic(config)
         start["meets"] = (
             None
@@ -166,7 +168,7 @@ class FollowerGroup:
                             device=devices[number],
                         )
                         who = {"stage": stage, "rank": rank, "name": process_name(count, stage, size, rank)}
-                        member = FollowerHandle(
+                        follower = FollowerHandle(
                             number,
                             start | who | {"config": asdict(own)},
                             {name: end for name, end in ends.items() if end is not None},
@@ -174,7 +176,7 @@ class FollowerGroup:
                             self._ended,
                             partial(self.copies.made, number - 1),
                         )
-                        self._followers.append(member)
+                        self._followers.append(follower)
                     before = [reads for reads, _ in links]
         except BaseException:
             self.lose()
@@ -187,7 +189,7 @@ class FollowerGroup:
         self._handing_on = MessagePipe(writes=self._after)
         self._updates = FollowerUpdates(self._followers)
         self._watch = HeartbeatMonitor(
-            self._followers, lambda: ANSWER_TIMEOUT_S if self._waiting else SILENCE_TIMEOUT_S, self._silent
+            self._followers, lambda: REPLY_TIMEOUT_S if self._waiting else SILENCE_TIMEOUT_S, self._silent
         )
 
     def accounts(self) -> Sequence[DeviceReport]:
@@ -197,10 +199,10 @@ class FollowerGroup:
         differ.
         """
         if len(self._accounts) == 1:
-            answers = self._answers()
-            self._agreement.hear([answer["model"] for answer in answers])
-            self._updates.temporaries = [answer["temporary"] for answer in answers]
-            self._accounts += [DeviceReport(**answer["account"]) for answer in answers]
+            replies = self._receive_all()
+            self._agreement.hear([reply["model"] for reply in replies])
+            self._updates.temporaries = [reply["temporary"] for reply in replies]
+            self._accounts += [DeviceReport(**reply["account"]) for reply in replies]
             check_ranks_alike(self._accounts, self._size)
         return self._accounts
 
@@ -283,37 +285,37 @@ class FollowerGroup:
         Raises EngineLost.
         """
         self.accounts()
-        self._found = [[bytes.fromhex(digest) for digest in answer["digests"]] for answer in self._answers()]
+        self._found = [[bytes.fromhex(digest) for digest in reply["digests"]] for reply in self._receive_all()]
         for number, follower in enumerate(self._followers, 1):
             follower.pipe.send({"kv_layers": self.kv_layers(number), "stays": bool(self.host_kv_refusal)})
         if self._meeting is not None:
             assert isinstance(self._exchange, CollectiveExchange)
             self._exchange.join(self._met(self._meeting))
-        answers = self._answers()
-        self.rooms = [answer["blocks"] for answer in answers]
-        self.kinds = [answer["arithmetic"] for answer in answers]
+        replies = self._receive_all()
+        self.block_counts = [reply["blocks"] for reply in replies]
+        self.kinds = [reply["arithmetic"] for reply in replies]
         return self._agreement.own(self._found)
 
-    def agree(self, contents: Mapping[str, bytes]) -> None:
-        """Compare the contents of every host's files with `contents`: the digests of all tensors of this process's
-        files.
+    def agree(self, weight_digests: Mapping[str, bytes]) -> None:
+        """Compare the contents of every host's files with `weight_digests`: the digests of all tensors of this
+        process's files.
 
         Raises CheckpointError where a host has other contents.
         """
-        for number, row in self._agreement.check(contents, self._found).items():
+        for number, row in self._agreement.check(weight_digests, self._found).items():
             self._followers[number - 1].pipe.send({"remember": row})
 
-    def least(self, blocks: int, why: str) -> tuple[int, str]:
+    def limit_blocks(self, blocks: int, why: str) -> tuple[int, str]:
         """Return the number of KV blocks of the model, and the reason in words.
 
         Every process has a part of each block, so that the number is `blocks`, which this process has memory for, or
         less where another process has memory for fewer.
         """
-        least = min(self.rooms, default=blocks)
-        if blocks <= least:
+        limit_blocks = min(self.block_counts, default=blocks)
+        if blocks <= limit_blocks:
             return blocks, why
-        name = self._followers[self.rooms.index(least)].name
-        return least, f"{least} blocks: {name} has room for no more; here {why}"
+        name = self._followers[self.block_counts.index(limit_blocks)].name
+        return limit_blocks, f"{limit_blocks} blocks: {name} has room for no more; here {why}"
 
     def block_bytes(self, ops: Ops) -> int:
         """Bytes of a KV block, in all processes together."""
@@ -332,10 +334,10 @@ class FollowerGroup:
                 self.hosts.append(SharedHostMemory(file))
         self._close_files()
         padded = blocks + (self.device is not None)  # CUDA graphs use one more block for their padding
-        self.tell({"blocks": padded, "host_blocks": host_blocks, "fingerprint": fingerprint, "tokens": tokens})
-        self._answers()
+        self.broadcast({"blocks": padded, "host_blocks": host_blocks, "fingerprint": fingerprint, "tokens": tokens})
+        self._receive_all()
 
-    def tell(self, fields: dict[str, Any]) -> None:
+    def broadcast(self, fields: dict[str, Any]) -> None:
         """Send a message to every other process of the model. Raises what `check` raises."""
         self.check()
         for follower in self._followers:
@@ -353,8 +355,8 @@ class FollowerGroup:
         """Let every other process make the plan's copies between KV and the host, after what it was sent before. Raises
         EngineLost.
         """
-        self.copies.asked += 1
-        message = decoder_calls.copies_message(self.copies.asked, plan)
+        self.copies.num_requested += 1
+        message = decoder_calls.copies_message(self.copies.num_requested, plan)
         for follower in self._followers:
             follower.pipe.send(*message)
 
@@ -362,18 +364,18 @@ class FollowerGroup:
         """Send to the second stage what the first has computed of the last call. Raises EngineLost."""
         self._handing_on.send(*decoder_calls.stream_message(stream))
 
-    def answer(self) -> torch.Tensor:
+    def receive_result(self) -> torch.Tensor:
         """Return the last stage's result of the oldest call that has none yet.
 
         Raises EngineLost when a process has ended, or sends or computes nothing for ANSWER_TIMEOUT_S seconds meanwhile.
         """
         last = self._followers[-self._size]
-        patience = HeartbeatChecker(self._followers, lambda: ANSWER_TIMEOUT_S)
+        checker = HeartbeatChecker(self._followers, lambda: REPLY_TIMEOUT_S)
         while True:
             try:
                 return last.inbox.receive(HEARTBEAT_S)[1]["found"]
             except queue.Empty:
-                self._look(patience)
+                self._poll(checker)
             except EOFError:
                 raise self._fault() from None
 
@@ -399,7 +401,7 @@ class FollowerGroup:
         `error`.
         """
         if self._lost is None and isinstance(error, RankLost | EngineLost):
-            self._gone.wait(_LAST_WORDS_TIMEOUT_S)
+            self._gone.wait(_EXIT_NOTICE_TIMEOUT_S)
         fault = self._fault() if self._lost is not None or self._gone.is_set() else error
         self._lost = self._lost or (fault if isinstance(fault, EngineLost) else EngineLost(str(fault)))
         self.lose()
@@ -458,7 +460,7 @@ class FollowerGroup:
         for follower in followers:
             follower.pipe.send(*message)
 
-    def _answers(self) -> list[dict[str, Any]]:
+    def _receive_all(self) -> list[dict[str, Any]]:
         """Return the next message of each process. Raises EngineLost, and InvalidRequest or CheckpointError where one
         has refused.
         """
@@ -478,9 +480,9 @@ class FollowerGroup:
             return self._lost
         return EngineLost("a process of the model has ended" if self._first is None else self._first.exit_reason())
 
-    def _look(self, patience: HeartbeatChecker) -> None:
+    def _poll(self, checker: HeartbeatChecker) -> None:
         try:
-            patience.look()
+            checker.poll()
         except EngineLost as error:
             self._lost = self._lost or error
             raise
@@ -491,9 +493,9 @@ class FollowerGroup:
         log.error("%s", error)
         self.lose()
 
-    def _ended(self, member: FollowerHandle) -> None:
+    def _ended(self, follower: FollowerHandle) -> None:
         """Record that a process of the model has ended. May be called from any thread."""
-        self._first = self._first or member
+        self._first = self._first or follower
         self._gone.set()
         self._give_up()
 

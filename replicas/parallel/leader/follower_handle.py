@@ -52,18 +52,18 @@ class FollowerHandle:
         self._copied, self._closing = copied, False
         self._prepared: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._took: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        orders, answers = os.pipe(), os.pipe()
+        orders, replies = os.pipe(), os.pipe()
         try:
-            theirs = {"reads": orders[0], "writes": answers[1]}
+            theirs = {"reads": orders[0], "writes": replies[1]}
             self._handle = launcher.launch(number, self.name, {**ends, **theirs})
         except BaseException:
             os.close(orders[1])
-            os.close(answers[0])
+            os.close(replies[0])
             raise
         finally:
             os.close(orders[0])
-            os.close(answers[1])
-        self.pipe = MessagePipe(answers[0], orders[1])
+            os.close(replies[1])
+        self.pipe = MessagePipe(replies[0], orders[1])
         self.inbox = MessageInbox(self.pipe, f"{self.name}: answers", self._heed, partial(ended, self))
         threading.Thread(target=self._wait, args=(partial(ended, self),), name=f"{self.name}: end", daemon=True).start()
         with suppress(EngineLost):  # it has ended already: whoever waits for it gets an error that says how
@@ -92,13 +92,13 @@ class FollowerHandle:
         """Return the process's report on the last weights that it was to prepare. Raises EOFError when there will be no
         more.
         """
-        return _next_answer(self._prepared)
+        return _next_report(self._prepared)
 
     def took(self) -> dict[str, Any]:
         """Return the process's next report on a file of weights that is being sent to it. Raises EOFError when there
         will be no more.
         """
-        return _next_answer(self._took)
+        return _next_report(self._took)
 
     def mark_lost(self) -> None:
         """Stop waiting for messages of the process, whatever it does."""
@@ -155,7 +155,7 @@ class FollowerHandle:
         ended()
 
 
-def _next_answer(of: queue.SimpleQueue[dict[str, Any] | None]) -> dict[str, Any]:
+def _next_report(of: queue.SimpleQueue[dict[str, Any] | None]) -> dict[str, Any]:
     fields = of.get()
     if fields is None:
         of.put(None)  # so that the next call raises, too

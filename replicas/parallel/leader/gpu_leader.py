@@ -49,7 +49,7 @@ class CaptureAnnouncer:
         finally:
             self._untold, self._on = None, False
 
-    def told(self) -> dict[str, Any] | None:
+    def take_fields(self) -> dict[str, Any] | None:
         """Return the fields to be sent with the current call; None if it has been sent already."""
         if self._on and self._untold is None:
             return None
@@ -93,8 +93,8 @@ class GpuTensorParallelLeader:
 
     def _together(self, method: str, argument: StepBatch | torch.Tensor, *kv: list[torch.Tensor]) -> torch.Tensor:
         try:
-            if (capture := self.capturing.told()) is not None:
-                self._group.tell({**device_calls.call_fields(method, argument, self._version), **capture})
+            if (capture := self.capturing.take_fields()) is not None:
+                self._group.broadcast({**device_calls.call_fields(method, argument, self._version), **capture})
             device_calls.send_call(argument, self._exchange)
             found: torch.Tensor = getattr(self._decoder, method)(argument, *kv)
         except Exception as error:  # of any kind: the other ranks are in the middle of a step that cannot end
@@ -142,8 +142,8 @@ class GuardedAccelerator:
     def aside(self, work: Callable[[], T]) -> tuple[T, DeviceEvent]:
         return self._accelerator.aside(work)  # no other rank takes part in this work
 
-    def room(self) -> int:
-        return self._accelerator.room()
+    def free_bytes(self) -> int:
+        return self._accelerator.free_bytes()
 
 
 class SynchronizedAccelerator(GuardedAccelerator):
@@ -174,7 +174,7 @@ class SynchronizedAccelerator(GuardedAccelerator):
         self.mark().wait()  # its first run ends when all ranks have run it; captures are rare enough to wait
 
         def launch() -> None:
-            group.tell({"replay": number})
+            group.broadcast({"replay": number})
             replay()
 
         # The number of a graph that is freed here is sent to the others with the next capture, since only captures

@@ -31,14 +31,14 @@ class GpuPipelineLeader(PipelineLeader):
         group: FollowerGroup,
         accelerator: Accelerator,
         version: int = 0,
-        answers: LastStageAnswers | None = None,
+        results: LastStageAnswers | None = None,
     ) -> None:
-        super().__init__(decoder, group, version, answers)
+        super().__init__(decoder, group, version, results)
         self._accelerator, self._device = accelerator, StageExecutor(accelerator)
 
     def renewed(self, decoder: Decoder, version: int) -> GpuPipelineLeader:
         """Return the same pipeline with other weights: those of `version`, for which `decoder` is this stage's."""
-        return GpuPipelineLeader(decoder, self._group, self._accelerator, version, self._answers)
+        return GpuPipelineLeader(decoder, self._group, self._accelerator, version, self._results)
 
     def _through(self, method: str, batch: StepBatch, kv: list[torch.Tensor]) -> HiddenStream:
         return cast(HiddenStream, self._device.make(self._decoder, kv, *decoder_calls.call_message(method, batch)))
@@ -105,8 +105,8 @@ class GpuPipelineRunner:
         if self.swapper is not None:
             self.swapper.order(plan)
         batch, line = prepare_batch(plan, _keep_in_place), self.models[plan.weights]
-        answer = line.begin("hidden" if wants_pooling(plan) else "forward", batch, self.kv)
-        return lambda: self._result(plan, batch, line, answer())
+        get_result = line.begin("hidden" if wants_pooling(plan) else "forward", batch, self.kv)
+        return lambda: self._result(plan, batch, line, get_result())
 
     def swap(self, plan: StepPlan) -> None:
         """Copy a plan's KV blocks between the devices and the host, beside the steps (`SwappingRunner`)."""

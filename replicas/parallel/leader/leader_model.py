@@ -56,19 +56,19 @@ class PipelineLeader:
     EngineLost.
 
     version  version of its weights
-    answers  results of the last stage, shared by all versions; None if no call has been made yet
+    results  results of the last stage, shared by all versions; None if no call has been made yet
     """
 
     def __init__(
-        self, decoder: Decoder, group: FollowerGroup, version: int = 0, answers: LastStageAnswers | None = None
+        self, decoder: Decoder, group: FollowerGroup, version: int = 0, results: LastStageAnswers | None = None
     ) -> None:
         self._decoder, self._group, self._version = decoder, group, version
-        self._answers = LastStageAnswers(group) if answers is None else answers
+        self._results = LastStageAnswers(group) if results is None else results
         self.num_stages = len(group.stages)
 
     def renewed(self, decoder: Decoder, version: int) -> PipelineLeader:
         """Return the same pipeline with the weights of `version`, of which `decoder` has the first stage's part."""
-        return PipelineLeader(decoder, self._group, version, self._answers)
+        return PipelineLeader(decoder, self._group, version, self._results)
 
     def forget(self) -> None:
         """Drop this version of the weights in the other processes; nothing is computed with it any more."""
@@ -81,7 +81,7 @@ class PipelineLeader:
         return self.begin("hidden", batch, kv)()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._answers.to(lambda: self._group.call_last("logits", hidden, self._version))()
+        return self._results.to(lambda: self._group.call_last("logits", hidden, self._version))()
 
     def begin(self, method: str, batch: StepBatch, kv: list[torch.Tensor]) -> Callable[[], torch.Tensor]:
         """Begin a call of `forward` or `hidden`, and return a function that waits for the last stage's result.
@@ -93,7 +93,7 @@ class PipelineLeader:
             self._group.call(method, batch, self._version)
             self._group.hand_on(self._through(method, batch, kv))
 
-        return self._answers.to(call)
+        return self._results.to(call)
 
     def _through(self, method: str, batch: StepBatch, kv: list[torch.Tensor]) -> HiddenStream:
         """Compute the first pipeline stage's part of a step, and return what it hands on to the second."""
@@ -119,13 +119,13 @@ class LastStageAnswers:
             raise self._lost(began, error) from error
         number = self._called
         self._called += 1
-        return lambda: self._answer(number)
+        return lambda: self._receive(number)
 
-    def _answer(self, number: int) -> torch.Tensor:
+    def _receive(self, number: int) -> torch.Tensor:
         began = time.monotonic()
         try:
             while number not in self._found:
-                self._found[self._answered] = self._group.answer()
+                self._found[self._answered] = self._group.receive_result()
                 self._answered += 1
         except Exception as error:
             raise self._lost(began, error) from error

@@ -40,7 +40,7 @@ class ParallelSwapper(Swapper):
 
     def mark(self) -> DeviceEvent:
         """Return a mark of the end of all copies of KV blocks so far, in every process of the model."""
-        return _CombinedEvent(super().mark(), TrackedCopyEvent(self._group.copies, self._group.copies.asked))
+        return _CombinedEvent(super().mark(), TrackedCopyEvent(self._group.copies, self._group.copies.num_requested))
 
 
 @dataclass(frozen=True, slots=True)

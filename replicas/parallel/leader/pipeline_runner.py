@@ -38,5 +38,5 @@ class PipelineRunner(ModelRunner):
         batch = prepare_batch(plan, self._move)
         line = self.models[plan.weights]
         assert isinstance(line, PipelineLeader), "every version is of stages"
-        answer = line.begin("hidden" if wants_pooling(plan) else "forward", batch, self.kv)
-        return lambda: self._result(plan, batch, line, answer())
+        get_result = line.begin("hidden" if wants_pooling(plan) else "forward", batch, self.kv)
+        return lambda: self._result(plan, batch, line, get_result())

@@ -29,9 +29,9 @@ class FollowerUpdates:
     temporaries  what `local_temp_identity` returns in each process: where it is equal, processes share temporary files
     """
 
-    def __init__(self, members: Sequence[FollowerHandle]) -> None:
+    def __init__(self, followers: Sequence[FollowerHandle]) -> None:
         self.temporaries: Sequence[str] = ()
-        self._members = members
+        self._followers = followers
         self._last = self._settled = 0  # numbers of deliveries; up to `_settled` every process has read them by now
 
     def prepare(self, version: int, file: Path) -> None:
@@ -40,19 +40,19 @@ class FollowerUpdates:
 
         Raises the error of a process that could not, and EOFError when one has ended.
         """
-        for member, path in zip(self._members, self._delivered(file), strict=True):
-            member.pipe.send({"prepare": version, "file": path})
-        answers = [(member.name, member.prepared()) for member in self._members]
+        for follower, path in zip(self._followers, self._delivered(file), strict=True):
+            follower.pipe.send({"prepare": version, "file": path})
+        reports = [(follower.name, follower.prepared()) for follower in self._followers]
         self._settled = self._last
-        for name, answer in answers:
-            if "failed" in answer:
+        for name, report in reports:
+            if "failed" in report:
                 self.forget(version)
-                raise decode_error(answer["failed"], f"{name} could not take it")
+                raise decode_error(report["failed"], f"{name} could not take it")
 
     def forget(self, version: int) -> None:
         """Let every other process drop the weights of `version`. May be called from any thread. Raises EngineLost."""
-        for member in self._members:
-            member.pipe.send({"forget": version, "settled": self._settled})
+        for follower in self._followers:
+            follower.pipe.send({"forget": version, "settled": self._settled})
 
     def _delivered(self, file: Path) -> list[str]:
         """Send the file to hosts that do not have it, and return the path at which each process finds it.
@@ -60,19 +60,19 @@ class FollowerUpdates:
         Raises what `prepare` raises; then no process keeps any of the file.
         """
         here = local_temp_identity()
-        places = [each or member.name for member, each in zip(self._members, self.temporaries, strict=True)]
-        first = {place: member for member, place in reversed([*zip(self._members, places, strict=True)])}
+        places = [each or follower.name for follower, each in zip(self._followers, self.temporaries, strict=True)]
+        first = {place: follower for follower, place in reversed([*zip(self._followers, places, strict=True)])}
         first.pop(here, None)  # processes with the same temporary files read this very file
         if not first:
-            return [str(file)] * len(self._members)
+            return [str(file)] * len(self._followers)
         self._last += 1
-        taking = {place: _FileTransfer(member, self._last) for place, member in first.items()}
+        taking = {place: _FileTransfer(follower, self._last) for place, follower in first.items()}
         try:
             self._send(file, [*taking.values()])
         except BaseException:
             for each in taking.values():
                 with suppress(EngineLost):
-                    each.member.pipe.send({"delivery": self._last, "dropped": True})
+                    each.follower.pipe.send({"delivery": self._last, "dropped": True})
             raise
         return [taking[place].path if place in taking else str(file) for place in places]
 
@@ -102,12 +102,12 @@ class _FileTransfer:
     path  where it has the file in the end
     """
 
-    def __init__(self, member: FollowerHandle, number: int) -> None:
-        self.member, self.path = member, ""
+    def __init__(self, follower: FollowerHandle, number: int) -> None:
+        self.follower, self.path = follower, ""
         self._number, self._ahead = number, 0
 
     def send(self, fields: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> None:
-        self.member.pipe.send({"delivery": self._number, **fields}, tensors)
+        self.follower.pipe.send({"delivery": self._number, **fields}, tensors)
         self._ahead += 1
 
     def wait(self, ahead: int) -> None:
@@ -115,10 +115,10 @@ class _FileTransfer:
         error with which it could not take the file.
         """
         while self._ahead > ahead:
-            said = self.member.took()
+            said = self.follower.took()
             if said["took"] != self._number:  # it belongs to an earlier delivery, which was dropped
                 continue
             if "failed" in said:
-                raise decode_error(said["failed"], f"{self.member.name} on {said['where']}")
+                raise decode_error(said["failed"], f"{self.follower.name} on {said['where']}")
             self._ahead -= 1
             self.path = said.get("path", "")

@@ -42,64 +42,76 @@ def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, str]:
     }
 
 
-def encode_digests(checkpoint: Checkpoint, known: CachedDigests, asked: Mapping[str, Any]) -> dict[str, Any]:
+def encode_digests(
+    checkpoint: Checkpoint, cached_digests: CachedDigests, leader_digests: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return what a process sends to the first process about its own checkpoint.
 
-    The first process has sent `asked`: the digest of its own description, and the fingerprint of its weights if it is
-    cached. The description is sent only where its digest differs; the digests of the contents are sent only where they
-    are cached and the fingerprint differs.
+    The first process has sent `leader_digests`: the digest of its own description, and the fingerprint of its weights
+    if it is cached. The description is sent only where its digest differs; the digests of the contents are sent only
+    where they are cached and the fingerprint differs.
     """
     said = describe_checkpoint(checkpoint)
-    contents = None if known.contents is None else join_digests(known.contents).hex()
+    weight_digests = (
+        None if cached_digests.weight_digests is None else join_digests(cached_digests.weight_digests).hex()
+    )
     return {
         "host": socket.gethostname(),
         "folder": str(checkpoint.folder),
         "files": local_files_identity(checkpoint_files(checkpoint)),
-        "said": None if _digest(said) == asked["model"] else said,
-        "contents": "" if known.fingerprint and known.fingerprint == asked["fingerprint"] else contents,
+        "said": None if _digest(said) == leader_digests["model"] else said,
+        "contents": ""
+        if cached_digests.fingerprint and cached_digests.fingerprint == leader_digests["fingerprint"]
+        else weight_digests,
     }
 
 
-def cache_shared_digests(cache: WeightsCache | None, checkpoint: Checkpoint, known: CachedDigests, row: str) -> None:
+def cache_shared_digests(
+    cache: WeightsCache | None, checkpoint: Checkpoint, cached_digests: CachedDigests, row: str
+) -> None:
     """Store in the cache of weights the digests of this host's files that its processes have found together.
 
-    known  what was cached of these files before
-    row    the digests one after the other, in hexadecimal
+    cached_digests  what was cached of these files before
+    row             the digests one after the other, in hexadecimal
     """
-    if cache is not None and known.signature:
-        cache.remember(known.signature, checkpoint_files(checkpoint), bytes.fromhex(row))
+    if cache is not None and cached_digests.signature:
+        cache.remember(cached_digests.signature, checkpoint_files(checkpoint), bytes.fromhex(row))
 
 
 @dataclass(frozen=True, slots=True)
 class _ProcessFiles:
     """One process as the agreement sees it.
 
-    where     folder and host of its files, for error messages
-    files     identity of its files, as `local_files_identity` returns it
-    contents  digests of its tensors by name that were cached; None if none were
+    where           folder and host of its files, for error messages
+    files           identity of its files, as `local_files_identity` returns it
+    weight_digests  digests of its tensors by name that were cached; None if none were
     """
 
     where: str
     files: str
-    contents: Mapping[str, bytes] | None
+    weight_digests: Mapping[str, bytes] | None
 
 
 class CheckpointAgreement:
     """The first process's record of what every process loads, for `stages` stages of `ranks` ranks each.
 
-    checkpoint, known  the first process's files, and what is cached of them
-    near               whether all processes are on this host and read the same files, so that who digests what is
-                       settled before any has reported
-    asked              what is sent to the other processes, and what `encode_digests` takes
+    checkpoint, cached_digests  the first process's files, and what is cached of them
+    near                        whether all processes are on this host and read the same files, so that who digests what
+                                is settled before any has reported
+    leader_digests              what is sent to the other processes, and what `encode_digests` takes
     """
 
-    def __init__(self, checkpoint: Checkpoint, known: CachedDigests, stages: int, ranks: int, *, near: bool) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, cached_digests: CachedDigests, stages: int, ranks: int, *, near: bool
+    ) -> None:
         self._checkpoint, self._said = checkpoint, describe_checkpoint(checkpoint)
         self.near, self._processes, self._ranks = near, stages * ranks, ranks
         self._layers: tuple[int, ...] = ()
-        self.asked = {"model": _digest(self._said), "fingerprint": known.fingerprint}
+        self.leader_digests = {"model": _digest(self._said), "fingerprint": cached_digests.fingerprint}
         where = f"{checkpoint.folder} on {socket.gethostname()}"
-        self._all = [_ProcessFiles(where, local_files_identity(checkpoint_files(checkpoint)), known.contents)]
+        self._all = [
+            _ProcessFiles(where, local_files_identity(checkpoint_files(checkpoint)), cached_digests.weight_digests)
+        ]
 
     def hear(self, every: Sequence[Mapping[str, Any]]) -> None:
         """Record what each of the other processes has reported of its checkpoint, as `encode_digests` returns it.
@@ -113,12 +125,12 @@ class CheckpointAgreement:
                 raise self._differs(where, each["said"], self._said)
             if self.near and each["files"] != own.files:
                 raise CheckpointError("its files have changed since this process has looked at them", file=where)
-            contents = own.contents
+            weight_digests = own.weight_digests
             if each["contents"] != "":
-                contents = None if each["contents"] is None else self._in_turn(each["contents"])
-            if contents is not None and own.contents is not None:
-                self._check(where, contents, own.contents)
-            self._all.append(_ProcessFiles(where, each["files"], contents))
+                weight_digests = None if each["contents"] is None else self._in_turn(each["contents"])
+            if weight_digests is not None and own.weight_digests is not None:
+                self._check(where, weight_digests, own.weight_digests)
+            self._all.append(_ProcessFiles(where, each["files"], weight_digests))
 
     def divide(self, layers: Sequence[int]) -> None:
         """Record how many layers each pipeline stage of the model has."""
@@ -131,17 +143,17 @@ class CheckpointAgreement:
         The layers of the stages must have been set by `divide`.
         """
         readers = self._readers(number)
-        return None if self._all[readers.processes[0]].contents is not None else readers
+        return None if self._all[readers.processes[0]].weight_digests is not None else readers
 
     def own(self, every: Sequence[Digests]) -> list[Digests]:
         """Select, from the digests that the other processes have found, those of the first process's files."""
         return [every[number - 1] for number in self._beside(0)[1:]]
 
-    def check(self, contents: Mapping[str, bytes], every: Sequence[Digests]) -> dict[int, str]:
+    def check(self, weight_digests: Mapping[str, bytes], every: Sequence[Digests]) -> dict[int, str]:
         """Compare the contents of every host's files with those of the first process.
 
-        contents  digests of the first process's files, by tensor
-        every     digests that each of the other processes has found
+        weight_digests  digests of the first process's files, by tensor
+        every           digests that each of the other processes has found
 
         Returns the digests to be cached, in hexadecimal, by the number of the one process on each host that is to
         `cache_shared_digests` them; only for hosts whose files were not cached. Raises CheckpointError naming the
@@ -150,14 +162,14 @@ class CheckpointAgreement:
         new = {}
         for number in self._leads()[1:]:
             process = self._all[number]
-            found = process.contents
+            found = process.weight_digests
             if found is None:
                 parts = [every[each - 1] for each in self._beside(number)]
                 names, tensors = digested_names(self._checkpoint), self._checkpoint.tensors
                 whose = assign_digests(self._checkpoint, names, self._readers(number))
                 found = digests_by_tensor(tensors, names, order_piece_digests(parts, whose))
                 new[number] = join_digests(found).hex()
-            self._check(process.where, found, contents)
+            self._check(process.where, found, weight_digests)
         return new
 
     def _leads(self) -> list[int]:
@@ -177,7 +189,7 @@ class CheckpointAgreement:
 
     def _check(self, where: str, theirs: Mapping[str, bytes], ours: Mapping[str, bytes]) -> None:
         if theirs != ours:
-            raise self._differs(where, _encode_contents(theirs), _encode_contents(ours))
+            raise self._differs(where, _encode_digests(theirs), _encode_digests(ours))
 
     def _differs(self, where: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> CheckpointError:
         other = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
@@ -199,8 +211,8 @@ def _flatten_fields(name: str, value: Any) -> dict[str, str]:
     return found
 
 
-def _encode_contents(contents: Mapping[str, bytes]) -> dict[str, str]:
-    return {name: f"of the SHA-256 {digest.hex()}" for name, digest in contents.items()}
+def _encode_digests(weight_digests: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: f"of the SHA-256 {digest.hex()}" for name, digest in weight_digests.items()}
 
 
 def _shown(value: str | None) -> str:

@@ -21,13 +21,13 @@ def process_name(count: int, stage: int, size: int, rank: int) -> str:
 
 def describe_devices(accounts: Sequence[DeviceReport], stages: Sequence[PipelineStage], size: int) -> str:
     """Return a sentence that says which layers each process has, and on what device."""
-    told = []
+    parts = []
     for number, account in enumerate(accounts):
         stage, rank = divmod(number, size)
         first, last = stages[stage].layers
         layers = f"layers {first} to {last - 1}" if last - first > 1 else f"layer {first}"
-        told.append(f"{process_name(len(stages), stage, size, rank)}: {layers} on {account}")
-    return "; ".join(told)
+        parts.append(f"{process_name(len(stages), stage, size, rank)}: {layers} on {account}")
+    return "; ".join(parts)
 
 
 def describe_arithmetic(kinds: Sequence[str], stages: Sequence[PipelineStage], size: int) -> str:

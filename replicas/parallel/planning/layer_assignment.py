@@ -112,14 +112,14 @@ def _stage_device(
 ) -> StageDevice:
     """Return the costs of a model on the ranks of one stage; each rank is taken to be as slow as the slowest."""
     ranks, slowest = len(accounts), min(accounts, key=lambda each: each.bandwidth)
-    room = slowest.kv_block * blocks_for(tokens)
+    kv_bytes = slowest.kv_block * blocks_for(tokens)
     read = slowest.kv_block * blocks_for(min(_CONTEXT, model.max_model_len))
     head = slowest.head
     return StageDevice(
         bandwidth=ranks * slowest.bandwidth,
         compute=ranks * min(each.compute for each in accounts),
         layers=[
-            LayerCost(held + read, plan.operations, held + room)
+            LayerCost(held + read, plan.operations, held + kv_bytes)
             for held, plan in zip(slowest.layers, model.layers, strict=True)
         ],
         first=LayerCost(0, 0, slowest.embedding),

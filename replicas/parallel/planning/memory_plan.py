@@ -96,7 +96,7 @@ class ParallelMemoryPlan:
 
 
 def plan_parallel_memory(
-    checkpoint: Checkpoint, places: Sequence[TargetDevice], asked: FitWorkload, division: ParallelLayout
+    checkpoint: Checkpoint, places: Sequence[TargetDevice], workload: FitWorkload, division: ParallelLayout
 ) -> ParallelMemoryPlan:
     """Return the memory plan of a divided model. Nothing is loaded, and no tensor of the checkpoint is read.
 
@@ -106,19 +106,19 @@ def plan_parallel_memory(
     try:
         check_stages(checkpoint.config.num_layers, division.stages, division.layers)
         kinds = kv_layout_mismatch((place.ops().dtype, place.device is not None) for place in places)
-        if kinds and asked.swap_memory_bytes:
+        if kinds and workload.swap_memory_bytes:
             raise InvalidRequest(
                 f"swap_memory_bytes: it is not accepted where the processes' KV differs: {kinds}",
                 param="swap_memory_bytes",
             )
-        asked = replace(asked, shares=False, swap_memory_bytes=0) if kinds else asked
-        layers, why = _layers(checkpoint, places, asked, division)
-        processes = _processes(checkpoint, places, asked, division.ranks, layers)
+        workload = replace(workload, shares=False, swap_memory_bytes=0) if kinds else workload
+        layers, why = _layers(checkpoint, places, workload, division)
+        processes = _processes(checkpoint, places, workload, division.ranks, layers)
     except (ValueError, InvalidRequest) as error:
         return ParallelMemoryPlan(places, division, refused=str(error))
-    blocks, missing = _kv_room(processes)
+    blocks, missing = _kv_blocks(processes)
     if not kinds:
-        processes = _add_host_memory(checkpoint, processes, asked, blocks)
+        processes = _add_host_memory(checkpoint, processes, workload, blocks)
     return ParallelMemoryPlan(
         places,
         division,
@@ -126,15 +126,15 @@ def plan_parallel_memory(
         layers,
         why,
         kv_tokens=blocks * BLOCK_TOKENS,
-        context=min(blocks // asked.batch * BLOCK_TOKENS, checkpoint.config.max_model_len),
-        batch=blocks // blocks_for(asked.context),
-        fits=not missing and blocks >= asked.batch * blocks_for(asked.context),
+        context=min(blocks // workload.batch * BLOCK_TOKENS, checkpoint.config.max_model_len),
+        batch=blocks // blocks_for(workload.context),
+        fits=not missing and blocks >= workload.batch * blocks_for(workload.context),
         missing=missing,
     )
 
 
 def _layers(
-    checkpoint: Checkpoint, places: Sequence[TargetDevice], asked: FitWorkload, division: ParallelLayout
+    checkpoint: Checkpoint, places: Sequence[TargetDevice], workload: FitWorkload, division: ParallelLayout
 ) -> tuple[tuple[int, ...], str]:
     """Return the layers of each stage and the reason, as the engine would choose them. Raises InvalidRequest."""
     if division.layers is not None:
@@ -145,12 +145,12 @@ def _layers(
     threads = max(1, usable_cores() // max(1, computing))
     by_place = {place.name: device_report(checkpoint, place, threads=threads) for place in places}
     accounts = [by_place[place.name] for place in places for _ in range(division.ranks)]
-    tokens = BLOCK_TOKENS if _on_cpu(places) else asked.context * asked.batch
+    tokens = BLOCK_TOKENS if _on_cpu(places) else workload.context * workload.batch
     return best_layers(checkpoint.config, accounts, division.ranks, tokens)
 
 
 def _processes(
-    checkpoint: Checkpoint, places: Sequence[TargetDevice], asked: FitWorkload, size: int, layers: Sequence[int]
+    checkpoint: Checkpoint, places: Sequence[TargetDevice], workload: FitWorkload, size: int, layers: Sequence[int]
 ) -> list[PlannedProcess]:
     """Return the processes with their parts of the model.
 
@@ -163,7 +163,7 @@ def _processes(
         for alike in _group_alike_ranks(parts):
             ranks = Ranks(parts, alike[0], _NullExchange()) if parts else None
             decoder = build_meta_decoder(config, format, tensors, place.ops(), ranks, stage)
-            found.append(PlannedProcess(place, stage, alike, decoder, memory_parts(decoder, asked)))
+            found.append(PlannedProcess(place, stage, alike, decoder, memory_parts(decoder, workload)))
     return found
 
 
@@ -181,7 +181,7 @@ def _group_alike_ranks(parts: Sequence[TensorShard]) -> list[tuple[int, ...]]:
     return [tuple(ranks) for ranks in kinds.values()]
 
 
-def _kv_room(processes: Sequence[PlannedProcess]) -> tuple[int, int]:
+def _kv_blocks(processes: Sequence[PlannedProcess]) -> tuple[int, int]:
     """Return how many blocks of KV all processes together have memory for, and how many bytes are missing in the one
     that lacks most. Processes on a CPU share its memory.
     """
@@ -199,7 +199,7 @@ def _on_cpu(places: Sequence[TargetDevice]) -> bool:
 
 
 def _add_host_memory(
-    checkpoint: Checkpoint, processes: Sequence[PlannedProcess], asked: FitWorkload, blocks: int
+    checkpoint: Checkpoint, processes: Sequence[PlannedProcess], workload: FitWorkload, blocks: int
 ) -> list[PlannedProcess]:
     """Return the processes with their parts of the host memory that the engine takes for KV.
 
@@ -209,12 +209,13 @@ def _add_host_memory(
     place, block = processes[0].place, sum(len(each.ranks) * each.parts.kv_block for each in processes)
     on_gpu = place.device is not None
     free = place.free if not on_gpu else free_memory() if place.at_hand else sys.maxsize
-    kept, lent = host_kv_blocks(asked, checkpoint.config, place.ops(), block, blocks, free, on_gpu=on_gpu)
+    swap_blocks, lent = host_kv_blocks(workload, checkpoint.config, place.ops(), block, blocks, free, on_gpu=on_gpu)
     found = []
     for number, each in enumerate(processes):
         own = each.parts.kv_block
         taken, host = (
-            pinned_bytes(count, own) if on_gpu and not number else count * own for count in (kept + lent, kept)
+            pinned_bytes(count, own) if on_gpu and not number else count * own
+            for count in (swap_blocks + lent, swap_blocks)
         )
         found.append(replace(each, parts=replace(each.parts, host=host, buffers=taken - host)))
     return found

@@ -68,7 +68,7 @@ def partition_layers(seats: Sequence[StageDevice], memory: Mapping[str, float]) 
     layers = len(seats[0].layers)
     check_stages(layers, len(seats), None)
     parts = [_StageCosts(seat, index == 0, index == len(seats) - 1) for index, seat in enumerate(seats)]
-    found = _fastest_partition(layers, parts, [_room(seat, memory) for seat in seats])
+    found = _fastest_partition(layers, parts, [_free_bytes(seat, memory) for seat in seats])
     if found is not None and not _fits(parts, found, memory):
         found = _fastest_shared_partition(layers, parts, memory)
     if found is None:
@@ -104,17 +104,19 @@ class _StageCosts:
         return LayerCost(*(each[end] - each[begin] for each in self._sums))
 
 
-def _fastest_partition(layers: int, parts: Sequence[_StageCosts], room: Sequence[float]) -> tuple[int, ...] | None:
+def _fastest_partition(
+    layers: int, parts: Sequence[_StageCosts], capacities: Sequence[float]
+) -> tuple[int, ...] | None:
     """Return the number of layers of each stage for which the slowest takes the least time, then the least sum of
     squares.
 
-    room  bytes that each stage may hold
+    capacities  bytes that each stage may hold
 
     Returns None where nothing fits.
     """
 
     def seconds(stage: int, begin: int, end: int) -> float:
-        return parts[stage].seconds(begin, end) if parts[stage].held(begin, end) <= room[stage] else math.inf
+        return parts[stage].seconds(begin, end) if parts[stage].held(begin, end) <= capacities[stage] else math.inf
 
     slowest, _ = _best_partition(layers, len(parts), seconds, max)
     if slowest == math.inf:
@@ -128,7 +130,7 @@ def _fastest_partition(layers: int, parts: Sequence[_StageCosts], room: Sequence
     return tuple(end - begin for begin, end in zip((0, *ends), ends, strict=False))
 
 
-def _room(seat: StageDevice, memory: Mapping[str, float]) -> float:
+def _free_bytes(seat: StageDevice, memory: Mapping[str, float]) -> float:
     """Bytes that a pipeline stage may hold if no other stage uses the same memories."""
     return min(memory[name] / part for name, part in seat.draws.items())
 
@@ -162,9 +164,9 @@ def _fastest_shared_partition(
 
 
 def _partition_within(
-    layers: int, parts: Sequence[_StageCosts], memory: Mapping[str, float], most_s: float
+    layers: int, parts: Sequence[_StageCosts], memory: Mapping[str, float], max_s: float
 ) -> tuple[int, ...] | None:
-    """Find by dynamic programming a way that fits the memories and in which no stage takes longer than `most_s`
+    """Find by dynamic programming a way that fits the memories and in which no stage takes longer than `max_s`
     seconds.
 
     Returns the number of layers of each stage; None where there is no such way.
@@ -178,7 +180,7 @@ def _partition_within(
         for begin, ways in enumerate(found):
             for end in range(begin + 1, layers + 1 if ways else 0):
                 held = each.held(begin, end)
-                if each.seconds(begin, end) > most_s or any(
+                if each.seconds(begin, end) > max_s or any(
                     part * held > memory[name] for name, part in each.draws.items()
                 ):
                     break  # more layers take longer and hold more

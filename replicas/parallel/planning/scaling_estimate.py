@@ -48,18 +48,18 @@ def link_joins_all(link: DeviceLink | None, processes: int) -> bool:
     return processes == 1 or (link is not None and (link.max_devices is None or processes <= link.max_devices))
 
 
-def estimate_scaling(divided: ParallelMemoryPlan, link: DeviceLink | None, asked: FitWorkload) -> ScalingEstimate:
+def estimate_scaling(divided: ParallelMemoryPlan, link: DeviceLink | None, workload: FitWorkload) -> ScalingEstimate:
     """Return the predicted speed of a model whose processes are all on GPUs.
 
     link  link between any two of them; None for one process alone
     """
     stages = [list(alike) for _, alike in groupby(divided.processes, key=lambda each: each.stage.index)]
-    together = min(asked.batch, len(stages))
-    rows = -(-asked.batch // together)
+    together = min(workload.batch, len(stages))
+    rows = -(-workload.batch // together)
 
     def decode(rows: int) -> list[float]:
         return [
-            max(tpot_s(_device(each), each.decoder, asked.context, rows) for each in stage)
+            max(tpot_s(_device(each), each.decoder, workload.context, rows) for each in stage)
             + stage_exchange_s(stage, link, rows)
             for stage in stages
         ]
@@ -70,8 +70,8 @@ def estimate_scaling(divided: ParallelMemoryPlan, link: DeviceLink | None, asked
         tpot_s=tpot,
         alone_s=sum(alone),
         exchange_s=sum(stage_exchange_s(stage, link, 1) for stage in stages),
-        tokens_per_s=asked.batch / tpot,
-        ttft_s=_ttft_s(stages, link, asked),
+        tokens_per_s=workload.batch / tpot,
+        ttft_s=_ttft_s(stages, link, workload),
     )
 
 
@@ -102,12 +102,12 @@ def stage_exchange_s(
     return seconds
 
 
-def _ttft_s(stages: Sequence[Sequence[PlannedProcess]], link: DeviceLink | None, asked: FitWorkload) -> float:
+def _ttft_s(stages: Sequence[Sequence[PlannedProcess]], link: DeviceLink | None, workload: FitWorkload) -> float:
     """Seconds until the first token of a prompt whose chunks follow each other through the stages."""
     ends = [0.0] * len(stages)
-    for start in range(0, asked.context, asked.tokens):
-        new = min(asked.tokens, asked.context - start)
-        rows = int(start + new == asked.context)
+    for start in range(0, workload.context, workload.tokens):
+        new = min(workload.tokens, workload.context - start)
+        rows = int(start + new == workload.context)
         before = 0.0
         for index, stage in enumerate(stages):
             took = max(_piece_s(process, new, start, rows) for process in stage)

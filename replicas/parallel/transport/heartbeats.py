@@ -29,7 +29,7 @@ class HeartbeatSender:
         self._pipe, self._doing = pipe, "starts"
         self._computes: _ThreadStallDetector | None = None
         self._changed = threading.Event()
-        threading.Thread(target=self._beat, name="beats", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeats", daemon=True).start()
 
     def says(self, doing: str) -> None:
         """Set the activity that heartbeats report, and send one at once."""
@@ -48,16 +48,16 @@ class HeartbeatSender:
         """Report in heartbeats how many of the `total` bytes of weights have been loaded."""
         self._doing = f"loads weights, {done / 1e6:.0f} of {total / 1e6:.0f} MB"
 
-    def watch_current_thread(self, least_s: float = 0.0) -> None:
+    def watch_current_thread(self, min_stall_s: float = 0.0) -> None:
         """Let heartbeats also report for how long the calling thread has used no CPU time.
 
         The thread is expected to wake up every LOOK_S seconds wherever it waits for other processes. Nothing is
         reported where the kernel measures CPU time too coarsely.
 
-        least_s  shortest standstill in seconds that is reported
+        min_stall_s  shortest standstill in seconds that is reported
         """
         if _has_fine_cpu_clock():
-            self._computes = _ThreadStallDetector(least_s)
+            self._computes = _ThreadStallDetector(min_stall_s)
 
     def _beat(self) -> None:
         try:
@@ -66,7 +66,7 @@ class HeartbeatSender:
                 still_s = 0.0 if self._computes is None else self._computes.seconds
                 self._pipe.send({"doing": self._doing, **({"still_s": still_s} if still_s else {})})
                 if not self._changed.wait(HEARTBEAT_S) and self._computes is not None:
-                    self._computes.look()
+                    self._computes.poll()
         except (EngineLost, OSError):
             return  # the other process has gone, which the computing thread finds out by itself
 
@@ -79,18 +79,18 @@ class _ThreadStallDetector:
     nothing is charged to the measured thread.
     """
 
-    def __init__(self, least_s: float) -> None:
+    def __init__(self, min_stall_s: float) -> None:
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
-        self._last, self._looks, self._least_s = time.clock_gettime_ns(self._clock), 0, least_s
+        self._last, self._polls, self._min_stall_s = time.clock_gettime_ns(self._clock), 0, min_stall_s
 
     @property
     def seconds(self) -> float:
-        still_s = self._looks * HEARTBEAT_S
-        return still_s if still_s >= self._least_s else 0.0
+        still_s = self._polls * HEARTBEAT_S
+        return still_s if still_s >= self._min_stall_s else 0.0
 
-    def look(self) -> None:
+    def poll(self) -> None:
         now = time.clock_gettime_ns(self._clock)
-        self._looks = self._looks + 1 if now == self._last else 0
+        self._polls = self._polls + 1 if now == self._last else 0
         self._last = now
 
 
@@ -137,19 +137,19 @@ class HeartbeatChecker:
     def __init__(self, others: Sequence[HeartbeatPeer], limit_s: Callable[[], float]) -> None:
         self._others, self._limit_s = others, limit_s
         self._last = [(other.heard, other.starting) for other in others]
-        self._looks = [0] * len(others)
+        self._polls = [0] * len(others)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Check every process once; to be called every HEARTBEAT_S seconds.
 
         Raises EngineLost, which names the first process that has sent or computed nothing for its limit.
         """
         for number, other in enumerate(self._others):
             now = other.heard, other.starting
-            self._looks[number] = self._looks[number] + 1 if now == self._last[number] else 0
+            self._polls[number] = self._polls[number] + 1 if now == self._last[number] else 0
             self._last[number] = now
             limit_s = STARTUP_TIMEOUT_S if other.starting else self._limit_s()
-            if self._looks[number] * HEARTBEAT_S >= limit_s:
+            if self._polls[number] * HEARTBEAT_S >= limit_s:
                 raise EngineLost(
                     f"{other.name} has sent no heartbeat for {limit_s:g} s; its last activity: {other.doing}"
                 )
@@ -168,7 +168,7 @@ class HeartbeatMonitor:
     def __init__(
         self, others: Sequence[HeartbeatPeer], limit_s: Callable[[], float], lost: Callable[[EngineLost], None]
     ) -> None:
-        self._patience, self._lost, self._closed = HeartbeatChecker(others, limit_s), lost, threading.Event()
+        self._checker, self._lost, self._closed = HeartbeatChecker(others, limit_s), lost, threading.Event()
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class HeartbeatMonitor:
     def _run(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):
             try:
-                self._patience.look()
+                self._checker.poll()
             except EngineLost as error:
                 self._lost(error)
                 return

@@ -19,5 +19,5 @@ def encode_error(error: Exception) -> dict[str, Any]:
     return {"kind": "CheckpointError", "message": f"{type(error).__name__}: {error}", "param": None, "code": None}
 
 
-def decode_error(told: Mapping[str, Any], where: str) -> MotleyError:
-    return _KINDS[told["kind"]](f"{told['message']} ({where})", param=told["param"], code=told["code"])
+def decode_error(fields: Mapping[str, Any], where: str) -> MotleyError:
+    return _KINDS[fields["kind"]](f"{fields['message']} ({where})", param=fields["param"], code=fields["code"])

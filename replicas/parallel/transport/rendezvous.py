@@ -152,11 +152,11 @@ def _own_address(other: str) -> str:
 
 
 def run_while_peers_live(
-    work: Callable[[], CollectiveBackend], check: Callable[[], None], look_s: float
+    work: Callable[[], CollectiveBackend], check: Callable[[], None], poll_s: float
 ) -> CollectiveBackend:
     """Return the result of `work`, which runs in a thread of its own.
 
-    check  called every `look_s` seconds meanwhile; what it raises is raised here
+    check  called every `poll_s` seconds meanwhile; what it raises is raised here
     """
     found: list[CollectiveBackend] = []
     failed: list[Exception] = []
@@ -171,7 +171,7 @@ def run_while_peers_live(
             done.set()
 
     threading.Thread(target=run, name="meeting", daemon=True).start()
-    while not done.wait(look_s):
+    while not done.wait(poll_s):
         check()
     if failed:
         raise failed[0]

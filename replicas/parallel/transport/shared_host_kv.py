@@ -75,8 +75,8 @@ def kv_shares(config: ModelConfig, stages: Sequence[PipelineStage], parts: Seque
     parts  parts of the ranks; empty if each stage has one
     """
     heads = [part.config.layers[0].attention.kv_heads.own for part in parts] or [(0, config.kv_shape[0])]
-    kept = [own not in heads[:rank] for rank, own in enumerate(heads)]
-    return [KvShare(stage.layers, *each) for stage in stages for each in zip(heads, kept, strict=True)]
+    keeps = [own not in heads[:rank] for rank, own in enumerate(heads)]
+    return [KvShare(stage.layers, *each) for stage in stages for each in zip(heads, keeps, strict=True)]
 
 
 class SharedHostMemory:
@@ -121,7 +121,7 @@ class ParallelHostRecords:
             for share, swapper in zip(shares, swappers, strict=True)
         ]
 
-    def room(self) -> RecordPayloads:
+    def allocate_payloads(self) -> RecordPayloads:
         return RecordPayloads(self._geometry, self._geometry.heads)
 
     def pack(self, blocks: Sequence[int], payloads: RecordPayloads) -> bool:

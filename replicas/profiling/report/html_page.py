@@ -108,12 +108,12 @@ def _bar(kind: str, share: float, reached: float | None) -> str:
 
 def _layers(spread: LayerSpread) -> str:
     """Return a column for each layer, whose height is its time relative to the slowest."""
-    most = spread.most_s or 1.0
+    slowest_s = spread.slowest_s or 1.0
     columns = "".join(
-        f"<i style='height:{100 * seconds / most:.0f}%' title='layer {layer}: {1e3 * seconds:.3f} ms'></i>"
+        f"<i style='height:{100 * seconds / slowest_s:.0f}%' title='layer {layer}: {1e3 * seconds:.3f} ms'></i>"
         for layer, seconds in zip(spread.layers, spread.each_s, strict=True)
     )
-    return f"<span class=columns>{columns}</span>{1e3 * spread.least_s:.3f} – {1e3 * spread.most_s:.3f}"
+    return f"<span class=columns>{columns}</span>{1e3 * spread.fastest_s:.3f} – {1e3 * spread.slowest_s:.3f}"
 
 
 def _findings(phase: ProfilePhase) -> str:

@@ -45,17 +45,21 @@ def _rows(phase: ProfilePhase, profile: Profile) -> Iterator[dict[str, Any]]:
     for node, depth, path in _walk(step):
         facts = node.facts
         about = {**workload, "module": path, "depth": depth, "kernel": facts.kernel if facts else ""}
-        least = [1e3 * node.least.seconds] if node.least else None
+        roofline_ms = [1e3 * node.roofline.seconds] if node.roofline else None
         timed = row(
             "time", about, "ms", [1e3 * each for each in node.samples],
-            peer="roofline" if least else None, peer_samples=least, higher_is_better=False,
+            peer="roofline" if roofline_ms else None, peer_samples=roofline_ms, higher_is_better=False,
         )  # fmt: skip
         timed |= {"value": 1e3 * node.seconds, "ratio": node.reached}
-        if node.least:
-            timed |= {"peer_source": profile.ceiling.source, "bound_by": node.least.bound_by}
+        if node.roofline:
+            timed |= {"peer_source": profile.ceiling.source, "bound_by": node.roofline.bound_by}
         if node.spread:
             spread = node.spread
-            timed |= {"layers": len(spread.layers), "fastest": 1e3 * spread.least_s, "slowest": 1e3 * spread.most_s}
+            timed |= {
+                "layers": len(spread.layers),
+                "fastest": 1e3 * spread.fastest_s,
+                "slowest": 1e3 * spread.slowest_s,
+            }
         yield timed
         yield row("share", about, "of the step", [node.seconds / step.seconds])
         yield row("bytes", about, "bytes", [node.work.moved]) | {"source": "static"}
@@ -164,7 +168,7 @@ def _line(node: ModuleNode, mark: str, step_s: float) -> tuple[str, ...]:
         format_amount(node.work.operations) if node.work.operations else "",
         "" if node.reached is None else f"{node.reached:.0%}",
         node.facts.kernel if node.facts else "",
-        f"{1e3 * spread.least_s:.3f} – {1e3 * spread.most_s:.3f}" if spread else "",
+        f"{1e3 * spread.fastest_s:.3f} – {1e3 * spread.slowest_s:.3f}" if spread else "",
     )
 
 

@@ -237,7 +237,7 @@ def _row(found: FitResult) -> dict[str, Any]:
     told = {name: getattr(found, name) for name in found.__slots__ if name not in apart}
     tiers, expected = found.tiers, found.expected
     if tiers is not None:
-        told["tiers"] = tiers.told
+        told["tiers"] = tiers.json_fields
     if expected is not None:
         told["expected"] = {**asdict(expected), "tokens_per_s": expected.tokens_per_s, "source": _how(found)}
     return {

@@ -73,14 +73,14 @@ class Divided:
             else []
         )
         barrier, tensors = threading.Barrier(size), [None] * size
-        self.known = find_cached_digests(checkpoint, WeightsCache(cache, least_bytes=0))
+        self.known = find_cached_digests(checkpoint, WeightsCache(cache, min_bytes=0))
         self.loaded: dict[tuple[int, int], LoadedModel] = {}
         whose = [(stage, rank) for stage in stages for rank in range(size)]
         for stage, rank in [*whose[1:], whose[0]]:
             first = (stage.index, rank) == (0, 0)
             everyone = tuple(range(size * len(stages)))
             readers = DigestReaders(tuple(layers), size, everyone, stage.index * size + rank)
-            kept = WeightsCache(cache, least_bytes=0)
+            kept = WeightsCache(cache, min_bytes=0)
             ranks = Ranks(parts, rank, ThreadExchange(rank, barrier, tensors)) if parts else None  # type: ignore[arg-type]
             self.loaded[stage.index, rank] = made = load_model(
                 folder,
@@ -88,7 +88,7 @@ class Divided:
                 ranks=ranks,
                 stage=stage,
                 cache=kept,
-                known=replace(
+                cached_digests=replace(
                     self.known if first else CachedDigests(fingerprint=self.known.fingerprint),
                     readers=None if self.known.fingerprint else readers,
                 ),
@@ -133,7 +133,7 @@ def test_the_second_start_repacks_nothing_and_computes_the_same_bits(
     second = Divided(folder, cache, size, layers)
     assert not taken
     assert second.fingerprint == first.fingerprint
-    assert second.loaded[0, 0].contents == first.loaded[0, 0].contents
+    assert second.loaded[0, 0].weight_digests == first.loaded[0, 0].weight_digests
     for key, loaded in first.loaded.items():
         assert loaded.decoder.held == second.loaded[key].decoder.held
         assert loaded.decoder.ops.choices == second.loaded[key].decoder.ops.choices

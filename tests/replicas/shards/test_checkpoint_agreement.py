@@ -69,7 +69,7 @@ def _files_do_not_change_just_before_they_are_read(monkeypatch: pytest.MonkeyPat
 def cache_of(folder: Path) -> WeightsCache:
     """Of a host, beside its model."""
     (kept := folder.with_suffix(".kept")).mkdir(mode=0o700, exist_ok=True)
-    return WeightsCache(kept, least_bytes=0)
+    return WeightsCache(kept, min_bytes=0)
 
 
 class Processes:
@@ -103,14 +103,14 @@ class Processes:
                 fingerprint = "" if readers else self.known[0].fingerprint or known.fingerprint
                 known = CachedDigests(fingerprint=fingerprint, readers=readers)
             else:
-                known = CachedDigests(known.signature, known.contents, known.fingerprint, readers)
+                known = CachedDigests(known.signature, known.weight_digests, known.fingerprint, readers)
             loaded = load_model(
-                self._opened[number].folder, exact_ops(), stage=stages[number], known=known,
+                self._opened[number].folder, exact_ops(), stage=stages[number], cached_digests=known,
                 others=None if number else lambda: self._agreement.own(found), cache=self._caches[number],
             )  # fmt: skip
             if number:
                 found.append(loaded.digests)
-        for number, row in self._agreement.check(loaded.contents, found).items():
+        for number, row in self._agreement.check(loaded.weight_digests, found).items():
             cache_shared_digests(self._caches[number], self._opened[number], self.known[number], row)
         return loaded.fingerprint
 

@@ -76,7 +76,7 @@ def loaded(folder: Path, readers: DigestReaders, found: list[Sequence[bytes]] | 
         exact_ops(),
         ranks=ranks,
         stage=pipeline_stages(LAYERS, readers.layers)[stage],
-        known=known,
+        cached_digests=known,
         others=others,
     )
 
@@ -156,11 +156,11 @@ def test_it_is_known_before_what_each_process_reads(
     taken: dict[str, Span] = {}
     whole = WeightLoader._read
 
-    def noted(weights: WeightLoader, name: str, *part: slice, kept: bool) -> torch.Tensor:
+    def noted(weights: WeightLoader, name: str, *part: slice, retained: bool) -> torch.Tensor:
         info = checkpoint.tensors[name][1]
         rows, row_bytes = rows_of_part(info.shape, part), info.nbytes // info.shape[0]
         taken[name] = (0, info.nbytes) if rows is None else (rows[0] * row_bytes, rows[1] * row_bytes)
-        return whole(weights, name, *part, kept=kept)
+        return whole(weights, name, *part, retained=retained)
 
     monkeypatch.setattr(WeightLoader, "_read", noted)
     every = all_readers(layers, ranks)

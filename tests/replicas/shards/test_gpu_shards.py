@@ -155,26 +155,26 @@ def test_graphs_are_all_ranks_and_steps_are_planned_ahead(folder: Path, monkeypa
     monkeypatch.setattr("motley.replicas.gpu.decode_graphs.MAX_GRAPHS", 3)
     made = built(folder, **RANKS)
     assert made.group is not None
-    told: list[dict[str, Any]] = []
-    tell = made.group.tell
-    monkeypatch.setattr(made.group, "tell", lambda fields: told.append(fields) or tell(fields))
+    sent: list[dict[str, Any]] = []
+    broadcast = made.group.broadcast
+    monkeypatch.setattr(made.group, "broadcast", lambda fields: sent.append(fields) or broadcast(fields))
     try:
         said(made)  # captures, and lets go of some
-        captures = [fields for fields in told if "capture" in fields]
+        captures = [fields for fields in sent if "capture" in fields]
         assert [fields["capture"] for fields in captures] == list(range(len(captures)))
         assert len(captures) > 3
         assert {number for fields in captures for number in fields["drop"]} <= set(range(len(captures)))
         assert any(fields["drop"] for fields in captures)
         one = [request([1, 2, 3], max_tokens=30)]
         drive(made.core, one)
-        told.clear()
+        sent.clear()
         made.core.add(0, one[0])
         ahead = 0
         while made.core.busy:
             made.core.step()
             ahead += made.core.launched
         assert ahead >= 28
-        assert [set(fields) for fields in told[1:]] == [{"replay"}] * 29
+        assert [set(fields) for fields in sent[1:]] == [{"replay"}] * 29
     finally:
         made.close()
 
@@ -244,7 +244,7 @@ def test_graphs_go_when_a_rank_is_lost(folder: Path) -> None:
 def test_a_rank_that_hangs_in_a_step_is_lost_sooner_than_at_other_times(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower_group, "ANSWER_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(follower_group, "REPLY_TIMEOUT_S", 2.0)
     made = built(folder, **RANKS)
     try:
         made.core.add(0, request([1, 2, 3], max_tokens=200))

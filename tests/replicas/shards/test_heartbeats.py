@@ -70,7 +70,7 @@ def built(folder: Path, **given: Any) -> BuiltEngine:
 
 def lose_patience(with_others: FollowerGroup) -> None:
     """Now that none of them imports anything any more, which takes a busy machine how long it may."""
-    with_others._watch._patience._limit_s = lambda: 3.0
+    with_others._watch._checker._limit_s = lambda: 3.0
 
 
 @pytest.mark.started
@@ -120,7 +120,7 @@ class Apart(SubprocessLauncher):
 def test_a_rank_of_another_node_that_hangs_in_a_step_is_lost_sooner_than_at_other_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower_group, "ANSWER_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(follower_group, "REPLY_TIMEOUT_S", 2.0)
     engine = built(build_checkpoint(tmp_path / "model"), launcher=Apart(), tensor_parallel=2)
     params = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True, seed=0)
     try:
@@ -176,39 +176,39 @@ class Other:
 def test_only_silence_counts_however_long_it_takes() -> None:
     """In looks of whoever waits: one that was held up for an hour itself has looked once."""
     one, other = Other("rank 1"), Other("rank 2")
-    patience = HeartbeatChecker([one, other], lambda: 3.0)
+    checker = HeartbeatChecker([one, other], lambda: 3.0)
     for moment in range(100):
         one.heard = float(moment + 1)
         other.heard = float(moment // 2 + 1)
-        patience.look()
+        checker.poll()
     for moment in (100, 101):
         other.heard = float(moment)
-        patience.look()
+        checker.poll()
     other.heard = 102.0
     with pytest.raises(
         EngineLost, match="rank 1 has sent no heartbeat for 3 s; its last activity: loads weights, 3 of 9 MB"
     ):
-        patience.look()
+        checker.poll()
 
 
 def test_what_has_yet_to_begin_is_silent_for_longer() -> None:
     """And has all of the time that others have, when it has begun."""
     actor = Other("rank 1")
     actor.starting = True
-    patience = HeartbeatChecker([actor], lambda: 3.0)
+    checker = HeartbeatChecker([actor], lambda: 3.0)
     for _ in range(int(STARTUP_TIMEOUT_S) - 1):
-        patience.look()
+        checker.poll()
     actor.starting = False
     for _ in range(3):
-        patience.look()
+        checker.poll()
     with pytest.raises(EngineLost, match="for 3 s"):
-        patience.look()
+        checker.poll()
     actor.starting = True
-    patience = HeartbeatChecker([actor], lambda: 3.0)
+    checker = HeartbeatChecker([actor], lambda: 3.0)
     for _ in range(int(STARTUP_TIMEOUT_S) - 1):
-        patience.look()
+        checker.poll()
     with pytest.raises(EngineLost, match="for 300 s"):
-        patience.look()
+        checker.poll()
 
 
 def test_who_watches_tells_it_once() -> None:

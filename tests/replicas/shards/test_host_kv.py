@@ -130,12 +130,12 @@ def test_a_record_is_the_same_however_the_model_is_divided(name: str, kv_dtype: 
         made = Processes(shares, kv_dtype)
         made.fill(numbers(kv_dtype))
         made.swap(out)
-        room = made.host.room()
-        assert made.host.pack([5, 1], room)
-        records.append([bytes(buffer) for buffer in room.buffers])
+        payloads = made.host.allocate_payloads()
+        assert made.host.pack([5, 1], payloads)
+        records.append([bytes(buffer) for buffer in payloads.buffers])
     assert records[0] == records[1]
     assert len(set(records[0])) == GEOMETRY.heads
-    made.host.unpack(room, [3, 6])
+    made.host.unpack(payloads, [3, 6])
     made.swap(into)
     for process, share in enumerate(made.shares):
         for layer, views in zip(range(*share.layers), made.views(process), strict=True):
@@ -159,7 +159,7 @@ def test_what_is_not_finite_anywhere_is_not_stored() -> None:
     made.fill(numbers(None))
     made.views(1)[2][1][0, 0, 3, 4] = float("nan")
     made.swap(StepPlan((), swap_out=((0, 0), (1, 1))))
-    assert not made.host.pack([0, 1], made.host.room())
+    assert not made.host.pack([0, 1], made.host.allocate_payloads())
 
 
 def test_of_ranks_with_the_same_head_one_keeps_it() -> None:
@@ -171,9 +171,9 @@ def test_of_ranks_with_the_same_head_one_keeps_it() -> None:
             for view in views:
                 view.fill_(float("nan"))
     made.swap(StepPlan((), swap_out=((0, 0), (1, 1))))
-    room = made.host.room()
-    assert made.host.pack([0, 1], room)
-    assert room.finite()
+    payloads = made.host.allocate_payloads()
+    assert made.host.pack([0, 1], payloads)
+    assert payloads.finite()
 
 
 def test_copies_travel() -> None:

@@ -247,10 +247,10 @@ def test_a_stage_computes_a_step_while_the_one_before_it_computes_the_next(
         assert made._built.group is not None
         [inbox] = [follower.inbox for follower in made._built.group._followers]
         assert inbox is not None
-        through, on_their_way, answers = Decoder.through, [], line._answers
+        through, on_their_way, results = Decoder.through, [], line._results
 
         def computes(decoder: Decoder, *step: Any) -> HiddenStream:
-            on_their_way.append(answers._called - answers._answered)
+            on_their_way.append(results._called - results._answered)
             if len(on_their_way) == 1:
                 os.kill(second, signal.SIGSTOP)
             elif len(on_their_way) == 2:

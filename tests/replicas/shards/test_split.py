@@ -142,8 +142,8 @@ def test_a_rank_reads_its_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     read: list[int] = []
     whole_or_part = WeightLoader._read
 
-    def counting(self: WeightLoader, name: str, *part: slice, kept: bool) -> torch.Tensor:
-        tensor = whole_or_part(self, name, *part, kept=kept)
+    def counting(self: WeightLoader, name: str, *part: slice, retained: bool) -> torch.Tensor:
+        tensor = whole_or_part(self, name, *part, retained=retained)
         read.append(tensor.nbytes)
         return tensor
 

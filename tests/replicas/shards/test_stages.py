@@ -141,7 +141,7 @@ def test_stages_tell_the_fingerprint_of_the_whole(tmp_path: Path) -> None:
         for stage in (*pipeline_stages(4, (1, 2, 1))[1:], pipeline_stages(4, (1, 2, 1))[0]):
             known = CachedDigests(readers=DigestReaders((1, 2, 1), 1, (0, 1, 2), stage.index))
             others = (lambda: found) if stage.is_first else None
-            loaded = load_model(folder, exact_ops(), stage=stage, known=known, others=others)
+            loaded = load_model(folder, exact_ops(), stage=stage, cached_digests=known, others=others)
             found.append(loaded.digests)
         assert all(found)
         return loaded.fingerprint

@@ -66,7 +66,7 @@ def test_one_that_hangs_in_a_step_is_lost_while_it_says_that_it_lives(
     what: str, number: int, name: str, way: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And no other, though these wait for it, or for what it has to hand on."""
-    monkeypatch.setattr(follower_group, "ANSWER_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(follower_group, "REPLY_TIMEOUT_S", 3.0)
     when = tmp_path / "when"
     engine = built(tmp_path / "model", Stuck(what, when, number, far="pipeline_parallel" not in way), **way)
     try:
@@ -94,14 +94,14 @@ def waits_it_out(engine: BuiltEngine, when: Path) -> None:
 @pytest.mark.parametrize("number", [1, *thorough(2)])
 def test_one_that_computes_for_long_is_not_lost(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is one that waits meanwhile for what it has to hand on."""
-    monkeypatch.setattr(follower_group, "ANSWER_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(follower_group, "REPLY_TIMEOUT_S", 3.0)
     when = tmp_path / "when"
     waits_it_out(built(tmp_path / "model", Stuck("computes", when, number), pipeline_parallel=3), when)
 
 
 def test_one_whose_kernels_are_compiled_for_a_gpu_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By another process, for which it waits."""
-    monkeypatch.setattr(follower_group, "ANSWER_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(follower_group, "REPLY_TIMEOUT_S", 3.0)
     when = tmp_path / "when"
     config = EngineConfig(dtype="float32", threads=1, kv_memory_bytes=1 << 20, pipeline_parallel=2)
     folder, launcher = build_checkpoint(tmp_path / "model"), Stuck("compiles", when)
@@ -117,7 +117,7 @@ def test_beats_say_for_how_long_a_thread_stands_still_and_not_that_it_waits(monk
     inbox, says, hangs = MessageInbox(MessagePipe(reads=orders), "orders"), MessagePipe(reads=reads), threading.Lock()
 
     def computes() -> None:
-        HeartbeatSender(MessagePipe(writes=writes)).watch_current_thread(least_s=0.5)
+        HeartbeatSender(MessagePipe(writes=writes)).watch_current_thread(min_stall_s=0.5)
         for _ in range(2):
             inbox.receive()
             with hangs:
@@ -165,10 +165,10 @@ class Other:
 
 def test_who_says_that_it_stands_still_is_lost_when_it_has_for_as_long_as_is_allowed() -> None:
     other, limit_s = Other(), 30.0
-    patience = HeartbeatChecker([other], lambda: limit_s)
+    checker = HeartbeatChecker([other], lambda: limit_s)
     for moment in range(29):
         other.heard, other.still_s = float(moment), float(moment)
-        patience.look()
+        checker.poll()
     limit_s = 5.0
     with pytest.raises(EngineLost, match=f"stage 1 {STANDS_STILL} 28 s; its last activity: serves"):
-        patience.look()
+        checker.poll()

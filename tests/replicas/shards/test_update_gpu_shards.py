@@ -271,19 +271,19 @@ def test_replays_are_of_the_version_of_their_step(tmp_path: Path, monkeypatch: p
     assert made.weights is not None
     assert isinstance(made.runner, GpuRunner)
     assert made.runner.graphs is not None
-    told: list[dict[str, Any]] = []
-    tell = made.group.tell
-    monkeypatch.setattr(made.group, "tell", lambda fields: told.append(fields) or tell(fields))
+    sent: list[dict[str, Any]] = []
+    broadcast = made.group.broadcast
+    monkeypatch.setattr(made.group, "broadcast", lambda fields: sent.append(fields) or broadcast(fields))
     try:
         made.rates = lambda core: (EngineRates(1000.0, (0.01,) * len(PROFILED_BATCH_SIZES), 0.0), "reckoned")
         made.warm_up()
         before = made.runner.graphs.captured
         made.adopt(made.weights.prepare(file))
         assert {key._replace(weights=1) for key in before} == set(made.runner.graphs.captured)
-        captures = {fields["capture"]: fields["weights"] for fields in told if "capture" in fields}
+        captures = {fields["capture"]: fields["weights"] for fields in sent if "capture" in fields}
         assert list(captures.values()) == [0] * len(before) + [1] * len(before)
         drive(made.core, [request()])
-        replayed = {captures[fields["replay"]] for fields in told if "replay" in fields}
+        replayed = {captures[fields["replay"]] for fields in sent if "replay" in fields}
         assert replayed == {1}
     finally:
         made.close()
