@@ -127,10 +127,10 @@ def chat_s(address: str) -> float:
         began = time.perf_counter()
         connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
         response = connection.getresponse()
-        answer = response.read()
+        payload = response.read()
         times.append(time.perf_counter() - began)
         if response.status != 200:
-            raise RuntimeError(f"a chat was answered with {response.status}: {answer.decode()}")
+            raise RuntimeError(f"a chat was answered with {response.status}: {payload.decode()}")
     return statistics.median(times)
 
 

@@ -21,8 +21,10 @@ MAX_SUBJECT = 72
 def modules(root: Path) -> dict[Path, ast.Module]:
     """Return the parsed modules of the product, without generated ones; src/motley links to the packages."""
     paths = [path for top in SOURCES for path in sorted((root / top).rglob("*.py"))]
-    kept = [path for path in paths if "_pb2" not in path.name and not any(part.is_symlink() for part in path.parents)]
-    return {path: ast.parse(path.read_text()) for path in kept}
+    modules_of_ours = [
+        path for path in paths if "_pb2" not in path.name and not any(part.is_symlink() for part in path.parents)
+    ]
+    return {path: ast.parse(path.read_text()) for path in modules_of_ours}
 
 
 def spread(values: Sequence[int]) -> str:

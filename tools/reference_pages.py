@@ -103,10 +103,10 @@ def _said(parameter: Any) -> tuple[str, str]:
 def _bounds(parameter: Any) -> str:
     """Newer releases of typer keep them in the parameter, older ones in its type."""
     kind = parameter if hasattr(parameter, "min") else parameter.type
-    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
-    if least is not None and most is not None:
-        return f"{least:g} to {most:g}" if isinstance(most, float) else f"{least} to {most}"
-    return f"at least {least:g}" if least else ""
+    minimum, maximum = getattr(kind, "min", None), getattr(kind, "max", None)
+    if minimum is not None and maximum is not None:
+        return f"{minimum:g} to {maximum:g}" if isinstance(maximum, float) else f"{minimum} to {maximum}"
+    return f"at least {minimum:g}" if minimum else ""
 
 
 # The fleet file.
@@ -134,13 +134,13 @@ def _in_order(whole: Mapping[str, Any]) -> list[str]:
     """Objects by where the file has them, each before those within it."""
     found: list[str] = []
 
-    def visit(one: Mapping[str, Any]) -> None:
+    def collect(one: Mapping[str, Any]) -> None:
         for name in re.findall(r'"#/\$defs/(\w+)"', json.dumps(_object(one).get("properties", {}))):
             if name not in found:
                 found.append(name)
-                visit(whole["$defs"][name])
+                collect(whole["$defs"][name])
 
-    visit(whole)
+    collect(whole)
     return found
 
 
@@ -166,8 +166,8 @@ def _keys(one: Mapping[str, Any], objects: Mapping[str, Any]) -> str:
 def _meaning(value: Mapping[str, Any], objects: Mapping[str, Any]) -> str:
     """Its own, else that of the one object that it may be."""
     named = re.findall(r'"#/\$defs/(\w+)"', json.dumps(value))
-    told = value.get("description") or (objects[named[0]].get("description", "") if len(named) == 1 else "")
-    return " ".join(told.split())
+    description = value.get("description") or (objects[named[0]].get("description", "") if len(named) == 1 else "")
+    return " ".join(description.split())
 
 
 def _default(value: Mapping[str, Any]) -> str:
@@ -198,10 +198,10 @@ def _scalar(value: Mapping[str, Any]) -> str:
     kinds = value.get("type", "any")
     words = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}
     kind = " or ".join(words.get(one, one) for one in ([kinds] if isinstance(kinds, str) else kinds))
-    least, most = value.get("minimum", value.get("exclusiveMinimum")), value.get("maximum")
-    if least is not None and most is not None:
-        return f"{kind}, {'above ' if 'exclusiveMinimum' in value else ''}{least:g} to {_number(most)}"
-    return f"{kind}, from {least:g}" if least is not None else kind
+    minimum, maximum = value.get("minimum", value.get("exclusiveMinimum")), value.get("maximum")
+    if minimum is not None and maximum is not None:
+        return f"{kind}, {'above ' if 'exclusiveMinimum' in value else ''}{minimum:g} to {_number(maximum)}"
+    return f"{kind}, from {minimum:g}" if minimum is not None else kind
 
 
 def _number(value: float) -> str:

@@ -54,9 +54,9 @@ def quantize(model: Any, batches: list[torch.Tensor]) -> dict[str, torch.Tensor]
         for name, codes in made.items():
             for part, tensor in pack_checkpoint(codes, SETTINGS).items():
                 tensors[f"model.layers.{index}.{name}.{part}"] = tensor
-    kept = {name.removesuffix(".qweight") + ".weight" for name in tensors if name.endswith(".qweight")}
+    quantized = {name.removesuffix(".qweight") + ".weight" for name in tensors if name.endswith(".qweight")}
     for name, tensor in model.state_dict().items():
-        if name not in kept and name != "lm_head.weight":  # tied to the embedding
+        if name not in quantized and name != "lm_head.weight":  # tied to the embedding
             tensors[name] = tensor.half().contiguous()
     return tensors
 

@@ -63,7 +63,7 @@ def module_facts(part: TimedModule, seen: LastCall, ops: Any) -> ModuleFacts:
     common: dict[str, Any] = {"kind": part.kind, "activations": activations}
     if part.stored is not None:
         common |= {"stored_bits": part.stored.bits, "held_bits": 8 * part.linear.held.nbytes / part.stored.weights}
-    if hasattr(ops, "rig"):  # GpuOps: importing it here would import Triton
+    if hasattr(ops, "device_context"):  # GpuOps: importing it here would import Triton
         return _on_gpu(part, seen, ops, common)
     native = ops.arithmetic.startswith("cpu-c-")
     kernel = _linears(part) or ("c" if native and part.kind != "lookup" else "torch")

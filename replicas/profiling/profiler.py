@@ -118,7 +118,9 @@ def profile_engine(
     if ceiling is None:
         progress("what this device can do")
         ceiling = (
-            gpu_ceiling(ops.device_context) if hasattr(ops, "rig") else cpu_ceiling(_bytes_read(decode), loaded.threads)
+            gpu_ceiling(ops.device_context)
+            if hasattr(ops, "device_context")
+            else cpu_ceiling(_bytes_read(decode), loaded.threads)
         )
     phases = [_phase(measured, ops, ceiling) for measured in (prefill, decode)]
     return Profile(_about(loaded), built.choices, ceiling, phases)

@@ -31,7 +31,7 @@ def test_where_nothing_is_kept_there_is_no_second_start(
     size: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of what is too small to be kept there is none to measure, on any disk."""
-    monkeypatch.setattr(start_to_token._LoadBench, "_answer", lambda *_: {})
+    monkeypatch.setattr(start_to_token._LoadBench, "_run_child", lambda *_: {})
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(size)
     bench = start_to_token._LoadBench(tmp_path, tmp_path / "cache", 1, "cpu", lambda _: None)

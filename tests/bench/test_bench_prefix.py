@@ -74,8 +74,8 @@ def test_all_of_it_in_small() -> None:
         output_tokens=2,
     )
     plan = prefix_benchmark.PrefixBenchPlan(
-        tokens=(32,), connections=(1, 2), moved=2**23, repeats=1, shape="tiny", prefixes=(128, 256), asked=1,
-        trace=small,
+        tokens=(32,), connections=(1, 2), moved=2**23, repeats=1, shape="tiny", prefixes=(128, 256),
+        requests_per_prefix=1, trace=small,
         faults=RedisFaultPlan(shape="tiny", kinds=("restarted empty",), prefix_tokens=512, rounds=1),
         numerics=NumericsPlan(ways=WAYS[:2], prefix=64, texts=1), fleet=RoutedFleetPlan(seconds=2.0, warm_up_s=1.0,
         seeds=1),

@@ -109,8 +109,8 @@ def test_the_worker_is_driven_on_a_device_that_computes_by_itself() -> None:
     about = streams.describe()
     assert about["kv_tokens"] >= 1024
     assert isinstance(streams._built.runner, GpuRunner), "graphs, staging and overlap"
-    assert streams.most(20, 12) == 256
-    assert streams.most(2040, 16) == 0, "longer than the model was made for"
+    assert streams.max_streams(20, 12) == 256
+    assert streams.max_streams(2040, 16) == 0, "longer than the model was made for"
     streams.warm(8, 250, 12)
     graphs = streams._built.runner.graphs
     assert graphs is not None
@@ -203,7 +203,7 @@ def test_idle_time_is_told_apart_by_whose_it_is() -> None:
 
 
 def test_a_trace_is_kept_small_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_idle_time, "_MOST_EVENTS", 9)
+    monkeypatch.setattr(gpu_idle_time, "_MAX_EVENTS", 9)
     events = gpu_idle_time.on_device({"traceEvents": steps(20)})
     gpu_idle_time.write_trimmed(events, tmp_path / "trace.json.gz")
     kept = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
@@ -307,7 +307,7 @@ class CannedProcess:
         pass
 
     def ask(self, do: str, *_: object, **task: Any) -> dict[str, Any]:
-        told = {"most": 8, "warm": {"graphs": 1}, "run": {"complete": True, "tokens": 4 * task.get("batch", 0)}}
+        told = {"max_streams": 8, "warm": {"graphs": 1}, "run": {"complete": True, "tokens": 4 * task.get("batch", 0)}}
         return {"result": told[do]}
 
 

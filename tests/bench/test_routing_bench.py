@@ -13,7 +13,7 @@ from motley_bench.routing import router_comparison
 from motley_bench.routing.baseline_routers import BASELINES, BaselineRouter, RequestCap
 from motley_bench.routing.fleet_optimum import capacity, length_buckets, optimum
 from motley_bench.routing.router_comparison import merge_reports, run, text
-from motley_bench.routing.routing_plan import MOTLEY, TOLD, RoutingBenchPlan, SimulationSize
+from motley_bench.routing.routing_plan import MOTLEY, TRUE_SPEEDS, RoutingBenchPlan, SimulationSize
 
 SLO = Slo(3.0, 0.1)
 MODEL = find_model_shape("qwen2.5-7b")
@@ -93,7 +93,7 @@ def test_the_benchmark_says_that_it_is_simulated(monkeypatch):
     )
     report = run(plan)
     goodputs = [row for row in report["rows"] if row["metric"] == "goodput"]
-    assert {row["peer"] for row in goodputs} == {"optimum", TOLD, *BASELINES}
+    assert {row["peer"] for row in goodputs} == {"optimum", TRUE_SPEEDS, *BASELINES}
     assert {row["source"] for row in goodputs} == {"simulated"}
     assert [row["source"] for row in report["rows"] if row["metric"] == "decision"] == ["measured"]
     assert "simulated" in text(report)

@@ -35,8 +35,8 @@ def serve(replica: SharingReplica, jobs: list[SimulatedRequest], now: float = 0.
 
 
 def test_what_one_was_asked_for_twice_another_fetches() -> None:
-    shelf = SimulatedStore(1000)
-    one, two, without = (SharingReplica(name, DEVICE, shelf=shelf, fetch_s=FAST) for name in ("one", "two", "without"))
+    store = SimulatedStore(1000)
+    one, two, without = (SharingReplica(name, DEVICE, store=store, fetch_s=FAST) for name in ("one", "two", "without"))
     jobs = [a_job(b"a", number) for number in range(4)]
     serve(one, jobs[:1])
     assert jobs[0].stored_tokens == 0, "it came once"
@@ -54,13 +54,13 @@ def test_what_one_was_asked_for_twice_another_fetches() -> None:
 
 
 def test_what_is_slower_to_fetch_or_has_made_room_is_computed() -> None:
-    shelf = SimulatedStore(48)
+    store = SimulatedStore(48)
     one, slow = (
-        SharingReplica("", DEVICE, shelf=shelf, fetch_s=FAST),
-        SharingReplica("", DEVICE, shelf=shelf, fetch_s=1.0),
+        SharingReplica("", DEVICE, store=store, fetch_s=FAST),
+        SharingReplica("", DEVICE, store=store, fetch_s=1.0),
     )
     serve(one, [a_job(b"a", number) for number in range(2)])
     serve(slow, [job := a_job(b"a", 7)])
     assert job.cached_tokens == 0
     serve(one, [a_job(b"b", number) for number in range(2)])
-    assert shelf.depth(job.hashes) == 0, "another one's are stored there now"
+    assert store.depth(job.hashes) == 0, "another one's are stored there now"

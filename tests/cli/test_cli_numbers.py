@@ -128,7 +128,7 @@ def bounds(kind: type, info: Any, name: str) -> tuple[float, float]:
         return -(2**63), 2**63 - 1
     for each in info:
         if isinstance(each, Between):
-            return each.least, each.most
+            return each.minimum, each.maximum
     assert info[0].min is not None, "an option says what its least is"
     return info[0].min, min(
         math.inf if info[0].max is None else info[0].max, MAX_NUMBER if kind is float else MAX_INTEGER

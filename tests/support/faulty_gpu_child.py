@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from motley_bench.gpu import gpu_tasks
-from motley_bench.processes.bench_child import answer
+from motley_bench.processes.bench_child import respond
 from motley_bench.processes.task_process import serve
 
 
@@ -33,5 +33,5 @@ class Faulty(gpu_tasks.GpuTasks):
 
 if __name__ == "__main__":
     tasks = Faulty(gpu_tasks.rig_of(sys.argv[1]))
-    answer({"ready": True})
+    respond({"ready": True})
     serve(tasks)

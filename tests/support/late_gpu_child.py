@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from motley_bench.gpu import gpu_tasks
-from motley_bench.processes.bench_child import answer
+from motley_bench.processes.bench_child import respond
 from motley_bench.processes.task_process import serve
 
 if __name__ == "__main__":
@@ -13,5 +13,5 @@ if __name__ == "__main__":
     from late_device import LateDevice
 
     tasks = gpu_tasks.GpuTasks(rig, lambda: LateDevice(recorded=False))
-    answer({"ready": True})
+    respond({"ready": True})
     serve(tasks)

@@ -31,13 +31,13 @@ def write_grpc(file: ProtoFile) -> Iterator[str]:
         yield table(("RPC", "request → reply", ""), ((f"`{x.name}`", f"`{x.kind}`", x.doc) for x in service.lines))
     for block in file.blocks:
         if block.kind != "service" and block.lines:
-            yield from _block(block, asked=f"{file.package}.{block.name}" in REQUEST_MESSAGES)
+            yield from _block(block, requested=f"{file.package}.{block.name}" in REQUEST_MESSAGES)
 
 
-def _block(block: ProtoBlock, *, asked: bool) -> Iterator[str]:
+def _block(block: ProtoBlock, *, requested: bool) -> Iterator[str]:
     yield f"#### `{block.name}`" + (f"\n\n{block.doc}" if block.doc else "")
     lines = [(f"`{line.name}`", f"`{line.kind}`", line.default, line.doc) for line in block.lines]
-    if asked and block.kind == "message":
+    if requested and block.kind == "message":
         yield table(("field", "type", "default", ""), lines)
     else:
         head = ("value", "number", "") if block.kind == "enum" else ("field", "type", "")

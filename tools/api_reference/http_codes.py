@@ -14,7 +14,7 @@ from .errors_section import client_errors
 from .raised_codes import FAMILY, raised_by_file
 
 # The checks before every route, and the module of the HTTP framework's own errors.
-_DOOR = (Path("cluster/security"), Path("cluster/transport"), Path("cluster/request_errors.py"))
+_TRANSPORT = (Path("cluster/security"), Path("cluster/transport"), Path("cluster/request_errors.py"))
 _REFUSED = (Path("cluster/api/openai/openai_refused.py"), Path("cluster/api/kserve/rest/kserve_refused.py"))
 # Code that no route leads to: the control plane, starting, planning, simulation, updates; and gRPC's translators.
 _ELSEWHERE = tuple(map(Path, ("cluster/fleet", "cluster/simulation", "replicas/updates")))
@@ -32,8 +32,8 @@ _GRPC = (
 def http_codes() -> str:
     """Return the contents of CODES: codes by origin and status, as JSON."""
     edge = sorted({(status, code) for status, _, code in ERROR_PAGES})
-    places = {"door": _DOOR, "refused": _REFUSED}
-    behind = _codes(lambda path: not _below(path, (*_DOOR, *_REFUSED)))
+    places = {"door": _TRANSPORT, "refused": _REFUSED}
+    behind = _codes(lambda path: not _below(path, (*_TRANSPORT, *_REFUSED)))
     groups: dict[str, Iterable[tuple[int, str | None]]] = {"edge": edge, "routes": behind}
     groups |= {name: _codes(partial(_below, places=those)) for name, those in places.items()}
     return json.dumps({name: _by_status(pairs) for name, pairs in groups.items()}, indent=1) + "\n"

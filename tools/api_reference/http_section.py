@@ -31,8 +31,8 @@ def write_http() -> Iterator[str]:
                 continue
             yield f"{described['summary']}."
             if "requestBody" in described:
-                yield table(("field", "type", "default", ""), _asked(_schema(described["requestBody"])))
-            yield from _answer(described["responses"]["200"])
+                yield table(("field", "type", "default", ""), _requests(_schema(described["requestBody"])))
+            yield from _response(described["responses"]["200"])
             yield f"Refusals: {'; '.join(_refusals(described['responses']))}."
     yield from _refused()
 
@@ -46,7 +46,7 @@ def _refusals(responses: Schema) -> Iterator[str]:
             yield " ".join([status, ", ".join(f"`{code or 'null'}`" for code in codes)]).strip()
 
 
-def _answer(described: Schema) -> Iterator[str]:
+def _response(described: Schema) -> Iterator[str]:
     if rows := _answered(_schema(described)):
         yield "The answer:"
         yield table(("field", "type", ""), rows)
@@ -75,13 +75,13 @@ def _refused() -> Iterator[str]:
     yield table(("path", "which", "methods", "why, and what to use instead"), rows)
 
 
-def _asked(schema: Schema) -> list[tuple[str, ...]]:
-    return [(f"`{one.path}`", one.kind, one.default, one.about) for one in _members(schema)]
+def _requests(schema: Schema) -> list[tuple[str, ...]]:
+    return [(f"`{one.path}`", one.kind, one.default, one.about) for one in _properties(schema)]
 
 
 def _answered(schema: Schema) -> list[tuple[str, ...]]:
     """Return rows of an answer's fields; those that may be absent are marked."""
-    return [(f"`{one.path}`", f"{one.kind}{one.or_nothing}", one.about) for one in _members(schema)]
+    return [(f"`{one.path}`", f"{one.kind}{one.or_nothing}", one.about) for one in _properties(schema)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _FieldRow:
     about: str
 
 
-def _members(schema: Schema, at: str = "") -> Iterator[_FieldRow]:
+def _properties(schema: Schema, at: str = "") -> Iterator[_FieldRow]:
     """Yield the fields of an object and, below each, those of the objects in it; of all alternatives together."""
     objects = [one for one in _alternatives(schema) if "properties" in one]
     for name in dict.fromkeys(name for one in objects for name in one["properties"]):
@@ -113,9 +113,9 @@ def _members(schema: Schema, at: str = "") -> Iterator[_FieldRow]:
             "required" if needed else _default(said[0], about),
             about,
         )
-        yield from _members(inner, f"{at}{name}.")
+        yield from _properties(inner, f"{at}{name}.")
         items = [one["items"] for one in _alternatives(inner) if "items" in one]
-        yield from _members({"anyOf": items}, f"{at}{name}[].")
+        yield from _properties({"anyOf": items}, f"{at}{name}[].")
 
 
 _NULL = {"type": "null"}

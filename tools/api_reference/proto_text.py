@@ -95,8 +95,8 @@ class _ProtoReader:
     def _declare(self, code: str, doc: str) -> None:
         lines = self._open[-1].lines
         if found := _RPC.match(code):
-            asked, told = (f"{found[i] or ''}{found[i + 1]}" for i in (2, 4))
-            lines.append(ProtoLine(found[1], f"{asked} → {told}", doc))
+            requested, returned = (f"{found[i] or ''}{found[i + 1]}" for i in (2, 4))
+            lines.append(ProtoLine(found[1], f"{requested} → {returned}", doc))
         elif found := _FIELD.match(code):
             doc, said = _default(doc)
             zero = "" if found[1] or self._in_oneof else _ZEROS.get(found[2], "")

@@ -78,12 +78,12 @@ def raised_in(source: str, path: Path) -> set[RaisedError]:
         given = next((word.value for word in call.keywords if word.arg == "code"), None)
         if name in own:
             kinds, default = {own[name]}, ast.Constant(FAMILY[own[name]]("").code)
-            codes = _words(given or default, path)
+            codes = _codes(given or default, path)
         elif name in makers:
             maker = makers[name]
             kinds = maker.kinds
             at = call.args[maker.position] if 0 <= maker.position < len(call.args) else None
-            codes = _words(given or at or maker.default or ast.Constant(None), path)
+            codes = _codes(given or at or maker.default or ast.Constant(None), path)
         elif isinstance(given, ast.Constant) and isinstance(given.value, str):
             raise ValueError(f"{path}:{call.lineno}: {name} is given a code, and it is not told what it raises")
         else:
@@ -92,13 +92,13 @@ def raised_in(source: str, path: Path) -> set[RaisedError]:
     return found
 
 
-def _words(code: ast.expr, path: Path) -> set[str | None]:
+def _codes(code: ast.expr, path: Path) -> set[str | None]:
     """Return the codes that an expression may be; none if it only passes a code on."""
     match code:
         case ast.Constant(value=str() | None as word):
             return {word}
         case ast.IfExp(body=one, orelse=other):
-            return _words(one, path) | _words(other, path)
+            return _codes(one, path) | _codes(other, path)
         case ast.Name(id="code") | ast.Attribute(attr="code"):
             return set()  # found where the maker is called, or where the other error was raised
     raise ValueError(f"{path}:{code.lineno}: the code {ast.unparse(code)!r} cannot be told")

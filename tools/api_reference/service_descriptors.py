@@ -88,8 +88,8 @@ def read_service(service: ServiceDescriptor) -> ProtoFile:
 
 
 def _kind(rpc: MethodDescriptor) -> str:
-    asked = ("stream " if rpc.client_streaming else "") + rpc.input_type.name
-    return f"{asked} → {'stream ' if rpc.server_streaming else ''}{rpc.output_type.name}"
+    requested = ("stream " if rpc.client_streaming else "") + rpc.input_type.name
+    return f"{requested} → {'stream ' if rpc.server_streaming else ''}{rpc.output_type.name}"
 
 
 def _said(ours: object) -> str:

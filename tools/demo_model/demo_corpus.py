@@ -18,7 +18,7 @@ SECTION_CHARS = range(700, 4_200)
 SHINGLE_WORDS = 8
 MAX_OVERLAP = 0.2  # a training paragraph may share this much of its shingles with the held-out text
 TRAINING_CHARS = 437_500  # all of CPython 3.11's; later versions have more, which would make a better model
-ANSWER_CHARS = 320  # an answer takes whole paragraphs until it is this long
+REPLY_CHARS = 320  # an answer takes whole paragraphs until it is this long
 
 HEADING = re.compile(r'^(\S.*)\n([*=\-~^"])\2{3,}$', re.MULTILINE)
 ENTRY = re.compile(r"^((?:class |coroutine )?([\w.]+)\(.*\))$")
@@ -89,8 +89,8 @@ def training_documents(held_out: str) -> list[str]:
         seen = shingles(paragraph)
         return len(seen & banned) <= MAX_OVERLAP * len(seen)
 
-    kept = ("\n\n".join(filter(allowed, text.split("\n\n"))) for text in topic_texts())
-    return fitted([text.strip("\n") + "\n" for text in kept], TRAINING_CHARS)
+    selected = ("\n\n".join(filter(allowed, text.split("\n\n"))) for text in topic_texts())
+    return fitted([text.strip("\n") + "\n" for text in selected], TRAINING_CHARS)
 
 
 def fitted(documents: list[str], limit: int) -> list[str]:
@@ -107,8 +107,8 @@ def fitted(documents: list[str], limit: int) -> list[str]:
         if not HEADING.search(paragraph):
             left_out.add(paragraph)
             surplus -= counts[paragraph] * len(paragraph + "\n\n")
-    kept = ("\n\n".join(p for p in text.split("\n\n") if p not in left_out) for text in documents)
-    return [text.strip("\n") + "\n" for text in kept]
+    selected = ("\n\n".join(p for p in text.split("\n\n") if p not in left_out) for text in documents)
+    return [text.strip("\n") + "\n" for text in selected]
 
 
 def plain(text: str) -> str:
@@ -121,26 +121,26 @@ def opening(body: str) -> str:
 
     A block of code or grammar ends the result earlier; blocks before the first paragraph are left out.
     """
-    answer = ""
+    reply = ""
     for paragraph in body.strip("\n").split("\n\n"):
-        if answer and (len(answer) >= ANSWER_CHARS or paragraph.startswith((" ", ">>>"))):
+        if reply and (len(reply) >= REPLY_CHARS or paragraph.startswith((" ", ">>>"))):
             break
         if not paragraph.startswith("   "):
-            answer += ("\n\n" if answer else "") + paragraph
-    return answer
+            reply += ("\n\n" if reply else "") + paragraph
+    return reply
 
 
 def section_chats(documents: list[str]) -> Iterator[Chat]:
     """Yield chats with questions about each heading, answered by the opening of its section."""
     for heading, body in dict.fromkeys(pair for text in documents for pair in sections(text)):
-        answer, name = opening(body), plain(heading)
-        if len(answer) < 40:
+        reply, name = opening(body), plain(heading)
+        if len(reply) < 40:
             continue
         subject = name[0].lower() + name[1:] if name.startswith("The ") else name
-        asks = [f"Tell me about {subject}.", f"What is {subject}?", f"Explain {subject}.", name]
+        questions = [f"Tell me about {subject}.", f"What is {subject}?", f"Explain {subject}.", name]
         if "statement" in subject:
-            asks += [f"What does {subject} do?", f"How does {subject} work?"]
-        yield from ((("user", ask), ("assistant", answer)) for ask in asks)
+            questions += [f"What does {subject} do?", f"How does {subject} work?"]
+        yield from ((("user", question), ("assistant", reply)) for question in questions)
 
 
 def entry_chats(documents: list[str]) -> Iterator[Chat]:
@@ -151,9 +151,9 @@ def entry_chats(documents: list[str]) -> Iterator[Chat]:
             found = ENTRY.match(signature)
             if not found or not description.startswith("   "):
                 continue
-            answer = f"{found[1]}\n\n" + re.sub(r"^   ", "", description, flags=re.MULTILINE)
-            for ask in (f"What does {found[2]} do?", f"Explain {found[2]}.", f"How do I use {found[2]}?"):
-                yield (("user", ask), ("assistant", answer))
+            reply = f"{found[1]}\n\n" + re.sub(r"^   ", "", description, flags=re.MULTILINE)
+            for question in (f"What does {found[2]} do?", f"Explain {found[2]}.", f"How do I use {found[2]}?"):
+                yield (("user", question), ("assistant", reply))
 
 
 def varied(examples: list[Chat]) -> Iterator[Chat]:
@@ -170,7 +170,7 @@ def varied(examples: list[Chat]) -> Iterator[Chat]:
 def chats(documents: list[str]) -> list[Chat]:
     """Return all chat examples in a fixed order; greetings are repeated so that training sees them often enough."""
     made = sorted({*section_chats(documents), *entry_chats(documents)}, key=shuffle_key)
-    greetings: list[Chat] = [(("user", ask), ("assistant", answer)) for ask, answer in GREETINGS.items()]
+    greetings: list[Chat] = [(("user", question), ("assistant", reply)) for question, reply in GREETINGS.items()]
     return [*varied(made), *greetings * 4]
 
 

@@ -53,10 +53,10 @@ def repeats(items: Sequence[Hashable], n: int = 8) -> int:
     return len(grams) - len(set(grams))
 
 
-def quoted_share(items: Sequence[Hashable], known: set[tuple[Hashable, ...]], n: int = 4) -> float:
+def quoted_share(items: Sequence[Hashable], source_ngrams: set[tuple[Hashable, ...]], n: int = 4) -> float:
     """Return the share of the n-grams of ``items`` that are among ``known``."""
     grams = ngrams(items, n)
-    return sum(gram in known for gram in grams) / max(1, len(grams))
+    return sum(gram in source_ngrams for gram in grams) / max(1, len(grams))
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from motley.cli.config import ConfigFile
 from motley.cli.progress import show_steps
 
 from .bench_options import BenchOut
-from .bench_output import tell
+from .bench_output import print_report
 
 
 def accuracy(
@@ -52,4 +52,4 @@ def accuracy(
             )
     except ValueError as error:
         raise typer.BadParameter(f"--{error}") from error
-    tell(report, table, out, as_json=as_json)
+    print_report(report, table, out, as_json=as_json)

@@ -12,7 +12,7 @@ from motley.cli import options
 from motley.cli.config import ConfigFile
 from motley.cli.progress import show_steps
 
-from .bench_output import tell
+from .bench_output import print_report
 
 
 def engine(
@@ -89,7 +89,7 @@ def engine(
         raise typer.BadParameter(f"--{error}") from error
     except (SideError, RuntimeError) as error:
         raise MotleyError(" ".join(str(error).split())) from error
-    tell(report, table, None, as_json=as_json)
+    print_report(report, table, None, as_json=as_json)
 
 
 def _on_cpu(

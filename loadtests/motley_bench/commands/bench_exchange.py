@@ -11,7 +11,7 @@ from motley.cli.config import ConfigFile
 from motley.cli.progress import show_activity
 
 from .bench_options import BenchOut
-from .bench_output import tell
+from .bench_output import print_report
 
 
 def exchange(
@@ -39,4 +39,4 @@ def exchange(
     with show_activity("starting") as progress:
         sizes = [each << 10 for each in kib] if kib else bench.SIZES
         report = bench.run(ranks=ranks, sizes=sizes, turns=turns, progress=progress)
-    tell(report, table, out, as_json=as_json)
+    print_report(report, table, out, as_json=as_json)

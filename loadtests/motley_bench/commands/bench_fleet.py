@@ -12,7 +12,7 @@ from motley.cli.config import ConfigFile
 from motley.cli.progress import show_activity
 
 from .bench_options import BenchOut
-from .bench_output import tell
+from .bench_output import print_report
 
 
 def fleet(
@@ -66,4 +66,4 @@ def fleet(
     )  # fmt: skip
     with show_activity("starting") as progress:
         report = bench.run(plan, progress)
-    tell(report, bench.text, out, as_json=as_json)
+    print_report(report, bench.text, out, as_json=as_json)

@@ -41,9 +41,9 @@ def gpu(
 
     from ..gpu import gpu_session as bench
 
-    known = ["{}.{}".format(*each) for each in CAPABILITIES]
-    if rehearse is not None and rehearse not in known:
-        raise typer.BadParameter(f"--rehearse {rehearse}: expected one of {', '.join(known)}")
+    capabilities = ["{}.{}".format(*each) for each in CAPABILITIES]
+    if rehearse is not None and rehearse not in capabilities:
+        raise typer.BadParameter(f"--rehearse {rehearse}: expected one of {', '.join(capabilities)}")
     if unknown := [name for name in part or () if name not in bench.PARTS]:
         raise typer.BadParameter(f"--part {unknown[0]}: expected {', '.join(bench.PARTS)}")
     try:

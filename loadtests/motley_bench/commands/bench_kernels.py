@@ -11,9 +11,9 @@ from motley.cli.config import ConfigFile
 from motley.cli.progress import show_steps
 
 from .bench_options import BenchOut
-from .bench_output import tell
+from .bench_output import print_report
 
-_TOLD = 5  # failures that are printed: the report has all
+_MAX_PRINTED_FAILURES = 5  # failures that are printed: the report has all
 
 
 def kernels(
@@ -76,9 +76,9 @@ def kernels(
             )
     except ValueError as error:
         raise typer.BadParameter(f"--{error}") from error
-    tell(report, table, out, as_json=as_json)
+    print_report(report, table, out, as_json=as_json)
     if skipped := report["skipped"]:
         typer.echo("\n".join(f"{each['case']}: skipped: {each['skipped']}" for each in skipped), err=True)
     if failed := report["failed"]:
-        told = "; ".join(f"{each['case']}: {each['error']}" for each in failed[:_TOLD])
-        raise MotleyError(f"{len(failed)} of the operators failed: {told}")
+        failures = "; ".join(f"{each['case']}: {each['error']}" for each in failed[:_MAX_PRINTED_FAILURES])
+        raise MotleyError(f"{len(failed)} of the operators failed: {failures}")

@@ -28,7 +28,9 @@ def refused() -> Iterator[None]:
         raise MotleyError(str(error)) from error
 
 
-def tell(report: dict[str, Any], text: Callable[[dict[str, Any]], str], out: Path | None, *, as_json: bool) -> None:
+def print_report(
+    report: dict[str, Any], text: Callable[[dict[str, Any]], str], out: Path | None, *, as_json: bool
+) -> None:
     """Write the report to the file `out`, and to stdout as one JSON object or as text. Raises OSError of the file."""
     if out is not None:
         out.write_text(json.dumps(report, indent=1) + "\n")

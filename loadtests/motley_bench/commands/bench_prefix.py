@@ -13,7 +13,7 @@ from motley.cli.config import ConfigFile
 from motley.cli.progress import show_activity
 
 from .bench_options import BenchOut
-from .bench_output import tell
+from .bench_output import print_report
 
 
 def prefix(
@@ -67,4 +67,4 @@ def prefix(
         plan = replace(plan, numerics=replace(plan.numerics, folder=folder, text=text))
     with show_activity("starting") as say:
         report = prefix_benchmark.run(plan, say)
-    tell(report, table, out, as_json=as_json)
+    print_report(report, table, out, as_json=as_json)

@@ -11,7 +11,7 @@ from motley.cli.config import ConfigFile
 from motley.cli.progress import show_activity
 
 from .bench_options import BenchOut, DiskFolder, DiskFormats, DiskShape
-from .bench_output import refused, tell
+from .bench_output import print_report, refused
 
 
 def restart(
@@ -41,4 +41,4 @@ def restart(
     with refused(), show_activity("starting") as progress:
         formats = tuple(format or bench.FORMATS)
         report = bench.run(shape=shape, formats=formats, turns=turns, threads=threads, folder=folder, progress=progress)
-    tell(report, table, out, as_json=as_json)
+    print_report(report, table, out, as_json=as_json)

@@ -12,7 +12,7 @@ from motley.cli import options
 from motley.cli.config import ConfigFile
 from motley.cli.progress import show_activity
 
-from .bench_output import tell
+from .bench_output import print_report
 
 
 def routing(
@@ -81,4 +81,4 @@ def routing(
         report = router_comparison.merge_reports(report, json.loads(out.read_text()))
     if out is not None:
         out.with_suffix(".svg").write_text(routing_svg(report))
-    tell(report, router_comparison.text, out, as_json=as_json)
+    print_report(report, router_comparison.text, out, as_json=as_json)

@@ -11,7 +11,7 @@ from motley.cli import options
 from motley.cli.config import ConfigFile
 from motley.cli.progress import show_activity
 
-from .bench_output import tell
+from .bench_output import print_report
 
 
 def serve(
@@ -79,7 +79,7 @@ def serve(
     from ..load import serve_load as bench
     from ..load.load_report import text
 
-    asked = bench.ServeBenchConfig(
+    bench_config = bench.ServeBenchConfig(
         workload=bench.parse_workload(
             protocol=protocol,
             streaming=not unary,
@@ -103,5 +103,5 @@ def serve(
     if arguments and not start:
         raise typer.BadParameter(f"{arguments[0]}: arguments of `motley serve` need --start")
     with show_activity("starting") as progress:
-        report = bench.run(asked, progress)
-    tell(report, text, None, as_json=as_json)
+        report = bench.run(bench_config, progress)
+    print_report(report, text, None, as_json=as_json)

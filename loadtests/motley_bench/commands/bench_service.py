@@ -11,7 +11,7 @@ from motley.cli.config import ConfigFile
 from motley.cli.progress import show_activity
 
 from .bench_options import BenchOut
-from .bench_output import tell
+from .bench_output import print_report
 
 
 def service(
@@ -49,4 +49,4 @@ def service(
             report = bench.run(plan, progress)
     except ValueError as error:
         raise typer.BadParameter(f"--model: {error}") from error
-    tell(report, bench.text, out, as_json=as_json)
+    print_report(report, bench.text, out, as_json=as_json)

@@ -11,7 +11,7 @@ from motley.cli.config import ConfigFile
 from motley.cli.progress import show_activity
 
 from .bench_options import BenchOut
-from .bench_output import refused, tell
+from .bench_output import print_report, refused
 
 
 def shards(
@@ -54,4 +54,4 @@ def shards(
             threads=threads,
             progress=progress,
         )
-    tell(report, table, out, as_json=as_json)
+    print_report(report, table, out, as_json=as_json)

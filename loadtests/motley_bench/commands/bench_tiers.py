@@ -11,7 +11,7 @@ from motley.cli.config import ConfigFile
 from motley.cli.progress import show_activity
 
 from .bench_options import BenchOut, DiskFolder, DiskFormats, DiskShape
-from .bench_output import refused, tell
+from .bench_output import print_report, refused
 
 
 def tiers(
@@ -46,4 +46,4 @@ def tiers(
             shape=shape, formats=formats, share=share, tokens=tokens, turns=turns, threads=threads, device=device,
             folder=folder, progress=progress,
         )  # fmt: skip
-    tell(report, table, out, as_json=as_json)
+    print_report(report, table, out, as_json=as_json)

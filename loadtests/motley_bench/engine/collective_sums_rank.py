@@ -21,7 +21,7 @@ import torch.distributed as dist
 from motley.kernels.cpu.c_kernels.shm_collectives import ShmCollectives
 from motley.replicas.parallel.transport.collective import CollectiveExchange
 
-from ..processes.bench_child import answer
+from ..processes.bench_child import respond
 
 TIMEOUT_S = 60.0
 
@@ -31,18 +31,18 @@ def main(memory: str, store: str, rank: int, size: int) -> None:
     descriptor = os.open(memory, os.O_RDWR)
     shared = ShmCollectives(descriptor, rank, size, timeout_s=TIMEOUT_S)
     os.close(descriptor)
-    patience = timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=patience)
+    timeout = timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
     assert dist.group.WORLD is not None
     sides: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "shared": shared.sum,
         "gloo": CollectiveExchange(dist.group.WORLD).sum,
     }
-    answer({"ready": rank})
+    respond({"ready": rank})
     for line in sys.stdin:
-        asked = json.loads(line)
-        x = torch.zeros(asked["bytes"] // 4)
-        answer({name: _timed(add, x, asked["count"]) for name, add in sides.items()})
+        request = json.loads(line)
+        x = torch.zeros(request["bytes"] // 4)
+        respond({name: _timed(add, x, request["count"]) for name, add in sides.items()})
     dist.destroy_process_group()
 
 

@@ -48,8 +48,8 @@ def _streams(ours: Found, found: Sequence[Found]) -> list[dict[str, Any]]:
     if (rate := ours["decode_tokens_per_s"]) is not None:
         for peer, samples in _peers(ours, found):
             rows.append(row("decode", workload, "tokens/s", [rate], peer=peer, peer_samples=samples))
-        if (least := ours["roofline_step_s"]) is not None:
-            rows.append(row("decode step, share of the roofline", workload, "", [least * rate / batch]))
+        if (roofline_s := ours["roofline_step_s"]) is not None:
+            rows.append(row("decode step, share of the roofline", workload, "", [roofline_s * rate / batch]))
     if ours["output_tokens_per_s"] is not None:
         rows.append(row("output of all streams", workload, "tokens/s", [ours["output_tokens_per_s"]]))
         seconds = _prefill(ours, found) if batch == 1 else None

@@ -16,7 +16,7 @@ from motley.replicas.host.measurement_rows import machine, versions
 
 from ..checkpoints.random_model import config_of
 from ..sides.side_handles import is_installed
-from .stream_measurement import IDLE_BATCHES, MOST, EngineMeasurement, StreamWorkload, WorkloadGroup
+from .stream_measurement import IDLE_BATCHES, MAX_STREAMS, EngineMeasurement, StreamWorkload, WorkloadGroup
 
 PEERS = ("transformers",)
 BATCHES = (1, 8, 64, 256)
@@ -70,8 +70,8 @@ def run(
         config_of(shape)
     if unknown := [name for name in peers if name not in PEERS]:
         raise ValueError(f"peer: {unknown[0]!r} is not known on a GPU; expected {' or '.join(PEERS)}")
-    if wrong := [batch for batch in batches if not 1 <= batch <= MOST]:
-        raise ValueError(f"batch: {wrong[0]} is not accepted; expected 1 to {MOST}")
+    if wrong := [batch for batch in batches if not 1 <= batch <= MAX_STREAMS]:
+        raise ValueError(f"batch: {wrong[0]} is not accepted; expected 1 to {MAX_STREAMS}")
     if not 0 <= speculate_ngram <= MAX_DRAFTS:
         raise ValueError(f"speculate_ngram: {speculate_ngram} is not accepted; expected 0 to {MAX_DRAFTS}")
     about = machine() | about_device(device)

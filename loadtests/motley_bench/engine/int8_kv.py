@@ -91,14 +91,16 @@ class _KvSides:
     def check(self, batches: Sequence[int], contexts: Sequence[int], output_tokens: int) -> None:
         """Raise ValueError unless sequences of these lengths and numbers fit both sides."""
         for built in (self.int8.built, self.plain.built):
-            longest, room = built.core.limits.max_model_len, built.profile.kv_blocks_total
+            longest, capacity = built.core.limits.max_model_len, built.profile.kv_blocks_total
             each = max(contexts) + output_tokens + _STEPS + 2
             if each > longest:
                 raise ValueError(
                     f"context: {max(contexts)} and {output_tokens} more tokens exceed the model's {longest}"
                 )
-            if max(batches) * -(-each // BLOCK_TOKENS) > room:
-                raise ValueError(f"batch: {max(batches)} sequences of {each} tokens do not fit into {room} KV blocks")
+            if max(batches) * -(-each // BLOCK_TOKENS) > capacity:
+                raise ValueError(
+                    f"batch: {max(batches)} sequences of {each} tokens do not fit into {capacity} KV blocks"
+                )
 
 
 def _quality(sides: _KvSides, text: str, tokens: int) -> list[dict[str, Any]]:

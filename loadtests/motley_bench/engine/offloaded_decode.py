@@ -142,10 +142,10 @@ class _TiersBench:
     def _side(self, budget: int, what: str = "serve") -> dict[str, Any]:
         given = (self._threads, budget, self._tokens)
         with BenchChild(CHILD, str(self._folder), *map(str, given), what, self._device, self._rest) as child:
-            answer = child.read(_LIMIT_S)
-        if "refused" in answer:
-            raise EngineFault(answer["refused"])
-        return answer
+            response = child.read(_LIMIT_S)
+        if "refused" in response:
+            raise EngineFault(response["refused"])
+        return response
 
 
 def _rate(side: dict[str, Any]) -> float:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
 
-from ..processes.bench_child import answer
+from ..processes.bench_child import respond
 
 if TYPE_CHECKING:
     from motley.replicas.offload.disk.direct_file import DirectFile
@@ -76,9 +76,9 @@ class TiersSide:
 
 def main(side: TiersSide, what: str) -> None:
     try:
-        answer(_fit(side) if what == "fit" else _serve(side))
+        respond(_fit(side) if what == "fit" else _serve(side))
     except InvalidRequest as error:
-        answer({"refused": error.message})
+        respond({"refused": error.message})
 
 
 def _serve(side: TiersSide) -> dict[str, Any]:
@@ -153,8 +153,8 @@ def _fit(side: TiersSide) -> dict[str, Any]:
         else local_gpu(torch.device(side.device))
     )
     memory, host_memory = config.weights_memory_bytes, config.weights_host_memory_bytes
-    asked = FitWorkload(len(PROMPT), 1, weights_memory_bytes=memory, weights_host_memory_bytes=host_memory)
-    expected = add_measured_speed(fit_model(inspected, place, asked), config, inspected).expected
+    workload = FitWorkload(len(PROMPT), 1, weights_memory_bytes=memory, weights_host_memory_bytes=host_memory)
+    expected = add_measured_speed(fit_model(inspected, place, workload), config, inspected).expected
     assert expected is not None, "it was served with this budget"
     return {"expected": expected.tokens_per_s}
 

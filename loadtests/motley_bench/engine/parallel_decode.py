@@ -81,7 +81,7 @@ def run(
                     )
                 rows += _sums(children["TP 2"], {**workload, "divided": "TP 2"}, config.num_layers, steps, turns)
                 for child in children.values():
-                    _ask(child, "close")
+                    _call(child, "close")
         rows += [_exchange(model, config.hidden_size, batch, turns, progress) for batch in batches]
     after = {"load_average_1min_after": machine()["load_average_1min"]}
     return {"bench": "shards", "machine": before | after, "versions": versions("motley", "torch"), "rows": rows}
@@ -104,10 +104,10 @@ def _decode(
     """Return the tokens per second of each turn, by way."""
     samples: dict[str, list[float]] = {name: [] for name in children}
     for child in children.values():
-        _ask(child, "open", batch=batch, context=context)
+        _call(child, "open", batch=batch, context=context)
     for turn in range(turns + 1):  # the first warms up
         for name, child in children.items():
-            found = _ask(child, "decode", steps=steps)
+            found = _call(child, "decode", steps=steps)
             if turn:
                 samples[name].append(found["tokens"] / found["seconds"])
     return samples
@@ -115,7 +115,7 @@ def _decode(
 
 def _sums(child: BenchChild, workload: dict[str, Any], layers: int, steps: int, turns: int) -> list[dict[str, Any]]:
     """Return rows of how much of a step rank 0 spends in sums over ranks, including its waiting for the other rank."""
-    found = [_ask(child, "sums", steps=steps) for _ in range(turns)]
+    found = [_call(child, "sums", steps=steps) for _ in range(turns)]
     assert all(each["sums"] == (2 * layers + 1) * each["steps"] for each in found), "two of each layer, and one more"
     shares = [each["sum_s"] / each["seconds"] for each in found]
     step = [each["sum_s"] / each["steps"] * 1e3 for each in found]
@@ -131,6 +131,6 @@ def _exchange(model: str, hidden: int, batch: int, turns: int, progress: Progres
     return {**found, "workload": {"model": model, "batch": batch, **found["workload"]}}
 
 
-def _ask(child: BenchChild, do: str, **arguments: Any) -> dict[str, Any]:
+def _call(child: BenchChild, do: str, **arguments: Any) -> dict[str, Any]:
     child.write({"do": do, **arguments})
     return child.read()

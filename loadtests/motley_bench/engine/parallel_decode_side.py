@@ -22,7 +22,7 @@ from motley.replicas.engine_config import EngineConfig
 from motley.replicas.sampling_params import SamplingParams
 from motley.replicas.types import Request
 
-from ..processes.bench_child import answer
+from ..processes.bench_child import respond
 from ..sides.side_process import prompt
 
 _KV_BYTES = 1 << 28
@@ -101,10 +101,10 @@ def main(folder: str, threads: int, ranks: int, stages: int) -> None:
         reuse_prefixes=False, kv_memory_bytes=_KV_BYTES,
     )  # fmt: skip
     way = OpenEngine(folder, config)
-    answer(way.describe())
+    respond(way.describe())
     for line in sys.stdin:
-        asked = json.loads(line)
-        answer(getattr(way, asked.pop("do"))(**asked))
+        request = json.loads(line)
+        respond(getattr(way, request.pop("do"))(**request))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from ..processes.task_process import START_S, TaskProcess
 from .engine_gpu_rows import rows_of
 
 CHILD = "motley_bench.sides.gpu_side_process"
-MOST = 256  # maximum number of concurrent streams
+MAX_STREAMS = 256  # maximum number of concurrent streams
 IDLE_PROMPT, IDLE_BATCHES = 128, (1, 64)
 _STEPS, _REPEATS = 32, 3  # number of a peer's decode steps and of its prefills
 _GRACE_S = 15.0  # additional seconds in which a task may notice that its time is over
@@ -23,7 +23,7 @@ _GRACE_S = 15.0  # additional seconds in which a task may notice that its time i
 class StreamWorkload:
     """Streams of equal lengths that are sent at once.
 
-    batch  number of streams; 0: as many as fit into KV, at most MOST
+    batch  number of streams; 0: as many as fit into KV, at most MAX_STREAMS
     """
 
     batch: int
@@ -61,12 +61,16 @@ class EngineMeasurement:
     """
 
     def __init__(
-        self, device: str, out: Path, left: Callable[[float], float], told: Callable[[str], None] = lambda what: None
+        self,
+        device: str,
+        out: Path,
+        left: Callable[[float], float],
+        progress: Callable[[str], None] = lambda what: None,
     ) -> None:
         self.found: list[dict[str, Any]] = []
         self.cut: list[dict[str, Any]] = []
         self.sides: dict[str, dict[str, Any]] = {}
-        self._device, self._out, self._left, self._told = device, out, left, told
+        self._device, self._out, self._left, self._progress = device, out, left, progress
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -97,19 +101,19 @@ class EngineMeasurement:
         rest = replace(group, cells=(), idle=())
         arguments = (group.side, group.shape, self._device, *([str(group.drafts)] if group.drafts else ()))
         with TaskProcess(CHILD, *arguments, start_s=min(START_S, max(1.0, left()))) as process:
-            self._told(f"{group.shape}: {group.side} starts")
+            self._progress(f"{group.shape}: {group.side} starts")
             name = f"{group.shape} {group.side}"
             try:
                 process.start()
                 self.sides[name] = process.about
                 for what, work, of in self._tasks(group, process, left):
-                    self._told(f"{group.shape}: {group.side} {what}")
+                    self._progress(f"{group.shape}: {group.side} {what}")
                     found = work() if left() > 0 else None
                     if found is None:
                         self.cut.append({"shape": group.shape, "side": group.side, "what": what})
                     else:
-                        again = set(map(_key, found))
-                        self.found = [each for each in self.found if _key(each) not in again] + found
+                        found_keys = set(map(_key, found))
+                        self.found = [each for each in self.found if _key(each) not in found_keys] + found
                     if found is None or any(map(_is_cut, found)):
                         rest = replace(rest, cells=(*rest.cells, *of.cells), idle=(*rest.idle, *of.idle))
             except (ChildEnded, ChildSilent) as error:
@@ -149,8 +153,8 @@ class EngineMeasurement:
         self, group: WorkloadGroup, batch: int, process: TaskProcess, left: Callable[[], float]
     ) -> list[dict[str, Any]]:
         folder = str(self._out / "traces" / group.shape)
-        told = process.ask("idle", left() + _GRACE_S, batch=batch, prompt_tokens=IDLE_PROMPT, folder=folder)
-        return [{"shape": group.shape, "side": group.side, "what": "idle", "batch": batch, **_flat(told)}]
+        response = process.ask("idle", left() + _GRACE_S, batch=batch, prompt_tokens=IDLE_PROMPT, folder=folder)
+        return [{"shape": group.shape, "side": group.side, "what": "idle", "batch": batch, **_flat(response)}]
 
 
 def _is_cut(found: dict[str, Any]) -> bool:
@@ -175,21 +179,21 @@ def _ours(
     process: TaskProcess, cell: StreamWorkload, left: Callable[[], float], *, drafts: int
 ) -> Iterable[dict[str, Any]]:
     lengths = {"prompt_tokens": cell.prompt_tokens, "output_tokens": cell.output_tokens}
-    room = process.ask("most", **lengths)
-    if "error" in room:
-        yield room
+    capacity = process.ask("max_streams", **lengths)
+    if "error" in capacity:
+        yield capacity
         return
-    most = min(MOST, room["result"])
-    if cell.batch > most or not most:
-        yield {"skipped": f"there is room for {most} streams of that length"}
+    max_streams = min(MAX_STREAMS, capacity["result"])
+    if cell.batch > max_streams or not max_streams:
+        yield {"skipped": f"there is room for {max_streams} streams of that length"}
         return
-    sizes = {"batch": cell.batch or most, **lengths}
+    sizes = {"batch": cell.batch or max_streams, **lengths}
     warmed = process.ask("warm", left() + _GRACE_S, **sizes)
     if "error" in warmed or left() <= 0:
         yield {**sizes, **_flat(warmed), "skipped": "no time was left after kernels were compiled", "late": True}
         return
-    told = process.ask("run", left() + _GRACE_S, within_s=left(), **sizes)
-    yield {**sizes, "warmed": warmed["result"], **_flat(told)}
+    response = process.ask("run", left() + _GRACE_S, within_s=left(), **sizes)
+    yield {**sizes, "warmed": warmed["result"], **_flat(response)}
     if drafts and left() <= 0:
         yield {"what": "drafted", **sizes, "skipped": "no time was left", "late": True}
     elif drafts:
@@ -205,22 +209,22 @@ def _theirs(
                all else
     """
     if cell.batch == 1:
-        told = process.ask("prefill", left() + _GRACE_S, tokens=cell.prompt_tokens, repeats=_REPEATS)
-        yield {"variant": "prefill", "seconds": told.pop("result", None), **told}
+        response = process.ask("prefill", left() + _GRACE_S, tokens=cell.prompt_tokens, repeats=_REPEATS)
+        yield {"variant": "prefill", "seconds": response.pop("result", None), **response}
     for compiled in (False, True) if compiling else (False,):
         variant = "compiled" if compiled else "as it comes"
         if left() <= 0:
             yield {"variant": variant, "skipped": "no time was left", "late": True}
             continue
-        told = process.ask(
+        response = process.ask(
             "decode", left() + (0.0 if compiled else _GRACE_S), batch=cell.batch, context_tokens=cell.prompt_tokens,
             output_tokens=max(cell.output_tokens, 8), steps=_STEPS, compiled=compiled, within_s=left(),
         )  # fmt: skip
-        yield {"variant": variant, **_flat(told)}
+        yield {"variant": variant, **_flat(response)}
 
 
-def _flat(told: dict[str, Any]) -> dict[str, Any]:
-    return {**told.pop("result", {}), **told}
+def _flat(response: dict[str, Any]) -> dict[str, Any]:
+    return {**response.pop("result", {}), **response}
 
 
 def _said(cell: StreamWorkload) -> str:

@@ -20,17 +20,17 @@ class CoreUsage:
 
     def __init__(self, root: int, part: Callable[[str], str]) -> None:
         self._root, self._part = root, part
-        self._began, self._spent = time.monotonic(), self._look()
+        self._began, self._spent = time.monotonic(), self._sample()
 
     def used(self) -> dict[str, float]:
         """Return the cores used on average by each group; `idle` is the idle cores of the whole machine."""
-        seconds, now = time.monotonic() - self._began, self._look()
+        seconds, now = time.monotonic() - self._began, self._sample()
         used: dict[str, float] = {}
         for (part, pid), spent in now.items():
             used[part] = used.get(part, 0.0) + spent - self._spent.get((part, pid), 0.0)
         return {part: round(spent / seconds, 3) for part, spent in sorted(used.items())}
 
-    def _look(self) -> dict[tuple[str, int], float]:
+    def _sample(self) -> dict[tuple[str, int], float]:
         """Return the CPU seconds used so far, by group and process id."""
         ticks = os.sysconf("SC_CLK_TCK")
         found = {}

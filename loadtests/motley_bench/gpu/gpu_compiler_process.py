@@ -18,7 +18,7 @@ from motley.kernels.compiler.compile_pool import CompileFailure, CompileJob, com
 from motley.kernels.launch.kernel_operation import ProblemShape
 from motley.kernels.launch.variant import Config
 
-from ..processes.bench_child import answer
+from ..processes.bench_child import respond
 from .gpu_tasks import parse_capability
 
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> None:
         found = compile_all(jobs, workers)
         results = [result for launches in found.values() for _, result in launches]
         failed = sum(isinstance(result, CompileFailure) for result in results)
-        answer({"jobs": len(jobs), "failed": failed, "seconds": round(time.monotonic() - began, 1)})
+        respond({"jobs": len(jobs), "failed": failed, "seconds": round(time.monotonic() - began, 1)})
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def nccl_version() -> tuple[int, int]:
     return found.value // 10_000, found.value // 100 % 100
 
 
-def answers_still() -> bool:
+def nccl_responds() -> bool:
     try:
         torch.cuda.synchronize()
     except RuntimeError:

@@ -20,7 +20,7 @@ _REHEARSED = [("layers on disk", "bf16"), ("stages", "gptq-int4"), ("ranks", "gp
 _TOKENS, _REHEARSED_TOKENS = 24, 4
 _AT_A_TIME = 4  # concurrent processes, on 16 cores; each takes little of the GPU's memory
 _LIMIT_S = 120.0
-_TOLD_S = 10.0  # so long before the limit a process that hangs writes its stack to stderr
+_STACK_DUMP_S = 10.0  # so long before the limit a process that hangs writes its stack to stderr
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ class DividedPart:
         rows: list[dict[str, Any]] = part.fields.setdefault("rows", [])
         with tempfile.TemporaryDirectory(prefix="motley-bench-") as folder:
             with self._process(folder) as process:
-                told = process.ask("write", left_s=part.left())
-            if "error" in told:
-                part.fields |= told
+                response = process.ask("write", left_s=part.left())
+            if "error" in response:
+                part.fields |= response
                 return False
 
             def cell(which: tuple[str, str]) -> tuple[tuple[str, str], dict[str, Any] | None]:
@@ -89,11 +89,11 @@ class DividedPart:
                 way, format = which
                 tokens, limit_s = _TOKENS if self._real else _REHEARSED_TOKENS, min(_LIMIT_S, part.left())
                 with self._process(folder) as process:
-                    told = process.ask(
+                    response = process.ask(
                         "said", _LIMIT_S, left_s=part.left(), way=way, format=format, max_tokens=tokens,
-                        within_s=limit_s - _TOLD_S,
+                        within_s=limit_s - _STACK_DUMP_S,
                     )  # fmt: skip
-                return which, {"way": way, "format": format, **told.pop("result", {}), **told}
+                return which, {"way": way, "format": format, **response.pop("result", {}), **response}
 
             left: list[tuple[str, str]] = []
             with ThreadPoolExecutor(_AT_A_TIME if self._real else 1) as pool:

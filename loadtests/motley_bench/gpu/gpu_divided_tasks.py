@@ -30,18 +30,18 @@ from motley.replicas.offload.planning.device_plan import DevicePlan
 from motley.replicas.offload.planning.weight_budget import weight_sizes
 
 from ..checkpoints.random_checkpoint import FORMATS, CheckpointShape
-from ..processes.bench_child import answer
+from ..processes.bench_child import respond
 from ..processes.task_process import serve
 from .gpu_divided_checks import (
     PROMPT,
     FixedDeviceLauncher,
-    answers_still,
+    nccl_responds,
     nccl_version,
     swap_there_and_back,
     write_another,
 )
 from .gpu_divided_part import WAYS, ParallelCase
-from .gpu_engine_check import NOISE, answers, beside, texts
+from .gpu_engine_check import NOISE, beside, outputs, texts
 
 SHAPE = CheckpointShape(512, 1536, 4, 8, 4, 4096)
 NEW = ("embed_tokens", "layers.0.", "layers.3.")  # tensors that an update changes: some of every process
@@ -108,7 +108,7 @@ class DividedTasks:
         return {**found, "right": all(part["right"] for part in parts) and not differs}
 
     def usable(self) -> bool:
-        return not self._real or answers_still()
+        return not self._real or nccl_responds()
 
     def _compared(self, engine: Engine, folder: Path, way: ParallelCase, max_tokens: int) -> dict[str, Any]:
         found, whole = self._beside_exact(engine, folder, max_tokens), self._whole(folder)
@@ -127,12 +127,12 @@ class DividedTasks:
         """Compare the engine with a CPU in fp32: it is right if it is as near to that as rounding allows."""
         exact = Engine(folder, dtype="float32", threads=1)
         rough = Engine(folder, dtype="bfloat16", threads=1)
-        expected = answers(exact, max_tokens)
+        expected = outputs(exact, max_tokens)
         allowed = (
             NOISE["fp16" if engine.model.dtype == "float16" else "bf16"]
-            * beside(answers(rough, max_tokens), expected).apart
+            * beside(outputs(rough, max_tokens), expected).apart
         )
-        ours = beside(answers(engine, max_tokens), expected)
+        ours = beside(outputs(engine, max_tokens), expected)
         return {
             "equal_to_fp32": ours.equal,
             "largest_difference": ours.apart,
@@ -145,8 +145,8 @@ class DividedTasks:
         """Compare the KV of a prompt after it went to the host in parts, came back into other blocks, and went to the
         host again.
         """
-        kept = {"swap_memory_bytes": _KV_BYTES}
-        with self._divided(folder, way, **kept) as engine, self._whole(folder, **kept) as whole:
+        options = {"swap_memory_bytes": _KV_BYTES}
+        with self._divided(folder, way, **options) as engine, self._whole(folder, **options) as whole:
             (first, second), (of_whole, _) = swap_there_and_back(engine), swap_there_and_back(whole)
         apart = ((first - of_whole).square().mean() / of_whole.square().mean()).sqrt().item()
         return {
@@ -201,7 +201,7 @@ def main(folder: Path, *, real: bool) -> None:
         raise EngineFault("torch finds no GPU here")
     # Lets ranks share a GPU; NCCL reads this when they join.
     os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-    answer({"ready": True})
+    respond({"ready": True})
     serve(DividedTasks(folder, real=real))
 
 

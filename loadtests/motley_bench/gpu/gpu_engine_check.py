@@ -50,7 +50,7 @@ class LogprobComparison:
 
 
 def compare(
-    rig: DeviceContext, max_tokens: int, accelerator: Callable[[], Accelerator | None] = lambda: None
+    device_context: DeviceContext, max_tokens: int, accelerator: Callable[[], Accelerator | None] = lambda: None
 ) -> dict[str, Any]:
     """Compare a small model's texts on the GPU's operators with those of the CPU in fp32.
 
@@ -61,23 +61,23 @@ def compare(
                  GPU there are no graphs
     """
     with tempfile.TemporaryDirectory(prefix="motley-bench-") as folder:
-        write_gptq(SHAPE if rig.real else REHEARSAL, Path(folder))
-        exact = answers(Engine(folder, dtype="float32", threads=1), max_tokens)
-        rough = beside(answers(Engine(folder, dtype="bfloat16", threads=1), max_tokens), exact)
+        write_gptq(SHAPE if device_context.real else REHEARSAL, Path(folder))
+        exact = outputs(Engine(folder, dtype="float32", threads=1), max_tokens)
+        rough = beside(outputs(Engine(folder, dtype="bfloat16", threads=1), max_tokens), exact)
         # No prefix reuse: an engine that found its earlier KV would prefill other rows than the other engine.
         ours_of = partial(Engine, folder, threads=1, reuse_prefixes=False)
-        engine = ours_of(ops=GpuOps(rig), accelerator=accelerator())
-        ours = beside(answers(engine, max_tokens), exact)
+        engine = ours_of(ops=GpuOps(device_context), accelerator=accelerator())
+        ours = beside(outputs(engine, max_tokens), exact)
         graphs: list[list[int]] = []
         steps: list[list[int]] = []
         stand_in = accelerator()
-        if has_graphs := rig.real or stand_in is not None:
+        if has_graphs := device_context.real or stand_in is not None:
             graphs = texts(engine, max_tokens)
-            as_they_come = ours_of(ops=GpuOps(rig), accelerator=stand_in, graphs=False)
+            as_they_come = ours_of(ops=GpuOps(device_context), accelerator=stand_in, graphs=False)
             steps = texts(as_they_come, max_tokens)
-    allowed = NOISE[rig.policy.storage] * rough.apart
+    allowed = NOISE[device_context.policy.storage] * rough.apart
     return {
-        "shape": asdict(SHAPE if rig.real else REHEARSAL),
+        "shape": asdict(SHAPE if device_context.real else REHEARSAL),
         "tokens": max_tokens * len(PROMPTS),
         "equal_to_fp32": ours.equal,
         "largest_difference": ours.apart,
@@ -104,6 +104,6 @@ def beside(found: Sequence[CompletionOutput], expected: Sequence[CompletionOutpu
     return beside
 
 
-def answers(engine: Engine, max_tokens: int) -> list[CompletionOutput]:
+def outputs(engine: Engine, max_tokens: int) -> list[CompletionOutput]:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, logprobs=5, ignore_eos=True)
     return [output for result in engine.generate(PROMPTS, params) for output in result.outputs]

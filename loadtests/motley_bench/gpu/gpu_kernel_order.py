@@ -31,18 +31,20 @@ class KernelOrder:
     operations  operators that the device does not refuse
     """
 
-    def __init__(self, rig: DeviceContext, operations: Sequence[KernelOperation]) -> None:
-        self._rig = rig
-        self.operations = [each for each in operations if not each.refusal(rig.policy)]
+    def __init__(self, device_context: DeviceContext, operations: Sequence[KernelOperation]) -> None:
+        self._device_context = device_context
+        self.operations = [each for each in operations if not each.refusal(device_context.policy)]
 
     def checks_of(self, operation: KernelOperation) -> Iterator[tuple[KernelOperation, ProblemShape, Config]]:
         """Yield an operator's checks: each shape with the config that a launch would have, and with the first one."""
-        policy = self._rig.policy
-        more = operation.samples(policy) if self._rig.real else ()
+        policy = self._device_context.policy
+        more = operation.samples(policy) if self._device_context.real else ()
         for shape in (*operation.small(policy), *more):
-            chosen = choose_config(operation, policy, shape, self._rig.about if self._rig.real else None).config
+            chosen = choose_config(
+                operation, policy, shape, self._device_context.about if self._device_context.real else None
+            ).config
             configs = dict.fromkeys((chosen, offered_configs(operation, policy, shape)[0]))
-            for config in configs if self._rig.real else [chosen]:
+            for config in configs if self._device_context.real else [chosen]:
                 yield operation, shape, config
 
     @cached_property
@@ -56,10 +58,10 @@ class KernelOrder:
         Shapes that the targets are about come first, with a single token before more tokens; the others follow, those
         that differ most from one another first.
         """
-        if not self._rig.real:
-            return list(operation.small(self._rig.policy)[:1])
+        if not self._device_context.real:
+            return list(operation.small(self._device_context.policy)[:1])
         return sorted(
-            order_shapes(operation, self._rig.policy),
+            order_shapes(operation, self._device_context.policy),
             key=lambda shape: (rank := self.rank(operation, shape), shape.get("m", 0) if rank < 2 else 0),
         )
 
@@ -68,7 +70,7 @@ class KernelOrder:
 
         In a rehearsal all have 0, since it goes through all of them.
         """
-        if not self._rig.real:
+        if not self._device_context.real:
             return 0
         model = next(each for each in MODELS if each.name == FIRST_MODEL)
         workload = dict(shape.fields)
@@ -78,9 +80,13 @@ class KernelOrder:
 
     def measured(self) -> list[tuple[str, KernelOperation, ProblemShape]]:
         """Return name, operator and shape of each measurement, in order."""
-        models = (*MODELS[1:], MODELS[0]) if self._rig.real else (REHEARSAL,)
+        models = (*MODELS[1:], MODELS[0]) if self._device_context.real else (REHEARSAL,)
         timed = self._timed()
-        cases = [case for case in gpu_cases(self._rig, models, None if self._rig.real else (1,)) if case[1] in timed]
+        cases = [
+            case
+            for case in gpu_cases(self._device_context, models, None if self._device_context.real else (1,))
+            if case[1] in timed
+        ]
         ranks = [self.rank(*case[1:]) for case in cases]
         others = {
             operation: [case for case, rank in zip(cases, ranks, strict=True) if case[1] is operation and rank == 2]
@@ -94,7 +100,7 @@ class KernelOrder:
         return [*first, *in_turns(others.values())]
 
     def _timed(self) -> list[KernelOperation]:
-        return [each for each in self.operations if self._rig.real or each.name in REHEARSED]
+        return [each for each in self.operations if self._device_context.real or each.name in REHEARSED]
 
 
 def in_turns(groups: Iterable[Iterable[T]]) -> Iterator[T]:

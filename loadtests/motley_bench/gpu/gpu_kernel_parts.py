@@ -45,18 +45,18 @@ class KernelParts:
 
     def __init__(
         self,
-        rig: DeviceContext,
+        device_context: DeviceContext,
         operations: Sequence[KernelOperation],
         out: Path,
         process: TaskProcess,
         compilers: ExitStack,
     ) -> None:
-        self._rig = rig
-        self._order = KernelOrder(rig, operations)
-        self._refused = {each.name: why for each in operations if (why := each.refusal(rig.policy))}
+        self._device_context = device_context
+        self._order = KernelOrder(device_context, operations)
+        self._refused = {each.name: why for each in operations if (why := each.refusal(device_context.policy))}
         self._out = out
         self._process = process
-        self._compiler = AheadCompiler(rig.policy.capability, compilers)
+        self._compiler = AheadCompiler(device_context.policy.capability, compilers)
         self._memory: MemoryBandwidth | None = None
         self._to_check: list[tuple[KernelOperation, ProblemShape, Config]] | None = None
         self._to_measure: list[tuple[str, KernelOperation, ProblemShape]] | None = None
@@ -75,17 +75,17 @@ class KernelParts:
             part.fields |= {"refused": self._refused, "failed": [], "rows": []}
         left, rows, failed = self._to_check, part.fields["rows"], part.fields["failed"]
         self._process.begin()
-        until = len(left) - len(self._order.operations) if first and self._rig.real else 0
+        until = len(left) - len(self._order.operations) if first and self._device_context.real else 0
         self._compile_checked(part, left[: len(left) - until])
         if first:
             self._compile_tuned(part, first)
         while len(left) > until and not part.over:
             operation, shape, config = left.pop(0)
             row = {"op": operation.name, "shape": shape.key, "config": config.to_json()}
-            told = self._process.ask(
+            response = self._process.ask(
                 "check", left_s=part.left(), op=row["op"], shape=shape.key, config=row["config"]
             )  # fmt: skip
-            rows.append(row | told.pop("result", {}) | told)
+            rows.append(row | response.pop("result", {}) | response)
             if not rows[-1].get("error_of_allowed", 2) <= 1:  # a NaN fails as well
                 failed.append(f"{operation.name} {shape.key}")
             part.save(now=False)
@@ -116,28 +116,28 @@ class KernelParts:
                 break
             operation = min(turns, key=lambda each: (turns[each], spent[each]))
             shape = left[operation].pop(0)
-            if why := config_search.search_memory_shortage(operation, self._rig, shape):
+            if why := config_search.search_memory_shortage(operation, self._device_context, shape):
                 part.fields["skipped"].append(f"{operation.name} {shape.key}: {why}")
                 continue
             began = time.monotonic()
-            told = self._process.ask(
+            response = self._process.ask(
                 "tune", left_s=part.left(), op=operation.name, shape=shape.key,
-                most=None if self._rig.real else REHEARSED_CONFIGS,
+                max_configs=None if self._device_context.real else REHEARSED_CONFIGS,
             )  # fmt: skip
             spent[operation] += (time.monotonic() - began) / WEIGHTS.get(operation.name, 1.0)
-            rows.append({"op": operation.name, "shape": shape.key, **told})
-            if found := told.get("result", {}).get("found"):
+            rows.append({"op": operation.name, "shape": shape.key, **response})
+            if found := response.get("result", {}).get("found"):
                 facts = dict(found)
                 config = Config.from_json(facts.pop("config"))
                 entries = self._entries.setdefault(operation, {})
                 entries[shape] = ConfigEntry(config, facts)
                 tuned.add(operation)
-                if self._rig.real:  # times of a stand-in mean nothing
-                    merge_into_table(operation, self._rig, entries, self._memory, self._out / "tuned")
+                if self._device_context.real:  # times of a stand-in mean nothing
+                    merge_into_table(operation, self._device_context, entries, self._memory, self._out / "tuned")
             part.save(now=False)
         unreached = sum(map(len, left.values()))
         part.fields |= {"unreached": unreached, "complete": not unreached and _answered(rows)}
-        if self._rig.real and tuned and self._memory is not None:  # later measurements use these tables
+        if self._device_context.real and tuned and self._memory is not None:  # later measurements use these tables
             self._keep(part, tuned, self._memory)
         self._compiler.end()
         return self._memory is not None and _answered(rows)
@@ -158,21 +158,25 @@ class KernelParts:
             left and self._memory is not None and not part.over and not (first and self._order.rank(*left[0][1:]) == 2)
         ):
             name, operation, shape = left.pop(0)
-            if why := measurement_memory_shortage(operation, self._rig, shape):
+            if why := measurement_memory_shortage(operation, self._device_context, shape):
                 part.fields["skipped"].append(f"{operation.name} {shape.key}: {why}")
                 continue
-            told = self._process.ask(
+            response = self._process.ask(
                 "measure", left_s=part.left(), name=name, op=operation.name, shape=shape.key,
                 bandwidth=self._memory.bandwidth,
             )  # fmt: skip
-            rows += told.get("result", [])
-            if "error" in told:
-                failed.append({"case": name, "op": operation.name, "shape": shape.key, **told})
+            rows += response.get("result", [])
+            if "error" in response:
+                failed.append({"case": name, "op": operation.name, "shape": shape.key, **response})
             part.save(now=False)
-        room = [each[1:] for each in cases if not measurement_memory_shortage(each[1], self._rig, each[2])]
-        judged = gpu_kernel_targets.judge(rows, [(operation.name, dict(shape.fields)) for operation, shape in room])
+        measurable = [
+            each[1:] for each in cases if not measurement_memory_shortage(each[1], self._device_context, each[2])
+        ]
+        judged = gpu_kernel_targets.judge(
+            rows, [(operation.name, dict(shape.fields)) for operation, shape in measurable]
+        )
         part.fields |= {"targets": judged, "unreached": len(left), "complete": not left and not failed}
-        if self._rig.real:
+        if self._device_context.real:
             shares_of = [f"shares are of {self._memory.describe()}"] if self._memory is not None else []
             print("\n".join([*shares_of, *map(gpu_kernel_targets.line, judged)]))
         return not failed and self._memory is not None
@@ -184,7 +188,7 @@ class KernelParts:
         """
         try:
             for operation in tuned:
-                merge_into_table(operation, self._rig, self._entries[operation], memory, table_roots()[0])
+                merge_into_table(operation, self._device_context, self._entries[operation], memory, table_roots()[0])
         except OSError as error:
             tables = (self._out / "tuned").absolute()
             part.fields["tables"] = (
@@ -200,7 +204,7 @@ class KernelParts:
     def pause(self) -> None:
         """End the compilers, and on a GPU the kernels' process: another part needs the GPU and the cores for itself."""
         self._compiler.end()
-        if self._rig.real:
+        if self._device_context.real:
             self._process.end()
 
     def _measure_memory(self, part: BenchPart) -> dict[str, Any]:
@@ -208,29 +212,31 @@ class KernelParts:
         the report.
         """
         if self._memory is None:
-            told = self._process.ask("memory", left_s=part.left())
-            if "result" not in told:
-                return {"memory": told}
-            self._memory = MemoryBandwidth(told["result"])
+            response = self._process.ask("memory", left_s=part.left())
+            if "result" not in response:
+                return {"memory": response}
+            self._memory = MemoryBandwidth(response["result"])
         return self._memory.to_json()
 
     def _compile_checked(self, part: BenchPart, checks: Sequence[tuple[KernelOperation, ProblemShape, Config]]) -> None:
         """Compile the kernels of checks and wait for them; a launch compiles those that are not ready in time."""
-        capability = self._rig.policy.capability.version
+        capability = self._device_context.policy.capability.version
         jobs = [CompileJob(operation.name, capability, shape, config) for operation, shape, config in checks]
-        if not (jobs := jobs if self._rig.real else jobs[:REHEARSED_JOBS]):
+        if not (jobs := jobs if self._device_context.real else jobs[:REHEARSED_JOBS]):
             return
-        part.fields["compiled_ahead"] = self._compiler.compile(jobs, part.left(COMPILED) if self._rig.real else START_S)
+        part.fields["compiled_ahead"] = self._compiler.compile(
+            jobs, part.left(COMPILED) if self._device_context.real else START_S
+        )
 
     def _compile_tuned(self, part: BenchPart, first: bool) -> None:
         """Start compiling the kernels that tuning will try, in the background.
 
         If the compiler does not accept the jobs, the report says so, and launches compile instead.
         """
-        if not self._rig.real or first in self._sent:
+        if not self._device_context.real or first in self._sent:
             return
         self._sent.add(first)
-        policy = self._rig.policy
+        policy = self._device_context.policy
         turns = in_turns([(operation, shape) for shape in left] for operation, left in self._order.left_to_tune.items())
         jobs = [
             CompileJob(operation.name, policy.capability.version, shape, config)

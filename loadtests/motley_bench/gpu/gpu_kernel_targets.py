@@ -25,7 +25,7 @@ class KernelTarget:
     what: str
     of: Callable[[Row], bool]
     value: Callable[[Row], float | None]
-    at_least: float
+    minimum: float
 
 
 def _int4(row: Row, tokens: range, *, large: bool) -> bool:
@@ -103,17 +103,17 @@ def judge(rows: Sequence[Row], planned: Iterable[tuple[str, Mapping[str, Any]]])
         }
         number = sum(map(target.of, cases))
         worst = min(values, key=lambda case: values[case], default=None)
-        least = None if worst is None else values[worst]
+        lowest = None if worst is None else values[worst]
         found.append(
             {
                 "target": target.what,
-                "at_least": target.at_least,
+                "at_least": target.minimum,
                 "cases": len(values),
                 "planned": number,
-                "reached": sum(value >= target.at_least for value in values.values()),
-                "least": least,
+                "reached": sum(value >= target.minimum for value in values.values()),
+                "least": lowest,
                 "worst_case": worst,
-                "met": least is not None and least >= target.at_least and len(values) == number,
+                "met": lowest is not None and lowest >= target.minimum and len(values) == number,
             }
         )
     return found

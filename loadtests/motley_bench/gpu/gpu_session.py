@@ -40,7 +40,7 @@ from ..processes.bench_schedule import BenchPart, BenchSchedule, BenchTurn
 from ..processes.task_process import TaskProcess
 from ..sides.side_handles import is_installed
 from .gpu_divided_part import DividedPart
-from .gpu_tasks import rig_of
+from .gpu_tasks import rehearsal_context
 
 if TYPE_CHECKING:
     from motley.kernels.device.device_context import DeviceContext
@@ -91,42 +91,42 @@ def run(
 
     Raises RuntimeError without a GPU unless it is a rehearsal, KeyError for an unknown operator.
     """
-    rig = rig_of(rehearse)
+    device_context = rehearsal_context(rehearse)
     from motley.kernels.registry import OPERATIONS, find_operation
 
     from .gpu_kernel_parts import KernelParts
 
     operations = [find_operation(name) for name in ops] or list(OPERATIONS)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "machine.json").write_text(json.dumps(_machine(rig), indent=1) + "\n")
+    (out / "machine.json").write_text(json.dumps(_machine(device_context), indent=1) + "\n")
     wanted = parts or (("checks", "tuning", "kernels") if ops else PARTS)
     stages = [stage for stage in STAGES if stage.part in wanted]
-    plan = BenchSchedule(out, seconds, stages, {"rehearsal": not rig.real})
+    plan = BenchSchedule(out, seconds, stages, {"rehearsal": not device_context.real})
     with TaskProcess(CHILD, *([rehearse] if rehearse else [])) as process, ExitStack() as compilers:
-        kernels = KernelParts(rig, operations, out, process, compilers)
+        kernels = KernelParts(device_context, operations, out, process, compilers)
         right = plan.run(
             {
                 "checks": kernels.checks,
-                "engine": lambda part, first: _engine(process, rig, part),
-                "divided": DividedPart(real=rig.real).turn,
+                "engine": lambda part, first: _engine(process, device_context, part),
+                "divided": DividedPart(real=device_context.real).turn,
                 "tuning": kernels.tuning,
                 "kernels": kernels.kernels,
-                "streams": _StreamsPart(rig, out, kernels.pause).turn,
+                "streams": _StreamsPart(device_context, out, kernels.pause).turn,
             }
         )
     print("\n".join(plan.lines()))
     return right
 
 
-def _engine(process: TaskProcess, rig: DeviceContext, part: BenchPart) -> bool:
+def _engine(process: TaskProcess, device_context: DeviceContext, part: BenchPart) -> bool:
     """Compare a small model's greedy texts, from all operators together, with those of the CPU in fp32; return whether
     they agree.
     """
-    tokens = _ENGINE_TOKENS if rig.real else _REHEARSED_TOKENS
-    told = process.ask("engine", left := part.left(), left_s=left, max_tokens=tokens)
-    answered = "result" in told
+    tokens = _ENGINE_TOKENS if device_context.real else _REHEARSED_TOKENS
+    response = process.ask("engine", left := part.left(), left_s=left, max_tokens=tokens)
+    answered = "result" in response
     part.fields.pop("error", None)  # of an earlier turn
-    part.fields |= {"complete": answered, "unreached": int(not answered), **told.pop("result", {}), **told}
+    part.fields |= {"complete": answered, "unreached": int(not answered), **response.pop("result", {}), **response}
     return bool(part.fields.get("right"))
 
 
@@ -138,13 +138,16 @@ class _StreamsPart:
     pause  ends this benchmark's other processes on the GPU
     """
 
-    def __init__(self, rig: DeviceContext, out: Path, pause: Callable[[], None]) -> None:
-        self._rig, self._pause = rig, pause
-        groups = (*GROUPS, *OTHER_GROUPS) if rig.real else REHEARSED
+    def __init__(self, device_context: DeviceContext, out: Path, pause: Callable[[], None]) -> None:
+        self._device_context, self._pause = device_context, pause
+        groups = (*GROUPS, *OTHER_GROUPS) if device_context.real else REHEARSED
         self._groups = [group for group in groups if group.side == "motley" or is_installed(group.side)]
         self._measuring = EngineMeasurement(
-            str(rig.device), out, lambda share: 0.0, lambda what: print(f"  {what}", file=sys.stderr, flush=True)
-        )  # fmt: skip
+            str(device_context.device),
+            out,
+            lambda share: 0.0,
+            lambda what: print(f"  {what}", file=sys.stderr, flush=True),
+        )
 
     def turn(self, part: BenchPart, first: bool) -> bool:
         """Measure the groups that are left, as far as time allows; return whether none of Motley's own failed.
@@ -155,7 +158,9 @@ class _StreamsPart:
         measuring, later = self._measuring, list[WorkloadGroup]()
         measuring.turn(part.left)
         for group in self._groups:
-            if (first and group in OTHER_GROUPS) or (not first and self._rig.real and part.left() < _GROUP_S):
+            if (first and group in OTHER_GROUPS) or (
+                not first and self._device_context.real and part.left() < _GROUP_S
+            ):
                 later.append(group)
             elif (left := measuring.group(group)) is not None:
                 later.append(replace(left, until=1.0))
@@ -167,20 +172,20 @@ class _StreamsPart:
             part.save()
         self._groups = later
         part.fields["complete"] = measuring.complete and not later
-        if self._rig.real:
+        if self._device_context.real:
             print("\n".join(map(goal_line, part.fields["goals"])))
         return not any(each["side"] == "motley" for each in measuring.failed)
 
 
-def _machine(rig: DeviceContext) -> dict[str, Any]:
+def _machine(device_context: DeviceContext) -> dict[str, Any]:
     import torch
 
     from motley.replicas.host.measurement_rows import machine, versions
 
-    found = {**machine(), "rehearsal": not rig.real, "capability": str(rig.policy.capability)}
-    found["storage"] = rig.policy.storage
-    if rig.real:
-        properties = torch.cuda.get_device_properties(rig.device)
+    found = {**machine(), "rehearsal": not device_context.real, "capability": str(device_context.policy.capability)}
+    found["storage"] = device_context.policy.storage
+    if device_context.real:
+        properties = torch.cuda.get_device_properties(device_context.device)
         found |= {
             "gpu": properties.name, "sms": properties.multi_processor_count, "memory": properties.total_memory,
         }  # fmt: skip

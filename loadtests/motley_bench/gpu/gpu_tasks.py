@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..processes.bench_child import answer
+from ..processes.bench_child import respond
 from ..processes.task_process import serve
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def parse_capability(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def rig_of(capability: str) -> DeviceContext:
+def rehearsal_context(capability: str) -> DeviceContext:
     """Return the context of the first GPU, or of a stand-in if a compute capability is given.
 
     Raises RuntimeError if torch finds no GPU.
@@ -52,8 +52,10 @@ class GpuTasks:
     accelerator  passed on to `gpu_engine.compare`
     """
 
-    def __init__(self, rig: DeviceContext, accelerator: Callable[[], Accelerator | None] = lambda: None) -> None:
-        self._rig = rig
+    def __init__(
+        self, device_context: DeviceContext, accelerator: Callable[[], Accelerator | None] = lambda: None
+    ) -> None:
+        self._device_context = device_context
         self._accelerator = accelerator
 
     def memory(self) -> dict[str, float]:
@@ -62,7 +64,11 @@ class GpuTasks:
         """
         from motley.kernels.tuning.memory_bandwidth import measure_memory_bandwidth
 
-        return dict(measure_memory_bandwidth(self._rig.device, None if self._rig.real else 2**16, triton=True).measured)
+        return dict(
+            measure_memory_bandwidth(
+                self._device_context.device, None if self._device_context.real else 2**16, triton=True
+            ).measured
+        )
 
     def check(self, op: str, shape: str, config: Mapping[str, Any]) -> dict[str, Any]:
         """Run an operator once and compare the result with its reference.
@@ -73,10 +79,12 @@ class GpuTasks:
         from motley.kernels.launch.variant import Config
         from motley.kernels.registry import find_operation
 
-        problem = find_operation(op).problem(self._rig.policy, ProblemShape.parse(shape), self._rig.device)
+        problem = find_operation(op).problem(
+            self._device_context.policy, ProblemShape.parse(shape), self._device_context.device
+        )
         return {"error_of_allowed": problem.error(problem.run(Config.from_json(config)))}
 
-    def tune(self, op: str, shape: str, most: int | None) -> dict[str, Any]:
+    def tune(self, op: str, shape: str, max_configs: int | None) -> dict[str, Any]:
         """Search the best config of an operator at a shape, among at most `most` configs (None: all).
 
         Returns "found", the best config and the facts known of it, or None; "tried", the time of each config; and
@@ -89,8 +97,8 @@ class GpuTasks:
 
         tried: list[ConfigTrial] = []
         wanted, chosen = find_operation(op), ProblemShape.parse(shape)
-        configs = offered_configs(wanted, self._rig.policy, chosen)[:most]
-        entry = search_configs(wanted, self._rig, chosen, configs, tried.append)
+        configs = offered_configs(wanted, self._device_context.policy, chosen)[:max_configs]
+        entry = search_configs(wanted, self._device_context, chosen, configs, tried.append)
         found = None if entry is None else {"config": entry.config.to_json(), **entry.facts}
         excluded = [{"config": trial.config.to_json(), "why": trial.why} for trial in tried if trial.why]
         times = [
@@ -104,7 +112,7 @@ class GpuTasks:
         """Compare a small model's greedy texts on the GPU with those of the CPU in fp32."""
         from .gpu_engine_check import compare
 
-        return compare(self._rig, max_tokens, self._accelerator)
+        return compare(self._device_context, max_tokens, self._accelerator)
 
     def measure(self, name: str, op: str, shape: str, bandwidth: float) -> list[dict[str, Any]]:
         """Return an operator's rows of the benchmark. Raises AssertionError if its result is wrong."""
@@ -117,9 +125,9 @@ class GpuTasks:
         return list(
             rows_of(
                 name,
-                measure_operation(find_operation(op), self._rig, ProblemShape.parse(shape)),
+                measure_operation(find_operation(op), self._device_context, ProblemShape.parse(shape)),
                 bandwidth,
-                real=self._rig.real,
+                real=self._device_context.real,
             )
         )
 
@@ -133,9 +141,9 @@ class GpuTasks:
         """Return whether the device still works: after some errors a process can launch nothing any more."""
         import torch
 
-        if self._rig.real:
+        if self._device_context.real:
             try:
-                torch.cuda.synchronize(self._rig.device)
+                torch.cuda.synchronize(self._device_context.device)
                 torch.cuda.empty_cache()
             except RuntimeError:
                 return False
@@ -144,8 +152,8 @@ class GpuTasks:
 
 def main() -> None:
     capability = sys.argv[1] if len(sys.argv) > 1 else ""
-    tasks = GpuTasks(rig_of(capability))
-    answer({"ready": True})
+    tasks = GpuTasks(rehearsal_context(capability))
+    respond({"ready": True})
     serve(tasks)
 
 

@@ -196,8 +196,8 @@ def pointwise_problem(
         run = lambda: ops.rotary_write(q, k, v, cos, sin, cache, step)  # noqa: E731
 
         def written(found: torch.Tensor) -> WrittenTensors:
-            kept = ops.kv_vectors(ops.kv_parts(cache))[:2]  # [blocks, KH, 16, D]
-            return [found, *(each.transpose(1, 2).flatten(0, 1)[:tokens] for each in kept)]
+            stored = ops.kv_vectors(ops.kv_parts(cache))[:2]  # [blocks, KH, 16, D]
+            return [found, *(each.transpose(1, 2).flatten(0, 1)[:tokens] for each in stored)]
 
         def exact() -> list[ExpectedWithBound]:
             turned = [_rotated_reference(each, cos, sin) for each in (q, k)]

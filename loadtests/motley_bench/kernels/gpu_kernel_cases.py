@@ -23,7 +23,7 @@ _RANGES = {"sample": range(1, 257), "quantize_panels": range(9, 1 << 20), "w8a8_
 
 
 def gpu_device_cases(
-    rig: DeviceContext,
+    device_context: DeviceContext,
     models: Sequence[ModelShape],
     tokens: Sequence[int] | None,
     ops: Collection[str],
@@ -31,13 +31,13 @@ def gpu_device_cases(
 ) -> list[Case]:
     """Return the cases for a GPU, with those of attention at all batches."""
     return [
-        (name, partial(measure_operation, operation, rig, shape, enough))
-        for name, operation, shape in gpu_cases(rig, models, tokens, ops, all_batches=True)
+        (name, partial(measure_operation, operation, device_context, shape, enough))
+        for name, operation, shape in gpu_cases(device_context, models, tokens, ops, all_batches=True)
     ]
 
 
 def gpu_cases(
-    rig: DeviceContext,
+    device_context: DeviceContext,
     models: Sequence[ModelShape],
     tokens: Sequence[int] | None,
     ops: Collection[str] = (),
@@ -62,12 +62,16 @@ def gpu_cases(
         for layer, (n, k) in model.linears.items():
             for m in tokens or TOKENS:
                 shape = ProblemShape.of(m=m, n=n, k=k, group=128)
-                kernel, _ = kernel_for(rig.policy, shape, rig.about)
+                kernel, _ = kernel_for(device_context.policy, shape, device_context.about)
                 cases.append((f"{model.name} {layer} m={m}", kernel, shape))
     for operation in OPERATIONS:
-        if (operation.name in ops or (not ops and operation not in INT4)) and not operation.refusal(rig.policy):
+        if (operation.name in ops or (not ops and operation not in INT4)) and not operation.refusal(
+            device_context.policy
+        ):
             shapes = (
-                _asked_for(operation, rig, models, tokens, all_batches) if rig.real else operation.small(rig.policy)[:1]
+                _requested_cases(operation, device_context, models, tokens, all_batches)
+                if device_context.real
+                else operation.small(device_context.policy)[:1]
             )
             if not shapes and operation.name in ops:
                 raise ValueError(f"tokens {tokens}: {operation.name} has no shape with as many of {_names(models)}")
@@ -75,9 +79,9 @@ def gpu_cases(
     return cases
 
 
-def _asked_for(
+def _requested_cases(
     operation: KernelOperation,
-    rig: DeviceContext,
+    device_context: DeviceContext,
     models: Sequence[ModelShape],
     tokens: Sequence[int] | None,
     all_batches: bool,
@@ -89,7 +93,9 @@ def _asked_for(
     """
     everything = set(MODELS) <= set(models)
     of_models = [
-        shape for shape in operation.shapes(rig.policy) if everything or any(model.has(shape) for model in models)
+        shape
+        for shape in operation.shapes(device_context.policy)
+        if everything or any(model.has(shape) for model in models)
     ]
     if rows := next((name for name in _ROWS if all(name in dict(shape.fields) for shape in of_models)), ""):
         launched = _RANGES.get(operation.name, range(1, 1 << 20))
@@ -110,8 +116,8 @@ def _of_batches(
     They are like the tuned shapes of the same context.
     """
     prefill = operation.name == "attention_prefill"
-    size, known = "new" if prefill else "batch", {shape.get("new", shape["batch"]) for shape in found}
-    numbers = [m for m in tokens if m not in known and (m > DECODED) is prefill]
+    size, found_sizes = "new" if prefill else "batch", {shape.get("new", shape["batch"]) for shape in found}
+    numbers = [m for m in tokens if m not in found_sizes and (m > DECODED) is prefill]
     for m in numbers:
         for shape in of_models:
             if shape["context"] == max(CONTEXT, m if prefill else 0) and shape["batch"] == (1 if prefill else 8):

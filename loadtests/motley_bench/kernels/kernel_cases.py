@@ -22,10 +22,10 @@ from .operation_measurement import (
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
 _CPU_CACHE = 64 * 2**20  # bytes; more than one core's share of the last-level cache on most CPUs
-_MOST_CPU_COPIES = 512  # copies of few rows still fit in a cache, as they do in a step, which wrote them just before
+_MAX_CPU_COPIES = 512  # copies of few rows still fit in a cache, as they do in a step, which wrote them just before
 DECODED = 64  # attention: up to so many tokens belong to as many sequences; more belong to one prompt
 CONTEXT = 2048  # tokens of context on a CPU
-_MOST_KV = 8  # sequences up to which each has it; more sequences have a quarter, to limit KV
+_MAX_KV_SEQUENCES = 8  # sequences up to which each has it; more sequences have a quarter, to limit KV
 _LINEAR = {"linear": "int4", "linear_int8": "int8", "linear_dense": "dense"}  # a CPU's operators -> kinds of weights
 _BYTES = {"int4": 0.5, "int8": 1.0, "dense": 2.0}  # bytes of one weight
 Case = tuple[str, Callable[[], OperationMeasurement]]
@@ -41,10 +41,10 @@ def cpu_cases(
 
     So a run that is cut short has measured decode of all models.
     """
-    known = (*_LINEAR, "attention", "attention_prefill", *cpu_operator_problems.POINTWISE)
-    wanted = ops or known
-    if unknown := [name for name in wanted if name not in known]:
-        raise ValueError(f"op {unknown[0]}: on a CPU there are {', '.join(known)}")
+    supported = (*_LINEAR, "attention", "attention_prefill", *cpu_operator_problems.POINTWISE)
+    wanted = ops or supported
+    if unknown := [name for name in wanted if name not in supported]:
+        raise ValueError(f"op {unknown[0]}: on a CPU there are {', '.join(supported)}")
     few, many = [m for m in tokens if m <= DECODED], [m for m in tokens if m > DECODED]
     for name, numbers, what in (("attention", few, "up to"), ("attention_prefill", many, "more than")):
         if name in ops and not numbers:
@@ -80,7 +80,7 @@ def cpu_cases(
 def _contexts(batch: int) -> tuple[int, ...]:
     """Return the context lengths of a decode on a CPU for a batch size."""
     short = CONTEXT // 4
-    return (CONTEXT,) if batch < _MOST_KV else (CONTEXT, short) if batch == _MOST_KV else (short,)
+    return (CONTEXT,) if batch < _MAX_KV_SEQUENCES else (CONTEXT, short) if batch == _MAX_KV_SEQUENCES else (short,)
 
 
 def _named(model: ModelShape, name: str, batch: int, context: int, new: int) -> str:
@@ -91,7 +91,7 @@ def _copies(num_bytes: int) -> int:
     """Return how many copies of inputs are used in turn, so that together they take twice the cache and each has left
     it.
     """
-    return min(_MOST_CPU_COPIES, max(2, -(-2 * _CPU_CACHE // num_bytes)))
+    return min(_MAX_CPU_COPIES, max(2, -(-2 * _CPU_CACHE // num_bytes)))
 
 
 Made = tuple[ProblemShape, KernelProblem]

@@ -17,7 +17,7 @@ from motley.kernels.tuning.memory_limits import ShapeTooLarge, memory_shortage
 from motley.kernels.tuning.timing import InputRotation, Timing, time_runs
 
 T = TypeVar("T")
-MOST_COPIES = 512  # copies of the inputs; if so many do not fill the cache, it is swept between two runs
+MAX_COPIES = 512  # copies of the inputs; if so many do not fill the cache, it is swept between two runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,10 @@ def make_within_budget(make: Callable[[int], T], copies: int, enough: Callable[[
 
 
 def measure_operation(
-    operation: KernelOperation, rig: DeviceContext, shape: ProblemShape, enough: Callable[[], bool] = lambda: False
+    operation: KernelOperation,
+    device_context: DeviceContext,
+    shape: ProblemShape,
+    enough: Callable[[], bool] = lambda: False,
 ) -> OperationMeasurement:
     """Measure an operator with the config that a launch would have, with inputs rotated so that none is in the cache.
 
@@ -75,28 +78,30 @@ def measure_operation(
 
     Raises ShapeTooLarge for a shape that does not fit into the device's memory.
     """
-    if why := measurement_memory_shortage(operation, rig, shape):
+    if why := measurement_memory_shortage(operation, device_context, shape):
         raise ShapeTooLarge(why)
-    choice = choose_config(operation, rig.policy, shape, rig.about)
-    turns = _input_rotation(operation, rig, shape)
-    make = partial(operation.problem, rig.policy, shape, rig.device)
+    choice = choose_config(operation, device_context.policy, shape, device_context.about)
+    turns = _input_rotation(operation, device_context, shape)
+    make = partial(operation.problem, device_context.policy, shape, device_context.device)
     problems = make_within_budget(make, turns.copies, enough)
-    rounds = 20 if rig.real else 1
+    rounds = 20 if device_context.real else 1
     return measure_problems(
-        operation.name, shape, problems, choice.config, choice.how, rig.device, rounds, turns.sweep_bytes
+        operation.name, shape, problems, choice.config, choice.how, device_context.device, rounds, turns.sweep_bytes
     )
 
 
-def measurement_memory_shortage(operation: KernelOperation, rig: DeviceContext, shape: ProblemShape) -> str:
+def measurement_memory_shortage(operation: KernelOperation, device_context: DeviceContext, shape: ProblemShape) -> str:
     """Text with the memory that measuring a shape needs, if it does not fit the device; else empty.
 
     Memory of peers is not counted.
     """
-    return memory_shortage(operation, rig, shape, _input_rotation(operation, rig, shape).copies)
+    return memory_shortage(operation, device_context, shape, _input_rotation(operation, device_context, shape).copies)
 
 
-def _input_rotation(operation: KernelOperation, rig: DeviceContext, shape: ProblemShape) -> InputRotation:
-    return InputRotation.past(int(operation.work(rig.policy, shape).bytes), rig.cache_bytes, MOST_COPIES)
+def _input_rotation(operation: KernelOperation, device_context: DeviceContext, shape: ProblemShape) -> InputRotation:
+    return InputRotation.past(
+        int(operation.work(device_context.policy, shape).bytes), device_context.cache_bytes, MAX_COPIES
+    )
 
 
 def measure_problems(

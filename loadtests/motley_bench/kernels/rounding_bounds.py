@@ -32,8 +32,8 @@ def linear_error(x: torch.Tensor, weight: Weight, kernel: str, found: torch.Tens
     int4 kernel has scales and zero points in bf16. At the end y is rounded.
     """
     (num_outputs, num_inputs), wide = weight.shape, x.float()
-    most, length = wide.abs().amax(1, keepdim=True), wide.norm(dim=1, keepdim=True)
-    of_x = most / 254 if "int" in kernel else torch.zeros_like(most)
+    largest, length = wide.abs().amax(1, keepdim=True), wide.norm(dim=1, keepdim=True)
+    of_x = largest / 254 if "int" in kernel else torch.zeros_like(largest)
     ratio = 0.0
     for start in range(0, num_outputs, _COLUMNS):
         rows = torch.arange(start, min(start + _COLUMNS, num_outputs))
@@ -48,11 +48,11 @@ def linear_error(x: torch.Tensor, weight: Weight, kernel: str, found: torch.Tens
 
 def _rounded(weight: Weight, kernel: str, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Return, per row, the largest difference of a kernel's weights to `dense` [R, K]."""
-    most = dense.abs().amax(1)
+    largest = dense.abs().amax(1)
     if "dense" in kernel:
-        return HALF * most
+        return HALF * largest
     if "int8" in kernel and not (kernel.startswith("c-") and isinstance(weight, GroupedWeight)):
-        return most / 254
+        return largest / 254
     if "torch-int4" in kernel and isinstance(weight, GroupedWeight):
         return 2 * HALF * 16 * weight.scales[rows].float().abs().amax(1)
-    return torch.zeros_like(most)
+    return torch.zeros_like(largest)

@@ -74,9 +74,9 @@ class CurlChannel:
             self._idle.append(curl)
         status = trailers.get("grpc-status")
         if status != "0":
-            known = status is not None and status.isdigit()
+            has_status = status is not None and status.isdigit()
             message = unquote(trailers.get("grpc-message", f"HTTP status {curl.getinfo(pycurl.RESPONSE_CODE)}"))
-            raise CurlCallFailed(_STATUS.get(int(status or 0), "UNKNOWN") if known else "UNKNOWN", message)
+            raise CurlCallFailed(_STATUS.get(int(status or 0), "UNKNOWN") if has_status else "UNKNOWN", message)
 
     def close(self) -> None:
         if self._timer is not None:

@@ -36,9 +36,9 @@ class CurlSender:
         return tokens
 
     async def whole(self, job: LoadRequest) -> int:
-        answers: list[bytes] = []
-        await self._call("Complete", job, answers.append)
-        return int(pb.Completion.FromString(answers[0]).usage.completion_tokens)
+        responses: list[bytes] = []
+        await self._call("Complete", job, responses.append)
+        return int(pb.Completion.FromString(responses[0]).usage.completion_tokens)
 
     async def close(self) -> None:
         self._channel.close()

@@ -16,7 +16,7 @@ from typing import Any
 
 from motley.client import Tls
 
-from ..processes.bench_child import answer
+from ..processes.bench_child import respond
 from .load_generator import LoadGenerator
 from .load_workload import Workload, generate_requests
 from .request_samples import LoadOutcome
@@ -35,7 +35,7 @@ async def run_client_part(part: dict[str, Any]) -> LoadOutcome:
     tls = None if part["tls"] is None else Tls(**part["tls"])
     service = create_sender(workload, part["target"], part["model"], part["api_key"], tls)
     try:
-        answer({"ready": True})
+        respond({"ready": True})
         started = float(await asyncio.to_thread(sys.stdin.readline))
         return await LoadGenerator(workload, service, mine, started).run(concurrency)
     finally:
@@ -45,7 +45,7 @@ async def run_client_part(part: dict[str, Any]) -> LoadOutcome:
 def main() -> None:
     part = json.loads(sys.stdin.readline())
     gc.freeze()  # the garbage collector need not visit imported objects again and again
-    answer(run_on_fastest_loop(run_client_part(part)).to_json())
+    respond(run_on_fastest_loop(run_client_part(part)).to_json())
 
 
 def run_on_fastest_loop(work: Coroutine[Any, Any, LoadOutcome]) -> LoadOutcome:

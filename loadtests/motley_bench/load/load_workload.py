@@ -94,11 +94,11 @@ def generate_requests(workload: Workload, alphabet: Sequence[int]) -> Iterator[L
         yield LoadRequest(None if workload.rate is None else at_s, (*prefix[:shared], *own), output)
 
 
-def _prefix(seed: int, alphabet: Sequence[int], known: int, wanted: int) -> list[int]:
+def _prefix(seed: int, alphabet: Sequence[int], cached: int, wanted: int) -> list[int]:
     """Return the tokens `known` to `wanted` of the common prefix.
 
     They are the same, whichever request needs them first.
     """
-    if wanted <= known:
+    if wanted <= cached:
         return []
-    return random.Random(f"prefix {seed}").choices(alphabet, k=wanted)[known:]
+    return random.Random(f"prefix {seed}").choices(alphabet, k=wanted)[cached:]

@@ -53,9 +53,9 @@ class MeasuredService:
 
 def inspect_service(protocol: str, target: str, api_key: str | None = None, tls: Tls | None = None) -> MeasuredService:
     """Request a running service's description. Raises Unavailable."""
-    ask = _inspect_grpc if protocol == "grpc" else _inspect_http
+    inspect = _inspect_grpc if protocol == "grpc" else _inspect_http
     try:
-        model, ids, length, null = ask(target, api_key, tls)
+        model, ids, length, null = inspect(target, api_key, tls)
     except (Unauthenticated, Forbidden, urllib.error.HTTPError) as error:
         raise Unavailable(f"the service at {target} refuses the request: {error}") from error
     except (MotleyError, urllib.error.URLError, OSError) as error:

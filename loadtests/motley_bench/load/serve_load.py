@@ -38,13 +38,13 @@ class ServeBenchConfig:
     tls: Tls | None = None
 
 
-def run(asked: ServeBenchConfig, progress: Progress = lambda _: None) -> dict[str, Any]:
+def run(config: ServeBenchConfig, progress: Progress = lambda _: None) -> dict[str, Any]:
     """Run `motley bench serve` and return its report. Raises InvalidRequest, Unavailable, EngineFault."""
-    with _service(asked, progress) as service:
-        check_workload_fits(asked.workload, service)
-        progress(f"{asked.workload.end_s:g} s of load on {service.model}")
-        outcome = load_clients.run_clients(asked.workload, service, asked.clients)
-        return load_report.build_report(asked.workload, service, outcome, asked.slo, asked.clients)
+    with _service(config, progress) as service:
+        check_workload_fits(config.workload, service)
+        progress(f"{config.workload.end_s:g} s of load on {service.model}")
+        outcome = load_clients.run_clients(config.workload, service, config.clients)
+        return load_report.build_report(config.workload, service, outcome, config.slo, config.clients)
 
 
 def parse_workload(*, protocol: str, rate: float | None, **settings: Any) -> Workload:
@@ -79,16 +79,16 @@ def check_workload_fits(workload: Workload, service: MeasuredService) -> None:
 
 
 @contextmanager
-def _service(asked: ServeBenchConfig, progress: Progress) -> Iterator[MeasuredService]:
-    protocol = asked.workload.protocol
-    if asked.start is None:
-        yield inspect_service(protocol, asked.target or TARGETS[protocol], asked.api_key, asked.tls)
+def _service(config: ServeBenchConfig, progress: Progress) -> Iterator[MeasuredService]:
+    protocol = config.workload.protocol
+    if config.start is None:
+        yield inspect_service(protocol, config.target or TARGETS[protocol], config.api_key, config.tls)
         return
-    if asked.target is not None:
+    if config.target is not None:
         raise _invalid("target", "give either the target of a running service, or --start")
     progress("starting the service")
-    with start_service(asked.start) as endpoints:
-        yield inspect_service(protocol, endpoints[protocol], asked.api_key, asked.tls)
+    with start_service(config.start) as endpoints:
+        yield inspect_service(protocol, endpoints[protocol], config.api_key, config.tls)
 
 
 def _invalid(option: str, problem: str) -> InvalidRequest:

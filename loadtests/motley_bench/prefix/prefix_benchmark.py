@@ -59,7 +59,7 @@ class PrefixBenchPlan:
     repeats: int = 5
     shape: str = "qwen2-0.5b"
     prefixes: Sequence[int] = (256, 512, 1024, 2048, 4096, 8192)
-    asked: int = 3
+    requests_per_prefix: int = 3
     trace: TenantTracePlan = FULL
     faults: RedisFaultPlan = FAULTS
     numerics: NumericsPlan = NUMERICS
@@ -77,7 +77,7 @@ def quick(parts: Sequence[str] = PARTS) -> PrefixBenchPlan:
     )
     return PrefixBenchPlan(
         parts=parts, tokens=(32,), connections=(1,), moved=64 << 20, repeats=3, shape="quick",
-        prefixes=(256, 512, 1024), asked=2, trace=small,
+        prefixes=(256, 512, 1024), requests_per_prefix=2, trace=small,
         faults=RedisFaultPlan(shape="quick", kinds=("restarted empty",), rounds=2),
         numerics=NumericsPlan(prefix=128, texts=2), fleet=RoutedFleetPlan(seconds=20.0, seeds=2),
     )  # fmt: skip
@@ -124,7 +124,7 @@ def _values(plan: PrefixBenchPlan, own: EmbeddedRedis, say: Progress) -> Iterato
 def _ttft(plan: PrefixBenchPlan, own: EmbeddedRedis, say: Progress) -> Rows:
     say(f"engines of {plan.shape}")
     return measure_first_tokens(
-        SharedWeightReplicas(plan.shape), plan.shape, own.url, SECRET, plan.prefixes, plan.asked, say
+        SharedWeightReplicas(plan.shape), plan.shape, own.url, SECRET, plan.prefixes, plan.requests_per_prefix, say
     )
 
 

@@ -76,9 +76,9 @@ def measure_first_tokens(
     The reader's KV has nothing of the prefix at first. A third replica, without a store, measures how long computing
     the prefix again takes.
     """
-    room = max(lengths) + QUESTION + 1
-    alone = replicas.engine(room)
-    writer, reader = (replicas.engine(room, bench_prefix_access(url, secret), after) for after in (1, 2))
+    capacity = max(lengths) + QUESTION + 1
+    alone = replicas.engine(capacity)
+    writer, reader = (replicas.engine(capacity, bench_prefix_access(url, secret), after) for after in (1, 2))
     try:
         rows, medians = [], []
         for length in lengths:
@@ -86,9 +86,9 @@ def measure_first_tokens(
             found, reused = _samples(alone, writer, reader, replicas.shape.vocab_size, length, repeats)
             workload = {"shape": name, "prefix_tokens": length, "question_tokens": QUESTION}
             for where in ("redis", "local"):
-                told = {**workload, "reused_tokens": reused[where]}
+                reported = {**workload, "reused_tokens": reused[where]}
                 rows.append(
-                    row(f"ttft_{where}_hit", told, "ms", found[where], peer="recompute",
+                    row(f"ttft_{where}_hit", reported, "ms", found[where], peer="recompute",
                         peer_samples=found["recompute"], higher_is_better=False)
                 )  # fmt: skip
             medians.append((length, statistics.median(found["recompute"]), statistics.median(found["redis"])))
@@ -96,8 +96,8 @@ def measure_first_tokens(
         assert stats is not None
         outcomes = dict(stats.outcomes)
         even = break_even(medians, stats.value_tokens)
-        told = {"shape": name, "value_tokens": stats.value_tokens, "fetches": outcomes}
-        return [*rows, *([row("break_even_prefix", told, "tokens", [even])] if even is not None else [])]
+        reported = {"shape": name, "value_tokens": stats.value_tokens, "fetches": outcomes}
+        return [*rows, *([row("break_even_prefix", reported, "tokens", [even])] if even is not None else [])]
     finally:
         for built in (alone, writer, reader):
             built.close()

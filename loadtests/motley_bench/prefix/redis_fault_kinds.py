@@ -51,11 +51,11 @@ def _stopped(redis: RedisProcess, proxy: SlowProxy) -> RedisFault:
 
 
 def _restarted(redis: RedisProcess, proxy: SlowProxy) -> RedisFault:
-    def again() -> None:
+    def recover() -> None:
         redis.kill()
         redis.start()
 
-    return RedisFault(again, lambda: None, lasts=False)
+    return RedisFault(recover, lambda: None, lasts=False)
 
 
 def _out_of_memory(redis: RedisProcess, proxy: SlowProxy) -> RedisFault:
@@ -106,5 +106,5 @@ KINDS: dict[str, Callable[[RedisProcess, SlowProxy], RedisFault]] = {
 
 
 def _run_admin_command(redis: RedisProcess, line: str) -> None:
-    answer = redis.ask(*line.split())
-    assert answer == b"+OK\r\n", f"{line}: {answer!r}"
+    reply = redis.ask(*line.split())
+    assert reply == b"+OK\r\n", f"{line}: {reply!r}"

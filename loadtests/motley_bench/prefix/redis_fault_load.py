@@ -17,7 +17,7 @@ from motley.replicas.types import Request
 from ..sides.side_process import prompt
 from .redis_fault_kinds import KINDS
 
-ROOM = 3  # prompts that fit into a replica's KV; prefixes take turns, so none is still there when it returns
+KV_PROMPTS = 3  # prompts that fit into a replica's KV; prefixes take turns, so none is still there when it returns
 BUSY = 0.5  # share of the time that the replica needs to compute all requests
 MIDST = 2  # answers of a round after which the fault begins or ends
 POLL_S = 0.01
@@ -42,7 +42,7 @@ class RedisFaultPlan:
     rounds: int = 5
 
     def __post_init__(self) -> None:
-        assert self.prefixes >= 2 * ROOM, "or some of each prefix is still there when it comes again"
+        assert self.prefixes >= 2 * KV_PROMPTS, "or some of each prefix is still there when it comes again"
         assert set(self.kinds) <= set(KINDS)
 
     @property
@@ -152,24 +152,24 @@ def send_requests(
 ) -> list[FaultBenchAnswer]:
     """Send each request when it is due, as long as `going` allows for the number of ended ones; return the answers."""
     core, distances, under_way = built.core, random.Random(seed), 0
-    answers: list[FaultBenchAnswer] = []
+    responses: list[FaultBenchAnswer] = []
     due, coming = time.monotonic(), next(requests, None)
     while coming is not None or under_way:
-        if coming is not None and not going(len(answers) - under_way):
+        if coming is not None and not going(len(responses) - under_way):
             coming = None
         while coming is not None and due <= time.monotonic():
-            core.add(len(answers), coming)
-            answers.append(FaultBenchAnswer(due))
+            core.add(len(responses), coming)
+            responses.append(FaultBenchAnswer(due))
             under_way += 1
             due, coming = due + gap_s * distances.expovariate(1.0), next(requests, None)
         if not under_way and coming is not None:
             time.sleep(max(0.0, min(due - time.monotonic(), POLL_S)))
         for emission in core.step() if under_way else ():
-            answer = answers[emission.key]
+            response = responses[emission.key]
             said = [token for delta in emission.message.deltas for token in delta.token_ids]
-            if said and not answer.said:
-                answer.first = time.monotonic()
-            answer.said += said
-            answer.failed = answer.failed or emission.error is not None
+            if said and not response.said:
+                response.first = time.monotonic()
+            response.said += said
+            response.failed = response.failed or emission.error is not None
             under_way -= emission.done
-    return answers
+    return responses

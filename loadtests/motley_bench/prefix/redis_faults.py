@@ -23,7 +23,7 @@ from .prefix_first_tokens import FLUSH_S, SharedWeightReplicas, bench_prefix_acc
 from .redis_fault_kinds import PASSWORD, USER, RedisFault, make_fault, make_faulty_redis
 from .redis_fault_load import (
     BUSY,
-    ROOM,
+    KV_PROMPTS,
     BackgroundAction,
     FaultBenchRequests,
     FaultSamples,
@@ -41,22 +41,22 @@ RECOVERY_S = 30.0
 def measure_faults(plan: RedisFaultPlan, secret: bytes, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Measure all kinds of faults. Raises MotleyError if nothing comes from a healthy Redis."""
     replicas = SharedWeightReplicas(plan.shape)
-    room = ROOM * plan.tokens
+    capacity = KV_PROMPTS * plan.tokens
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         redis = make_faulty_redis(Path(folder))
         redis.start()
         with slow_proxy(redis.port) as proxy:
             near, far = f"unix://{USER}:{PASSWORD}@{redis.path}", f"redis://{USER}:{PASSWORD}@127.0.0.1:{proxy.port}"
-            alone = replicas.engine(room)
-            sharing = [replicas.engine(room, bench_prefix_access(url, secret)) for url in (near, far)]
+            alone = replicas.engine(capacity)
+            sharing = [replicas.engine(capacity, bench_prefix_access(url, secret)) for url in (near, far)]
             try:
                 gap_s = arrival_gap_s(alone, FaultBenchRequests(plan, replicas.shape.vocab_size).round())
                 for kind in plan.kinds:
                     say(f"Redis under load: {kind}")
                     fault = make_fault(kind, redis, proxy)
-                    asked = FaultBenchRequests(plan, replicas.shape.vocab_size)
-                    rows += _rows(plan, kind, _FaultTrial(fault, alone, sharing[fault.remote], asked, gap_s).run())
+                    requests = FaultBenchRequests(plan, replicas.shape.vocab_size)
+                    rows += _rows(plan, kind, _FaultTrial(fault, alone, sharing[fault.remote], requests, gap_s).run())
             finally:
                 for built in (alone, *sharing):
                     built.close()
@@ -65,7 +65,9 @@ def measure_faults(plan: RedisFaultPlan, secret: bytes, say: Callable[[str], Non
 
 
 def _rows(plan: RedisFaultPlan, kind: str, found: FaultSamples) -> Iterator[dict[str, Any]]:
-    ours, theirs = ([1e3 * one.ttft_s for one in answers if not one.failed] for answers in (found.sharing, found.alone))
+    ours, theirs = (
+        [1e3 * one.ttft_s for one in responses if not one.failed] for responses in (found.sharing, found.alone)
+    )
     workload: dict[str, Any] = {"redis": kind, "shape": plan.shape, "prefix_tokens": plan.prefix_tokens}
     workload["requests"] = len(found.sharing)
     yield row("fault_failed_requests", workload, "requests", [float(found.failed)])
@@ -89,9 +91,9 @@ class _FaultTrial:
     """Measurement of one kind of fault, which begins and ends in the middle of a round."""
 
     def __init__(
-        self, fault: RedisFault, alone: BuiltEngine, sharing: BuiltEngine, asked: FaultBenchRequests, gap_s: float
+        self, fault: RedisFault, alone: BuiltEngine, sharing: BuiltEngine, requests: FaultBenchRequests, gap_s: float
     ) -> None:
-        self._fault, self._alone, self._sharing, self._asked = fault, alone, sharing, asked
+        self._fault, self._alone, self._sharing, self._requests = fault, alone, sharing, requests
         assert sharing.access is not None
         self._gap_s, self._store = gap_s, sharing.access.store
         self._act: BackgroundAction | None = None
@@ -101,8 +103,8 @@ class _FaultTrial:
         self._warm()
         found = FaultSamples()
         try:
-            for number in range(self._asked.plan.rounds + LATE_ROUNDS):
-                if number < self._asked.plan.rounds or not found.sharing:  # else the fault was late
+            for number in range(self._requests.plan.rounds + LATE_ROUNDS):
+                if number < self._requests.plan.rounds or not found.sharing:  # else the fault was late
                     self._round(found, number)
             self._recover(found)
         finally:
@@ -114,11 +116,11 @@ class _FaultTrial:
 
     def _warm(self) -> None:
         """Send requests until most of a round's prefixes come from Redis; a few may still miss it on a busy machine."""
-        stats, plan = self._sharing.prefix_stats(), self._asked.plan
+        stats, plan = self._sharing.prefix_stats(), self._requests.plan
         assert stats is not None
         values = plan.prefixes * (plan.prefix_tokens // stats.value_tokens)
         for _ in range(WARM_ROUNDS):
-            before, requests = self._hits, self._asked.round()
+            before, requests = self._hits, self._requests.round()
             send_requests(self._sharing, iter(requests), self._gap_s)
             self._sharing.flush(FLUSH_S)
             if 2 * (self._hits - before) >= values:
@@ -127,7 +129,7 @@ class _FaultTrial:
 
     def _round(self, found: FaultSamples, number: int) -> None:
         """Run one round on both replicas, starting with each of them alternately."""
-        requests = self._asked.round()
+        requests = self._requests.round()
         since = 0.0
         for with_redis in (False, True) if number % 2 else (True, False):
             if not with_redis:
@@ -167,8 +169,8 @@ class _FaultTrial:
                 found.recovery_s = back_s
             return found.recovery_s is None and back_s < RECOVERY_S
 
-        answers = send_requests(self._sharing, self._asked, BUSY * self._gap_s, going)
-        found.failed += sum(one.failed for one in answers)
+        responses = send_requests(self._sharing, self._requests, BUSY * self._gap_s, going)
+        found.failed += sum(one.failed for one in responses)
         act.join()
         self._lasting = False
 

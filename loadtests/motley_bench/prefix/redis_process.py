@@ -66,20 +66,20 @@ class RedisProcess:
     def go_on(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def ask(self, *words: str) -> bytes | None:
-        return ping_socket(self.path, *words)
+    def ask(self, *arguments: str) -> bytes | None:
+        return ping_socket(self.path, *arguments)
 
     def _signal(self, number: signal.Signals) -> None:
         assert self.process is not None
         os.kill(self.process.pid, number)
 
 
-def ping_socket(path: Path, *words: str) -> bytes | None:
+def ping_socket(path: Path, *arguments: str) -> bytes | None:
     """Send one command on a connection of its own; return the beginning of the reply, or None if nobody answers."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(10)
         connection.connect(str(path))
-        connection.sendall(encode_command(*(word.encode() for word in words)))
+        connection.sendall(encode_command(*(word.encode() for word in arguments)))
         return connection.recv(65_536)
     return None
 

@@ -75,8 +75,8 @@ def simulate_routed_fleet(plan: RoutedFleetPlan, bytes_per_s: float, token_bytes
 def _run(plan: RoutedFleetPlan, side: str, bytes_per_s: float, token_bytes: int, seed: int) -> SimulationMetrics:
     replicas = simulated_fleet(plan.fleet, find_model_shape(MODEL), seed)
     fetch_s = token_bytes / bytes_per_s
-    shelf = SimulatedStore(plan.memory // (token_bytes * BLOCK_TOKENS))
-    make = partial(_replica, shelf=shelf, fetch_s=_NEVER if side == NONE else fetch_s)
+    store = SimulatedStore(plan.memory // (token_bytes * BLOCK_TOKENS))
+    make = partial(_replica, store=store, fetch_s=_NEVER if side == NONE else fetch_s)
     routers = [
         MotleyRouter(replicas, _SLO, 1000 * seed + number, fetch_s=fetch_s if side == SEEN else None)
         for number in range(INGRESSES)
@@ -88,8 +88,8 @@ def _run(plan: RoutedFleetPlan, side: str, bytes_per_s: float, token_bytes: int,
     return measure_outcome(outcome, _SLO, plan.warm_up_s, ends)
 
 
-def _replica(replica: SimulatedReplica, *, shelf: SimulatedStore, fetch_s: float) -> SharingReplica:
+def _replica(replica: SimulatedReplica, *, store: SimulatedStore, fetch_s: float) -> SharingReplica:
     return SharingReplica(
         replica.name, replica.true, max_batch_tokens=replica.max_batch_tokens, max_running=replica.max_running,
-        num_blocks=replica.known.num_blocks, shelf=shelf, fetch_s=fetch_s,
+        num_blocks=replica.known.num_blocks, store=store, fetch_s=fetch_s,
     )  # fmt: skip

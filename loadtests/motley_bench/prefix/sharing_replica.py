@@ -24,7 +24,7 @@ class SimulatedStore:
     """Simulated prefix store of `blocks` blocks, which evicts the least recently used ones."""
 
     def __init__(self, blocks: int) -> None:
-        self._room = blocks
+        self._capacity = blocks
         self._held: OrderedDict[bytes, None] = OrderedDict()
 
     def depth(self, hashes: Several[bytes]) -> int:
@@ -36,7 +36,7 @@ class SimulatedStore:
         for key in reversed(hashes):  # so that the end of a prefix is evicted first
             self._held[key] = None
             self._held.move_to_end(key)
-        while len(self._held) > self._room:
+        while len(self._held) > self._capacity:
             self._held.popitem(last=False)
 
 
@@ -46,9 +46,9 @@ class SharingReplica(VirtualReplica):
     fetch_s  seconds to fetch a token
     """
 
-    def __init__(self, *args: Any, shelf: SimulatedStore, fetch_s: float, **options: Any) -> None:
+    def __init__(self, *args: Any, store: SimulatedStore, fetch_s: float, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._shelf, self._fetch_s = shelf, fetch_s
+        self._store, self._fetch_s = store, fetch_s
         self._fetches = fetch_s * self.device.prefill_tokens_per_s < 1
         self._times: Counter[bytes] = Counter()
         # Sequences whose prefix is being fetched: the time at which it is there, the id, and the blocks it then has.
@@ -74,11 +74,11 @@ class SharingReplica(VirtualReplica):
 
     def _enter(self, now: float, sequence: Sequence) -> None:
         usable = self._jobs[sequence.id].hashes[: (sequence.num_prompt - 1) // BLOCK_TOKENS]
-        own, there = self.scheduler.pool.cached_prefix(usable), self._shelf.depth(usable)
+        own, there = self.scheduler.pool.cached_prefix(usable), self._store.depth(usable)
         if not self._fetches or there <= own:
             super()._enter(now, sequence)
             return
-        self._shelf.put(usable[:there])
+        self._store.put(usable[:there])
         ready = now + (there - own) * BLOCK_TOKENS * self._fetch_s
         heappush(self._coming, (ready, sequence.id, sequence, there))
 
@@ -94,6 +94,6 @@ class SharingReplica(VirtualReplica):
     def _begun(self, sequence: Sequence) -> SimulatedRequest:
         job = super()._begun(sequence)
         self._times.update(job.hashes)
-        self._shelf.put(list(takewhile(lambda key: self._times[key] >= _STORE_AFTER, job.hashes)))
-        job.stored_tokens = self._shelf.depth(job.hashes) * BLOCK_TOKENS
+        self._store.put(list(takewhile(lambda key: self._times[key] >= _STORE_AFTER, job.hashes)))
+        job.stored_tokens = self._store.depth(job.hashes) * BLOCK_TOKENS
         return job

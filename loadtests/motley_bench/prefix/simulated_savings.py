@@ -52,7 +52,7 @@ def simulate_savings(
     return [{**each, "source": "simulated"} for each in rows]
 
 
-def prefill_s(device: SimulatedDevice, known: int, new: int) -> float:
+def prefill_s(device: SimulatedDevice, cached: int, new: int) -> float:
     """Return the seconds to compute `new` tokens after `known` ones, in chunks."""
-    starts = range(known, known + new, CHUNK)
-    return sum(device.step_s(0, 0, [(min(CHUNK, known + new - start), start)]) for start in starts)
+    starts = range(cached, cached + new, CHUNK)
+    return sum(device.step_s(0, 0, [(min(CHUNK, cached + new - start), start)]) for start in starts)

@@ -74,7 +74,7 @@ def _sides(
     _write(store, list(values.items()))
     keys = [key for _, key in zip(range(count), itertools.cycle(values), strict=False)]
     readers = [BlocksReader(store, seal, list(values)) for _ in range(connections)]
-    rooms = [[memoryview(bytearray(geometry.payload_bytes)) for _ in range(HEADS)] for _ in range(connections)]
+    buffers = [[memoryview(bytearray(geometry.payload_bytes)) for _ in range(HEADS)] for _ in range(connections)]
 
     def get(at: int) -> None:
         for key in keys:
@@ -85,7 +85,7 @@ def _sides(
         for key in keys:
             (found,) = store.get([ValueQuery(key, size)], time.monotonic() + GIVEN_S)
             assert found is not None, store.stats()
-            assert seal.open(key, found, rooms[at]) is None
+            assert seal.open(key, found, buffers[at]) is None
 
     def into_blocks(at: int) -> None:
         readers[at].read(size * count)
@@ -111,8 +111,10 @@ def _sides(
     }
     benchmark = shutil.which("redis-benchmark")
     for name in ("set", "get") if benchmark is not None else ():  # first set what is read afterwards
-        asked = [str(benchmark), "-s", str(own.socket), "-t", name, "-d", str(size), "-c", str(connections)]
-        sides[f"benchmark {name}"] = partial(_redis_benchmark, [*asked, "-n", str(count * connections), "--csv"], size)
+        command = [str(benchmark), "-s", str(own.socket), "-t", name, "-d", str(size), "-c", str(connections)]
+        sides[f"benchmark {name}"] = partial(
+            _redis_benchmark, [*command, "-n", str(count * connections), "--csv"], size
+        )
     return sides
 
 

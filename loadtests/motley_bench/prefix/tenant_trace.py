@@ -21,7 +21,7 @@ from .prefix_first_tokens import FLUSH_S, SharedWeightReplicas, bench_prefix_acc
 
 REPLICAS = 2
 AT_A_TIME = 2  # concurrent requests of each replica
-ROOM = 3  # prompts that fit into a replica's KV
+KV_PROMPTS = 3  # prompts that fit into a replica's KV
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +73,9 @@ def measure_trace(plan: TenantTracePlan, url: str, secret: bytes, say: Callable[
     the prefixes. Finally no two requests have a common prefix. Raises MotleyError if answers differ.
     """
     replicas = SharedWeightReplicas(plan.shape, max(1, usable_cores() // REPLICAS))
-    room, vocabulary = ROOM * plan.tokens, replicas.shape.vocab_size
-    without = [replicas.engine(room) for _ in range(REPLICAS)]
-    sharing = [replicas.engine(room, bench_prefix_access(url, secret)) for _ in range(REPLICAS)]
+    capacity, vocabulary = KV_PROMPTS * plan.tokens, replicas.shape.vocab_size
+    without = [replicas.engine(capacity) for _ in range(REPLICAS)]
+    sharing = [replicas.engine(capacity, bench_prefix_access(url, secret)) for _ in range(REPLICAS)]
     sides = _TraceComparison(plan, sharing, without, say)
     try:
         for turn in range(plan.turns):
@@ -127,7 +127,7 @@ class _TraceComparison:
         plan, count = self._plan, sum(len(ours.said) for ours, _ in turns)
         workload: dict[str, Any] = {"shape": plan.shape, "replicas": REPLICAS, "requests": count, "turns": len(turns)}
         if metric != "no_reuse":
-            workload |= {"tenants": plan.tenants, "kv_has_room_for": ROOM}
+            workload |= {"tenants": plan.tenants, "kv_has_room_for": KV_PROMPTS}
         prompt_tokens = plan.prefix_tokens + plan.question_tokens
         workload |= {"prompt_tokens": prompt_tokens, "output_tokens": plan.output_tokens}
         reused, alone = (sum(pair[side].reused for pair in turns) / count / prompt_tokens for side in (0, 1))

@@ -17,7 +17,7 @@ from typing import IO, Any, Self
 from motley.replicas.errors import EngineFault
 
 SAID_CHARS = 500
-LOOK_S = 0.5  # seconds between two checks of whether the process still runs
+POLL_S = 0.5  # seconds between two checks of whether the process still runs
 WRITE_S = 20.0  # a child that has not read a whole line by then is taken to read nothing any more
 
 
@@ -103,7 +103,7 @@ class BenchChild:
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._unread:
-            left = LOOK_S if until is None else min(LOOK_S, max(0.0, until - time.monotonic()))
+            left = POLL_S if until is None else min(POLL_S, max(0.0, until - time.monotonic()))
             over = self._process.poll() is not None  # its own children may keep the pipe open
             if select.select([pipe], [], [], 0.0 if over else left)[0]:
                 data = os.read(pipe, 1 << 20)
@@ -118,7 +118,7 @@ class BenchChild:
         return line
 
 
-def answer(fields: object) -> None:
+def respond(fields: object) -> None:
     """Write one object to stdout, for the parent process, as a line of JSON.
 
     The line goes through a file of its own: under PYTHONUNBUFFERED, `sys.stdout` may write only part of a long line

@@ -92,7 +92,7 @@ class BenchSchedule:
         self._seconds = seconds
         self._stages = stages
         self._parts: dict[str, BenchPart] = {}
-        self.told: dict[str, dict[str, Any]] = {}
+        self.outcomes: dict[str, dict[str, Any]] = {}
 
     def run(self, works: Mapping[str, Work]) -> bool:
         """Run all stages; return whether all was right.
@@ -106,15 +106,15 @@ class BenchSchedule:
             due = end - _FINISH * self._seconds * (1 - reached / total)
             share = now + (end - now) * stage.weight / rest if rest > 0 else now
             self._turn(stage.part, works[stage.part], stage.first, max(due, share))
-        for name, told in list(self.told.items()):
-            if told.get("unreached") and time.monotonic() < end:
+        for name, outcome in list(self.outcomes.items()):
+            if outcome.get("unreached") and time.monotonic() < end:
                 self._turn(name, works[name], False, end)
-        return all(told["right"] for told in self.told.values())
+        return all(outcome["right"] for outcome in self.outcomes.values())
 
     def _turn(self, name: str, work: Work, first: bool, until: float) -> None:
         if (part := self._parts.get(name)) is None:
             part = self._parts[name] = BenchPart(self._out / f"{name}.json", until, self._common)
-        elif "traceback" in part.fields or not self.told[name].get("unreached"):
+        elif "traceback" in part.fields or not self.outcomes[name].get("unreached"):
             return
         else:
             part.turn(until)
@@ -127,15 +127,15 @@ class BenchSchedule:
             part.fields |= {"traceback": traceback.format_exc()[-_TRACE_CHARS:]}
             traceback.print_exc()
         part.save()
-        kept = ("seconds", "complete", "unreached", "skipped", "error")
-        self.told[name] = {"right": right, **{key: part.fields[key] for key in kept if key in part.fields}}
+        reported_keys = ("seconds", "complete", "unreached", "skipped", "error")
+        self.outcomes[name] = {"right": right, **{key: part.fields[key] for key in reported_keys if key in part.fields}}
         self._summary()
 
     def _summary(self) -> None:
         whole = {
             "seconds": round(time.monotonic() - self._began, 1), "limit": self._seconds, **self._common,
-            "parts": self.told, "not_reached": [
-                name for name in dict.fromkeys(stage.part for stage in self._stages) if name not in self.told
+            "parts": self.outcomes, "not_reached": [
+                name for name in dict.fromkeys(stage.part for stage in self._stages) if name not in self.outcomes
             ],
         }  # fmt: skip
         (self._out / "summary.json").write_text(json.dumps(whole, indent=1) + "\n")
@@ -144,12 +144,12 @@ class BenchSchedule:
     def lines(self) -> list[str]:
         """Return a line of text about each part, for people to read."""
         lines = []
-        for name, told in self.told.items():
-            how = "right" if told["right"] else "FAILED"
-            cut = f", {told['unreached']} left out" if told.get("unreached") else ""
-            skipped = f", {len(told['skipped'])} skipped, for want of memory" if told.get("skipped") else ""
-            error = f": {told['error']}" if "error" in told else ""
-            lines.append(f"{name}: {how}, {told['seconds']:.0f} s{cut}{skipped}{error}")
+        for name, outcome in self.outcomes.items():
+            how = "right" if outcome["right"] else "FAILED"
+            cut = f", {outcome['unreached']} left out" if outcome.get("unreached") else ""
+            skipped = f", {len(outcome['skipped'])} skipped, for want of memory" if outcome.get("skipped") else ""
+            error = f": {outcome['error']}" if "error" in outcome else ""
+            lines.append(f"{name}: {how}, {outcome['seconds']:.0f} s{cut}{skipped}{error}")
         return lines
 
 

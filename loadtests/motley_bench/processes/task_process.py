@@ -13,11 +13,11 @@ import traceback
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from .bench_child import BenchChild, ChildEnded, ChildSilent, answer
+from .bench_child import BenchChild, ChildEnded, ChildSilent, respond
 
 TASK_S = 60.0  # a task that takes longer is taken to hang
 START_S = 180.0  # time limit of a start, which imports torch and Triton, maybe on a busy machine
-LEAST_S = 10.0  # a task that has begun may take so long: ending its process would cost more
+MIN_S = 10.0  # a task that has begun may take so long: ending its process would cost more
 _TRACE_CHARS = 3000
 _SAID_CHARS = 6000
 
@@ -42,7 +42,7 @@ def serve(tasks: TaskHandler) -> None:
             result = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
             result["traceback"] = traceback.format_exc()[-_TRACE_CHARS:]
         usable = tasks.usable()
-        answer({**result, "usable": usable})
+        respond({**result, "usable": usable})
         if not usable:
             return
 
@@ -92,9 +92,9 @@ class TaskProcess:
 
         limit_s  time limit of the task; None: TASK_S
         left_s   seconds until the whole measurement's time is over: the task, and the process's start, end by then, but
-                 may always take LEAST_S
+                 may always take MIN_S
         """
-        until = math.inf if left_s is None else time.monotonic() + max(LEAST_S, left_s)
+        until = math.inf if left_s is None else time.monotonic() + max(MIN_S, left_s)
         try:
             self.start(until - time.monotonic())
         except ChildSilent as error:
@@ -105,14 +105,14 @@ class TaskProcess:
         limit_s = min(TASK_S if limit_s is None else limit_s, until - time.monotonic())
         try:
             self._child.write({"do": do, **task})
-            told = self._child.read(max(1.0, limit_s))
+            response = self._child.read(max(1.0, limit_s))
         except (ChildSilent, ChildEnded) as error:
             said = self._child.said(_SAID_CHARS)
             self.end()
             return {"error": error.message, "said": said}
-        if not told.pop("usable"):
+        if not response.pop("usable"):
             self.end()
-        return told
+        return response
 
     def end(self) -> None:
         """End the process; the next task starts a new one, which reads the tables of configs anew."""

@@ -11,7 +11,7 @@ from typing import Any, Self
 from motley.replicas.errors import MotleyError
 
 _STEP = math.log(1.01)  # buckets are 1% wide
-_LEAST_S = 1e-7
+_MIN_S = 1e-7
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class DurationHistogram:
     greatest: float = 0.0
 
     def add(self, seconds: float) -> None:
-        self.counts[int(math.log(seconds / _LEAST_S) / _STEP) if seconds > _LEAST_S else 0] += 1
+        self.counts[int(math.log(seconds / _MIN_S) / _STEP) if seconds > _MIN_S else 0] += 1
         self.total += seconds
         self.greatest = max(self.greatest, seconds)
 
@@ -47,7 +47,7 @@ class DurationHistogram:
         for bucket in sorted(self.counts):
             seen += self.counts[bucket]
             if seen > wanted:
-                return min(_LEAST_S * math.exp((bucket + 0.5) * _STEP), self.greatest)
+                return min(_MIN_S * math.exp((bucket + 0.5) * _STEP), self.greatest)
         raise MotleyError("no request ended within the measured time; measure for more seconds")
 
     def to_json(self) -> dict[str, Any]:

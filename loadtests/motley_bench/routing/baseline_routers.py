@@ -24,11 +24,11 @@ _PROMPT, _OUTPUT = 500.0, 150.0  # tokens of a usual request
 class RequestCap:
     """Limit of requests in flight beyond which a router refuses: on each replica, or in proportion to speed."""
 
-    most: int
+    max_requests: int
     by_speed: bool = False
 
     def __str__(self) -> str:
-        return f"{self.most} by speed" if self.by_speed else str(self.most)
+        return f"{self.max_requests} by speed" if self.by_speed else str(self.max_requests)
 
 
 _ALIKE = tuple(RequestCap(most) for most in (16, 32, 48, 64, 96))
@@ -65,7 +65,7 @@ class BaselineRouter(MotleyRouter):
     ) -> None:
         chosen = create_routing_policy(policy, random.Random(f"baseline {seed}"))
         super().__init__(fleet, slo, seed, policy=chosen, sheds=False, prefixes=False)
-        self._room = np.full(len(fleet), math.inf if cap is None else max(2.0, cap.most))
+        self._max_running = np.full(len(fleet), math.inf if cap is None else max(2.0, cap.max_requests))
         if cap is not None and cap.by_speed:
             # Requests per second at a batch of 64, which is about how cards differ in operation.
             speeds = 1 / np.array(
@@ -74,8 +74,8 @@ class BaselineRouter(MotleyRouter):
                     for each in fleet
                 ]
             )
-            self._room = np.maximum(2.0, cap.most * speeds / speeds.mean())
+            self._max_running = np.maximum(2.0, cap.max_requests * speeds / speeds.mean())
 
     def ranked(self, now: float, job: SimulatedRequest) -> list[int]:
         rows, in_flight = super().ranked(now, job), self.replicas.in_flight
-        return [row for row in rows if in_flight[row] < self._room[row]]
+        return [row for row in rows if in_flight[row] < self._max_running[row]]

@@ -57,14 +57,14 @@ async def _decide(replicas: int, tokens: int) -> list[float]:
     for profile in _profiles(replicas):
         live.joined(profile)
         live.reported(profile.replica_id, ReplicaLoad(rng.randrange(32), 0, rng.randrange(1000), 9000, 10_000, steps=1))
-    for member in live.members.values():
-        member.observed = PROVEN  # else no request would be checked against its deadline
-    known = [rng.randrange(32_000) for _ in range(tokens // 2)]
-    _to(live, _request(rng, known, tokens))
+    for replica in live.members.values():
+        replica.observed = PROVEN  # else no request would be checked against its deadline
+    cached = [rng.randrange(32_000) for _ in range(tokens // 2)]
+    _to(live, _request(rng, cached, tokens))
     await asyncio.sleep(0)  # let the directory record where it went
     samples, alive = [], list[Request]()
     for turn in range(_TURNS):
-        request = _request(rng, known if turn % 2 else [], tokens)
+        request = _request(rng, cached if turn % 2 else [], tokens)
         alive = [*alive[-1:], request]  # keep the previous request alive during the next decision, as in a service
         now = asyncio.get_running_loop().time()
         began = time.thread_time()
@@ -77,9 +77,9 @@ async def _decide(replicas: int, tokens: int) -> list[float]:
 
 
 def _to(live: ReplicaDirectory, request: Request) -> None:
-    visit = live.visit([request])
-    assert visit.best is not None
-    visit.to(visit.best)
+    dispatch = live.visit([request])
+    assert dispatch.best is not None
+    dispatch.to(dispatch.best)
 
 
 def _request(rng: random.Random, begins: list[int], tokens: int) -> Request:

@@ -39,16 +39,18 @@ class LengthBucket:
     new: float
     cached: float
     output: float
-    least: float = 1.0
+    min_tokens: float = 1.0
 
 
-def length_buckets(traffic: Sequence[Arrival], seconds: float, known: Collection[int] = ()) -> list[LengthBucket]:
+def length_buckets(
+    traffic: Sequence[Arrival], seconds: float, cached_prefixes: Collection[int] = ()
+) -> list[LengthBucket]:
     """Group requests by length. Prefixes count as cached everywhere, except for the first request with each.
 
     known  prefixes that came before
     """
     found: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-    seen = set(known)
+    seen = set(cached_prefixes)
     for arrival in traffic:
         cached = arrival.prefix[1] if arrival.prefix[0] in seen else 0
         seen.add(arrival.prefix[0])
@@ -116,7 +118,7 @@ def _solve_rate(
 def _in_time(replica: SimulatedReplica, kind: LengthBucket, slo: Slo) -> bool:
     """Return whether the first token of the shortest of these requests comes in time, alone on the replica."""
     chunk = replica.max_batch_tokens
-    return kind.least / chunk * replica.true.step_s(0, 0, [(chunk, 0)]) <= slo.ttft_s
+    return kind.min_tokens / chunk * replica.true.step_s(0, 0, [(chunk, 0)]) <= slo.ttft_s
 
 
 def _steps(replica: SimulatedReplica) -> Iterator[tuple[float, float, float]]:

@@ -22,7 +22,7 @@ from motley.replicas.host.measurement_rows import machine, row, versions
 from .baseline_routers import BASELINES, BaselineRouter, RequestCap
 from .decision_latency import measure_decisions
 from .fleet_optimum import capacity, length_buckets, optimum
-from .routing_plan import MOTLEY, ONE_OF_EACH, TOLD, WITHOUT, RoutingBenchPlan, RoutingRun, SimulationSize
+from .routing_plan import MOTLEY, ONE_OF_EACH, TRUE_SPEEDS, WITHOUT, RoutingBenchPlan, RoutingRun, SimulationSize
 
 Progress = Callable[[str], None]
 
@@ -88,13 +88,13 @@ def _compare(
     size = plan.size_of(name)
     base = RoutingRun(MOTLEY, None, name, plan.model, reuse, plan.slo, 1.0, 1.0, size.warm_up_s, TUNING)
     cap_of = _tune_caps(plan, base, pool, tuned, progress)
-    routers = [MOTLEY, TOLD, *((WITHOUT,) if reuse != "low" else ()), *BASELINES]
+    routers = [MOTLEY, TRUE_SPEEDS, *((WITHOUT,) if reuse != "low" else ()), *BASELINES]
     cells: dict[tuple[float, str], list[tuple[RoutingRun, Future[SimulationMetrics]]]] = {}
     for seed in size.seeds:
-        most = _capacity(replace(base, seed=seed))
+        max_load = _capacity(replace(base, seed=seed))
         for load in size.loads:
             for router in routers:
-                one = _size_run(size, replace(base, router=router, cap=cap_of.get(router), seed=seed), load * most)
+                one = _size_run(size, replace(base, router=router, cap=cap_of.get(router), seed=seed), load * max_load)
                 cells.setdefault((load, router), []).append((one, pool.submit(_measure, one)))
     bounds = {load: [_optimum_bound(one) for one, _ in cells[load, MOTLEY]] for load in size.loads}
     rows = []
@@ -121,11 +121,11 @@ def _tune_caps(
     kind_of = (base.fleet, base.reuse, replace(size, loads=TUNED_AT, seeds=()))
     if kind_of in tuned:
         return tuned[kind_of]
-    most = _capacity(base)
+    max_load = _capacity(base)
     trials = {
         (router, cap): [
             pool.submit(_measure, _size_run(size, replace(base, router=router, cap=cap),
-            load * most)) for load in TUNED_AT
+            load * max_load)) for load in TUNED_AT
         ]
         for router, baseline in BASELINES.items() for cap in baseline.caps
     }  # fmt: skip
@@ -152,15 +152,17 @@ def _optimum_bound(one: RoutingRun) -> float:
     """Return the optimum for the requests of the counted time, which is never more than these."""
     traffic = one.traffic()
     counted = [each for each in traffic if each.at_s >= one.warm_up_s]
-    known = frozenset(each.prefix[0] for each in traffic if each.at_s < one.warm_up_s)
-    return optimum(one.replicas(), length_buckets(counted, one.seconds - one.warm_up_s, known), one.slo)
+    warm_prefixes = frozenset(each.prefix[0] for each in traffic if each.at_s < one.warm_up_s)
+    return optimum(one.replicas(), length_buckets(counted, one.seconds - one.warm_up_s, warm_prefixes), one.slo)
 
 
 def _measure(one: RoutingRun) -> SimulationMetrics:
     replicas, traffic = one.replicas(), one.traffic(AFTER_S)
-    if one.router == TOLD:  # knows true speeds and present loads, and all requests come through one ingress
-        told = [replace(each, known=each.true) for each in replicas]
-        outcome = simulate(replicas, traffic, [_router(one, told, 0)], one.seed, heard_s=0.0, until_s=one.seconds)
+    if one.router == TRUE_SPEEDS:  # knows true speeds and present loads, and all requests come through one ingress
+        replicas_with_truth = [replace(each, known=each.true) for each in replicas]
+        outcome = simulate(
+            replicas, traffic, [_router(one, replicas_with_truth, 0)], one.seed, heard_s=0.0, until_s=one.seconds
+        )
     else:
         routers = [_router(one, replicas, number) for number in range(INGRESSES)]
         outcome = simulate(replicas, traffic, routers, one.seed, until_s=one.seconds)

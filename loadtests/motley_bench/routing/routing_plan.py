@@ -11,7 +11,7 @@ from motley.cluster.simulation.traffic import HIGH_REUSE, LOW_REUSE, Arrival, Pr
 
 from .baseline_routers import RequestCap
 
-MOTLEY, WITHOUT, TOLD = "motley", "motley without prefixes", "motley, told the truth"
+MOTLEY, WITHOUT, TRUE_SPEEDS = "motley", "motley without prefixes", "motley, told the truth"
 REUSE: dict[str, PrefixReuse] = {"low": LOW_REUSE, "high": HIGH_REUSE}
 SEEDS = (11, 12)  # seeds of the reported runs
 ONE_OF_EACH = "P40+T4+V100-PCIE-16GB+A10+L4+RTX 4090+A100-SXM4-80GB+H100 80GB HBM3"

@@ -22,7 +22,7 @@ from motley.replicas.types import Request, SamplingParams
 from ..load.load_generator import LoadGenerator
 from ..load.load_workload import LoadRequest, Workload, generate_requests
 from ..load.request_samples import LoadOutcome
-from ..processes.bench_child import BenchChild, answer
+from ..processes.bench_child import BenchChild, respond
 
 KV_BYTES = 512 << 20
 
@@ -75,14 +75,14 @@ async def serve_workloads(model: str, *, null: bool) -> None:
     # Two engines share this machine's memory, and without a limit one would take all that is free.
     worker = NullWorker(model, EngineConfig()) if null else Worker(model, EngineConfig(kv_memory_bytes=KV_BYTES))
     await worker.start()
-    answer({"ready": True})
+    respond({"ready": True})
     while line := await asyncio.to_thread(sys.stdin.readline):
-        answer((await _measure(worker, json.loads(line))).to_json())
+        respond((await _measure(worker, json.loads(line))).to_json())
 
 
-async def _measure(worker: Worker, asked: dict[str, Any]) -> LoadOutcome:
-    workload = Workload.from_json(asked["workload"])
-    work = generate_requests(workload, asked["alphabet"])
+async def _measure(worker: Worker, request: dict[str, Any]) -> LoadOutcome:
+    workload = Workload.from_json(request["workload"])
+    work = generate_requests(workload, request["alphabet"])
     return await LoadGenerator(workload, WorkerSender(worker), work, time.monotonic()).run(workload.concurrency)
 
 

@@ -14,7 +14,7 @@ import grpc
 
 from motley.cluster.protos import inference_pb2 as pb
 
-from ..processes.bench_child import answer
+from ..processes.bench_child import respond
 
 
 async def complete(request: pb.CompleteRequest, context: Any) -> pb.Completion:
@@ -42,7 +42,7 @@ async def serve_plain_grpc() -> None:
     server.add_generic_rpc_handlers((handlers(),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    answer({"target": f"127.0.0.1:{port}"})
+    respond({"target": f"127.0.0.1:{port}"})
     await server.wait_for_termination()
 
 

@@ -142,7 +142,7 @@ def _real_engine_measurement(model: str) -> Callable[[ServiceBenchPlan, Progress
             workload = Workload(concurrency=REAL_STREAMS, output_tokens=LengthDistribution("fixed", 128))
             sides: dict[str, Turn] = {
                 "service": _turn_over_service(service, plan),
-                "bare worker": lambda asked: bare.run(asked, service.alphabet),
+                "bare worker": lambda request: bare.run(request, service.alphabet),
             }
             bench.compare(f"{model}, {REAL_STREAMS} streams", workload, sides, {"output": output, "itl": gaps})
         return bench.found

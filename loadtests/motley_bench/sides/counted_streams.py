@@ -18,7 +18,7 @@ class StreamTokenCounts:
         self._woken = asyncio.Event()
 
     @property
-    def least(self) -> int:
+    def min_tokens(self) -> int:
         return min(self._made)
 
     def count(self, stream: int, tokens: int) -> None:
@@ -26,7 +26,7 @@ class StreamTokenCounts:
         self._woken.set()
 
     async def reach(self, tokens: int) -> None:
-        while self.least < tokens:
+        while self.min_tokens < tokens:
             self._woken.clear()
             await self._woken.wait()
 

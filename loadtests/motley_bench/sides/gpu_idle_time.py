@@ -15,7 +15,7 @@ Event = Mapping[str, Any]
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _REHEARSED = ("cpu_op",)  # without a GPU the trace has nothing else
 _SHOWN_STEPS = 4
-_MOST_EVENTS = 5_000  # maximum number of a trace's events that are kept
+_MAX_EVENTS = 5_000  # maximum number of a trace's events that are kept
 _COLOURS = {"kernel": "#3b6ea5", "gpu_memcpy": "#d98e04", "gpu_memset": "#7a9e4b"}
 
 
@@ -66,10 +66,10 @@ def idle_of(events: Sequence[Event]) -> dict[str, Any]:
 
 
 def write_trimmed(events: Sequence[Event], path: Path) -> None:
-    """Write a gzipped Chrome trace of the device alone, with at most `_MOST_EVENTS` events from the middle."""
-    first = max(0, (len(events) - _MOST_EVENTS) // 2)
-    kept = events[first : first + _MOST_EVENTS]
-    path.write_bytes(gzip.compress(json.dumps({"traceEvents": [*kept]}).encode(), mtime=0))
+    """Write a gzipped Chrome trace of the device alone, with at most `_MAX_EVENTS` events from the middle."""
+    first = max(0, (len(events) - _MAX_EVENTS) // 2)
+    trimmed = events[first : first + _MAX_EVENTS]
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": [*trimmed]}).encode(), mtime=0))
 
 
 def figure(events: Sequence[Event], title: str) -> str:
@@ -107,7 +107,7 @@ def _graphs(events: Sequence[Event]) -> list[Any]:
 def _some_steps(events: Sequence[Event]) -> Sequence[Event]:
     graphs = _graphs(events)
     if len(graphs) <= _SHOWN_STEPS:
-        return events[:_MOST_EVENTS]
+        return events[:_MAX_EVENTS]
     middle = len(graphs) // 2
     first, last = graphs[middle - _SHOWN_STEPS // 2], graphs[middle + _SHOWN_STEPS // 2]
     at = [_launch(each) for each in events]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..processes.bench_child import answer
+from ..processes.bench_child import respond
 from ..processes.task_process import TaskHandler, serve
 
 SIDES = {"motley": "side_worker", "transformers": "side_static"}
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def run(tasks: Any) -> None:
-    answer({"ready": True, **tasks.describe()})
+    respond({"ready": True, **tasks.describe()})
     ready: TaskHandler = tasks
     serve(ready)
 

@@ -16,7 +16,7 @@ from ..checkpoints.random_checkpoint import CheckpointShape
 from .side_process import prompt
 
 _CHUNK = 512  # tokens of one llama_decode call
-_ROOM = 1024  # tokens that a sequence may still decode
+_DECODE_TOKENS = 1024  # tokens that a sequence may still decode
 
 
 class LlamaSide:
@@ -56,7 +56,7 @@ class LlamaSide:
         return time.perf_counter() - began
 
     def open(self, batch: int, context: int) -> None:
-        self._prepare(batch, context + _ROOM)
+        self._prepare(batch, context + _DECODE_TOKENS)
         self._next = []
         for sequence in range(batch):
             self._seed += 1

@@ -115,7 +115,7 @@ class WorkerSide(DeviceSide):
             "memory": memory,
         }
 
-    def most(self, prompt_tokens: int, output_tokens: int) -> int:
+    def max_streams(self, prompt_tokens: int, output_tokens: int) -> int:
         """Return the number of streams of these lengths that fit into KV; 0 if one is too long for the model."""
         core, length = self._built.core, prompt_tokens + output_tokens
         if length > core.limits.max_model_len:
@@ -137,7 +137,7 @@ class WorkerSide(DeviceSide):
         outputs.
         """
         found = self._drive(batch, prompt_tokens, output_tokens, within_s)
-        return found | {"roofline_step_s": self._least(batch, prompt_tokens + output_tokens // 2)}
+        return found | {"roofline_step_s": self._roofline_step_s(batch, prompt_tokens + output_tokens // 2)}
 
     def drafted(self, batch: int, prompt_tokens: int, output_tokens: int, within_s: float) -> dict[str, Any]:
         """Measure streams with n-gram drafts: `streams.summary` of the second of two runs, and how many drafts were
@@ -167,8 +167,8 @@ class WorkerSide(DeviceSide):
     def idle(self, batch: int, prompt_tokens: int, folder: str) -> dict[str, Any]:
         """Trace a decode and return `idle_of` it; the trace and a figure of it are written to `folder`."""
         name = f"decode-batch-{batch}"
-        with tempfile.TemporaryDirectory(prefix="motley-bench-") as room:
-            whole = os.path.join(room, "trace.json")
+        with tempfile.TemporaryDirectory(prefix="motley-bench-") as scratch:
+            whole = os.path.join(scratch, "trace.json")
             self._loop.run(self._trace(batch, prompt_tokens, whole))
             events = gpu_idle_time.on_device(json.loads(Path(whole).read_text()), real=self.device.type == "cuda")
         found = gpu_idle_time.idle_of(events)
@@ -183,18 +183,18 @@ class WorkerSide(DeviceSide):
         requests = requests_of(batch, prompt_tokens, output_tokens, vocabulary, next(self._seeds))
         return summary(self._loop.run(drive(self._worker, requests, limit_s)))
 
-    def _least(self, batch: int, context: int) -> float | None:
-        rig: DeviceContext | None = getattr(self._decoder.ops, "rig", None)
-        return None if rig is None else tpot_s(rig.about, self._decoder, context, batch)
+    def _roofline_step_s(self, batch: int, context: int) -> float | None:
+        device_context: DeviceContext | None = getattr(self._decoder.ops, "device_context", None)
+        return None if device_context is None else tpot_s(device_context.about, self._decoder, context, batch)
 
     async def _trace(self, batch: int, prompt_tokens: int, path: str) -> None:
         """Trace steps in which all streams decode, and write the trace to `path`.
 
         The profiler takes some time to begin, so the streams are as long as they can be.
         """
-        room = self._built.core.limits.max_model_len - prompt_tokens
+        capacity = self._built.core.limits.max_model_len - prompt_tokens
         longest = self._built.core.scheduler.pool.total // batch * BLOCK_TOKENS - prompt_tokens
-        output = max(1, min(room, longest, _TRACED_TOKENS))
+        output = max(1, min(capacity, longest, _TRACED_TOKENS))
         if isinstance(runner := self._built.runner, GpuRunner):  # a graph captured meanwhile would look like idling
             runner.prepare(batch, prompt_tokens + 1, prompt_tokens + output)
         with _profiler(self.device):
@@ -207,7 +207,7 @@ class WorkerSide(DeviceSide):
         try:
             await unless_over(steps.reach(3), watched)
             with _profiler(self.device) as profiler:
-                await unless_over(steps.reach(steps.least + _TRACED_STEPS), watched)
+                await unless_over(steps.reach(steps.min_tokens + _TRACED_STEPS), watched)
         finally:
             watched.cancel()
             with suppress(asyncio.CancelledError):

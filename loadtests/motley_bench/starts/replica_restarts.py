@@ -126,7 +126,7 @@ class _RestartBench:
             wait_until(lambda: max(map(drop, files)) == 0, _DEAD_S)
             self._left = max(self._left, *map(drop, files))
             _signal(self._titled(_WAITS), signal.SIGCONT)
-        self._expect(self._answers, "an answer")
+        self._expect(self._responds, "an answer")
         self._samples[start, process, state].append(time.monotonic() - began)
         if not old or (self._titled(_REPLICA) == waiting) != (process == "waited"):
             raise EngineFault("the new replica runs in another process than the one that was to be measured")
@@ -160,7 +160,7 @@ class _RestartBench:
                 )  # fmt: skip
         return found
 
-    def _answers(self) -> bool:
+    def _responds(self) -> bool:
         """Return whether a completion is answered; while no replica runs, the service holds the request for
         some time.
         """

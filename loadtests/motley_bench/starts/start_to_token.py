@@ -115,7 +115,7 @@ class _LoadBench:
         self._checkpoint, self._cache, self._threads, self._progress = checkpoint, cache, threads, progress
         self._device = device
         self._samples: Samples = defaultdict(list)
-        self._kept: set[Path] = set()
+        self._cached_files: set[Path] = set()
         self._left = 0.0  # largest share of a file that stayed in the page cache when it should be cold
         # Only in bf16: to read GPTQ, transformers needs another package, which is not installed.
         self._peers = ["transformers"] if checkpoint.name == "bf16" and find_spec("transformers") else []
@@ -125,9 +125,9 @@ class _LoadBench:
 
         Raises EngineFault if the start has cached no weights although they are large enough to be cached.
         """
-        self._answer("second start", "ready")
-        self._kept = self._entries()
-        if not self._kept and self._size() >= MIN_CACHED_BYTES:  # a smaller checkpoint is not cached
+        self._run_child("second start", "ready")
+        self._cached_files = self._entries()
+        if not self._cached_files and self._size() >= MIN_CACHED_BYTES:  # a smaller checkpoint is not cached
             raise EngineFault(f"a start has cached no weights in {self._cache}; check that its disk has enough space")
 
     def _size(self) -> int:
@@ -146,35 +146,35 @@ class _LoadBench:
                 first = read % len(_READERS)
                 for reader in (*_READERS, *_READERS)[first : first + len(_READERS)]:
                     self._progress(f"{said}: read by {_READERS[reader]}, {state}")
-                    answer = self._answer("read", reader, state=state)
-                    self._samples["read", reader, state].append(answer["bytes"] / answer["seconds"] / 1e9)
+                    response = self._run_child("read", reader, state=state)
+                    self._samples["read", reader, state].append(response["bytes"] / response["seconds"] / 1e9)
             if state == _DROPPED:
                 continue
             if state == "warm" and self._device == "cpu":
                 self._progress(f"{said}: a start on a new machine")
                 self._make(state)
                 with tempfile.TemporaryDirectory(dir=self._cache.parent) as empty:
-                    answer = self._answer("first start", environment={**_COMPILED, "XDG_CACHE_HOME": empty})
-                self._samples["first token", _NEW, state].append(answer["first token"])
+                    response = self._run_child("first start", environment={**_COMPILED, "XDG_CACHE_HOME": empty})
+                self._samples["first token", _NEW, state].append(response["first token"])
             for side in (*_STARTS, *self._peers):
                 self._progress(f"{said}: {side}, {state}")
                 self._make(state)
-                answer = self._answer(side)
+                response = self._run_child(side)
                 for what in ("imported", "loaded", "first token", "MiB"):
-                    self._samples[what, side, state].append(answer[what])
+                    self._samples[what, side, state].append(response[what])
             for side in _STARTS:
                 self._progress(f"{said}: {side} of a replica, {state}")
                 self._make(state)
-                self._samples["ready", side, state].append(self._answer(side, "ready")["ready"])
+                self._samples["ready", side, state].append(self._run_child(side, "ready")["ready"])
             for side in _STARTS:
                 self._progress(f"{said}: {side} of a replica in a process that waited, {state}")
-                self._samples[_OF_WAITED, side, state].append(self._answer(side, "waited", state=state)["ready"])
+                self._samples[_OF_WAITED, side, state].append(self._run_child(side, "waited", state=state)["ready"])
 
     def rows(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
-        if self._entries() != self._kept:  # otherwise a first start would be counted as a second
+        if self._entries() != self._cached_files:  # otherwise a first start would be counted as a second
             raise EngineFault(f"a second start did not find the cached weights: files in {self._cache} have changed")
         size = self._size()
-        kept = sum(path.stat().st_size for path in self._kept)
+        cached_bytes = sum(path.stat().st_size for path in self._cached_files)
         found = []
         for state in (*_STATES, _DROPPED):
             about = {**workload, "bytes": size, "page cache": state}
@@ -194,7 +194,7 @@ class _LoadBench:
                     )  # fmt: skip
             if state == _DROPPED:
                 continue
-            first, second = {**about, "start": "first"}, {**about, "start": "second", "kept bytes": kept}
+            first, second = {**about, "start": "first"}, {**about, "start": "second", "kept bytes": cached_bytes}
             for what in (*_MOMENTS, "MiB"):
                 metric = _METRICS.get(what, what)
                 unit = "MiB" if what == "MiB" else "s"
@@ -247,8 +247,8 @@ class _LoadBench:
         if state == "cold":
             time.sleep(_SETTLE_S)
 
-    def _answer(
-        self, *asked: str, state: str | None = None, environment: Mapping[str, str] = _COMPILED
+    def _run_child(
+        self, *arguments: str, state: str | None = None, environment: Mapping[str, str] = _COMPILED
     ) -> dict[str, Any]:
         """Run a process and return its answer, with times in seconds from its start, or from the request to one that
         waited.
@@ -257,20 +257,20 @@ class _LoadBench:
         """
         began = _now()
         with BenchChild(
-            CHILD, str(self._checkpoint), str(self._cache), str(self._threads), self._device, *asked,
+            CHILD, str(self._checkpoint), str(self._cache), str(self._threads), self._device, *arguments,
             environment=environment,
         ) as child:  # fmt: skip
-            answer = child.read(_LIMIT_S)
-            if "waits" in answer:
+            response = child.read(_LIMIT_S)
+            if "waits" in response:
                 if state is not None:
                     self._make(state)
                 began = _now()
                 child.write("start")
-                answer = child.read(_LIMIT_S)
+                response = child.read(_LIMIT_S)
         for what in _MOMENTS:
-            if what in answer:
-                answer[what] -= began
-        return answer
+            if what in response:
+                response[what] -= began
+        return response
 
 
 def drop(path: Path) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..processes.bench_child import answer
+from ..processes.bench_child import respond
 
 PROMPT = tuple(range(100, 116))
 _BLOCK = 4 << 20
@@ -25,7 +25,7 @@ _BLOCK = 4 << 20
 
 def main(checkpoint: Path, cache: Path, threads: int, device: str, what: str, how: str = "") -> None:
     if what == "read":
-        answer(_read(checkpoint, how, threads))
+        respond(_read(checkpoint, how, threads))
         return
     if what == "transformers":
         found = _transformers(checkpoint, threads, device)
@@ -34,7 +34,7 @@ def main(checkpoint: Path, cache: Path, threads: int, device: str, what: str, ho
             _wait()
         found = _motley(checkpoint, cache, threads, device, what, as_replica=how in ("ready", "waited"))
     found["MiB"] = max(found.get("MiB", 0), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-    answer(found)
+    respond(found)
 
 
 def _motley(checkpoint: Path, cache: Path, threads: int, device: str, what: str, *, as_replica: bool) -> dict[str, Any]:
@@ -46,8 +46,8 @@ def _motley(checkpoint: Path, cache: Path, threads: int, device: str, what: str,
     from motley.replicas.engine_config import EngineConfig
     from motley.replicas.host.garbage_collection import pause_gc
 
-    kept = str(cache) if what == "second start" else tempfile.mkdtemp(dir=cache.parent)
-    config = EngineConfig(device=device, threads=threads, weights_cache=kept)
+    cache_folder = str(cache) if what == "second start" else tempfile.mkdtemp(dir=cache.parent)
+    config = EngineConfig(device=device, threads=threads, weights_cache=cache_folder)
     with pause_gc():  # as in a replica
         prefetch_model(checkpoint, config)
         from motley.replicas.checkpoint.cache.weights_cache import WRITER
@@ -81,14 +81,14 @@ def _wait() -> None:
     from motley.replicas.engine.entrypoints import worker  # noqa: F401
     from motley.replicas.engine.startup import engine_builder  # noqa: F401
 
-    _told()
+    _report_later()
 
 
-def _told() -> None:
+def _report_later() -> None:
     """Report that this process waits, and return once the parent, which prepares the page cache meanwhile, says to go
     on.
     """
-    answer({"waits": True})
+    respond({"waits": True})
     sys.stdin.readline()
 
 
@@ -115,7 +115,7 @@ def _read(checkpoint: Path, reader: str, threads: int) -> dict[str, Any]:
     if reader == "raw":
         # A buffer aligned to pages: into memory that is not, AMD's cores copy at a fifth of the rate.
         buffer = mmap.mmap(-1, _BLOCK)
-        _told()
+        _report_later()
         began = time.perf_counter()
         for path in files:
             with path.open("rb", buffering=0) as file:
@@ -133,7 +133,7 @@ def _read(checkpoint: Path, reader: str, threads: int) -> dict[str, Any]:
         from motley.replicas.model.checkpoint_inspection import inspect_checkpoint
         from motley.replicas.model.tensor_layout import EMBEDDING
 
-        _told()
+        _report_later()
         began = time.perf_counter()
         prefetch_files(files)  # a start does this before it imports torch
         tensors = inspect_checkpoint(checkpoint).tensors
@@ -152,7 +152,7 @@ def _read(checkpoint: Path, reader: str, threads: int) -> dict[str, Any]:
         from safetensors.torch import load_file
 
         torch.set_num_threads(threads)
-        _told()
+        _report_later()
         began = time.perf_counter()
         for path in files:
             for tensor in load_file(path).values():

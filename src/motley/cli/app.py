@@ -74,9 +74,9 @@ def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "motl
     try:
         status = typer.main.get_command(commands).main(list(arguments), prog_name=name, standalone_mode=False)
     except MotleyError as error:
-        return _tell(error.message, USAGE if isinstance(error, InvalidRequest) else FAILED)
+        return _print_error(error.message, USAGE if isinstance(error, InvalidRequest) else FAILED)
     except ClickError as error:
-        return _tell_usage(error)
+        return _print_usage_error(error)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
@@ -86,7 +86,7 @@ def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "motl
     return status if isinstance(status, int) else OK
 
 
-def _tell_usage(error: Exception) -> int:
+def _print_usage_error(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "motley"
     message = error.format_message() if hasattr(error, "format_message") else str(error)
@@ -95,9 +95,9 @@ def _tell_usage(error: Exception) -> int:
         return USAGE
     hint = f" (see {command} --help)" if isinstance(error, UsageError) else ""
     line = " ".join(message.split()).removeprefix("Invalid value: ").rstrip(".")
-    return _tell(f"{line}{hint}", USAGE, command)
+    return _print_error(f"{line}{hint}", USAGE, command)
 
 
-def _tell(message: str, status: int, command: str = "motley") -> int:
+def _print_error(message: str, status: int, command: str = "motley") -> int:
     print(f"{command}: {message}", file=sys.stderr)
     return status

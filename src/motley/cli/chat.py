@@ -67,7 +67,7 @@ def chat(
     secure = Tls(ca, cert, key) if tls or ca or cert or key else None
     with _errors_with_address(target), Client(target, api_key=api_key, tls=secure) as client:
         if message is not None:
-            _answer(client, options, [*messages, ("user", message)])
+            _print_response(client, options, [*messages, ("user", message)])
         else:
             print(f"{model or client.models()[0].name} at {target}. {HELP}", file=sys.stderr)
             _talk(client, options, messages)
@@ -95,7 +95,7 @@ def _talk(client: Client, options: CallOptions, first: Messages) -> None:
             messages = list(first)
         elif line:
             messages.append(("user", line))
-            messages.append(("assistant", _answer_or_stop(client, options, messages)))
+            messages.append(("assistant", _print_response_or_stop(client, options, messages)))
 
 
 def _line() -> str | None:
@@ -106,16 +106,16 @@ def _line() -> str | None:
         return None
 
 
-def _answer_or_stop(client: Client, options: CallOptions, messages: Messages) -> str:
+def _print_response_or_stop(client: Client, options: CallOptions, messages: Messages) -> str:
     shown: list[str] = []
     try:
-        _answer(client, options, messages, shown)
+        _print_response(client, options, messages, shown)
     except KeyboardInterrupt:
         print("  [stopped]")
     return "".join(shown)
 
 
-def _answer(client: Client, options: CallOptions, messages: Messages, shown: list[str] | None = None) -> None:
+def _print_response(client: Client, options: CallOptions, messages: Messages, shown: list[str] | None = None) -> None:
     """Print an answer as it arrives, and note its text; a terminal also shows the model's reasoning. Leaving early
     cancels it.
     """

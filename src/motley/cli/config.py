@@ -56,14 +56,14 @@ def _options(context: typer.Context, values: Mapping[str, Any], path: Path) -> d
     name = context.info_name or ""
     if isinstance(values.get(name), dict):
         values = values[name]
-    known = {str(each.name): each for each in context.command.params if each.name not in ("config", "help")}
+    options_by_name = {str(each.name): each for each in context.command.params if each.name not in ("config", "help")}
     options = {str(key).replace("-", "_"): value for key, value in values.items()}
-    if unknown := sorted(options.keys() - known.keys()):
-        accepted = ", ".join(sorted(key.replace("_", "-") for key in known))
+    if unknown := sorted(options.keys() - options_by_name.keys()):
+        accepted = ", ".join(sorted(key.replace("_", "-") for key in options_by_name))
         raise typer.BadParameter(
             f"{path}: {unknown[0].replace('_', '-')!r} is not an option here; there are {accepted}"
         )
-    return {name: _fit(known[name], value, path) for name, value in options.items()}
+    return {name: _fit(options_by_name[name], value, path) for name, value in options.items()}
 
 
 def _fit(parameter: Any, value: Any, path: Path) -> Any:

@@ -116,23 +116,23 @@ def fit(
     )
     checkpoint = inspect_checkpoint(resolve_model(options.find_model(model)))
     bounds = max_batch_tokens, max_running, settings.swap_memory_bytes, settings.speculate_ngram
-    asked = FitWorkload(
+    workload = FitWorkload(
         _context(context, checkpoint), batch, *bounds, shares=True, weights_memory_bytes=settings.weights_memory_bytes,
         weights_host_memory_bytes=settings.weights_host_memory_bytes,
     )  # fmt: skip
     if stages is not None or link is not None or tensor_parallel * pipeline_parallel > 1:
         groups = [[place] * pipeline_parallel for place in ([] if stages else _places(device, settings, checkpoint))]
         groups += [_stages(stages, settings, checkpoint)] if stages else []
-        _divided(model, checkpoint, groups, asked, settings, fit_divided.link_kinds(link), as_json)
+        _divided(model, checkpoint, groups, workload, settings, fit_divided.link_kinds(link), as_json)
         return
     found = [
-        add_measured_speed(fit_one(checkpoint, place, asked), settings, checkpoint)
+        add_measured_speed(fit_one(checkpoint, place, workload), settings, checkpoint)
         for place in _places(device, settings, checkpoint)
     ]
     if as_json:
-        print(json.dumps(_report(model, checkpoint, asked, found)))
+        print(json.dumps(_report(model, checkpoint, workload, found)))
     else:
-        for line in _lines(model, checkpoint, asked, found):
+        for line in _lines(model, checkpoint, workload, found):
             print(line.rstrip())
 
 
@@ -149,7 +149,7 @@ def _divided(
     model: str,
     checkpoint: Checkpoint,
     groups: Sequence[Sequence[TargetDevice]],
-    asked: FitWorkload,
+    workload: FitWorkload,
     settings: EngineConfig,
     kinds: Sequence[LinkKind],
     as_json: bool,
@@ -157,13 +157,13 @@ def _divided(
     from ..replicas.parallel.planning.memory_plan import ParallelLayout, plan_parallel_memory
 
     division = ParallelLayout(settings.tensor_parallel, len(groups[0]), settings.pipeline_layers)
-    found = [plan_parallel_memory(checkpoint, places, asked, division) for places in groups]
-    scaling = fit_divided.scaling_report(checkpoint, groups, asked, division, kinds)
+    found = [plan_parallel_memory(checkpoint, places, workload, division) for places in groups]
+    scaling = fit_divided.scaling_report(checkpoint, groups, workload, division, kinds)
     if as_json:
         rows = [fit_divided.division_row(each) for each in found]
-        print(json.dumps({**_head(model, checkpoint, asked), **asdict(division), "rows": rows, "scaling": scaling}))
+        print(json.dumps({**_head(model, checkpoint, workload), **asdict(division), "rows": rows, "scaling": scaling}))
         return
-    for line in (*_title(model, checkpoint), *fit_divided.division_lines(asked, found, scaling)):
+    for line in (*_title(model, checkpoint), *fit_divided.division_lines(workload, found, scaling)):
         print(line.rstrip())
 
 
@@ -210,11 +210,11 @@ def _places(names: list[str] | None, settings: EngineConfig, checkpoint: Checkpo
     return places
 
 
-def _report(model: str, checkpoint: Checkpoint, asked: FitWorkload, found: Sequence[FitResult]) -> dict[str, Any]:
-    return {**_head(model, checkpoint, asked), "rows": [_row(each) for each in found]}
+def _report(model: str, checkpoint: Checkpoint, workload: FitWorkload, found: Sequence[FitResult]) -> dict[str, Any]:
+    return {**_head(model, checkpoint, workload), "rows": [_row(each) for each in found]}
 
 
-def _head(model: str, checkpoint: Checkpoint, asked: FitWorkload) -> dict[str, Any]:
+def _head(model: str, checkpoint: Checkpoint, workload: FitWorkload) -> dict[str, Any]:
     from .. import __version__
 
     return {
@@ -227,34 +227,34 @@ def _head(model: str, checkpoint: Checkpoint, asked: FitWorkload) -> dict[str, A
             "stored_bytes": checkpoint.nbytes,
             "max_model_len": checkpoint.config.max_model_len,
         },
-        "asked": asdict(asked),
+        "asked": asdict(workload),
     }
 
 
 def _row(found: FitResult) -> dict[str, Any]:
     place, parts = found.place, found.parts
     apart = ("place", "parts", "tiers", "expected")
-    told = {name: getattr(found, name) for name in found.__slots__ if name not in apart}
+    row = {name: getattr(found, name) for name in found.__slots__ if name not in apart}
     tiers, expected = found.tiers, found.expected
     if tiers is not None:
-        told["tiers"] = tiers.json_fields
+        row["tiers"] = tiers.json_fields
     if expected is not None:
-        told["expected"] = {**asdict(expected), "tokens_per_s": expected.tokens_per_s, "source": _how(found)}
+        row["expected"] = {**asdict(expected), "tokens_per_s": expected.tokens_per_s, "source": _how(found)}
     return {
         "device": place.name,
         "capability": None if place.device is None else str(place.device.capability),
         "at_hand": place.at_hand,
         "memory_bytes": place.total,
         "parts": None if parts is None else {**asdict(parts), "kv_per_1000_tokens": parts.kv_tokens(1000)},
-        **told,
+        **row,
     }
 
 
-def _lines(model: str, checkpoint: Checkpoint, asked: FitWorkload, found: Sequence[FitResult]) -> Iterator[str]:
+def _lines(model: str, checkpoint: Checkpoint, workload: FitWorkload, found: Sequence[FitResult]) -> Iterator[str]:
     yield from _title(model, checkpoint, measured=any("measured" in _how(each) for each in found if each.expected))
     yield from _parts(found)
     yield ""
-    yield from _rooms(asked, found)
+    yield from _capacity_table(workload, found)
     yield ""
     yield from _notes(found)
 
@@ -301,10 +301,10 @@ def _parts(found: Sequence[FitResult]) -> Iterator[str]:
     yield from format_table(heads, [(kind, *sizes) for kind, sizes in rows.items()])
 
 
-def _rooms(asked: FitWorkload, found: Sequence[FitResult]) -> Iterator[str]:
+def _capacity_table(workload: FitWorkload, found: Sequence[FitResult]) -> Iterator[str]:
     heads = (
-        "device", "memory", "KV tokens", f"longest at batch {asked.batch}", f"batch at {asked.context}", "TTFT", "TPOT",
-        "",
+        "device", "memory", "KV tokens", f"longest at batch {workload.batch}", f"batch at {workload.context}", "TTFT",
+        "TPOT", "",
     )  # fmt: skip
     yield from format_table(
         heads,
@@ -327,13 +327,13 @@ def _notes(found: Sequence[FitResult]) -> Iterator[str]:
             yield f"{each.place.name}: weights: {each.tiers}"
         if each.expected is not None:
             yield f"{each.place.name}: {_how(each)}, of a short context: {each.expected}"
-    told: dict[str, list[str]] = {}
+    kinds_by_choice: dict[str, list[str]] = {}
     for each in found:
         for what, why in (each.choices or {}).items():
-            kinds = told.setdefault(f"{what}: {why}", [])
+            kinds = kinds_by_choice.setdefault(f"{what}: {why}", [])
             if (kind := _kind(each)) not in kinds:
                 kinds.append(kind)
-    for reason, kinds in told.items():
+    for reason, kinds in kinds_by_choice.items():
         yield f"{', '.join(kinds)}: {reason}"
 
 

@@ -58,7 +58,7 @@ def stages_name(places: Sequence[TargetDevice]) -> str:
 def scaling_report(
     checkpoint: Checkpoint,
     groups: Sequence[Sequence[TargetDevice]],
-    asked: FitWorkload,
+    workload: FitWorkload,
     division: ParallelLayout,
     kinds: Sequence[LinkKind],
 ) -> dict[str, Any]:
@@ -74,21 +74,21 @@ def scaling_report(
         devices = [place.device for place in places if place.device is not None]
         if len(devices) < len(places):  # there is no table of CPUs' speeds
             continue
-        every = [plan_parallel_memory(checkpoint, places, asked, replace(division, ranks=ranks)) for ranks in counts]
+        every = [plan_parallel_memory(checkpoint, places, workload, replace(division, ranks=ranks)) for ranks in counts]
         for link in common_links(devices, kinds):
             links[stages_name(places), link.name] = link
-            rows += [_scaled(link, each, asked) for each in every]
-    told = [{"device": name, **_link(link)} for (name, _), link in links.items()]
-    return {"source": SCALING, "links": told, "rows": rows}
+            rows += [_scaled(link, each, workload) for each in every]
+    link_rows = [{"device": name, **_link(link)} for (name, _), link in links.items()]
+    return {"source": SCALING, "links": link_rows, "rows": rows}
 
 
-def _scaled(link: DeviceLink, found: ParallelMemoryPlan, asked: FitWorkload) -> dict[str, Any]:
+def _scaled(link: DeviceLink, found: ParallelMemoryPlan, workload: FitWorkload) -> dict[str, Any]:
     from ..replicas.parallel.planning.scaling_estimate import estimate_scaling, link_joins_all
 
     division, refused = found.division, found.refused
     if not refused and not link_joins_all(link, division.processes):
         refused = f"{link.name} joins no more than {link.max_devices} of them"
-    times = asdict(estimate_scaling(found, link, asked)) if found.fits and not refused else None
+    times = asdict(estimate_scaling(found, link, workload)) if found.fits and not refused else None
     return {
         "device": stages_name(found.places),
         "link": link.name,
@@ -140,10 +140,12 @@ def _process(process: PlannedProcess) -> dict[str, Any]:
     }
 
 
-def division_lines(asked: FitWorkload, found: Sequence[ParallelMemoryPlan], scaling: dict[str, Any]) -> Iterator[str]:
+def division_lines(
+    workload: FitWorkload, found: Sequence[ParallelMemoryPlan], scaling: dict[str, Any]
+) -> Iterator[str]:
     yield from _memory(found)
     yield ""
-    yield from _rooms(asked, found)
+    yield from _capacity_table(workload, found)
     yield ""
     yield from _reasons(found)
     if any(each.mixed for each in found):
@@ -151,7 +153,7 @@ def division_lines(asked: FitWorkload, found: Sequence[ParallelMemoryPlan], scal
         yield MIXED
     if scaling["rows"]:
         yield ""
-        yield from scaling_lines(asked, scaling)
+        yield from scaling_lines(workload, scaling)
 
 
 def _memory(found: Sequence[ParallelMemoryPlan]) -> Iterator[str]:
@@ -187,8 +189,8 @@ def _who(process: PlannedProcess, division: ParallelLayout) -> str:
     return stage + (f", {ranks}" if division.ranks > 1 else "")
 
 
-def _rooms(asked: FitWorkload, found: Sequence[ParallelMemoryPlan]) -> Iterator[str]:
-    heads = ("device", "memory", "KV tokens", f"longest at batch {asked.batch}", f"batch at {asked.context}", "")
+def _capacity_table(workload: FitWorkload, found: Sequence[ParallelMemoryPlan]) -> Iterator[str]:
+    heads = ("device", "memory", "KV tokens", f"longest at batch {workload.batch}", f"batch at {workload.context}", "")
     cells = [
         (
             _times(each), format_size(sum(place.total for place in _memories(each))), str(each.kv_tokens),
@@ -213,25 +215,26 @@ def _times(found: ParallelMemoryPlan) -> str:
 
 
 def _reasons(found: Sequence[ParallelMemoryPlan]) -> Iterator[str]:
-    told: dict[str, list[str]] = {}
+    names_by_reason: dict[str, list[str]] = {}
     for each in found:
         if each.refused:
-            told.setdefault(each.refused, []).append(stages_name(each.places))
+            names_by_reason.setdefault(each.refused, []).append(stages_name(each.places))
         elif each.missing:
             yield f"{stages_name(each.places)}: {format_size(each.missing)} are missing of a process"
         elif not each.fits:
             yield f"{stages_name(each.places)}: there is room for {each.kv_tokens} tokens of KV"
         if each.division.stages > 1 and each.why:
-            told.setdefault(each.why, []).append(stages_name(each.places))
-    for reason, names in told.items():
+            names_by_reason.setdefault(each.why, []).append(stages_name(each.places))
+    for reason, names in names_by_reason.items():
         yield f"{', '.join(names)}: {reason}"
 
 
-def scaling_lines(asked: FitWorkload, scaling: dict[str, Any]) -> Iterator[str]:
+def scaling_lines(workload: FitWorkload, scaling: dict[str, Any]) -> Iterator[str]:
     yield NOTE
     stages = scaling["rows"][0]["pipeline_parallel"]
     among = f" of each of {stages} stages" if stages > 1 else ""
-    yield f"by ranks{among}: per token at batch {asked.batch}, and to the first token after {asked.context}; -: no room"
+    batch, context = workload.batch, workload.context
+    yield f"by ranks{among}: per token at batch {batch}, and to the first token after {context}; -: no room"
     yield ""
     counts = sorted({each["tensor_parallel"] for each in scaling["rows"]})
     heads = ("model", "over", *(f"{what} x{n}" for what in ("TPOT", "TTFT") for n in counts))
@@ -250,30 +253,30 @@ def scaling_lines(asked: FitWorkload, scaling: dict[str, Any]) -> Iterator[str]:
 
 
 def _refusals(scaling: dict[str, Any]) -> Iterator[str]:
-    told: dict[str, list[str]] = {}
+    names_by_reason: dict[str, list[str]] = {}
     for each in scaling["rows"]:
         if each["refused"]:
             who = f"{each['device']} x{each['tensor_parallel']}"
-            names = told.setdefault(each["refused"], [])
+            names = names_by_reason.setdefault(each["refused"], [])
             if who not in names:
                 names.append(who)
-    for reason, names in told.items():
+    for reason, names in names_by_reason.items():
         yield f"{', '.join(names)}: {reason}"
 
 
 def _sources(scaling: dict[str, Any]) -> Iterator[str]:
     numbers: dict[str, int] = {}
-    told: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for each in scaling["links"]:
         low, simple = each["low_latency"], each["simple"]
         cited = [f"[{numbers.setdefault(source, len(numbers) + 1)}]" for source in each["sources"].values()]
         name = f"{each['device']}, nvlink" if each["link"] == "nvlink" else each["link"]
         bandwidth = each["bandwidth_bytes_per_s"] / 1e9
-        told[
+        lines[
             f"{name}: {bandwidth:.4g} GB/s each way; a launch and a step take {_us(low)} us at half of that, or "
             f"{_us(simple)} us {''.join(cited)}"
         ] = None
-    yield from told
+    yield from lines
     for source, number in numbers.items():
         yield f"[{number}] {source}"
 

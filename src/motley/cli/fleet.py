@@ -193,8 +193,8 @@ def policy(
             if as_json:
                 return typer.echo(json.dumps({"policy": fleet.policy, "bounds": found}))
             typer.echo(fleet.policy)
-            for pool, (least, most) in found.items():
-                typer.echo(f"{pool:<24}{least} to {most}")
+            for pool, (minimum, maximum) in found.items():
+                typer.echo(f"{pool:<24}{minimum} to {maximum}")
             return None
         request = pb.SetScalingPolicyRequest(
             policy=name,
@@ -360,11 +360,11 @@ def _plane(address: str | None, admin_key: Path | None, ca: Path | None, timeout
         with ControlPlaneClient(contact, ca, timeout_s) as calls:
             yield calls
     except grpc.RpcError as error:
-        code, words = error.code(), error.details() or error.code().name
+        code, message = error.code(), error.details() or error.code().name
         wrong = code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
-        if code == grpc.StatusCode.UNAVAILABLE and "connect" in words.lower():
-            words = f"nothing answers at {contact.address}"
-        raise (InvalidRequest if wrong else MotleyError)(words, code=code.name.lower()) from None
+        if code == grpc.StatusCode.UNAVAILABLE and "connect" in message.lower():
+            message = f"nothing answers at {contact.address}"
+        raise (InvalidRequest if wrong else MotleyError)(message, code=code.name.lower()) from None
 
 
 def _key(path: Path | None) -> str:

@@ -36,6 +36,6 @@ def _given(context: typer.Context, options: ServeOptions) -> list[tuple[str, Any
     for name, value in context.params.items():
         source = context.get_parameter_source(name)
         if name not in _OF_THE_COMMAND and source is not None and source.name != "DEFAULT":
-            known = _NAMES.get(name, name)
-            found.append((known, getattr(options, known, value)))
+            field_name = _NAMES.get(name, name)
+            found.append((field_name, getattr(options, field_name, value)))
     return found

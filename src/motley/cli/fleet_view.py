@@ -113,8 +113,8 @@ def _replicas(fleet: pb.Fleet) -> Table:
         for one in pool.replicas:
             state = pb.ReplicaState.Name(one.state).removeprefix("REPLICA_STATE_").lower()
             load = (f"{one.running}", f"{one.waiting}", f"{one.kv_used:.0%}", f"{one.generated_tokens_per_s:.1f}")
-            told = [*([str(one.weights_version)] if updated else []), *load]
-            cells = told if one.load_age_s >= 0 else [""] * len(told)
+            values = [*([str(one.weights_version)] if updated else []), *load]
+            cells = values if one.load_age_s >= 0 else [""] * len(values)
             table.add_row(Text(one.replica_id), Text(pool.name), state, Text(one.device), *cells, one.node)
     return table
 

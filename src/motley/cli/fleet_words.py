@@ -28,9 +28,9 @@ def read_bounds(text: str) -> pb.Bounds:
     from ..cluster.protos import control_pb2 as pb
 
     pool, _, range_ = text.partition("=")
-    least, _, most = range_.partition(":")
+    low, _, high = range_.partition(":")
     try:
-        minimum, maximum = int(least), int(most)
+        minimum, maximum = int(low), int(high)
     except ValueError as error:
         raise typer.BadParameter(f"--bounds {text}: expected POOL=MIN:MAX, such as cpu=1:4") from error
     check_number(lambda: "--bounds", minimum, Between(0, MAX_REPLICAS))

@@ -196,7 +196,7 @@ class _GenerationSpeed:
             self.first_s = time.perf_counter() - self.began
         self.num_tokens += tokens
 
-    def tell(self, reason: object) -> None:
+    def print_summary(self, reason: object) -> None:
         total_s = time.perf_counter() - self.began
         rest = self.num_tokens - 1
         rate = f", then {rest / (total_s - self.first_s):.1f} tokens/s" if self.first_s is not None and rest > 0 else ""
@@ -219,7 +219,7 @@ def _print_text(engine: Engine, inputs: list[str | list[int]], sampling: Samplin
     else:
         reason = _stream(engine, inputs[0], sampling, speed)
     if stats:
-        speed.tell(reason)
+        speed.print_summary(reason)
 
 
 def _stream(engine: Engine, prompt: str | list[int], sampling: SamplingParams, speed: _GenerationSpeed) -> object:

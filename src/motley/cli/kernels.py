@@ -90,9 +90,13 @@ def compile_(
     if as_json:
         from .. import __version__
 
-        told = {"bench": "kernels compile", "versions": {"motley": __version__, **_triton()}, "seconds": spent.seconds}
-        told |= {"cpu_seconds": spent.cpu_seconds, "pace": spent.pace, "cached": sum(row.cached for row in rows)}
-        print(json.dumps({**told, "source": "static", "rows": [row.to_json() for row in rows]}))
+        report = {
+            "bench": "kernels compile",
+            "versions": {"motley": __version__, **_triton()},
+            "seconds": spent.seconds,
+        }
+        report |= {"cpu_seconds": spent.cpu_seconds, "pace": spent.pace, "cached": sum(row.cached for row in rows)}
+        print(json.dumps({**report, "source": "static", "rows": [row.to_json() for row in rows]}))
     else:
         for row in faults if summary else rows:
             print(_line(row))
@@ -121,12 +125,12 @@ def _capabilities(given: list[str], *, everything: bool) -> list[tuple[int, int]
 
     if everything or not given:
         return list(CAPABILITIES)
-    known = {name: each for each in CAPABILITIES for name in ("{}.{}".format(*each), "{}{}".format(*each))}
+    by_name = {name: each for each in CAPABILITIES for name in ("{}.{}".format(*each), "{}{}".format(*each))}
     for name in given:
-        if name not in known:
-            expected = ", ".join(name for name in known if "." in name)
+        if name not in by_name:
+            expected = ", ".join(name for name in by_name if "." in name)
             raise typer.BadParameter(f"--cc {name}: expected some of {expected}")
-    return [known[name] for name in given]
+    return [by_name[name] for name in given]
 
 
 def _operations(names: list[str] | None) -> list[KernelOperation]:
@@ -216,11 +220,11 @@ def tune(
     if not torch.cuda.is_available():
         raise typer.BadParameter("--device: torch finds no GPU here; --static chooses without one")
     until = time.monotonic() + (seconds or float("inf"))
-    with show_activity("tuning") as tell:
+    with show_activity("tuning") as show:
         for path in tuner.write_measured_tables(
-            operations, device_context.gpu_context(torch.device(device)), out or table_roots()[0], tell,
+            operations, device_context.gpu_context(torch.device(device)), out or table_roots()[0], show,
             lambda: time.monotonic() > until,
-            lambda jobs: compile_all(jobs, workers or os.cpu_count() or 1, lambda n, of: tell(f"{n} of {of} compiled")),
+            lambda jobs: compile_all(jobs, workers or os.cpu_count() or 1, lambda n, of: show(f"{n} of {of} compiled")),
         ):  # fmt: skip
             print(path)
 

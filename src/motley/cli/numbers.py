@@ -22,22 +22,22 @@ WIDE_PARAMETERS = {"seed", "generation", "expect_version"}  # any integer of 64 
 
 @dataclass(frozen=True)
 class Between:
-    """Bounds of a number. Among an option's annotations: for one that must be above its least, which typer cannot say.
+    """Bounds of a number. Among an option's annotations: for one that must be above its minimum, which typer cannot say.
 
-    above  the least itself is not accepted
+    above  the minimum itself is not accepted
     """
 
-    least: float
-    most: float
+    minimum: float
+    maximum: float
     above: bool = False
 
     def __contains__(self, value: float) -> bool:
-        return self.least <= value <= self.most and not (self.above and value == self.least)
+        return self.minimum <= value <= self.maximum and not (self.above and value == self.minimum)
 
-    def words(self, kind: str) -> str:
+    def describe(self, kind: str) -> str:
         if self.above:
-            return f"{kind} above {_shown(self.least)}, at most {_shown(self.most)}"
-        return f"{kind} between {_shown(self.least)} and {_shown(self.most)}"
+            return f"{kind} above {_shown(self.minimum)}, at most {_shown(self.maximum)}"
+        return f"{kind} between {_shown(self.minimum)} and {_shown(self.maximum)}"
 
 
 def check_numbers(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,7 +69,7 @@ def check_number(name: Callable[[], str], value: float, bounds: Between | None =
     bounds = bounds or Between(*_default(value))
     if value not in bounds:
         kind = "a number" if isinstance(value, float) else "an integer"
-        raise typer.BadParameter(f"{name()}: {short_repr(value)} is not accepted; expected {bounds.words(kind)}")
+        raise typer.BadParameter(f"{name()}: {short_repr(value)} is not accepted; expected {bounds.describe(kind)}")
 
 
 def _default(value: float) -> tuple[float, float]:
@@ -78,13 +78,13 @@ def _default(value: float) -> tuple[float, float]:
 
 def _own(command: Callable[..., Any], name: str, value: float) -> Between:
     """Return the bounds that a parameter's annotations give, with those of any number where they give none."""
-    least, most = (-(2**63), 2**63 - 1) if name in WIDE_PARAMETERS else _default(value)
+    minimum, maximum = (-(2**63), 2**63 - 1) if name in WIDE_PARAMETERS else _default(value)
     for each in _annotations(command, name):
         if isinstance(each, Between):
             return each
-        least = least if getattr(each, "min", None) is None else each.min
-        most = most if getattr(each, "max", None) is None else each.max
-    return Between(least, most)
+        minimum = minimum if getattr(each, "min", None) is None else each.min
+        maximum = maximum if getattr(each, "max", None) is None else each.max
+    return Between(minimum, maximum)
 
 
 def _annotations(command: Callable[..., Any], name: str) -> tuple[Any, ...]:

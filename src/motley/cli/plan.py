@@ -71,15 +71,15 @@ def plan(
     from ..cluster.fleet.plan.plan_search import PlanRequest, search_cheapest_mix
     from ..replicas.simulated.simulated_device import find_model_shape
 
-    asked = PlanRequest(
+    request = PlanRequest(
         trace=_trace(trace, rate, requests, seed), offers=_measured(_offers(gpus or EXAMPLES), measured, model),
         model=find_model_shape(model),
         slo=_slo(slo), share=share, tries=tries, seed=seed,
     )  # fmt: skip
     with show_activity("reckoning") as say:
-        chosen, tried = search_cheapest_mix(asked, say)
+        chosen, tried = search_cheapest_mix(request, say)
     prices = "given" if gpus else "made-up examples"
-    report = reports.plan_report(asked, chosen, tried, prices=prices)
+    report = reports.plan_report(request, chosen, tried, prices=prices)
     if out is not None:
         out.write_text(json.dumps(report, indent=1) + "\n")
         out.with_suffix(".svg").write_text(reports.plan_svg(report))

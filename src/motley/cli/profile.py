@@ -73,15 +73,15 @@ def profile(
     from ..replicas.profiling.report import text_report
     from ..replicas.profiling.report.html_page import render_page
 
-    asked = ProfileOptions(
+    profile_options = ProfileOptions(
         prompt_tokens=prompt_tokens, batch=batch, context_tokens=context_tokens, steps=steps, repeats=repeats
     )
     folder = resolve_model(options.find_model(model))
     with options.flags_in_errors():
         with load_bar(f"loading {folder.name}") as loading:
-            loaded = load_engine(folder, settings, asked, progress=loading)
-        with show_activity("profiling") as tell:
-            found = profile_engine(loaded, asked, tell)
+            loaded = load_engine(folder, settings, profile_options, progress=loading)
+        with show_activity("profiling") as show:
+            found = profile_engine(loaded, profile_options, show)
     if html is not None:
         _write(html, render_page(found))
     print(json.dumps(text_report.to_json_report(found)) if as_json else text_report.render_text(found))

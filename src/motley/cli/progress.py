@@ -64,9 +64,9 @@ def _each_once() -> Callable[[str, int, int], None]:
     """Return a function that prints each step once: sides take turns, and a log needs no line for each."""
     said: set[str] = set()
 
-    def tell(step: str, begun: int, total: int) -> None:
+    def show(step: str, begun: int, total: int) -> None:
         if step not in said:
             said.add(step)
             print(f"{step} ({begun} of {total})", file=sys.stderr, flush=True)
 
-    return tell
+    return show

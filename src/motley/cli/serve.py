@@ -215,7 +215,7 @@ def serve(
     from ..cluster.fleet.spec.serve_options import ServeOptions
     from ..cluster.service.startup.serve_command import run_serve
 
-    asked = ServeOptions(
+    serve_options = ServeOptions(
         model=None if model == "demo" else model,
         engine=engine,
         replicas=replicas,
@@ -254,5 +254,5 @@ def serve(
         ready_file=ready_file,
     )
     if is_fleet_file(model):
-        asked = options_with_fleet_file(context, asked, Path(model))
-    raise typer.Exit(run_serve(asked, bar=load_bar))
+        serve_options = options_with_fleet_file(context, serve_options, Path(model))
+    raise typer.Exit(run_serve(serve_options, bar=load_bar))

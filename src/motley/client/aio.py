@@ -48,7 +48,7 @@ class AsyncClient:
         self._metadata = metadata(api_key)
         self._timeout_s, self._retries = timeout_s, retries
         self.stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._channel)
-        self._watch = AsyncSilenceWatchdog(silence_s, self._ask)
+        self._watch = AsyncSilenceWatchdog(silence_s, self._probe)
 
     async def __aenter__(self) -> Self:
         return self
@@ -141,7 +141,7 @@ class AsyncClient:
                     call.cancel()
             await asyncio.sleep(wait_s)
 
-    async def _ask(self) -> None:
+    async def _probe(self) -> None:
         await self.stub.GetModel(pb.GetModelRequest(), timeout=PROBE_S, metadata=self._metadata)
 
 

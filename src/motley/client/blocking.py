@@ -59,7 +59,7 @@ class Client:
         self._metadata = metadata(api_key)
         self._timeout_s, self._retries = timeout_s, retries
         self.stub = inference_pb2_grpc.InferenceStub(self._channel)
-        self._watch = SilenceWatchdog(silence_s, self._ask)
+        self._watch = SilenceWatchdog(silence_s, self._probe)
 
     def __enter__(self) -> Self:
         return self
@@ -147,7 +147,7 @@ class Client:
                     call.cancel()
             time.sleep(wait_s)
 
-    def _ask(self) -> None:
+    def _probe(self) -> None:
         self.stub.GetModel(pb.GetModelRequest(), timeout=PROBE_S, metadata=self._metadata)
 
 

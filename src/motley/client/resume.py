@@ -45,14 +45,14 @@ class Resume:
             if choice.finish_reason:
                 self._ended.add(choice.index)
         if len(new) < len(chunk.choices):  # a choice that had ended says so again
-            told = chunk.weights if chunk.HasField("weights") else None
-            chunk = pb.CompletionChunk(choices=new, prompt_logprobs=chunk.prompt_logprobs, weights=told)
-        self._tell_others(chunk)
+            weights = chunk.weights if chunk.HasField("weights") else None
+            chunk = pb.CompletionChunk(choices=new, prompt_logprobs=chunk.prompt_logprobs, weights=weights)
+        self._set_changed_weights(chunk)
         if chunk.HasField("usage"):
             chunk.usage.completion_tokens = self._num_ids - self._given
         return [chunk] if chunk.ListFields() else []
 
-    def _tell_others(self, chunk: pb.CompletionChunk) -> None:
+    def _set_changed_weights(self, chunk: pb.CompletionChunk) -> None:
         """Set the chunk's weights only when the caller has something new: once, and again if they have changed."""
         if chunk.HasField("weights"):
             self._others = None if _same(chunk.weights, self._weights) else copy.copy(chunk.weights)

@@ -66,9 +66,9 @@ class _SilenceWatchdogBase:
         assert self._silence_s is not None
         return [one for one in list(self._open) if one.silent_for(self._silence_s)]
 
-    def _judge(self, asked: list[WatchedStream], *, lives: bool) -> None:
+    def _judge(self, silent_streams: list[WatchedStream], *, lives: bool) -> None:
         """Apply the ingress's answer to all streams that were silent when it was asked and still are."""
-        for one in set(asked).intersection(self._silent()):
+        for one in set(silent_streams).intersection(self._silent()):
             if lives:
                 one.listen()
             else:
@@ -78,9 +78,9 @@ class _SilenceWatchdogBase:
 class SilenceWatchdog(_SilenceWatchdogBase):
     """Watch on a thread of its own, which ends with the last stream. `ask`: raises grpc.RpcError if nobody answers."""
 
-    def __init__(self, silence_s: float | None, ask: Callable[[], object]) -> None:
+    def __init__(self, silence_s: float | None, probe: Callable[[], object]) -> None:
         super().__init__(silence_s)
-        self._ask = ask
+        self._probe = probe
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -115,18 +115,18 @@ class SilenceWatchdog(_SilenceWatchdogBase):
 
     def _lives(self) -> bool:
         try:
-            self._ask()
+            self._probe()
         except grpc.RpcError as error:
-            return _is_answer(error)
+            return _shows_life(error)
         return True
 
 
 class AsyncSilenceWatchdog(_SilenceWatchdogBase):
     """Watch in a task, which ends with the last stream."""
 
-    def __init__(self, silence_s: float | None, ask: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, silence_s: float | None, probe: Callable[[], Awaitable[object]]) -> None:
         super().__init__(silence_s)
-        self._ask = ask
+        self._probe = probe
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
@@ -154,9 +154,9 @@ class AsyncSilenceWatchdog(_SilenceWatchdogBase):
 
     async def _lives(self) -> bool:
         try:
-            await self._ask()
+            await self._probe()
         except grpc.RpcError as error:
-            return _is_answer(error)
+            return _shows_life(error)
         return True
 
 
@@ -164,6 +164,6 @@ def service_gone_error() -> Unavailable:
     return Unavailable("the stream fell silent, and the service answers no question", code="unavailable")
 
 
-def _is_answer(error: Any) -> bool:
+def _shows_life(error: Any) -> bool:
     """Return whether the error is an answer: a refusal shows that the service lives."""
     return error.code() not in _LIFELESS
