@@ -21,7 +21,7 @@ import typer
 import motley_bench.commands
 from motley.cli import app as cli
 from motley.cli import fleet, serve
-from motley.cli.fleet_words import read_bounds, read_setting
+from motley.cli.fleet_arguments import read_bounds, read_setting
 from motley.cli.numbers import (
     DAY_S,
     MAX_INTEGER,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import aiohttp
 
 from motley.client import AsyncClient, Tls
-from motley.client.asks import CallOptions
+from motley.client.generate_requests import CallOptions
 from motley.replicas.errors import MotleyError
 
 from .load_workload import LoadRequest

@@ -16,7 +16,7 @@ from .numbers import MAX_TEMPERATURE, Between
 
 if TYPE_CHECKING:  # gRPC is imported when it is needed: --help is quicker without
     from ..client import Client
-    from ..client.asks import CallOptions
+    from ..client.generate_requests import CallOptions
 
 HELP = "Enter sends, /reset forgets the conversation, /quit or Ctrl-D ends, Ctrl-C stops an answer."
 Messages = list[tuple[str, str]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .fleet_words import decision_reason, read_bounds, read_setting
+from .fleet_arguments import decision_reason, read_bounds, read_setting
 from .numbers import DAY_S, MAX_REPLICAS, Between
 from .options import Json
 

@@ -22,7 +22,7 @@ WIDE_PARAMETERS = {"seed", "generation", "expect_version"}  # any integer of 64 
 
 @dataclass(frozen=True)
 class Between:
-    """Bounds of a number. Among an option's annotations: for one that must be above its minimum, which typer cannot say.
+    """Bounds of a number. Among an option's annotations: for one that must exceed its minimum, which typer cannot say.
 
     above  the minimum itself is not accepted
     """

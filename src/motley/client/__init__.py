@@ -17,9 +17,9 @@ fault in `param`; `__cause__` is gRPC's error. What cannot even be sent, such as
 """
 
 from .aio import AsyncClient, AsyncCompletionStream
-from .asks import Sampling, chat_request, complete_request
 from .blocking import Client, CompletionStream
 from .channel import Tls
+from .generate_requests import Sampling, chat_request, complete_request
 from .resume import Resume
 from .tools import reply
 

@@ -11,7 +11,8 @@ import grpc
 from ..cluster.protos import inference_pb2 as pb
 from ..cluster.protos import inference_pb2_grpc
 from ..replicas.errors import Unavailable
-from .asks import (
+from .channel import Tls, aio_channel, metadata
+from .generate_requests import (
     CallOptions,
     ChatOptions,
     GenerateRequest,
@@ -22,7 +23,6 @@ from .asks import (
     embeddings_request,
     tokenize_request,
 )
-from .channel import Tls, aio_channel, metadata
 from .resume import Resume
 from .retry import CallRetries
 from .silence import PROBE_S, SILENCE_S, AsyncSilenceWatchdog, WatchedStream, service_gone_error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from ..cluster.protos import inference_pb2 as pb
-from .asks import GenerateRequest
+from .generate_requests import GenerateRequest
 
 MAX_CHOICES = 1024
 
