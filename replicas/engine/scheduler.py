@@ -332,10 +332,10 @@ class Scheduler:
         assert not sequence.ahead, "a sequence that has drafts waits for its tokens"
         assert self.drafter is not None, "there is speculation"
         assert sequence.allocation is not None
-        room = (len(sequence.allocation.blocks) + max(0, blocks)) * BLOCK_TOKENS - sequence.num_tokens
+        capacity = (len(sequence.allocation.blocks) + max(0, blocks)) * BLOCK_TOKENS - sequence.num_tokens
         # The token that follows the last draft needs a place within the limit, too.
-        most = min(self.max_drafts, budget, room, sequence.limit - sequence.num_tokens - 1)
-        drafts = self.drafter.draft(sequence, most) if most > 0 else ()
+        max_drafts = min(self.max_drafts, budget, capacity, sequence.limit - sequence.num_tokens - 1)
+        drafts = self.drafter.draft(sequence, max_drafts) if max_drafts > 0 else ()
         grown = sequence.allocation.grow(sequence.num_tokens + len(drafts))
         assert grown, "there is room for drafts"
         return drafts

@@ -65,7 +65,7 @@ class GrammarSpec:
         elif not self.source:
             raise self.invalid("it is empty")
         if self.kind is GrammarKind.JSON_SCHEMA and not checked:
-            self._keep(self._words(dropped))
+            self._keep(self._supported_schema(dropped))
         elif self.kind is GrammarKind.STRUCTURAL_TAG and not checked:
             self._keep(check_tag(_parse(self), self.field))
 
@@ -127,28 +127,28 @@ class GrammarSpec:
     def too_complex(self, why: str) -> InvalidRequest:
         return InvalidRequest(f"{self.field}: {why}", param=self.field, code="grammar_too_complex")
 
-    def _words(self, dropped: list[str] | None) -> Any:
+    def _supported_schema(self, dropped: list[str] | None) -> Any:
         """Return the schema in the grammar library's words."""
         schema = _parse(self)
         if dropped is None:
             return check_schema(schema, self.field)
-        kept, left_out = relax_schema(schema)
+        relaxed, left_out = relax_schema(schema)
         dropped += left_out
-        return kept
+        return relaxed
 
-    def _keep(self, words: Any) -> None:
-        object.__setattr__(self, "source", _dump(words, self.field, MAX_WRITTEN_BYTES))
+    def _keep(self, source: Any) -> None:
+        object.__setattr__(self, "source", _dump(source, self.field, MAX_WRITTEN_BYTES))
         self._check_size(MAX_WRITTEN_BYTES, " with its formats and patterns written out")
 
-    def _check_size(self, most: int, when: str = "") -> None:
+    def _check_size(self, max_bytes: int, when: str = "") -> None:
         try:
             size = len(self.source.encode())
         except UnicodeEncodeError:
             raise self.invalid("it holds a lone surrogate") from None
         if "\0" in self.source:
             raise self.invalid("it holds a NUL character")
-        if size > most:
-            raise self.too_complex(f"{size} bytes{when}; at most {most} are accepted")
+        if size > max_bytes:
+            raise self.too_complex(f"{size} bytes{when}; at most {max_bytes} are accepted")
 
 
 def _parse(spec: GrammarSpec) -> Any:
@@ -164,9 +164,9 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _dump(value: Any, field: str, most: int = MAX_SOURCE_BYTES) -> str:
+def _dump(value: Any, field: str, max_bytes: int = MAX_SOURCE_BYTES) -> str:
     """Return JSON text in the given order, which is the order of the properties in the output. Cut off beyond
-    `most`.
+    `max_bytes`.
     """
     encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     parts: list[str] = []
@@ -175,7 +175,7 @@ def _dump(value: Any, field: str, most: int = MAX_SOURCE_BYTES) -> str:
         for part in encoder.iterencode(value):
             parts.append(part)
             size += len(part)
-            if size > most:  # too large and refused later; shared parts could make the text endless
+            if size > max_bytes:  # too large and refused later; shared parts could make the text endless
                 break
         return "".join(parts)
     except RecursionError:

@@ -39,7 +39,7 @@ def check_tag(tag: Any, field: str) -> Any:
     """
     try:
         older = isinstance(tag, dict) and "structures" in tag
-        given = _members(tag, ("type", "structures", "triggers") if older else ("type", "format"), "#")
+        given = _check_fields(tag, ("type", "structures", "triggers") if older else ("type", "format"), "#")
         if given.get("type", "structural_tag") != "structural_tag":
             raise _TagRefused("#/type: expected 'structural_tag'")
         if older:
@@ -58,7 +58,7 @@ def _format(value: Any, at: str, depth: int) -> Any:
     if not isinstance(kind, str) or kind not in _FIELDS:
         raise _TagRefused(f"{at}/type: {str(kind)[:MAX_SHOWN]!r} is none of {', '.join(_FIELDS)}")
     checks = _FIELDS[kind]
-    given = _members(value, ("type", *checks), at)
+    given = _check_fields(value, ("type", *checks), at)
     missing = [name for name in checks if name not in given and name not in _OPTIONAL]
     if missing:
         raise _TagRefused(f"{at}: {kind} needs {missing[0]!r}")
@@ -83,7 +83,7 @@ def _triggered(given: dict[str, Any]) -> Any:
 
 def _structure(value: Any, at: str) -> Any:
     names = ("begin", "schema", "end")
-    given = _members(value, names, at)
+    given = _check_fields(value, names, at)
     for name in names:
         if name not in given:
             raise _TagRefused(f"{at}: a structure needs {name!r}")
@@ -92,12 +92,12 @@ def _structure(value: Any, at: str) -> Any:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
-def _members(value: Any, known: tuple[str, ...], at: str) -> dict[str, Any]:
+def _check_fields(value: Any, field_names: tuple[str, ...], at: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _TagRefused(f"{at}: expected an object")
     for name in value:
-        if name not in known:
-            raise _TagRefused(f"{at}: there is no field {name[:MAX_SHOWN]!r}; expected {', '.join(known)}")
+        if name not in field_names:
+            raise _TagRefused(f"{at}: there is no field {name[:MAX_SHOWN]!r}; expected {', '.join(field_names)}")
     return value
 
 
@@ -122,10 +122,10 @@ def _tag(value: Any, at: str, depth: int) -> Any:
     return _inner({"type": "tag", **value} if isinstance(value, dict) else value, at, depth)
 
 
-def _accepts(fits: Callable[[Any], bool], words: str) -> TagCheck:
+def _accepts(fits: Callable[[Any], bool], expected: str) -> TagCheck:
     def check(value: Any, at: str, depth: int) -> Any:
         if not fits(value):
-            raise _TagRefused(f"{at}: expected {words}")
+            raise _TagRefused(f"{at}: expected {expected}")
         return value
 
     return check
@@ -162,14 +162,16 @@ def _token_or(otherwise: TagCheck) -> TagCheck:
     return check
 
 
-def _is_integer(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_COUNT
+def _is_integer(value: Any, minimum: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= MAX_COUNT
 
 
 _TEXT = _accepts(lambda value: isinstance(value, str), "a string")
 _TRUTH = _accepts(lambda value: isinstance(value, bool), "true or false")
 _COUNT = _accepts(lambda value: _is_integer(value, 0), f"an integer from 0 to {MAX_COUNT}")
-_MOST = _accepts(lambda value: value is None or _is_integer(value, 0), f"an integer from 0 to {MAX_COUNT}, or null")
+_OPTIONAL_COUNT = _accepts(
+    lambda value: value is None or _is_integer(value, 0), f"an integer from 0 to {MAX_COUNT}, or null"
+)
 _SPACES = _accepts(lambda value: value is None or _is_integer(value, 1), f"an integer from 1 to {MAX_COUNT}, or null")
 _REPEATS = _accepts(lambda value: _is_integer(value, -1), f"an integer from -1, which is without end, to {MAX_COUNT}")
 _TOKEN = _accepts(lambda value: isinstance(value, str) or _is_integer(value, 0), "a token's id or text")
@@ -191,12 +193,12 @@ _FIELDS: dict[str, dict[str, TagCheck]] = {
         "excludes": _accepts(lambda value: value == [], "an empty list: the schema alone says what there may be"),
         "max_whitespace_cnt": _SPACES,
     },
-    "any_text": {"excludes": _TEXTS, "max_tokens": _MOST, "max_chars": _MOST},
+    "any_text": {"excludes": _TEXTS, "max_tokens": _OPTIONAL_COUNT, "max_chars": _OPTIONAL_COUNT},
     "grammar": {"grammar": _TEXT},
     "regex": {"pattern": _TEXT},
     "token": {"token": _TOKEN},
     "exclude_token": {"exclude_tokens": _TOKENS},
-    "any_tokens": {"exclude_tokens": _TOKENS, "max_tokens": _MOST},
+    "any_tokens": {"exclude_tokens": _TOKENS, "max_tokens": _OPTIONAL_COUNT},
     "sequence": {"elements": _INNERS},
     "or": {"elements": _INNERS},
     "optional": {"content": _inner},

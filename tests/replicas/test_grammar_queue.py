@@ -101,7 +101,7 @@ def compiled(hostile: list[str], comes_at: float, tenant: str) -> float:
             put(tenant, QUICK_S)
         if waiting.last:
             put(waiting.tenant, NEVER_S)
-        queue.tried(waiting, again=vain and not waiting.last)
+        queue.tried(waiting, retry=vain and not waiting.last)
         if not vain:
             assert came is not None
             return now - came
@@ -124,7 +124,7 @@ def test_one_at_a_time_of_those_that_take_long() -> None:
         queue.put(tenant, spec(name))
     for waiting in list(iter(queue.take, None)):
         assert waiting.cpu_s == FIRST_CPU_S
-        queue.tried(waiting, again=True)
+        queue.tried(waiting, retry=True)
     assert len(queue) == 3
     first = queue.take()
     assert first is not None
@@ -132,7 +132,7 @@ def test_one_at_a_time_of_those_that_take_long() -> None:
     assert queue.take() is None
     queue.put("c", spec("new"))
     assert taken(queue) == ["xnew"]
-    queue.tried(first, again=False)
+    queue.tried(first, retry=False)
     second = queue.take()
     assert second is not None
     assert second.spec.source == "x3", "tenants take turns here too"

@@ -71,7 +71,7 @@ class WeightsCache:
     """Cache of repacked weights in a folder that only this user can write to."""
 
     def __init__(self, folder: Path, *, min_bytes: int = MIN_CACHED_BYTES) -> None:
-        """Use a folder as the cache of repacked weights. least_bytes: smaller models are not kept."""
+        """Use a folder as the cache of repacked weights. min_bytes: smaller models are not kept."""
         self.folder, self.min_bytes = folder, min_bytes
         self._writer: threading.Thread | None = None
         self._awaited = threading.Event()

@@ -183,8 +183,8 @@ class FetchScheduler:
             )
             came = (first + num_loaded - parked.found) * BLOCK_TOKENS
             self.hit_tokens += came
-            present_tokens = parked.found * BLOCK_TOKENS
-            self.popular.fetched(sequence.request.tenant, parked.values[0].key, came, present_tokens)
+            local_tokens = parked.found * BLOCK_TOKENS
+            self.popular.fetched(sequence.request.tenant, parked.values[0].key, came, local_tokens)
         if fetch.outcome in (HIT, MISS):
             self._saves.offer(sequence, parked.values[: parked.worth if fetch.outcome == HIT else parked.seen])
         elif fetch.outcome in set(RecordFlaw):  # no replica could open the value, so that it is replaced

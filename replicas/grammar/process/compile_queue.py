@@ -68,12 +68,12 @@ class GrammarQueue:
         self._long = self._long or waiting is not None
         return waiting or self._new.take()
 
-    def tried(self, waiting: QueuedGrammar, *, again: bool) -> None:
-        """Record that a grammar has had its time. `again`: it was not compiled, so it joins the queue for the longer
+    def tried(self, waiting: QueuedGrammar, *, retry: bool) -> None:
+        """Record that a grammar has had its time. `retry`: it was not compiled, so it joins the queue for the longer
         time.
         """
         self._long = self._long and not waiting.last
-        if again:
+        if retry:
             waiting.last = True
             self._tried.put(waiting.tenant, waiting)
 

@@ -20,7 +20,7 @@ from .grammar_process import TOO_COMPLEX, GrammarProcess
 
 log = logging.getLogger(__name__)
 
-MAX_KEPT = 16  # most compiled grammars that are kept, unused ones included
+MAX_CACHED = 16  # most compiled grammars that are kept, unused ones included
 MAX_COMPILING = 2  # grammars compiled at a time; compile_queue.py keeps one of these for quick ones
 MAX_REFUSED = 256  # refused grammars that are remembered, so that a repeated request costs nothing
 REFUSED_S = 60.0
@@ -45,7 +45,7 @@ class GrammarCompiler:
         self._queue = GrammarQueue()
         self._closed = False
         self._compiling: dict[GrammarSpec, Future[GrammarProcess]] = {}
-        self._kept: OrderedDict[GrammarSpec, GrammarProcess] = OrderedDict()
+        self._cache: OrderedDict[GrammarSpec, GrammarProcess] = OrderedDict()
         self._refused: OrderedDict[GrammarSpec, tuple[float, InvalidRequest]] = OrderedDict()
 
     def prepare(self, spec: GrammarSpec, tenant: str = "") -> Future[GrammarProcess]:
@@ -56,8 +56,8 @@ class GrammarCompiler:
         turns.
         """
         with self._lock:
-            if (known := self._known(spec)) is not None:
-                return known
+            if (found := self._lookup(spec)) is not None:
+                return found
             if (future := self._compiling.get(spec)) is not None:
                 return future
             future = self._compiling[spec] = self._queue.put(tenant, spec)
@@ -68,7 +68,7 @@ class GrammarCompiler:
     def refuse(self, spec: GrammarSpec, error: InvalidRequest) -> None:
         """Refuse a grammar for REFUSED_S seconds, as it has proved too complex while it was used."""
         with self._lock:
-            self._kept.pop(spec, None)
+            self._cache.pop(spec, None)
             self._refused[spec] = (time.monotonic() + REFUSED_S, error)
             while len(self._refused) > MAX_REFUSED:
                 self._refused.popitem(last=False)
@@ -76,7 +76,7 @@ class GrammarCompiler:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            self._kept.clear()
+            self._cache.clear()
             left = self._queue.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
         for waiting in left:
@@ -84,14 +84,14 @@ class GrammarCompiler:
         if self._forkserver is not None:
             self._forkserver.close()
 
-    def _known(self, spec: GrammarSpec) -> Future[GrammarProcess] | None:
+    def _lookup(self, spec: GrammarSpec) -> Future[GrammarProcess] | None:
         future: Future[GrammarProcess] = Future()
-        if (process := self._kept.get(spec)) is not None:
+        if (process := self._cache.get(spec)) is not None:
             if process.alive:
-                self._kept.move_to_end(spec)
+                self._cache.move_to_end(spec)
                 future.set_result(process)
                 return future
-            del self._kept[spec]
+            del self._cache[spec]
         until, error = self._refused.get(spec, (0.0, None))
         if error is None or time.monotonic() >= until:
             return None
@@ -108,9 +108,9 @@ class GrammarCompiler:
             self.refuse(spec, error)
         elif error is None:
             with self._lock:
-                self._kept[spec] = done.result()
-                while len(self._kept) > MAX_KEPT:
-                    self._kept.popitem(last=False)
+                self._cache[spec] = done.result()
+                while len(self._cache) > MAX_CACHED:
+                    self._cache.popitem(last=False)
 
     def _compile_next(self) -> None:
         """Compile the waiting grammar whose turn it is."""
@@ -118,11 +118,11 @@ class GrammarCompiler:
             waiting = self._queue.take()
         if waiting is None:
             return  # the queue was closed, or the others wait for a long one to end
-        again = False
+        retry = False
         try:
-            again = not self._try(waiting)
+            retry = not self._try(waiting)
         finally:
-            self._tried(waiting, again)
+            self._tried(waiting, retry)
 
     def _try(self, waiting: QueuedGrammar) -> bool:
         """Try to compile a grammar; return False if its time was too short and it gets another."""
@@ -141,12 +141,12 @@ class GrammarCompiler:
             waiting.future.set_exception(waiting.spec.too_complex(TOO_COMPLEX))
         return process is not None or waiting.last
 
-    def _tried(self, waiting: QueuedGrammar, again: bool) -> None:
+    def _tried(self, waiting: QueuedGrammar, retry: bool) -> None:
         with self._lock:
-            self._queue.tried(waiting, again=again and not self._closed)
+            self._queue.tried(waiting, retry=retry and not self._closed)
             if len(self._queue):  # another that had to wait for this one may begin now
                 self._threads.submit(self._compile_next)
-        if again and self._closed:
+        if retry and self._closed:
             waiting.future.cancel()
 
     def _compile(self, spec: GrammarSpec, cpu_s: float) -> GrammarProcess | None:

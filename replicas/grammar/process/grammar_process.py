@@ -95,14 +95,14 @@ class GrammarProcess:
         line = WatchedConnection(self._connection, self._watched, COMPILE_WALL_S)
         try:
             line.sendall(encode_frame(GrammarCommand.COMPILE, payload=source))
-            answer = receive_frame(line)
+            reply = receive_frame(line)
         except OSError:  # a timeout too
-            answer = None
-        if answer is None:
+            reply = None
+        if reply is None:
             self.lost = True
             return False
-        if answer[0] == GrammarReply.REFUSED:
-            raise self.spec.invalid(answer[2].decode())
+        if reply[0] == GrammarReply.REFUSED:
+            raise self.spec.invalid(reply[2].decode())
         self._connection.setblocking(False)
         return True
 

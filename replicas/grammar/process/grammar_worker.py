@@ -65,7 +65,7 @@ class TokenVocabulary:
     stop_ids: tuple[int, ...]
 
     @property
-    def mask_words(self) -> int:
+    def mask_int32s(self) -> int:
         return (self.vocab_size + 31) // 32
 
     @cached_property
@@ -76,14 +76,14 @@ class TokenVocabulary:
         starts = enumerate(token[:1] for token in self.tokens)
         found: dict[bytes, list[int]] = {lead: [] for lead in _NO_TEXT}
         for token_id, start in starts:
-            for lead, (least, most) in _NO_TEXT.items():
-                if least <= start <= most:
+            for lead, (first_byte, last_byte) in _NO_TEXT.items():
+                if first_byte <= start <= last_byte:
                     found[lead].append(token_id)
         return {lead: self.pack(token_ids) for lead, token_ids in found.items()}
 
     def pack(self, token_ids: Iterable[int]) -> Any:
         """Return a mask of these token ids, uint8 [4 * mask_words]."""
-        bits = np.zeros(self.mask_words * 32, dtype=bool)
+        bits = np.zeros(self.mask_int32s * 32, dtype=bool)
         bits[list(token_ids)] = True
         return np.packbits(bits, bitorder="little")
 
@@ -98,10 +98,10 @@ def serve_grammar(connection: socket.socket, vocabulary: TokenVocabulary) -> Non
     first = receive_frame(connection)
     if first is None:
         return
-    asked = json.loads(first[2])
+    request = json.loads(first[2])
     try:
-        with _ProcessTimer(asked["cpu_s"], COMPILE_WALL * asked["cpu_s"]):
-            matching = CompiledGrammarMatchers(_compile(vocabulary, asked["kind"], asked["source"]), vocabulary)
+        with _ProcessTimer(request["cpu_s"], COMPILE_WALL * request["cpu_s"]):
+            matching = CompiledGrammarMatchers(_compile(vocabulary, request["kind"], request["source"]), vocabulary)
             matching.check()
     except GrammarRefused as refused:
         connection.sendall(encode_frame(GrammarReply.REFUSED, payload=str(refused).encode()))
@@ -113,8 +113,8 @@ def serve_grammar(connection: socket.socket, vocabulary: TokenVocabulary) -> Non
             matching.close(sequence)
             continue
         with _ProcessTimer(MATCH_CPU_S, MATCH_WALL_S):
-            answer, mask = matching.take(sequence, decode_ids(payload), new=what == GrammarCommand.OPEN)
-        connection.sendall(encode_frame(answer, sequence, mask))
+            reply, mask = matching.take(sequence, decode_ids(payload), new=what == GrammarCommand.OPEN)
+        connection.sendall(encode_frame(reply, sequence, mask))
 
 
 class CompiledGrammarMatchers:
@@ -123,16 +123,16 @@ class CompiledGrammarMatchers:
     def __init__(self, compiled: Any, vocabulary: TokenVocabulary) -> None:
         self._compiled = compiled
         self._matchers: dict[int, Any] = {}
-        self._mask = np.zeros((1, vocabulary.mask_words), dtype=np.int32)
+        self._mask = np.zeros((1, vocabulary.mask_int32s), dtype=np.int32)
         self._tokens = vocabulary.tokens
         self._stops = vocabulary.pack(vocabulary.stop_ids)
         self._no_text = vocabulary.no_text
 
     def check(self) -> None:
         """Raise GrammarRefused unless some text follows the grammar, as far as its first token shows."""
-        answer, _ = self.take(0, [], new=True)
+        reply, _ = self.take(0, [], new=True)
         self.close(0)
-        if answer == GrammarReply.DEAD_END:
+        if reply == GrammarReply.DEAD_END:
             raise GrammarRefused("no text at all follows it")
 
     def take(self, sequence: int, token_ids: list[int], *, new: bool) -> tuple[GrammarReply, bytes]:
@@ -159,7 +159,7 @@ class CompiledGrammarMatchers:
 def _compile(vocabulary: TokenVocabulary, kind: str, source: str) -> Any:
     info = vocabulary.json if kind.startswith("json") or _BOUNDED.search(source) else vocabulary.plain
     with tempfile.TemporaryFile() as warnings:
-        kept = os.dup(2)
+        saved_stderr = os.dup(2)
         os.dup2(warnings.fileno(), 2)  # the library reports only on stderr what it leaves out
         try:
             rules = _library_rules(GrammarKind(kind), source)
@@ -169,8 +169,8 @@ def _compile(vocabulary: TokenVocabulary, kind: str, source: str) -> Any:
         except (RuntimeError, ValueError, TypeError, RecursionError) as error:
             raise GrammarRefused(_library_reason(str(error))) from None
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(saved_stderr, 2)
+            os.close(saved_stderr)
         warnings.seek(0)
         said = warnings.read().decode(errors="replace")
     if "Warning" in said:

@@ -32,13 +32,13 @@ class TooManyStates(Exception):
 class StepBudget:
     """Limit on the work of building automata, in steps of a few microseconds. spent: steps so far."""
 
-    def __init__(self, most: int | None = None) -> None:
-        self._most = most
+    def __init__(self, max_steps: int | None = None) -> None:
+        self._max_steps = max_steps
         self.spent = 0
 
     def spend(self, steps: int) -> None:
         self.spent += steps
-        if self._most is not None and self.spent > self._most:
+        if self._max_steps is not None and self.spent > self._max_steps:
             raise TooManyStates
 
 
@@ -55,8 +55,8 @@ class AutomatonState:
 def build_automaton(
     wanted: Sequence[RegexNode],
     unwanted: Sequence[RegexNode],
-    least: int,
-    most: int | None,
+    min_count: int,
+    max_count: int | None,
     effort: StepBudget | None = None,
 ) -> list[AutomatonState]:
     """Return the states that lead to an end, the first being where texts begin; an empty list if there is no such text.
@@ -71,7 +71,7 @@ def build_automaton(
     kinds = _partition_characters(sets)
     for reader in readers:
         reader.split(kinds)
-    return _trim_states(*_explore(readers, len(wanted), kinds, least, most, effort))
+    return _trim_states(*_explore(readers, len(wanted), kinds, min_count, max_count, effort))
 
 
 ReaderPositions = tuple[tuple[frozenset[int], ...], int]  # the place of each reader, and the number of characters read
@@ -81,8 +81,8 @@ def _explore(
     readers: list[_PatternNfa],
     num_wanted: int,
     kinds: list[CodePointRanges],
-    least: int,
-    most: int | None,
+    min_count: int,
+    max_count: int | None,
     effort: StepBudget,
 ) -> tuple[list[bool], list[list[tuple[int, int]]], list[CodePointRanges]]:
     """Return for each state that can be reached whether texts end there, and its moves as (kind, state); and the
@@ -94,12 +94,12 @@ def _explore(
     moves: list[list[tuple[int, int]]] = []
     for places, count in queue:
         accepts = [reader.accepts(place) for reader, place in zip(readers, places, strict=True)]
-        ends.append(all(accepts[:num_wanted]) and not any(accepts[num_wanted:]) and count >= least)
+        ends.append(all(accepts[:num_wanted]) and not any(accepts[num_wanted:]) and count >= min_count)
         moves.append([])
-        if count == most:
+        if count == max_count:
             continue
         effort.spend(len(kinds))
-        after = min(count + 1, least) if most is None else count + 1
+        after = min(count + 1, min_count) if max_count is None else count + 1
         for kind in range(len(kinds)):
             following = tuple(reader.step(place, kind) for reader, place in zip(readers, places, strict=True))
             if not all(following[:num_wanted]):
@@ -122,15 +122,15 @@ def _trim_states(
     for state, leads in enumerate(moves):
         for _, to in leads:
             back[to].append(state)
-    kept, queue = set(), [state for state, end in enumerate(ends) if end]
+    live, queue = set(), [state for state, end in enumerate(ends) if end]
     while queue:
-        if (state := queue.pop()) not in kept:
-            kept.add(state)
+        if (state := queue.pop()) not in live:
+            live.add(state)
             queue += back[state]
-    if 0 not in kept:
+    if 0 not in live:
         return []
-    numbers = {state: number for number, state in enumerate(sorted(kept))}
-    return [AutomatonState(ends[state], _group_moves(moves[state], kinds, numbers)) for state in sorted(kept)]
+    numbers = {state: number for number, state in enumerate(sorted(live))}
+    return [AutomatonState(ends[state], _group_moves(moves[state], kinds, numbers)) for state in sorted(live)]
 
 
 def _group_moves(
@@ -236,16 +236,16 @@ class _PatternNfa:
         raise AssertionError("anchors are gone")
 
     def _repeat(self, node: RegexRepeat, start: int) -> int:
-        for _ in range(node.least):
+        for _ in range(node.min_count):
             start = self._build(node.node, start)
         end = self._new()
         self._empty[start].append(end)
-        if node.most is None:
+        if node.max_count is None:
             first = self._new()
             self._empty[end].append(first)
             self._empty[self._build(node.node, first)].append(end)
             return end
-        for _ in range(node.most - node.least):
+        for _ in range(node.max_count - node.min_count):
             first = self._new()
             self._empty[start].append(first)
             start = self._build(node.node, first)

@@ -35,11 +35,11 @@ def ranges_of_text(text: str) -> CodePointRanges:
     return merge_ranges((ord(char), ord(char)) for char in text)
 
 
-def subtract_ranges(kept: CodePointRanges, dropped: CodePointRanges) -> CodePointRanges:
+def subtract_ranges(ranges: CodePointRanges, dropped: CodePointRanges) -> CodePointRanges:
     """Return the characters of the first set that are not in the second; both are walked once."""
     left: list[tuple[int, int]] = []
     at = 0
-    for first, last in kept:
+    for first, last in ranges:
         while at < len(dropped) and dropped[at][1] < first:
             at += 1
         index = at

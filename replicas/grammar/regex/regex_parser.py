@@ -38,11 +38,11 @@ class RegexChoice:
 
 @dataclass(frozen=True, slots=True)
 class RegexRepeat:
-    """Repetition of a node, `least` to `most` times; without end if most is None."""
+    """Repetition of a node, `min_count` to `max_count` times; without end if max_count is None."""
 
     node: RegexNode
-    least: int
-    most: int | None
+    min_count: int
+    max_count: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class _RegexParser:
         counts = self._counts()
         if counts is None:
             return node
-        least, most = counts
+        min_count, max_count = counts
         if isinstance(node, RegexStart | RegexEnd):
             raise ValueError("an anchor cannot be repeated")
         if self._peek() == "?":  # laziness does not change which texts match
@@ -160,11 +160,11 @@ class _RegexParser:
             raise ValueError("a possessive repetition is not supported")
         if self._counts() is not None:
             raise ValueError("a repetition of a repetition needs parentheses")
-        if least > (least if most is None else most):
-            raise ValueError(f"a repetition of {least} to {most} times")
-        if max(least, most or 0) > MAX_REPEATS:
+        if min_count > (min_count if max_count is None else max_count):
+            raise ValueError(f"a repetition of {min_count} to {max_count} times")
+        if max(min_count, max_count or 0) > MAX_REPEATS:
             raise ValueError(f"Invalid repetition: more than {MAX_REPEATS} times")
-        return RegexRepeat(node, least, most)
+        return RegexRepeat(node, min_count, max_count)
 
     def _counts(self) -> tuple[int, int | None] | None:
         if (char := self._peek()) in _SIMPLE:
@@ -176,8 +176,8 @@ class _RegexParser:
                 raise ValueError("a repetition without a least number is read in different ways")
             return None
         self._at = found.end()
-        least = int(found[1])
-        return least, least if found[2] is None else int(found[3]) if found[3] else None
+        min_count = int(found[1])
+        return min_count, min_count if found[2] is None else int(found[3]) if found[3] else None
 
     def _atom(self, depth: int) -> RegexNode:
         char = self._peek()
@@ -248,11 +248,11 @@ class _RegexParser:
         while (char := self._peek()) != "]":
             if char == "":
                 raise ValueError("a set is not closed")
-            parts.append(self._range(self._member()))
+            parts.append(self._range(self._class_item()))
         self._at += 1
         return CharacterSet(tuple(parts), negated)
 
-    def _member(self) -> CodePointRanges | str:
+    def _class_item(self) -> CodePointRanges | str:
         char = self._peek()
         if char == "":
             raise ValueError("a set is not closed")
@@ -260,13 +260,13 @@ class _RegexParser:
         return self._escape(within=True) if char == "\\" else _single_character(char)
 
     def _range(self, first: CodePointRanges | str) -> CodePointRanges | str:
-        """Return the member itself, or the range from it to the one behind a dash. Beside a class a dash is a dash."""
+        """Return the item itself, or the range from it to the one behind a dash. Beside a class a dash is a dash."""
         behind = self._text[self._at + 1 : self._at + 3]
         is_class = behind[:1] == "\\" and behind[1:] in tuple(_CLASSES)
         if isinstance(first, str) or self._peek() != "-" or behind[:1] in ("", "]") or is_class:
             return first
         self._at += 1
-        last = self._member()
+        last = self._class_item()
         assert isinstance(last, tuple), "classes were looked at"
         if last[0][0] < first[0][0]:
             raise ValueError("a range of a set ends before it begins")
@@ -345,15 +345,15 @@ def length_bounds(node: RegexNode) -> tuple[int, int | None]:
             return 1, 1
         case RegexSequence(parts):
             pairs = [length_bounds(part) for part in parts]
-            return sum(least for least, _ in pairs), _total([most for _, most in pairs])
+            return sum(min_count for min_count, _ in pairs), _total([max_count for _, max_count in pairs])
         case RegexChoice(options):
             pairs = [length_bounds(option) for option in options]
-            return min(least for least, _ in pairs), _largest([most for _, most in pairs])
-        case RegexRepeat(inner, least, most):
+            return min(min_count for min_count, _ in pairs), _largest([max_count for _, max_count in pairs])
+        case RegexRepeat(inner, min_count, max_count):
             low, high = length_bounds(inner)
-            if high == 0 or most == 0:
+            if high == 0 or max_count == 0:
                 return 0, 0
-            return low * least, None if most is None or high is None else most * high
+            return low * min_count, None if max_count is None or high is None else max_count * high
     return 0, 0
 
 

@@ -50,34 +50,38 @@ MAX_ESCAPED = 8  # most repetitions of a class that may hold characters which JS
 class TextRule:
     """Rule for one string of a schema: what its pattern, length, format and excluded texts say together.
 
-    pattern      as in JSON Schema
-    least, most  number of characters
-    form         a format that has a pattern
-    other_than   texts that it must not be
+    pattern               as in JSON Schema
+    min_count, max_count  number of characters
+    form                  a format that has a pattern
+    other_than            texts that it must not be
     """
 
     pattern: str | None = None
-    least: int = 0
-    most: int | None = None
+    min_count: int = 0
+    max_count: int | None = None
     form: str | None = None
     other_than: tuple[str, ...] = ()
 
     def encoded(self) -> str:
         """Return the rule as a pattern of letters, digits, dashes and underscores, which the library passes through."""
-        said = json.dumps([self.pattern, self.least, self.most, self.form, *self.other_than], ensure_ascii=False)
+        said = json.dumps(
+            [self.pattern, self.min_count, self.max_count, self.form, *self.other_than], ensure_ascii=False
+        )
         return base64.urlsafe_b64encode(said.encode(errors="surrogatepass")).decode().rstrip("=")
 
     @classmethod
     def decoded(cls, said: str) -> TextRule:
-        pattern, least, most, form, *names = json.loads(base64.urlsafe_b64decode(said + "=" * (-len(said) % 4)))
-        return cls(pattern, least, most, form, tuple(names))
+        pattern, min_count, max_count, form, *names = json.loads(
+            base64.urlsafe_b64decode(said + "=" * (-len(said) % 4))
+        )
+        return cls(pattern, min_count, max_count, form, tuple(names))
 
     def is_counted(self) -> bool:
         """Return whether the rule needs no automaton, or only that of a format by itself, which is small."""
         if self == TextRule(form=self.form):
             return True
         pattern = self.read()
-        node = _of_length(pattern.node, self.least, self.most)
+        node = _of_length(pattern.node, self.min_count, self.max_count)
         return node is not None and not (pattern.wanted or pattern.unwanted or self.other_than)
 
     def read(self) -> RegexPattern:
@@ -99,9 +103,9 @@ def json_text_rules(rule: TextRule, name: str) -> list[str]:
 
     Raises ValueError where no text follows it, TooManyStates.
     """
-    pattern, least, most = _read(rule)
+    pattern, min_count, max_count = _read(rule)
     try:
-        return _RuleWriter(name, in_json=True).of(pattern, least, most, rule.other_than)
+        return _RuleWriter(name, in_json=True).of(pattern, min_count, max_count, rule.other_than)
     except TooManyStates:
         raise TooManyStates(_quote_rule(rule)) from None
 
@@ -119,19 +123,19 @@ def find_text_rule_fault(rule: TextRule) -> tuple[TextRuleFault | None, int]:
     if rule == TextRule(form=rule.form):
         return None, 1
     effort = StepBudget(MAX_AUTOMATON_STEPS)
-    pattern, least, most = _read(rule)
-    node = _of_length(pattern.node, least, most)
+    pattern, min_count, max_count = _read(rule)
+    node = _of_length(pattern.node, min_count, max_count)
     if node is not None and not (pattern.wanted or pattern.unwanted or rule.other_than):
         return None, 1
     if (
         rule.form in LENGTH_PATTERNS
-        and most is not None
-        and least <= most
-        and SHORT <= most <= LENGTH_PATTERNS[rule.form][1]
+        and max_count is not None
+        and min_count <= max_count
+        and SHORT <= max_count <= LENGTH_PATTERNS[rule.form][1]
     ):
         return None, 1  # the format has a text of each such length
     try:
-        found = build_automaton(*_automaton_parts(pattern, node, least, most, rule.other_than), effort)
+        found = build_automaton(*_automaton_parts(pattern, node, min_count, max_count, rule.other_than), effort)
     except TooManyStates:
         return TextRuleFault.LARGE, effort.spent
     return None if found else TextRuleFault.EMPTY, effort.spent
@@ -158,26 +162,26 @@ def _read(rule: TextRule) -> tuple[RegexPattern, int, int | None]:
     pattern = rule.read()
     if rule.form not in LENGTH_PATTERNS:
         longest = length_bounds(pattern.node)[1]
-        needed = longest is None or (rule.most is not None and rule.most < longest)
-        return pattern, rule.least, rule.most if needed else None
+        needed = longest is None or (rule.max_count is not None and rule.max_count < longest)
+        return pattern, rule.min_count, rule.max_count if needed else None
     open_one, longest = LENGTH_PATTERNS[rule.form]
-    most = longest if rule.most is None else min(longest, rule.most)
-    if rule.least > most or _of_length(pattern.node, rule.least, rule.most) is not None:
-        return pattern, rule.least, rule.most
-    return parse_pattern(open_one, whole=True), rule.least, most
+    max_count = longest if rule.max_count is None else min(longest, rule.max_count)
+    if rule.min_count > max_count or _of_length(pattern.node, rule.min_count, rule.max_count) is not None:
+        return pattern, rule.min_count, rule.max_count
+    return parse_pattern(open_one, whole=True), rule.min_count, max_count
 
 
 AutomatonParts = tuple[tuple[RegexNode, ...], tuple[RegexNode, ...], int, int | None]
 
 
 def _automaton_parts(
-    pattern: RegexPattern, node: RegexNode | None, least: int, most: int | None, names: tuple[str, ...]
+    pattern: RegexPattern, node: RegexNode | None, min_count: int, max_count: int | None, names: tuple[str, ...]
 ) -> AutomatonParts:
     """Return what an automaton is made of. node: the pattern's node with the lengths, if they can be counted; else
     None.
     """
     others = [RegexChoice(tuple(_literal(text) for text in names))] if names else []
-    within = (least, most) if node is None else (0, None)
+    within = (min_count, max_count) if node is None else (0, None)
     return (node or pattern.node, *pattern.wanted), (*pattern.unwanted, *others), *within
 
 
@@ -186,7 +190,7 @@ def _quote_rule(rule: TextRule) -> str:
     if rule.other_than:
         return "the names of an object's properties beside additionalProperties need too many states; list fewer"
     what = f"format {rule.form!r}" if rule.form else f"pattern {(rule.pattern or '')[:80]!r}"
-    pairs = (("minLength", rule.least or None), ("maxLength", rule.most))
+    pairs = (("minLength", rule.min_count or None), ("maxLength", rule.max_count))
     lengths = [f"{keyword} {value}" for keyword, value in pairs if value is not None]
     if not lengths:
         return f"{what} needs too many states; say it with fewer lookaheads or lower counts"
@@ -208,18 +212,20 @@ class _RuleWriter:
         self._sets: dict[CodePointRanges, str] = {}
         self._long_sets: dict[CodePointRanges, str] = {}
 
-    def of(self, pattern: RegexPattern, least: int, most: int | None, other_than: tuple[str, ...]) -> list[str]:
-        node = _of_length(pattern.node, least, most)
+    def of(
+        self, pattern: RegexPattern, min_count: int, max_count: int | None, other_than: tuple[str, ...]
+    ) -> list[str]:
+        node = _of_length(pattern.node, min_count, max_count)
         if node is None or pattern.wanted or pattern.unwanted or other_than:
-            self._automaton(*_automaton_parts(pattern, node, least, most, other_than))
+            self._automaton(*_automaton_parts(pattern, node, min_count, max_count, other_than))
         else:
             self._written.append(f"{self._name} ::= {self._node(node)}")
         return self._written
 
     def _automaton(
-        self, wanted: tuple[RegexNode, ...], unwanted: tuple[RegexNode, ...], least: int, most: int | None
+        self, wanted: tuple[RegexNode, ...], unwanted: tuple[RegexNode, ...], min_count: int, max_count: int | None
     ) -> None:
-        states = build_automaton(wanted, unwanted, least, most)
+        states = build_automaton(wanted, unwanted, min_count, max_count)
         if not states:
             raise ValueError("no text at all follows its pattern and lengths")
         names = [self._name, *(f"{self._name}_s{number}" for number in range(1, len(states)))]
@@ -246,20 +252,22 @@ class _RuleWriter:
 
     def _repeat(self, node: RegexRepeat) -> str:
         inner: RegexNode | None = node.node
-        least = node.least
+        min_count = node.min_count
         if length_bounds(node.node)[0] == 0:  # a repeated empty text could be read in endlessly many ways
-            inner, least = _not_empty(node.node), 0
-        if inner is None or node.most == 0:
+            inner, min_count = _not_empty(node.node), 0
+        if inner is None or node.max_count == 0:
             return _EMPTY
         said = self._node(inner) if not self._is_long(inner, node) else self._long(inner)
         if not isinstance(inner, CharacterSet):
             said = f"({said})"
-        if node.most is None:
-            return said + ("*" if least == 0 else "+" if least == 1 else f"{{{least},}}")
-        return said if least == node.most == 1 else f"{said}{{{least},{node.most}}}"
+        if node.max_count is None:
+            return said + ("*" if min_count == 0 else "+" if min_count == 1 else f"{{{min_count},}}")
+        return said if min_count == node.max_count == 1 else f"{said}{{{min_count},{node.max_count}}}"
 
     def _is_long(self, inner: RegexNode, node: RegexRepeat) -> bool:
-        return self._in_json and isinstance(inner, CharacterSet) and max(node.least, node.most or 0) > MAX_ESCAPED
+        return (
+            self._in_json and isinstance(inner, CharacterSet) and max(node.min_count, node.max_count or 0) > MAX_ESCAPED
+        )
 
     def _long(self, inner: RegexNode) -> str:
         """Return a rule for one character that is counted many times, without characters that JSON escapes if there are
@@ -330,11 +338,11 @@ def _not_empty(node: RegexNode) -> RegexNode | None:
         case RegexChoice(options):
             left = [found for option in options if (found := _not_empty(option)) is not None]
             return RegexChoice(tuple(left)) if left else None
-        case RegexRepeat(inner, least, most):
+        case RegexRepeat(inner, min_count, max_count):
             if length_bounds(inner)[0] > 0:
-                return None if most == 0 else replace(node, least=max(least, 1))
+                return None if max_count == 0 else replace(node, min_count=max(min_count, 1))
             found = _not_empty(inner)
-            return None if found is None or most == 0 else RegexRepeat(found, 1, most)
+            return None if found is None or max_count == 0 else RegexRepeat(found, 1, max_count)
         case RegexSequence(parts):
             return _not_empty_in_order(parts)
     raise AssertionError("anchors are gone")
@@ -353,10 +361,10 @@ def _not_empty_in_order(parts: tuple[RegexNode, ...]) -> RegexNode | None:
     return RegexChoice(tuple(options)) if options else None
 
 
-def _of_length(node: RegexNode, least: int, most: int | None) -> RegexNode | None:
+def _of_length(node: RegexNode, min_count: int, max_count: int | None) -> RegexNode | None:
     """Return the node's texts with a length within the bounds; None if counting alone cannot express that."""
     low, high = length_bounds(node)
-    if low >= least and (most is None or (high is not None and high <= most)):
+    if low >= min_count and (max_count is None or (high is not None and high <= max_count)):
         return node
     match node:
         case RegexSequence(parts):
@@ -365,13 +373,15 @@ def _of_length(node: RegexNode, least: int, most: int | None) -> RegexNode | Non
             if len(moving) != 1:
                 return None
             others = low - sizes[moving[0]][0]
-            inner = _of_length(parts[moving[0]], max(0, least - others), None if most is None else most - others)
+            inner = _of_length(
+                parts[moving[0]], max(0, min_count - others), None if max_count is None else max_count - others
+            )
             return None if inner is None else RegexSequence((*parts[: moving[0]], inner, *parts[moving[0] + 1 :]))
         case RegexRepeat(inner, few, many):
             size, end = length_bounds(inner)
             if size != end or size == 0:
                 return None
-            few = max(few, -(-least // size))
-            ends = [count for count in (many, None if most is None else most // size) if count is not None]
+            few = max(few, -(-min_count // size))
+            ends = [count for count in (many, None if max_count is None else max_count // size) if count is not None]
             return RegexRepeat(inner, few, min(ends, default=None)) if not ends or few <= min(ends) else None
     return None

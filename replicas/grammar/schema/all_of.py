@@ -61,7 +61,7 @@ def exclude_each_other(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool
 
 
 def _types_exclude_each_other(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    types = [_known_types(schema) for schema in (one, other)]
+    types = [_valid_types(schema) for schema in (one, other)]
     if not all(types):
         return False
     try:
@@ -78,7 +78,7 @@ def _named_values(schema: Mapping[str, Any]) -> list[Any] | None:
     return values if isinstance(values, list) else None
 
 
-def _known_types(schema: Mapping[str, Any]) -> list[str]:
+def _valid_types(schema: Mapping[str, Any]) -> list[str]:
     """Return the names in the schema's `type`; none if it has no `type`, or one that is not known."""
     given = schema.get("type")
     names: list[Any] = given if isinstance(given, list) else [given]
@@ -89,9 +89,9 @@ def _admitted(values: list[Any], schema: Mapping[str, Any]) -> list[Any]:
     """Return the values that the schema allows: by those that it names; if it names none, by its types."""
     named = _named_values(schema)
     if named is not None:
-        known = set(map(canonical_text, named))
-        return [value for value in values if canonical_text(value) in known]
-    types = _known_types(schema)
+        allowed_texts = set(map(canonical_text, named))
+        return [value for value in values if canonical_text(value) in allowed_texts]
+    types = _valid_types(schema)
     return [value for value in values if not types or any(has_type(value, name) for name in types)]
 
 
@@ -120,8 +120,8 @@ def _merge_keyword(keyword: str, one: Any, other: Any) -> Any:
         case "propertyNames":
             return {"allOf": [one, copy.deepcopy(other)]}
         case "enum":
-            known = {canonical_text(value) for value in other}
-            return _some([value for value in one if canonical_text(value) in known])
+            allowed_texts = {canonical_text(value) for value in other}
+            return _some([value for value in one if canonical_text(value) in allowed_texts])
         case "$defs" | "definitions" if isinstance(one, dict) and isinstance(other, dict):
             return {**other, **one}
     raise _NotMergeable
@@ -145,8 +145,8 @@ def _values(both: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str,
         raise _NotMergeable
     if not isinstance(both.get("enum"), list) or _types_exclude_each_other(one, other):
         return {}
-    kept = _admitted(_admitted(both["enum"], one), other)
-    return {"enum": kept} if kept else {}
+    admitted = _admitted(_admitted(both["enum"], one), other)
+    return {"enum": admitted} if admitted else {}
 
 
 def _lists(_both: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Properties by which OpenAPI's `discriminator` distinguishes the members of a union: they are always written.
+"""Properties by which OpenAPI's `discriminator` distinguishes the alternatives of a union: they are always written.
 
-pydantic reads no member without its tag, though its schema does not require a tag that has a default. Requiring more
-means writing fewer texts, each of which the schema accepts; and `oneOf` is then distinguished by the tags.
+pydantic reads no alternative without its tag, though its schema does not require a tag that has a default. Requiring
+more means writing fewer texts, each of which the schema accepts; and `oneOf` is then distinguished by the tags.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from .keywords import SchemaRefused, format_path
 from .references import SchemaPath, SchemaReferences
 
-MAX_STEPS = 20_000  # most members of unions that are looked at, for all discriminators of one document together
+MAX_STEPS = 20_000  # most alternatives of unions that are looked at, for all discriminators of one document together
 _INNER = ("oneOf", "anyOf", "allOf")
 
 
@@ -21,28 +21,28 @@ def discriminator_properties(
 ) -> dict[SchemaPath, tuple[str, ...]]:
     """Return the tags that each schema of an object is written with, by its place, whatever union refers to it.
 
-    Members of unions within a union have its tag too. A member that does not describe the property, or that cannot be
-    written with it, is left as it is. Raises SchemaRefused if there are too many members to look at.
+    Alternatives of unions within a union have its tag too. An alternative that does not describe the property, or that
+    cannot be written with it, is left as it is. Raises SchemaRefused if there are too many alternatives to look at.
     """
     found: dict[SchemaPath, dict[str, None]] = {}
     seen: set[tuple[SchemaPath, str]] = set()
     for place, node in schemas.items():
         if (name := _tag(node)) is None:
             continue
-        left = _members(node, place)
+        left = _alternatives(node, place)
         while left:
-            member = references.end(left.pop())
-            if (member, name) in seen:
+            alternative = references.end(left.pop())
+            if (alternative, name) in seen:
                 continue
-            seen.add((member, name))
+            seen.add((alternative, name))
             if len(seen) > MAX_STEPS:
                 why = f"{format_path(place)}: telling the members of unions by 'discriminator' takes too long"
                 raise _refused(why, place)
-            inner = schemas[member]
+            inner = schemas[alternative]
             if isinstance(inner, dict):
-                left += _members(inner, member)
-                if _can_have(inner, name, found.get(member, {})):
-                    found.setdefault(member, {})[name] = None
+                left += _alternatives(inner, alternative)
+                if _can_have(inner, name, found.get(alternative, {})):
+                    found.setdefault(alternative, {})[name] = None
     return {place: tuple(names) for place, names in found.items()}
 
 
@@ -52,7 +52,7 @@ def _tag(node: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _members(node: dict[str, Any], place: SchemaPath) -> list[SchemaPath]:
+def _alternatives(node: dict[str, Any], place: SchemaPath) -> list[SchemaPath]:
     return [(*place, keyword, str(index)) for keyword in _INNER for index in range(len(node.get(keyword, ())))]
 
 
@@ -61,8 +61,8 @@ def _can_have(node: dict[str, Any], name: str, others: Mapping[str, None]) -> bo
     if node.get("properties", {}).get(name, False) is False:
         return False
     names = {*node.get("required", ()), *others, name}
-    most: int = node.get("maxProperties", len(names))
-    return len(names) <= most
+    max_properties: int = node.get("maxProperties", len(names))
+    return len(names) <= max_properties
 
 
 def _refused(why: str, place: SchemaPath) -> SchemaRefused:

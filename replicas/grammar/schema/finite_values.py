@@ -39,11 +39,11 @@ def finite_values(
     return [False, True] if node.get("type") == "boolean" else [None] if node.get("type") == "null" else None
 
 
-def unique_lists(values: list[Any], least: int, most: int | None) -> list[list[Any]] | None:
-    """Return the lists of `least` to `most` of these values without repetition: in any order, or if those are too many,
-    in the given order. None: there are too many.
+def unique_lists(values: list[Any], min_items: int, max_items: int | None) -> list[list[Any]] | None:
+    """Return the lists of `min_items` to `max_items` of these values without repetition: in any order, or if those
+    are too many, in the given order. None: there are too many.
     """
-    sizes = range(least, len(values) + 1 if most is None else min(most, len(values)) + 1)
+    sizes = range(min_items, len(values) + 1 if max_items is None else min(max_items, len(values)) + 1)
     for count, lists in ((math.perm, itertools.permutations), (math.comb, itertools.combinations)):
         if all(so_far <= MAX_LISTS for so_far in itertools.accumulate(count(len(values), size) for size in sizes)):
             return [list(found) for size in sizes for found in lists(values, size)]
@@ -59,11 +59,11 @@ def within_bounds(node: dict[str, Any]) -> dict[str, Any]:
     bounds = {name: value for name, value in node.items() if name in (*_BOUNDS, *_SIZES) and _is_number(value)}
     if keyword is None or not isinstance(values, list) or not bounds:
         return node
-    kept = [value for value in values if all(_is_within(value, *bound) for bound in bounds.items())]
-    if not kept:
+    admitted = [value for value in values if all(_is_within(value, *bound) for bound in bounds.items())]
+    if not admitted:
         return node
     others = {name: value for name, value in node.items() if name not in bounds}
-    return others | ({"enum": kept} if keyword == "enum" else {})
+    return others | ({"enum": admitted} if keyword == "enum" else {})
 
 
 def _is_within(value: Any, name: str, bound: float) -> bool:

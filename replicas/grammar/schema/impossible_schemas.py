@@ -88,7 +88,7 @@ class ImpossibleSchemas:
                 parts = tuple(_Part(place, name) for name in names)
                 yield whole, _Needs(parts, suffice=1) if alone else _Needs()
                 for part in parts:
-                    yield from self._needs_of_members(part, node)
+                    yield from self._needs_of_parts(part, node)
 
     def _needs_of_leading(self, place: SchemaPath, node: dict[str, Any], keyword: str) -> _Needs:
         if keyword == "$ref":
@@ -96,7 +96,7 @@ class ImpossibleSchemas:
         options = tuple(_Part((*place, keyword, str(index))) for index in range(len(node[keyword])))
         return _Needs(options, suffice=1 if keyword in _CHOICES else None)
 
-    def _needs_of_members(self, part: _Part, node: dict[str, Any]) -> Iterator[tuple[_Part, _Needs]]:
+    def _needs_of_parts(self, part: _Part, node: dict[str, Any]) -> Iterator[tuple[_Part, _Needs]]:
         """Yield what each list, or each object, of the schema must have."""
         if part.kind == "array":
             yield part, _Needs(_required_items(part.place, node))
@@ -152,8 +152,8 @@ class ImpossibleSchemas:
         place = part.place
         items = self._needs[part].parts
         index = next(index for index, item in enumerate(items) if item in self._impossible)
-        least = self._schemas[place]["minItems"]
-        why = f"{format_path(place)}: 'minItems' is {least}, and the schema of item {index} lets in no value"
+        min_items = self._schemas[place]["minItems"]
+        why = f"{format_path(place)}: 'minItems' is {min_items}, and the schema of item {index} lets in no value"
         return _refused(why, place, "minItems", index)
 
 

@@ -117,8 +117,8 @@ def is_neutral(node: dict[str, Any], keyword: str) -> bool:
 def check_node(node: dict[str, Any], path: str) -> None:
     """Raise SchemaRefused, naming the place and the keyword, if the schema's own keywords cannot be kept to."""
     for keyword in node:
-        known = keyword in KEYWORDS or keyword in ANNOTATION_KEYWORDS or keyword.startswith("x-")
-        if not known and not is_neutral(node, keyword):
+        is_supported = keyword in KEYWORDS or keyword in ANNOTATION_KEYWORDS or keyword.startswith("x-")
+        if not is_supported and not is_neutral(node, keyword):
             raise SchemaRefused(f"{path}: the keyword {keyword[:60]!r} is not supported", drops=[keyword])
     if "$id" in node and path != "#":
         raise SchemaRefused(f"{path}: $id is supported at the top only", drops=["$id"])
@@ -175,14 +175,16 @@ def _check_types(node: dict[str, Any], narrowing: list[str], path: str) -> None:
     _check_numbers(node, names, path)
     _check_properties(node, path)
     take_typed(node, "uniqueItems", bool, False, path)
-    _check_least(node, path, "minProperties", take_typed(node, "properties", dict, {}, path), "additionalProperties")
-    _check_least(node, path, "minItems", take_typed(node, "prefixItems", list, [], path), "items")
+    _check_min_count(
+        node, path, "minProperties", take_typed(node, "properties", dict, {}, path), "additionalProperties"
+    )
+    _check_min_count(node, path, "minItems", take_typed(node, "prefixItems", list, [], path), "items")
 
 
 def _check_strings(node: dict[str, Any], names: list[str], path: str) -> None:
     given = take_typed(node, "format", str, None, path)
-    known = FORMATS | FORMAT_ANNOTATIONS | (frozenset() if "string" in names else INTEGER_FORMATS.keys())
-    if given is not None and given not in known:
+    accepted_formats = FORMATS | FORMAT_ANNOTATIONS | (frozenset() if "string" in names else INTEGER_FORMATS.keys())
+    if given is not None and given not in accepted_formats:
         raise SchemaRefused(f"{path}: format {given[:40]!r} is none of {', '.join(sorted(FORMATS))}", drops=["format"])
     pattern = take_typed(node, "pattern", str, None, path)
     if pattern is None:
@@ -226,11 +228,11 @@ def _check_numbers(node: dict[str, Any], names: list[str], path: str) -> None:
             why = f"{path}/{keyword}: {str(value)[:40]} is more than a double can tell"
             raise SchemaRefused(why, drops=[keyword])
     decimals = _DECIMALS if "number" in names else 0
-    least, most = integer_bounds(node, decimals)
-    if least is not None and most is not None and least > most:
+    lower, upper = integer_bounds(node, decimals)
+    if lower is not None and upper is not None and lower > upper:
         what = f"no number of {_DECIMALS} decimals" if decimals else "no integer"
         raise SchemaRefused(f"{path}: {what} lies within its bounds, from minimum to maximum", drops=given)
-    for limit in (least, most):
+    for limit in (lower, upper):
         if decimals == 0 and limit is not None and not -(2**63) <= limit < 2**63:
             raise SchemaRefused(f"{path}: Integer exceeds what 64 bits can hold in its bounds", drops=given)
 
@@ -240,11 +242,11 @@ def integer_bounds(node: dict[str, Any], decimals: int) -> tuple[int | None, int
     decimal.
     """
     steps = {key: Fraction(str(node[key])) * 10**decimals for key in NUMBER_BOUNDS if key in node}
-    least = [math.ceil(steps[key]) for key in ("minimum",) if key in steps]
-    least += [math.floor(steps[key]) + 1 for key in ("exclusiveMinimum",) if key in steps]
-    most = [math.floor(steps[key]) for key in ("maximum",) if key in steps]
-    most += [math.ceil(steps[key]) - 1 for key in ("exclusiveMaximum",) if key in steps]
-    return max(least, default=None), min(most, default=None)
+    lower = [math.ceil(steps[key]) for key in ("minimum",) if key in steps]
+    lower += [math.floor(steps[key]) + 1 for key in ("exclusiveMinimum",) if key in steps]
+    upper = [math.floor(steps[key]) for key in ("maximum",) if key in steps]
+    upper += [math.ceil(steps[key]) - 1 for key in ("exclusiveMaximum",) if key in steps]
+    return max(lower, default=None), min(upper, default=None)
 
 
 def _is_double(value: int) -> bool:
@@ -263,12 +265,12 @@ def _check_counts(node: dict[str, Any], path: str) -> None:
             why = f"{path}/{keyword}: {str(value)[:20]} is more than {MAX_COUNT}"
             raise SchemaRefused(why, "grammar_too_complex", drops=[keyword])
     for what in _COUNTED:
-        least, most = f"min{what}", f"max{what}"
-        if node.get(least, 0) > node.get(most, MAX_COUNT):
-            raise SchemaRefused(f"{path}: {least} is more than {most}", drops=[least, most])
+        min_keyword, max_keyword = f"min{what}", f"max{what}"
+        if node.get(min_keyword, 0) > node.get(max_keyword, MAX_COUNT):
+            raise SchemaRefused(f"{path}: {min_keyword} is more than {max_keyword}", drops=[min_keyword, max_keyword])
 
 
-def _check_most_properties(node: dict[str, Any], path: str) -> None:
+def _check_max_properties(node: dict[str, Any], path: str) -> None:
     required = len(set(node.get("required", ())))
     if required > node.get("maxProperties", required):
         why = f"{path}: 'maxProperties' is {node['maxProperties']}, and {required} properties are required"
@@ -284,7 +286,7 @@ def _check_properties(node: dict[str, Any], path: str) -> None:
     if unknown:
         why = f"{path}/required: {unknown[0][:60]!r} is not among the properties"
         raise SchemaRefused(why, drops=["required"])
-    _check_most_properties(node, path)
+    _check_max_properties(node, path)
     patterns = take_typed(node, "patternProperties", dict, {}, path)
     for keyword in ("propertyNames", "patternProperties"):
         if keyword in node and properties:
@@ -306,17 +308,17 @@ def _check_patterns(node: dict[str, Any], patterns: dict[str, Any], path: str) -
         raise SchemaRefused(f"{path}/patternProperties: {error}", drops=drops) from None
 
 
-def _check_least(node: dict[str, Any], path: str, least: str, named: Sized, others: str) -> None:
+def _check_min_count(node: dict[str, Any], path: str, min_keyword: str, named: Sized, others: str) -> None:
     """Raise SchemaRefused if a minimum count is higher than what the schema describes: it has no further members
     unless it says so.
     """
     more = node.get("items", True) is not False if others == "items" else allows_other_names(node)
-    if node.get(least, 0) > len(named) and not more:
+    if node.get(min_keyword, 0) > len(named) and not more:
         raise SchemaRefused(
-            f"{path}: {least!r} is {node[least]}, but the schema describes {len(named)}. "
-            f'Describe the others by {others!r} ("{others}": {{}} lets in any), or lower {least!r}',
-            drops=[least],
-            instead={least: len(named)} if named else {},
+            f"{path}: {min_keyword!r} is {node[min_keyword]}, but the schema describes {len(named)}. "
+            f'Describe the others by {others!r} ("{others}": {{}} lets in any), or lower {min_keyword!r}',
+            drops=[min_keyword],
+            instead={min_keyword: len(named)} if named else {},
         )
 
 
@@ -338,8 +340,8 @@ def allows_other_names(node: Mapping[str, Any]) -> bool:
 def type_names(node: dict[str, Any], path: str) -> list[str]:
     given = node.get("type", [])
     names = [given] if isinstance(given, str) else given
-    known = isinstance(names, list) and all(isinstance(name, str) and name in PYTHON_TYPES for name in names)
-    if not known or ("type" in node and not names):
+    is_supported = isinstance(names, list) and all(isinstance(name, str) and name in PYTHON_TYPES for name in names)
+    if not is_supported or ("type" in node and not names):
         raise SchemaRefused(f"{path}/type: {str(given)[:60]!r} is not among {', '.join(PYTHON_TYPES)}", drops=["type"])
     return list(dict.fromkeys(names))  # each name once
 

@@ -153,10 +153,10 @@ class LibrarySchemaWriter:
         if own.keys().isdisjoint(NAMING_KEYWORDS):
             own["additionalProperties"] = True
         self._reword_names(own, place)
-        listed, least = len(own.get("properties", ())), own.get("minProperties", 0)
-        if least > listed and own.get("additionalProperties", False) is False:
+        listed, lower = len(own.get("properties", ())), own.get("minProperties", 0)
+        if lower > listed and own.get("additionalProperties", False) is False:
             raise SchemaRefused(
-                f"{format_path(place)}: 'minProperties' is {least}, and there are {listed} names for that",
+                f"{format_path(place)}: 'minProperties' is {lower}, and there are {listed} names for that",
                 drops=["minProperties"],
                 instead={"minProperties": listed} if listed else {},
             )
@@ -217,11 +217,15 @@ class LibrarySchemaWriter:
             names = [value for value in values if isinstance(value, str)]
             own |= {"properties": dict.fromkeys(names, others), "additionalProperties": False}
             return
-        known = {key: value for key, value in node.items() if key in KEYWORDS} if isinstance(node, dict) else None
-        if known is None or known.pop("type", "string") != "string" or not known.keys() <= {*TYPE_KEYWORDS["string"]}:
+        keywords = {key: value for key, value in node.items() if key in KEYWORDS} if isinstance(node, dict) else None
+        if (
+            keywords is None
+            or keywords.pop("type", "string") != "string"
+            or not keywords.keys() <= {*TYPE_KEYWORDS["string"]}
+        ):
             raise SchemaRefused(f"{format_path(place)}: expected a schema of strings", drops=["propertyNames"])
         try:
-            rule = read_text_rule({"type": "string", **known}, format_path(place), as_name=True)
+            rule = read_text_rule({"type": "string", **keywords}, format_path(place), as_name=True)
         except SchemaRefused as refused:
             if self._references.end(place) == place:
                 refused.place = place
@@ -279,17 +283,17 @@ def _check_different(own: dict[str, Any], path: str) -> None:
 
 def read_text_rule(own: dict[str, Any], path: str, *, as_name: bool = False) -> TextRule | None:
     """Return what the keywords of a string say together; None: nothing, or it is a format of the library."""
-    least, most = own.get("minLength", 0), own.get("maxLength")
+    lower, upper = own.get("minLength", 0), own.get("maxLength")
     form = own.get("format")
     if form in LIBRARY_FORMATS:
-        if most is None and least <= MIN_FORMAT_LENGTHS[form] and not as_name:
+        if upper is None and lower <= MIN_FORMAT_LENGTHS[form] and not as_name:
             return None
         if form not in NARROWED_PATTERNS:
             raise SchemaRefused(
                 f"{path}: format {form!r} beside lengths, or of names, is not supported", drops=["format"]
             )
     form = form if form in FORMAT_PATTERNS or form in NARROWED_PATTERNS else None
-    rule = TextRule(own.get("pattern"), least, most, form)
+    rule = TextRule(own.get("pattern"), lower, upper, form)
     return None if rule == TextRule() else rule
 
 
@@ -306,26 +310,26 @@ def _reword_text(own: dict[str, Any], path: str) -> None:
 def _reword_integer(own: dict[str, Any], path: str) -> None:
     """Replace an integer's bounds and format by bounds that are whole numbers, as the library takes no others here."""
     limits = INTEGER_FORMATS.get(own.pop("format", ""))
-    least, most = integer_bounds(own, 0)
+    lower, upper = integer_bounds(own, 0)
     if limits is not None:
-        least = limits[0] if least is None else max(limits[0], least)
-        most = limits[1] if most is None else min(limits[1], most)
-        if least > most:
+        lower = limits[0] if lower is None else max(limits[0], lower)
+        upper = limits[1] if upper is None else min(limits[1], upper)
+        if lower > upper:
             raise SchemaRefused(f"{path}: no integer of its format lies within its bounds", drops=["format"])
     for keyword in NUMBER_BOUNDS:
         own.pop(keyword, None)
-    own |= {key: value for key, value in (("minimum", least), ("maximum", most)) if value is not None}
-    if "multipleOf" in own and (least is not None or most is not None):
-        _reword_multiples(own, least, most, path)
+    own |= {key: value for key, value in (("minimum", lower), ("maximum", upper)) if value is not None}
+    if "multipleOf" in own and (lower is not None or upper is not None):
+        _reword_multiples(own, lower, upper, path)
 
 
-def _reword_multiples(own: dict[str, Any], least: int | None, most: int | None, path: str) -> None:
+def _reword_multiples(own: dict[str, Any], lower: int | None, upper: int | None, path: str) -> None:
     """Name the multiples within two bounds instead, as the library ignores either the bounds or the step."""
     step = own["multipleOf"]
-    if least is None or most is None or (most - least) // step >= MAX_MULTIPLES:
+    if lower is None or upper is None or (upper - lower) // step >= MAX_MULTIPLES:
         why = f"{path}: 'multipleOf' beside bounds is supported for at most {MAX_MULTIPLES} values, between two bounds"
         raise SchemaRefused(why, drops=["multipleOf"])
-    values = list(range(-(-least // step) * step, most + 1, step))
+    values = list(range(-(-lower // step) * step, upper + 1, step))
     if not values:
         raise SchemaRefused(f"{path}: no multiple of {step} lies within its bounds", drops=["multipleOf"])
     own.clear()
@@ -336,10 +340,10 @@ def _few_integers(node: Any) -> list[int] | None:
     """Return the integers between two bounds, while there may be few enough lists of them; else None."""
     if not isinstance(node, dict) or node.get("type") != "integer" or "format" in node:
         return None
-    least, most = integer_bounds(node, 0)
-    if least is None or most is None or most - least >= MAX_LISTS:
+    lower, upper = integer_bounds(node, 0)
+    if lower is None or upper is None or upper - lower >= MAX_LISTS:
         return None
-    return [value for value in range(least, most + 1) if value % node.get("multipleOf", 1) == 0]
+    return [value for value in range(lower, upper + 1) if value % node.get("multipleOf", 1) == 0]
 
 
 def _may_be_mistaken(node: dict[str, Any]) -> bool:

@@ -33,9 +33,11 @@ class NamedTargets:
     places: dict[SchemaPath, SchemaPath]
 
 
-def name_targets(schema: Any, most: int) -> NamedTargets:
-    """Return the schema with definitions for the targets that may be moved, while it holds at most `most` objects."""
-    return _Naming(schema, most).named() if isinstance(schema, dict) else NamedTargets(schema, {})
+def name_targets(schema: Any, max_objects: int) -> NamedTargets:
+    """Return the schema with definitions for the targets that may be moved, while it holds at most `max_objects`
+    objects.
+    """
+    return _Naming(schema, max_objects).named() if isinstance(schema, dict) else NamedTargets(schema, {})
 
 
 def at_pointer(root: Any, target: str) -> Any:
@@ -67,9 +69,9 @@ def _at(root: Any, place: Sequence[str]) -> Any:
 class _Naming:
     """Walk over the schemas of one document, and over the copies that it makes of them."""
 
-    def __init__(self, schema: dict[str, Any], most: int) -> None:
+    def __init__(self, schema: dict[str, Any], max_objects: int) -> None:
         self._given = schema
-        self._room = most - _count_objects(schema)
+        self._objects_left = max_objects - _count_objects(schema)
         self._names: dict[SchemaPath, str | None] = {}
         self._holder = next((name for name in DEFINITIONS if isinstance(schema.get(name, {}), dict)), "")
 
@@ -98,17 +100,17 @@ class _Naming:
             self._names[place] = None
             found = _at(self._given, place)
             size = _count_objects(found)
-            if isinstance(found, dict | bool) and size <= self._room:
-                self._room -= size
+            if isinstance(found, dict | bool) and size <= self._objects_left:
+                self._objects_left -= size
                 self._names[place] = name = self._unused_name(len(copies))
                 copies[name] = copy.deepcopy(found)
                 left += [copies[name]] * isinstance(found, dict)
         return self._names[place]
 
     def _unused_name(self, number: int) -> str:
-        known = self._given.get(self._holder, {})
+        taken_names = self._given.get(self._holder, {})
         name = f"target {number}"
-        while name in known:
+        while name in taken_names:
             name += "'"
         return name
 

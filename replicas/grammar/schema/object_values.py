@@ -13,29 +13,29 @@ from .keywords import LISTED_SCHEMAS, SCHEMAS_BY_NAME, SINGLE_SCHEMAS
 _WHOLE = "#"
 
 
-def has_only_objects(words: Any) -> bool:
+def has_only_objects(schema: Any) -> bool:
     """Return whether all values of the schema are objects, as far as the types in it show."""
-    return all(_says_object(node) for _, node in _union_members(words))
+    return all(_says_object(node) for _, node in _union_alternatives(schema))
 
 
-def objects_of(words: Any) -> Any:
+def objects_of(schema: Any) -> Any:
     """Return a schema of those values that are objects; None if they cannot be told from the others."""
-    if has_only_objects(words):
-        return words
-    if not isinstance(words, dict):
+    if has_only_objects(schema):
+        return schema
+    if not isinstance(schema, dict):
         return None
-    words = _with_whole_named(words)
-    objects = [shown for shown, node in _union_members(words) if _says_object(node)]
+    schema = _with_whole_named(schema)
+    objects = [shown for shown, node in _union_alternatives(schema) if _says_object(node)]
     if not objects:
         return None
-    definitions = {"$defs": words["$defs"]} if "$defs" in words else {}
+    definitions = {"$defs": schema["$defs"]} if "$defs" in schema else {}
     return (objects[0] if len(objects) == 1 else {"anyOf": objects}) | definitions
 
 
-def _union_members(words: Any) -> Iterator[tuple[Any, Any]]:
+def _union_alternatives(schema: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the schemas of a union in order, at any depth: each as it stands in the union, and as what it refers to."""
     seen: set[str] = set()
-    left = [(words, words)]
+    left = [(schema, schema)]
     while left:
         shown, node = left.pop()
         if not isinstance(node, dict):
@@ -43,28 +43,28 @@ def _union_members(words: Any) -> Iterator[tuple[Any, Any]]:
         elif "$ref" in node:
             if node["$ref"] not in seen:
                 seen.add(node["$ref"])
-                left.append((shown, _target(words, node["$ref"])))
+                left.append((shown, _target(schema, node["$ref"])))
         elif (inner := node.get("anyOf", node.get("allOf"))) is not None:
             left += [(each, each) for each in reversed(inner)]
         else:
             yield shown, node
 
 
-def _target(words: dict[str, Any], reference: str) -> Any:
-    return words if reference == _WHOLE else words["$defs"][reference.removeprefix("#/$defs/")]
+def _target(schema: dict[str, Any], reference: str) -> Any:
+    return schema if reference == _WHOLE else schema["$defs"][reference.removeprefix("#/$defs/")]
 
 
 def _says_object(node: Any) -> bool:
     return isinstance(node, dict) and node.get("type") == "object"
 
 
-def _with_whole_named(words: dict[str, Any]) -> dict[str, Any]:
+def _with_whole_named(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the same schema with a definition of the whole in the place of `#`, if it refers to that."""
-    given = words.get("$defs", {})
+    given = schema.get("$defs", {})
     name = f"#/$defs/{len(given)}"  # the writer of the library's words counts its definitions from 0
-    named = _with_references(words, name)
-    if named == words:
-        return words
+    named = _with_references(schema, name)
+    if named == schema:
+        return schema
     whole = {keyword: value for keyword, value in named.items() if keyword != "$defs"}
     return {**whole, "$defs": {**named.get("$defs", {}), str(len(given)): whole}}
 

@@ -40,7 +40,7 @@ _OF_FEW: Mapping[str, tuple[bool | None, ...]] = {"boolean": (False, True), "nul
 
 
 @dataclass(frozen=True, slots=True)
-class _UnionMember:
+class _UnionAlternative:
     """A schema that is no reference and no union, and belongs to the option `owner` of a `oneOf`."""
 
     owner: int
@@ -65,7 +65,7 @@ class DisjointnessProof:
         self._schemas = schemas
         self._references = references
         self._written_tags = tags or {}
-        self._known: dict[tuple[SchemaPath, SchemaPath], bool] = {}
+        self._proved: dict[tuple[SchemaPath, SchemaPath], bool] = {}
         self._ends: dict[SchemaPath, SchemaPath] = {}
         self._named: dict[SchemaPath, frozenset[str] | None] = {}
         self._tags: dict[SchemaPath, frozenset[str] | None] = {}
@@ -79,12 +79,12 @@ class DisjointnessProof:
         node = self._schemas[place]
         hint = node.get("discriminator")
         hint = hint.get("propertyName") if isinstance(hint, dict) else None
-        members = [
-            member
+        alternatives = [
+            alternative
             for owner, option in enumerate(_listed(place, node, "oneOf"))
-            for member in self._members(option, owner)
+            for alternative in self._alternatives(option, owner)
         ]
-        for written, read in self._doubtful(members, hint):
+        for written, read in self._doubtful(alternatives, hint):
             if not self._excludes(written.place, read.place):
                 raise SchemaRefused(
                     f"{format_path(place)}/oneOf: a value of schema {written.owner} "
@@ -94,8 +94,8 @@ class DisjointnessProof:
                     drops=["oneOf"],
                 )
 
-    def _members(self, option: SchemaPath, owner: int = 0) -> list[_UnionMember]:
-        found: list[_UnionMember] = []
+    def _alternatives(self, option: SchemaPath, owner: int = 0) -> list[_UnionAlternative]:
+        found: list[_UnionAlternative] = []
         seen, around = set[SchemaPath](), set[SchemaPath]()
 
         def add(place: SchemaPath) -> None:
@@ -103,7 +103,7 @@ class DisjointnessProof:
             node = self._schemas[place]
             keyword = next((word for word in _UNIONS if isinstance(node, dict) and word in node), None)
             if place in around or (place not in seen and keyword is None and node is not False):
-                found.append(self._member(place, owner))
+                found.append(self._alternative(place, owner))
             elif place not in seen and keyword is not None:
                 around.add(place)
                 for inner in _listed(place, node, keyword):
@@ -115,19 +115,19 @@ class DisjointnessProof:
         add(option)
         return found
 
-    def _member(self, place: SchemaPath, owner: int) -> _UnionMember:
+    def _alternative(self, place: SchemaPath, owner: int) -> _UnionAlternative:
         node = self._schemas[place]
         if not isinstance(node, dict) or not node.keys().isdisjoint((*_UNIONS, "allOf")):
-            return _UnionMember(
+            return _UnionAlternative(
                 owner, place, frozenset(map(_kind, PYTHON_TYPES)), frozenset(map(_kind, PYTHON_TYPES)), None
             )
         if (values := self._values(place)) is not None:
             kinds = frozenset(
                 _kind(name) for name in PYTHON_TYPES for value in _values(node) or () if has_type(value, name)
             )
-            return _UnionMember(owner, place, kinds, kinds, values)
+            return _UnionAlternative(owner, place, kinds, kinds, values)
         reads, writes = _types(node), _types(node, implied=True)
-        return _UnionMember(owner, place, frozenset(map(_kind, reads)), frozenset(map(_kind, writes)), None)
+        return _UnionAlternative(owner, place, frozenset(map(_kind, reads)), frozenset(map(_kind, writes)), None)
 
     def _end(self, place: SchemaPath) -> SchemaPath:
         """Return the place where references end, and schemas that consist of nothing but another schema."""
@@ -151,77 +151,79 @@ class DisjointnessProof:
         """Return all values of the schema at that place, if it or the schemas it leads to name them."""
         place = self._end(place)
         if place not in self._tags:
-            found = [member.values for member in self._members(place)]
+            found = [alternative.values for alternative in self._alternatives(place)]
             named = [values for values in found if values is not None]
             self._tags[place] = frozenset().union(*named) if len(named) == len(found) else None
         return self._tags[place]
 
-    def _doubtful(self, members: list[_UnionMember], hint: Any) -> Iterator[tuple[_UnionMember, _UnionMember]]:
-        """Yield pairs (written, read) of members that types, constants and tags do not distinguish at once."""
-        constants = [member for member in members if member.values is not None]
-        others = [member for member in members if member.values is None]
-        for same in self._by_value((member, member.values or frozenset()) for member in constants):
+    def _doubtful(
+        self, alternatives: list[_UnionAlternative], hint: Any
+    ) -> Iterator[tuple[_UnionAlternative, _UnionAlternative]]:
+        """Yield pairs (written, read) of alternatives that types, constants and tags do not distinguish at once."""
+        constants = [alternative for alternative in alternatives if alternative.values is not None]
+        others = [alternative for alternative in alternatives if alternative.values is None]
+        for same in self._by_value((alternative, alternative.values or frozenset()) for alternative in constants):
             yield from _pairs(same, same)
         for kind in sorted(set(map(_kind, PYTHON_TYPES))):
             named, left = ([each for each in group if kind in each.reads] for group in (constants, others))
-            write = [member for member in left if kind in member.writes]
+            write = [alternative for alternative in left if kind in alternative.writes]
             yield from _pairs(named, left)
             yield from _pairs(write, named)
             if kind == "object":
                 yield from self._objects(write, hint, frozenset())
-                yield from _pairs(write, [member for member in left if kind not in member.writes])
+                yield from _pairs(write, [alternative for alternative in left if kind not in alternative.writes])
             else:
                 yield from _pairs(write, left)
 
     def _objects(
-        self, members: list[_UnionMember], hint: Any, used: frozenset[str]
-    ) -> Iterator[tuple[_UnionMember, _UnionMember]]:
+        self, alternatives: list[_UnionAlternative], hint: Any, used: frozenset[str]
+    ) -> Iterator[tuple[_UnionAlternative, _UnionAlternative]]:
         """Yield doubtful pairs of objects: sorted by a required property whose values are named, and those alike by
         another one.
         """
-        tagged: dict[str, list[tuple[_UnionMember, frozenset[str]]]] = {}
-        for member in members:
-            for name, values in self._tags_of(member):
+        tagged: dict[str, list[tuple[_UnionAlternative, frozenset[str]]]] = {}
+        for alternative in alternatives:
+            for name, values in self._tags_of(alternative):
                 if name not in used:
-                    tagged.setdefault(name, []).append((member, values))
+                    tagged.setdefault(name, []).append((alternative, values))
         differ = {name: len({values for _, values in found}) for name, found in tagged.items()}
         name = max(differ, key=lambda name: (differ[name] > 1 and name == hint, differ[name]), default="")
         if differ.get(name, 0) < 2:
-            yield from _pairs(members, members)
+            yield from _pairs(alternatives, alternatives)
             return
-        places = {member.place for member, _ in tagged[name]}
-        left = [member for member in members if member.place not in places]
-        yield from _pairs(left, members)
-        yield from _pairs([member for member in members if member.place in places], left)
+        places = {alternative.place for alternative, _ in tagged[name]}
+        left = [alternative for alternative in alternatives if alternative.place not in places]
+        yield from _pairs(left, alternatives)
+        yield from _pairs([alternative for alternative in alternatives if alternative.place in places], left)
         for same in self._by_value(tagged[name]):
             yield from self._objects(same, hint, used | {name})
 
-    def _tags_of(self, member: _UnionMember) -> Iterator[tuple[str, frozenset[str]]]:
-        node = self._schemas[member.place]
+    def _tags_of(self, alternative: _UnionAlternative) -> Iterator[tuple[str, frozenset[str]]]:
+        node = self._schemas[alternative.place]
         if isinstance(node, dict):
-            for name in self._written_names(member.place):
+            for name in self._written_names(alternative.place):
                 self._count()
-                if (values := self._tag((*member.place, "properties", name))) is not None:
+                if (values := self._tag((*alternative.place, "properties", name))) is not None:
                     yield name, values
 
-    def _by_value(self, found: Iterable[tuple[_UnionMember, frozenset[str]]]) -> list[list[_UnionMember]]:
-        """Return groups of members of different owners that have a value in common."""
-        groups: dict[str, list[_UnionMember]] = {}
-        for member, values in found:
+    def _by_value(self, found: Iterable[tuple[_UnionAlternative, frozenset[str]]]) -> list[list[_UnionAlternative]]:
+        """Return groups of alternatives of different owners that have a value in common."""
+        groups: dict[str, list[_UnionAlternative]] = {}
+        for alternative, values in found:
             self._count(1 + len(values) // _VALUES_A_STEP)
             for value in values:
-                groups.setdefault(value, []).append(member)
-        several = (group for group in groups.values() if len({member.owner for member in group}) > 1)
+                groups.setdefault(value, []).append(alternative)
+        several = (group for group in groups.values() if len({alternative.owner for alternative in group}) > 1)
         return list({tuple((each.owner, each.place) for each in group): group for group in several}.values())
 
     def _excludes(self, written: SchemaPath, read: SchemaPath) -> bool:
         """Return whether no text that is written by the schema at `written` is valid by the schema at `read`."""
         pair = (written, read)
-        if pair not in self._known:
+        if pair not in self._proved:
             self._count()
-            self._known[pair] = False  # in a circle nothing is proved
-            self._known[pair] = self._proves(written, read)
-        return self._known[pair]
+            self._proved[pair] = False  # in a circle nothing is proved
+            self._proved[pair] = self._proves(written, read)
+        return self._proved[pair]
 
     def _count(self, steps: int = 1) -> None:
         self._steps += steps
@@ -338,12 +340,14 @@ def _constant_text(value: Any) -> str:
     return f'"{value}' if isinstance(value, str) else canonical_text(value)
 
 
-def _pairs(writers: list[_UnionMember], readers: list[_UnionMember]) -> Iterator[tuple[_UnionMember, _UnionMember]]:
+def _pairs(
+    writers: list[_UnionAlternative], readers: list[_UnionAlternative]
+) -> Iterator[tuple[_UnionAlternative, _UnionAlternative]]:
     """Yield the pairs of a writer and a reader that have different owners."""
-    by_owner: tuple[dict[int, list[_UnionMember]], ...] = ({}, {})
+    by_owner: tuple[dict[int, list[_UnionAlternative]], ...] = ({}, {})
     for found, group in zip(by_owner, (writers, readers), strict=True):
-        for member in group:
-            found.setdefault(member.owner, []).append(member)
+        for alternative in group:
+            found.setdefault(alternative.owner, []).append(alternative)
     for owner, written in by_owner[0].items():
         for another, read in by_owner[1].items():
             if owner != another:
@@ -364,8 +368,8 @@ def _kind(name: str) -> str:
 def _is_beyond(value: Any, node: dict[str, Any]) -> bool:
     """Return whether a number is outside its bounds, or a string, list or object is too short or too long."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        known = isinstance(value, int) or math.isfinite(value)
-        return known and _numbers_apart({"minimum": value, "maximum": value}, node, whole=False)
+        is_finite = isinstance(value, int) or math.isfinite(value)
+        return is_finite and _numbers_apart({"minimum": value, "maximum": value}, node, whole=False)
     what = next((what for kind, what in _SIZED if isinstance(value, kind)), None)
     return what is not None and not node.get(f"min{what}", 0) <= len(value) <= node.get(f"max{what}", len(value))
 
@@ -384,27 +388,33 @@ def _overlap(one: str, other: str) -> bool:
     return one == other or {one, other} == {"integer", "number"}
 
 
-def _bounds_apart(one: dict[str, Any], other: dict[str, Any], least: str, most: str) -> bool:
+def _bounds_apart(one: dict[str, Any], other: dict[str, Any], min_keyword: str, max_keyword: str) -> bool:
     """Return whether one schema's bounds end before the other's begin."""
-    return any(most in low and least in high and low[most] < high[least] for low, high in ((one, other), (other, one)))
+    return any(
+        max_keyword in low and min_keyword in high and low[max_keyword] < high[min_keyword]
+        for low, high in ((one, other), (other, one))
+    )
 
 
 def _numbers_apart(one: dict[str, Any], other: dict[str, Any], *, whole: bool) -> bool:
     """Return whether no number, or no whole number, lies within the bounds of both."""
     if whole:
-        (least, most), (low, high) = integer_bounds(one, 0), integer_bounds(other, 0)
-        return _ends_below(most, low) or _ends_below(high, least)
+        (lower, upper), (low, high) = integer_bounds(one, 0), integer_bounds(other, 0)
+        return _ends_below(upper, low) or _ends_below(high, lower)
     return _ends_before(one, other) or _ends_before(other, one)
 
 
-def _ends_below(most: int | None, least: int | None) -> bool:
-    return most is not None and least is not None and most < least
+def _ends_below(upper: int | None, lower: int | None) -> bool:
+    return upper is not None and lower is not None and upper < lower
 
 
 def _ends_before(low: dict[str, Any], high: dict[str, Any]) -> bool:
     return any(
-        most in low
-        and least in high
-        and ((end := Fraction(str(low[most]))) < (begin := Fraction(str(high[least]))) or (end == begin and without))
-        for most, least, without in _ENDS
+        max_keyword in low
+        and min_keyword in high
+        and (
+            (end := Fraction(str(low[max_keyword]))) < (begin := Fraction(str(high[min_keyword])))
+            or (end == begin and without)
+        )
+        for max_keyword, min_keyword, without in _ENDS
     )

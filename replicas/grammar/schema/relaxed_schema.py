@@ -64,8 +64,8 @@ def relax_schema(schema: dict[str, Any]) -> tuple[Any, list[str]]:
 
 def _relaxed(named: NamedTargets) -> tuple[Any, list[str]] | None:
     loose = _SchemaRelaxer(named)
-    kept = _repaired(loose.schema(copy.deepcopy(named.schema), (), 0), loose)
-    return None if kept is None else (kept, list(loose.dropped))
+    relaxed = _repaired(loose.schema(copy.deepcopy(named.schema), (), 0), loose)
+    return None if relaxed is None else (relaxed, list(loose.dropped))
 
 
 def _repaired(root: Any, loose: _SchemaRelaxer) -> Any:
@@ -348,10 +348,10 @@ def _names_alone(schema: dict[str, Any]) -> dict[str, Any]:
     properties, required = schema.get("properties"), schema.get("required")
     names = [name for name in properties if isinstance(name, str)] if isinstance(properties, dict) else []
     wanted = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
-    known = list(dict.fromkeys([*names, *wanted]))[: MAX_NODES // 2]
+    property_names = list(dict.fromkeys([*names, *wanted]))[: MAX_NODES // 2]
     return {
         "type": "object",
-        "properties": dict.fromkeys(known, True),
-        "required": [name for name in wanted if name in known],
-        "additionalProperties": not known,
+        "properties": dict.fromkeys(property_names, True),
+        "required": [name for name in wanted if name in property_names],
+        "additionalProperties": not property_names,
     }

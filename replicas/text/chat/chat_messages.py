@@ -88,14 +88,14 @@ def _calls(calls: Any, at: str) -> list[dict[str, Any]]:
 
 
 def _call(call: Any, at: str) -> dict[str, Any]:
-    call = _members(call, at, ("id", "type", "function", "index"))
+    call = _check_fields(call, at, ("id", "type", "function", "index"))
     if call.get("type") not in (None, "function"):
         raise _invalid(
             f"{at}.type", f"is {_quote_value(call['type'])}; only function is supported", "unsupported_parameter"
         )
     if type(call.get("index")) not in (int, type(None)):
         raise _invalid(f"{at}.index", f"is {_quote_value(call['index'])}; expected an integer")
-    function = _members(call.get("function"), f"{at}.function", ("name", "arguments"))
+    function = _check_fields(call.get("function"), f"{at}.function", ("name", "arguments"))
     name = check_string(function.get("name"), f"{at}.function.name")
     none = function.get("arguments") is None
     arguments = "" if none else check_string(function["arguments"], f"{at}.function.arguments")
@@ -112,11 +112,11 @@ def _arguments(text: str) -> Any:
     return value if isinstance(value, dict) else text
 
 
-def _members(value: Any, at: str, known: tuple[str, ...]) -> Mapping[str, Any]:
+def _check_fields(value: Any, at: str, field_names: tuple[str, ...]) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise _invalid(at, f"is {_quote_value(value)}; expected an object")
     for key in value:
-        if key not in known:
+        if key not in field_names:
             raise _invalid(f"{at}.{str(key)[:80]}", "is not a field of it", "unknown_parameter")
     return value
 

@@ -145,8 +145,8 @@ class ChatTemplate:
         roles to alternate.
         """
         user, call, result = _with_result("f", "x")
-        said, told = ({"role": "assistant", "content": text} for text in (PROBE, "x"))
-        return self._shows([user, said, call, result, told, user], [])
+        before_call, after_result = ({"role": "assistant", "content": text} for text in (PROBE, "x"))
+        return self._shows([user, before_call, call, result, after_result, user], [])
 
     @cached_property
     def _takes_results(self) -> bool:
@@ -160,7 +160,7 @@ class ChatTemplate:
     def _takes_developer(self) -> bool:
         return self._shows([{"role": "developer", "content": PROBE}, {"role": "user", "content": "Hello"}], [])
 
-    def text_after_answer(self) -> str:
+    def text_after_generation(self) -> str:
         """Return the text that the template writes behind an assistant's turn; empty if the template writes no such
         turns.
         """

@@ -55,13 +55,13 @@ class _ToolTotals:
 
 
 def _check_tool(tool: Any, at: str, held: _ToolTotals) -> Tool:
-    tool = _members(tool, at, ("type", "function", "custom"))
+    tool = _check_fields(tool, at, ("type", "function", "custom"))
     if tool.get("type") == "custom":
         raise _invalid(f"{at}.type", "custom tools are not supported; describe a function", "unsupported_parameter")
     if tool.get("type") != "function" or "custom" in tool:
         raise _invalid(f"{at}.type", "expected function")
     at = f"{at}.function"
-    function = _members(tool.get("function"), at, _FUNCTION)
+    function = _check_fields(tool.get("function"), at, _FUNCTION)
     name = check_string(function.get("name"), f"{at}.name")
     if not _NAME.fullmatch(name):
         raise _invalid(f"{at}.name", f"{name[:80]!r}; expected 1 to 64 of a-z, A-Z, 0-9, _ and -")
@@ -108,11 +108,11 @@ def _check_value(value: Any, at: str, depth: int, held: _ToolTotals) -> None:
             _check_value(item, at, depth - 1, held)
 
 
-def _members(value: Any, at: str, known: tuple[str, ...]) -> Mapping[str, Any]:
+def _check_fields(value: Any, at: str, field_names: tuple[str, ...]) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise _invalid(at, "expected an object")
     for key in value:
-        if key not in known:
+        if key not in field_names:
             raise _invalid(f"{at}.{str(key)[:80]}", "there is no such field", "unknown_parameter")
     return value
 

@@ -61,10 +61,10 @@ class PieceTable:
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes of a token anywhere but at the beginning of a text."""
-        known = self._pieces.get(token_id)
-        if known is None:
-            known = self._pieces[token_id] = self._build(token_id, first=False)
-        return known
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            piece = self._pieces[token_id] = self._build(token_id, first=False)
+        return piece
 
     def first(self, token_id: int) -> bytes:
         """Return the bytes of a token at the beginning of a text: some vocabularies drop a leading space there."""

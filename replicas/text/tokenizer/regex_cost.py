@@ -91,8 +91,8 @@ def _all_linear(alternatives: list[_Alternative]) -> bool:
     for i, (this, following) in enumerate(zip(alternatives, [*alternatives[1:], []], strict=True)):
         if _ways(this) > MAX_WAYS:
             return False
-        known = _text(this) == _LAST_SPACE or (i >= takes_spaces and _text(this) in _BEFORE_SPACES)
-        if not known and not _never_retries(this) and not _is_retaken(this, following):
+        is_safe = _text(this) == _LAST_SPACE or (i >= takes_spaces and _text(this) in _BEFORE_SPACES)
+        if not is_safe and not _never_retries(this) and not _is_retaken(this, following):
             return False
     return True
 
@@ -142,8 +142,8 @@ def _text(items: _Alternative) -> str:
 
 
 def _count(item: _RegexItem) -> str:
-    known = {(1, 1): "", (0, 1): "?", (0, None): "*", (1, None): "+"}
-    return known.get((item.low, item.high), f"{{{item.low},{item.high}}}")
+    symbols = {(1, 1): "", (0, 1): "?", (0, None): "*", (1, None): "+"}
+    return symbols.get((item.low, item.high), f"{{{item.low},{item.high}}}")
 
 
 class _OnigurumaParser:

@@ -177,7 +177,7 @@ class Tokenizer:
         """Return the special token that the chat template writes right behind an assistant's turn; None if there is
         none.
         """
-        behind = "" if self.chat_template is None else self.chat_template.text_after_answer().lstrip()
+        behind = "" if self.chat_template is None else self.chat_template.text_after_generation().lstrip()
         return max((text for text in self._special if behind.startswith(text)), key=len, default=None)
 
     @property

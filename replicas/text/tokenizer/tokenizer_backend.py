@@ -181,12 +181,12 @@ def add_missing_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig) -
 
     Raises CheckpointError for an id that is another token's. The given tokenizer may be changed.
     """
-    known = backend.get_added_tokens_decoder()
+    added_tokens = backend.get_added_tokens_decoder()
     otherwise: dict[str, dict[str, bool]] = {}
     for token_id, entry in config.added.items():
         chosen = {flag: bool(entry[flag]) for flag in _FLAGS if flag in entry}
         token = tokenizers.AddedToken(entry["content"], **chosen)
-        if token_id in known and known[token_id].content == token.content:
+        if token_id in added_tokens and added_tokens[token_id].content == token.content:
             if config.added_file == TOKENIZER_CONFIG:  # tokenizer.json says more than the older file
                 otherwise[token.content] = {flag: getattr(token, flag) for flag in _FLAGS}
             continue
@@ -212,8 +212,8 @@ def _with_flags(backend: tokenizers.Tokenizer, flags: Mapping[str, Mapping[str, 
 
     Before release 0.23 the library ignores a token that is added once more.
     """
-    known = {token.content: token for token in backend.get_added_tokens_decoder().values()}
-    if all(getattr(known[text], flag) == value for text, each in flags.items() for flag, value in each.items()):
+    added_tokens = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    if all(getattr(added_tokens[text], flag) == value for text, each in flags.items() for flag, value in each.items()):
         return backend
     state = json.loads(backend.to_str())
     for token in state["added_tokens"]:

@@ -35,9 +35,9 @@ def main(descriptor: int, folder: str) -> None:
     control = socket.socket(fileno=descriptor)
     limit_memory(LOAD_BYTES + LOAD_TIMES * _file_bytes(Path(folder)))
     signal.setitimer(signal.ITIMER_PROF, LOAD_CPU_S)
-    answer, tokenizer = _load(Path(folder))
+    reply, tokenizer = _load(Path(folder))
     signal.setitimer(signal.ITIMER_PROF, 0)
-    control.sendall(encode_frame(0, payload=json.dumps(answer).encode()))
+    control.sendall(encode_frame(0, payload=json.dumps(reply).encode()))
     if tokenizer is None:
         return
     fork_for_each(control, lambda connection: _child(connection, tokenizer))

@@ -76,15 +76,15 @@ class TokenizerProcess:
             json.dumps({"method": method, "arguments": arguments}, default=plain_dict).encode(), too_much
         )
         with self._line_lock:
-            self._check_room(tenant, param)
+            self._check_capacity(tenant, param)
             self._line.put(tenant, text)
         self._threads.submit(self._read_next)
         return text.ids
 
-    def _check_room(self, tenant: str, param: str) -> None:
-        own, most = self._line.of(tenant), int(MAX_WAITING * TENANT_SHARE)
-        if own >= most or len(self._line) >= MAX_WAITING:
-            count = f"{own} texts of yours" if own >= most else f"{MAX_WAITING} texts"
+    def _check_capacity(self, tenant: str, param: str) -> None:
+        own, max_waiting = self._line.of(tenant), int(MAX_WAITING * TENANT_SHARE)
+        if own >= max_waiting or len(self._line) >= MAX_WAITING:
+            count = f"{own} texts of yours" if own >= max_waiting else f"{MAX_WAITING} texts"
             message = f"{param}: {count} wait that take this model's tokenizer long"
             raise Overloaded(message, param=param, code="queue_full")
 
@@ -95,12 +95,12 @@ class TokenizerProcess:
         if text is None or not text.ids.set_running_or_notify_cancel():
             return
         try:
-            answer = self._in_forkserver(lambda forkserver: forkserver.ask(text.request))
-            if answer is None:
+            reply = self._in_forkserver(lambda forkserver: forkserver.call(text.request))
+            if reply is None:
                 raise text.too_much
-            if "error" in answer:
-                raise _rebuild_error(answer["error"])
-            text.ids.set_result(list(map(int, answer["ids"])))
+            if "error" in reply:
+                raise _rebuild_error(reply["error"])
+            text.ids.set_result(list(map(int, reply["ids"])))
         except BaseException as error:  # noqa: BLE001 - it is for who waits
             text.ids.set_exception(error)
 
@@ -131,18 +131,18 @@ class _TokenizerForkserver(Forkserver):
         # Its stderr is where the library writes of its panics, at length.
         super().__init__(f"{__package__}.tokenizer_forkserver", [str(folder)], _ENVIRONMENT, quiet=True)
         try:
-            answer = _receive_reply(self.line(START_S))
+            reply = _receive_reply(self.line(START_S))
         except ProcessLost:
             self.close()
             raise
-        if answer is None or "error" in answer:
+        if reply is None or "error" in reply:
             self.close()
-            if answer is None:
+            if reply is None:
                 message = "takes more time or memory to load than a tokenizer may"
                 raise CheckpointError(message, file="tokenizer.json", tensor=component)
-            raise _rebuild_error(answer["error"])
+            raise _rebuild_error(reply["error"])
 
-    def ask(self, request: bytes) -> dict[str, Any] | None:
+    def call(self, request: bytes) -> dict[str, Any] | None:
         """Return the answer of a new process; None if a limit has ended it. Raises ProcessLost if it was stopped."""
         connection, watched = self.child()
         with connection:
@@ -161,8 +161,8 @@ def _receive_reply(line: WatchedConnection) -> dict[str, Any] | None:
         return None
     if received is None:
         return None
-    answer: dict[str, Any] = json.loads(received[2])
-    return answer
+    reply: dict[str, Any] = json.loads(received[2])
+    return reply
 
 
 def _rebuild_error(said: dict[str, Any]) -> MotleyError:
