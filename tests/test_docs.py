@@ -201,6 +201,17 @@ def calls(line: str, program: str) -> Iterator[list[str]]:
             yield part[1:]
 
 
+def refusal(command: Any, option: Any, value: str) -> str:
+    """What an option says to a value; nothing where the value stands for one, as N, DIR and $HOST do, or is a path."""
+    if re.search(r"[A-Z…$<{/]|\.[a-z]+$", value) or option.bare_type is Path:
+        return ""
+    try:
+        option.process_value(command.context_class(command), [value] if option.multiple else value)
+    except (ValueError, RuntimeError, typer.BadParameter) as error:
+        return f"{option.opts[0]} {value}: {error}"
+    return ""
+
+
 def problem(arguments: list[str], in_text: bool = False) -> str:
     """What is wrong with a call of `motley`; empty: nothing. In a text it may end with the name of an option."""
     command, path = root_command(), "motley"
@@ -223,8 +234,12 @@ def problem(arguments: list[str], in_text: bool = False) -> str:
             given += word != "…"
         elif name not in options and name != "--help":
             return f"{path} has no option {name}"
-        elif name in options and not options[name].is_flag and not equals and next(words, None) is None:
-            return "" if in_text else f"{path}: {name} wants a value"
+        elif name in options and not options[name].is_flag:
+            value = word.partition("=")[2] if equals else next(words, None)
+            if value is None:
+                return "" if in_text else f"{path}: {name} wants a value"
+            if said := refusal(command, options[name], value):
+                return f"{path}: {said}"
     return f"{path} takes {sum(places)} arguments" if -1 not in places and given > sum(places) else ""
 
 
@@ -239,7 +254,15 @@ def test_commands_are_ones(page: Path) -> None:
 def test_wrong_commands_are_found() -> None:
     good = ("serve", "serve x.yaml --http-port 8080", "bench fleet", "fleet scale cpu 3 --wait", "bench", "…")
     assert [problem(shlex.split(line)) for line in good] == [""] * len(good)
-    for line in ("server", "serve --htp-port 1", "fleet scales", "serve a b", "fleet scale cpu 3 4", "serve --host"):
+    for line in (
+        "server",
+        "serve --htp-port 1",
+        "fleet scales",
+        "serve a b",
+        "fleet scale cpu 3 4",
+        "serve --host",
+        "serve --http-port x",
+    ):
         assert problem(shlex.split(line)), line
     assert list(calls("FOO=1 motley a -b | motley c > d # motley e", "motley")) == [["a", "-b"], ["c"]]
 
