@@ -1,4 +1,4 @@
-"""What tests cost is seen as they run: their seconds, and what they or their fixtures start."""
+"""Costs of tests are seen as they run: their seconds, and what they or their fixtures start."""
 
 from __future__ import annotations
 

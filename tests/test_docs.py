@@ -202,7 +202,7 @@ def calls(line: str, program: str) -> Iterator[list[str]]:
 
 
 def refusal(command: Any, option: Any, value: str) -> str:
-    """What an option says to a value; nothing where the value stands for one, as N, DIR and $HOST do, or is a path."""
+    """Return how an option refuses a value; nothing where it stands for one, as N, DIR and $HOST do, or is a path."""
     if re.search(r"[A-Z…$<{/]|\.[a-z]+$", value) or option.bare_type is Path:
         return ""
     try:
@@ -213,7 +213,7 @@ def refusal(command: Any, option: Any, value: str) -> str:
 
 
 def problem(arguments: list[str], in_text: bool = False) -> str:
-    """What is wrong with a call of `motley`; empty: nothing. In a text it may end with the name of an option."""
+    """Return what is wrong with a call of `motley`; empty: nothing. In a text it may end with the name of an option."""
     command, path = root_command(), "motley"
     while hasattr(command, "commands") and arguments and not arguments[0].startswith("-"):
         if arguments[0] not in command.commands and arguments[0] not in ("…", "COMMAND"):

@@ -1,4 +1,6 @@
-"""What services of an earlier version left behind is read by this one (tests/support/earlier_version.py wrote it)."""
+"""Files that services of an earlier version left behind are read by this one (tests/support/earlier_version.py wrote
+them).
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ def test_records_of_prefixes(name: str) -> None:
 
 
 def test_repacked_weights() -> None:
-    """Those of commit 8b5aabc. Its own key names the sources, so that another version repacks a checkpoint anew."""
+    """The file is of commit 8b5aabc. Its own key names the sources, so that another version repacks anew."""
     with (FOLDER / "weights.bin").open("rb") as file:
         kept = read_packed_weights(file.fileno(), WEIGHTS_KEY)
         with pytest.raises(PackedWeightsError, match="made for something else"):
@@ -96,7 +98,7 @@ FLEETS = sorted((FOLDER / "fleets").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", FLEETS, ids=lambda path: path.stem)
 def test_files_of_fleets(path: Path) -> None:
-    """As they were written, and as a cluster has kept what was deployed."""
+    """Fleet files are read as they were written, and as a cluster has kept what was deployed."""
     kept = json.loads(path.with_suffix(".json").read_text())
     spec = FleetSpec.model_validate(read_yaml(path)[0])
     assert FleetSpec.model_validate(kept) == spec

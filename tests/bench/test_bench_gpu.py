@@ -125,7 +125,7 @@ def test_graphs_are_compared_padded_with_steps_that_prefill_as_much(monkeypatch:
 
 
 def test_what_has_no_tensor_cores_is_rehearsed_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those operators alone that 9.0 refuses, or has other kernels for."""
+    """Rehearses those operators alone that 9.0 refuses, or has other kernels for."""
     monkeypatch.setattr(gpu_kernel_parts, "REHEARSED_JOBS", 0)
     ops = [*(each.name for each in OPERATIONS if each.refusal(policy_of(9, 0))), "w8a8"]
     assert gpu_session.run(tmp_path, seconds=AMPLE_S, rehearse="7.0", ops=ops, parts=["checks"])
@@ -135,7 +135,9 @@ def test_what_has_no_tensor_cores_is_rehearsed_as_well(tmp_path: Path, monkeypat
 
 
 def test_every_variant_of_a_kernel_is_checked_on_a_gpu() -> None:
-    """What is seldom launched too, on any capability; and nothing is checked by its shape alone where it has words."""
+    """Variants that are seldom launched are checked too, on any capability; and nothing is checked by its shape alone
+    where it has words.
+    """
     rig = a_gpu()
     with TaskProcess("never_started") as process, ExitStack() as compilers:
         plan = gpu_kernel_parts.KernelParts(rig, OPERATIONS, Path(), process, compilers)
@@ -323,7 +325,8 @@ def test_what_hangs_near_the_end_does_not_end_after_eight_minutes(
 
 
 def test_what_targets_and_goals_are_about_comes_first() -> None:
-    """Of the kernels those of the model that the goals are about, a single token before more; none that is not judged
+    """The first kernels are those of the model that the goals are about, a single token before more; none that is not
+    judged
 
     before any that is. And no other turn has as much time as theirs.
     """
@@ -574,7 +577,7 @@ def test_tables_of_earlier_runs_are_merged_shape_by_shape(
 
 
 def test_turns_go_through_all_there_is_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, with a process that answers at once: what comes first, then the rest, and nothing twice."""
+    """Answers come at once: what targets are about comes first, then the rest, and nothing twice, as on a GPU."""
     asked: list[tuple[str, str, str]] = []
 
     class Answers(Tuned):

@@ -30,7 +30,7 @@ def test_a_dropped_file_is_not_in_the_page_cache(tmp_path: Path) -> None:
 def test_where_nothing_is_kept_there_is_no_second_start(
     size: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of what is too small to be kept there is none to measure, on any disk."""
+    """A model too small to be cached has no second start to measure, on any disk."""
     monkeypatch.setattr(start_to_token._LoadBench, "_run_child", lambda *_: {})
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(size)

@@ -19,7 +19,7 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_processes_of_another_service_beside_it_are_none_of_its() -> None:
-    """As when both have been started below one process, and each has one that waits."""
+    """Both services have been started below one process, and each has a process that waits."""
     services = [subprocess.Popen(["bash", "-c", "(exec -a ray::IDLE sleep 60) & wait"]) for _ in range(2)]
     try:
         waiting = [

@@ -114,7 +114,7 @@ def instead_of_a_service(service: FakeService) -> Iterator[dict[str, str]]:
 def test_the_whole_report(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a fake service in place of Ray's; every other process is real."""
+    """Uses a fake service in place of Ray's; every other process is real."""
     monkeypatch.setattr(service_cost, "demo_path", lambda: folder)
     plan: dict[str, Any] = {"turns": 1, "seconds": 1.0, "warmup_s": 0.0, "models": ["demo"]}
     monkeypatch.setattr(service_cost, "ServiceBenchPlan", lambda **given: PLAN(**(given | plan)))

@@ -60,7 +60,7 @@ def test_streams_that_never_decode_together_have_no_step() -> None:
 
 
 class Endless:
-    """Of whose streams the first two end after a token, and the others never do. closed: streams that ended."""
+    """A side whose first two streams end after a token, while the others never do. closed: streams that ended."""
 
     def __init__(self) -> None:
         self.closed = 0

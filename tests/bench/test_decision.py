@@ -1,4 +1,4 @@
-"""What the time of a decision is of."""
+"""Tests of what the time of a decision includes."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_cpu_weights_and_dtype_change_what_a_cpu_keeps(capsys: pytest.CaptureFix
 
 
 def test_drafts_are_rows_of_larger_graphs(capsys: pytest.CaptureFixture[str]) -> None:
-    """As the engine counts them: up to 64 rows."""
+    """Counts rows as the engine does: up to 64."""
     without, some, many = (
         report(capsys, "demo", "--device", "Tesla T4", "--max-running", "4", "--speculate-ngram", drafts)
         for drafts in ("0", "3", "32")

@@ -68,7 +68,7 @@ class Command:
                     yield name, float if "float" in inner else int, hint.__metadata__
 
     def needed(self, but: str) -> list[str]:
-        """What has no default."""
+        """Return arguments for the parameters without a default."""
         given = []
         for name, parameter in self.signature.parameters.items():
             if parameter.default is inspect.Parameter.empty and hasattr(self.hints[name], "__metadata__"):
@@ -107,7 +107,7 @@ def test_all_commands_are_bounded() -> None:
 def call(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: Command, arguments: list[str]
 ) -> tuple[dict[str, Any] | None, str]:
-    """What it was called with, or None; and the one line that says why."""
+    """Return what the command was called with, or None; and the one line that says why."""
     command.called.clear()
     monkeypatch.setattr(typer.main, "get_command", lambda _: command.built)
     status = cli.run(arguments)
@@ -117,7 +117,7 @@ def call(
 
 
 def sensible(value: Any, kind: type, info: tuple[Any, ...], name: str) -> bool:
-    """Of that type, and between its own bounds: no number of ours may be below 0 unless its option says so."""
+    """Return whether the value is of that type and within its bounds: below 0 only where its option says so."""
     least, most = bounds(kind, info, name)
     above = any(isinstance(each, Between) and each.above for each in info)
     return type(value) is kind and least <= value <= most and not (above and value == least)

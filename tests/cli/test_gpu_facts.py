@@ -1,4 +1,4 @@
-"""What the doctor says of GPUs that are not here."""
+"""Facts that the doctor states about GPUs that are not here."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_compile_prints_what_each_kernel_uses(tmp_path: Path) -> None:
 def test_each_kernel_is_told_and_what_takes_more_than_its_budget_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With nothing cached; then with all of it, and says so of each and of all."""
+    """Compiles with nothing cached, then with all of it, and expects both to be reported, of each and of all."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     few = ["compile", "--cc", "90", "--quick", "--op", "silu_mul"]
     used = r"  \d+ registers, 0 B spilled, \d+ of \d+ B shared, \d+% occupancy, "
@@ -201,7 +201,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_the_rehearsal_goes_through_as_it_is_documented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the processes that it starts of itself, and the time that it has: the part that takes the least."""
+    """Runs the part that takes the least, with the processes that it starts itself and the time that it has."""
     assert run(["bench", "gpu", "--out", str(tmp_path), "--rehearse", "9.0", "--part", "engine"]) == 0
     told = capsys.readouterr()
     assert "engine: right" in told.out, told.err

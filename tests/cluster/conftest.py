@@ -70,7 +70,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
 
 @pytest.fixture
 def stores(redis: RedisProcess) -> Iterator[list[RedisStore]]:
-    """Of two replicas, over a Redis with nothing in it."""
+    """Two replicas' stores over a Redis with nothing in it."""
     redis.ask("FLUSHALL")
     with storing(redis.url) as one, storing(redis.url) as other:
         wait_for(lambda: one._connections.alive and other._connections.alive, "connections")

@@ -31,7 +31,7 @@ class Source:
 
 
 def tasks() -> set[asyncio.Task[object]]:
-    """Those of this file and of streams.py: the loop is shared with other tests' servers."""
+    """Tasks of this file and of async_streams.py: the loop is shared with other tests' servers."""
     codes = {task: getattr(task.get_coro(), "cr_code", None) for task in asyncio.all_tasks()}
     return {task for task, code in codes.items() if code and Path(code.co_filename).name.endswith("streams.py")}
 

@@ -331,7 +331,7 @@ async def read_all(target: str, kind: str, *, silence_s: float | None = SILENCE_
 @pytest.mark.usefixtures("_soon")
 @pytest.mark.parametrize("kind", ["blocking", "asynchronous"])
 async def test_a_stream_of_a_service_that_is_stopped_is_asked_for_again(kind: str) -> None:
-    """As one is that got SIGSTOP: no connection breaks, and nothing is answered."""
+    """The service behaves as after SIGSTOP: no connection breaks, and nothing is answered."""
     servicer = Stopped([4, 2])
     server, target = await serve(servicer)
     chunks = await asyncio.wait_for(read_all(target, kind), 60)

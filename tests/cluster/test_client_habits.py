@@ -1,4 +1,6 @@
-"""What clients, probes and operators take for granted: paths, words of errors, statuses, lines of the log."""
+"""Habits of clients, probes and operators that the service relies on or honours: paths, words of errors, statuses,
+lines of the log.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +151,7 @@ async def _received(app: Any, receive: Any, scope: Any, _: Any, send: Any) -> No
 
 
 class LateWorker(EchoWorker):
-    """Of a request with this many tokens' deadline passes: in the queue, or after what it has said."""
+    """A worker where the deadline of a request with this many tokens passes: in the queue, or after some output."""
 
     def __init__(self, folder: str, said: int) -> None:
         super().__init__(folder)

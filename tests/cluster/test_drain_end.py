@@ -55,7 +55,7 @@ class Counting(EchoWorker):
 
 
 async def stop(ingress: Any, worker: Counting, streams: int) -> None:
-    """As `motley serve` does when the drain is over; all of these streams have begun by then."""
+    """Stop the ingress as `motley serve` does when the drain is over; all of these streams have begun by then."""
     async with asyncio.timeout(60):
         while ingress.router.num_streams < streams or worker.begun < streams:
             await asyncio.sleep(0.01)
@@ -64,7 +64,7 @@ async def stop(ingress: Any, worker: Counting, streams: int) -> None:
 
 
 class Hanging(Counting):
-    """As a replica that was stopped: after two tokens nothing more."""
+    """A replica that was stopped: after two tokens nothing more comes."""
 
     async def generate(self, request: Request) -> AsyncGenerator[StreamMessage, None]:
         left = 3
@@ -76,7 +76,7 @@ class Hanging(Counting):
 
 
 async def told_over_grpc(call: Any) -> tuple[str, list[Any]]:
-    """What the error says, and the messages before it."""
+    """Return what the error says, and the messages before it."""
     messages: list[Any] = []
     with suppress(grpc.aio.AioRpcError):
         while hasattr(call, "read") and (message := await call.read()) is not grpc.aio.EOF:

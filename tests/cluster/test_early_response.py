@@ -1,4 +1,4 @@
-"""What is done about a body that comes after its answer, message by message."""
+"""Handling of a body that comes after its response, message by message."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ async def test_large_answers_are_written_in_a_thread(
 
 
 async def test_a_thousand_inputs_in_one_call(post: Any, stub: Any) -> None:
-    """As many as clients send that cut long lists into calls."""
+    """Clients that cut long lists into calls send as many."""
     reply = await post(PATH, {"input": [f"ab {number}" for number in range(1000)], "encoding_format": "base64"})
     assert reply.status == 200
     assert len(reply.json()["data"]) == 1000

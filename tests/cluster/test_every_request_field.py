@@ -131,7 +131,7 @@ class Recorder(EchoWorker):
 
 
 class Calls:
-    """What came of a call: its status, and what reached a replica together with the answers."""
+    """Results of a call: its status, and what reached a replica together with the answers."""
 
     def __init__(self, channel: grpc.aio.Channel, reached: list[Any]) -> None:
         self._channel, self._reached = channel, reached
@@ -297,7 +297,7 @@ async def at_once(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def filled(rpc: MethodDescriptor, path: Path, value: float, start: dict[str, Any]) -> Message:
-    """What would be answered, with that value in that field."""
+    """Return what would be answered, with that value in that field."""
     request = message_factory.GetMessageClass(rpc.input_type)(**start)
     holder, field = at(request, path), path[-1]
     if field.message_type is not None:  # a map of numbers

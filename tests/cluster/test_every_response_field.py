@@ -113,7 +113,7 @@ class Seen(set[str]):
     """Names of fields that were set in some answer."""
 
     async def look(self, answers: Any) -> Any:
-        """Of one call; gives its last answer."""
+        """Note the fields of one call's responses; return the last of them."""
         if isinstance(answers, grpc.aio.UnaryUnaryCall):
             last = await answers
             self.update(set_fields(last))
@@ -138,7 +138,7 @@ def values(value: Any) -> list[Any]:
 
 
 def declared() -> set[str]:
-    """Of every message that an answer can hold."""
+    """Return the declared fields of every message that a response can hold."""
     packages = (motley.DESCRIPTOR.package, kserve.DESCRIPTOR.package, vllm.DESCRIPTOR.package)
     known: dict[str, Descriptor] = {}
     left = [rpc.output_type for service in servicers.SERVICES if service.file.package in packages

@@ -24,7 +24,7 @@ FLEET = "model: demo\npools:\n  - {name: p40, simulate: P40}\nlisten: {http_port
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[ServeOptions]:
-    """What the command would have started."""
+    """Return the options that the command would have started with."""
     found: list[ServeOptions] = []
     monkeypatch.setattr(
         "motley.cluster.service.startup.serve_command.run_serve", lambda options, bar: found.append(options) or 0

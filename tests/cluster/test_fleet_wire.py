@@ -40,7 +40,7 @@ def fleet(*pools: dict[str, Any], **cache: Any) -> FleetSpec:
 
 
 def identity(config: EngineConfig, capability: tuple[int, int], weights: str = "the same") -> bytes:
-    """Of an engine on such a card, which stores activations and KV as its policy says."""
+    """Return the identity of an engine on such a card, which stores activations and KV as its policy says."""
     storage = {"fp16": torch.float16, "bf16": torch.bfloat16}[policy_of(*capability).storage]
     kv = f"-kv-{config.kv_dtype}" if config.kv_dtype else ""
     ops: Any = SimpleNamespace(dtype=storage, arithmetic=f"gpu-{capability}-{storage}-fast{kv}")

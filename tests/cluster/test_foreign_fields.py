@@ -1,4 +1,4 @@
-"""What becomes of every field that clients of other servers send, and of those that nobody knows."""
+"""Treatment of every field that clients of other servers send, and of those that nobody knows."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ CASES = [
 
 @pytest.fixture(scope="module")
 async def ingress(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Of a model that takes tools and can think; what it says depends on the prompt alone."""
+    """An ingress before a model that takes tools and can think; what it says depends on the prompt alone."""
     folder = write_tool_tokenizer(tmp_path_factory.mktemp("qwen3"), "qwen3")
     return await make_ingress(folder, EchoWorker(str(folder)))
 
 
 @pytest.fixture(scope="module")
 async def strict(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """With `--unknown-fields refuse`."""
+    """An ingress with `--unknown-fields refuse`."""
     folder = write_tool_tokenizer(tmp_path_factory.mktemp("strict"), "qwen3")
     ingress = await make_ingress(folder, EchoWorker(str(folder)), entrance=IngressConfig(unknown_fields="refuse"))
     return partial(asgi.request, ingress.__serve_build_asgi_app__(), "POST")
@@ -687,7 +687,7 @@ async def test_the_best_of_several_chats(post: Any) -> None:
 
 @pytest.fixture
 def seen(ingress: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is admitted, in order."""
+    """Requests that are admitted, in order."""
     found: list[Any] = []
     admit = ingress.door.admit
     monkeypatch.setattr(ingress.door, "admit", lambda ask, caller: found.append(ask) or admit(ask, caller))

@@ -1,4 +1,4 @@
-"""What the guardian ends, when `motley serve` was killed, and what it leaves."""
+"""Processes and files that the guardian ends or removes when `motley serve` was killed, and those that it leaves."""
 
 from __future__ import annotations
 

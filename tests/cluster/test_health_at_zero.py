@@ -51,7 +51,7 @@ class Service:
         self._pool.replicas.clear()
 
     async def told(self, target: str) -> dict[str, Any]:
-        """What each protocol says, by its name: whether it is ready."""
+        """Return for each protocol, by its name, whether it says that it is ready."""
         async with grpc.aio.insecure_channel(target) as channel:
             check, kserve = health_pb2_grpc.HealthStub(channel), kserve_pb2_grpc.GRPCInferenceServiceStub(channel)
             listed = (await check.List(health_pb2.HealthListRequest())).statuses

@@ -25,7 +25,9 @@ from motley.replicas.types import Delta, Request, SamplingParams, StreamMessage
 
 
 def spreads(*messages: tuple[float, int], choices: int = 1, ends: float = 0.0) -> dict[str, HistogramSnapshot]:
-    """Of a request whose messages came so many seconds after the one before, with so many tokens each."""
+    """Return the histograms of a request whose messages came so many seconds after the one before, with so many tokens
+    each.
+    """
     clock = Clock()
     tally = IngressStats(None, clock)
     with tally.counted(Request("r", (1, 2), SamplingParams(n=choices, seed=0))) as seen:

@@ -1,4 +1,4 @@
-"""What HTTP's clients and load balancers do besides posting: probe by HEAD, leave a name out, ask for a WebSocket."""
+"""Requests of HTTP clients and load balancers besides posting: probe by HEAD, leave a name out, ask for a WebSocket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With API keys, every route and RPC there is: none without a key, none with a wrong one, all with a right one."""
+"""Every route and RPC there is, with API keys: none without a key, none with a wrong one, all with a right one."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ async def test_malformed_bytes_are_not_looked_at_without_a_key(channel: grpc.aio
 async def test_a_message_is_never_parsed_without_a_key(
     channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch, service: Any, rpc: Any
 ) -> None:
-    """What Serve registers makes no message of the bytes, and what does is asked only for callers with a key."""
+    """Methods that Serve registers make no message of the bytes; the parser is called only for callers with a key."""
     assert isinstance(registered()[f"/{service.full_name}/{rpc.name}"].request_deserializer(b"\xff"), UnparsedRequest)
     parsed: list[str] = []
     parse = UnparsedRequest.parsed

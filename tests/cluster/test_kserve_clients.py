@@ -48,7 +48,7 @@ OF_KSERVE = (
 
 
 def tensors(reply: Any) -> dict[str, Any]:
-    """As a client reads an answer: each output's elements, or its bytes where they are behind the JSON."""
+    """Read an answer as a client does: each output's elements, or its bytes where they are behind the JSON."""
     length = reply.headers.get(LENGTH)
     head = reply.body if length is None else reply.body[: int(length)]
     at, found = len(head), {}
@@ -157,7 +157,7 @@ async def test_a_length_that_is_none_is_named(post: Call, length: str) -> None:
 
 @pytest.mark.parametrize("header", ["origin", "sec-fetch-site"])
 async def test_what_a_web_page_sends_without_asking_is_refused(post: Call, header: str) -> None:
-    """Of anybody else no Content-Type is taken, and curl's own."""
+    """No other caller's Content-Type is refused, nor a missing one, nor curl's own."""
     for kind in (None, "application/x-www-form-urlencoded"):
         assert (await post(INFER, PLAIN, headers={"content-type": kind})).status == 200
         reply = await post(INFER, PLAIN, headers={"content-type": kind, header: "https://evil.example"})
@@ -166,7 +166,9 @@ async def test_what_a_web_page_sends_without_asking_is_refused(post: Call, heade
 
 
 async def test_generate(post: Call, call: Call) -> None:
-    """As Triton's documentation has it, curl's Content-Type and all; fields of Triton's backends beside the prompt."""
+    """Sends what Triton's documentation has, curl's Content-Type and all; fields of Triton's backends beside the
+    prompt.
+    """
     curl = {"content-type": "application/x-www-form-urlencoded"}
     body = b'{"text_input": "abc", "parameters": {"stream": false, "temperature": 0, "max_tokens": 4, "seed": 5}}'
     told = {"prompt_tokens": 3, "completion_tokens": 4, "cached_tokens": 0, "seed": 5}

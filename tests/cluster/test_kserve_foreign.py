@@ -1,4 +1,4 @@
-"""What becomes of KServe's parameters that other servers have, and of those that nobody knows."""
+"""Treatment of KServe's parameters that other servers have, and of those that nobody knows."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_what_nobody_knows_is_ignored_or_refused() -> None:
 
 @pytest.fixture(scope="module")
 async def posts(folder: Path, worker: EchoWorker) -> Any:
-    """Of a service that ignores what nobody knows, and of one that refuses it."""
+    """Posts to a service that ignores what nobody knows, and to one that refuses it."""
     ways = [IngressConfig(), IngressConfig(unknown_fields="refuse")]
     apps = [(await make_ingress(folder, worker, entrance=way)).__serve_build_asgi_app__() for way in ways]
     return [partial(asgi.request, app, "POST") for app in apps]
@@ -334,7 +334,7 @@ async def test_what_is_no_number_is_refused_as_it_was_written(posts: Any) -> Non
 
 
 async def test_false_as_do_sample_is_greedy(posts: Any) -> None:
-    """As over OpenAI's protocol."""
+    """OpenAI's protocol does the same."""
     for given in ({}, {"temperature": 1}, {"temperature": "0"}, {"sampling_parameters": {"temperature": 1.0}}):
         assert sampling(do_sample=False, **given) == {"temperature": 0}
     assert sampling(do_sample=True, temperature=0.5) == {"temperature": 0.5}

@@ -333,7 +333,7 @@ async def test_bytes_that_do_not_parse(grpc_target: str) -> None:
 
 
 def can_be_said(fields: dict[str, Any]) -> bool:
-    """As parameters of this protocol, which know no lists."""
+    """Return whether the fields can be parameters of this protocol, which knows no lists."""
     return all(isinstance(value, float) or (type(value) is int and abs(value) < 2**63) for value in fields.values())
 
 

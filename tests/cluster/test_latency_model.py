@@ -158,7 +158,7 @@ def test_margins_become_stricter_with_misses_and_stay_within_bounds():
 
 
 def test_misses_count_by_the_time_that_they_came_in():
-    """What a fleet does is seen seconds later, of many requests at once: a moment would halve the margin."""
+    """Reports of a fleet arrive seconds later, of many requests at once: a moment would halve the margin."""
     longest = {}
     for rate in (20, 2000):
         directory = a_directory(1.0)
@@ -173,7 +173,9 @@ def test_misses_count_by_the_time_that_they_came_in():
 
 
 def a_jump(chunk=512):
-    """As where kernels for few rows end: 65 rows take six times as long as 64, and hardly less than a full step."""
+    """Return step times as where kernels for few rows end: 65 rows take six times as long as 64, and hardly less than a
+    full step.
+    """
     decode_s = tuple(0.03 if batch <= 64 else 0.18 for batch in PROFILED_BATCH_SIZES)
     return ReplicaSpeed(
         prefill_tokens_per_s=chunk / 0.2, decode_s=decode_s, context_s=0.0, chunk=chunk, max_running=256,

@@ -1,4 +1,4 @@
-"""What is told to Prometheus: growth of what only grows, and nothing of what is not there."""
+"""Values exported to Prometheus: growth of what only grows, and nothing of what is not there."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_without_a_store_nothing_is_told_of_one(exporter: ReplicaMetricsExporter
 
 
 def test_hits_of_its_own_never_shrink(exporter: ReplicaMetricsExporter, seen: Seen) -> None:
-    """What has come from the store counts at once; the request that it was for, when it begins."""
+    """Tokens from the store count at once; the request that they were for counts when it begins."""
     for external in (100, 400, 400):
         exporter.tell(replace(LOAD, external_hit_tokens=external), None)
     assert seen["prefix_cache_hits", ""] == 500

@@ -169,7 +169,7 @@ class Breaking(Counting):
 
 @pytest.mark.parametrize("after", [1, 3, 8])
 async def test_a_trunk_that_breaks_costs_no_token(folder: Path, after: int) -> None:
-    """What was on it is asked for again, from where each reader is."""
+    """Messages on it are requested again, from where each reader is."""
     first, second = await make_replica(folder), await make_replica(folder)
     pool = Breaking(first, second, after=after)
     router = Router({"cpu": pool}, RetryPolicy(backoff_s=0.001))
@@ -180,7 +180,7 @@ async def test_a_trunk_that_breaks_costs_no_token(folder: Path, after: int) -> N
 
 
 class Flood(Echo):
-    """As fast as it is read."""
+    """A stream that sends as fast as it is read."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)

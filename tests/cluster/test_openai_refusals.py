@@ -1,4 +1,4 @@
-"""What OpenAI's HTTP refuses, and how: always in the same form, always naming the field."""
+"""Refusals of OpenAI's HTTP: always in the same form, always naming the field."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ OWN = {"max_tokens", "logprobs", "stream", "stream_options"}  # of another kind 
 
 
 def each_field_once(described: dict[str, Any]) -> dict[str, Any]:
-    """What it takes with a version is what it takes without one."""
+    """Leave one version of each field: what it takes with a version is what it takes without one."""
     described = copy.deepcopy(described)
     for path, names in SHARED.items():
         body = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
@@ -262,7 +262,7 @@ BASE_URL = "http://127.0.0.1:8000"
 
 
 def one_of_each(body: dict[str, Any]) -> dict[str, Any]:
-    """With that one of fields that exclude each other whose value is the newest: mending would keep the same always.
+    """Keep that one of fields that exclude each other whose value is the newest: mending would keep the same always.
 
     And what is nothing without another field beside that.
     """
@@ -282,7 +282,7 @@ def newest(fields: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def with_time(fields: dict[str, Any], name: str, enough: float) -> dict[str, Any]:
-    """With a deadline that does not pass: the schema's least is no time at all, and would hide all else."""
+    """Set a deadline that does not pass: the schema's minimum is no time at all, and would hide all else."""
     given = fields.get(name)
     if type(given) in (int, float) and 0 < given < enough:
         return fields | {name: enough}
@@ -290,7 +290,7 @@ def with_time(fields: dict[str, Any], name: str, enough: float) -> dict[str, Any
 
 
 def numbers(fields: dict[str, Any]) -> dict[str, Any]:
-    """With numbers for the texts of them, which have no bounds in a schema: test_kserve_foreign.py tries such texts."""
+    """Replace texts of numbers by numbers, as schemas give such texts no bounds: test_kserve_foreign.py tries them."""
     others = {"random_seed": "seed", "min_length": "min_tokens"}
     return {name: number_of(others.get(name, name), value) for name, value in fields.items()}
 

@@ -54,7 +54,7 @@ def filled(path: str) -> str:
 
 
 def told(method: str, path: str, reply: asgi.Reply) -> tuple[int, str | None]:
-    """What was answered, which the document has; its code where the protocol has codes."""
+    """Return the response, which the document has; its code where the protocol has codes."""
     operation = PATHS[path][method.lower()]
     check_answer(operation, reply)
     if reply.headers["content-type"] != "application/json" or reply.body.startswith(b"["):
@@ -64,7 +64,7 @@ def told(method: str, path: str, reply: asgi.Reply) -> tuple[int, str | None]:
 
 
 def ways(method: str, path: str) -> Iterator[tuple[dict[str, Any], int]]:
-    """What is sent, and the status that comes of it."""
+    """Yield what is sent, and the status that comes of it."""
     good = ASKED.get(filled(path).replace("/versions/1", ""), b"")
     refused = (method, path) in {(method, re.sub(r":path}", "}", path)) for method, path in REFUSALS}
     yield {"body": good, "headers": {"host": "evil.example"}}, 403

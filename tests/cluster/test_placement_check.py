@@ -1,4 +1,4 @@
-"""What this machine has no place for is refused by `motley serve`, with the entry or flag, and the remedy."""
+"""Refusals by `motley serve` of what this machine has no place for, with the entry or flag, and the remedy."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Spec:
 def test_serve_ends_at_once_where_the_weights_are_larger_than_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of pools that hold a model in one memory, and start with replicas: others have a place for it."""
+    """Checks pools that hold a model in one memory, and start with replicas: others have a place for it."""
     asked: list[EngineConfig] = []
 
     def check_memory(folder: Path, config: EngineConfig) -> None:

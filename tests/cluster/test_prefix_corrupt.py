@@ -60,7 +60,7 @@ class Battery:
         self.reader = SharingEngine(redis, after=99, model=str(models[0]))
 
     def counted(self) -> dict[str, int]:
-        """What was wrong so far, by what the engine and the store say."""
+        """Return the faults so far, by what the engine and the store say."""
         stats = self.reader.stats
         outcomes = {reason: count for reason, count in stats.outcomes.items() if reason not in ("hit", "miss")}
         return {**outcomes, **stats.store.errors}
@@ -139,7 +139,9 @@ def test_values_that_were_swapped_are_misses(battery: Battery) -> None:
     ("what", "flaw"), [("another tenant", "seal"), ("other weights", "seal"), ("other model", "size")]
 )
 def test_what_somebody_else_wrote_is_a_miss(battery: Battery, what: str, flaw: str) -> None:
-    """As it is, and under a stamp that holds for its place, which nobody can make without the fleet's secret."""
+    """The value is another's as it is, and under a stamp that holds for its place, which nobody can make without the
+    fleet's secret.
+    """
     replayed = battery.others[what]
     reads_right(battery, dict(zip(battery.own, replayed, strict=True)), flaw if flaw == "size" else "stamp")
     stamped = {}

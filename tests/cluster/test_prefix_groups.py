@@ -23,7 +23,7 @@ WRITERS = ["alice", "alice", "bob", "carol", "alice"]
 
 @pytest.fixture
 def stores(redis: RedisProcess) -> Iterator[list[RedisStore]]:
-    """Of who has written that prefix, and of another replica."""
+    """Stores of the replica that has written that prefix, and of another one."""
     redis.ask("FLUSHALL")
     with storing(redis.url) as one, storing(redis.url) as other:
         wait_for(lambda: one._connections.alive and other._connections.alive, "connections")

@@ -198,7 +198,7 @@ def kv_of(one: Engine) -> torch.Tensor:
 def test_engines_of_two_classes_read_each_other(
     redis: RedisProcess, one: str, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes is what the other has computed, rounded, and near to what one would have computed oneself."""
+    """Each reads what the other has computed, rounded, and near to what it would have computed itself."""
     for module in (fetch_cost, store_worker):
         monkeypatch.setattr(module, "MAX_READ_S", 60.0)
     monkeypatch.setattr(fetch_scheduler, "_GRACE_S", 60.0)

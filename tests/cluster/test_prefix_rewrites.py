@@ -1,4 +1,4 @@
-"""What Redis holds and nobody may read is as good as gone: nobody counts on it, and who misses it writes it anew."""
+"""Redis values that nobody may read are as good as gone: nobody counts on them, and who misses one writes it anew."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LOSSES: dict[str, Loss] = {
 
 
 def damage_of(loss: str) -> str:
-    """As it is counted."""
+    """Return the name that a damage is counted by."""
     return {"magic": "foreign", "another type": "wrongtype"}.get(loss, "size" if "cut" in loss else "stamp")
 
 

@@ -1,4 +1,6 @@
-"""What Motley asks of its own Ray node, worker and cluster is still there. test_warm_workers.py asks a running Ray."""
+"""Interfaces of its own Ray node, worker and cluster that Motley uses are still there. test_warm_workers.py asks a
+running Ray.
+"""
 
 from __future__ import annotations
 

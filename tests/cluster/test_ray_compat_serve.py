@@ -1,4 +1,4 @@
-"""What Motley asks of Serve's controller, applications, handles and routers is still there."""
+"""Interfaces of Serve's controller, applications, handles and routers that Motley uses are still there."""
 
 from __future__ import annotations
 

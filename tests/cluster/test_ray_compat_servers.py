@@ -1,4 +1,4 @@
-"""What Motley replaces in Serve's servers, and in its manager of HAProxy, is still what Serve uses."""
+"""Parts of Serve's servers, and of its manager of HAProxy, that Motley replaces are still what Serve uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends a service goes on without whoever does not answer, and without a word of what that raises then."""
+"""The end of a service goes on without those that do not answer, and without a word of what that raises then."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
 
 
 def store_of(url: str) -> RedisStore:
-    """As a replica is given it by `prefix_cache.store`."""
+    """Return the store that a replica is given by `prefix_cache.store`."""
     cache = {"store": url, "tenant_memory": "1MiB"}
     spec = FleetSpec.model_validate({"model": "demo", "pools": [{"name": "a"}], "prefix_cache": cache})
     make = prefix_access_factory(spec.prefix_cache, PrefixSharing(secret=b"s" * 32))

@@ -60,7 +60,7 @@ def test_every_rpc_and_what_it_takes_and_gives_is_there(text: str, service: Serv
 
 
 def _package(text: str, name: str) -> str:
-    """Of each of its files."""
+    """Return the sections of a package, of all of its files."""
     title = f"### Package `{name}`\n"
     parts = [f"{title}{part}" for part in text.split(title)[1:]]
     assert parts, f"there is no {title}"
@@ -204,7 +204,7 @@ def test_every_property_of_the_document_has_a_sentence() -> None:
 
 
 def test_what_the_absence_of_a_requests_field_means_is_said(text: str) -> None:
-    """Of those that can be absent, and of those whose zero is the same as absence."""
+    """Covers fields that can be absent, and those whose zero is the same as absence."""
     grpc = text[text.index("\n## gRPC\n") :]
     tables = [part for part in re.split(r"^#### ", grpc, flags=re.MULTILINE) if "| default |" in part]
     rows = [row.split(" | ") for table in tables if "\nRefused" not in table for row in table.splitlines()[4:] if row]

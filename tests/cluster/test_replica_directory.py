@@ -548,7 +548,9 @@ async def test_what_is_told_is_for_ever_consistent_with_what_was_sent() -> None:
 
 
 async def test_one_prediction_answers_all_that_is_asked_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a deadline, and objectives that it is shed for, it is asked three times; what is heard meanwhile counts."""
+    """A request with a deadline, and objectives that it is shed for, is predicted three times; what is heard meanwhile
+    counts.
+    """
     monkeypatch.setattr(prediction_cache, "SAME_S", 60.0)  # however busy the machine is
     slo = Slo(3.0, 0.1)
     fleet = Fleet(

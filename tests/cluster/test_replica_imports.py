@@ -1,4 +1,4 @@
-"""What a replica's process imports before it loads anything: each module there is time without that replica."""
+"""Modules that a replica's process imports before it loads anything: each is time without that replica."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def log_folder(tmp_path: Path) -> Iterator[Path]:
 
 
 async def test_labels_are_in_the_line_of_their_call(folder: Path, log_folder: Path) -> None:
-    """As the client wrote them, in ASCII and on one line; those that are too long by their beginning."""
+    """Labels are as the client wrote them, in ASCII and on one line; those that are too long by their beginning."""
     ingress = await make_ingress(folder, EchoWorker(str(folder)), entrance=IngressConfig(log_folder=log_folder))
     app = ingress.__serve_build_asgi_app__()
     odd = 'two\nlines, "é" and \x1b[31m'

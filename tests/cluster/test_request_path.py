@@ -66,7 +66,7 @@ def handlers() -> list[Followed]:
 
 @cache
 def across_threads() -> list[Followed]:
-    """What the engine's thread and the event loop call at their ends of a queue."""
+    """Return what the engine's thread and the event loop call at their ends of a queue."""
     ends = (EngineThread, "_run"), (EngineThread, "_take_commands"), (Worker, "_deliver")
     return [Followed(vars(owner)[name], owner) for owner, name in ends]
 
@@ -104,7 +104,7 @@ def way() -> tuple[dict[str, Followed], dict[str, Followed]]:
 
 
 def offences(followed: Followed) -> list[str]:
-    """What is neither a form nor something plain, nor a tool, in the annotations of a function."""
+    """Yield what is neither a form nor something plain, nor a tool, in the annotations of a function."""
     found = [each for annotation in followed.annotations.values() for each in leaves(annotation)]
     return [
         getattr(each, "__name__", str(each))

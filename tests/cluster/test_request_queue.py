@@ -26,7 +26,7 @@ from motley.replicas.types import (
 
 
 class Fleet:
-    """As much of `ReplicaDirectory` as the line asks."""
+    """The part of `ReplicaDirectory` that the queue uses."""
 
     def __init__(self) -> None:
         self.members: dict[str, Any] = {"only": None}

@@ -56,7 +56,7 @@ async def ingress_of(folder: Path, tokens: int) -> Any:
     ],
 )  # fmt: skip
 async def test_too_many_are_refused_by_name(folder: Path, path: str, body: dict[str, Any], field: str) -> None:
-    """Those of all prompts of a call together."""
+    """Counts those of all prompts of a call together."""
     prompts = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
     ingress = await ingress_of(folder, LARGE // prompts + CHUNK)
     reply = await asgi.request(ingress.__serve_build_asgi_app__(), "POST", f"/v1/{path}", body)
@@ -164,7 +164,7 @@ def prompt_script(n: int, tokens: int) -> tuple[StreamMessage, ...]:
 
 
 async def test_a_prompt_counts_as_often_as_it_is_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is shown of several prompts is known only from their answers."""
+    """The number shown of several prompts is known only from their answers."""
     n, tokens = 4, 8
     app = (await make_ingress(folder, ScriptedWorker(str(folder), prompt_script(n, tokens)))).__serve_build_asgi_app__()
     body = {"prompt": [[65] * tokens] * 2, "echo": True, "logprobs": TOP, "n": n, "max_tokens": 1}

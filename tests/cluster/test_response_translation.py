@@ -215,7 +215,7 @@ async def test_prefix_caches_of_two_services_share_nothing(scripted: Scripted) -
 
 
 class Context:
-    """As much of RayServegRPCContext as our methods use."""
+    """The part of RayServegRPCContext that our methods use."""
 
     forwarded = False
     code: grpc.StatusCode | None = None

@@ -1,4 +1,4 @@
-"""What clients are told of a replica that is lost: nothing if another takes over, `replica_lost` if none can."""
+"""Messages to clients about a replica that is lost: none if another takes over, `replica_lost` if none can."""
 
 from __future__ import annotations
 

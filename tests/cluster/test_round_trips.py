@@ -1,4 +1,4 @@
-"""What is valid says the same over every protocol; and whatever is asked, the door admits it or names a field."""
+"""Every valid request means the same over every protocol; any request is admitted, or refused with a field's name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXACT = [field.name for field in fields(SamplingParams) if field.name != "gramma
 
 
 def chosen(params: SamplingParams) -> Fields:
-    """What differs from the defaults, as a client would say it."""
+    """Return the fields that differ from the defaults, as a client would say them."""
     neutral = SamplingParams()
     return {name: getattr(params, name) for name in EXACT if getattr(params, name) != getattr(neutral, name)}
 

@@ -83,12 +83,12 @@ def task_error(cause: Exception) -> RayTaskError:
 
 
 def broken(code: grpc.StatusCode) -> Exception:
-    """As Serve lets it through when the connection to a replica breaks."""
+    """Return the error that Serve lets through when the connection to a replica breaks."""
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="secret")
 
 
 def died() -> Exception:
-    """As Ray makes it: the cause is its own structure."""
+    """Return the error as Ray makes it: the cause is its own structure."""
     return ActorDiedError()
 
 
@@ -132,7 +132,7 @@ async def test_failures_become_ours_and_tell_no_secrets(failure: Exception, kind
 
 
 async def test_a_call_that_has_just_been_given_to_a_replica_is_cancelled_too() -> None:
-    """As Serve has it then: the future has its result, which nobody has taken."""
+    """The future has its result, which nobody has taken, as in Serve at that moment."""
 
     class Call:
         cancelled = 0

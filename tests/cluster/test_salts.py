@@ -1,4 +1,6 @@
-"""What separates the prefixes of tenants is the same in every ingress of a service, and in services with one secret."""
+"""Salts that separate the prefixes of tenants are the same in every ingress of a service, and in services with one
+secret.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ async def salts_of(ingress: Any, tenants: Sequence[str] = TENANTS) -> list[bytes
 
 
 async def salts(folder: Path, entrance: IngressConfig | None) -> list[bytes]:
-    """Of two tenants, by an ingress of its own."""
+    """Return the salts of two tenants, by an ingress of its own."""
     return await salts_of(await ingress_of(folder, entrance), TENANTS[:2])
 
 

@@ -67,7 +67,7 @@ class SlowEcho(EchoWorker):
 
 @pytest.fixture(scope="module")
 def threads_before(service: Fronted) -> int:
-    """Of this process, other tests' included."""
+    """Threads of this process, other tests' included."""
     return threading.active_count()
 
 

@@ -1,4 +1,4 @@
-"""What Serve would answer by itself: refused, but for who knows the name of the check."""
+"""Answers that Serve would give by itself: refused, but for who knows the name of the check."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def found(folder: Path, other: Path, new: Path, pytestconfig: pytest.Config) -> 
 
 
 def of(found: dict[str, dict[str, Any]], *names: str) -> list[dict[str, Any]]:
-    """Those of the named cases that were run, one at least."""
+    """Return those of the named cases that were run, one at least."""
     assert set(names) <= set(CASES)
     cases = [found[name] for name in names if name in found]
     assert cases
@@ -103,7 +103,7 @@ def test_where_a_node_has_another_model_none_serves(found: dict[str, dict[str, A
 
 
 def test_each_process_is_an_actor_in_a_bundle(found: dict[str, dict[str, Any]]) -> None:
-    """Those of one node share memory; those on two do not, and share no prefixes either."""
+    """Processes of one node share memory; those on two do not, and share no prefixes either."""
     assert len(found["stages of ranks, one is killed"]["others"]) == 3
     assert all(len(case["others"]) == 1 for case in of(found, "ranks", "stages on two nodes"))
     for name, case in found.items():

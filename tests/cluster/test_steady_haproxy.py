@@ -169,7 +169,7 @@ async def test_a_reload_without_haproxy_starts_it(folder: Path, edge: HAProxyEdg
 
 
 async def test_the_next_manager_takes_the_door_over(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
-    """With a stream in it, and never shut."""
+    """HAProxy has a stream in it, and is never shut."""
     async with started(folder, edge, backends) as first:
         stream = await asyncio.to_thread(Stream, edge, backends)
         next_one = managed(folder, edge, backends, routes=False)
@@ -203,7 +203,7 @@ async def test_the_next_manager_takes_the_place_of_one_that_hangs(
 async def test_the_next_manager_leaves_one_that_is_only_late(
     folder: Path, edge: HAProxyEdge, backends: Backends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a busy machine: it has not answered the first question in time."""
+    """The machine is busy: HAProxy has not answered the first question in time."""
     from motley.cluster.security.edge import haproxy_manager
 
     async with started(folder, edge, backends) as first:

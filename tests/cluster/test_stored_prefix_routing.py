@@ -365,7 +365,7 @@ class Engines:
 
 
 class Shown(Replica):
-    """As it is where computing takes long: tests know no time."""
+    """A replica where computing takes long: tests know no time."""
 
     @property
     def shown(self) -> ReplicaProfile:

@@ -304,7 +304,7 @@ async def test_one_grammar_two_names(post: Callable[..., Any]) -> None:
 
 
 class Labels(BaseModel):
-    """As pydantic's users write sets: the first two have no end, of the third each comes at most once."""
+    """Sets as pydantic's users write them: the first two have no end, of the third each comes at most once."""
 
     tags: set[str]
     numbers: frozenset[int]
@@ -359,7 +359,7 @@ MORE_KEPT: dict[str, tuple[Any, Any, list[str]]] = {
 
 
 def _told(schema: dict[str, Any], caplog: pytest.LogCaptureFixture, **strict: bool | None) -> tuple[Any, list[str]]:
-    """What is held of a schema that is not strict, and what the log says was left out."""
+    """Return what is enforced of a schema that is not strict, and what the log says was left out."""
     dropped_keywords_log._log_once.cache_clear()
     caplog.clear()
     spec = read_output_format(_loose(schema, **strict))

@@ -54,7 +54,7 @@ PAIRS = 4
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What came of a request: what its client is told, and what was done for it.
+    """Results of a request: the response to its client, and the work that was done for it.
 
     steps  tokens that were computed in each
     """
@@ -140,7 +140,7 @@ async def service(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory)
 
 
 def text(length: int = TOKENS) -> str:
-    """That nobody has asked before. A token for each letter."""
+    """Return a text that nobody has sent before. A token for each letter."""
     return "".join(random.choices(string.ascii_letters, k=length))
 
 

@@ -84,7 +84,7 @@ class Walk:
 
 
 def _closing(allowed: list[int]) -> list[int]:
-    """Those that lead to an end, if there are any; no white space, which leads nowhere."""
+    """Return the tokens that lead to an end, if there are any; no white space, which leads nowhere."""
     closing = [token for token in allowed if token == END or TOKENS[token] in (b'"', b"}", b"</think>")]
     return closing or [token for token in allowed if TOKENS[token] not in b" \t\r\n"] or allowed
 
@@ -333,7 +333,7 @@ _CIRCULAR: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", _CIRCULAR)
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_a_union_that_leads_back_to_itself_is_held_and_ends(name: str, choice: str) -> None:
-    """With `strict` too, unless the schema itself is a union."""
+    """It is enforced with `strict` too, unless the schema itself is a union."""
     function = {"name": "f", "parameters": _CIRCULAR[name]}
     for strict in (False, True):
         body = {"tools": [{"type": "function", "function": {**function, "strict": strict}}], "tool_choice": choice}

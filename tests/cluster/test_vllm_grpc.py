@@ -51,7 +51,7 @@ async def read(call: Any) -> list[Any]:
 
 
 async def rest(call: Any) -> list[Any]:
-    """Of a call that was read from before."""
+    """Read the rest of a call that was read from before."""
     responses = []
     while (response := await call.read()) is not grpc.aio.EOF:
         responses.append(response)

@@ -332,7 +332,7 @@ def test_a_stage_on_another_node_has_one_wait_there(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict[str, Any]]:
-    """Of a real Ray of two nodes, by the name of a case."""
+    """Results of a real Ray of two nodes, by the name of a case."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="m", ignore_cleanup_errors=True) as temp:  # short, for sockets
         path = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
         ended = subprocess.run(

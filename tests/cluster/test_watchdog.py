@@ -1,4 +1,4 @@
-"""What `motley serve` does about processes that end or hang, decided over processes that are made up; and real ones."""
+"""Decisions of `motley serve` about processes that end or hang, over processes that are made up; and real ones."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_answer_makes_up_for_all_before() -> None:
 
 
 def test_a_question_that_was_late_is_not_enough() -> None:
-    """As after a stop of this process itself."""
+    """A late question follows a stop of this process itself."""
     asked = missed(ProbedProcess("Ray's GCS", nothing, 14), 0)
     assert MISSES > 1
     assert watch([], [asked]).look(1000) is None

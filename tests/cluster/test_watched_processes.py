@@ -56,7 +56,7 @@ def test_who_hangs_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_vital_of_rays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this table does not know is, as nobody knows what is lost with it."""
+    """Processes that this table does not know are vital, as nobody knows what is lost with them."""
     kinds = ("gcs_server", "raylet", "dashboard", "monitor", "log_monitor", "new_one")
     processes = {kind: [SimpleNamespace(process=None)] for kind in kinds}
     monkeypatch.setattr(worker, "_global_node", SimpleNamespace(all_processes=processes))

@@ -88,7 +88,7 @@ def linears(model: Any) -> Any:
 
 
 class Tokenizer:
-    """As much of one as a library asks for that reads no text."""
+    """The part of a tokenizer that a library needs that reads no text."""
 
     pad_token_id = eos_token_id = 0
 

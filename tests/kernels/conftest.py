@@ -1,4 +1,4 @@
-"""What several tests of kernels want."""
+"""Fixtures of several tests of kernels."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_no_sequence_and_no_tile_is_left_unchecked(operation, seed):
 
 
 def exact(policy: PrecisionPolicy, operation: KernelOperation, shape: ProblemShape, seed: int) -> torch.Tensor:
-    """What the operator's problem of that seed gives, in fp64 but for the last rounding."""
+    """Return the result of the operator's problem of that seed, in fp64 but for the last rounding."""
     batch = attention._batch(policy, shape, attention._spans(shape, shape.get("new", 1)), torch.device("cpu"), seed)
     rows = [expected_attention(batch, sequence, torch.arange(new)) for sequence, (_, new) in enumerate(batch.spans)]
     return torch.cat(rows).half()

@@ -1,4 +1,4 @@
-"""What several capabilities want is compiled once: only where it is known to be the same for each."""
+"""Kernels that several capabilities want are compiled once: only where it is known to be the same for each."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_int8_is_attended_as_it_is_read(native, heads, window, dtype):
 
 @pytest.mark.parametrize("native", KERNELS)
 def test_int8_of_zeros_of_one_value_of_halves_and_of_what_is_not_finite(native):
-    """As the kernels of GPUs round: see test_rotary.py."""
+    """Rounds as the kernels of GPUs do: see test_rotary.py."""
     v = torch.zeros(6, 1, 32)
     v[1, 0, 5] = -3.0
     v[2, 0, :4] = torch.tensor([127.0, 0.5, 1.5, -2.5])

@@ -61,7 +61,7 @@ def test_one_that_gives_up_ends_the_others_at_once() -> None:
 
 
 def test_whoever_is_too_late_does_not_go_on_alone() -> None:
-    """With sums that nobody else has."""
+    """Such a rank would go on with sums that nobody else has."""
     descriptor = open_shared_memory(2)
     first, second = (ShmCollectives(descriptor, rank, 2, timeout_s=0.01) for rank in range(2))
     os.close(descriptor)
@@ -83,7 +83,7 @@ def test_only_what_can_be_summed() -> None:
 
 
 def test_memory_has_no_name() -> None:
-    """What has no name cannot be left behind."""
+    """Memory without a name cannot be left behind."""
     before = set(os.listdir("/dev/shm"))
     descriptor = open_shared_memory(2)
     exchange = ShmCollectives(descriptor, 0, 2)

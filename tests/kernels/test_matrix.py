@@ -1,4 +1,4 @@
-"""What the matrix compiles for each capability: every variant that a model can reach there, seldom ones too."""
+"""Kernels that the matrix compiles for each capability: every variant that a model can reach there, seldom ones too."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def compiled(name: str, version: tuple[int, int]) -> tuple[tuple[ProblemShape, K
 
 
 def values(name: str, policy: PrecisionPolicy, kernel: str) -> dict[str, set[Any]]:
-    """Of each constant and type of that kernel, those that are compiled."""
+    """Return the compiled values of each constant and type of that kernel."""
     found: dict[str, set[Any]] = {}
     for _, launch in compiled(name, policy.capability.version):
         if launch.variant.name == kernel:
@@ -96,7 +96,7 @@ def test_int8_has_every_group_zero_scale_and_bias_and_the_sums_that_go_with_them
 
 
 def made(launch: KernelLaunch) -> tuple[object, ...]:
-    """What sets a kernel apart, but for the types of its arguments."""
+    """Return what sets a kernel apart, but for the types of its arguments."""
     variant, config = launch.variant, launch.variant.config
     return variant.name, tuple(sorted(variant.all_constants.items())), config.num_warps, config.num_stages
 
@@ -176,7 +176,7 @@ def test_attention_of_heads_that_no_table_has_is_compiled_with_the_default(name:
 
 @pytest.mark.parametrize("version", CAPABILITIES, ids="{0[0]}.{0[1]}".format)
 def test_penalties_are_compiled_for_the_history_of_any_length_of_context(version: tuple[int, int]) -> None:
-    """As the models' vocabularies and any number of rows launch them: with int32 as with int16."""
+    """Covers launches of the models' vocabularies and of any number of rows: with int32 as with int16."""
     penalties = [
         launch.variant for _, launch in compiled("sample", version) if launch.variant.name == "sample_penalise"
     ]

@@ -110,7 +110,7 @@ class Waiting(TorchDispatchMode):
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_peers_can_be_captured_once_they_have_run(operation: KernelOperation) -> None:
-    """As far as a machine without a GPU can tell: the host waits for nothing."""
+    """Checks what a machine without a GPU can show: the host waits for nothing."""
     run = 0
     for capability in ((7, 5), (9, 0)):
         policy = policy_of(*capability)

@@ -1,4 +1,4 @@
-"""What a device's memory gives at most, and the kernels that it is measured with."""
+"""The maximum bandwidth of a device's memory, and the kernels that it is measured with."""
 
 from __future__ import annotations
 

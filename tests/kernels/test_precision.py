@@ -71,7 +71,7 @@ class TestEach:
         assert policy.note == ""
 
     def test_prefill_is_where_many_rows_go(self, policy):
-        """What is said of the policy, of the kernels that are launched, and by the roofline is one thing."""
+        """The policy, the kernels that are launched and the roofline agree."""
         assert policy.prefill.through == "cuBLAS"
         assert "written out" in policy.reasons["prefill"] or "cuBLAS" in policy.reasons["prefill"]
         for device in DEVICES:

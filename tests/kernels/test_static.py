@@ -140,7 +140,7 @@ def test_only_what_tables_have_not_is_compiled_and_of_their_kernels(
 
 
 def test_a_sampler_is_chosen_by_itself_and_not_by_the_penalties_before_it() -> None:
-    """With all filters the first launch applies penalties: what its kernel needs says nothing of the sampler's."""
+    """The first launch, with all filters, applies penalties: what its kernel needs says nothing of the sampler's."""
     each, policy = find_operation("sample"), policy_of(6, 1)
     shape = ProblemShape.of(filters="all", r=8, v=152_064)
     config = each.configs(policy, shape)[0]

@@ -368,7 +368,7 @@ def numbers(register: int, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def execute(text: str, first: int, second: int, offset: int, dtype: torch.dtype) -> int:
-    """What a GPU does with the instructions of `text`: $0 is the result, $1 to $3 are given."""
+    """Compute what a GPU does with the instructions of `text`: $0 is the result, $1 to $3 are given."""
     registers = {"$1": first, "$2": second, "$3": offset}
 
     def value(name: str) -> int:

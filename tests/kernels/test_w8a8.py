@@ -88,7 +88,7 @@ def kernels(given: GroupedWeight, num_tokens: int) -> list[tuple[PackedInt8, Con
 )
 @pytest.mark.parametrize("tokens", [3, 9])
 def test_integer_sums_are_exact(tokens: int, columns: int, group: int, zeros: bool) -> None:
-    """With scales of one fp32 holds every sum, the largest of them 127 * 255 * 256."""
+    """The scales are one, so that fp32 holds every sum, the largest of them 127 * 255 * 256."""
     given = weight(30, columns, group, zeros=zeros)
     given = replace(given, scales=torch.ones_like(given.scales, dtype=torch.float32))
     codes = codes_of_x(tokens, columns)
@@ -326,7 +326,7 @@ def test_the_ptx_is_what_the_interpreter_computes() -> None:
 
 @triton.jit
 def _one_product(a, b, c, out):
-    """As the kernels compute it where there is no PTX."""
+    """Compute a product as the kernels do where there is no PTX."""
     at = tl.arange(0, 64)
     sums = dp4a_gemm.products((tl.load(a + at),), (tl.load(b + at),), (tl.load(c + at),), None, 1, 1)
     tl.store(out + at, sums[0])

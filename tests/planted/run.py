@@ -71,7 +71,7 @@ class Fault:
 
 
 def read_faults(path: Path = PATCH) -> list[Fault]:
-    """Those of a patch file, in its order."""
+    """Return the faults of a patch file, in its order."""
     parts = re.split(r"^(?=# fault: )", path.read_text(), flags=re.MULTILINE)
     return [_fault(part) for part in parts if part.startswith("# fault: ")]
 
@@ -97,7 +97,7 @@ class Stage:
 
 
 def run_fault(fault: Fault, stages: Sequence[tuple[str, Sequence[str]]], options: argparse.Namespace) -> dict[str, Any]:
-    """What became of it: the stages that ran, up to the first that did not pass."""
+    """Return the results of a fault: the stages that ran, up to the first that did not pass."""
     ran: list[Stage] = []
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         copy = Path(folder) / "tree"
@@ -137,7 +137,7 @@ def _run_tests(copy: Path, name: str, tests: Sequence[str], options: argparse.Na
 
 
 def _lint(copy: Path, file: str) -> list[str]:
-    """Of ruff and mypy those that complain."""
+    """Return those of ruff and mypy that complain."""
     tools = {"ruff": ["ruff", "check", "--quiet", file], "mypy": ["mypy", "--strict", "-p", "motley"]}
     if not file.endswith(".py"):
         return []

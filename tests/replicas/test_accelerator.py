@@ -1,4 +1,4 @@
-"""What a GPU is asked for, as far as it can be seen without one."""
+"""Requests to a GPU, as far as they can be seen without one."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Crossings:
 
 @pytest.fixture
 def crossings(monkeypatch: pytest.MonkeyPatch) -> Crossings:
-    """What torch is asked for, and does without a GPU."""
+    """Record what torch is asked for, and do without a GPU."""
     found, in_pinned = Crossings(), list[torch.Tensor]()
     empty, copy = torch.empty, torch.Tensor.copy_
 

@@ -81,7 +81,7 @@ def test_modules_are_named_by_whole_parts() -> None:
 
 
 def test_name_and_what_writers_add(tmp_path: Path) -> None:
-    """What transformers writes around the format says nothing of the numbers."""
+    """Keys that transformers writes around the format say nothing of the numbers."""
     packed, dense = build_awq(tmp_path)
     assert inspect_checkpoint(packed).quantization == "awq-int4-g32"
     more = {"version": "GEMM", "backend": "auto", "do_fuse": False, "sym": True, "desc_act": False, "lm_head": False}

@@ -199,7 +199,7 @@ async def preempted(bench: Bench, given: Request) -> Reading:
 
 
 async def parked(bench: Bench, given: Request) -> Reading:
-    """As one that waits for its grammar's word, holding its KV."""
+    """Park the sequence like one that waits for its grammar, holding its KV."""
     task = await running(bench, given)
     with pytest.MonkeyPatch.context() as patch:
         mine = frozenset(bench.ids)

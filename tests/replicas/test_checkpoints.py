@@ -38,7 +38,7 @@ Break = Callable[[Path], Any]
 
 @dataclass(frozen=True)
 class Bad:
-    """What is done to a good checkpoint, and what the error must name."""
+    """A change to a good checkpoint, and what the error must name."""
 
     name: str
     base: str  # dense, sharded or gptq

@@ -121,7 +121,7 @@ class _Heedless(LateDevice):
 
 @pytest.mark.parametrize("device", [_Hasty(early=True), _Heedless()])
 def test_a_device_that_heeds_no_order_says_something_else(checkpoint: Path, device: LateDevice) -> None:
-    """What makes the test before this one worth something."""
+    """Shows that the test before this one can fail."""
     with engine(checkpoint, LateDevice(), weights_cache="off") as whole:
         expected = said(whole)[1]
     with engine(checkpoint, device, **budgets(checkpoint, "host")) as tiered:

@@ -1,4 +1,4 @@
-"""What ends an answer: whatever any of a checkpoint's files calls the end of a sequence."""
+"""Tokens that end an answer: whatever any of a checkpoint's files calls the end of a sequence."""
 
 from __future__ import annotations
 

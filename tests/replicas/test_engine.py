@@ -223,7 +223,7 @@ def test_no_token_but_the_allowed_ones_is_chosen() -> None:
 
 
 def test_a_bad_word_is_never_written_and_its_parts_are() -> None:
-    """Of one letter and of several; what may follow depends on the token that a step before chooses."""
+    """Covers words of one letter and of several; what may follow depends on the token that a step before chooses."""
     prompt = [1, 2, 3]
     text = "".join(chr(ord("a") + token) for token in naive(prompt, 12))
     word, letter = text[2:5], text[8]
@@ -482,7 +482,7 @@ def test_steps_are_launched_ahead_where_tokens_are_plain() -> None:
 
 
 def plans_of_a_pipeline(requests: list[Request], **bounds: Any) -> tuple[list[StepPlan], int]:
-    """What was run, in order, and how many steps were on their way at once at most."""
+    """Return the steps that were run, in order, and the maximum number that were on their way at once."""
     if Runner is not StagedRunner:
         pytest.skip("of a pipeline")
     core = engine(**bounds)

@@ -60,7 +60,7 @@ def test_of_a_mapped_file_everything_is_digested_and_nothing_is_copied(
 
 
 def test_what_is_in_use_at_the_end_is_no_longer_the_files(layers: dict[str, tuple[Path, TensorInfo]]) -> None:
-    """What is cut off would be a signal to whoever looks at it."""
+    """Pages that are cut off would be a signal to whoever reads them."""
     reader = TensorReader(layers, layers, whole=True)
     kept, gone = reader.whole("layers.1.b"), reader.whole("layers.2.b")
     kept[0, 0] = -1.0
@@ -157,7 +157,7 @@ def test_another_name_of_a_file_is_no_change_of_it(layers: dict[str, tuple[Path,
 
 
 def test_tensors_that_lie_at_no_multiple_of_their_type_are_copied(tmp_path: Path) -> None:
-    """As the format allows: a type of one byte before a wider one, after a header of an odd length."""
+    """The format allows it: a type of one byte before a wider one, after a header of an odd length."""
     odd = torch.arange(7, dtype=torch.uint8).view(torch.float8_e4m3fn)
     wide = torch.arange(1 << 20, dtype=torch.float32).to(torch.float16)
     for padding in range(2):

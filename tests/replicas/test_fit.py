@@ -1,4 +1,4 @@
-"""What `fit_model` says before anything is loaded, beside what the loader then keeps."""
+"""Figures that `fit_model` gives before anything is loaded, beside what the loader then holds."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ MODES = (None, "int4", "int8", "both", "dense")
 
 
 def beside(folder: Path, config: EngineConfig) -> tuple[int, int, Decoder]:
-    """What the outline says, what the loaded model keeps, and that model."""
+    """Return what the meta model says, what the loaded model holds, and that model."""
     checkpoint = inspect_checkpoint(folder)
     ops, _ = choose_operators(config, checkpoint.config.dtype)
     told = build_meta_decoder(checkpoint.config, checkpoint.format, checkpoint.tensors, ops)
@@ -272,8 +272,9 @@ def test_activations_are_at_most_what_was_told(tmp_path: Path, family: str, inne
 def test_what_choosing_tokens_takes_on_a_device_is_at_most_what_was_told(
     monkeypatch: pytest.MonkeyPatch, tokens: int, running: int, drafts: int
 ) -> None:
-    """Of a step as it comes, with all that rows may ask for, and a prompt's log-probabilities. Kernels launch nothing,
-    but take what they take."""
+    """The step is as it comes, with all that rows may request, and a prompt's log-probabilities. Kernels launch
+    nothing, but take what they take.
+    """
     monkeypatch.setattr(Variant, "launch", lambda *_: None)
     config = read_config(JsonFields(LLAMA_7B, "config.json"))
     asked = FitWorkload(128, 1, tokens, running, max_drafts=drafts)
@@ -504,7 +505,7 @@ def test_what_swapping_takes_is_what_the_engine_takes(tmp_path: Path, kv_dtype: 
 def test_what_prefixes_take_is_what_the_engine_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: Any
 ) -> None:
-    """Of a CPU's memory, and of a host's, pinned."""
+    """Covers a CPU's memory, and a host's, pinned."""
     for each in (module, prefix_setup):
         monkeypatch.setattr(each, "free_memory", lambda: 2**32)
     checkpoint = inspect_checkpoint(build_gptq(tmp_path, "qwen3", **{**SHAPE, "head_dim": 64}))

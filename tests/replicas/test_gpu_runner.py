@@ -182,7 +182,7 @@ def test_alternatives_of_the_device_are_those_of_the_host(
 def test_where_alternatives_are_told_no_logits_are_copied_and_steps_are_planned_ahead(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What crosses is what is asked for; the host waits once a step, when the next one is on its way."""
+    """Only what is requested crosses; the host waits once a step, when the next one is on its way."""
     core, runner = make("graphs")
     copied: list[torch.Tensor] = []
 

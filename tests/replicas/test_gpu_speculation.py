@@ -185,7 +185,7 @@ def test_nobody_can_tell_in_a_crowd(loaded: LoadedModel, kind: str, early: bool)
 
 @pytest.mark.slow("Six requests of 40 tokens, with eight drafts each and without")
 def test_all_that_may_be_drafted_has_a_place(loaded: LoadedModel) -> None:
-    """As many sequences as run at a time, each with as many drafts as are allowed."""
+    """Sequences run in the largest number allowed, each with as many drafts as are allowed."""
     core = make(loaded, "graphs", 8, blocks=64)
     requests = [request([3, 1, key] * 8, temperature=1e-3) for key in range(RUNNING)]
     seen = []

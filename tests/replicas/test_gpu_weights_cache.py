@@ -118,7 +118,7 @@ def test_a_damaged_entry_is_made_anew(tmp_path: Path, cache: WeightsCache) -> No
 
 
 def test_one_process_of_a_host_has_a_copy_to_keep(cache: WeightsCache) -> None:
-    """Of memory that is another device's: the others would each have one, and there may be many."""
+    """Copies of another device's memory would each process have one, and there may be many."""
     other = WeightsCache(cache.folder)
     assert cache.claim("a kind")
     assert not other.claim("a kind")

@@ -70,7 +70,9 @@ def of_rule(compiler: xgrammar.GrammarCompiler, **schema: object) -> xgrammar.Co
     ],
 )
 def test_a_pattern_is_kept_to(compiler: xgrammar.GrammarCompiler, pattern: str) -> None:
-    """Of the whole text if it has no anchor, else as JSON Schema searches; Python's $ takes a line end before it."""
+    """Matches the whole text if the pattern has no anchor, else as JSON Schema searches; Python's $ takes a line end
+    before it.
+    """
     grammar = of_rule(compiler, pattern=pattern)
     search = re.compile(re.sub(r"(?<![\[^])\$", r"\\Z", pattern))
     found = search.search if re.search(r"(?<!\[)[\^$]", pattern) else search.fullmatch
@@ -162,7 +164,7 @@ def check_any(
 
 
 def test_a_dash_beside_a_class_is_no_range(compiler: xgrammar.GrammarCompiler) -> None:
-    """As ECMAScript has it; Python refuses it."""
+    """ECMAScript reads it so; Python refuses it."""
     for pattern in (r"[\d-.]+", r"[.-\d]+", r"[\d-]+[.]?"):
         grammar = of_rule(compiler, pattern=pattern)
         for text in ("1-", "-1", "1-1."):

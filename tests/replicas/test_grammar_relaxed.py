@@ -1,4 +1,4 @@
-"""Of a schema that cannot be kept to as it is, everything is kept that can be, and what is left out is told."""
+"""A schema that cannot be enforced as it is: everything is enforced that can be, and what is left out is reported."""
 
 from __future__ import annotations
 

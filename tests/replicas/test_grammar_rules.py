@@ -1,4 +1,4 @@
-"""What the grammar library says of its rules is read as far as it is known; anything else is an error, and no text."""
+"""Rules that the grammar library prints are read as far as they are known; anything else is an error, and no text."""
 
 from __future__ import annotations
 

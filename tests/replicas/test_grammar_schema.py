@@ -1,4 +1,4 @@
-"""What a schema's check does is bounded by what the schema holds: counted, not timed."""
+"""Work of a schema's check is bounded by what the schema holds: counted, not timed."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ NO_SCHEMAS |= {"example": INTEGER, "examples": [INTEGER], "discriminator": INTEG
     ],
 )
 def test_a_reference_leads_to_a_schema_that_is_checked(target: str) -> None:
-    """What stands elsewhere is none, or nobody has looked whether it can be kept to."""
+    """A value elsewhere is no schema, or nobody has looked whether it can be enforced."""
     with pytest.raises(InvalidRequest) as caught:
         check_schema({**NO_SCHEMAS, "$defs": {"a": {"$ref": target}}}, FIELD)
     assert caught.value.message == f"{FIELD}: #/$defs/a/$ref: no schema stands at {target!r}"

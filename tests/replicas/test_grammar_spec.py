@@ -1,4 +1,4 @@
-"""What is kept of a grammar: all of what the client sent, or a refusal that says what is too much of it."""
+"""Grammar specifications: all of what the client sent, or a refusal that says what is too much of it."""
 
 from __future__ import annotations
 

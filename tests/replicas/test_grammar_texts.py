@@ -151,7 +151,7 @@ def test_numbers_at_the_edge_of_what_the_library_tells_apart(engine: Engine, sch
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_formats(engine: Engine, name: str) -> None:
-    """What JSON Schema's own checkers hold of the texts; where there is no checker, that they are JSON."""
+    """JSON Schema's own checkers accept the texts; where there is no checker, they are JSON."""
     schema = {"type": "string", "format": name}
     found = texts(engine, GrammarSpec.json_schema(schema), n=16)
     assert found

@@ -1,4 +1,4 @@
-"""What a grammar's own process lets follow, byte by byte."""
+"""Continuations that a grammar's own process allows, byte by byte."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_only_bytes_of_characters_follow(vocabulary: TokenVocabulary, pattern: s
 
 
 def written(value: Any) -> str:
-    """As the library writes what an `enum` holds."""
+    """Return a value of an `enum` as the library writes it."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""What the loader makes of usual checkpoints launches nothing that the matrix has not compiled."""
+"""Models that the loader makes of usual checkpoints launch nothing that the matrix has not compiled."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def described(name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Checkpoint]]:
-    """Of each model as GPTQ in 4 and 8 bits and as AWQ writes it, with scales in fp16."""
+    """Return each model as GPTQ in 4 and 8 bits and as AWQ writes it, with scales in fp16."""
     found: dict[str, list[Checkpoint]] = {}
     for name in FAMILIES:
         for index, kind in enumerate((INT4, AWQ, INT8)):

@@ -1,4 +1,4 @@
-"""What is left for KV, in numbers alone."""
+"""Memory that is left for KV, in numbers alone."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_a_container_has_what_its_group_may_have(tmp_path: Path) -> None:
 
 
 def gpus(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """As if these cards were in the machine."""
+    """Pretend that these cards are in the machine."""
     places = [place for name in names for place in find_table_devices(name)]
     monkeypatch.setattr(memory_check, "local_gpus", lambda config: places)
 
@@ -104,7 +104,7 @@ def test_a_share_of_one_gpu_is_told_of_the_parts(tmp_path: Path, monkeypatch: py
 
 
 def test_gpus_are_asked_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the settings of the engine, and only for a model that is not small."""
+    """The process has the settings of the engine, and is started only for a model that is not small."""
     asked: list[list[str]] = []
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""What piles up for a slow reader, counted in bytes: by log-probabilities it is ten times that of tokens."""
+"""Output that piles up for a slow reader, counted in bytes: with log-probabilities it is ten times that of tokens."""
 
 from __future__ import annotations
 

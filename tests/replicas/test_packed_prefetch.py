@@ -1,4 +1,4 @@
-"""What was kept, digested before torch is there."""
+"""Digests of repacked weights, made before torch is imported."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def test_no_logits_wanted(tmp_path):
 def test_a_folder_whose_config_was_edited_is_read_as_transformers_reads_it(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """As model cards tell readers to do it: transformers reads the folder anew."""
+    """Model cards tell readers to edit it: transformers reads the folder anew."""
     folder = build_checkpoint(tmp_path, "qwen3")
     plain = prompt_logits(folder, PROMPT)
     rewrite_config(folder, lambda config: config | changes)

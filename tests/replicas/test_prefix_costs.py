@@ -1,4 +1,4 @@
-"""What is worth fetching, and what is worth storing."""
+"""Decisions on what is worth fetching, and what is worth storing."""
 
 from __future__ import annotations
 

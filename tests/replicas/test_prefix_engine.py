@@ -67,7 +67,9 @@ def make(
     seed: int = 0,
     wire: str = "float32",
 ) -> EngineCore:
-    """With a store, errands come back in their own time, and copies are made as late or as early as they may."""
+    """Return an engine. With a store, operations come back in their own time, and copies are made as late or as early
+    as they may.
+    """
     ops, config = LateOps(), loaded.config
     kv = ops.allocate_kv(config.num_layers, blocks + 1, *config.kv_shape)
     parts = [part for cache in kv for part in ops.kv_parts(cache)]
@@ -357,7 +359,9 @@ def test_without_the_package_for_it_nothing_is_sealed_and_an_engine_without_a_st
 
 @pytest.mark.parametrize("wire", ["int8", "float16"])
 def test_what_rounding_costs_is_measured_before_it_is_done(wire: str) -> None:
-    """Of int8 more than of fp16, and both are told; bf16's exponent fits no fp16 where a model needs it."""
+    """Rounding to int8 costs more than to fp16, and both are reported; bf16's exponent fits no fp16 where a model needs
+    it.
+    """
     engine = Engine(demo_path(), prefix_cache="memory", prefix_wire=wire, **SETTINGS)
     told = engine.choices["prefix_store"]
     [nats] = re.findall(rf"rounded to {wire}: ([0-9.e+-]+) nats a token", told)

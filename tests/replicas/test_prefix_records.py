@@ -51,7 +51,7 @@ def opened(
 
 @pytest.fixture(params=["in place", "copied"])
 def seal(request: pytest.FixtureRequest) -> RecordSealer:
-    """As with a `cryptography` that decrypts into a buffer, and with an older one."""
+    """Seal with a `cryptography` that decrypts into a buffer, and with an older one."""
     made = RecordSealer(SECRET, SMALL)
     if request.param == "copied":
         made._in_place = False
@@ -228,7 +228,7 @@ def test_payloads_are_alike_whatever_the_layout_on_the_device(
 
 @pytest.mark.parametrize(("wire", "bound"), [("int8", 1 / 254), ("bfloat16", 2**-8), ("float16", 2**-11)])
 def test_rounded_records_are_as_near_as_they_say(wire: str, bound: float) -> None:
-    """Of int8 half a step of a vector's own scale."""
+    """Values in int8 are within half a step of a vector's own scale."""
     ops = CpuOps(torch.float32, "exact", None, None, "tests")
     kv = ops.allocate_kv(2, 2, 2, 32)
     for cache in kv:

@@ -114,7 +114,7 @@ def test_a_prompt_that_values_fill_to_its_end_leaves_its_last_token() -> None:
 
 
 def test_what_is_known_in_part_is_taken_in_part() -> None:
-    """Of the store its leading values, of the device what it has, in whatever order they were lost."""
+    """Takes the store's leading values and the device's own, in whatever order they were lost."""
     store = BadStore(Clock())
     Bench(store).run([request(prompt(1, 100))])
     whole = sorted(store._values)
@@ -166,7 +166,7 @@ def test_copies_that_fail_are_computed_again(caplog: pytest.LogCaptureFixture) -
 
 
 def test_copies_that_fail_as_the_engine_is_lost_end_it() -> None:
-    """Of a divided model some may have copied, and others not: nothing can be computed again."""
+    """Some processes of a divided model may have copied, and others not: nothing can be computed again."""
     store = BadStore(Clock())
     Bench(store).run([request(prompt(1, 100))])
     bench = Bench(store)

@@ -1,4 +1,4 @@
-"""What replicas tell of prefixes: what the store has of a prompt, and which are asked for most."""
+"""Reports of replicas about prefixes: what the store has of a prompt, and which are requested most."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from motley.replicas.types import PromptStoreStatus
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_what_the_store_has_of_a_prompt_is_told_once_it_is_known(runner: type[FakeRunner]) -> None:
-    """With the first message, and with the last if more is known by then: never of the output."""
+    """The first message has it, and the last one if more is known by then: never of the output."""
     store = BadStore(Clock())
     first = Bench(store, runner, value_blocks=2, after=2)
     asked = request(prompt(1, 100), max_tokens=20)

@@ -1,4 +1,4 @@
-"""What is wrong with a store, or none of the reader's business: a miss, by its name."""
+"""Values of a store that are wrong, or none of the reader's business: a miss, by its name."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def leaves(phase: ProfilePhase) -> dict[str, ModuleNode]:
 
 
 def test_bytes_and_flops_of_a_prefill_are_those_of_hand_arithmetic(folder: Path) -> None:
-    """Of 20 tokens, in bf16: two bytes each."""
+    """The prompt has 20 tokens, in bf16: two bytes each."""
     model = loaded(folder)
     phase = profiled(model).phases[0]
     inner = decoder(model).layers[1]
@@ -132,7 +132,7 @@ def test_a_runner_with_graphs_is_measured_as_served_and_looked_into_step_by_step
 
 
 def batch_of(*sequences: tuple[int, int]) -> StepBatch:
-    """Of (tokens seen at the end, new ones)."""
+    """Return a batch of (tokens seen at the end, new ones)."""
     starts = [0]
     for _, new in sequences:
         starts.append(starts[-1] + new)

@@ -1,4 +1,4 @@
-"""What a profile concludes from: clocks that leave the profiler out, facts of kernels, causes in their order."""
+"""Facts that a profile concludes from: clocks that leave the profiler out, facts of kernels, causes in their order."""
 
 from __future__ import annotations
 

@@ -397,7 +397,7 @@ TAGGED = {
 
 @pytest.mark.parametrize("name", TAGGED)
 def test_tags_that_are_not_required_are_written(vocabulary: TokenVocabulary, name: str) -> None:
-    """What has its tag is taken just where the schema takes it, and what has none is not written."""
+    """A value with its tag is taken just where the schema takes it, and one without is not written."""
     schema = TAGGED[name]
     validator = jsonschema.Draft202012Validator(schema)
     spec = GrammarSpec.json_schema(schema)
@@ -469,7 +469,7 @@ TOGETHER: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("schema", TOGETHER)
 def test_keywords_beside_each_other_all_hold(vocabulary: TokenVocabulary, schema: dict[str, Any]) -> None:
-    """What is not refused is kept to, as a validator reads it."""
+    """Keywords that are not refused are enforced as a validator reads them."""
     found = texts(vocabulary, schema, 8)
     assert len(found) > 5
     for text in found:

@@ -1,4 +1,4 @@
-"""What the CPU kernels cost the demo model in quality: the divergence from fp32 on held-out text."""
+"""Quality that the CPU kernels cost the demo model: the divergence from fp32 on held-out text."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def int8_folder(request: pytest.FixtureRequest, plain: Any, tmp_path_factory: py
 
 
 def kernels(engine: Engine) -> str:
-    """Of the layers: which, most chosen first."""
+    """Return the kernels of the layers, most chosen first."""
     whys = next(why for what, why in engine.choices.items() if what.startswith("layer"))
     return " and ".join(why.split(":")[0] for why in whys.split(" | "))
 

@@ -1,4 +1,4 @@
-"""What a profile says of speed: in order with the batch, honest beyond what was measured, and nothing left behind."""
+"""Speeds in a profile: in order with the batch, honest beyond what was measured, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_rates_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Compiled(FakeRunner):
-    """As a GPU's: a step of as many rows as none before takes far longer, once. A prompt's rows cost nothing.
+    """A runner like a GPU's: a step of as many rows as none before takes far longer, once. A prompt's rows cost
+    nothing.
 
     By a clock of its own.
     """

@@ -72,7 +72,7 @@ def test_rows_are_read_and_nothing_else(
 def test_of_rows_the_pieces_that_lie_in_them_are_digested(
     piece_bytes: int, found: dict[str, tuple[Path, TensorInfo]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of the whole tensor are, and those alone that are asked for."""
+    """Digests equal those of the whole tensor, and only those that are requested are made."""
     monkeypatch.setattr(weight_digests, "PIECE_BYTES", piece_bytes)
     names = sorted(found)
     every = dict(zip(tensor_pieces(found, names), digest_pieces(found, names), strict=True))

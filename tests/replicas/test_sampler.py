@@ -93,7 +93,7 @@ def test_a_nucleus_wider_than_the_candidates_is_found() -> None:
     seed=st.integers(0, 2**32),
 )
 def test_buckets_find_the_nucleus_that_sorting_finds(levels: list[int], top_p: float, seed: int) -> None:
-    """With many ties: only four different weights, whole numbers, so that sums are exact in any order."""
+    """There are many ties: only four different weights, whole numbers, so that sums are exact in any order."""
     generator = torch.Generator().manual_seed(seed)
     weights = torch.tensor(levels, dtype=torch.float32)[torch.randint(0, 4, (200,), generator=generator)]
     target = top_p * float(weights.double().sum())

@@ -229,7 +229,7 @@ def test_nobody_goes_where_that_would_not_make_room_enough() -> None:
 
 
 def test_nobody_goes_for_blocks_that_others_hold_too() -> None:
-    """Of the four that two share with one of a higher priority none would become free."""
+    """None of the four blocks that two share with one of a higher priority would become free."""
     under_test = scheduler(running=4, budget=256)
     under_test.add(urgent := make(0, [7] * 64 + [0] * 4, 20, priority=5))
     step(under_test)

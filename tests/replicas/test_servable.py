@@ -1,4 +1,4 @@
-"""What can be told of a checkpoint before a service starts, and how far it is loaded afterwards."""
+"""Checks of a checkpoint before a service starts, and how far it is loaded afterwards."""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ class Bench:
 
 @pytest.fixture(params=[FakeRunner, AheadRunner])
 async def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
-    """Of the other kind of runner, a step is on its way when the engine hears that a reader is behind."""
+    """Return a bench. With the other kind of runner, a step is on its way when the engine hears that a reader is
+    behind.
+    """
     runner = request.param(BLOCKS, VOCAB)
     compute = runner._run_item
 
@@ -100,7 +102,7 @@ async def held(bench: Bench, given: Request) -> AsyncGenerator[StreamMessage, No
 
 
 def expire(bench: Bench) -> None:
-    """What is at the engine has had its time: by a clock, a busy machine might have been too late to tell."""
+    """Let the deadlines at the engine pass: by a clock, a busy machine might have been too late to tell."""
     for sequence in bench.scheduler.sequences:
         assert sequence.deadline is not None
         sequence.deadline = 0.0

@@ -206,7 +206,7 @@ def test_others_are_not_made_to_wait_for_drafts() -> None:
 
 
 def test_drafts_leave_others_their_blocks() -> None:
-    """Of three blocks one is left: the second sequence needs it for its next token, the first would draft into it."""
+    """One of three blocks is left: the second sequence needs it for its next token, the first would draft into it."""
     core = engine(12, blocks=3, budget=64, runner=Counting)
     core.add(0, request([0, 1, 2, 3] * 3 + [0, 1], max_tokens=20))
     core.add(1, request([9] * 12 + [0, 1, 2, 3], max_tokens=20))
@@ -349,7 +349,7 @@ PROMPTS = [
     "sampling", [{}, {"temperature": 0.7, "seed": 3}, {"repetition_penalty": 1.2}, {"stop": ("the",)}]
 )
 def test_the_demo_model_says_the_same(sampling: dict[str, Any]) -> None:
-    """With numerics exact, token for token, in one batch and each alone."""
+    """Numerics are exact, so that the texts agree token for token, in one batch and each alone."""
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": 96, "logprobs": 1, **sampling})
     plain = Engine(demo_path(), numerics="exact", threads=1, max_model_len=512)
     quick = Engine(demo_path(), numerics="exact", threads=1, max_model_len=512, speculate_ngram=6)

@@ -1,4 +1,4 @@
-"""What a start asks the disk for before it imports torch."""
+"""Reads that a start requests of the disk before it imports torch."""
 
 from __future__ import annotations
 

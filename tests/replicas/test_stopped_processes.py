@@ -170,7 +170,7 @@ def stopped_children(monkeypatch: pytest.MonkeyPatch, count: int) -> list[Watche
 
 
 def test_a_second_loss_is_no_fault_of_the_clients(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a request that comes, and of a stream which then ends; nothing is held against the grammar."""
+    """Covers a request that comes, and a stream which then ends; nothing is held against the grammar."""
     spec, streamed = GrammarSpec.regex("twice"), GrammarSpec.regex("[a-z]{80}")
     stream = engine.stream("x", SamplingParams(seed=1, max_tokens=100, grammar=streamed))
     next(stream)

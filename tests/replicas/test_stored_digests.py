@@ -1,4 +1,4 @@
-"""What digests in stores and caches are made of: class and field names count, so that they may not change unnoticed.
+"""Inputs of the digests in stores and caches: class and field names count, so that they may not change unnoticed.
 
 A model's fingerprint and the identity of its KV are written into Redis, into kept weights and into what fleets compare.
 A new value here means that everything stored by an older version is not found any more: that has to be said in the

@@ -1,4 +1,6 @@
-"""What a replica sends by a trunk: every message once, in order, and said by the request's own stream."""
+"""Messages that a replica sends by a multiplexed stream: each once, in order, and the first by the request's own
+stream.
+"""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_nobody_can_tell(
 
 @pytest.mark.parametrize("kind", ["late", "early"])
 def test_whoever_goes_leaves_no_copy_behind_in_blocks_of_others(loaded: LoadedModel, alone: Any, kind: str) -> None:
-    """As soon as its KV is on its way back it is cancelled: its blocks are others' before the copy is made."""
+    """The request is cancelled as soon as its KV is on its way back: its blocks are others' before the copy is made."""
     core = make(loaded, kind, blocks=8, kept=40, reuse=False)
     gone: set[int] = set()
 

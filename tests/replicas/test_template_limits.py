@@ -1,4 +1,4 @@
-"""What a hostile chat template may not do: take memory or time before anyone notices."""
+"""Limits of a hostile chat template: it takes neither memory nor time before anyone notices."""
 
 from __future__ import annotations
 

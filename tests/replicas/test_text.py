@@ -45,7 +45,7 @@ def _oracle(texts: list[str], stops: list[str], min_tokens: int) -> tuple[str, s
 
 
 def _texts(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """What each token completes."""
+    """Return the texts that each token completes."""
     stream = tokenizer.detokenizer()
     return [stream.push([i]) for i in ids]
 

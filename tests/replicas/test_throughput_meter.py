@@ -1,4 +1,4 @@
-"""What a replica tells of its work, by a clock that is set by hand."""
+"""Throughput that a replica reports, by a clock that is set by hand."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ SPECIAL = "<|im_end|>"
 
 
 def special_ids(tokenizer: Tokenizer, way: str, times: int, max_tokens: int | None) -> list[int]:
-    """Of so many times the text of a special token, which stays text."""
+    """Return the ids of a special token's text, which stays text, so many times."""
     if way == "chat":
         return tokenizer.chat([{"role": "user", "content": SPECIAL * times}], max_tokens=max_tokens)
     return tokenizer.encode(SPECIAL * times, parse_special=False, max_tokens=max_tokens, param="input")

@@ -1,4 +1,4 @@
-"""What a tokenizer.json may not do: take time or memory without end, or end in anything but a named error."""
+"""Limits of a hostile tokenizer.json: it takes neither time nor memory without end, and ends only in a named error."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_what_takes_too_much_to_load_names_the_component_in_doubt(tmp_path: Path
 
 
 def test_an_error_of_the_library_is_the_texts(tmp_path: Path) -> None:
-    """Of a tokenizer that is used where it is, too: this one knows only the short text that it is tried with."""
+    """Holds for a tokenizer that is used where it is, too: this one knows only the short text that it is tried with."""
     words = {"type": "WordLevel", "unk_token": "?", "vocab": {"A probe: 1 é 中 😀": 0}}
     loaded = load(tmp_path, file(model=words))
     with pytest.raises(InvalidRequest, match="cannot read it") as caught:
@@ -273,7 +273,7 @@ def test_a_long_run_of_white_space_is_refused_alone(spaced: Tokenizer) -> None:
 
 
 class HeldAside(TokenizerProcess):
-    """What is read waits until it is let go; in which order is kept."""
+    """A child whose requests wait until they are let go; their order is kept."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -152,7 +152,7 @@ ALTERNATING = """
 
 @pytest.mark.parametrize(("template", "shown"), [(TEMPLATES["llama31"], True), (ALTERNATING, False)])
 def test_text_beside_a_call_is_a_message_of_its_own_or_left_out(template: str, shown: bool, tmp_path: Path) -> None:
-    """As models write them, and clients send them back."""
+    """Models write them so, and clients send them back."""
     write_tool_tokenizer(tmp_path, "qwen3")
     (tmp_path / "chat_template.jinja").write_text(template)
     tokenizer = Tokenizer.load(tmp_path)

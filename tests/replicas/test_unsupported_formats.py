@@ -64,7 +64,7 @@ def beside(name: str, content: Any) -> Change:
 
 
 def pointer(name: str) -> Change:
-    """What Git leaves in place of a large file where Git LFS is not set up."""
+    """Return the text that Git leaves in place of a large file where Git LFS is not set up."""
 
     def make(folder: Path) -> None:
         if name.endswith("index.json"):

@@ -76,7 +76,7 @@ def every(made: Engine, each: Callable[[], None] = lambda: None) -> list[Any]:
 
 
 def whole(folder: Path) -> tuple[list[Any], str]:
-    """What an engine with all of it on the device says."""
+    """Return the output of an engine with all of it on the device."""
     with engine(folder, LateDevice(), weights_cache="off") as made:
         return every(made), made._built.profile.fingerprint
 
@@ -85,7 +85,7 @@ Wanted = Callable[[str], bool]
 
 
 def new_file(folders: tuple[Path, Path], name: str, wanted: Wanted, base: Path) -> tuple[WeightFile, Path]:
-    """Of the second's tensors, and what the first would be with them."""
+    """Write a file of the second's tensors, and the checkpoint that the first would be with them."""
     new = of_another(*folders, wanted)
     path = written(base / f"{name}.safetensors", new)
     return WeightFile(path), changed(folders[0], new, base / name / "model")
@@ -196,7 +196,7 @@ def test_a_head_that_is_the_embedding_stays_it(tmp_path: Path) -> None:
 def test_layers_stay_pinned_as_far_as_the_budget_goes(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With ample memory what has not changed is shared; without, all is pinned anew rather than what slabs held before
+    """Unchanged layers are shared with ample memory; without, all is pinned anew rather than what slabs held before
     kept beside it. Either way no more than the budget is pinned of the weights that are left.
     """
     monkeypatch.setattr(pinned_memory, "SLAB_BYTES", 1 << 16)
@@ -321,7 +321,7 @@ SHAPE = {
 
 @pytest.mark.thorough
 def test_int4_layers_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Triton's kernels, over the buffers of either version: logits are those of the changed checkpoint."""
+    """Triton's kernels compute over the buffers of either version: logits are those of the changed checkpoint."""
     monkeypatch.setattr(device_speed, "_ROUNDS", 2)
     (tmp_path / "cache").mkdir(mode=0o700)
     one, two = (build_gptq(tmp_path / part, "qwen2", seed=seed, **SHAPE) for seed, part in enumerate(("one", "two")))

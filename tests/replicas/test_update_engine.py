@@ -114,7 +114,7 @@ async def worker(folders: tuple[Path, Path]) -> AsyncIterator[Worker]:
 
 @pytest.fixture
 async def fresh(folders: tuple[Path, Path]) -> AsyncIterator[Worker]:
-    """Of the changed checkpoint."""
+    """Return the output of an engine of the changed checkpoint."""
     worker = await started(folders[1])
     yield worker
     await worker.close()
@@ -278,7 +278,7 @@ async def test_a_preempted_request_ends_on_what_it_began_with(
 
 
 def test_what_has_not_begun_begins_with_the_new(folders: tuple[Path, Path], file: WeightFile) -> None:
-    """Of two requests, one has been computed in part when the weights change."""
+    """One of two requests has been computed in part when the weights change."""
     built, fresh = build_engine(folders[0], config(max_running=1)), build_engine(folders[1], config(max_running=1))
 
     def run(engine: Any, until: int = 10_000) -> dict[int, list[int]]:

@@ -89,7 +89,7 @@ def captured(runner: GpuRunner) -> tuple[GraphKey, ...]:
 
 @pytest.fixture(scope="module")
 def expected(folders: tuple[Path, Path]) -> tuple[list[Any], list[Any]]:
-    """What each checkpoint says by itself."""
+    """Return the output of each checkpoint by itself."""
     old, new = ([said(each) for each in drive(engine(folder)[0].core, ASKED, apart=APART)] for folder in folders)
     assert all(one != other for one, other in zip(old, new, strict=True))
     return old, new
@@ -275,8 +275,8 @@ class Peak(TorchDispatchMode):
 def test_what_is_reckoned_is_no_less_than_what_is_taken(
     make: Callable[[Path], Path], capability: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a GPU's operators, while all is read and repacked; without what is allowed for gaps, and not four times as
-    much.
+    """Measures a GPU's operators while all is read and repacked; without what is allowed for gaps, and not four times
+    as much.
     """
     monkeypatch.setattr(device_update, "_GAPS_BYTES", 0)
     monkeypatch.setattr(device_update, "_GAPS_SHARE", 1 << 60)

@@ -68,7 +68,7 @@ def test_the_last_alone_is_held_to_its_contents_if_any_is_missing() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.sets(st.sampled_from("abc"), min_size=1), st.booleans()), max_size=12))
 def test_they_give_what_all_of_them_give(steps: list[tuple[set[str], bool]]) -> None:
-    """Of each tensor the history since its last whole value; and none is kept that changes nothing."""
+    """Each tensor has its history since its last whole value; and none is kept that changes nothing."""
     files = [
         WeightFile(Path(f"{number}{''.join(sorted(names))}"), delta) for number, (names, delta) in enumerate(steps)
     ]

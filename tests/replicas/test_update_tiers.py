@@ -68,7 +68,7 @@ def whole(folder: Path) -> LoadedModel:
 
 
 def tiered(folder: Path, tmp_path: Path, on_disk: int) -> LoadedModel:
-    """With so many of its layers on disk."""
+    """Return an engine with so many of its layers on disk."""
     found = load_model(folder, exact_ops(), cache=cache_in(tmp_path), weights_memory=10**9)
     sizes = tier_of(found).plan.sizes
     tier_of(found).close()

@@ -1,4 +1,4 @@
-"""What weights are, told from their bytes: by whoever divides them, and however they lie in files."""
+"""Digests of weights, made from their bytes: by whoever divides them, and however they lie in files."""
 
 from __future__ import annotations
 

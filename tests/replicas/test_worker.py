@@ -202,7 +202,7 @@ async def slow(worker: Worker) -> None:
 async def test_a_step_that_hangs_is_seen_and_ends_its_streams(
     worker: Worker, runner: GatedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the word by which the router takes them to another replica."""
+    """The error has the code by which the router moves them to another replica."""
     monkeypatch.setattr(engine_of(worker), "watchdog_s", 0.05)
     await worker.check_health()
     runner.gate.clear()
@@ -246,7 +246,7 @@ async def test_a_step_far_longer_than_others_is_told_of_before_the_watchdog_acts
 
 
 class CapturingRunner(GatedRunner):
-    """Of whose steps all is a capture, by a clock that runs faster: no delay between two looks counts."""
+    """A runner that only captures, by a clock that runs faster: no delay between two looks counts."""
 
     def capture_s(self) -> float:
         return 2 * time.monotonic()
@@ -343,7 +343,9 @@ async def test_an_idle_engine_that_takes_no_step_is_unhealthy(
 
 
 async def test_a_probe_that_finds_the_engine_busy_and_then_idle_is_not_lost(worker: Worker) -> None:
-    """What it came upon is cancelled in the same breath: nothing steps any more, and whoever asks shall be told."""
+    """The request that it came upon is cancelled in the same breath: nothing steps any more, and whoever asks shall be
+    told.
+    """
     assert worker._engine is not None
     thread = worker._make_thread(worker._engine)
     core = worker._engine.core

@@ -1,4 +1,6 @@
-"""What libraries write around the tensors of a quantized checkpoint: taken where it says nothing of the values."""
+"""Texts that libraries write around the tensors of a quantized checkpoint: accepted where they say nothing of the
+values.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def test_bookkeeping_of_known_writers_is_taken(key: str, caplog: pytest.LogCaptu
 
 
 def written_by_transformers() -> dict[str, Any]:
-    """What its configs write into config.json, with all their defaults."""
+    """Return what its configs write into config.json, with all their defaults."""
     from transformers.utils import quantization_config as its
 
     return {

@@ -40,7 +40,7 @@ def _all_leaves(annotations: Iterable[Any]) -> Iterator[Any]:
 
 @cache
 def names(module: str) -> dict[str, Any]:
-    """What a module's names stand for, those too that it imports for type checkers alone."""
+    """Return what a module's names stand for, those too that it imports for type checkers alone."""
     found = importlib.import_module(module)
     package = module if hasattr(found, "__path__") else module.rpartition(".")[0]
     known: dict[str, Any] = {}
@@ -93,7 +93,7 @@ class Followed:
                     yield found
 
     def _scope(self) -> dict[str, Any]:
-        """What the local names are: classes, and functions as `Followed`."""
+        """Return what the local names are: classes, and functions as `Followed`."""
         scope: dict[str, Any] = {name: _one_class(each) for name, each in self.annotations.items() if name != "return"}
         if self.owner is not None:
             scope["self"] = self.owner
@@ -156,7 +156,7 @@ def attribute(owner: type, name: str) -> Any:
 
 
 def _replica_method(value: ast.expr) -> Followed | None:
-    """What `pools.method("name")` is at the other end of Serve."""
+    """Return what `pools.method("name")` is at the other end of Serve."""
     from motley.replicas.replica import Replica
 
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "method":

@@ -98,7 +98,7 @@ GIVEN = given_fields()
 
 
 def refusal_of(action: Callable[[], Any]) -> tuple[Any, InvalidRequest | None]:
-    """What it returns, or how it refuses; any other exception fails the test."""
+    """Return what the call returns, or how it refuses; any other exception fails the test."""
     try:
         return action(), None
     except InvalidRequest as refusal:

@@ -21,7 +21,7 @@ from motley.cluster.service.deployment.ingress_config import IngressConfig
 
 @contextmanager
 def asgi_session(folder: Path, worker: Any, entrance: IngressConfig | None = None) -> Iterator[requests.Session]:
-    """Of an ingress on a loop of its own; nothing is left running in the worker then."""
+    """Yield a session of an ingress on a loop of its own; nothing is left running in the worker then."""
     with asyncio.Runner() as runner, requests.Session() as session:
         loop = runner.get_loop()
         app = runner.run(make_ingress(folder, worker, entrance=entrance)).__serve_build_asgi_app__()

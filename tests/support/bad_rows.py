@@ -268,7 +268,7 @@ FIELDS = [
 
 
 def schema(given: Any) -> Row:
-    """What it says is no schema, or asks for what none can be kept to."""
+    """Return a row whose text is no schema, or a schema that cannot be enforced."""
     text = json.dumps(given)
     but = on(NO_SAMPLING, NOT_SAMPLED) | on(EMBEDDINGS, OK)
     question = Question(sampling={"json_schema": text})
@@ -293,7 +293,7 @@ ROWS = [*SAMPLING, *PROMPTS, *FIELDS, *SCHEMAS]
 
 @dataclass(frozen=True)
 class Wire:
-    """What is below the words: bytes, sizes, forms. `http` and `grpc` send it; a text says why they do not."""
+    """A request below the words: bytes, sizes, forms. `http` and `grpc` send it; a text says why they do not."""
 
     what: str
     http: Callable[[Http], Outcome] | str

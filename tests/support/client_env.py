@@ -46,7 +46,8 @@ def node_folder() -> Path:
 
 
 def run_task(name: str, script: Path, *arguments: str, timeout_s: float = 300.0) -> str:
-    """What the script prints, run as a file by that environment's interpreter: some clients read their caller's source.
+    """Return what the script prints, run as a file by that environment's interpreter: some clients read their caller's
+    source.
 
     A script whose name ends in .mjs is run by node.
     """
@@ -62,7 +63,7 @@ def run_task(name: str, script: Path, *arguments: str, timeout_s: float = 300.0)
 
 
 def run_client(name: str, code: str, *arguments: str, timeout_s: float = 120.0) -> str:
-    """What `code` prints, run by that environment's interpreter with nothing of ours on its path.
+    """Return what `code` prints, run by that environment's interpreter with nothing of ours on its path.
 
     It may take `timeout_s`; then it ends and says where it waited.
     """

@@ -1,4 +1,4 @@
-"""What pip and npm install for each environment of third-party clients, and which tasks run in which.
+"""Packages that pip and npm install for each environment of third-party clients, and which tasks run in which.
 
 Ranges: what was tried here, up to the next release that may break. Clients that get along share an environment.
 """

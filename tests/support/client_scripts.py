@@ -1,4 +1,4 @@
-"""What the model of the clients' tests says, by name: see script_checkpoint. One turn, or one for each answer."""
+"""Texts that the model of the clients' tests says, by name: see script_checkpoint. One turn, or one for each answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each test costs, as the marks `unit`, `process`, `ray` and `triton`, from tests/durations.json.
+"""Costs of each test, as the marks `unit`, `process`, `ray` and `triton`, from tests/durations.json.
 
 `make durations` runs the tests with `--costs FILE` and makes that file of what they noted: for each test that takes
 0.05 s of processor time or more, or is more than a unit test, the seconds of its slowest case, what it was seen to do,
@@ -75,7 +75,7 @@ test_id.__test__ = False  # type: ignore[attr-defined]
 
 
 def read(path: Path = FILE) -> Costs:
-    """What a file holds; nothing where there is none."""
+    """Return what a file holds; nothing where there is none."""
     return {name: Cost(*line) for name, line in json.loads(path.read_text()).items()} if path.exists() else {}
 
 

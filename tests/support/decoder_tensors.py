@@ -1,4 +1,4 @@
-"""What a decoder really keeps, found by looking at all of its tensors."""
+"""Memory that a decoder really holds, found by looking at all of its tensors."""
 
 from __future__ import annotations
 

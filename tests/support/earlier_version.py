@@ -1,4 +1,5 @@
-"""What services of today's version leave behind, for later versions to read: `python tests/support/earlier_version.py`.
+"""Files that services of today's version leave behind, for later versions to read: `python
+tests/support/earlier_version.py`.
 
 Writes tests/kept. It is run for a release or before names change, never to make a failing test pass.
 """
@@ -91,7 +92,7 @@ def payload(geometry: Geometry, head: int) -> bytes:
 
 
 def digests() -> dict[str, list[str]]:
-    """Of each geometry what names it in a store: the identity of records, and a key of a value."""
+    """Return what names each geometry in a store: the identity of records, and a key of a value."""
     found = {}
     for name, geometry in GEOMETRIES.items():
         whose = kv_identity("a model's digest", geometry, "float16", "fp16")

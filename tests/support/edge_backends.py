@@ -50,7 +50,7 @@ def configured(folder: Path, edge: HAProxyEdge, http_port: int, grpc_port: int, 
 
 
 def backends_of(http_port: int, grpc_port: int) -> dict[str, Any]:
-    """As Serve tells HAProxy of one ingress replica."""
+    """Return the backends of one ingress replica as Serve gives them to HAProxy."""
     from ray.serve._private.common import RequestProtocol
     from ray.serve._private.haproxy import BackendConfig, ServerConfig
 

@@ -21,7 +21,9 @@ def http_head(first: str, fields: str) -> bytes:
 
 
 def flood(connection: socket.socket, begin: bytes, part: bytes) -> tuple[bytes, int]:
-    """What is answered to `begin` and then `part` without end, and how much of that was taken until it was closed."""
+    """Return what is answered to `begin` and then `part` without end, and how much of that was taken until it was
+    closed.
+    """
     received, taken, pending = b"", 0, begin
     connection.setblocking(False)
     deadline = time.monotonic() + WAIT_S
@@ -43,7 +45,7 @@ def flood(connection: socket.socket, begin: bytes, part: bytes) -> tuple[bytes, 
 
 
 def drip(connection: socket.socket, begin: bytes, part: bytes = b" ") -> bytes:
-    """What is answered to `begin`, and then `part` again and again, until the connection is closed."""
+    """Return what is answered to `begin`, and then `part` again and again, until the connection is closed."""
     received = b""
     deadline = time.monotonic() + WAIT_S
     connection.sendall(begin)

@@ -1,4 +1,4 @@
-"""What an engine needs beside a runner, made small: a tokenizer and a clock."""
+"""Parts that an engine needs beside a runner, made small: a tokenizer and a clock."""
 
 from __future__ import annotations
 

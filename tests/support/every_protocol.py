@@ -58,7 +58,7 @@ class Unsayable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, in no protocol's words.
+    """A request, in no protocol's words.
 
     prompt    text, ids, ABSENT, or bytes: a text that is not UTF-8
     messages  of a chat, in place of the prompt
@@ -83,7 +83,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it, in no protocol's words.
+    """The result of a request, in no protocol's words.
 
     kind   ok, invalid, not found, method, media, exhausted, deadline; of a protocol whose errors are texts: refused
     param  the field at fault by the question's name, `?name` where the protocol calls nothing so
@@ -198,7 +198,7 @@ _SCHEMA = {"structured_outputs.json": "json_schema"}
 
 
 def _openai(sampling: Fields) -> dict[str, Any]:
-    """With a schema in vLLM's words."""
+    """Return the fields of OpenAI's request, with a schema in vLLM's words."""
     given = dict(sampling)
     return given | ({"structured_outputs": {"json": given.pop("json_schema")}} if "json_schema" in given else {})
 
@@ -412,7 +412,7 @@ class MotleyChat(MotleyComplete):
         return "prompt" if name.startswith("messages[") else super().param(name)
 
     def of_message(self, message: str) -> str:
-        """What is wrong with messages is told without a colon."""
+        """Return what is wrong with messages, which is told without a colon."""
         return "prompt" if message.startswith("messages") else super().of_message(message)
 
 

@@ -28,7 +28,7 @@ PROFILE = ReplicaProfile("", MODEL, "cpu", "P40, simulated", "6.1", "exact", "f"
 
 
 class FakeFleet:
-    """As control.fleet.Fleet has it. `turn` lets Serve do what it would do meanwhile.
+    """A fleet like that of Serve. `turn` lets Serve do what it would do meanwhile.
 
     room      replicas that find a place
     calls     what was asked of it, in order
@@ -158,7 +158,7 @@ class FakeFleet:
         return Path(path)
 
     async def update_weights(self, pool: str, file: WeightFile, version: int) -> tuple[WeightStatus, ...]:
-        """Of a file with "bad" in its name nothing is taken; replicas in `stubborn` take nothing at all."""
+        """Take no file with "bad" in its name; replicas in `stubborn` take nothing at all."""
         self.calls.append(("update", pool, str(file.path), file.delta, version))
         self.asked.set()
         await self.go_on.wait()
@@ -251,7 +251,7 @@ class Bench:
         self.plane = FleetReconciler(self.fleet, self.store, self.store.kept(), self.clock, self.monotonic)
 
     def monotonic(self) -> float:
-        """As the clock goes where nobody sets it."""
+        """Return the time of the clock where nobody sets it."""
         return self.clock.now - self.clock.set_by
 
     async def steps(self, number: int = 8) -> None:

@@ -66,7 +66,7 @@ def where(count: int) -> dict[str, str | None]:
 
 
 async def why(pool: str, replicas: int) -> list[str]:
-    """What the control plane tells of a pool that is to have more replicas than find a place."""
+    """Return the control plane's reasons for a pool that is to have more replicas than find a place."""
     plane = FleetReconciler(ServeBackend(APPLICATION, lambda models: None), Forgetful(), ControlState())
     await plane.step()
     await plane.scale(pool, replicas, by="test", reason="why")

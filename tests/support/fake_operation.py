@@ -83,7 +83,7 @@ class FakeOperation:
 
 @contextmanager
 def fake_clock() -> Iterator[Callable[[], float]]:
-    """What is timed takes as long as the configs say."""
+    """Make timed calls take as long as the configs say."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: SECONDS[0]))
         yield lambda: SECONDS[0]

@@ -102,7 +102,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Fault:
-    """What becomes of one stream after so many messages; a failed step comes before any."""
+    """A fault of one stream after so many messages; a failed step comes before any."""
 
     def __init__(self, after: int, kind: str = "died") -> None:
         self.after, self.kind = after, kind

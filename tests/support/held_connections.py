@@ -24,7 +24,7 @@ PATIENCE_S = 400.0
 
 @dataclass(frozen=True)
 class Closed:
-    """What was received, and the seconds from the connection to the answer and to its close."""
+    """The bytes received, and the seconds from the connection to the answer and to its close."""
 
     received: bytes
     answered_s: float
@@ -70,7 +70,7 @@ def held_call(port: int, fields: list[tuple[str, str]], data: bytes, part: bytes
 
 
 def half_closed(port: int, method: str, fields: list[tuple[str, str]] | None = None) -> str:
-    """What a call ends with whose client has closed its side and sent no message."""
+    """Return what ends a call whose client has closed its side and sent no message."""
     client = Http2(port)
     number, opening = client.head(port, method, fields or [])
     client.connection.sendall(opening + frame(DATA, END_STREAM, number))

@@ -110,7 +110,7 @@ class LateDevice:
 
     @property
     def graphs(self) -> list[_Recorder]:
-        """What was captured and has not been freed."""
+        """Return the graphs that were captured and have not been freed."""
         return [graph for graph in self._graphs if graph.calls]
 
     def free_graphs(self) -> None:
@@ -176,7 +176,7 @@ class _CopyMark:
 
 
 class _Aside:
-    """What was made comes into its memory when somebody waits for it."""
+    """Tensors whose values come into their memory when somebody waits for them."""
 
     def __init__(self, memory: list[torch.Tensor]) -> None:
         self._late = [(each, each.clone()) for each in memory]
@@ -213,7 +213,7 @@ class _Made(TorchDispatchMode):
         return out
 
     def left(self) -> list[torch.Tensor]:
-        """As bytes. An address may be somebody else's by now."""
+        """Return the memory as bytes. An address may be somebody else's by now."""
         found = [torch.UntypedStorage._new_with_weak_ptr(each.cdata) for each in self._made.values()]
         return [torch.empty(0, dtype=torch.uint8).set_(each) for each in found if each is not None and each.nbytes()]
 
@@ -252,7 +252,7 @@ class _Recorder(TorchDispatchMode):
 def _attention(
     q: torch.Tensor, cache: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor, scale: float, window: int
 ) -> torch.Tensor:
-    """As a kernel: lengths are read from memory when it runs."""
+    """Compute like a kernel: lengths are read from memory when it runs."""
     count = len(lengths)
     empty = lengths[:0].long()
     batch = StepBatch(

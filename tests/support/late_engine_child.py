@@ -15,7 +15,7 @@ __all__ = ["late_streams"]
 
 
 class RiggedOps(LateOps):
-    """With the figures of a GPU, of which a roofline is reckoned."""
+    """Operators with the figures of a GPU, of which a roofline is computed."""
 
     rig: DeviceContext = interpreter_context((9, 0))
 

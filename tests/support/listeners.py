@@ -27,7 +27,7 @@ class Listener:
 
 
 def listeners(pids: list[int]) -> list[Listener]:
-    """Of these processes, each port once for each address."""
+    """Return the listeners of these processes, each port once for each address."""
     owners = {}
     for pid in pids:
         with suppress(OSError):  # it ended meanwhile

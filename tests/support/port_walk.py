@@ -102,7 +102,7 @@ async def speaks_http2(way: Way) -> bool:
 
 
 async def exchange(way: Way, data: bytes, most: int = MOST_BYTES) -> bytes:
-    """What comes back, up to `most` bytes; nothing if the other side refuses or breaks off."""
+    """Return what comes back, up to `most` bytes; nothing if the other side refuses or breaks off."""
     received = b""
     with suppress(OSError, ssl.SSLError):
         reader, writer = await asyncio.open_connection(way.host, way.listener.port, ssl=way.tls and way.tls[0])

@@ -108,12 +108,12 @@ def cached(messages: list[StreamMessage]) -> int | None:
 
 
 def told(messages: list[StreamMessage]) -> list[tuple[int, int | None] | None]:
-    """Of the prompt in the store, by the first message and by the last."""
+    """Return what the first message and the last say of the prompt in the store."""
     assert not any(message.stored for message in messages[1:-1])
     every = [messages[0].stored, messages[-1].stored]
     return [None if stored is None else (stored.tokens, stored.absent) for stored in every]
 
 
 def prompt(family: int, length: int) -> list[int]:
-    """Those of one family begin alike."""
+    """Return a prompt; those of one family begin alike."""
     return [(family * 5 + i // 3) % 25 for i in range(length)]

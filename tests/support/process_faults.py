@@ -1,4 +1,4 @@
-"""What becomes of a service whose processes are killed or stopped, one by one, under streams of three kinds of clients.
+"""Faults of a service whose processes are killed or stopped, one by one, under streams of three kinds of clients.
 
     python tests/support/process_faults.py --out faults.jsonl                every process, killed and stopped
     python tests/support/process_faults.py --only raylet:kill haproxy:stop   some of them
@@ -130,7 +130,7 @@ HOW = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 @dataclass
 class Stream:
-    """What one client heard. ended: well; why: else, in its words."""
+    """The output that one client received. ended: well; why: else, in its words."""
 
     tokens: int = 0
     ended: bool = False
@@ -305,7 +305,7 @@ CLIENTS: dict[str, Callable[[Reached, int, Stream], None]] = {
 
 
 def tokens_per_s(reached: Reached) -> float:
-    """Of one stream, beside as many as there will be, when nothing else is asked."""
+    """Return the speed of one stream, beside as many as there will be, when nothing else is requested."""
     with ThreadPoolExecutor(EACH * len(CLIENTS)) as threads:
         rates = [threads.submit(rate_of_one, reached) for _ in range(EACH * len(CLIENTS))]
         return statistics.mean(rate.result() for rate in rates)
@@ -336,7 +336,9 @@ def process_of(service: Served, role: Role) -> int | None:
 
 
 def processes_of(service: Served, role: Role) -> list[int]:
-    """Those that the role may mean, from the oldest: of HAProxy's, the one that listens was started last."""
+    """Return the processes that the role may mean, from the oldest: of HAProxy's, the one that listens was started
+    last.
+    """
     if not role.mark:
         return [service.process.pid]
     found = [pid for pid in descendants(service.process.pid) if role.mark in command_line(pid)]

@@ -26,7 +26,7 @@ MOST_INPUT = 20_000  # tokens: some seconds of work
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for over any protocol. `timeout_s`: by the request's own field, where it has one.
+    """A request over any protocol. `timeout_s`: by the request's own field, where it has one.
 
     `regex`: what the whole answer matches.
 

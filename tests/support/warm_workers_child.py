@@ -51,7 +51,7 @@ def here(**options: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def waiting(raylet: int, count: int) -> list[int]:
-    """As soon as there are so many."""
+    """Return the waiting processes as soon as there are so many."""
 
     def found() -> list[int]:
         pids = [int(file.name.split("-")[1]) for file in Path(os.environ["RAY_TMPDIR"]).glob(SPARES)]
@@ -91,7 +91,9 @@ def main() -> dict[str, Any]:
 
 
 def private_parts(actor: int) -> dict[str, bool]:
-    """What ray_compat asks of a running Ray, by whether it is as it should be. actor: the process of a `Replica`."""
+    """Return for each interface of a running Ray that ray_compat uses whether it is as it should be. actor: the process
+    of a `Replica`.
+    """
     cluster_state.write_record(b"test", b"\0kept")
     logs = local_node.node_session_folder() / "logs"
     return {

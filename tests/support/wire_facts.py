@@ -1,4 +1,4 @@
-"""What a protobuf module declares, as plain data. Arguments: names of modules; prints JSON."""
+"""Declarations of a protobuf module, as plain data. Arguments: names of modules; prints JSON."""
 
 import importlib
 import json

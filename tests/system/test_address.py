@@ -49,7 +49,7 @@ class Cluster:
 
 @contextmanager
 def cluster(environment: dict[str, str]) -> Iterator[Cluster]:
-    """As an operator starts it; nothing of it is left afterwards."""
+    """Start a cluster as an operator does; nothing of it is left afterwards."""
     port = free_port()
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # short: it has sockets
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]

@@ -133,7 +133,7 @@ def greedy(name: str) -> dict[str, Any]:
 
 
 def seen(expected: Outcome, found: Outcome, protocol: Protocol, question: Question) -> Outcome:
-    """What is expected, as far as this protocol tells it."""
+    """Return what is expected, as far as this protocol tells it."""
     kind = expected.kind if protocol.tells_kind or expected.kind == "ok" or found.kind != "refused" else "refused"
     code = expected.code if expected.code is not None and protocol.tells_code else found.code
     param = "unknown" if found.param == "unknown" and expected.param in question.fields else expected.param

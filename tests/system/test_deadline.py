@@ -16,7 +16,7 @@ LEAST_S = 0.001
 
 
 def calls_in_log(service: Served) -> list[dict[str, Any]]:
-    """Of those that generate."""
+    """Return the calls in the log that generate."""
     path = Path(service.endpoints["folder"]) / "session_latest" / "logs" / "access.log"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [line for line in lines if not line["call"].startswith("GET")]

@@ -53,7 +53,7 @@ def said(checkpoint: Path, **pools: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def first(checkpoint: Path) -> dict[str, Any]:
-    """What the file says when the fleet starts."""
+    """Return what the file says when the fleet starts."""
     pools = {name: simulated(gpu, 3 if name == "a10" else 1, seed) for seed, (name, gpu) in enumerate(GPUS.items())}
     # One at a time: this model is small enough for a CPU to outrun them all.
     engine = {"threads": 1, "max_running": 1, "max_waiting": 1, "kv_memory": "64MiB"}

@@ -85,7 +85,7 @@ def test_reflection_names_our_services(service: Served) -> None:
 
 
 def reflected(channel: grpc.Channel, requests: list[bytes]) -> list[bytes]:
-    """What a client of grpc.reflection.v1 gets: bytes for bytes, as grpcio-reflection has no stub for it."""
+    """Return what a client of grpc.reflection.v1 gets: bytes for bytes, as grpcio-reflection has no stub for it."""
     call = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
     return list(call(iter(requests), timeout=30))
 

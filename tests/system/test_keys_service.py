@@ -84,7 +84,7 @@ def shown(some: Iterable[Listener]) -> str:
 
 @dataclass(frozen=True)
 class Open:
-    """What answers whoever asks from this machine, and is Ray's to close: it has no setting for it."""
+    """A port that answers whoever asks from this machine, and is Ray's to close: it has no setting for it."""
 
     command: str  # a part of it
     call: str  # this and the next: as a regular expression, the whole

@@ -385,7 +385,7 @@ async def over_grpc(stub: Any, fields: dict[str, Any], right: str, *, stream: bo
 
 
 def test_at_last_a_signal_to_the_whole_group_ends_it(pressed: Served) -> None:
-    """As `timeout` and service managers send it: Ray's daemons are gone before they could be asked to go."""
+    """`timeout` and service managers send it so: Ray's daemons are gone before they could be asked to go."""
     children = pressed.descendants()
     os.killpg(pressed.process.pid, signal.SIGTERM)
     assert pressed.process.wait(60) == 0

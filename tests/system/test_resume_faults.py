@@ -116,7 +116,7 @@ def over_http(service: Served, name: str, answer: Answer) -> Answer:
 
 
 def openai_id(answer: Any) -> str:
-    """As the service calls it inside."""
+    """Return the id that the service uses inside."""
     return str(answer.id).removeprefix("cmpl-")
 
 
@@ -151,7 +151,7 @@ def both(pair: Served) -> None:
 
 
 class Replica(NamedTuple):
-    """With an engine. name: Serve's, as the ingress's log has it too."""
+    """A replica with an engine. name: Serve's, as the ingress's log has it too."""
 
     name: str
     pid: int
@@ -265,7 +265,7 @@ def known(service: Served) -> int:
 
 
 def check_baseline(service: Served, count: int = 2, gone: Replica | None = None) -> None:
-    """As many replicas as before, and nothing is left on them."""
+    """Check that there are as many replicas as before, and that nothing is left on them."""
 
     def replaced() -> bool:
         found = of_pool(service)
@@ -353,7 +353,7 @@ def scale(service: Served, count: int) -> None:
 
 
 def states(service: Served) -> list[str]:
-    """What Serve thinks of the replicas with an engine."""
+    """Return what Serve thinks of the replicas with an engine."""
     return [replica["state"] for replica in of_pool(service)]
 
 

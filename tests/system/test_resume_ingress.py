@@ -36,7 +36,7 @@ SAMPLING: list[dict[str, Any]] = [
 
 
 class Heard:
-    """What a client hears of its choices, and of all together.
+    """The output that a client receives of its choices, and of all together.
 
     cut  each time it asked again: choices that had ended, tokens so far
     """
@@ -196,7 +196,7 @@ def check(service: Served, heards: dict[Call, Heard], stop: str) -> None:
 
 
 def lose_at_the_door(service: Served, mark: str, tokens: int, theirs: int) -> tuple[Future[int], Heard]:
-    """That process, under a stream of so many tokens of ours and another client's: what both met.
+    """Kill the process of this mark under a stream of so many tokens of ours and of another; return what both met.
 
     Beside an HAProxy that takes a change of replicas up there is for a while the one before it: both are lost.
     """

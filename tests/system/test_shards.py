@@ -110,7 +110,7 @@ def moved(service: Served) -> int:
 
 
 def others_of(pid: int) -> list[int]:
-    """Those that run, the eldest first."""
+    """Return the other processes that run, the eldest first."""
     return sorted(
         each for each in descendants(pid) if any(name in command_line(each) for name in FOLLOWERS) and alive([each])
     )

@@ -46,7 +46,7 @@ def test_tritonclient_over_http(service: Served) -> None:
 
 @pytest.mark.thorough
 def test_kserves_clients(service: Served) -> None:
-    """What they send is recorded in test_kserve_clients: installing them takes minutes."""
+    """Requests of these clients are recorded in test_kserve_clients: installing them takes minutes."""
     assert run("kserve", "kserve_calls.py", service.http, service.grpc) == "done\n"
 
 
@@ -79,7 +79,7 @@ def test_guidellm(service: Served) -> None:
 
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Of a model that says what a task needs: see client_scripts."""
+    """A service of a model that says what a task needs: see client_scripts."""
     folder = build_scripts(tmp_path_factory.mktemp("scripts"), SCRIPTS)
     arguments = [str(folder), "--served-model-name", "parrot", "--threads", "1", "--kv-memory", "256MiB", "--no-spare"]
     with served(arguments, tmp_path_factory.mktemp("scripted")) as service:
@@ -90,7 +90,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.mark.thorough
 @pytest.mark.parametrize("task", TASKS)
 def test_a_client_at_its_task(task: str, scripted: Served) -> None:
-    """What of it concerns this service is held each time by tests of the bodies that they send, in tests/cluster."""
+    """Tests in tests/cluster hold the part that concerns this service each time, with the bodies that clients send."""
     assert run_task(TASKS[task], CALLS / "tasks" / f"{task}.py", scripted.http, scripted.grpc).endswith("done\n")
     scripted.wait_idle()
 
@@ -110,7 +110,7 @@ def test_every_task_is_listed() -> None:
 
 
 def test_kserve_over_http(service: Served) -> None:
-    """As `curl` would: the same request over gRPC gives the same text."""
+    """Sends what `curl` would: the same request over gRPC gives the same text."""
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["abc"]}
     body = {"id": "1", "inputs": [text], "parameters": {"max_tokens": 8, "temperature": 0}}
     answer = fetch(f"{service.http}/v2/models/tiny/infer", body)
@@ -147,7 +147,7 @@ def fetch(url: str, body: dict[str, Any] | None = None) -> Any:
 def test_our_definitions_are_the_published_ones(
     client: str, published: tuple[str, ...], ours: tuple[ModuleType, ...]
 ) -> None:
-    """What ours declare is there and the same: what is left out they would call an unknown field."""
+    """Declarations of ours are there and the same: what is left out they would call an unknown field."""
     theirs: dict[str, dict[str, object]] = {"messages": {}, "rpcs": {}, "enums": {}}
     for facts in json.loads(run_client(client, Path(wire_facts.__file__).read_text(), *published)):
         for kind, found in facts.items():

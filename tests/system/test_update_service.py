@@ -115,7 +115,7 @@ def expected(folder: Path, number: int, tokens: int) -> list[int]:
 
 
 def fingerprint(service: Served) -> str:
-    """Of an answer over HTTP."""
+    """Return the fingerprint of an answer over HTTP."""
     body = json.dumps({"model": "tiny", "prompt": "Once", "max_tokens": 2}).encode()
     asked = urllib.request.Request(f"{service.http}/v1/completions", body, {"content-type": "application/json"})
     with urllib.request.urlopen(asked, timeout=60) as answer:

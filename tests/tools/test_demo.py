@@ -36,7 +36,7 @@ PROMPT, NEW_TOKENS = "The with statement", 64
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """As the model was built; training sets it too, so other modules get their own number back."""
+    """Run on one thread, as the model was built; training sets it too, so other modules get their own number back."""
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
     yield

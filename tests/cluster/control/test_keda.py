@@ -132,7 +132,7 @@ async def test_streams_of_keda_are_counted(plane: Plane, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("metric", ["queue", "tokens"])
 async def test_keda_is_told_nothing_of_what_nobody_knows(plane: Plane, metric: str) -> None:
-    """That no ingress answers does not mean that nothing waits: the pods that compute would be taken away."""
+    """Silence of all ingresses does not mean that nothing waits: the pods that compute would be taken away."""
     asked = ref(pool="cpu", metric=metric)
     plane.bench.fleet.work = dict.fromkeys(plane.bench.fleet.replicas("cpu"), 1)
     await plane.bench.steps()

@@ -1,4 +1,4 @@
-"""What a fleet's nodes could never hold is found before anything waits for it."""
+"""Checks that find, before anything waits, what a fleet's nodes could never hold."""
 
 from __future__ import annotations
 

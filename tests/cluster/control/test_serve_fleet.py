@@ -1,4 +1,4 @@
-"""What is said of a pool that has fewer replicas than it should, by what Serve tells of it."""
+"""Reports of a pool that has fewer replicas than it should, made from what Serve says of it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def no_tokenizer(folder: Path) -> None:
 def test_a_roll_to_what_cannot_be_served_names_it(
     spoil: Callable[[Path], None], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `motley serve` does, which asks the same."""
+    """The check is the one that `motley serve` makes."""
     deployed = SimpleNamespace(fleet=SimpleNamespace(model=str(demo_path())))
     monkeypatch.setattr("motley.cluster.fleet.control.backend.serve_backend.read_deployed", lambda: deployed)
     fleet = ServeBackend("motley", lambda models: None)

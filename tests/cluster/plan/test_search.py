@@ -111,7 +111,7 @@ def test_the_command_reads_a_trace_and_names_the_gpus(tmp_path, capsys):
 
 @pytest.mark.slow("Two plans, each of whose tried mixes is simulated for 60 requests")
 def test_gpus_are_as_measured_where_they_were(tmp_path, capsys):
-    """Of one that was found to be slow more are taken, and all that is shown says which was measured."""
+    """Takes more of a GPU that was measured to be slow, and shows everywhere which of them was measured."""
     trace = ["--trace", "synthetic", "--requests", "60", "--rate", "4", "--tries", "8", "--gpus", "A10=0.5,T4=90"]
     rates = {
         "prefill_tokens_per_s": 600.0,

@@ -1,4 +1,4 @@
-"""What a replica carries, and the cheapest mix that carries all: monotone, and as brute force has it."""
+"""Capacity of a replica, and the cheapest mix that carries all: monotone, and equal to brute force."""
 
 import itertools
 from dataclasses import replace

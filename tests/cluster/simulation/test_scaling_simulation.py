@@ -16,7 +16,7 @@ SECONDS, PEAK = 900.0, 6.0
 
 
 def share(at):
-    """Of the peak: little, a rise over three minutes, the peak, and little again."""
+    """Return a share of the peak: little, a rise over three minutes, the peak, and little again."""
     return 0.15 if at < 200 or at >= 600 else min(0.15 + 0.85 * (at - 200) / 180, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""What starts the other processes of a model: forks of one that has imported, unless a test wants them started."""
+"""Launchers of the other processes of a model: forks of one that has imported, unless a test wants them started."""
 
 from __future__ import annotations
 

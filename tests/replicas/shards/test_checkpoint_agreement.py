@@ -45,7 +45,7 @@ def checkpoint(folder: Path, **more: Any) -> Path:
 
 
 def copied(folder: Path, into: Path, config: Mapping[str, Any] = {}, tensors: Mapping[str, torch.Tensor] = {}) -> Path:
-    """With other values of some keys and tensors."""
+    """Return a copy with other values of some keys and tensors."""
     shutil.copytree(folder, into)
     said = json.loads((into / "config.json").read_text())
     (into / "config.json").write_text(json.dumps({**said, **config}))
@@ -67,7 +67,7 @@ def _files_do_not_change_just_before_they_are_read(monkeypatch: pytest.MonkeyPat
 
 
 def cache_of(folder: Path) -> WeightsCache:
-    """Of a host, beside its model."""
+    """Return the cache of a host, beside its model."""
     (kept := folder.with_suffix(".kept")).mkdir(mode=0o700, exist_ok=True)
     return WeightsCache(kept, min_bytes=0)
 
@@ -84,7 +84,7 @@ class Processes:
         self._agreement.divide(self._layers)
 
     def hear(self) -> list[tuple[int, ...] | None]:
-        """With whom each finds digests."""
+        """Return with which other host each finds digests."""
         others = zip(self._opened[1:], self.known[1:], strict=True)
         said = [encode_digests(one, known, self._agreement.asked) for one, known in others]
         self._agreement.hear(json.loads(json.dumps(said)))

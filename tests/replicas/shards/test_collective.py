@@ -28,14 +28,14 @@ def test_gloo_does_what_shared_memory_does(tmp_path: Path) -> None:
 
 
 class Apart(SubprocessLauncher):
-    """As if others were on other nodes: they are called, and share no memory."""
+    """A launcher whose processes are on other nodes: they are called, and share no memory."""
 
     def host(self) -> str | None:
         return "127.0.0.1"
 
 
 def test_ranks_that_share_no_memory_say_what_one_process_says(tmp_path: Path) -> None:
-    """With stages too, of which each has a group of its own; and of one that is killed the others are told at once."""
+    """Includes stages, each with a group of its own; when a process is killed the others are told at once."""
     folder, tokens = build_checkpoint(tmp_path / "model"), (7, 3, 200, 41)
     bounds = {"dtype": "float32", "threads": 1, "kv_memory_bytes": 1 << 20}
     expected = build_engine(folder, EngineConfig(**bounds)).logits(tokens)  # type: ignore[arg-type]

@@ -128,7 +128,7 @@ def test_a_piece_of_two_ranks_rows_goes_to_the_one_with_more_of_it(
 
 
 def test_what_no_process_of_a_host_reads_they_divide(tmp_path: Path) -> None:
-    """As it has to say whether its files are those of the others."""
+    """The host has to say whether its files are those of the others."""
     checkpoint = inspect_checkpoint(FORMATS["qwen2"](tmp_path / "model"))
     layers = (1, 1, 1)
     found = by_owner(checkpoint, DigestReaders(layers, 1, (1, 2), 1))
@@ -150,7 +150,7 @@ def test_what_no_process_of_a_host_reads_they_divide(tmp_path: Path) -> None:
 def test_it_is_known_before_what_each_process_reads(
     name: str, layers: tuple[int, ...], ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of every format, of layers and head."""
+    """Covers every format, layers and head."""
     folder = FORMATS[name](tmp_path / "model")
     checkpoint = inspect_checkpoint(folder)
     taken: dict[str, Span] = {}

@@ -1,4 +1,4 @@
-"""What a rank on a GPU leaves when it ends: no graph, since NCCL's end waits for those that contain its exchanges."""
+"""A rank on a GPU leaves no graph when it ends, since NCCL's end waits for those that contain its exchanges."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Decoder:
         raise RuntimeError("out of memory")
 
     def waits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As an exchange does on a GPU whose other rank does not come."""
+        """Wait as an exchange does on a GPU whose other rank does not come."""
         assert self._exchange.given_up.wait(60)
         return hidden
 

@@ -37,7 +37,7 @@ CASES = [("stages of ranks", True), *thorough(("ranks", False), ("ranks", True),
 
 
 class LastingStore(BadStore):
-    """Of several engines: none of them closes it."""
+    """A store of several engines: none of them closes it."""
 
     def close(self) -> None:
         return None
@@ -136,7 +136,7 @@ def test_what_one_gpu_wrote_several_read_and_the_reverse(
 
 
 def test_stages_on_unlike_cards_share_with_their_like_alone(folder: Path) -> None:
-    """What stages of one arithmetic compute is to the bit what one card does; some layers here are another's."""
+    """Stages of one arithmetic compute to the bit what one card does; some layers here are another's."""
     store, shares = LastingStore(time.monotonic), []
     for what, way in (("serves", {}), ("serves", STAGES), ("unlike", STAGES)):
         made = engine(folder, store, what=what, prefix_any_numerics=False, **way)
@@ -170,6 +170,6 @@ def test_a_preempted_sequence_finds_its_kv_again(
 
 
 def _block_bytes(name: str) -> int:
-    """Of the process that has the most layers."""
+    """Return the bytes of a block in the process that has the most layers."""
     heads, layers = (1 if "ranks" in name else 2), (3 if "stages" in name else 4)
     return layers * heads * 2 * 16 * 16 * 4

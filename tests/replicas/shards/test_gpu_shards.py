@@ -363,7 +363,7 @@ def test_layers_go_by_what_gpus_there_are(tmp_path: Path) -> None:
 
 
 def test_layers_go_by_what_each_process_says_of_the_card_that_it_alone_sees(tmp_path: Path) -> None:
-    """Of the second three times the first's bandwidth; of the third as much, and room for two layers."""
+    """The second has three times the first's bandwidth; the third as much, and room for two layers."""
     folder = build_checkpoint(tmp_path, "qwen2", num_hidden_layers=12, vocab_size=64)
     own = device_report(inspect_checkpoint(folder), local_cpu(LateOps), threads=1)
     fast: dict[str, Any] = {"name": "a card", "bandwidth": 3 * own.bandwidth, "compute": 3 * own.compute}

@@ -110,7 +110,7 @@ def to_its_end(engine: BuiltEngine) -> None:
 
 
 class Apart(SubprocessLauncher):
-    """As on another node: ranks exchange over TCP."""
+    """A launcher whose ranks are on another node and exchange over TCP."""
 
     def host(self) -> str:
         return "127.0.0.1"

@@ -78,7 +78,7 @@ class Processes:
         self.host = ParallelHostRecords(shares, self.swappers[0], hosts, self.ops, self.geometry)
 
     def views(self, process: int) -> list[list[torch.Tensor]]:
-        """Of each layer keys and values, and their scales."""
+        """Return the keys and values of each layer, and their scales."""
         return [list(self.ops.kv_vectors(self.ops.kv_parts(cache))) for cache in self.kv[process]]
 
     def fill(self, numbers: torch.Tensor) -> None:

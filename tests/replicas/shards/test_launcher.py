@@ -1,4 +1,4 @@
-"""What starts the other processes of a model: by default subprocesses, which say at once that they live."""
+"""Launchers of the other processes of a model: by default subprocesses, which say at once that they live."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.started
 
 
 class Counted(SubprocessLauncher):
-    """With more threads for each process than for the one before it."""
+    """A launcher that gives each process more threads than the one before it."""
 
     def threads(self, number: int) -> int | None:
         return 3 + number
@@ -54,7 +54,7 @@ def of_cpu(checkpoint: Checkpoint) -> DeviceReport:
 
 
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: SubprocessLauncher) -> list[tuple[int, int]]:
-    """Of each process its number and its threads, the first one's among them."""
+    """Return each process's number and its threads, the first one's among them."""
     monkeypatch.setattr(follower_group, "FollowerHandle", Noted)
     checkpoint = inspect_checkpoint(build_checkpoint(tmp_path / "model"))
     config = process_config(EngineConfig(pipeline_parallel=3, threads=6), launcher)

@@ -1,4 +1,4 @@
-"""What is told of a divided model before anything is loaded, beside what its processes then keep."""
+"""Plans of a divided model before anything is loaded, beside what its processes then hold."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_logits_and_histories_are_where_they_are_made(tmp_path: Path) -> None:
 
 
 def test_room_of_a_cpu_is_shared_by_its_processes(tmp_path: Path) -> None:
-    """As many blocks as without stages or ranks, but for what they hold twice."""
+    """It has as many blocks as without stages or ranks, but for what they hold twice."""
     checkpoint = inspect_checkpoint(build_checkpoint(tmp_path / "model", **SHAPE))
     place = replace(local_cpu(exact_ops), total=2**28, free=2**28)
     whole, *others = (on(checkpoint, place, each) for each in (ParallelLayout(), *DIVISIONS.values()))
@@ -206,7 +206,7 @@ def test_room_of_a_cpu_is_shared_by_its_processes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scarce", ["card", "host"])
 def test_room_beside_a_card_is_the_least_of_both(scarce: str, tmp_path: Path) -> None:
-    """Of each block a card has the layers of its stage, and a CPU those of all of its own."""
+    """A card has the layers of its stage of each block, and a CPU those of all of its own."""
     checkpoint = inspect_checkpoint(build_checkpoint(tmp_path / "model", **SHAPE))
     division = ParallelLayout(1, 3, (2, 1, 1))
     [card] = find_table_devices("Tesla T4")

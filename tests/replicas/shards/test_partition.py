@@ -57,7 +57,7 @@ def ways(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
 
 
 def parts(sizes: Sequence[int], at: Sequence[StageDevice]) -> list[list[LayerCost]]:
-    """Of each stage, one by one."""
+    """Return the layers of each stage, one by one."""
     begun, found = 0, []
     for stage, (size, seat) in enumerate(zip(sizes, at, strict=True)):
         own = list(seat.layers[begun : begun + size])
@@ -106,7 +106,7 @@ def test_no_other_way_is_better(layers: list[LayerCost], first: LayerCost, last:
 def test_no_other_way_is_better_where_memory_is_shared(
     layers: list[LayerCost], first: LayerCost, last: LayerCost, on: list[Device], names: str
 ) -> None:
-    """Likewise, of ways that fit together."""
+    """Compares only ways that fit together."""
     memory: dict[str, float] = {}
     for name, device in zip(names, on, strict=False):
         memory[name] = max(memory.get(name, 0), 2 * device.memory)

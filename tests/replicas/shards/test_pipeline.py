@@ -162,7 +162,7 @@ def test_hosts_are_told_apart_by_what_they_measured(tmp_path: Path) -> None:
 
 
 def test_a_host_s_memory_is_counted_once_for_all_of_its_stages(tmp_path: Path) -> None:
-    """Of two hosts each has its own; and where one has two stages of three, these have less together."""
+    """Two hosts have a memory each; where one has two stages of three, these have less together."""
     checkpoint = inspect_checkpoint(build_checkpoint(tmp_path / "model", num_hidden_layers=12, vocab_size=16))
     whole = device_report(checkpoint, local_cpu(exact_ops))
     needed = sum(whole.layers) + whole.embedding + whole.head + 12 * whole.kv_block

@@ -37,7 +37,7 @@ def test_a_store_that_goes_late_writes_to_no_file_that_was_opened_meanwhile(tmp_
 
 
 class Stuck:
-    """As NCCL's group is, whose `abort` waits for graphs."""
+    """A group like NCCL's, whose `abort` waits for graphs."""
 
     allreduce = allgather = broadcast = None
 

@@ -126,7 +126,9 @@ def test_pieces_of_a_prompt_follow_each_other(checkpoint: Checkpoint) -> None:
 
 
 def test_unequal_cards_each_take_their_own_time(checkpoint: Checkpoint) -> None:
-    """Of stages of the same layers on a fast and on a slow card: the slow one has its own, as if both were slow."""
+    """The stages have the same layers on a fast and on a slow card: the slow one has its own time, as if both were
+    slow.
+    """
     [t4] = find_table_devices("Tesla T4")
     one, division = replace(ASKED, batch=1), ParallelLayout(1, 2, (16, 16))
     places = [t4, t4], [A100, A100], [t4, A100], [A100, t4]

@@ -46,7 +46,9 @@ def divisions(seldom: Collection[str]) -> Iterator[Any]:
 
 
 class LastingStore(BadStore):
-    """Of several engines: none of them closes it. While it `hangs`, whoever reads waits; `asked`: somebody does."""
+    """A store of several engines: none of them closes it. While it `hangs`, whoever reads waits; `asked`: somebody
+    does.
+    """
 
     def __init__(self) -> None:
         super().__init__(time.monotonic)
@@ -110,7 +112,7 @@ def finish(made: Engine) -> None:
 
 
 def forget(made: Engine) -> None:
-    """What the engine has in its own KV."""
+    """Drop what the engine has in its own KV."""
     made._built.core.scheduler.pool.forget_prefixes()
 
 

@@ -138,7 +138,7 @@ def dense(weight: Weight) -> torch.Tensor:
 
 
 def test_a_rank_reads_its_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of linears divided in two, half of the bytes, in whichever format."""
+    """A rank reads half of the bytes of linears divided in two, in whichever format."""
     read: list[int] = []
     whole_or_part = WeightLoader._read
 

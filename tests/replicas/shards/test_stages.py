@@ -38,7 +38,7 @@ FORMATS: dict[str, Callable[[Path], Path]] = {
 
 
 class Staged(InStages):
-    """Of a folder, as its stages load it."""
+    """A model of a folder, as its stages load it."""
 
     def __init__(self, folder: Path, sizes: Sequence[int]) -> None:
         stages = pipeline_stages(inspect_checkpoint(folder).config.num_layers, sizes)
@@ -104,7 +104,7 @@ def test_a_stage_reads_its_own_tensors_alone(tied: bool, tmp_path: Path, read: s
 
 
 def test_what_stages_hold_adds_up(tmp_path: Path) -> None:
-    """What a tied head shares with the embedding is held once more where it is not with that."""
+    """The part that a tied head shares with the embedding is held once more where it is not with that."""
 
     def held(folder: Path) -> tuple[int, int]:
         return load_model(folder, exact_ops()).weight_bytes, sum(each.weight_bytes for each in staged(folder))

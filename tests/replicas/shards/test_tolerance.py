@@ -90,7 +90,7 @@ def test_ranks_and_stages_are_within_the_tolerance(model: tuple[str, Path]) -> N
 def test_a_part_that_is_left_out_is_beyond_the_tolerance(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one of the nine sums, the last, whose effect is the least."""
+    """Leaves out the last of the nine sums, whose effect is the least."""
     folder = FORMATS[name](tmp_path / "model", "llama")
     whole = forced(PROMPT)(load_model(folder, bf16_ops()).decoder)
     add = ThreadExchange.sum

@@ -86,7 +86,9 @@ _fresh: dict[tuple[str, str], tuple[list[Any], str]] = {}
 
 
 def fresh(folder: Path, name: str, way: str) -> tuple[list[Any], str]:
-    """What an engine of the changed checkpoint says, and its fingerprint; the checkpoints of one name are alike."""
+    """Return the output of an engine of the changed checkpoint, and its fingerprint; the checkpoints of one name are
+    alike.
+    """
     if (name, way) not in _fresh:
         what, given = WAYS[way]
         made = built(folder, what, **given)
@@ -168,7 +170,7 @@ def test_what_has_begun_ends_on_the_weights_that_it_began_with(name: str, way: s
 @pytest.mark.slow("Two updates, each compared with a fresh engine over 60 tokens")
 @pytest.mark.parametrize("way", ["GPU, CPU", *thorough("ranks")])
 def test_steps_go_on_while_processes_prepare(way: str, tmp_path: Path) -> None:
-    """What is prepared is not in the way of what is computed; of deltas, twice."""
+    """Preparation is not in the way of computation; it happens twice with deltas."""
     what, given = WAYS[way]
     folder = FORMATS["dense"](tmp_path / "one", 0)
     made = built(folder, what, **given)
@@ -208,7 +210,7 @@ def test_steps_go_on_while_processes_prepare(way: str, tmp_path: Path) -> None:
 def test_where_one_process_cannot_all_stay_as_they_are(
     where: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is on its way goes on; who has no room is told by name, as of one GPU. Then all can."""
+    """Requests on their way go on; the process without room is named, as with one GPU. Then all can."""
     what, given = WAYS[way]
     if where == "reckoned in another":
         what = "has_no_room"

@@ -136,7 +136,7 @@ async def test_where_a_host_has_no_room_all_stay_as_they_are(tmp_path: Path, mon
 
 
 async def _until(true: Callable[[], bool]) -> None:
-    """What another process does soon."""
+    """Wait for what another process does soon."""
     for _ in range(1000):
         if true():
             return

@@ -1,4 +1,4 @@
-"""What a real replica has measured is what a simulated one takes, as far as a roofline can say it."""
+"""Rates that a real replica has measured are those that a simulated one takes, as far as a roofline can say it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def a_device(gpu: str, at: RooflineShares) -> SimulatedDevice:
 
 
 def profile_of(device: SimulatedDevice, chunk: int = 1024) -> dict[str, Any]:
-    """As a replica that takes just that time would measure itself."""
+    """Return the profile that a replica which takes just that time would measure of itself."""
     return {
         "prefill_tokens_per_s": chunk / device.step_s(0, 0, [(chunk, 0)]),
         "decode_s": [device.step_s(batch, batch) for batch in PROFILED_BATCH_SIZES],

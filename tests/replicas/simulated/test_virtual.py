@@ -116,7 +116,7 @@ def test_it_takes_as_long_as_the_engine(name, num_blocks):
     st.sampled_from([2.0, 20.0]),
 )  # fmt: skip
 def test_whatever_is_advanced_together_ends_as_step_by_step(seed, num_blocks, running, tokens, rate):
-    """With little room and with much; in small batches, and where several end, begin and need a block at once."""
+    """Covers little room and much; small batches, and several that end, begin and need a block at once."""
     work, sizes = some_work(seed, 14, 120, rate), {"max_batch_tokens": tokens, "max_running": running}
     device = a_device("A10")
     expected, scheduler = by_the_engine(device, work, num_blocks, sizes)
