@@ -168,7 +168,12 @@ def prepare_forkserver(niceness: int = 0) -> None:
     with contextlib.suppress(OSError):
         os.nice(niceness)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need no one to wait for them
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which closes the socket
+    prepare_child()
+
+
+def prepare_child() -> None:
+    """Set up this process to outlive Ctrl-C, which is for the service that closes its socket, and to leave no core."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

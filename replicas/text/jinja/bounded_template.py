@@ -1,12 +1,14 @@
 """Templates whose time and memory are bounded: each is rendered in a process that its limits end.
 
-The process is forked for the template's first rendering and serves the following ones too, until one exceeds a limit.
+The process is started for the template's first rendering and serves the following ones too, until one exceeds a limit.
 """
 
 from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ from typing import Any
 import jinja2
 
 from ...host.child_frames import encode_frame, receive_frame
-from ...host.forkserver import Forkserver, ProcessLost, WatchedConnection, retry_once
+from ...host.forkserver import ProcessLost, WatchedConnection, retry_once
 from ...host.watched_process import WatchedProcess
 from .template_meter import TemplateLimit, TemplateTimeout
 from .template_process import TemplateReply, compile_template
@@ -56,7 +58,7 @@ class BoundedTemplate:
         self._own_process = own_process
         self._setup = json.dumps({"source": source, "max_chars": max_chars}).encode()
         self._lock = threading.Lock()
-        self._process: tuple[socket.socket, WatchedProcess] | None = None
+        self._process: _TemplateProcess | None = None
 
     def render(self, values: Mapping[str, Any], max_seconds: float | None = None) -> str:
         """Return the rendered text. `max_seconds`: a time limit below the template's usual one; None: the usual one.
@@ -76,17 +78,15 @@ class BoundedTemplate:
                 raise TemplateLimit(f"the process that renders it was lost twice: {lost}") from None
 
     def rest(self) -> None:
-        """End the template's process and the one that it is forked from. Both are started again for a rendering."""
+        """End the template's process. It is started again for a rendering."""
         with self._lock:
             self._close()
-        _TemplateForkserver.end()
 
     def _render(self, request: bytes, seconds: float) -> str:
         """Return the rendered text. Raises ProcessLost if the process was stopped or ended before its time was over."""
-        connection, watched = self._running()
         began = time.monotonic()
-        line = WatchedConnection(connection, watched, WALL_S)
         try:
+            line = self._running().line(WALL_S)
             line.sendall(encode_frame(0, payload=request))
             received = receive_frame(line)
         except ProcessLost:
@@ -104,38 +104,39 @@ class BoundedTemplate:
             raise TemplateTimeout(f"rendering took longer than {seconds:g} s")
         raise _ERRORS[received[0]](received[2].decode(errors="surrogatepass"))
 
-    def _running(self) -> tuple[socket.socket, WatchedProcess]:
+    def _running(self) -> _TemplateProcess:
         if self._process is None:
-            self._process = connection, _ = _TemplateForkserver.running().child()
-            connection.sendall(encode_frame(0, payload=self._setup))
+            self._process = _TemplateProcess(self._setup)
         return self._process
 
     def _close(self) -> None:
         if self._process is not None:
-            self._process[0].close()
-            self._process[1].end_if_stopped(at_once=True)
+            self._process.close()
         self._process = None
 
 
-class _TemplateForkserver(Forkserver):
-    """Process that the templates' processes are forked from: one for all templates of this process."""
+class _TemplateProcess:
+    """Process that renders one template; it ends when its socket does."""
 
-    _one: _TemplateForkserver | None = None
-    _starting = threading.Lock()
+    def __init__(self, setup: bytes) -> None:
+        """Start it, and send it the template. Raises OSError if there is no process to be had."""
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", f"{__package__}.template_process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._watched = WatchedProcess(self._process.pid)
+        self._connection.sendall(encode_frame(0, payload=setup))
 
-    @classmethod
-    def running(cls) -> _TemplateForkserver:
-        with cls._starting:
-            if cls._one is None or not cls._one.alive:
-                cls._one = cls(f"{__package__}.template_process", [], {})
-            return cls._one
+    def line(self, wall_s: float) -> WatchedConnection:
+        return WatchedConnection(self._connection, self._watched, wall_s)
 
-    @classmethod
-    def end(cls) -> None:
-        with cls._starting:
-            if cls._one is not None:
-                cls._one.close()
-            cls._one = None
+    def close(self) -> None:
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
 
 
 def plain_dict(value: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""Process that renders a template, forked from one that has imported Jinja.
+"""Process that renders a template.
 
-Run as `python -m motley.replicas.text.jinja.template_process FD`. It has one thread, so that forking it is safe; it
-ends when the process that has started it does.
+Run as `python -m motley.replicas.text.jinja.template_process FD`. It ends when the process that has started it does.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
 
 from ...host.child_frames import encode_frame, receive_frame
-from ...host.forkserver import fork_for_each, limit_memory, prepare_forkserver
+from ...host.forkserver import limit_memory, prepare_child
 from .template_meter import TemplateLimit
 from .template_sandbox import TemplateRefusal, TemplateSandbox, render_text
 
@@ -83,14 +82,8 @@ def _render(template: jinja2.Template, values: dict[str, Any], max_chars: int) -
         return kind, str(error)[:MAX_MESSAGE]
 
 
-def _child(connection: socket.socket) -> NoReturn:
-    try:
-        with contextlib.suppress(OSError, MemoryError):  # the other side has closed the connection
-            serve_template(connection)
-    finally:
-        os._exit(0)
-
-
 if __name__ == "__main__":
-    prepare_forkserver()
-    fork_for_each(socket.socket(fileno=int(sys.argv[1])), _child)
+    prepare_child()
+    with contextlib.suppress(OSError, MemoryError):  # the other side has closed the connection
+        serve_template(socket.socket(fileno=int(sys.argv[1])))
+    os._exit(0)
