@@ -130,7 +130,7 @@ async def test_a_trunk_ends_when_it_is_not_used_and_another_is_opened_when_it_is
         await asyncio.gather(*(ids(router, number) for number in range(4)))
         assert pool.by_trunk > before
         async with asyncio.timeout(10):
-            while replica._trunks or router._trunks._followed:
+            while replica._multiplexers or router._trunks._followed:
                 await asyncio.sleep(0.01)
     assert not router._trunks._open
     assert not router._trunks._lines

@@ -374,7 +374,7 @@ def test_the_setting_is_a_folder_or_off() -> None:
     assert EngineConfig(weights_cache="off").weights_cache == "off"
     with pytest.raises(InvalidRequest, match="weights_cache"):
         EngineConfig(weights_cache="")
-    assert LayerSource.__dataclass_fields__["shelf"].default is not None
+    assert LayerSource.__dataclass_fields__["repack_cache"].default is not None
 
 
 _STARTS = """

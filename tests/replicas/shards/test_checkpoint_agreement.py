@@ -86,7 +86,7 @@ class Processes:
     def hear(self) -> list[tuple[int, ...] | None]:
         """Return with which other host each finds digests."""
         others = zip(self._opened[1:], self.known[1:], strict=True)
-        said = [encode_digests(one, known, self._agreement.asked) for one, known in others]
+        said = [encode_digests(one, known, self._agreement.leader_digests) for one, known in others]
         self._agreement.hear(json.loads(json.dumps(said)))
         every = [self._agreement.readers(number) for number in range(len(self._opened))]
         assert [each and each.number for each in every] == [each and number for number, each in enumerate(every)]
@@ -154,10 +154,10 @@ def test_of_one_host_each_knows_its_part_before_others_have_said_anything(tmp_pa
     assert [agreement.readers(number) for number in range(3)] == [
         DigestReaders((1, 1, 1), 1, (0, 1, 2), number) for number in range(3)
     ]
-    agreement.hear([encode_digests(one, CachedDigests(), agreement.asked)])
+    agreement.hear([encode_digests(one, CachedDigests(), agreement.leader_digests)])
     os.utime(one.folder / "model.safetensors", (1, 1))
     with pytest.raises(CheckpointError, match="its files have changed"):
-        agreement.hear([encode_digests(one, CachedDigests(), agreement.asked)])
+        agreement.hear([encode_digests(one, CachedDigests(), agreement.leader_digests)])
 
 
 def test_hosts_that_know_different_weights_load_none(tmp_path: Path) -> None:

@@ -240,5 +240,5 @@ def test_beats_say_what_is_done_until_nobody_reads() -> None:
     beats.report_bytes(3_000_000, 9_000_000)
     says("loads weights, 3 of 9 MB")
     os.close(reads)
-    wait_for(lambda: all(each.name != "beats" for each in threading.enumerate()), "the end of the beats")
+    wait_for(lambda: all(each.name != "heartbeats" for each in threading.enumerate()), "the end of the heartbeats")
     os.close(writes)

@@ -137,7 +137,7 @@ def test_beats_say_for_how_long_a_thread_stands_still_and_not_that_it_waits(monk
         assert 0.25 not in found
     wait_for(lambda: still(1) == [0.0], "that it goes on")
     os.close(reads)
-    wait_for(lambda: all(each.name != "beats" for each in threading.enumerate()), "the end of the beats")
+    wait_for(lambda: all(each.name != "heartbeats" for each in threading.enumerate()), "the end of the heartbeats")
     to_it.send({})
     thread.join()
     to_it.close_writing()
@@ -155,7 +155,7 @@ def test_nothing_is_said_where_the_clock_is_coarse(monkeypatch: pytest.MonkeyPat
     time.sleep(0.1)  # this thread stands still
     assert all(says.receive()[0] == {"doing": "starts"} for _ in range(5))
     os.close(reads)
-    wait_for(lambda: all(each.name != "beats" for each in threading.enumerate()), "the end of the beats")
+    wait_for(lambda: all(each.name != "heartbeats" for each in threading.enumerate()), "the end of the heartbeats")
     os.close(writes)
 
 
