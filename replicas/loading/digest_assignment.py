@@ -120,7 +120,7 @@ class _LinearReads:
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
-        self._noting = _ReadRecorder(tensors, torch.device("meta"))
+        self._recorder = _ReadRecorder(tensors, torch.device("meta"))
         self._cache: dict[object, Sequence[tuple[str, Span]]] = {}
 
     def reads(self, format: WeightFormat, linear: LinearSpec) -> Iterator[tuple[str, Span]]:
@@ -131,9 +131,9 @@ class _LinearReads:
         alike = tuple((name[at:], info.dtype, info.shape) for name, info in zip(names, infos, strict=True))
         key = (replace(linear, name=""), alike)
         if key not in self._cache:
-            self._noting.parts.clear()
-            format.linear(self._noting, linear, torch.float32)
-            taken = self._noting.parts.items()
+            self._recorder.parts.clear()
+            format.linear(self._recorder, linear, torch.float32)
+            taken = self._recorder.parts.items()
             self._cache[key] = [(name[at:], _span(self._tensors[name][1], part)) for name, part in taken]
         for suffix, span in self._cache[key]:
             yield f"{linear.name}{suffix}", span

@@ -197,20 +197,20 @@ def _load_whole(
         if (restored := _find_packed(checkpoint, ops, cache, key, copier)) is not None:
             cache.hint(checkpoint.folder, key, ops.device.type)
             return _make_loaded_model(restored, checkpoint, weight_digests), f"{read} and as repacked before"
-    noting = (
+    recorder = (
         RecordingRepackCache(repacking)
         if repacking is not None and _should_record(checkpoint, ops, cache, kind)
         else None
     )
     decoder, found_digests = _load_repacking(
-        checkpoint, ops, noting or NO_REPACK_CACHE, progress, copier, digests=weight_digests is None
+        checkpoint, ops, recorder or NO_REPACK_CACHE, progress, copier, digests=weight_digests is None
     )
     if weight_digests is None:
         weight_digests = found_digests
         if cache is not None:
             cache.remember(before, files, join_digests(weight_digests))
-    if cache is not None and noting is not None and noting.complete:
-        cache.keep(key := _cache_key(kind, checkpoint, weight_digests), _recorded_weights(noting, ops))
+    if cache is not None and recorder is not None and recorder.complete:
+        cache.keep(key := _cache_key(kind, checkpoint, weight_digests), _recorded_weights(recorder, ops))
         cache.hint(checkpoint.folder, key, ops.device.type)
     elif cache is not None:
         cache.give_up()
@@ -318,13 +318,15 @@ def _restore_decoder(
     return Decoder(checkpoint.config, checkpoint.format, WeightLoader({}, ops.device), ops, ranks, stage, repack_cache)
 
 
-def _recorded_weights(noting: RecordingRepackCache, ops: Ops) -> PackedWeights:
+def _recorded_weights(recorder: RecordingRepackCache, ops: Ops) -> PackedWeights:
     packed = {
-        name: [part for part in noting.packed[name] if part is not None]
-        for name in sorted(noting.packed, key=layer_index)  # layers lie together in the file, whichever was made first
+        name: [part for part in recorder.packed[name] if part is not None]
+        for name in sorted(
+            recorder.packed, key=layer_index
+        )  # layers lie together in the file, whichever was made first
     }
     choices = {what: why for what, why in ops.choices.items() if what.startswith(("layer, ", "head, "))}
-    return PackedWeights(noting.tensors, packed, choices)
+    return PackedWeights(recorder.tensors, packed, choices)
 
 
 def _load_part(
@@ -361,17 +363,17 @@ def _load_part(
         decoder = _restore_decoder(checkpoint, ops, packed_weights, ranks, stage)
         log.info("weights: this process's part was read as it was repacked before")
     else:
-        noting = (
+        recorder = (
             RecordingRepackCache(repacking)
             if repacking is not None and _should_record(checkpoint, ops, cache, kind)
             else None
         )
         weights = _weights_of_part(checkpoint, ops.device, progress, ranks, stage, _staging(copier), own.values())
-        decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, ranks, stage, noting or NO_REPACK_CACHE)
+        decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, ranks, stage, recorder or NO_REPACK_CACHE)
         _finish(weights, copier)
         on_the_way = weights.digested
-        if cache is not None and noting is not None and noting.complete:
-            keep = partial(_keep_part, cache, kind, _recorded_weights(noting, ops))
+        if cache is not None and recorder is not None and recorder.complete:
+            keep = partial(_keep_part, cache, kind, _recorded_weights(recorder, ops))
     digests = _digest_own_pieces(checkpoint, own, on_the_way)
     weight_digests: Mapping[str, bytes] = {}
     if others is not None:

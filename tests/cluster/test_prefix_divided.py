@@ -52,7 +52,7 @@ def engine(folder: Path, redis: RedisProcess | None, ranks: int = 1) -> Engine:
         prefix_buffer_bytes=1 << 22, prefix_after=1, prefix_any_numerics=True,
     )  # fmt: skip
     if redis is not None:
-        made._built.core.scheduler.prefixes.prospects = FetchCostModel(token_s=1.0, block_s=1e-9)
+        made._built.core.scheduler.prefixes.cost_model = FetchCostModel(token_s=1.0, block_s=1e-9)
     return made
 
 

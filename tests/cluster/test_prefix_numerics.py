@@ -47,7 +47,7 @@ ROUNDS = {"float16": (2**-11, 2**-25), "bfloat16": (2**-8, 0.0)}  # relative; be
 
 
 class Card:
-    """KV as a GPU lays it out, in the dtype that its policy stores, and a clerk that writes `wire` and reads it."""
+    """KV as a GPU lays it out, in the dtype that its policy stores, and an executor that writes `wire` and reads it."""
 
     def __init__(self, store: RedisStore, dtype: str, wire: str) -> None:
         self.ops: Ops = GpuOps(interpreter_context((6, 1) if dtype == "float16" else (8, 6)))
@@ -55,8 +55,8 @@ class Card:
         self.swapper = Swapper([part for cache in self.kv for part in self.ops.kv_parts(cache)], CpuCopier(), BLOCKS)
         geometry = Geometry(wire, LAYERS, HEADS, DIM, BLOCKS * 16)
         host = HostKv(self.swapper.slabs(), self.ops.kv_vectors, geometry)
-        self.clerk: StoreOpExecutor[RecordPayloads] = StoreOpExecutor(store, RecordSealer(SECRET, geometry), host)
-        self.desk, self.store = self.clerk.desk(), store
+        self.executor: StoreOpExecutor[RecordPayloads] = StoreOpExecutor(store, RecordSealer(SECRET, geometry), host)
+        self.buffers, self.store = self.executor.make_buffers(), store
 
     @property
     def views(self) -> list[torch.Tensor]:
@@ -71,7 +71,7 @@ class Card:
         """Its KV, and wait until it is there."""
         self.swapper.swap(StepPlan((), swap_out=tuple((i, i) for i in range(BLOCKS))))
         save = SaveOp(key=KEY, blocks=tuple(range(BLOCKS)), owner="ann", mark=self.swapper.mark())
-        self.clerk.do(save, self.desk)
+        self.executor.do(save, self.buffers)
         self.store.flush(time.monotonic() + 20)
         return save
 
@@ -82,7 +82,7 @@ class Card:
             nonlocal fetch
             now = time.monotonic()
             fetch = FetchOp(keys=(KEY,), blocks=(tuple(range(BLOCKS)),), value_s=1e3, sent=now, expires=now)
-            self.clerk.do(fetch, self.desk)
+            self.executor.do(fetch, self.buffers)
             return fetch.outcome == expected
 
         fetch: FetchOp = FetchOp(keys=(), blocks=(), value_s=0.0, sent=0.0, expires=0.0)
@@ -179,7 +179,7 @@ def engine(url: str, dtype: str, **settings: Any) -> Engine:
     """Fetching always seems faster, and computing to take long."""
     access = PrefixStoreAccess(RedisStore(RedisSource(url=url, secret=SECRET)), SECRET)
     made = Engine(demo_path(), dtype=dtype, access=access, prefix_after=1, **SHARED | settings)
-    made._built.core.scheduler.prefixes.prospects = FetchCostModel(token_s=1.0, block_s=1e-9)
+    made._built.core.scheduler.prefixes.cost_model = FetchCostModel(token_s=1.0, block_s=1e-9)
     return made
 
 

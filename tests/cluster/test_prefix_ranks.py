@@ -32,7 +32,7 @@ BLOCKS = 2  # of a record
 
 
 class Rank:
-    """Some of the model's heads: their KV on the device, [layer][K/V] of [blocks, heads, 16, D], and a clerk."""
+    """Some of the model's heads: their KV on the device, [layer][K/V] of [blocks, heads, 16, D], and an executor."""
 
     def __init__(self, store: RedisStore, heads: range) -> None:
         self.ops = CpuOps(torch.bfloat16, "exact", None, None, "tests")
@@ -40,7 +40,7 @@ class Rank:
         self.swapper = Swapper([part for cache in self.kv for part in self.ops.kv_parts(cache)], CpuCopier(), BLOCKS)
         self.seal, self.heads = RecordSealer(SECRET, GEOMETRY), heads
         self.host = HostKv(self.swapper.slabs(), self.ops.kv_vectors, GEOMETRY)
-        self.clerk: StoreOpExecutor[RecordPayloads] = StoreOpExecutor(store, self.seal, self.host, heads)
+        self.executor: StoreOpExecutor[RecordPayloads] = StoreOpExecutor(store, self.seal, self.host, heads)
 
     @property
     def vectors(self) -> torch.Tensor:
@@ -64,7 +64,9 @@ class Rank:
     def fetch(self) -> None:
         now = time.monotonic()
         fetch = FetchOp(keys=(KEY,), blocks=(tuple(range(BLOCKS)),), value_s=1e3, sent=now, expires=now)
-        wait_for(lambda: self.clerk.do(fetch, self.clerk.desk()) or fetch.count, f"a hit, not {fetch.outcome}")
+        wait_for(
+            lambda: self.executor.do(fetch, self.executor.make_buffers()) or fetch.count, f"a hit, not {fetch.outcome}"
+        )
         assert fetch.outcome == HIT
         self.swapper.swap(StepPlan((), swap_in=tuple((i, i) for i in range(BLOCKS))))
 
@@ -112,12 +114,12 @@ def test_each_rank_reads_its_heads_and_no_others(
 
 
 def test_one_rank_of_one_writes_what_ranks_of_two_read(store: RedisStore) -> None:
-    """The clerk's own way of writing."""
+    """The executor's own way of writing."""
     [writer] = ranks(store, 1)
     vectors = torch.randn(GEOMETRY.layers, 2, BLOCKS, GEOMETRY.heads, 16, GEOMETRY.head_dim).to(torch.bfloat16)
     writer.fill(vectors)
     save = SaveOp(key=KEY, blocks=tuple(range(BLOCKS)), owner="ann", mark=writer.swapper.mark())
-    writer.clerk.do(save, writer.clerk.desk())
+    writer.executor.do(save, writer.executor.make_buffers())
     assert save.saved
     store.flush(time.monotonic() + 20)
     for rank in ranks(store, 2):

@@ -385,7 +385,7 @@ async def engines(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engines]:
     for worker in workers:
         replica = object.__new__(Shown)
         await replica.__init__(lambda worker=worker: worker)  # type: ignore[misc]
-        worker._core.scheduler.prefixes.prospects = FetchCostModel(token_s=1.0, block_s=1e-9)
+        worker._core.scheduler.prefixes.cost_model = FetchCostModel(token_s=1.0, block_s=1e-9)
         replicas.append(replica)
     router, _ = a_router(*replicas)
     assert isinstance(access.store, MemoryPrefixStore)

@@ -23,7 +23,7 @@ from motley.replicas.types import Pooling
 def test_what_comes_once_is_not_stored_and_what_comes_again_is_once() -> None:
     store = BadStore(Clock())
     bench = Bench(store, after=2)
-    saves = lambda: sum(isinstance(errand, SaveOp) for errand in bench.courier.sent)  # type: ignore[union-attr]  # noqa: E731
+    saves = lambda: sum(isinstance(store_op, SaveOp) for store_op in bench.store_worker.sent)  # type: ignore[union-attr]  # noqa: E731
     bench.run([request(prompt(family, 50)) for family in range(3)])
     assert saves() == store.stats().stored == 0
     bench.run([request(prompt(1, 100))])
@@ -31,7 +31,7 @@ def test_what_comes_once_is_not_stored_and_what_comes_again_is_once() -> None:
     for _ in range(5):
         bench.run([request(prompt(1, 50))])
     assert saves() == 3, "the store has it"
-    assert not any(isinstance(errand, FetchOp) for errand in bench.courier.sent[-2:])  # type: ignore[union-attr]
+    assert not any(isinstance(store_op, FetchOp) for store_op in bench.store_worker.sent[-2:])  # type: ignore[union-attr]
 
 
 def test_what_was_not_computed_to_its_end_or_is_faulty_is_not_stored() -> None:
@@ -56,7 +56,7 @@ def test_pools_and_logprobs_of_a_prompt_take_nothing_that_was_not_computed() -> 
     [messages] = bench.run([request(prompt(1, 100), prompt_logprobs=0, max_tokens=1)])
     assert cached(messages) == 0
     assert request([1], pooling=Pooling.MEAN, n=1).pooling  # has none either: see Sequence.reusable_hashes
-    assert not bench.courier.fetches  # type: ignore[union-attr]
+    assert not bench.store_worker.fetches  # type: ignore[union-attr]
 
 
 def test_flushing_forgets_what_is_on_its_way_too() -> None:
@@ -79,10 +79,10 @@ def test_what_is_slower_is_not_fetched() -> None:
     Bench(store).run([request(prompt(1, 100))])
     bench = Bench(store, token_s=1e-12)
     assert cached(bench.run([request(prompt(1, 100))])[0]) == 0
-    assert not bench.courier.fetches  # type: ignore[union-attr]
+    assert not bench.store_worker.fetches  # type: ignore[union-attr]
     idle = Bench(store, token_s=None)
     idle.run([request(prompt(1, 100))])
-    assert not idle.courier.sent, "nothing is measured yet"  # type: ignore[union-attr]
+    assert not idle.store_worker.sent, "nothing is measured yet"  # type: ignore[union-attr]
 
 
 def test_prospects_follow_what_is_measured() -> None:

@@ -97,7 +97,7 @@ def make(
             swapper.mark, value_blocks=2, value_bytes=geometry.size, after=1,
         )  # fmt: skip
         prefixes = PrefixConnector(link, Clock())
-        prefixes.prospects = FetchCostModel(1e9, 1e-9)
+        prefixes.cost_model = FetchCostModel(1e9, 1e-9)
     scheduler = Scheduler(
         BlockPool(blocks), max_batch_tokens=64, max_running=RUNNING, prefixes=prefixes,
         swap=SwapPlanner(KEPT, SwapRates(1e-9, 1e-9, 1.0)),
@@ -187,7 +187,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def eager(engine: Engine) -> Engine:
     """Fetching always seems faster, and computing to take long."""
-    engine._built.core.scheduler.prefixes.prospects = FetchCostModel(token_s=1.0, block_s=1e-9)
+    engine._built.core.scheduler.prefixes.cost_model = FetchCostModel(token_s=1.0, block_s=1e-9)
     return engine
 
 

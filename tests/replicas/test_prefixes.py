@@ -120,7 +120,7 @@ def test_what_is_known_in_part_is_taken_in_part() -> None:
     whole = sorted(store._values)
     third = Bench(store, after=99)
     third.run([request(prompt(1, 40))])  # two blocks of it are on the device
-    lost = third.courier.fetches[0].keys[1]  # type: ignore[union-attr]
+    lost = third.store_worker.fetches[0].keys[1]  # type: ignore[union-attr]
     del store._values[lost]
     [messages] = third.run([request(prompt(1, 100))])
     assert cached(messages) == 96
@@ -185,14 +185,14 @@ def test_errands_name_their_blocks_once() -> None:
     store = BadStore(clock)
     Bench(store, clock=clock).run([request(prompt(2, 100)), request(prompt(0, 60))])
     bench = Bench(store, AheadRunner, clock=clock, room=24, turns=lambda: rng.randrange(5))
-    assert bench.courier is not None
+    assert bench.store_worker is not None
     assert bench.prefixes is not None
     pool, waiting = bench.prefixes.pool, [request(prompt(i % 3, 40 + 7 * i)) for i in range(12)]
     for step in range(400):
         if waiting and step % 3 == 0:
             bench.core.add(len(waiting), waiting.pop())
         bench.core.step()
-        out = [block for _, errand in bench.courier.under_way for block in _blocks(errand)]
+        out = [block for _, store_op in bench.store_worker.under_way for block in _blocks(store_op)]
         here = [b for one in bench.core.scheduler.sequences if one.host_copy for b in one.host_copy.blocks]
         assert sorted([*pool._free, *pool.left, *out, *here]) == list(range(KEPT, KEPT + 24))
     stats = store.stats()
@@ -201,7 +201,7 @@ def test_errands_name_their_blocks_once() -> None:
     bench.settle()
 
 
-def _blocks(errand: object) -> list[int]:
-    if isinstance(errand, FetchOp):
-        return [block for value in errand.blocks for block in value]
-    return list(errand.blocks) if isinstance(errand, SaveOp | ReleaseOp) else []
+def _blocks(store_op: object) -> list[int]:
+    if isinstance(store_op, FetchOp):
+        return [block for value in store_op.blocks for block in value]
+    return list(store_op.blocks) if isinstance(store_op, SaveOp | ReleaseOp) else []

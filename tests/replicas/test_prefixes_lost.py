@@ -19,8 +19,8 @@ def asked_anew(bench: Bench) -> int | None:
 
 
 def saves(bench: Bench) -> int:
-    assert bench.courier is not None
-    return sum(isinstance(errand, SaveOp) for errand in bench.courier.sent)
+    assert bench.store_worker is not None
+    return sum(isinstance(store_op, SaveOp) for store_op in bench.store_worker.sent)
 
 
 @pytest.mark.parametrize("times", [2, 3, 5, 12])
@@ -41,19 +41,19 @@ def test_what_the_store_has_lost_is_stored_by_the_next_who_asks(times: int) -> N
 def test_what_was_asked_for_once_is_not_stored_for_being_missed() -> None:
     bench = Bench(BadStore(Clock()), after=2)
     asked_anew(bench)
-    assert bench.courier is not None
-    assert bench.courier.fetches
+    assert bench.store_worker is not None
+    assert bench.store_worker.fetches
     assert saves(bench) == 0
 
 
 def test_a_store_that_is_away_is_not_asked() -> None:
     store = BadStore(Clock())
     bench = Bench(store, after=2)
-    assert bench.courier is not None
+    assert bench.store_worker is not None
     store.gone = True
     for _ in range(4):
         assert asked_anew(bench) == 0
-    assert not bench.courier.fetches
+    assert not bench.store_worker.fetches
     assert not saves(bench), "nor is anything sealed for it"
     store.gone = False
     assert [asked_anew(bench) for _ in range(2)] == [0, 64]
@@ -78,8 +78,8 @@ def test_what_is_missed_at_once_is_computed_beside_others() -> None:
     bench.core.add(1, request(prompt(1, 30)))
     bench.core.step()
     assert [len(item.token_ids) for item in bench.runner.plans[-1].items] == [1, 30]
-    assert bench.courier is not None
-    assert len(bench.courier.fetches) == 1
+    assert bench.store_worker is not None
+    assert len(bench.store_worker.fetches) == 1
     while bench.core.busy:
         bench.core.step()
     bench.settle()

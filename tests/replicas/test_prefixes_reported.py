@@ -32,7 +32,7 @@ def test_what_the_store_has_of_a_prompt_is_told_once_it_is_known(runner: type[Fa
     messages = other.run([asked])[0]
     assert told(messages) == [(96, None), None], "read"
     assert other.prefixes is not None
-    assert other.prefixes.prospects is not None
+    assert other.prefixes.cost_model is not None
     assert messages[0].stored == PromptStoreStatus(96, None, other.prefixes.fetch_s)
     assert other.prefixes.fetch_s > 0
     assert told(other.run([request(prompt(1, 70))])[0]) == [(64, None), None]
@@ -74,7 +74,7 @@ def test_what_is_flushed_is_not_told_of_though_its_writing_comes_back_later() ->
     store, turns = BadStore(Clock()), 3
     bench = Bench(store, turns=lambda: turns)
     bench.core.add(0, request(prompt(1, 50)))
-    while not any(isinstance(errand, SaveOp) for errand in bench.courier.sent):  # type: ignore[union-attr]
+    while not any(isinstance(store_op, SaveOp) for store_op in bench.store_worker.sent):  # type: ignore[union-attr]
         bench.core.step()
     bench.core.scheduler.forget(None)
     while bench.core.busy:
@@ -86,19 +86,19 @@ def test_what_is_flushed_is_not_told_of_though_its_writing_comes_back_later() ->
 
 def test_what_is_known_of_a_store_is_believed_for_a_while() -> None:
     clock = Clock()
-    known = KnownValues(clock, capacity=4)
-    known.there([b"a", b"b", b"c"])
-    assert known.leading([b"a", b"b", b"x", b"c"]) == 2
-    known.there([b"d", b"e"])
-    assert known.leading([b"a", b"b", b"c"]) == 2, "a prefix is forgotten from its end"
-    known.gone([b"b", b"x"])
-    assert known.leading([b"a", b"b"]) == 1
+    seen = KnownValues(clock, capacity=4)
+    seen.add([b"a", b"b", b"c"])
+    assert seen.leading([b"a", b"b", b"x", b"c"]) == 2
+    seen.add([b"d", b"e"])
+    assert seen.leading([b"a", b"b", b"c"]) == 2, "a prefix is forgotten from its end"
+    seen.discard([b"b", b"x"])
+    assert seen.leading([b"a", b"b"]) == 1
     clock.now += 50
-    known.there([b"d"])
+    seen.add([b"d"])
     clock.now += 50
-    assert [known.leading([key]) for key in (b"a", b"d")] == [0, 1]
-    known.forget()
-    assert known.leading([b"d"]) == 0
+    assert [seen.leading([key]) for key in (b"a", b"d")] == [0, 1]
+    seen.forget()
+    assert seen.leading([b"d"]) == 0
 
 
 def test_the_name_of_what_is_shared_is_that_of_its_secret_and_its_identity() -> None:

@@ -68,8 +68,8 @@ def test_a_store_that_does_not_come_back_is_not_waited_for() -> None:
     clock = Clock()
     store = BadStore(clock)
     bench = Bench(store, clock=clock, room=6)
-    assert bench.courier is not None
-    bench.courier.lost = lambda errand: isinstance(errand, FetchOp)
+    assert bench.store_worker is not None
+    bench.store_worker.lost = lambda store_op: isinstance(store_op, FetchOp)
     bench.core.add(0, request(prompt(1, 100)))
     for _ in range(5):
         bench.core.step()
@@ -84,7 +84,7 @@ def test_a_store_that_does_not_come_back_is_not_waited_for() -> None:
     assert bench.runner.plans[-1].items
     while bench.core.busy:
         bench.core.step()
-    bench.courier.lost = lambda errand: False
+    bench.store_worker.lost = lambda store_op: False
     bench.settle()
 
 
@@ -93,17 +93,17 @@ def test_what_comes_when_nobody_waits_any_more_changes_nothing() -> None:
     store = BadStore(clock)
     Bench(store, clock=clock).run([request(prompt(1, 100))])
     bench = Bench(store, clock=clock)
-    assert bench.courier is not None
-    bench.courier.lost = lambda errand: isinstance(errand, FetchOp)
+    assert bench.store_worker is not None
+    bench.store_worker.lost = lambda store_op: isinstance(store_op, FetchOp)
     bench.core.add(0, request(prompt(1, 100), max_tokens=20))
     bench.core.step()
     clock.now += 2 * MAX_READ_S + 0.001
     bench.core.step()
     [sequence] = bench.core.scheduler.running
-    bench.courier.lost = lambda errand: False
+    bench.store_worker.lost = lambda store_op: False
     seen = [emission.message for emission in bench.core.step()]
     assert bench.prefixes is not None
-    assert not bench.courier.under_way
+    assert not bench.store_worker.under_way
     assert sequence.state is SequenceState.RUNNING
     assert (sequence.cached_tokens, bench.core.load().external_hit_tokens) == (0, 0)
     seen += [emission.message for _ in range(40) for emission in bench.core.step()]
@@ -140,7 +140,7 @@ def test_what_is_coming_is_not_counted_as_work() -> None:
     bench.core.step()
     assert [s.state for s in bench.core.scheduler.waiting] == [SequenceState.WAITING_KV] * 2
     assert bench.core.load().queued_prefill_tokens == 4 + (100 - 32), "the other one knows of the first value alone"
-    bench.courier.lost = lambda errand: True  # type: ignore[union-attr]
+    bench.store_worker.lost = lambda store_op: True  # type: ignore[union-attr]
     bench.clock.now += 1e12
     bench.core.step()
     assert bench.core.load().queued_prefill_tokens == (100 - 32) + 4, "it computes, and now the other one fetches"
@@ -154,8 +154,8 @@ def test_one_fetches_for_all_who_want_the_same() -> None:
     Bench(store, clock=clock).run([request(prompt(1, 100))])
     bench = Bench(store, clock=clock, turns=lambda: 3)
     found = bench.run([request(prompt(1, 100)) for _ in range(4)] + [request(prompt(1, 80))])
-    assert bench.courier is not None
-    assert len(bench.courier.fetches) == 1
+    assert bench.store_worker is not None
+    assert len(bench.store_worker.fetches) == 1
     assert [cached(messages) for messages in found] == [96, 96, 96, 96, 64]
     assert bench.core.load().external_hit_tokens == 96
 

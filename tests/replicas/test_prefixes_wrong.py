@@ -59,8 +59,8 @@ def test_a_value_from_another_tenants_key_is_not_opened() -> None:
     stolen = [value for _, value in sorted(store._values.items())]
     thief = Bench(store)
     thief.run([request(prompt(1, 33), cache_salt=b"two")])
-    assert thief.courier is not None
-    for key, value in zip(thief.courier.fetches[0].keys, stolen, strict=True):
+    assert thief.store_worker is not None
+    for key, value in zip(thief.store_worker.fetches[0].keys, stolen, strict=True):
         store._values[key] = value
     again = Bench(store)
     [messages] = again.run([request(prompt(1, 33), cache_salt=b"two")])

@@ -51,35 +51,35 @@ class CellRecords:
 
 
 class TurnCourier:
-    """Does an errand when it is asked for the so-manyth time whether it is back; `lost`: it never comes back."""
+    """Does an operation when it is asked for the so-manyth time whether it is back; `lost`: it never comes back."""
 
-    def __init__(self, clerk: StoreOpExecutor[RecordPayloads], turns: Callable[[], int] = lambda: 0) -> None:
-        self.clerk, self.turns = clerk, turns
+    def __init__(self, executor: StoreOpExecutor[RecordPayloads], turns: Callable[[], int] = lambda: 0) -> None:
+        self.executor, self.turns = executor, turns
         self.sent: list[StoreOp] = []
         self.under_way: list[list[object]] = []
-        self.lost: Callable[[StoreOp], bool] = lambda errand: False
-        self._desk = clerk.desk()
+        self.lost: Callable[[StoreOp], bool] = lambda store_op: False
+        self._buffers = executor.make_buffers()
 
     @property
     def away(self) -> bool:
-        return self.clerk.away
+        return self.executor.away
 
-    def send(self, errand: StoreOp) -> None:
-        self.sent.append(errand)
-        self.under_way.append([self.turns(), errand])
+    def send(self, store_op: StoreOp) -> None:
+        self.sent.append(store_op)
+        self.under_way.append([self.turns(), store_op])
 
     def take(self) -> list[StoreOp]:
         back = []
         for entry in list(self.under_way):
-            left, errand = entry
-            if self.lost(errand):  # type: ignore[arg-type]
+            left, store_op = entry
+            if self.lost(store_op):  # type: ignore[arg-type]
                 continue
             if left:
                 entry[0] -= 1  # type: ignore[operator]
                 continue
             self.under_way.remove(entry)
-            self.clerk.do(errand, self._desk)  # type: ignore[arg-type]
-            back.append(errand)
+            self.executor.do(store_op, self._buffers)  # type: ignore[arg-type]
+            back.append(store_op)
         return back  # type: ignore[return-value]
 
     def wait(self, seconds: float) -> None:
@@ -90,7 +90,7 @@ class TurnCourier:
 
     @property
     def fetches(self) -> list[FetchOp]:
-        return [errand for errand in self.sent if isinstance(errand, FetchOp)]
+        return [store_op for store_op in self.sent if isinstance(store_op, FetchOp)]
 
 
 FAULTS = ("none", "miss", "raise", "few", "many", "late", "flip", "cut", "other", "zeros", "empty")
@@ -178,11 +178,11 @@ def prefixes(
 ) -> tuple[PrefixConnector, TurnCourier]:
     """For a fake runner: its host's blocks from `first` on, `room` of them. token_s: None is not known."""
     geometry = Geometry("float32", 1, 2, 1, value_blocks * BLOCK_TOKENS)
-    courier = TurnCourier(
+    store_worker = TurnCourier(
         StoreOpExecutor(store, RecordSealer(SECRET, geometry), CellRecords(runner, geometry), clock=clock), turns
     )
     link = StoreLink(
-        courier=courier,
+        store_worker=store_worker,
         keys=StoreKeys(SECRET, identity),
         pool=LentBlockPool(room, first),
         mark=Done,
@@ -191,5 +191,5 @@ def prefixes(
         after=after,
     )
     found = PrefixConnector(link, clock)
-    found.prospects = None if token_s is None else FetchCostModel(token_s, block_s=1e-9)
-    return found, courier
+    found.cost_model = None if token_s is None else FetchCostModel(token_s, block_s=1e-9)
+    return found, store_worker

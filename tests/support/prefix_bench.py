@@ -38,9 +38,9 @@ class Bench:
     ) -> None:
         self.clock = clock or Clock()
         self.runner = runner(blocks, VOCAB)
-        self.prefixes, self.courier = None, None
+        self.prefixes, self.store_worker = None, None
         if store is not None:
-            self.prefixes, self.courier = prefixes(self.runner, store, self.clock, first=KEPT, **options)
+            self.prefixes, self.store_worker = prefixes(self.runner, store, self.clock, first=KEPT, **options)
         self.core = EngineCore(
             self.runner,
             Scheduler(
@@ -76,11 +76,11 @@ class Bench:
         assert not self.core.busy
         self.core.scheduler.pool.check(idle=True)
         self.core.scheduler.swap.pool.check_idle()
-        if self.prefixes is None or self.courier is None:
+        if self.prefixes is None or self.store_worker is None:
             return
         for _ in range(100):
             self.core.step()
-            if not self.core.launched and not self.courier.under_way and not self.prefixes.pool.left:
+            if not self.core.launched and not self.store_worker.under_way and not self.prefixes.pool.left:
                 break
         self.prefixes.pool.check_idle()
         assert not self.prefixes.waits

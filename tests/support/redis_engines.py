@@ -58,7 +58,7 @@ class SharingEngine:
         self.stored: list[PromptStoreStatus | None] = []
         self._asked = 0
         if access is not None:
-            self.scheduler.prefixes.prospects = FetchCostModel(token_s=1.0, block_s=1e-9)
+            self.scheduler.prefixes.cost_model = FetchCostModel(token_s=1.0, block_s=1e-9)
 
     @property
     def stats(self) -> PrefixStats:

@@ -33,8 +33,8 @@ class BlocksReader:
         each = geometry.tokens // BLOCK_TOKENS
         swapper = Swapper([part for cache in kv for part in ops.kv_parts(cache)], CpuCopier(), each * len(keys))
         host = HostKv(swapper.slabs(), ops.kv_vectors, geometry)
-        self._clerk: StoreOpExecutor[RecordPayloads] = StoreOpExecutor(store, seal, host)
-        self._desk = self._clerk.desk()
+        self._executor: StoreOpExecutor[RecordPayloads] = StoreOpExecutor(store, seal, host)
+        self._buffers = self._executor.make_buffers()
         self._keys, self._blocks = keys, [tuple(range(i * each, (i + 1) * each)) for i in range(len(keys))]
 
     def read(self, nbytes: int) -> float:
@@ -46,7 +46,7 @@ class BlocksReader:
             fetch = FetchOp(
                 keys=tuple(self._keys), blocks=tuple(self._blocks), value_s=_PATIENT_S, sent=now, expires=now
             )
-            self._clerk.do(fetch, self._desk)
+            self._executor.do(fetch, self._buffers)
             moved += fetch.count * self._geometry.size
             if fetch.count:
                 came = time.perf_counter()

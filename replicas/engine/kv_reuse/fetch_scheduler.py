@@ -88,13 +88,13 @@ class FetchScheduler:
         self.fetch_s = Histogram(_FETCH_BOUNDS_S)
         self._sightings = ChunkCounter()
         self._parked: dict[FetchOp, _ParkedSequence] = {}
-        self._flying: dict[bytes, _FetchInFlight] = {}  # by store key, each of which is fetched once at a time
+        self._inflight: dict[bytes, _FetchInFlight] = {}  # by store key, each of which is fetched once at a time
         self._behind: dict[Sequence, bytes] = {}  # sequences that wait for a key which another sequence fetches
 
     def __bool__(self) -> bool:
         return bool(self._parked or self._behind)
 
-    def consider(self, sequence: Sequence, pool: BlockPool, prospects: FetchCostModel) -> float:
+    def consider(self, sequence: Sequence, pool: BlockPool, cost_model: FetchCostModel) -> float:
         """Park a waiting sequence if fetching its KV is faster than computing it. Each sequence is considered once.
 
         A sequence whose KV another one is fetching waits for that, and then finds it on the device. Returns the seconds
@@ -111,10 +111,10 @@ class FetchScheduler:
         found = pool.cached_prefix(hashes)
         begin = found // link.value_blocks
         for value in values[begin:]:
-            flying = self._flying.get(value.key)
-            if flying is not None and flying.coming(sequence):
+            inflight = self._inflight.get(value.key)
+            if inflight is not None and inflight.coming(sequence):
                 sequence.state, self._behind[sequence] = SequenceState.WAITING_KV, value.key
-                sequence.coming = flying.num_tokens
+                sequence.coming = inflight.num_tokens
                 return 0.0
         sequence.store_lookup_done = True
         if values and sequence.leader is None:
@@ -122,12 +122,12 @@ class FetchScheduler:
         times = self._sightings.saw([value.hashes[-1] for value in values]) if sequence.leader is None else []
         worth, seen = (count(times, link.after) for count in (leading_worth_storing, leading_repeated))
         parked = _ParkedSequence(sequence, values, begin, found, worth, seen)
-        tokens = 0 if link.courier.away else self._park(parked, len(hashes), prospects)
+        tokens = 0 if link.store_worker.away else self._park(parked, len(hashes), cost_model)
         if not tokens:
             self._saves.offer(sequence, values[:worth])
-        return tokens * prospects.token_s
+        return tokens * cost_model.token_s
 
-    def _park(self, parked: _ParkedSequence, usable: int, prospects: FetchCostModel) -> int:
+    def _park(self, parked: _ParkedSequence, usable: int, cost_model: FetchCostModel) -> int:
         """Send a fetch for a sequence, of its first `usable` blocks at most, since the last token is always computed.
 
         Returns the number of tokens that are fetched.
@@ -136,9 +136,9 @@ class FetchScheduler:
         starts = range(parked.begin * size, min(len(parked.values) * size, usable), size)
         starts = starts[: link.pool.available // size]
         new = min(starts[-1] + size, usable) - parked.found if starts else 0
-        if new <= 0 or not prospects.prefers_fetch(new * BLOCK_TOKENS, len(starts) * link.value_bytes, new):
+        if new <= 0 or not cost_model.prefers_fetch(new * BLOCK_TOKENS, len(starts) * link.value_bytes, new):
             return 0
-        value_s, now = size * BLOCK_TOKENS * prospects.token_s, self._clock()
+        value_s, now = size * BLOCK_TOKENS * cost_model.token_s, self._clock()
         fetch = FetchOp(
             keys=tuple(value.key for value in parked.values[parked.begin :][: len(starts)]),
             blocks=tuple(tuple(link.pool.take(min(size, usable - start))) for start in starts),
@@ -147,28 +147,28 @@ class FetchScheduler:
             expires=now + fetch_timeout_s(len(starts) * value_s) + _GRACE_S,
         )
         for start, key in zip(starts, fetch.keys, strict=True):
-            self._flying[key] = _FetchInFlight(sequence, min(start + size, usable) * BLOCK_TOKENS)
+            self._inflight[key] = _FetchInFlight(sequence, min(start + size, usable) * BLOCK_TOKENS)
         self._parked[fetch] = parked
         self.queried_tokens += new * BLOCK_TOKENS
         sequence.state, sequence.coming = SequenceState.WAITING_KV, (parked.found + new) * BLOCK_TOKENS
-        link.courier.send(fetch)
+        link.store_worker.send(fetch)
         return new * BLOCK_TOKENS
 
-    def back(self, fetch: FetchOp, prospects: FetchCostModel | None) -> None:
+    def back(self, fetch: FetchOp, cost_model: FetchCostModel | None) -> None:
         """Take the result of a fetch: its blocks go to the sequence if that still waits, and otherwise are freed."""
         parked = self._parked.pop(fetch)
         self.fetch_s.add(fetch.seconds)
         sequence, late = parked.sequence, fetch.outcome == TIMEOUT
-        if prospects is not None and (fetch.count or late):
-            prospects.learn((fetch.count + late) * self._link.value_bytes, fetch.seconds)
-        self._seen_values.there(fetch.keys[: fetch.count])
+        if cost_model is not None and (fetch.count or late):
+            cost_model.learn((fetch.count + late) * self._link.value_bytes, fetch.seconds)
+        self._seen_values.add(fetch.keys[: fetch.count])
         if fetch.outcome not in (HIT, TIMEOUT):
-            self._seen_values.gone(fetch.keys[fetch.count :])
+            self._seen_values.discard(fetch.keys[fetch.count :])
             sequence.absent = parked.begin + fetch.count
         count = 0 if fetch.cancelled else fetch.count
         for key in fetch.keys[count:]:
-            if (flying := self._flying.get(key)) is not None and flying.owner is sequence:
-                del self._flying[key]
+            if (inflight := self._inflight.get(key)) is not None and inflight.owner is sequence:
+                del self._inflight[key]
         blocks = [block for value in fetch.blocks for block in value]
         num_loaded = sum(map(len, fetch.blocks[:count]))
         self._link.pool.free(blocks[num_loaded:])
@@ -189,7 +189,7 @@ class FetchScheduler:
             self._saves.offer(sequence, parked.values[: parked.worth if fetch.outcome == HIT else parked.seen])
         elif fetch.outcome in set(RecordFlaw):  # no replica could open the value, so that it is replaced
             bad = parked.begin + count
-            self._saves.wish(sequence, parked.values[bad : max(bad + 1, parked.worth)], anew=parked.values[bad].key)
+            self._saves.save(sequence, parked.values[bad : max(bad + 1, parked.worth)], anew=parked.values[bad].key)
 
     def let_go(self) -> None:
         """Stop waiting for fetches after their deadline, and for other sequences' fetches that have become useless."""
@@ -200,11 +200,11 @@ class FetchScheduler:
                 parked.sequence.state = SequenceState.WAITING
                 self.outcomes[TIMEOUT] += 1
         for sequence, key in list(self._behind.items()):
-            flying = self._flying.get(key)
-            if flying is None or not flying.coming(sequence):
+            inflight = self._inflight.get(key)
+            if inflight is None or not inflight.coming(sequence):
                 del self._behind[sequence]
                 sequence.state = SequenceState.WAITING
-        self._flying = {key: flying for key, flying in self._flying.items() if flying.coming()}
+        self._inflight = {key: inflight for key, inflight in self._inflight.items() if inflight.coming()}
 
     def cancel(self, sequence: Sequence) -> None:
         """Stop waiting for a sequence's KV from the store, because it has ended, is held, or gets other weights."""

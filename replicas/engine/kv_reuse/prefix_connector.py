@@ -27,12 +27,12 @@ _MAX_POPULAR = 32  # most prefixes in the statistics
 
 
 class PrefixConnector:
-    """Prefixes that are fetched from and stored to a store. Idle without a link, and until `prospects` is set."""
+    """Prefixes that are fetched from and stored to a store. Idle without a link, and until `cost_model` is set."""
 
     def __init__(self, link: StoreLink | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link = no_store_link() if link is None else link
         self.pool = link.pool
-        self.prospects: FetchCostModel | None = None
+        self.cost_model: FetchCostModel | None = None
         self._unfit = 0  # values that were not written because a number was beyond the record's range
         self._seen_values = KnownValues(clock)
         self._saves = SaveScheduler(link, self._seen_values)
@@ -58,7 +58,7 @@ class PrefixConnector:
 
     def wait(self, seconds: float) -> None:
         """Wait until an operation on the store has ended, for at most so many seconds."""
-        self._link.courier.wait(seconds)
+        self._link.store_worker.wait(seconds)
 
     def begin(self, waiting: Iterable[Sequence], pool: BlockPool) -> None:
         """Prepare the next plan: release sequences that need not wait any more, park others, and choose what is
@@ -68,12 +68,12 @@ class PrefixConnector:
         self.pool.left = []
         self._take_back()
         self._fetches.let_go()
-        if self.prospects is not None:
+        if self.cost_model is not None:
             fetched = []
             for sequence in waiting:
                 if self.pool.available < self._link.value_blocks:
                     break  # sequences that are scheduled now compute their KV
-                fetched.append(self._fetches.consider(sequence, pool, self.prospects))
+                fetched.append(self._fetches.consider(sequence, pool, self.cost_model))
             self._linger([seconds for seconds in fetched if seconds])
         self._saves.choose(pool)
 
@@ -88,7 +88,7 @@ class PrefixConnector:
         if self._saves.copies():
             self._saves.copied(self._link.mark())
         if self.pool.left:
-            self._link.courier.send(ReleaseOp(blocks=tuple(self.pool.left), mark=self._link.mark()))
+            self._link.store_worker.send(ReleaseOp(blocks=tuple(self.pool.left), mark=self._link.mark()))
             self.pool.left = []
 
     def not_copied(self) -> None:
@@ -105,7 +105,7 @@ class PrefixConnector:
         self._fetches.popular.forget(owner)
         self._seen_values.forget()  # for all owners: it is soon learned again
         if self.pool.total:
-            self._link.courier.send(ForgetOp(owner=owner))
+            self._link.store_worker.send(ForgetOp(owner=owner))
 
     def renew(self) -> None:
         """Drop what is still to be stored when the weights change: a block found by its hash would then be of the new
@@ -127,14 +127,14 @@ class PrefixConnector:
     @property
     def fetch_s(self) -> float:
         """Seconds to fetch one token's KV, by recent measurements."""
-        if self.prospects is None:
+        if self.cost_model is None:
             return 0.0
         link = self._link
-        return self.prospects.fetch_s(link.value_bytes, link.value_blocks) / (link.value_blocks * BLOCK_TOKENS)
+        return self.cost_model.fetch_s(link.value_bytes, link.value_blocks) / (link.value_blocks * BLOCK_TOKENS)
 
     def stored(self, sequence: Sequence) -> PromptStoreStatus | None:
         """Return what is known of a sequence's prompt in the store; None if nothing is shared."""
-        if self.prospects is None:
+        if self.cost_model is None:
             return None
         tokens, values, absent = self._link.value_blocks * BLOCK_TOKENS, sequence.values, sequence.absent
         if absent is not None and self._seen_values.leading(values[absent : absent + 1]):
@@ -155,7 +155,7 @@ class PrefixConnector:
             hit_tokens=self.hit_tokens,
             outcomes=dict(self._fetches.outcomes),
             saved=self._saves.saved,
-            bytes_per_s=None if self.prospects is None else self.prospects.bytes_per_s,
+            bytes_per_s=None if self.cost_model is None else self.cost_model.bytes_per_s,
             value_tokens=self._link.value_blocks * BLOCK_TOKENS,
             value_bytes=self._link.value_bytes,
             store=store,
@@ -164,7 +164,7 @@ class PrefixConnector:
         )
 
     def close(self) -> None:
-        self._link.courier.close()
+        self._link.store_worker.close()
 
     def _linger(self, fetched: list[float]) -> None:
         """Wait shortly for values that were just asked for, before the plan is made.
@@ -178,9 +178,9 @@ class PrefixConnector:
             self._fetches.let_go()
 
     def _take_back(self) -> None:
-        for store_op in self._link.courier.take():
+        for store_op in self._link.store_worker.take():
             if isinstance(store_op, FetchOp):
-                self._fetches.back(store_op, self.prospects)
+                self._fetches.back(store_op, self.cost_model)
             elif isinstance(store_op, SaveOp):
                 self._saves.ended(store_op)
                 self._unfit += store_op.unfit

@@ -50,7 +50,7 @@ class SaveScheduler:
         self._link, self._seen_values = link, seen_values
         self._per_plan = max(1, _MAX_PLAN_BYTES // link.value_bytes)
         self._lookups: dict[LookupOp, _SaveRequest] = {}
-        self._wishes: list[_SaveRequest] = []
+        self._requests: list[_SaveRequest] = []
         self._leaving: list[tuple[SaveOp, tuple[BlockPair, ...]]] = []  # copies of the plan that is being made
         self._out = 0  # blocks of the host that are being stored
         self._keys: set[bytes] = set()  # keys of all values above, which need not be offered again
@@ -58,7 +58,7 @@ class SaveScheduler:
     @property
     def pending(self) -> bool:
         """Whether KV of prefixes is to be stored or is being stored."""
-        return bool(self._lookups or self._wishes or self._out)
+        return bool(self._lookups or self._requests or self._out)
 
     def offer(self, sequence: Sequence, values: tuple[StoreValue, ...]) -> None:
         """Store those values of a prefix that the store does not have, which it is asked first."""
@@ -68,31 +68,31 @@ class SaveScheduler:
             lookup = LookupOp(keys=tuple(value.key for value in new), owner=sequence.request.tenant)
             self._lookups[lookup] = _SaveRequest(sequence, new)
             self._keys.update(lookup.keys)
-            self._link.courier.send(lookup)
+            self._link.store_worker.send(lookup)
 
-    def wish(self, sequence: Sequence, values: tuple[StoreValue, ...], anew: bytes | None = None) -> None:
+    def save(self, sequence: Sequence, values: tuple[StoreValue, ...], anew: bytes | None = None) -> None:
         """Store all these values of a prefix.
 
         anew  store key of one that the store has, but that is useless and must be replaced
         """
         if sequence.outdated:
             return
-        if (new := self._new(values)) and len(self._wishes) < _MAX_REQUESTS:
-            self._wishes.append(_SaveRequest(sequence, new, anew))
+        if (new := self._new(values)) and len(self._requests) < _MAX_REQUESTS:
+            self._requests.append(_SaveRequest(sequence, new, anew))
             self._keys.update(value.key for value in new)
 
     def answered(self, lookup: LookupOp) -> None:
-        wish = self._lookups.pop(lookup)
+        request = self._lookups.pop(lookup)
         self._keys.difference_update(lookup.keys)
         if lookup.num_stored is not None:
-            self._seen_values.there(lookup.keys[: lookup.num_stored])
-            self._seen_values.gone(lookup.keys[lookup.num_stored :])
-            self.wish(wish.sequence, tuple(wish.values)[lookup.num_stored :])
+            self._seen_values.add(lookup.keys[: lookup.num_stored])
+            self._seen_values.discard(lookup.keys[lookup.num_stored :])
+            self.save(request.sequence, tuple(request.values)[lookup.num_stored :])
 
     def ended(self, save: SaveOp) -> None:
         self.saved += save.saved
         if save.saved:
-            self._seen_values.there((save.key,))
+            self._seen_values.add((save.key,))
         self._out -= len(save.blocks)
         self._keys.discard(save.key)
         self._link.pool.free(save.blocks)
@@ -102,34 +102,34 @@ class SaveScheduler:
         has.
         """
         assert not self._leaving, "the last plan's were copied, or were not"
-        for wish in self._wishes:
-            sequence = wish.sequence
+        for request in self._requests:
+            sequence = request.sequence
             if sequence.num_computed >= sequence.num_prompt:
-                self._take(wish, pool)
+                self._take(request, pool)
             elif sequence.state is SequenceState.FINISHED:
-                self._drop(wish)
-        self._wishes = [wish for wish in self._wishes if wish.values]
+                self._drop(request)
+        self._requests = [request for request in self._requests if request.values]
 
     def _new(self, values: tuple[StoreValue, ...]) -> deque[StoreValue]:
         return deque(value for value in values if value.key not in self._keys)
 
-    def _drop(self, wish: _SaveRequest) -> None:
-        self._keys.difference_update(value.key for value in wish.values)
-        wish.values.clear()
+    def _drop(self, request: _SaveRequest) -> None:
+        self._keys.difference_update(value.key for value in request.values)
+        request.values.clear()
 
-    def _take(self, wish: _SaveRequest, pool: BlockPool) -> None:
+    def _take(self, request: _SaveRequest, pool: BlockPool) -> None:
         host = self._link.pool
-        while wish.values and len(self._leaving) < self._per_plan:
-            blocks = pool.listed(wish.values[0].hashes)
+        while request.values and len(self._leaving) < self._per_plan:
+            blocks = pool.listed(request.values[0].hashes)
             if blocks is None:
-                self._drop(wish)  # later values are useless without this one
+                self._drop(request)  # later values are useless without this one
                 return
             if self._out + len(blocks) > host.total // 2 or len(blocks) > host.available:
                 return
             host_blocks = host.take(len(blocks))
             self._out += len(host_blocks)
-            key = wish.values.popleft().key
-            save = SaveOp(key=key, blocks=tuple(host_blocks), owner=wish.owner, anew=key == wish.anew)
+            key = request.values.popleft().key
+            save = SaveOp(key=key, blocks=tuple(host_blocks), owner=request.owner, anew=key == request.anew)
             self._leaving.append((save, tuple(zip(blocks, host_blocks, strict=True))))
 
     def copies(self) -> tuple[BlockPair, ...]:
@@ -140,7 +140,7 @@ class SaveScheduler:
         """Record that the plan's copies are in flight and have ended at `mark`, and send the values to be written."""
         for save, _ in self._leaving:
             save.mark = mark
-            self._link.courier.send(save)
+            self._link.store_worker.send(save)
         self._leaving = []
 
     def not_copied(self) -> None:
@@ -150,7 +150,7 @@ class SaveScheduler:
 
     def forget(self, owner: str | None) -> None:
         """Drop values of an owner that are not being stored yet; None for those of all owners."""
-        for wish in (*self._wishes, *self._lookups.values()):
-            if owner in (None, wish.owner):
-                self._drop(wish)
-        self._wishes = [wish for wish in self._wishes if wish.values]
+        for request in (*self._requests, *self._lookups.values()):
+            if owner in (None, request.owner):
+                self._drop(request)
+        self._requests = [request for request in self._requests if request.values]

@@ -184,7 +184,7 @@ class BuiltEngine:
         if prefixes.pool.total:
             assert self.runner.swapper is not None
             _, in_s = self.runner.swapper.measure()
-            prefixes.prospects = FetchCostModel(1 / rates.prefill_tokens_per_s, in_s)
+            prefixes.cost_model = FetchCostModel(1 / rates.prefill_tokens_per_s, in_s)
             self.profile = replace(self.profile, shares=prefixes.shares, fetch_s=prefixes.fetch_s)
         self.core.scheduler.pool.forget_prefixes()
 
@@ -239,12 +239,17 @@ def build_engine(
         choose_operators(config, checkpoint.config.dtype) if ops is None else (ops, "that of the operators given")
     )
     accelerator = accelerator or open_accelerator(ops.device)
-    outline = partial(choose_meta_operators, config, checkpoint.config.dtype, ops)
+    make_meta_ops = partial(choose_meta_operators, config, checkpoint.config.dtype, ops)
     cache, cached_digests, group = open_weights_cache(config.weights_cache), None, None
     if divided:
         cached_digests = find_cached_digests(checkpoint, cache)
         account = report_local_device(
-            checkpoint, config, ops, outline, on_device=accelerator is not None, chosen=layers_are_automatic(config)
+            checkpoint,
+            config,
+            ops,
+            make_meta_ops,
+            on_device=accelerator is not None,
+            chosen=layers_are_automatic(config),
         )
         device = None if accelerator is None else ops.device
         group = FollowerGroup(
@@ -260,7 +265,9 @@ def build_engine(
         loaded = load_model(
             path, ops, progress=progress, ranks=ranks, stage=stage, others=others, cache=cache,
             cached_digests=cached_digests, weights_memory=memory, weights_host_memory=host_memory, copier=accelerator,
-            outline=lambda: build_meta_decoder(checkpoint.config, checkpoint.format, checkpoint.tensors, outline()),
+            outline=lambda: build_meta_decoder(
+                checkpoint.config, checkpoint.format, checkpoint.tensors, make_meta_ops()
+            ),
         )  # fmt: skip
         if group is not None:
             group.agree(loaded.weight_digests)

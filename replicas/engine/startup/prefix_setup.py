@@ -92,7 +92,7 @@ def build_prefix_connector(
         nats = _check_rounding(geometry, loaded, runner, swapper, host)
         rounded = f", rounded to {geometry.dtype}: {nats:.1e} nats a token"
     link = StoreLink(
-        courier=ThreadedStoreWorker(StoreOpExecutor(access.store, seal, host)),
+        store_worker=ThreadedStoreWorker(StoreOpExecutor(access.store, seal, host)),
         keys=keys,
         pool=LentBlockPool(lent, swapper.num_blocks - lent),
         mark=swapper.mark,

@@ -17,7 +17,7 @@ class KnownValues:
         self._clock, self._capacity = clock, capacity
         self._seen: OrderedDict[bytes, float] = OrderedDict()
 
-    def there(self, keys: Sequence[bytes]) -> None:
+    def add(self, keys: Sequence[bytes]) -> None:
         """Record that the store's values at these keys were read or written just now."""
         now = self._clock()
         for key in reversed(keys):  # so that the end of a prefix is dropped first
@@ -26,7 +26,7 @@ class KnownValues:
         while len(self._seen) > self._capacity:
             self._seen.popitem(last=False)
 
-    def gone(self, keys: Sequence[bytes]) -> None:
+    def discard(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             self._seen.pop(key, None)
 

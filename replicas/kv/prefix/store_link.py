@@ -14,7 +14,7 @@ from ..store.store_ops import CopyEvent, StoreOp, StoreWorker
 class StoreLink:
     """Connection of an engine's prefixes to a store.
 
-    courier       does operations on the store
+    store_worker  does operations on the store
     keys          store keys of prefixes
     pool          blocks of the host for values on their way, at least one value in each direction
     mark          returns a mark of the end of all copies between device and host so far
@@ -23,7 +23,7 @@ class StoreLink:
     after         number of requests for a chunk of a prompt from which on it is stored
     """
 
-    courier: StoreWorker
+    store_worker: StoreWorker
     keys: StoreKeys
     pool: LentBlockPool
     mark: Callable[[], CopyEvent]

@@ -89,18 +89,18 @@ class StoreOpExecutor(Generic[R]):
     def away(self) -> bool:
         return self._store.away
 
-    def desk(self) -> StoreBuffers[R]:
+    def make_buffers(self) -> StoreBuffers[R]:
         geometry = self._seal.geometry
         arrived = bytearray(self._per_read * (geometry.size + _BESIDE_BYTES))
         return StoreBuffers(self._host.allocate_payloads(), memoryview(arrived))
 
-    def do(self, store_op: StoreOp, desk: StoreBuffers[R]) -> None:
+    def do(self, store_op: StoreOp, buffers: StoreBuffers[R]) -> None:
         """Do an operation. Nothing is raised: neither a store that fails nor a lack of memory is a reason for a request
         to fail.
         """
         began = self._clock()
         try:
-            self._do(store_op, desk)
+            self._do(store_op, buffers)
         except Exception:
             log.exception("an operation on the prefix store failed")
             if isinstance(store_op, FetchOp):
@@ -108,11 +108,11 @@ class StoreOpExecutor(Generic[R]):
         if isinstance(store_op, FetchOp):
             store_op.seconds = self._clock() - began
 
-    def _do(self, store_op: StoreOp, desk: StoreBuffers[R]) -> None:
+    def _do(self, store_op: StoreOp, buffers: StoreBuffers[R]) -> None:
         if isinstance(store_op, FetchOp):
-            store_op.outcome = self._fetch(store_op, desk)
+            store_op.outcome = self._fetch(store_op, buffers)
         elif isinstance(store_op, SaveOp):
-            self._save(store_op, desk.payloads)
+            self._save(store_op, buffers.payloads)
         elif isinstance(store_op, ReleaseOp):
             store_op.mark.wait()
         elif isinstance(store_op, LookupOp):
@@ -121,12 +121,12 @@ class StoreOpExecutor(Generic[R]):
         elif isinstance(store_op, ForgetOp):
             self._store.forget(store_op.owner)
 
-    def _fetch(self, fetch: FetchOp, desk: StoreBuffers[R]) -> str:
+    def _fetch(self, fetch: FetchOp, buffers: StoreBuffers[R]) -> str:
         """Fetch values in several reads, each with a deadline of its own, and return the outcome.
 
         Values that have come are counted in `fetch.count`, whatever happens to later ones.
         """
-        each, payloads, geometry = self._per_read, desk.payloads, self._seal.geometry
+        each, payloads, geometry = self._per_read, buffers.payloads, self._seal.geometry
         for start in range(0, len(fetch.keys), each):
             keys = fetch.keys[start : start + each]
             now = self._clock()
@@ -134,7 +134,7 @@ class StoreOpExecutor(Generic[R]):
             if fetch.cancelled or now > deadline:
                 return TIMEOUT
             fetch.expires = deadline + MAX_READ_S
-            found = self._store.get([geometry.wanted(key, self._heads) for key in keys], deadline, desk.arrived)
+            found = self._store.get([geometry.wanted(key, self._heads) for key in keys], deadline, buffers.arrived)
             for key, value in zip(keys, found, strict=True):
                 if value is None:
                     return TIMEOUT if self._clock() >= deadline else MISS
@@ -166,8 +166,8 @@ class ThreadedStoreWorker(Generic[R]):
     Reads and writes have separate threads, so that no request waits for what is stored.
     """
 
-    def __init__(self, clerk: StoreOpExecutor[R]) -> None:
-        self._clerk = clerk
+    def __init__(self, executor: StoreOpExecutor[R]) -> None:
+        self._executor = executor
         self._reads: queue.SimpleQueue[StoreOp | None] = queue.SimpleQueue()
         self._others: queue.SimpleQueue[StoreOp | None] = queue.SimpleQueue()
         self._back: queue.SimpleQueue[StoreOp] = queue.SimpleQueue()
@@ -181,7 +181,7 @@ class ThreadedStoreWorker(Generic[R]):
 
     @property
     def away(self) -> bool:
-        return self._clerk.away
+        return self._executor.away
 
     def send(self, store_op: StoreOp) -> None:
         (self._reads if isinstance(store_op, FetchOp) else self._others).put(store_op)
@@ -206,8 +206,8 @@ class ThreadedStoreWorker(Generic[R]):
             thread.join(MAX_READ_S)  # a thread that hangs in the store is left running and ends with the process
 
     def _run(self, store_ops: queue.SimpleQueue[StoreOp | None]) -> None:
-        desk = self._clerk.desk()
+        buffers = self._executor.make_buffers()
         while (store_op := store_ops.get()) is not None:
-            self._clerk.do(store_op, desk)
+            self._executor.do(store_op, buffers)
             self._back.put(store_op)
             self._came.set()

@@ -81,13 +81,11 @@ class DeviceTier:
         sources: dict[int, LayerByteSource] = {}
         fresh = [layer for layer in on_host if layer not in self.pinned]
         if fresh:
-            shelves = PinnedSlabs(
-                self.copier, sum(end - begin for _, begin, end in map(self.extents.__getitem__, fresh))
-            )
+            slabs = PinnedSlabs(self.copier, sum(end - begin for _, begin, end in map(self.extents.__getitem__, fresh)))
             for layer in fresh:
                 place, begin, end = self.extents[layer]
                 whole = TensorInfo("U8", (end - begin,), begin - place.index.start, end - place.index.start)
-                self.pinned[layer] = shelves.put(map_tensors(place, [whole])(whole))
+                self.pinned[layer] = slabs.put(map_tensors(place, [whole])(whole))
                 self._forget(layer)
         sources |= dict.fromkeys(on_host, PinnedLayerSource(self.pinned))
         if on_disk:

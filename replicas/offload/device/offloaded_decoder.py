@@ -91,13 +91,19 @@ def assemble_on_device(
     """
     assert isinstance(ops, PackedLayerOps)
     weights = WeightLoader({}, ops.device)
-    shelves = [DeviceTierRepackCache(ops, tier, landing, buffer) for buffer in range(NUM_BUFFERS)]
+    repack_caches = [DeviceTierRepackCache(ops, tier, landing, buffer) for buffer in range(NUM_BUFFERS)]
     changed = {*changed, *(name for name in checkpoint.tensors if layer_index(name) in tier.plan.layers)}
     try:
         decoder = Decoder(
-            checkpoint.config, checkpoint.format, weights, ops, repack_cache=shelves[0], before=before, changed=changed
+            checkpoint.config,
+            checkpoint.format,
+            weights,
+            ops,
+            repack_cache=repack_caches[0],
+            before=before,
+            changed=changed,
         )
-        second = LayerSource(weights, checkpoint.format, ops, repack_cache=shelves[1])
+        second = LayerSource(weights, checkpoint.format, ops, repack_cache=repack_caches[1])
         for index in tier.plan.layers:
             twin = Layer(decoder.local.layers[index], second)
             decoder.layers[index] = OffloadedLayer(index, (decoder.layers[index], twin))

@@ -81,12 +81,18 @@ def assemble_decoder(
     changed  names of the tensors that have changed
     """
     weights = WeightLoader({}, ops.device)
-    shelves = [DiskTierRepackCache(repacking, tier, buffer) for buffer in range(NUM_BUFFERS)]
+    repack_caches = [DiskTierRepackCache(repacking, tier, buffer) for buffer in range(NUM_BUFFERS)]
     changed = {*changed, *(name for name in checkpoint.tensors if layer_index(name) in tier.plan.layers)}
     decoder = Decoder(
-        checkpoint.config, checkpoint.format, weights, ops, repack_cache=shelves[0], before=before, changed=changed
+        checkpoint.config,
+        checkpoint.format,
+        weights,
+        ops,
+        repack_cache=repack_caches[0],
+        before=before,
+        changed=changed,
     )
-    second = LayerSource(weights, checkpoint.format, ops, repack_cache=shelves[1])
+    second = LayerSource(weights, checkpoint.format, ops, repack_cache=repack_caches[1])
     for index in tier.plan.layers:
         assert tier.ahead is not None
         twins = decoder.layers[index], Layer(decoder.local.layers[index], second)

@@ -115,9 +115,9 @@ def _run_calls(
     checkpoint = inspect_checkpoint(folder)
     ops, _ = choose_operators(config, checkpoint.config.dtype)
     accelerator = open_accelerator(ops.device)
-    outline = partial(choose_meta_operators, config, checkpoint.config.dtype, ops)
+    make_meta_ops = partial(choose_meta_operators, config, checkpoint.config.dtype, ops)
     account = report_local_device(
-        checkpoint, config, ops, outline, on_device=accelerator is not None, chosen=start["chosen"]
+        checkpoint, config, ops, make_meta_ops, on_device=accelerator is not None, chosen=start["chosen"]
     )
     cache = open_weights_cache(config.weights_cache)
     cached_digests = find_cached_digests(checkpoint, cache)
@@ -230,7 +230,7 @@ def _copier(
 def _handle_control_message(
     pipe: MessagePipe, versions: WeightVersions, copy: Copy, arrivals: WeightFileReceiver
 ) -> Between:
-    def heed(fields: dict[str, Any]) -> bool:
+    def handle_message(fields: dict[str, Any]) -> bool:
         if "copies" in fields:
             copy(fields)
         elif "prepare" in fields:  # by another thread, so that steps go on
@@ -242,7 +242,7 @@ def _handle_control_message(
             return False
         return True
 
-    return heed
+    return handle_message
 
 
 def _run_rank(

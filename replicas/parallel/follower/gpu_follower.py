@@ -63,7 +63,7 @@ def _follow_calls(
             rank.forget(fields["forget"])
         if between(fields):
             continue
-        rank.heed(fields)
+        rank.handle_message(fields)
         marks.append(accelerator.mark())
         if len(marks) > _MAX_STEPS_AHEAD:
             marks.popleft().wait()
@@ -89,7 +89,7 @@ class _GpuRank:
         self._accelerator = accelerator
         self._graphs: dict[int, _CapturedCall] = {}
 
-    def heed(self, fields: dict[str, Any]) -> None:
+    def handle_message(self, fields: dict[str, Any]) -> None:
         if "replay" in fields:
             self._accelerator.submit(self._graphs[fields["replay"]].replay)
         elif "capture" in fields:

@@ -35,7 +35,7 @@ class WeightFileReceiver:
         self._coming: dict[int, SimpleQueue[Message]] = {}
         self._files: dict[int, Path] = {}  # by the number of the delivery
         self._folders: list[Path] = []  # the last is where new files go
-        pipe.aside = self._heed
+        pipe.aside = self._handle_message
 
     def sweep(self, settled: int, needed: Collection[Path]) -> None:
         """Delete files that are not needed any more.
@@ -51,7 +51,7 @@ class WeightFileReceiver:
         while self._folders:
             release_process_folder(self._folders.pop())
 
-    def _heed(self, message: Message) -> bool:
+    def _handle_message(self, message: Message) -> bool:
         fields, _ = message
         if (number := fields.get("delivery")) is None:
             return False

@@ -64,7 +64,7 @@ class FollowerHandle:
             os.close(orders[0])
             os.close(replies[1])
         self.pipe = MessagePipe(replies[0], orders[1])
-        self.inbox = MessageInbox(self.pipe, f"{self.name}: answers", self._heed, partial(ended, self))
+        self.inbox = MessageInbox(self.pipe, f"{self.name}: answers", self._handle_message, partial(ended, self))
         threading.Thread(target=self._wait, args=(partial(ended, self),), name=f"{self.name}: end", daemon=True).start()
         with suppress(EngineLost):  # it has ended already: whoever waits for it gets an error that says how
             self.pipe.send(start)
@@ -126,7 +126,7 @@ class FollowerHandle:
             self._handle.wait(EXIT_TIMEOUT_S)
         self.inbox.end()
 
-    def _heed(self, fields: dict[str, Any]) -> bool:
+    def _handle_message(self, fields: dict[str, Any]) -> bool:
         """Handle a message that is no answer to a call: a heartbeat, a finished copy, an error, or a report on new
         weights.
 

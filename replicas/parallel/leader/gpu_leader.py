@@ -34,7 +34,7 @@ class CaptureAnnouncer:
     """
 
     def __init__(self) -> None:
-        self._untold: dict[str, Any] | None = None
+        self._unsent_fields: dict[str, Any] | None = None
         self._on = False
 
     @contextmanager
@@ -43,17 +43,17 @@ class CaptureAnnouncer:
 
         fields  sent to the other ranks with that call
         """
-        self._untold, self._on = fields, True
+        self._unsent_fields, self._on = fields, True
         try:
             yield
         finally:
-            self._untold, self._on = None, False
+            self._unsent_fields, self._on = None, False
 
     def take_fields(self) -> dict[str, Any] | None:
         """Return the fields to be sent with the current call; None if it has been sent already."""
-        if self._on and self._untold is None:
+        if self._on and self._unsent_fields is None:
             return None
-        fields, self._untold = self._untold or {}, None
+        fields, self._unsent_fields = self._unsent_fields or {}, None
         return fields
 
 

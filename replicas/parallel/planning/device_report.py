@@ -82,20 +82,26 @@ class DeviceReport:
 
 
 def report_local_device(
-    checkpoint: Checkpoint, config: EngineConfig, ops: Ops, outline: Callable[[], Ops], *, on_device: bool, chosen: bool
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    ops: Ops,
+    make_meta_ops: Callable[[], Ops],
+    *,
+    on_device: bool,
+    chosen: bool,
 ) -> DeviceReport:
     """Return this process's report on its device.
 
-    outline    makes operators for an outline of the model, whose choices `ops` keep apart from their own
-    on_device  whether it has an accelerator
-    chosen     whether layers are chosen by these reports, so that the model's costs are computed and a CPU's bandwidth
-               is measured
+    make_meta_ops  makes operators for an outline of the model, whose choices `ops` keep apart from their own
+    on_device      whether it has an accelerator
+    chosen         whether layers are chosen by these reports, so that the model's costs are computed and a CPU's
+                   bandwidth is measured
     """
     priced = checkpoint if chosen else None
     if ops.device.type == "cuda":
         return device_report(priced, local_gpu(ops.device, config.kv_dtype), host=socket.gethostname())
     account = device_report(
-        priced, local_cpu(outline), threads=config.threads or 1, host=socket.gethostname(), on_device=on_device,
+        priced, local_cpu(make_meta_ops), threads=config.threads or 1, host=socket.gethostname(), on_device=on_device,
         owner="" if on_device else memory_owner(),
     )  # fmt: skip
     measured = chosen and not on_device

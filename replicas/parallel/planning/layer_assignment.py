@@ -55,12 +55,14 @@ def best_layers(
     """
     accounts = _average_cpu_rates(accounts)
     owners, memory = _memory_draws(accounts)
-    seats = [
+    stage_devices = [
         _stage_device(model, accounts[first : first + ranks], owners[first : first + ranks], tokens)
         for first in range(0, len(accounts), ranks)
     ]
-    found = partition_layers(seats, memory)
-    share = stage_seconds(seats[-1], [seats[-1].last]) / stage_seconds(seats[-1], seats[-1].layers[-1:])
+    found = partition_layers(stage_devices, memory)
+    share = stage_seconds(stage_devices[-1], [stage_devices[-1].last]) / stage_seconds(
+        stage_devices[-1], stage_devices[-1].layers[-1:]
+    )
     return found, f"{_list(found)} layers: the slowest stage takes the least; the head is as much as {share:.2g} layers"
 
 

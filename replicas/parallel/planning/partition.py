@@ -48,13 +48,13 @@ class StageDevice:
     draws: Mapping[str, float]
 
 
-def stage_seconds(seat: StageDevice, costs: Sequence[LayerCost]) -> float:
+def stage_seconds(stage_device: StageDevice, costs: Sequence[LayerCost]) -> float:
     """Seconds that a step takes in a stage with these costs, by the roofline: the longer of reading and computing."""
     read, operations = sum(cost.read_bytes for cost in costs), sum(cost.operations for cost in costs)
-    return max(read / seat.bandwidth, operations / seat.compute)
+    return max(read / stage_device.bandwidth, operations / stage_device.compute)
 
 
-def partition_layers(seats: Sequence[StageDevice], memory: Mapping[str, float]) -> tuple[int, ...]:
+def partition_layers(stage_devices: Sequence[StageDevice], memory: Mapping[str, float]) -> tuple[int, ...]:
     """Return the number of layers of each stage, at least one, for which the slowest stage takes the least time, since
     a pipeline is as fast as its slowest stage.
 
@@ -65,17 +65,21 @@ def partition_layers(seats: Sequence[StageDevice], memory: Mapping[str, float]) 
 
     Raises InvalidRequest where there are more stages than layers, or where no way to divide them fits.
     """
-    layers = len(seats[0].layers)
-    check_stages(layers, len(seats), None)
-    parts = [_StageCosts(seat, index == 0, index == len(seats) - 1) for index, seat in enumerate(seats)]
-    found = _fastest_partition(layers, parts, [_free_bytes(seat, memory) for seat in seats])
+    layers = len(stage_devices[0].layers)
+    check_stages(layers, len(stage_devices), None)
+    parts = [
+        _StageCosts(stage_device, index == 0, index == len(stage_devices) - 1)
+        for index, stage_device in enumerate(stage_devices)
+    ]
+    found = _fastest_partition(layers, parts, [_free_bytes(stage_device, memory) for stage_device in stage_devices])
     if found is not None and not _fits(parts, found, memory):
         found = _fastest_shared_partition(layers, parts, memory)
     if found is None:
-        held = parts[0].held(0, layers) + (seats[0].last.held_bytes if len(seats) > 1 else 0)
+        held = parts[0].held(0, layers) + (stage_devices[0].last.held_bytes if len(stage_devices) > 1 else 0)
         raise InvalidRequest(
             f"pipeline_parallel: {layers} layers, the embedding and the head, {_gib(held)} with KV, do not fit "
-            f"{len(seats)} stages with {', '.join(f'{_gib(nbytes)} of {name}' for name, nbytes in memory.items())}",
+            f"{len(stage_devices)} stages with "
+            f"{', '.join(f'{_gib(nbytes)} of {name}' for name, nbytes in memory.items())}",
             param="pipeline_parallel",
         )
     return found
@@ -86,16 +90,16 @@ class _StageCosts:
     head.
     """
 
-    def __init__(self, seat: StageDevice, is_first: bool, is_last: bool) -> None:
-        self._seat = seat
-        self._others = [seat.first] * is_first + [seat.last] * is_last
+    def __init__(self, stage_device: StageDevice, is_first: bool, is_last: bool) -> None:
+        self._device = stage_device
+        self._others = [stage_device.first] * is_first + [stage_device.last] * is_last
         self._sums: list[list[float]] = [
-            [0.0, *accumulate(getattr(cost, name) for cost in seat.layers)] for name in LayerCost.__slots__
+            [0.0, *accumulate(getattr(cost, name) for cost in stage_device.layers)] for name in LayerCost.__slots__
         ]
-        self.draws = seat.draws
+        self.draws = stage_device.draws
 
     def seconds(self, begin: int, end: int) -> float:
-        return stage_seconds(self._seat, [self._of(begin, end), *self._others])
+        return stage_seconds(self._device, [self._of(begin, end), *self._others])
 
     def held(self, begin: int, end: int) -> float:
         return self._sums[2][end] - self._sums[2][begin] + sum(cost.held_bytes for cost in self._others)
@@ -130,9 +134,9 @@ def _fastest_partition(
     return tuple(end - begin for begin, end in zip((0, *ends), ends, strict=False))
 
 
-def _free_bytes(seat: StageDevice, memory: Mapping[str, float]) -> float:
+def _free_bytes(stage_device: StageDevice, memory: Mapping[str, float]) -> float:
     """Bytes that a pipeline stage may hold if no other stage uses the same memories."""
-    return min(memory[name] / part for name, part in seat.draws.items())
+    return min(memory[name] / part for name, part in stage_device.draws.items())
 
 
 def _fits(parts: Sequence[_StageCosts], sizes: Sequence[int], memory: Mapping[str, float]) -> bool:

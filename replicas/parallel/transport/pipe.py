@@ -122,8 +122,9 @@ class MessagePipe:
 class MessageInbox:
     """Thread that takes messages off a pipe as they come, so that the writer never waits for a reader that computes.
 
-    heed   called with each message's fields first, on the thread that reads; True if it has dealt with the message
-    ended  called when the other end is closed
+    handle_message  called with each message's fields first, on the thread that reads; True if it has dealt with the
+                    message
+    ended           called when the other end is closed
 
     The queue needs no limit: writers have a limited number of steps in flight.
     """
@@ -132,10 +133,10 @@ class MessageInbox:
         self,
         pipe: MessagePipe,
         name: str,
-        heed: Callable[[Fields], bool] | None = None,
+        handle_message: Callable[[Fields], bool] | None = None,
         ended: Callable[[], None] | None = None,
     ) -> None:
-        self._pipe, self._heed, self._ended = pipe, heed, ended
+        self._pipe, self._handle_message, self._ended = pipe, handle_message, ended
         self._messages: SimpleQueue[Message | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._read, name=name, daemon=True)
         self._thread.start()
@@ -173,7 +174,7 @@ class MessageInbox:
         try:
             while True:
                 message = self._pipe.receive()
-                if self._heed is None or not self._heed(message[0]):
+                if self._handle_message is None or not self._handle_message(message[0]):
                     self._messages.put(message)
         except (EOFError, OSError, EngineLost):  # it was closed from either end, or the receiver of answers has gone
             self._messages.put(None)

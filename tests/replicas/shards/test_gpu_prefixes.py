@@ -62,7 +62,7 @@ def engine(folder: Path, store: BadStore | None, early: bool = False, what: str 
     given = {"prefix_buffer_bytes": 1 << 22, "prefix_after": 1, "prefix_any_numerics": True} | way
     made = built(folder, what, stand_in=LateDevice(early=early), access=access, **given)
     if store is not None:
-        made.core.scheduler.prefixes.prospects = FetchCostModel(token_s=1.0, block_s=1e-9)
+        made.core.scheduler.prefixes.cost_model = FetchCostModel(token_s=1.0, block_s=1e-9)
     return made
 
 

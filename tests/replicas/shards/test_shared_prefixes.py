@@ -95,7 +95,7 @@ def engine(folder: Path, store: BadStore | None, **settings: Any) -> Engine:
     given = {"kv_memory_bytes": 1 << 20, "threads": 2, "prefix_buffer_bytes": 1 << 22, "prefix_after": 1}
     made = Engine(folder, dtype="float32", access=access, **given | settings)
     if store is not None:
-        made._built.core.scheduler.prefixes.prospects = FetchCostModel(token_s=1.0, block_s=1e-9)
+        made._built.core.scheduler.prefixes.cost_model = FetchCostModel(token_s=1.0, block_s=1e-9)
     return made
 
 

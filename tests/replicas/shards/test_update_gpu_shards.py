@@ -329,19 +329,19 @@ def test_a_rank_lets_go_of_graphs_with_their_weights() -> None:
     rank = _GpuRank(versions, [], exchange, device)
     call = {"method": "logits", "hidden": [1, 4]}
     for number in range(2):
-        rank.heed({**call, "weights": number, "capture": 10 + number, "drop": []})
+        rank.handle_message({**call, "weights": number, "capture": 10 + number, "drop": []})
     seen.clear()
     for number in (10, 11, 10):
-        rank.heed({"replay": number})
+        rank.handle_message({"replay": number})
     rank.forget(0)
     assert seen == [0, 1, 0]
     del models[0]
     assert [other() is None for other in others] == [True, False]
-    rank.heed({**call, "weights": 1, "capture": 12, "drop": [10]})
+    rank.handle_message({**call, "weights": 1, "capture": 12, "drop": [10]})
     seen.clear()
     for number in (11, 12):
-        rank.heed({"replay": number})
+        rank.handle_message({"replay": number})
     with pytest.raises(KeyError):
-        rank.heed({"replay": 10})
+        rank.handle_message({"replay": 10})
     device.mark().wait()
     assert seen == [1, 1]
