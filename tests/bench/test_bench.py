@@ -87,13 +87,13 @@ def test_other_arithmetic_is_measured_beside_fp32():
 def test_kv_in_int8_is_measured_beside_what_it_replaces():
     """The rows, and that each side has the KV it stands for."""
     text = (demo_path() / "heldout.txt").read_text(encoding="utf-8")
-    told = []
+    reported = []
     result = int8_kv.run(
         demo_path(), text, dtypes=["float32"], tokens=600, batches=[2], contexts=[20], output_tokens=8, threads=1,
-        progress=lambda what, begun, total: told.append((begun, total)),
+        progress=lambda what, begun, total: reported.append((begun, total)),
     )  # fmt: skip
     rows = {row["metric"]: row for row in json.loads(json.dumps(result))["rows"]}
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert reported == [(1, 3), (2, 3), (3, 3)]
     assert rows["KV of 1,000 tokens"]["ratio"] == pytest.approx(64 * 4 / (64 + 4))
     assert 0 < rows["divergence, KV in int8"]["value"] < 0.001
     assert 0.98 < rows["same most likely token"]["value"] <= 1
@@ -118,10 +118,10 @@ def test_run_measures_every_installed_side(tmp_path, monkeypatch):
     monkeypatch.setattr(
         engine_throughput, "is_installed", lambda name: name == "llama.cpp" and has_llama and native(name)
     )
-    told = []
+    reported = []
 
     def tell(what: str, begun: int, total: int) -> None:
-        told.append((begun, total))
+        reported.append((begun, total))
 
     result = engine_throughput.run(
         "tiny", [2], prompt_tokens=32, output_tokens=8, context_tokens=20, threads=1, repeats=1, speculate_ngram=4,
@@ -129,7 +129,9 @@ def test_run_measures_every_installed_side(tmp_path, monkeypatch):
     )  # fmt: skip
     rows = json.loads(json.dumps(result))["rows"]
     assert result["bench"] == "engine"
-    assert told == [(begun, len(told)) for begun in range(1, len(told) + 1)]  # one step at a time, to the last
+    assert reported == [
+        (begun, len(reported)) for begun in range(1, len(reported) + 1)
+    ]  # one step at a time, to the last
     decode = {row["peer"]: row for row in rows if row["metric"] == "decode"}
     assert decode["transformers"]["peer_value"] == measurement_rows.NOT_INSTALLED
     assert decode["transformers"]["value"] > 0

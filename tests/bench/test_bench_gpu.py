@@ -55,7 +55,7 @@ def test_every_part_is_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found.keys() == {"machine", "summary", *gpu_session.PARTS}
     assert all(found[part]["complete"] and found[part]["rehearsal"] for part in gpu_session.PARTS)
     assert found["machine"]["machine"]["rehearsal"]
-    assert all(told["right"] and told["seconds"] > 0 for told in found["summary"]["parts"].values())
+    assert all(reported["right"] and reported["seconds"] > 0 for reported in found["summary"]["parts"].values())
     assert found["summary"]["parts"].keys() == set(gpu_session.PARTS)
     checks = found["checks"]
     names = {row["op"] for row in checks["rows"]}
@@ -82,12 +82,12 @@ def test_every_part_is_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def check_streams(found: dict[str, Any], folder: Path) -> None:
     assert found["sides"].keys() == {"rehearsal motley", "rehearsal transformers"}
-    streams, idle, most, *peers = found["found"]
+    streams, idle, maximum, *peers = found["found"]
     assert (streams["batch"], streams["tokens"], streams["complete"]) == (2, 12, True)
     assert streams["warmed"]["graphs"] > 0
     assert 0 < idle["between_steps"] < 1
     assert {path.suffix for path in (folder / "traces" / "rehearsal").iterdir()} == {".gz", ".svg"}
-    assert most["skipped"] == "there is room for 0 streams of that length"
+    assert maximum["skipped"] == "there is room for 0 streams of that length"
     assert [peer["variant"] for peer in peers] == ["prefill", "as it comes"]
     assert not any("error" in each for each in found["found"])
     assert {row["source"] for row in found["rows"]} == {"rehearsal"}
@@ -114,7 +114,7 @@ def test_graphs_are_compared_padded_with_steps_that_prefill_as_much(monkeypatch:
 
     monkeypatch.setattr(DecodeGraphs, "launch", graph)
     monkeypatch.setattr(GpuRunner, "_launch_eager", as_it_comes)
-    monkeypatch.setattr(gpu_engine_check, "GpuOps", lambda rig: LateOps())
+    monkeypatch.setattr(gpu_engine_check, "GpuOps", lambda device_context: LateOps())
     found = gpu_engine_check.compare(interpreter_context((9, 0)), 2, LateDevice)
     assert found["graphs_as_steps"] is True
     assert found["right"]
@@ -138,13 +138,13 @@ def test_every_variant_of_a_kernel_is_checked_on_a_gpu() -> None:
     """Variants that are seldom launched are checked too, on any capability; and nothing is checked by its shape alone
     where it has words.
     """
-    rig = a_gpu()
+    device_context = a_gpu()
     with TaskProcess("never_started") as process, ExitStack() as compilers:
-        plan = gpu_kernel_parts.KernelParts(rig, OPERATIONS, Path(), process, compilers)
+        plan = gpu_kernel_parts.KernelParts(device_context, OPERATIONS, Path(), process, compilers)
     for each in OPERATIONS:
-        if not each.refusal(rig.policy):
+        if not each.refusal(device_context.policy):
             checked = {shape for _, shape, _ in plan._order.checks_of(each)}
-            assert checked == {*each.small(rig.policy), *each.samples(rig.policy)}, each.name
+            assert checked == {*each.small(device_context.policy), *each.samples(device_context.policy)}, each.name
     int4 = {shape for _, shape, _ in plan._order.checks_of(find_operation("w4a16_gemm"))}
     assert {(shape["group"], shape.get("scales", "fp16"), shape.get("bias", "")) for shape in int4} >= {
         (32, "fp32", "yes"), (64, "fp16", "yes"), (128, "bf16", "yes"), (128, "fp16", ""),
@@ -185,8 +185,8 @@ def test_what_time_did_not_reach_is_counted_and_the_run_has_not_passed(
     assert found["checks"]["unreached"] > 0
     assert not found["checks"]["complete"]
     assert found["checks"]["rows"] == []
-    told = found["summary"]["parts"]["checks"]
-    assert (told["right"], told["unreached"]) == (False, found["checks"]["unreached"])
+    reported = found["summary"]["parts"]["checks"]
+    assert (reported["right"], reported["unreached"]) == (False, found["checks"]["unreached"])
 
 
 def test_a_part_that_fails_costs_itself_alone(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_no_turn_ends_after_eight_minutes_whichever_is_late(
     assert room <= 0 or all(given > weight / rest * room - 1e-6 for weight, given in following)
 
 
-HANGS_S, ANSWER_S, LOST_S = 440.0, 20.0, 1.0
+HANGS_S, RESPONSE_S, LOST_S = 440.0, 20.0, 1.0
 
 
 @pytest.mark.parametrize("hangs", ["task", "start"])
@@ -310,7 +310,7 @@ def test_what_hangs_near_the_end_does_not_end_after_eight_minutes(
                 silent.append(self._do)
                 clock[0] += limit_s
                 raise ChildSilent("did not answer in time")
-            clock[0] += LOST_S if late else ANSWER_S
+            clock[0] += LOST_S if late else RESPONSE_S
             return {"usable": not late, "result": results.get(self._do)}
 
     monkeypatch.setattr(task_process, "BenchChild", Hangs)
@@ -471,9 +471,9 @@ def test_compilers_that_are_silent_are_ended_and_told(tmp_path: Path, monkeypatc
         assert first is not None
         assert first._process.poll() is not None
         assert plan._compiler._ahead is None
-    told = part.fields["not_compiled_ahead"]
-    assert told["jobs"] > 1000
-    assert "did not read in time" in told["error"]
+    reported = part.fields["not_compiled_ahead"]
+    assert reported["jobs"] > 1000
+    assert "did not read in time" in reported["error"]
 
 
 class Silent:
@@ -489,17 +489,17 @@ class Silent:
 
 def test_what_did_not_answer_is_not_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     silent: Any = Silent()
-    rig = interpreter_context((6, 1))
+    device_context = interpreter_context((6, 1))
     parts = BenchSchedule(
         tmp_path, 100.0, [BenchTurn(name, 1.0) for name in gpu_session.PARTS if name not in ("divided", "streams")], {}
     )
     with ExitStack() as compilers:
-        plan = gpu_kernel_parts.KernelParts(rig, [find_operation("rms_norm")], tmp_path, silent, compilers)
+        plan = gpu_kernel_parts.KernelParts(device_context, [find_operation("rms_norm")], tmp_path, silent, compilers)
         monkeypatch.setattr(plan, "_compile_checked", lambda part, checks: None)
         parts.run(
             {
                 "checks": plan.checks, "tuning": plan.tuning, "kernels": plan.kernels,
-                "engine": lambda part, first: gpu_session._engine(silent, rig, part),
+                "engine": lambda part, first: gpu_session._engine(silent, device_context, part),
             }
         )  # fmt: skip
     found = results(tmp_path)
@@ -537,8 +537,8 @@ def test_one_file_has_all_of_them(tmp_path: Path) -> None:
 class Tuned:
     """The process, with a time for whatever it is to tune."""
 
-    def __init__(self, microseconds: float, most: int) -> None:
-        self._microseconds, self._left = microseconds, most
+    def __init__(self, microseconds: float, maximum: int) -> None:
+        self._microseconds, self._left = microseconds, maximum
 
     def ask(self, do: str, limit_s: float | None = None, **task: Any) -> dict[str, Any]:
         if do in ("memory", "reread"):
@@ -578,11 +578,11 @@ def test_tables_of_earlier_runs_are_merged_shape_by_shape(
 
 def test_turns_go_through_all_there_is_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers come at once: what targets are about comes first, then the rest, and nothing twice, as on a GPU."""
-    asked: list[tuple[str, str, str]] = []
+    requested: list[tuple[str, str, str]] = []
 
     class Answers(Tuned):
         def ask(self, do: str, limit_s: float | None = None, **task: Any) -> dict[str, Any]:
-            asked.append((do, task.get("op", ""), task.get("shape", "")))
+            requested.append((do, task.get("op", ""), task.get("shape", "")))
             if do == "check":
                 return {"result": {"error_of_allowed": 0.5}}
             return {"result": []} if do == "measure" else super().ask(do, limit_s, **task)
@@ -591,10 +591,10 @@ def test_turns_go_through_all_there_is_once(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(config_tables, "TUNED_FOLDER", tmp_path / "tables")
     monkeypatch.setattr(table_writer, "_driver_version", lambda: "1")
-    answers: Any = Answers(1.0, 0)
+    responses: Any = Answers(1.0, 0)
     ops = [find_operation("w4a16_gemm"), find_operation("attention_decode"), find_operation("rms_norm")]
     with ExitStack() as compilers:
-        plan = gpu_kernel_parts.KernelParts(a_gpu(), ops, tmp_path, answers, compilers)
+        plan = gpu_kernel_parts.KernelParts(a_gpu(), ops, tmp_path, responses, compilers)
         monkeypatch.setattr(plan, "_compile_checked", lambda part, checks: None)
         monkeypatch.setattr(plan, "_compile_tuned", lambda part, first: None)
         stages = [stage for stage in gpu_session.STAGES if stage.part in ("checks", "tuning", "kernels")]
@@ -602,12 +602,12 @@ def test_turns_go_through_all_there_is_once(tmp_path: Path, monkeypatch: pytest.
             {"checks": plan.checks, "tuning": plan.tuning, "kernels": plan.kernels}
         )
     assert all(results(tmp_path)[name]["complete"] for name in ("checks", "tuning", "kernels"))
-    begun = list(dict.fromkeys(do for do, _, _ in asked))
+    begun = list(dict.fromkeys(do for do, _, _ in requested))
     assert begun == ["check", "memory", "tune", "reread", "measure"]
-    assert [op for do, op, _ in asked[: len(ops)]] == [each.name for each in ops]
+    assert [op for do, op, _ in requested[: len(ops)]] == [each.name for each in ops]
     assert not any(plan._order.left_to_tune.values())
     for do in ("tune", "measure"):
-        mine = [(op, shape) for each, op, shape in asked if each == do]
+        mine = [(op, shape) for each, op, shape in requested if each == do]
         assert len(mine) == len(set(mine)) > 200
         judged = [is_judged(op, dict(ProblemShape.parse(shape).fields)) for op, shape in mine]
         assert judged == sorted(judged, reverse=True)
@@ -618,22 +618,25 @@ def test_what_the_device_has_no_room_for_is_skipped_and_is_no_fault(
 ) -> None:
     """On a T4 the longest of the judged decode shapes: the first turn of tuning comes to them."""
     t4 = next(device for device in DEVICES if device.name == "Tesla T4")
-    rig, decode = DeviceContext(torch.device("cuda:0"), policy_of(7, 5), t4), find_operation("attention_decode")
-    asked: list[tuple[str, str]] = []
+    device_context, decode = (
+        DeviceContext(torch.device("cuda:0"), policy_of(7, 5), t4),
+        find_operation("attention_decode"),
+    )
+    requested: list[tuple[str, str]] = []
 
     class Answers(Tuned):
         def ask(self, do: str, limit_s: float | None = None, **task: Any) -> dict[str, Any]:
-            asked.append((do, task.get("shape", "")))
+            requested.append((do, task.get("shape", "")))
             if do == "tune":
                 shape = ProblemShape.parse(task["shape"])
-                return {"result": {"found": {"config": decode.configs(rig.policy, shape)[0].to_json()}}}
+                return {"result": {"found": {"config": decode.configs(device_context.policy, shape)[0].to_json()}}}
             return {"result": [] if do == "measure" else {"Triton read": 3e11}}
 
     monkeypatch.setattr(config_tables, "TUNED_FOLDER", tmp_path / "tables")
     monkeypatch.setattr(table_writer, "_driver_version", lambda: "1")
-    answers: Any = Answers(1.0, 0)
+    responses: Any = Answers(1.0, 0)
     with ExitStack() as compilers:
-        plan = gpu_kernel_parts.KernelParts(rig, [decode], tmp_path, answers, compilers)
+        plan = gpu_kernel_parts.KernelParts(device_context, [decode], tmp_path, responses, compilers)
         monkeypatch.setattr(plan, "_compile_tuned", lambda part, first: None)
         stages = [stage for stage in gpu_session.STAGES if stage.part in ("tuning", "kernels")]
         parts = BenchSchedule(tmp_path, 1000.0, stages, {})
@@ -644,12 +647,16 @@ def test_what_the_device_has_no_room_for_is_skipped_and_is_no_fault(
         assert found[name]["complete"] is True
         assert any("batch=64 context=32768" in each and "GiB" in each for each in skipped)
         assert found["summary"]["parts"][name]["skipped"] == skipped
-        shapes = {shape for each, shape in asked if each == do}
-        assert len(shapes) + len(skipped) == len(decode.shapes(rig.policy))
+        shapes = {shape for each, shape in requested if each == do}
+        assert len(shapes) + len(skipped) == len(decode.shapes(device_context.policy))
         assert not any(shape in line for shape in shapes for line in skipped)
     assert "skipped, for want of memory" in parts.lines()[0]
     planned = {each["target"]: each["planned"] for each in found["kernels"]["targets"]}
-    assert 0 < max(planned.values()) < sum(is_judged(decode.name, dict(s.fields)) for s in decode.shapes(rig.policy))
+    assert (
+        0
+        < max(planned.values())
+        < sum(is_judged(decode.name, dict(s.fields)) for s in decode.shapes(device_context.policy))
+    )
 
 
 def test_where_the_installation_cannot_be_written_launches_look_in_the_results(
@@ -666,8 +673,10 @@ def test_where_the_installation_cannot_be_written_launches_look_in_the_results(
     table = config_tables.read_table_file(path)
     assert table is not None
     assert f"launches look there with MOTLEY_TUNED={out / 'tuned'}" in capsys.readouterr().err
-    rms_norm, rig = find_operation("rms_norm"), a_gpu()
-    found = config_tables.choose_config(rms_norm, rig.policy, next(iter(table.entries)), rig.about)
+    rms_norm, device_context = find_operation("rms_norm"), a_gpu()
+    found = config_tables.choose_config(
+        rms_norm, device_context.policy, next(iter(table.entries)), device_context.about
+    )
     assert found.how == f"measured: this shape in {path.parent}"
     config_tables.clear_table_cache()
 

@@ -30,13 +30,13 @@ from motley_bench.kernels.kernel_cases import TOKENS
 from motley_bench.kernels.operation_measurement import OperationMeasurement, TimeBudgetExceeded, make_within_budget
 
 HOPPER = next(device for device in DEVICES if device.capability.version == (9, 0))
-RIG = DeviceContext(torch.device("cuda:0"), policy_of(9, 0), HOPPER)
+DEVICE_CONTEXT = DeviceContext(torch.device("cuda:0"), policy_of(9, 0), HOPPER)
 SMALL, LARGE = MODELS[0], MODELS[3]
 
 
 def shapes(*args: object, **kwargs: object) -> dict[str, list[ProblemShape]]:
     found: dict[str, list[ProblemShape]] = {}
-    for _, operation, shape in gpu_cases(RIG, *args, **kwargs):  # type: ignore[arg-type]
+    for _, operation, shape in gpu_cases(DEVICE_CONTEXT, *args, **kwargs):  # type: ignore[arg-type]
         found.setdefault(operation.name, []).append(shape)
     return found
 
@@ -62,10 +62,10 @@ def sizes(found: Iterable[ProblemShape]) -> set[ProblemShape]:
 def test_all_models_have_all_that_is_tuned() -> None:
     found = shapes(MODELS, None)
     for operation in OPERATIONS:
-        if not operation.name.startswith("w4a16") and not operation.refusal(RIG.policy):
-            assert sizes(found[operation.name]) == sizes(operation.shapes(RIG.policy))
+        if not operation.name.startswith("w4a16") and not operation.refusal(DEVICE_CONTEXT.policy):
+            assert sizes(found[operation.name]) == sizes(operation.shapes(DEVICE_CONTEXT.policy))
             if operation.name.startswith("attention"):
-                assert found[operation.name] == list(operation.shapes(RIG.policy))
+                assert found[operation.name] == list(operation.shapes(DEVICE_CONTEXT.policy))
 
 
 @pytest.mark.parametrize("policy", [policy_of(9, 0), policy_of(7, 0)], ids=["9.0", "7.0"])
@@ -113,7 +113,7 @@ def test_attention_is_measured_at_the_same_numbers_of_rows() -> None:
 
 def test_what_was_named_and_has_no_such_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"tokens \[256\]: attention_decode has no shape with as many of qwen3-32b"):
-        gpu_cases(RIG, [LARGE], [256], ["attention_decode"])
+        gpu_cases(DEVICE_CONTEXT, [LARGE], [256], ["attention_decode"])
     with pytest.raises(ValueError, match=r"tokens \[256\]: attention has up to 64"):
         bench.cpu_cases([LARGE], [256], ["attention"])
     with pytest.raises(ValueError, match=r"tokens \[1, 64\]: attention_prefill has more than 64"):
@@ -157,7 +157,9 @@ def test_on_a_gpu_too_making_inputs_ends_with_the_time() -> None:
         make_within_budget(made.append, 512, lambda: len(made) == 3)
     assert made == [0, 1, 2]
     assert len(make_within_budget(str, 4, lambda: False)) == 4
-    [(_, case), *_] = gpu_kernel_cases.gpu_device_cases(RIG, [SMALL], [1], ["rms_norm"], enough := lambda: True)
+    [(_, case), *_] = gpu_kernel_cases.gpu_device_cases(
+        DEVICE_CONTEXT, [SMALL], [1], ["rms_norm"], enough := lambda: True
+    )
     assert isinstance(case, partial)
     assert case.args[-1] is enough
 
@@ -166,8 +168,8 @@ def test_a_run_that_was_cut_short_says_what_it_left_out(monkeypatch: pytest.Monk
     monkeypatch.setattr(bench, "measure_memory_bandwidth", lambda *_: MemoryBandwidth({"torch copy": 1e9}))
     monkeypatch.setattr(bench, "cpu_cases", lambda *_: [(name, object) for name in "abc"])
     monkeypatch.setattr(bench, "rows_of", lambda name, *_: [{"case": name}])
-    answers = iter([False, False, True])
-    cut = bench.run(device="cpu", models=["qwen2.5-0.5b"], enough=lambda: next(answers))
+    responses = iter([False, False, True])
+    cut = bench.run(device="cpu", models=["qwen2.5-0.5b"], enough=lambda: next(responses))
     assert (cut["complete"], cut["left_out"], [row["case"] for row in cut["rows"]]) == (False, ["c"], ["a", "b"])
     whole = bench.run(device="cpu", models=["qwen2.5-0.5b"])
     assert (whole["complete"], whole["left_out"]) == (True, [])
@@ -283,12 +285,12 @@ def test_a_cpus_other_operators_are_right_in_all_that_they_write(name: str, nati
         found = problem.run(Config())
         assert problem.error(found) <= 1
         for whole in found if isinstance(found, tuple) else (found,):
-            kept, numbers = whole.clone(), whole.view(-1)
+            retained, numbers = whole.clone(), whole.view(-1)
             numbers[3] += 0.1
             assert problem.error(found) > 1
             numbers[3] = torch.nan
             assert problem.error(found) > 1
-            whole.copy_(kept)
+            whole.copy_(retained)
         problem.peers["torch"]()
         assert problem.error(found) <= 1
 
@@ -303,8 +305,8 @@ def test_what_rotary_write_leaves_in_the_cache_is_checked(which: int, monkeypatc
     )
     found = problem.run(Config())
     assert problem.error(found) <= 1
-    kept = ops.kv_vectors(ops.kv_parts(caches[0]))[which]
-    kept[1, 1, 2] = 0  # the last token's second head
+    retained = ops.kv_vectors(ops.kv_parts(caches[0]))[which]
+    retained[1, 1, 2] = 0  # the last token's second head
     assert problem.error(found) > 1
 
 

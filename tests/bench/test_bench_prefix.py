@@ -124,9 +124,9 @@ def test_no_request_fails_whatever_redis_does_and_it_is_read_again(monkeypatch: 
 
 
 def test_requests_that_fail_and_answers_that_differ_are_told() -> None:
-    answers = [FaultBenchAnswer(0.0, 0.2), FaultBenchAnswer(0.0, 0.4), FaultBenchAnswer(0.0, failed=True)]
+    responses = [FaultBenchAnswer(0.0, 0.2), FaultBenchAnswer(0.0, 0.4), FaultBenchAnswer(0.0, failed=True)]
     found = FaultSamples(
-        sharing=answers,
+        sharing=responses,
         alone=[FaultBenchAnswer(0.0, 0.1), FaultBenchAnswer(0.0, 0.1), FaultBenchAnswer(0.0, 0.1)],
         failed=1,
     )

@@ -63,8 +63,8 @@ async def test_over_tls_whom_it_trusts_and_nobody_else(kind: Any, tmp_path: Path
 
 
 async def test_many_at_a_time(client: LoadSender, service: FakeService) -> None:
-    answers = await asyncio.gather(*(client.stream(JOB, lambda: None) for _ in range(30)), return_exceptions=True)
-    assert [answer for answer in answers if not isinstance(answer, RequestFailed)] == [20] * 20
+    responses = await asyncio.gather(*(client.stream(JOB, lambda: None) for _ in range(30)), return_exceptions=True)
+    assert [response for response in responses if not isinstance(response, RequestFailed)] == [20] * 20
 
 
 async def test_a_call_that_is_cancelled_is_left(client: LoadSender, service: FakeService) -> None:

@@ -206,9 +206,9 @@ def test_a_trace_is_kept_small_and_drawn(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(gpu_idle_time, "_MAX_EVENTS", 9)
     events = gpu_idle_time.on_device({"traceEvents": steps(20)})
     gpu_idle_time.write_trimmed(events, tmp_path / "trace.json.gz")
-    kept = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
-    assert len(kept) == 9
-    assert kept[0] in events[20:40]
+    retained = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
+    assert len(retained) == 9
+    assert retained[0] in events[20:40]
     bars = ET.fromstring(gpu_idle_time.figure(events, "batch < 1")).findall("{*}rect")
     assert len(bars) == 1 + 4 * 3, "the ground, and four steps"
     assert ET.fromstring(gpu_idle_time.figure(steps(2), "")).findall("{*}rect")
@@ -307,8 +307,12 @@ class CannedProcess:
         pass
 
     def ask(self, do: str, *_: object, **task: Any) -> dict[str, Any]:
-        told = {"max_streams": 8, "warm": {"graphs": 1}, "run": {"complete": True, "tokens": 4 * task.get("batch", 0)}}
-        return {"result": told[do]}
+        reported = {
+            "max_streams": 8,
+            "warm": {"graphs": 1},
+            "run": {"complete": True, "tokens": 4 * task.get("batch", 0)},
+        }
+        return {"result": reported[do]}
 
 
 def test_what_was_measured_of_a_shape_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,13 @@ from motley_bench.routing import decision_latency
 
 def test_it_is_of_all_that_is_decided_and_of_one_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prediction_cache, "SAME_S", 60.0)  # however busy the machine is
-    asked: Counter[str] = Counter()
+    requested: Counter[str] = Counter()
 
     def count(owner: type, name: str) -> None:
         counted = getattr(owner, name)
 
         def called(*args: Any, **options: Any) -> Any:
-            asked[name] += 1
+            requested[name] += 1
             return counted(*args, **options)
 
         monkeypatch.setattr(owner, name, called)
@@ -38,5 +38,7 @@ def test_it_is_of_all_that_is_decided_and_of_one_prediction(monkeypatch: pytest.
     rows = list(decision_latency.measure_decisions())
     samples = len(decision_latency.PROMPTS) * decision_latency._TURNS
     assert [row["workload"]["prompt_tokens"] for row in rows] == list(decision_latency.PROMPTS)
-    assert asked["soonest"] == asked["turn"] == samples
-    assert asked["visit"] == asked["predict"] == samples + len(decision_latency.PROMPTS), "and one that is sent first"
+    assert requested["soonest"] == requested["turn"] == samples
+    assert requested["visit"] == requested["predict"] == samples + len(decision_latency.PROMPTS), (
+        "and one that is sent first"
+    )

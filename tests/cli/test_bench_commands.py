@@ -53,6 +53,6 @@ def test_from_a_checkout_the_package_has_the_same_commands() -> None:
     """Isolated from what is installed, but for the dependencies: there is no entry point there."""
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'loadtests'}"}
     command = [sys.executable, "-m", "motley_bench", "kernels", "--op", "no-such-operator"]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert told.returncode == 2
-    assert told.stderr.startswith("python -m motley_bench kernels: --op"), told.stderr
+    reported = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert reported.returncode == 2
+    assert reported.stderr.startswith("python -m motley_bench kernels: --op"), reported.stderr

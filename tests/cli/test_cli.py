@@ -321,8 +321,8 @@ def test_bench_says_what_it_cannot_do(bench: str, tmp_path: Path, capsys: pytest
 
 
 def test_bench_tiers_says_what_memory_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--shape", "tiny", "--format", "gptq-int4", "--share", "0.01", "--folder", str(tmp_path)]
-    assert run(["bench", "tiers", *asked]) == 1
+    requested = ["--shape", "tiny", "--format", "gptq-int4", "--share", "0.01", "--folder", str(tmp_path)]
+    assert run(["bench", "tiers", *requested]) == 1
     assert "weights_memory_bytes" in (said := capsys.readouterr().err)
     assert "Traceback" not in said
 

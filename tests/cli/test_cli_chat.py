@@ -66,7 +66,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
     server.stop(None)
 
 
-def asked(request: pb.ChatRequest) -> list[tuple[str, str]]:
+def requested(request: pb.ChatRequest) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in request.messages]
 
 
@@ -75,7 +75,7 @@ def test_one_question(played: Played, capsys: pytest.CaptureFixture[str]) -> Non
     assert run(["chat", "naïve words", *arguments]) == 0
     assert capsys.readouterr().out == "naïve words \n"
     [request] = played.seen
-    assert asked(request) == [("system", "Be kind."), ("user", "naïve words")]
+    assert requested(request) == [("system", "Be kind."), ("user", "naïve words")]
     assert request.sampling == pb.SamplingParams(temperature=0.0)
     assert played.keys == ["Bearer k"]
 
@@ -95,7 +95,7 @@ def test_a_conversation_remembers_and_forgets(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal("one two\n\nthree\n/reset\nfour\n/quit\nnever\n"))
     assert run(["chat", "--target", played.target]) == 0
-    texts = [[text for _, text in asked(request)] for request in played.seen]
+    texts = [[text for _, text in requested(request)] for request in played.seen]
     assert texts == [["one two"], ["one two", "one two ", "three"], ["four"]]
     shown = capsys.readouterr()
     assert "four " in shown.out
@@ -105,7 +105,7 @@ def test_a_conversation_remembers_and_forgets(
 def test_what_is_piped_in_follows_the_question(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("the text"))
     assert run(["chat", "Shorten:", "--target", played.target]) == 0
-    assert asked(played.seen[0])[-1] == ("user", "Shorten:\nthe text")
+    assert requested(played.seen[0])[-1] == ("user", "Shorten:\nthe text")
 
 
 def test_an_answer_that_breaks_goes_on(played: Played, capsys: pytest.CaptureFixture[str]) -> None:

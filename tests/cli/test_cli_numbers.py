@@ -118,9 +118,9 @@ def call(
 
 def sensible(value: Any, kind: type, info: tuple[Any, ...], name: str) -> bool:
     """Return whether the value is of that type and within its bounds: below 0 only where its option says so."""
-    least, most = bounds(kind, info, name)
+    least, maximum = bounds(kind, info, name)
     above = any(isinstance(each, Between) and each.above for each in info)
-    return type(value) is kind and least <= value <= most and not (above and value == least)
+    return type(value) is kind and least <= value <= maximum and not (above and value == least)
 
 
 def bounds(kind: type, info: Any, name: str) -> tuple[float, float]:

@@ -116,13 +116,13 @@ def test_all_is_compiled_only_where_a_page_is_of_other_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """And then it must have the table that comes of it. What is compiled is not the question here."""
-    path, asked = tmp_path / "page.md", []
+    path, requested = tmp_path / "page.md", []
     rows = [compile_matrix.MatrixRow("op", "kernel", (6, 1), "m=1", {}, "", "", registers=40)]
 
     def run_matrix(
         *_: Any, quick: bool, **__: Any
     ) -> tuple[list[compile_matrix.MatrixRow], compile_matrix.CompileTime]:
-        asked.append(quick)
+        requested.append(quick)
         return rows, compile_matrix.CompileTime(1.0, 1.0)
 
     monkeypatch.setattr(compile_matrix, "run_matrix", run_matrix)
@@ -135,7 +135,7 @@ def test_all_is_compiled_only_where_a_page_is_of_other_sources(
     if made_of == "others":
         path.write_text(re.sub("made of [0-9a-f]+", "made of " + "0" * 32, path.read_text()))
     assert run(["kernels", "compile", "--all", "--summary", "--check", str(path)]) == code
-    assert asked == [quick]
+    assert requested == [quick]
     assert told in " ".join(capsys.readouterr().err.split())
 
 

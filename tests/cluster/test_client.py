@@ -258,7 +258,7 @@ def test_a_lost_replica_is_no_end_of_a_choice() -> None:
 
 
 @pytest.mark.parametrize(("details", "kind"), [("RST_STREAM with error code 8", Unavailable), ("", MotleyError)])
-def test_a_stream_that_is_reset_is_a_door_that_is_gone(details: str, kind: type[MotleyError]) -> None:
+def test_a_stream_that_is_reset_means_that_the_service_is_gone(details: str, kind: type[MotleyError]) -> None:
     class Reset(grpc.RpcError):
         def code(self) -> grpc.StatusCode:
             return grpc.StatusCode.CANCELLED

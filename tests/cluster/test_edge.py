@@ -222,7 +222,7 @@ def test_connections_that_say_nothing_are_closed(plain: HAProxyEdge, port: str) 
             pass
 
 
-def test_grpcs_door_is_for_http_2_alone(plain: HAProxyEdge, backends: Backends) -> None:
+def test_the_grpc_port_is_for_http_2_alone(plain: HAProxyEdge, backends: Backends) -> None:
     """Errors of gRPC are trailers: over HTTP/1 they would look like a success."""
     with socket.create_connection((LOOPBACK, plain.grpc_port), timeout=30) as connection:
         connection.sendall(b"GET /motley.v1.Inference/Complete HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -387,7 +387,7 @@ def test_haproxy_takes_the_configuration(tmp_path: Path, host: str) -> None:
     assert path.read_text().count(MARK) == 1
 
 
-def test_an_edit_that_does_not_fit_keeps_the_door_shut(tmp_path: Path) -> None:
+def test_an_edit_that_does_not_fit_keeps_the_port_closed(tmp_path: Path) -> None:
     edge = HAProxyEdge(host=LOOPBACK, http_port=8000, grpc_port=9000)
     script = launcher(tmp_path, edge.write(tmp_path))
     path = rendered(tmp_path, edge, 1, 2)

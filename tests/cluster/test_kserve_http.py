@@ -149,7 +149,7 @@ async def test_bad_bodies_are_named(post: Call, given: Any, begins: str) -> None
         ("GET", "/v2/health/live", b"", {"host": "example.com"}, 403),
     ],
 )
-async def test_what_is_refused_at_the_door_has_kserves_form(
+async def test_what_admission_refuses_has_kserves_form(
     call: Call, method: str, path: str, given: Any, headers: dict[str, str | None], status: int
 ) -> None:
     reply = await call(method, path, given, headers=headers)

@@ -106,7 +106,7 @@ def expected(number: int) -> list[int]:
     return [prompt[step % len(prompt)] for step in range(LENGTH)]
 
 
-async def test_many_streams_share_a_trunk_and_get_what_is_theirs(folder: Path) -> None:
+async def test_many_streams_are_multiplexed_and_get_what_is_theirs(folder: Path) -> None:
     pool = Counting(await make_replica(folder))
     router = Router({"cpu": pool})
     answers = await asyncio.gather(*(ids(router, number) for number in range(10)))
@@ -115,13 +115,13 @@ async def test_many_streams_share_a_trunk_and_get_what_is_theirs(folder: Path) -
     assert pool.by_trunk + pool.own == 10 * (LENGTH + 1)
 
 
-async def test_one_stream_alone_has_no_trunk(folder: Path) -> None:
+async def test_one_stream_alone_is_not_multiplexed(folder: Path) -> None:
     pool = Counting(await make_replica(folder))
     assert await ids(Router({"cpu": pool}), 0) == expected(0)
     assert (pool.by_trunk, pool.own) == (0, LENGTH + 1)
 
 
-async def test_a_trunk_ends_when_it_is_not_used_and_another_is_opened_when_it_is(folder: Path) -> None:
+async def test_a_multiplexer_ends_when_it_is_not_used_and_another_is_opened_when_it_is(folder: Path) -> None:
     replica = await make_replica(folder)
     pool = Counting(replica)
     router = Router({"cpu": pool})
@@ -168,7 +168,7 @@ class Breaking(Counting):
 
 
 @pytest.mark.parametrize("after", [1, 3, 8])
-async def test_a_trunk_that_breaks_costs_no_token(folder: Path, after: int) -> None:
+async def test_a_multiplexer_that_breaks_costs_no_token(folder: Path, after: int) -> None:
     """Messages on it are requested again, from where each reader is."""
     first, second = await make_replica(folder), await make_replica(folder)
     pool = Breaking(first, second, after=after)
@@ -260,7 +260,7 @@ def make_line(trunks: Sequence[CallId], *, apart: bool = False) -> MultiplexedSt
     return MultiplexedStream(an_attempt(), trunks, apart=apart)
 
 
-async def test_the_trunk_waits_for_its_turn_and_the_end_for_the_trunk() -> None:
+async def test_the_multiplexer_waits_for_its_turn_and_the_end_for_the_multiplexer() -> None:
     line = make_line([TRUNK])
     line.receive_multiplexed(token(3))  # overtakes the request's own stream
     reading = asyncio.create_task(everything(line, own(token(1), token(2), TRUNK, 2)))
@@ -270,7 +270,7 @@ async def test_the_trunk_waits_for_its_turn_and_the_end_for_the_trunk() -> None:
     assert await reading == [1, 2, 3, 4]
 
 
-async def test_what_a_broken_trunk_did_not_bring_is_a_loss() -> None:
+async def test_what_a_broken_multiplexer_did_not_bring_is_a_loss() -> None:
     open_trunks = [TRUNK]
     line = make_line(open_trunks)
     reading = asyncio.create_task(everything(line, own(token(1), TRUNK, 2)))

@@ -334,7 +334,7 @@ async def test_without_any_replica_a_request_is_held_until_one_comes() -> None:
     assert fleet.router.fleet().demand.held == 0
 
 
-async def test_what_is_held_ends_with_its_deadline_its_patience_and_the_service() -> None:
+async def test_what_is_held_ends_with_its_deadline_its_timeout_and_the_service() -> None:
     fleet = Fleet(RoutingConfig(hold_s=0.05), one=[], two=[])
     with pytest.raises(DeadlineExceeded):
         await read(fleet.router, request(deadline_s=0.01))

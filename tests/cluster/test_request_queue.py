@@ -181,7 +181,7 @@ async def test_what_can_no_longer_be_met_is_shed_though_somebody_is_before_it() 
     short.cancel()
 
 
-async def test_a_replica_that_comes_gives_hope_and_one_that_goes_takes_it() -> None:
+async def test_a_replica_that_comes_lowers_the_ttft_bound_and_one_that_goes_raises_it() -> None:
     live, line = shedding()
     slow, fast = Device(live, "slow", 100.0), Device(live, "fast", 400.0)
     slow.full()

@@ -192,7 +192,9 @@ NAMES = {"prompt", "model", "timeout_s", "priority", "output_ids", *SAMPLING}
 @example({"prompt": 7}, {})
 @example({"prompt": b"abc"}, {})
 @example({"prompt": [10**5000]}, {})
-def test_the_door_admits_or_names_a_field(admit: Callable[[ParsedRequest], Any], ask: Fields, sampling: Fields) -> None:
+def test_a_request_is_admitted_or_refused_with_a_field(
+    admit: Callable[[ParsedRequest], Any], ask: Fields, sampling: Fields
+) -> None:
     found = admit(ParsedRequest(**{"model": "echo", **ask}, sampling=sampling))
     if isinstance(found, MotleyError):
         assert found.param in NAMES or (found.param or "").startswith("messages"), found

@@ -97,7 +97,7 @@ def test_who_has_not_the_secret_or_calls_for_something_else_is_refused(
     os.close(ends[1])  # type: ignore[arg-type]
 
 
-def test_a_door_that_has_not_the_secret_is_refused_by_whoever_calls(
+def test_a_port_without_the_secret_is_refused_by_whoever_calls(
     door: TunnelListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody else listens there: it is sent nothing but a proof that is of no use elsewhere."""

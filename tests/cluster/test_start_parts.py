@@ -374,7 +374,7 @@ def test_doors_that_stay_shut_are_an_error_and_no_endless_wait(monkeypatch: pyte
         ray_head._expect(lambda: False, "the door is shut")
 
 
-def test_a_door_for_grpc_that_stays_shut_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grpc_port_that_stays_closed_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_head, "DOOR_S", 0.1)
     monkeypatch.setattr(ray_head, "_get", lambda _: "well")
     monkeypatch.delenv(ray_head.HAPROXY_ADMIN_SOCKET, raising=False)

@@ -168,7 +168,7 @@ async def test_a_reload_without_haproxy_starts_it(folder: Path, edge: HAProxyEdg
         assert await status(edge) == 200
 
 
-async def test_the_next_manager_takes_the_door_over(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
+async def test_the_next_manager_takes_haproxy_over(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
     """HAProxy has a stream in it, and is never shut."""
     async with started(folder, edge, backends) as first:
         stream = await asyncio.to_thread(Stream, edge, backends)
@@ -251,7 +251,7 @@ async def test_before_there_are_routes_it_says_when_to_come_again(
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_door_that_is_shut_lets_streams_end(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
+async def test_a_haproxy_that_is_shut_lets_streams_end(folder: Path, edge: HAProxyEdge, backends: Backends) -> None:
     async with started(folder, edge, backends):
         stream = await asyncio.to_thread(Stream, edge, backends)
         refuse_connections(folder / "admin.sock")

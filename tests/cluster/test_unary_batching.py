@@ -162,7 +162,7 @@ async def test_a_lost_replica_loses_no_answer(workers: list[Worker]) -> None:
     await until(lambda: all(map(idle, workers)))
 
 
-async def test_one_that_hangs_holds_up_neither_the_bundle_nor_the_next(workers: list[Worker]) -> None:
+async def test_one_that_hangs_holds_up_neither_the_batch_nor_the_next(workers: list[Worker]) -> None:
     router, replicas = await pool_of(*workers)
     expected = [await answer(router, asked(number)) for number in range(6)]
     replicas[0].hangs = True

@@ -77,12 +77,12 @@ def test_a_part_of_ray_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
         process.kill()
 
 
-def test_a_door_that_nobody_opens() -> None:
+def test_a_port_that_nobody_listens_on() -> None:
     with pytest.raises(ConnectionRefusedError):
         watched_processes.check_port_open("127.0.0.1", free_port())
 
 
-def test_a_door_with_too_many_before_it_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_with_a_full_backlog_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever fills it must not end the service by that."""
     monkeypatch.setattr(watched_processes, "ANSWER_S", 0.2)
     with socket.socket() as listener:

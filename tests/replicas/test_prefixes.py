@@ -179,7 +179,7 @@ def test_copies_that_fail_as_the_engine_is_lost_end_it() -> None:
         bench.run([request(prompt(1, 100))])
 
 
-def test_errands_name_their_blocks_once() -> None:
+def test_store_ops_name_their_blocks_once() -> None:
     """Whatever comes and goes: a block of the host is free, of a sequence, or of one errand."""
     clock, rng = Clock(), random.Random(4)
     store = BadStore(clock)

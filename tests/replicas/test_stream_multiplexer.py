@@ -77,13 +77,13 @@ def test_what_travels_is_plain_and_has_the_load_once() -> None:
     assert (many - one) / 100 < 30, "bytes of a further message"
 
 
-async def test_without_a_trunk_messages_go_as_they_are() -> None:
+async def test_without_a_multiplexer_messages_go_as_they_are() -> None:
     script = messages(4)
     for ticket in (None, CallId("ingress", 1)):
         assert [item async for item in split_stream(said(script), {}.get, ticket)] == enveloped(*script)
 
 
-async def test_with_a_trunk_all_but_the_first_go_by_it() -> None:
+async def test_with_a_multiplexer_all_but_the_first_go_by_it() -> None:
     trunk, script = StreamMultiplexer(TRUNK), messages(5)
     items = [item async for item in split_stream(said(script), {"ingress": trunk}.get, CallId("ingress", 7))]
     assert items == enveloped(script[0], TRUNK, 4)
@@ -116,7 +116,7 @@ async def test_what_is_ready_goes_together_and_in_order() -> None:
         assert [message for line, message in got if line == number] == messages(6)[1:]
 
 
-async def test_an_unused_trunk_ends_and_one_in_use_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unused_multiplexer_ends_and_one_in_use_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE_S", 0.01)
     trunk = StreamMultiplexer(TRUNK)
     with trunk.in_use(1):
@@ -128,7 +128,7 @@ async def test_an_unused_trunk_ends_and_one_in_use_does_not(monkeypatch: pytest.
     assert trunk.closed
 
 
-async def test_a_trunk_that_is_not_read_holds_its_streams_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_multiplexer_that_is_not_read_holds_its_streams_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_READY", 2)
     trunk = StreamMultiplexer(TRUNK)
     writing = asyncio.create_task(put_all(trunk, 5))
@@ -140,7 +140,7 @@ async def test_a_trunk_that_is_not_read_holds_its_streams_up(monkeypatch: pytest
     assert sizes == [2, 2, 1]
 
 
-async def test_a_trunk_that_is_not_read_holds_them_up_by_bytes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_multiplexer_that_is_not_read_holds_them_up_by_bytes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_READY_BYTES", 2 * message_bytes(token(0)))
     trunk = StreamMultiplexer(TRUNK)
     writing = asyncio.create_task(put_all(trunk, 5))
@@ -151,7 +151,7 @@ async def test_a_trunk_that_is_not_read_holds_them_up_by_bytes_as_well(monkeypat
     assert sizes == [2, 2, 1]
 
 
-async def test_who_is_set_aside_goes_on_by_its_own_stream_and_the_others_by_the_trunk() -> None:
+async def test_who_is_set_aside_goes_on_by_its_own_stream_and_the_others_multiplexed() -> None:
     trunk = StreamMultiplexer(TRUNK)
     trunks = {"i": trunk}.get
     slow, steady = (split_stream(said(messages(6)), trunks, CallId("i", number)) for number in range(2))
@@ -172,7 +172,7 @@ async def test_who_is_set_aside_goes_on_by_its_own_stream_and_the_others_by_the_
     assert not trunk._aside, "nothing is kept of who has ended"
 
 
-async def test_a_closed_trunk_says_so_to_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_closed_multiplexer_says_so_to_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_READY", 1)
     trunk = StreamMultiplexer(TRUNK)
     writing = asyncio.create_task(put_all(trunk, 3))

@@ -324,10 +324,10 @@ def larger(protocol: Http, *, chunked: bool) -> Outcome:
     parts = itertools.repeat(b"100000\r\n" + part + b"\r\n" if chunked else part, 100)
     with socket.create_connection(("127.0.0.1", protocol.port), timeout=60) as connection:
         connection.sendall(f"{head}{length}\r\n\r\n".encode())
-        return protocol.outcome(*_answer_while(connection, parts))
+        return protocol.outcome(*_response_while(connection, parts))
 
 
-def _answer_while(connection: socket.socket, parts: Iterable[bytes]) -> tuple[int, str]:
+def _response_while(connection: socket.socket, parts: Iterable[bytes]) -> tuple[int, str]:
     """Status and body of the answer that comes while these are sent."""
     received = b""
     connection.setblocking(False)

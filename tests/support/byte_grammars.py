@@ -46,8 +46,8 @@ class ByteGrammar:
         matching = CompiledGrammarMatchers(self._compiled, VOCABULARY)
         said: list[int] = []
         while len(said) < 3 * longest:
-            answer, mask = matching.take(0, said[-1:], new=not said)
-            if answer is GrammarReply.DONE:
+            response, mask = matching.take(0, said[-1:], new=not said)
+            if response is GrammarReply.DONE:
                 return bytes(said).decode()
             bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
             able = [token for token in bits.nonzero()[0].tolist() if token < END and not chr(token).isspace()]

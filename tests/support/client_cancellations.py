@@ -10,11 +10,11 @@ from itertools import zip_longest
 from raw_calls import Asked, Protocol, RawCall, deadline_told
 from serve_process import Served, wait_for
 
-MOST_S = 30.0  # of a deadline within which all are there
+MAX_S = 30.0  # of a deadline within which all are there
 END_S = 30.0  # of the wait for the KV of each that goes: mostly it is free in 40 ms, and how long it took is reported
 # Steps that the engine may take before one that goes is seen to be gone, far fewer than it would run on: it has 60,000
-# tokens to generate, or MOST_INPUT tokens of a prompt to compute, which take forty steps.
-MOST_STEPS, MOST_STEPS_OF_A_PROMPT = 15_000, 20
+# tokens to generate, or MAX_INPUT tokens of a prompt to compute, which take forty steps.
+MAX_STEPS, MAX_PROMPT_STEPS = 15_000, 20
 Way = tuple[Protocol, str]
 
 
@@ -37,8 +37,8 @@ class Leaving:
             told = ", ".join(f"{way} {1e3 * seconds:.0f}" for way, seconds in row.items())
             self._report(f"{self._state}, {name}: gone after ms: {told}")
 
-    def leave_all(
-        self, protocols: Sequence[Protocol], asked: Callable[[Protocol], Asked], ready: Callable[[int], object]
+    def cancel_all(
+        self, protocols: Sequence[Protocol], requested: Callable[[Protocol], Asked], ready: Callable[[int], object]
     ) -> None:
         """Every way of every protocol in which a client goes, in as few rounds as may be.
 
@@ -46,7 +46,7 @@ class Leaving:
         """
         for round_ in zip_longest(*([(protocol, way) for way in protocol.leaves] for protocol in protocols)):
             ways = [way for way in round_ if way is not None]
-            calls = [RawCall(self._service, protocol, asked(protocol)) for protocol, _ in ways]
+            calls = [RawCall(self._service, protocol, requested(protocol)) for protocol, _ in ways]
             ready(len(calls))
             for number, ((protocol, way), call) in enumerate(zip(ways, calls, strict=True), 1):
                 self._leave(protocol, way, call, self._there + len(calls) - number)
@@ -55,7 +55,7 @@ class Leaving:
     def out_of_time(
         self,
         protocols: Sequence[Protocol],
-        asked: Callable[[Protocol, float | None], Asked],
+        requested: Callable[[Protocol, float | None], Asked],
         ready: Callable[[int], object],
         seconds: float,
         *,
@@ -67,18 +67,18 @@ class Leaving:
         """
         for way in ("deadline", "field"):
             those = [protocol for protocol in protocols if way in protocol.deadlines]
-            self._all_out_of_time(those, asked, way, ready, seconds, told)
+            self._all_out_of_time(those, requested, way, ready, seconds, told)
 
     def _all_out_of_time(
         self,
         those: Sequence[Protocol],
-        asked: Callable[[Protocol, float | None], Asked],
+        requested: Callable[[Protocol, float | None], Asked],
         way: str,
         ready: Callable[[int], object],
         seconds: float,
         told: bool,
     ) -> None:
-        calls, over = self._in_time(those, asked, way, ready, seconds)
+        calls, over = self._in_time(those, requested, way, ready, seconds)
         for protocol, call in zip(those, calls, strict=True) if told else ():
             said = call.outcome()
             assert deadline_told(said), (protocol.name, said[-200:])
@@ -92,7 +92,7 @@ class Leaving:
     def _in_time(
         self,
         protocols: Sequence[Protocol],
-        asked: Callable[[Protocol, float | None], Asked],
+        requested: Callable[[Protocol, float | None], Asked],
         way: str,
         ready: Callable[[int], object],
         seconds: float,
@@ -100,7 +100,7 @@ class Leaving:
         """Calls that are all in the state, and by when all have run out of time."""
         wire, own = (f"{round(1e3 * seconds)}m", None) if way == "deadline" else ("", seconds)
         earliest = time.monotonic() + seconds
-        calls = [RawCall(self._service, protocol, asked(protocol, own), wire) for protocol in protocols]
+        calls = [RawCall(self._service, protocol, requested(protocol, own), wire) for protocol in protocols]
         latest = time.monotonic() + seconds
         with suppress(AssertionError):
             ready(len(calls))
@@ -110,9 +110,9 @@ class Leaving:
             call.close()
         self._wait(self._there)
         late = f"{seconds:g} s were too few for {len(calls)} calls to be {self._state}"
-        assert seconds < MOST_S, late
+        assert seconds < MAX_S, late
         self._report(f"{late}: asked anew with deadlines of {2 * seconds:g} s")
-        return self._in_time(protocols, asked, way, ready, 2 * seconds)
+        return self._in_time(protocols, requested, way, ready, 2 * seconds)
 
     def one(self, protocol: Protocol, way: str, call: RawCall) -> None:
         """A call that alone was there before, and has any number of choices."""
@@ -125,8 +125,8 @@ class Leaving:
         self._wait(left)
         self._rows.setdefault(protocol.name, {})[way] = time.monotonic() - since
         computes = protocol.embeds and self._field == "running"
-        most = MOST_STEPS_OF_A_PROMPT if computes else MOST_STEPS
-        assert self._service.load()["steps"] - before < most, (protocol.name, way, "it ran on")
+        maximum = MAX_PROMPT_STEPS if computes else MAX_STEPS
+        assert self._service.load()["steps"] - before < maximum, (protocol.name, way, "it ran on")
         call.close()
 
     def _wait(self, left: int) -> None:

@@ -16,7 +16,7 @@ from motley.kernels.launch.kernel_operation import ProblemShape
 from motley.kernels.w8a8.int8_product import Int8ProductOperation
 
 
-def told(version: tuple[int, int], m: int, group: int) -> dict[str, object]:
+def reported(version: tuple[int, int], m: int, group: int) -> dict[str, object]:
     operation, policy = Int8ProductOperation(), policy_of(*version)
     shape = ProblemShape.of(m=m, n=4096, k=4096, group=group, zeros="yes")
     [launch] = operation.launches(policy, shape, operation.configs(policy, shape)[0])
@@ -26,4 +26,4 @@ def told(version: tuple[int, int], m: int, group: int) -> dict[str, object]:
 
 if __name__ == "__main__":
     for capability, m, group in json.loads(sys.argv[1]):
-        print(json.dumps(told(tuple(capability), m, group)))
+        print(json.dumps(reported(tuple(capability), m, group)))

@@ -74,7 +74,7 @@ def launches(capability: tuple[int, int]) -> Iterator[tuple[str, KernelLaunch]]:
     yield from ((variant.name, KernelLaunch(variant, (1,))) for variant in STREAM_VARIANTS)
 
 
-def told(op: str, launch: KernelLaunch, found: CompiledKernel) -> dict[str, object]:
+def reported(op: str, launch: KernelLaunch, found: CompiledKernel) -> dict[str, object]:
     mix, loop = found.mix(), found.inner_loop()
     return {
         "op": op, "fault": find_fault(policy_of(*found.capability), launch, found),
@@ -87,5 +87,5 @@ def told(op: str, launch: KernelLaunch, found: CompiledKernel) -> dict[str, obje
 if __name__ == "__main__":
     for given in map(int, sys.argv[1:]):
         version: tuple[int, int] = divmod(given, 10)
-        results = [told(op, launch, compile_variant(launch.variant, version)) for op, launch in launches(version)]
+        results = [reported(op, launch, compile_variant(launch.variant, version)) for op, launch in launches(version)]
         print(json.dumps({"capability": given, "results": results}))

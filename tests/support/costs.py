@@ -28,7 +28,7 @@ MARKS = {
     "ray": "needs a Ray cluster",
     "triton": "runs Triton kernels in the interpreter",
 }
-LEAST_S = 0.05  # seconds that are worth a line
+MIN_S = 0.05  # seconds that are worth a line
 SLOW_S = 1.0  # a unit test that takes longer has the mark `slow`, which says why
 SLOW = "slow(why): a unit test that takes more than a second of processor time in tests/durations.json"
 _STARTED = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec")
@@ -87,7 +87,7 @@ def is_there(name: str) -> bool:
 
 
 def is_worth_a_line(name: str, cost: Cost) -> bool:
-    return cost.slowest >= LEAST_S or cost.kind != "unit" or name.startswith(SYSTEM)
+    return cost.slowest >= MIN_S or cost.kind != "unit" or name.startswith(SYSTEM)
 
 
 def write(costs: Mapping[str, Cost], path: Path) -> None:

@@ -88,8 +88,8 @@ def engine(folder: Path, device: LateDevice, **settings: Any) -> Iterator[Engine
 
 def said(made: Engine) -> tuple[list[list[int]], torch.Tensor]:
     """Tokens of several prompts at once, and logits of one."""
-    answers = made.generate(PROMPTS, made.sampling(temperature=0.0, max_tokens=8, seed=0, ignore_eos=True))
-    return [each.token_ids for each in answers], made._built.logits(tuple(PROMPTS[0]))
+    responses = made.generate(PROMPTS, made.sampling(temperature=0.0, max_tokens=8, seed=0, ignore_eos=True))
+    return [each.token_ids for each in responses], made._built.logits(tuple(PROMPTS[0]))
 
 
 def tier_of(made: Engine) -> DeviceTier:

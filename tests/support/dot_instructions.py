@@ -23,8 +23,8 @@ def dot(a, b, c, ROWS: tl.constexpr, SIZE: tl.constexpr):
 
 
 if __name__ == "__main__":
-    for asked in sys.argv[1:]:
-        capability, rows = map(int, asked.split(":"))
+    for requested in sys.argv[1:]:
+        capability, rows = map(int, requested.split(":"))
         source = ASTSource(dot, SIGNATURE, {"ROWS": rows, "SIZE": 64})
         ptx = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]
-        print(asked, *sorted(set(re.findall(r"fma\.rn\.f\w+|\bmma\.sync|wgmma(?=\.mma)|tcgen05(?=\.mma)", ptx))))
+        print(requested, *sorted(set(re.findall(r"fma\.rn\.f\w+|\bmma\.sync|wgmma(?=\.mma)|tcgen05(?=\.mma)", ptx))))

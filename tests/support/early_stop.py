@@ -8,7 +8,7 @@ from serve_process import Served
 
 from motley.client import Client
 
-LEAST = 100  # characters before it, so as many tokens at least
+MINIMUM = 100  # characters before it, so as many tokens at least
 CHARS = 3
 
 
@@ -17,7 +17,7 @@ def early_stop(service: Served, prompt: str, **options: Any) -> str:
     with Client(service.grpc) as client:
         texts = [choice.text for choice in client.complete(prompt, **options).choices]
     for text in texts:
-        for at in range(LEAST, len(text) // 4):
+        for at in range(MINIMUM, len(text) // 4):
             stop = text[at : at + CHARS]
             if stop.isascii() and any(stop not in other for other in texts):
                 return stop

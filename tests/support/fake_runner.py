@@ -45,10 +45,10 @@ class FakeRunner:
         return StepResult(tuple(self._run_item(item) for item in plan.items))
 
     def swap(self, plan: StepPlan) -> None:
-        for block, kept in plan.swap_out:
-            self.kept[kept] = self.cells[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS]
-        for block, kept in plan.swap_in:
-            self.cells[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS] = self.kept[kept]
+        for block, retained in plan.swap_out:
+            self.kept[retained] = self.cells[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS]
+        for block, retained in plan.swap_in:
+            self.cells[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS] = self.kept[retained]
 
     def _run_item(self, item: PlanItem) -> ItemResult:
         assert len(item.blocks) * BLOCK_TOKENS >= item.end

@@ -56,7 +56,7 @@ class Stepwise(FakeRunner):
 
     def _look(self, read: threading.Event) -> None:
         assert self.worker is not None
-        if all(mailbox.unread_since is None for mailbox in self.worker._streams.values()):
+        if all(queue.unread_since is None for queue in self.worker._streams.values()):
             read.set()
 
 

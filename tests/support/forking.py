@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
-_ROOM = 16 << 10  # for the longest command line
+_MAX_COMMAND = 16 << 10  # for the longest command line
 _MESSAGE = 200 << 10
 _IMPORTED = (
     "motley.replicas.parallel.follower.follower_loop",
@@ -65,12 +65,12 @@ class Zygote:
             _prctl(_PR_SET_CHILD_SUBREAPER, 1)
             try:
                 socket.send_fds(self._own, [said], [stdout.fileno(), 2, *pass_fds])
-                answer = self._own.recv(64)
+                response = self._own.recv(64)
             finally:
                 _prctl(_PR_SET_CHILD_SUBREAPER, 0)
-        if not answer:
+        if not response:
             raise OSError("the zygote has ended; its output says why")
-        return Forked(int(answer))
+        return Forked(int(response))
 
     def close(self) -> None:
         self._own.close()
@@ -80,7 +80,7 @@ class Zygote:
 
     def _start(self) -> None:
         if self._process is None:
-            command = [sys.executable, __file__, str(self._its.fileno()), " " * _ROOM]
+            command = [sys.executable, __file__, str(self._its.fileno()), " " * _MAX_COMMAND]
             alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy would start others as it is imported
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=[self._its.fileno()], env=alone
@@ -116,10 +116,10 @@ def _prctl(*given: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def _serve(asks: socket.socket) -> list[str]:
+def _serve(questions: socket.socket) -> list[str]:
     """Returns in each process that is forked, with what Python is to run there; in this one, never."""
     while True:
-        said, given, _, _ = socket.recv_fds(asks, _MESSAGE, 64)
+        said, given, _, _ = socket.recv_fds(questions, _MESSAGE, 64)
         if not said:
             sys.exit()
         args, numbers, folder, environment = json.loads(said)
@@ -131,12 +131,12 @@ def _serve(asks: socket.socket) -> list[str]:
                 os._exit(0)
             while os.getppid() == between:
                 time.sleep(0.0005)
-            asks.detach()
+            questions.detach()
             _take(given, numbers)
             _become(args, folder, environment)
             return list(args)
         os.waitpid(between, 0)  # by then what it has forked is the asker's
-        asks.send(os.read(reads, 64))
+        questions.send(os.read(reads, 64))
         for descriptor in (reads, writes, *given):
             os.close(descriptor)
 
@@ -150,9 +150,9 @@ def _take(given: Sequence[int], numbers: Sequence[int]) -> None:
         os.dup2(descriptor, above + place)
     for place, number in enumerate(numbers):
         os.dup2(above + place, number)
-    kept = {0, *numbers}
+    retained = {0, *numbers}
     for descriptor in range(above + len(given)):
-        if descriptor not in kept:
+        if descriptor not in retained:
             _close(descriptor)
 
 
@@ -174,14 +174,14 @@ def _become(args: Sequence[str], folder: str, environment: dict[str, str]) -> No
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the asker, which ends it
-    asks = socket.socket(fileno=int(sys.argv[1]))
-    asks.set_inheritable(False)
+    questions = socket.socket(fileno=int(sys.argv[1]))
+    questions.set_inheritable(False)
     for name in _IMPORTED:
         importlib.import_module(name)
     assert len(os.listdir("/proc/self/task")) == 1, "a thread, which no fork has"
     gc.collect()
     gc.freeze()  # no process that is forked walks, and so copies, what all have
-    kind, *rest = _serve(asks)
+    kind, *rest = _serve(questions)
     if kind == "-m":
         sys.argv = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)

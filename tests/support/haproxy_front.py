@@ -90,8 +90,8 @@ def _as_serve_does(app: Any, *, check: str, **limits: Any) -> Any:
 
 
 def _health(check: str) -> Sequence[grpc.GenericRpcHandler]:
-    async def answer(request: bytes, context: Any) -> bytes:
+    async def response(request: bytes, context: Any) -> bytes:
         return HEALTHY
 
     service, method = check.strip("/").split("/")
-    return [grpc.method_handlers_generic_handler(service, {method: grpc.unary_unary_rpc_method_handler(answer)})]
+    return [grpc.method_handlers_generic_handler(service, {method: grpc.unary_unary_rpc_method_handler(response)})]

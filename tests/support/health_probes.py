@@ -32,7 +32,7 @@ class Health:
         with grpc.insecure_channel(self._service.grpc, OWN) as channel, ThreadPoolExecutor(2) as threads:
             stub = health_pb2_grpc.HealthStub(channel)
             over: dict[str, Callable[[], bool]] = {"HTTP": self._http, "gRPC": partial(self._grpc, stub)}
-            asking = [threads.submit(self._ask, door, ask) for door, ask in over.items()]
+            asking = [threads.submit(self._ask, port, ask) for port, ask in over.items()]
             try:
                 yield self
             finally:
@@ -42,18 +42,18 @@ class Health:
 
     def go_on(self) -> None:
         """Wait for 20 more answers over each protocol."""
-        asked = {door: len(took) for door, took in self.took.items()}
-        wait_for(lambda: all(len(took) >= asked[door] + 20 for door, took in self.took.items()), "health", 120)
+        asked = {port: len(took) for port, took in self.took.items()}
+        wait_for(lambda: all(len(took) >= asked[port] + 20 for port, took in self.took.items()), "health", 120)
 
     def told(self) -> str:
-        return ", ".join(f"{len(took)} over {door}, the longest {max(took):.2f} s" for door, took in self.took.items())
+        return ", ".join(f"{len(took)} over {port}, the longest {max(took):.2f} s" for port, took in self.took.items())
 
-    def _ask(self, door: str, ask: Callable[[], bool]) -> None:
+    def _ask(self, port: str, ask: Callable[[], bool]) -> None:
         for number in itertools.count():
             began = time.monotonic()
             if not ask():
-                self.bad.append(f"{door} {number}")
-            self.took[door].append(time.monotonic() - began)
+                self.bad.append(f"{port} {number}")
+            self.took[port].append(time.monotonic() - began)
             if self._end.wait(0.1):
                 return
 

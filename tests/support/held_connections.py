@@ -19,7 +19,7 @@ COMPLETIONS = "POST /v1/completions"
 COMPLETE = "/motley.v1.Inference/Complete"
 JSON = "Content-Type: application/json\r\n"
 DRIP_S = 0.1
-PATIENCE_S = 400.0
+TIMEOUT_S = 400.0
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def held(port: int, begin: bytes, part: bytes = b"") -> Closed:
         connection.settimeout(DRIP_S)
         with suppress(ConnectionError):
             while True:
-                assert seconds() < PATIENCE_S, f"it is open still: {received!r}"
+                assert seconds() < TIMEOUT_S, f"it is open still: {received!r}"
                 with suppress(TimeoutError):
                     if not (more := connection.recv(65_536)):
                         break
@@ -59,7 +59,7 @@ def held_call(port: int, fields: list[tuple[str, str]], data: bytes, part: bytes
         number, opening = client.head(port, COMPLETE, fields)
         client.connection.sendall(opening + (frame(DATA, 0, number, data) if data else b""))
         while True:
-            assert seconds() < PATIENCE_S, f"it is open still: {client.payloads}"
+            assert seconds() < TIMEOUT_S, f"it is open still: {client.payloads}"
             client.read(DRIP_S)
             if (HEADERS, number) in client.payloads:
                 answered_s = answered_s or seconds()
@@ -90,13 +90,13 @@ def halves_of_bodies(port: int, count: int, size: int, fields: str = "") -> Iter
             connections.append(connection)
             with suppress(ConnectionError):
                 connection.sendall(begin + b" " * size)
-        answers: dict[socket.socket, str] = {}
+        responses: dict[socket.socket, str] = {}
 
         def statuses(wait_s: float = 5.0) -> Counter[str]:
-            silent = [one for one in connections if one not in answers]
+            silent = [one for one in connections if one not in responses]
             for one in select.select(silent, [], [], wait_s)[0] if silent else ():
-                answers[one] = one.recv(4096)[9:12].decode()
-            return Counter(answers.values())
+                responses[one] = one.recv(4096)[9:12].decode()
+            return Counter(responses.values())
 
         yield statuses
 

@@ -238,8 +238,8 @@ class _Recorder(TorchDispatchMode):
     def replay(self) -> None:
         assert self.calls, "no graph is launched that was freed"
         for func, args, kwargs, out in self.calls:
-            again = func(*args, **kwargs)
-            for old, new in zip(tree_flatten(out)[0], tree_flatten(again)[0], strict=True):
+            repeated = func(*args, **kwargs)
+            for old, new in zip(tree_flatten(out)[0], tree_flatten(repeated)[0], strict=True):
                 if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
 

@@ -14,14 +14,14 @@ from motley_bench.sides.side_worker import WorkerSide
 __all__ = ["late_streams"]
 
 
-class RiggedOps(LateOps):
+class GpuLikeOps(LateOps):
     """Operators with the figures of a GPU, of which a roofline is computed."""
 
-    rig: DeviceContext = interpreter_context((9, 0))
+    device_context: DeviceContext = interpreter_context((9, 0))
 
 
 def late_streams(drafts: int = 0) -> WorkerSide:
-    return WorkerSide("rehearsal", "cpu", drafts, RiggedOps(), LateDevice())
+    return WorkerSide("rehearsal", "cpu", drafts, GpuLikeOps(), LateDevice())
 
 
 if __name__ == "__main__":

@@ -43,10 +43,10 @@ class Target:
         return 0
 
 
-ASKED: list[str] = []  # what the launches of one run want to have compiled, in order
+REQUESTED: list[str] = []  # what the launches of one run want to have compiled, in order
 
 
-def ask(
+def send(
     self: JITFunction[Any],
     key: str,
     signature: Any,
@@ -57,7 +57,7 @@ def ask(
     warmup: bool,
 ) -> None:
     """In place of compiling; Triton launches nothing then."""
-    ASKED.append(key_of(ASTSource(self, signature, constexprs, attrs), options))
+    REQUESTED.append(key_of(ASTSource(self, signature, constexprs, attrs), options))
 
 
 def key_of(source: Any, options: Any) -> str:
@@ -80,7 +80,7 @@ def tried(operation: KernelOperation, policy: PrecisionPolicy, shape: ProblemSha
 
 
 def main(capabilities: Sequence[tuple[int, int]]) -> None:
-    JITFunction._do_compile = ask
+    JITFunction._do_compile = send
     torch.Tensor.is_cuda = property(lambda self: True)
     FakeTensor.data_ptr = lambda self: self.storage_offset() * self.element_size()
     asked, others = 0, []
@@ -97,10 +97,10 @@ def main(capabilities: Sequence[tuple[int, int]]) -> None:
                     problem = operation.problem(policy, shape, torch.device("cpu"))
                     for config in tried(operation, policy, shape):
                         variants = [launch.variant for launch in operation.launches(policy, shape, config)]
-                        ASKED.clear()
+                        REQUESTED.clear()
                         problem.run(config)
-                        asked += len(ASKED)
-                        if [compiled_ahead(variant, capability) for variant in variants] != ASKED:
+                        asked += len(REQUESTED)
+                        if [compiled_ahead(variant, capability) for variant in variants] != REQUESTED:
                             names = ", ".join(variant.name for variant in variants)
                             others.append(f"{names} {capability} {shape.key} {config.to_json()}")
     json.dump({"asked": asked, "others": others}, sys.stdout)

@@ -78,7 +78,7 @@ def main() -> None:
         return run(*arguments, **options)
 
     _add.run = counted
-    told = []
+    reported = []
     for x in (aligned, odd):
         for anywhere in (aligned, odd):
             for stride in (16, 32, 17, 1, 16):
@@ -87,8 +87,8 @@ def main() -> None:
                     variant.launch((4,), x, anywhere, aligned, stride, count)
                     mine, whether = launched.pop(), asked[-1]
                     _add[(4,)](x, anywhere, aligned, stride, count, **variant.all_constants, **variant.options)
-                    told.append({"own": mine, "triton": launched.pop(), "asked": whether})
-    print(json.dumps(told))
+                    reported.append({"own": mine, "triton": launched.pop(), "asked": whether})
+    print(json.dumps(reported))
 
 
 if __name__ == "__main__":

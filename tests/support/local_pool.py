@@ -63,16 +63,16 @@ class _Method:
         return _enveloped(await getattr(await self._pool.find(attempt), self._name)(*values))
 
 
-def _enveloped(answer: Any) -> Any:
+def _enveloped(response: Any) -> Any:
     """A worker in a replica's place gives messages as they are."""
-    return ReplicaEnvelope((answer,)) if isinstance(answer, StreamMessage) else answer
+    return ReplicaEnvelope((response,)) if isinstance(response, StreamMessage) else response
 
 
 class _Answer:
     """Whoever waits for it and is cancelled cancels it."""
 
-    def __init__(self, answer: Coroutine[Any, Any, Any]) -> None:
-        self._answer = answer
+    def __init__(self, response: Coroutine[Any, Any, Any]) -> None:
+        self._answer = response
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._answer.__await__()

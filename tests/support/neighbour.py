@@ -22,13 +22,13 @@ from serve_process import Served, wait_for
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 
-MOST = 60_000  # tokens: longer than any test presses
+MAX_TOKENS = 60_000  # tokens: longer than any test presses
 NEIGHBOUR = "neighbour"
 OWN = [("grpc.use_local_subchannel_pool", 1)]  # else a client that reads nothing would have a part of its connection
-LEAST = 1500  # that it has had under pressure: many beside those that come while the steps are told
+MINIMUM = 1500  # that it has had under pressure: many beside those that come while the steps are told
 AHEAD = 400  # tokens that come while the steps are told, at most
-LEAST_SHARE = 0.8  # of steps; these are asked for over HTTP, and some go by meanwhile; mostly it is 1.0
-MOST_GAP_S = 30.0  # between messages: mostly it is below one, and on busy cores it has been six
+MIN_SHARE = 0.8  # of steps; these are asked for over HTTP, and some go by meanwhile; mostly it is 1.0
+MAX_GAP_S = 30.0  # between messages: mostly it is below one, and on busy cores it has been six
 ARRIVE_S = 1.0  # after the pressure, in which tokens that were on their way arrive before the steps are told
 
 
@@ -79,7 +79,7 @@ class Neighbour:
             # Steps are told before the pressure: under it their answer would come long after they were counted.
             wait_for(lambda: self._pressed.before or self._failure, "the neighbour's first tokens")
             yield self
-            wait_for(lambda: self.got > LEAST or self._failure, "the neighbour's tokens")
+            wait_for(lambda: self.got > MINIMUM or self._failure, "the neighbour's tokens")
         finally:
             self._stop.set()
             thread.join(120)
@@ -107,19 +107,19 @@ class Neighbour:
 
     def _compare(self) -> None:
         pressed = self._pressed
-        assert self.got < MOST, "the pressure outlasted it"
+        assert self.got < MAX_TOKENS, "the pressure outlasted it"
         if len(self._alone.tokens) < self.got:
             self._service.wait_idle()
             self._alone = alone = Run()
             self._run(self.got + AHEAD, alone, lambda: len(alone.tokens) >= self.got)
         assert pressed.tokens == self._alone.tokens[: self.got], "a neighbour's answer changed"
         usual = min(1.0, self._alone.share)  # more than one token a step is steps that were told late
-        assert pressed.share > LEAST_SHARE * usual, f"held up: {pressed.share:.2f} tokens a step"
-        assert pressed.gap_s < MOST_GAP_S, f"nothing came for {pressed.gap_s:.1f} s"
+        assert pressed.share > MIN_SHARE * usual, f"held up: {pressed.share:.2f} tokens a step"
+        assert pressed.gap_s < MAX_GAP_S, f"nothing came for {pressed.gap_s:.1f} s"
 
     def _press(self) -> None:
         try:
-            self._run(MOST, self._pressed, self._stop.is_set, ARRIVE_S)
+            self._run(MAX_TOKENS, self._pressed, self._stop.is_set, ARRIVE_S)
         except BaseException as error:  # noqa: BLE001  told by `beside`
             self._failure = error
 
@@ -131,7 +131,7 @@ class Neighbour:
             call = inference_pb2_grpc.InferenceStub(channel).CompleteStream(
                 request, timeout=180, metadata=self._metadata
             )
-            told: list[Future[int]] = []  # it reads on while the engine's steps are asked for
+            reported: list[Future[int]] = []  # it reads on while the engine's steps are asked for
             enough_s = 0.0
             for chunk in call:
                 tokens = [token for choice in chunk.choices for token in choice.token_ids]
@@ -141,18 +141,18 @@ class Neighbour:
                 run.at_s += [time.monotonic() - first_s] * len(tokens)
                 run.messages += 1
                 run.tokens += tokens
-                if not told:
-                    told.append(asking.submit(self._steps))
-                if not run.before and told[0].done():
+                if not reported:
+                    reported.append(asking.submit(self._steps))
+                if not run.before and reported[0].done():
                     run.before = len(run.tokens)
                 if not enough_s and enough():
                     enough_s = time.monotonic()
-                if len(told) == 1 and enough_s and time.monotonic() > enough_s + settle_s:
-                    told.append(asking.submit(self._steps))
-                if len(told) == 2 and told[1].done():
+                if len(reported) == 1 and enough_s and time.monotonic() > enough_s + settle_s:
+                    reported.append(asking.submit(self._steps))
+                if len(reported) == 2 and reported[1].done():
                     break
             run.after = len(run.tokens)
-            run.steps = told[1].result() - told[0].result()
+            run.steps = reported[1].result() - reported[0].result()
             call.cancel()
 
     def _steps(self) -> int:

@@ -18,7 +18,7 @@ REFUSED = {"401", "404", "UNAUTHENTICATED", "UNIMPLEMENTED", NOT_SPOKEN}
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, SETTINGS, 0, 0, 0, 0, 0])
 AT_ONCE = 4  # of each port: one of Ray's servers queues five connections and drops others
 SILENT_S = 60.0  # whoever is silent for so long does not answer; nothing here comes near it
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +71,16 @@ async def walk(ways: Sequence[Way], routes: Sequence[tuple[str, str]], rpcs: Seq
             async with gate:
                 return await asyncio.wait_for(call, SILENT_S)
 
-        answers = [Answer(way, "HTTP", NOT_SPOKEN)]
+        responses = [Answer(way, "HTTP", NOT_SPOKEN)]
         if (await gated(over_http(way, "GET", "/"))).said != NOT_SPOKEN:
-            answers = await asyncio.gather(*(gated(over_http(way, *route)) for route in over_both))
+            responses = await asyncio.gather(*(gated(over_http(way, *route)) for route in over_both))
         if not await asyncio.wait_for(speaks_http2(way), SILENT_S):
-            return [*answers, Answer(way, "gRPC", NOT_SPOKEN)]
+            return [*responses, Answer(way, "gRPC", NOT_SPOKEN)]
         async with channel(way) as open_channel:
-            return answers + await asyncio.gather(*(gated(over_grpc(way, open_channel, rpc)) for rpc in rpcs))
+            return responses + await asyncio.gather(*(gated(over_grpc(way, open_channel, rpc)) for rpc in rpcs))
 
     found = await asyncio.gather(*(all_of(way) for way in ways))
-    return [answer for answers in found for answer in answers]
+    return [response for responses in found for response in responses]
 
 
 async def over_http(way: Way, method: str, path: str) -> Answer:
@@ -101,7 +101,7 @@ async def speaks_http2(way: Way) -> bool:
     return len(reply) == 9 and reply[3] == SETTINGS and reply[4] != ACK
 
 
-async def exchange(way: Way, data: bytes, most: int = MOST_BYTES) -> bytes:
+async def exchange(way: Way, data: bytes, most: int = MAX_BYTES) -> bytes:
     """Return what comes back, up to `most` bytes; nothing if the other side refuses or breaks off."""
     received = b""
     with suppress(OSError, ssl.SSLError):

@@ -42,9 +42,9 @@ from motley.cluster.security.auth.api_keys import StoredKey, hash_key, new_key
 from motley.cluster.security.auth.key_file import edit_keys
 from motley.cluster.service.supervision.watchdog import EXIT_SERVICE_LOST
 
-ASK_S = 0.1  # between two requests that show whether the door is open
+REQUEST_PERIOD_S = 0.1  # between two requests that show whether the door is open
 EACH = 2  # streams of each client: where one is lost with an ingress, another may be on the other one
-PATIENCE_S = 2.0  # of each of them
+TIMEOUT_S = 2.0  # of each of them
 FOUND_S = 30.0
 SIMULATED = "simulate: P40, simulate_model: qwen2.5-7b"  # 40 tokens a second, which cost nothing
 REAL = "engine: {threads: 1, kv_memory: 128MiB}"
@@ -218,7 +218,7 @@ class Door:
         self.good: list[float] = []
         self.bad: list[tuple[float, str]] = []
         self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._ask_on, daemon=True) for _ in range(2)]
+        self._threads = [threading.Thread(target=self._poll, daemon=True) for _ in range(2)]
 
     def __enter__(self) -> Door:
         for thread in self._threads:
@@ -228,13 +228,13 @@ class Door:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
 
-    def _ask_on(self) -> None:
-        while not self._ended.wait(ASK_S):
-            answer = ask(self._reached)
-            if answer == "200":
+    def _poll(self) -> None:
+        while not self._ended.wait(REQUEST_PERIOD_S):
+            reply = send(self._reached)
+            if reply == "200":
                 self.good.append(time.monotonic())
             else:
-                self.bad.append((time.monotonic(), answer))
+                self.bad.append((time.monotonic(), reply))
 
     def shut_s(self, since: float, until: float) -> float:
         """The longest time without a good answer, but for what an answer takes."""
@@ -242,10 +242,10 @@ class Door:
         return max(after - before for before, after in pairwise(times))
 
 
-def ask(reached: Reached) -> str:
+def send(reached: Reached) -> str:
     """The status, or how there was none."""
     body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 1, **reached.at_the_door})
-    connection = reached.http(PATIENCE_S)
+    connection = reached.http(TIMEOUT_S)
     try:
         connection.request("POST", "/v1/completions", body, reached.headers)
         response = connection.getresponse()
@@ -342,14 +342,14 @@ def processes_of(service: Served, role: Role) -> list[int]:
     if not role.mark:
         return [service.process.pid]
     found = [pid for pid in descendants(service.process.pid) if role.mark in command_line(pid)]
-    return sorted((pid for pid in found if not role.forked or int(told_of(pid, 1)) in found), key=began)
+    return sorted((pid for pid in found if not role.forked or int(report_of(pid, 1)) in found), key=began)
 
 
 def began(pid: int) -> int:
-    return int(told_of(pid, 19))
+    return int(report_of(pid, 19))
 
 
-def told_of(pid: int, place: int) -> str:
+def report_of(pid: int, place: int) -> str:
     """A field of /proc/PID/stat, from its state (0)."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[place]
@@ -386,9 +386,9 @@ def run(reached: Reached, name: str, how: str, stream_s: float, say: Callable[[s
         settle(reached, case, struck, [*before, service.process.pid])
         until = struck + case.exit_s if case.exit_code is not None else time.monotonic()
         case.shut_s = round(door.shut_s(struck, until), 1)
-        for at, answer in door.bad:
+        for at, reply in door.bad:
             if struck <= at <= until:
-                case.answers[answer] = case.answers.get(answer, 0) + 1
+                case.answers[reply] = case.answers.get(reply, 0) + 1
     for pid in pids if how == "stop" else ():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
@@ -408,7 +408,7 @@ def settle(reached: Reached, case: Case, struck: float, before: list[int]) -> No
         note_end(service, case, struck)
         if case.exit_code is not None:
             break
-        if ask(reached) == "200" and all(
+        if send(reached) == "200" and all(
             process_of(service, ROLES[needed]) for needed in ("controller", "manager", "haproxy", "ingress", "replica")
         ):
             return
@@ -529,7 +529,7 @@ def run_all(only: list[str], stream_s: float, out: Path | None, say: Callable[[s
     return done
 
 
-def told(stream: Stream) -> str:
+def reported(stream: Stream) -> str:
     return "whole" if stream.ended else f"{stream.why or 'silent'} at {stream.at_s:g} s"
 
 
@@ -538,14 +538,14 @@ def of(case: Case, client: str) -> list[Stream]:
 
 
 def row(case: Case) -> str:
-    answers = ", ".join(f"{count} × {answer}" for answer, count in sorted(case.answers.items())) or "none bad"
+    answers = ", ".join(f"{count} × {reply}" for reply, count in sorted(case.answers.items())) or "none bad"
     if case.exit_code is not None:
         said = re.sub(r" \(logs: \S+\)", "", case.said)
         then = f"ends after {case.exit_s:g} s with {case.exit_code}" + (f", “{said}”" if said else "")
         then += "" if not case.left else f"; left: {', '.join(case.left)}"
     else:
         then = "goes on" if case.whole_again else "goes on, not whole"
-    met = ("; ".join(sorted({told(one) for one in of(case, name)})) for name in CLIENTS)
+    met = ("; ".join(sorted({reported(one) for one in of(case, name)})) for name in CLIENTS)
     cells = [ROLES[case.role].title, f"{case.how}, {case.stream_s:g} s", *met, f"{case.shut_s:g} s", answers, then]
     return f"| {' | '.join(cells)} |"
 

@@ -22,17 +22,17 @@ SMALL = ProfileOptions(prompt_tokens=20, batch=3, context_tokens=8, steps=4, rep
 
 def loaded(
     folder: Path,
-    asked: ProfileOptions = SMALL,
+    requested: ProfileOptions = SMALL,
     ops: Ops | None = None,
     accelerator: Accelerator | None = None,
     **settings: Any,
 ) -> LoadedEngine:
     config = EngineConfig(**{"dtype": "bfloat16", "threads": 1, "kv_memory_bytes": 2**20, **settings})
-    return load_engine(folder, config, asked, ops=ops, accelerator=accelerator)
+    return load_engine(folder, config, requested, ops=ops, accelerator=accelerator)
 
 
-def profiled(model: LoadedEngine, asked: ProfileOptions = SMALL, ceiling: Ceiling | None = CEILING) -> Profile:
-    return profile_engine(model, asked, ceiling=ceiling)
+def profiled(model: LoadedEngine, requested: ProfileOptions = SMALL, ceiling: Ceiling | None = CEILING) -> Profile:
+    return profile_engine(model, requested, ceiling=ceiling)
 
 
 def decoder(model: LoadedEngine) -> Decoder:

@@ -21,7 +21,7 @@ from thorough import halves
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import kserve_pb2, vllm_engine_pb2, vllm_engine_pb2_grpc
 
-MOST_INPUT = 20_000  # tokens: some seconds of work
+MAX_INPUT = 20_000  # tokens: some seconds of work
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Asked:
 
     `regex`: what the whole answer matches.
 
-    Of an embedding `max_tokens` is how much of its prompt there is at least, up to MOST_INPUT: that takes its time.
+    Of an embedding `max_tokens` is how much of its prompt there is at least, up to MAX_INPUT: that takes its time.
     """
 
     prompt: str = "abc"
@@ -43,94 +43,101 @@ class Asked:
 
     @property
     def text(self) -> str:
-        return self.prompt * -(-min(self.max_tokens, MOST_INPUT) // len(self.prompt))
+        return self.prompt * -(-min(self.max_tokens, MAX_INPUT) // len(self.prompt))
 
 
-def _sampling(asked: Asked) -> pb.SamplingParams:
-    held = None if asked.regex is None else pb.Grammar(regex=asked.regex)
+def _sampling(requested: Asked) -> pb.SamplingParams:
+    held = None if requested.regex is None else pb.Grammar(regex=requested.regex)
     return pb.SamplingParams(
-        max_tokens=asked.max_tokens, ignore_eos=True, n=asked.n, logprobs=asked.logprobs, grammar=held
+        max_tokens=requested.max_tokens, ignore_eos=True, n=requested.n, logprobs=requested.logprobs, grammar=held
     )
 
 
-def _motley(asked: Asked) -> bytes:
-    request = pb.CompleteRequest(text=asked.prompt, sampling=_sampling(asked), timeout_s=asked.timeout_s)
+def _motley(requested: Asked) -> bytes:
+    request = pb.CompleteRequest(text=requested.prompt, sampling=_sampling(requested), timeout_s=requested.timeout_s)
     return request.SerializeToString()
 
 
-def _motley_chat(asked: Asked) -> bytes:
-    messages = [pb.ChatMessage(role="user", content=asked.prompt)]
-    request = pb.ChatRequest(messages=messages, sampling=_sampling(asked), timeout_s=asked.timeout_s)
+def _motley_chat(requested: Asked) -> bytes:
+    messages = [pb.ChatMessage(role="user", content=requested.prompt)]
+    request = pb.ChatRequest(messages=messages, sampling=_sampling(requested), timeout_s=requested.timeout_s)
     return request.SerializeToString()
 
 
-def _motley_embeddings(asked: Asked) -> bytes:
-    inputs = [pb.EmbeddingInput(text=asked.text)]
-    return pb.EmbeddingsRequest(inputs=inputs, timeout_s=asked.timeout_s).SerializeToString()
+def _motley_embeddings(requested: Asked) -> bytes:
+    inputs = [pb.EmbeddingInput(text=requested.text)]
+    return pb.EmbeddingsRequest(inputs=inputs, timeout_s=requested.timeout_s).SerializeToString()
 
 
-def _kserve(asked: Asked, *, streaming: bool) -> bytes:
+def _kserve(requested: Asked, *, streaming: bool) -> bytes:
     request = kserve_pb2.ModelInferRequest(model_name="tiny")
     text = request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
-    text.contents.bytes_contents.append(asked.prompt.encode())
+    text.contents.bytes_contents.append(requested.prompt.encode())
     if streaming:
         request.inputs.add(name="streaming", datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
-    request.parameters["max_tokens"].int64_param = asked.max_tokens
+    request.parameters["max_tokens"].int64_param = requested.max_tokens
     request.parameters["ignore_eos"].bool_param = True
-    if asked.regex is not None:
-        request.parameters["regex"].string_param = asked.regex
-    if asked.logprobs is not None:
-        request.parameters["logprobs"].int64_param = asked.logprobs
-    if asked.timeout_s is not None:
-        request.parameters["timeout"].int64_param = round(1e6 * asked.timeout_s)
+    if requested.regex is not None:
+        request.parameters["regex"].string_param = requested.regex
+    if requested.logprobs is not None:
+        request.parameters["logprobs"].int64_param = requested.logprobs
+    if requested.timeout_s is not None:
+        request.parameters["timeout"].int64_param = round(1e6 * requested.timeout_s)
     return request.SerializeToString()
 
 
-def _kserve_rest(asked: Asked) -> bytes:
-    parameters: dict[str, Any] = {"max_tokens": asked.max_tokens, "ignore_eos": True}
-    if asked.regex is not None:
-        parameters["regex"] = asked.regex
-    if asked.timeout_s is not None:
-        parameters["timeout"] = round(1e6 * asked.timeout_s)
-    text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [asked.prompt]}
+def _kserve_rest(requested: Asked) -> bytes:
+    parameters: dict[str, Any] = {"max_tokens": requested.max_tokens, "ignore_eos": True}
+    if requested.regex is not None:
+        parameters["regex"] = requested.regex
+    if requested.timeout_s is not None:
+        parameters["timeout"] = round(1e6 * requested.timeout_s)
+    text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [requested.prompt]}
     return json.dumps({"inputs": [text], "parameters": parameters}).encode()
 
 
-def _vllm(asked: Asked, *, stream: bool) -> bytes:
-    held = {} if asked.regex is None else {"regex": asked.regex}
+def _vllm(requested: Asked, *, stream: bool) -> bytes:
+    held = {} if requested.regex is None else {"regex": requested.regex}
     sampling = vllm_engine_pb2.SamplingParams(
-        max_tokens=asked.max_tokens, ignore_eos=True, logprobs=asked.logprobs, **held
+        max_tokens=requested.max_tokens, ignore_eos=True, logprobs=requested.logprobs, **held
     )
     return vllm_engine_pb2.GenerateRequest(
-        request_id=asked.id, text=asked.prompt, sampling_params=sampling, stream=stream
+        request_id=requested.id, text=requested.prompt, sampling_params=sampling, stream=stream
     ).SerializeToString()
 
 
-def _vllm_embed(asked: Asked) -> bytes:
-    return vllm_engine_pb2.EmbedRequest(tokenized={"input_ids": ids_of(asked.text)}).SerializeToString()
+def _vllm_embed(requested: Asked) -> bytes:
+    return vllm_engine_pb2.EmbedRequest(tokenized={"input_ids": ids_of(requested.text)}).SerializeToString()
 
 
-def _json(asked: Asked, fields: dict[str, Any]) -> bytes:
-    more: dict[str, Any] = {} if asked.timeout_s is None else {"timeout_s": asked.timeout_s}
-    more |= {} if asked.regex is None else {"structured_outputs": {"regex": asked.regex}}
+def _json(requested: Asked, fields: dict[str, Any]) -> bytes:
+    more: dict[str, Any] = {} if requested.timeout_s is None else {"timeout_s": requested.timeout_s}
+    more |= {} if requested.regex is None else {"structured_outputs": {"regex": requested.regex}}
     return json.dumps(fields | more).encode()
 
 
-def _openai(asked: Asked, *, stream: bool) -> bytes:
-    body: dict[str, Any] = {"prompt": asked.prompt, "max_tokens": asked.max_tokens, "ignore_eos": True}
-    few = asked.logprobs and min(asked.logprobs, 5)
-    return _json(asked, body | {"stream": stream, "n": asked.n, "logprobs": few})
+def _openai(requested: Asked, *, stream: bool) -> bytes:
+    body: dict[str, Any] = {"prompt": requested.prompt, "max_tokens": requested.max_tokens, "ignore_eos": True}
+    few = requested.logprobs and min(requested.logprobs, 5)
+    return _json(requested, body | {"stream": stream, "n": requested.n, "logprobs": few})
 
 
-def _openai_chat(asked: Asked, *, stream: bool) -> bytes:
-    messages = [{"role": "user", "content": asked.prompt}]
-    body: dict[str, Any] = {"messages": messages, "max_tokens": asked.max_tokens, "ignore_eos": True, "stream": stream}
-    body["n"] = asked.n
-    return _json(asked, body | ({"logprobs": True, "top_logprobs": asked.logprobs} if asked.logprobs else {}))
+def _openai_chat(requested: Asked, *, stream: bool) -> bytes:
+    messages = [{"role": "user", "content": requested.prompt}]
+    body: dict[str, Any] = {
+        "messages": messages,
+        "max_tokens": requested.max_tokens,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+    body["n"] = requested.n
+    return _json(
+        requested, body | ({"logprobs": True, "top_logprobs": requested.logprobs} if requested.logprobs else {})
+    )
 
 
-def _openai_embeddings(asked: Asked) -> bytes:
-    return _json(asked, {"input": asked.text})
+def _openai_embeddings(requested: Asked) -> bytes:
+    return _json(requested, {"input": requested.text})
 
 
 @dataclass(frozen=True)
@@ -222,10 +229,10 @@ class RawCall:
     """A request on a connection of its own. `grpc_timeout`: as the wire has it, "500m"."""
 
     def __init__(
-        self, service: Ports, protocol: Protocol, asked: Asked, grpc_timeout: str = "", request_id: str = ""
+        self, service: Ports, protocol: Protocol, requested: Asked, grpc_timeout: str = "", request_id: str = ""
     ) -> None:
-        self._service, self._protocol, self._id = service, protocol, asked.id
-        message = protocol.message(asked)
+        self._service, self._protocol, self._id = service, protocol, requested.id
+        message = protocol.message(requested)
         self._http2: Http2 | None = None
         if protocol.over_http:
             self._connection = socket.socket()

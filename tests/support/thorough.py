@@ -46,11 +46,11 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Takes out of `items` what is left for then."""
     if config.getoption(OPTION) or any("::" in argument for argument in config.args):
         return
-    kept = [item for item in items if item.get_closest_marker("thorough") is None]
-    kept_ids = {id(item) for item in kept} - _not_needed(kept)
-    if left := [item for item in items if id(item) not in kept_ids]:
+    retained = [item for item in items if item.get_closest_marker("thorough") is None]
+    retained_ids = {id(item) for item in retained} - _not_needed(retained)
+    if left := [item for item in items if id(item) not in retained_ids]:
         config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if id(item) in kept_ids]
+        items[:] = [item for item in items if id(item) in retained_ids]
 
 
 def _not_needed(items: Iterable[pytest.Item]) -> set[int]:

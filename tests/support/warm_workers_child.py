@@ -122,11 +122,11 @@ def cases(found: dict[str, Any]) -> None:
 
     os.kill(spares[0], signal.SIGKILL)
     wait_for(lambda: not alive(spares), "its end")
-    again = waiting(raylet, 1)
-    found["lost"] = {"another": again != spares}
+    repeated = waiting(raylet, 1)
+    found["lost"] = {"another": repeated != spares}
 
     group, actor, told = bundled()
-    found["in a bundle"] = {"took": told["pid"] in again, **told}
+    found["in a bundle"] = {"took": told["pid"] in repeated, **told}
     ray.kill(actor)
     remove_placement_group(group)
 

@@ -110,9 +110,9 @@ def test_a_fleet_on_a_cluster_of_others(checkpoint: Path, tmp_path: Path) -> Non
             before = client.complete("One", max_tokens=4, temperature=0.0).choices[0].token_ids
             assert len(before) == 4
             fleet_file(fleet, checkpoint, replicas=2)
-            again = there.serve(fleet, ports)
-            assert again.returncode == 0, again.stderr
-            assert "small" in again.stdout
+            repeated = there.serve(fleet, ports)
+            assert repeated.returncode == 0, repeated.stderr
+            assert "small" in repeated.stdout
             assert client.complete("One", max_tokens=4, temperature=0.0).choices[0].token_ids == before
             # The driver of the job that replicas are of has ended; who waits for the next one is of none.
             [spare] = wait_for(lambda: titled(there, "ray::IDLE"), "a process that waits")
@@ -120,9 +120,9 @@ def test_a_fleet_on_a_cluster_of_others(checkpoint: Path, tmp_path: Path) -> Non
             os.kill(before_it[0], signal.SIGKILL)
             wait_for(lambda: spare in titled(there, REPLICA), "its being taken")
             assert client.complete("One", max_tokens=4, temperature=0.0).choices[0].token_ids == before
-        told = there.motley("fleet", "status", "--json", "--address", f"127.0.0.1:{ports['admin']}")
-        assert told.returncode == 0, told.stderr
-        assert [pool["name"] for pool in json.loads(told.stdout)["pools"]] == ["small"]
+        reported = there.motley("fleet", "status", "--json", "--address", f"127.0.0.1:{ports['admin']}")
+        assert reported.returncode == 0, reported.stderr
+        assert [pool["name"] for pool in json.loads(reported.stdout)["pools"]] == ["small"]
         assert there.process.poll() is None, "the cluster is not ours to end"
         mine = descendants(there.process.pid)
     assert alive(mine) == []

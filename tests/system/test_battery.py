@@ -43,8 +43,8 @@ EACH_TIME = (
 
 
 def named(*names: str) -> pytest.MarkDecorator:
-    kept = [name for name in names if name in EACH_TIME]
-    return pytest.mark.parametrize("name", [*kept, *thorough(*(name for name in names if name not in EACH_TIME))])
+    retained = [name for name in names if name in EACH_TIME]
+    return pytest.mark.parametrize("name", [*retained, *thorough(*(name for name in names if name not in EACH_TIME))])
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +70,16 @@ def _nothing_else_happens(
     name = request.node.callspec.params["name"] if hasattr(request.node, "callspec") else None
     names = [one for one in ([name] if name else EVERYTHING) if one not in RESPONSES]
 
-    def answers() -> list[Outcome]:
+    def responses() -> list[Outcome]:
         found = [protocols[one].ask(Question(one_prompt(one), sampling=greedy(one))) for one in names]
         assert {outcome.kind for outcome in found} <= {"ok"}
         return found
 
-    before, replicas = answers(), service.replicas()
+    before, replicas = responses(), service.replicas()
     in_here = set(names) & set(IN_PYTHON)
     with beside(engine) if in_here else nullcontext(), beside_all(service) if set(names) - in_here else nullcontext():
         yield
-        assert answers() == before
+        assert responses() == before
     assert service.replicas() == replicas
     service.wait_idle()
 

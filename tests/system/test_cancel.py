@@ -47,9 +47,11 @@ def running(service: Served) -> Callable[[int], object]:
 
 def test_every_way_to_ask_for_an_answer_is_here(service: Served) -> None:
     with grpc.insecure_channel(service.grpc) as channel:
-        asked = [one for one in everything(service.http_port, channel, None, "tiny") if not isinstance(one, Responses)]
-        assert all(isinstance(one, Grpc | Http) for one in asked)
-        paths = {one.path.removeprefix("/") for one in asked if isinstance(one, Grpc | Http)}
+        requested = [
+            one for one in everything(service.http_port, channel, None, "tiny") if not isinstance(one, Responses)
+        ]
+        assert all(isinstance(one, Grpc | Http) for one in requested)
+        paths = {one.path.removeprefix("/") for one in requested if isinstance(one, Grpc | Http)}
     assert {protocol.call.removeprefix("/") for protocol in PROTOCOLS} == paths
 
 
@@ -59,7 +61,7 @@ def test_leaving_while_it_runs(cases: list[Protocol], service: Served, report: C
     with Leaving(service, "running", "running", report).measured() as table:
         embedding = [[one] for one in cases if one.embeds]  # one long prompt at a time is computed
         for protocols in (generating(cases), *embedding):
-            table.leave_all(protocols, long, running(service))
+            table.cancel_all(protocols, long, running(service))
             table.out_of_time(protocols, long, running(service), 1.0)
 
 
@@ -86,7 +88,7 @@ def test_leaving_what_one_does_not_read(cases: list[Protocol], service: Served, 
         wait_for(lambda: service.load()["steps"] > before + AHEAD, "streams that run ahead of their readers")
 
     with Leaving(service, "slow reader", "running", report).measured() as table:
-        table.leave_all(streaming(cases), verbose, ahead)
+        table.cancel_all(streaming(cases), verbose, ahead)
         table.out_of_time(streaming(cases), verbose, ahead, 5.0, told=False)
 
 
@@ -132,7 +134,7 @@ def test_leaving_while_it_is_parked(cases: list[Protocol], service: Served, repo
 
     try:
         with Leaving(service, "parked", "running", report).measured() as table:
-            table.leave_all(generating(cases), held, parked)
+            table.cancel_all(generating(cases), held, parked)
     finally:
         signal_all(service, signal.SIGCONT)
     service.wait_idle()

@@ -12,7 +12,7 @@ from serve_process import Served, wait_for
 from motley.client import Client
 from motley.replicas.types import BLOCK_TOKENS
 
-LEAST_S = 0.001
+MIN_S = 0.001
 
 
 def calls_in_log(service: Served) -> list[dict[str, Any]]:
@@ -26,9 +26,9 @@ def of_call(service: Served, request_id: str) -> list[dict[str, Any]]:
     return [line for line in calls_in_log(service) if line["client_id"] == request_id]
 
 
-def told(service: Served, protocol: Protocol, way: str, prompt: str, request_id: str) -> str:
-    asked = Asked(prompt, max_tokens=4, timeout_s=LEAST_S if way == "field" else None)
-    call = RawCall(service, protocol, asked, "1m" if way == "deadline" else "", request_id)
+def reported(service: Served, protocol: Protocol, way: str, prompt: str, request_id: str) -> str:
+    requested = Asked(prompt, max_tokens=4, timeout_s=MIN_S if way == "field" else None)
+    call = RawCall(service, protocol, requested, "1m" if way == "deadline" else "", request_id)
     try:
         return call.outcome()
     finally:
@@ -41,7 +41,7 @@ def test_a_millisecond_is_told_at_once_and_never_run(service: Served) -> None:
     for number, protocol in enumerate(PROTOCOLS):
         for way in protocol.deadlines:
             prompt = f"{number} {way}: {protocol.name} " * 4  # several KV blocks, from the first on its own
-            said = told(service, protocol, way, prompt, f"millisecond-{number}-{way}")
+            said = reported(service, protocol, way, prompt, f"millisecond-{number}-{way}")
             assert deadline_told(said), (protocol.name, said)
     assert service.load()["prompt_tokens"] == before, "no replica has begun any"
     for number, protocol in enumerate(PROTOCOLS):
@@ -50,9 +50,9 @@ def test_a_millisecond_is_told_at_once_and_never_run(service: Served) -> None:
             if protocol.chat:
                 prompt = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
             with Client(service.grpc) as client:
-                first, again = (client.complete(prompt, max_tokens=1).usage for _ in range(2))
+                first, repeated = (client.complete(prompt, max_tokens=1).usage for _ in range(2))
             assert first.cached_tokens == 0, "no KV of it"
-            assert again.cached_tokens > 0, "else that would say nothing"
+            assert repeated.cached_tokens > 0, "else that would say nothing"
             request_id = f"millisecond-{number}-{way}"
             if way == "field":  # of the other kind gRPC may drop a call that has just come
                 wait_for(lambda one=request_id: of_call(service, one), "its line in the log", 20)

@@ -28,13 +28,13 @@ def _nothing_else_happens(service: Served) -> Iterator[None]:
     """Same processes, same greedy answer, everything free, whatever was asked in between."""
     with Client(service.grpc) as client:
 
-        def answer() -> list[int]:
+        def reply() -> list[int]:
             return list(client.complete("neighbour", temperature=0.0, max_tokens=48).choices[0].token_ids)
 
-        before, replicas = answer(), service.replicas()
+        before, replicas = reply(), service.replicas()
         assert len(replicas) == 2, "an ingress and an engine"
         yield
-        assert answer() == before
+        assert reply() == before
         assert service.replicas() == replicas
         service.wait_idle()
 

@@ -40,10 +40,10 @@ POOLS = (*GPUS, "cpu")
 TOKENS = 600  # of a stream that outlasts what happens meanwhile
 
 
-def simulated(gpu: str, most: int = 1, seed: int = 0) -> dict[str, Any]:
+def simulated(gpu: str, maximum: int = 1, seed: int = 0) -> dict[str, Any]:
     """Two at a time, that the fastest is not the soonest for all."""
     like = {"simulate_model": "qwen2.5-7b", "hidden": {"seed": seed}, "engine": {"max_running": 2}}
-    return {"simulate": gpu, "replicas": {"min": 0, "max": most, "start": 1}, **like}
+    return {"simulate": gpu, "replicas": {"min": 0, "max": maximum, "start": 1}, **like}
 
 
 def said(checkpoint: Path, **pools: dict[str, Any]) -> dict[str, Any]:
@@ -133,8 +133,8 @@ def test_killed_drained_and_scaled_under_load(fleet: Served, plane: Plane) -> No
     assert (now.demand.requests, now.demand.refused) == (len(running.ends), 0)
     assert now.generation == start.generation + 4
     assert plane.kinds(after)["EVENT_KIND_SCALED"] == 3
-    told = [(one.before, one.after) for one in now.events if one.sequence > after and one.reason.startswith("to ")]
-    assert told == [(1, 3), (3, 0), (0, 1)]
+    reported = [(one.before, one.after) for one in now.events if one.sequence > after and one.reason.startswith("to ")]
+    assert reported == [(1, 3), (3, 0), (0, 1)]
 
 
 def test_where_there_is_nobody_requests_wait(fleet: Served, plane: Plane) -> None:
@@ -204,18 +204,18 @@ def test_policies_follow_the_load_up_and_down_to_nothing_and_back(fleet: Served,
         held = client.complete("Once", max_tokens=3, ignore_eos=True)
     assert len(held.choices[0].token_ids) == 3
     plane.policy("fixed")
-    told = [
+    reported = [
         (one.by, one.pool, one.after, one.reason)
         for one in next(plane.watch(after)).events
         if one.kind == pb.EVENT_KIND_SCALED
     ]
     # Where the load ends slowly, two are wanted on the way from three to one.
-    told = [one for one in told if one[2] != 2]
-    assert [(by, to) for by, _, to, _ in told[:4]] == [
+    reported = [one for one in reported if one[2] != 2]
+    assert [(by, to) for by, _, to, _ in reported[:4]] == [
         ("policy queue", 3), ("policy queue", 1), ("policy slo", 0), ("policy slo", 1),
     ]  # fmt: skip
     reasons = ("sequences", "no more than 1 wanted", "no request for 1 s", "1 held")
-    for (_, _, _, reason), expected in zip(told, reasons, strict=False):
+    for (_, _, _, reason), expected in zip(reported, reasons, strict=False):
         assert expected in reason
     for name in POOLS:
         plane.scale(int(name == "a10"), name)
@@ -350,7 +350,7 @@ def test_what_has_changed_in_the_file_is_applied_and_nothing_is_lost(
     wait_for(lambda: set(serve_api.pools(fleet)) == {"a10", "l4"}, "the pools to be gone")
     wait_for(lambda: len(serve_api.replicas(fleet, "a10")) == 1, "one replica to be left")
     assert serve_api.replicas(fleet, "a10") < before, "it is one of the first"
-    again = apply(fleet, path, yaml.safe_load(path.read_text()))
-    assert (again.returncode, again.stdout) == (0, "nothing has changed\n")
+    repeated = apply(fleet, path, yaml.safe_load(path.read_text()))
+    assert (repeated.returncode, repeated.stdout) == (0, "nothing has changed\n")
     with Client(fleet.grpc, retries=0) as client:
         assert len(client.complete("Once", max_tokens=3, ignore_eos=True).choices[0].token_ids) == 3

@@ -31,10 +31,10 @@ def test_each_pool_lands_on_its_class(tmp_path: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": path, "RAY_TMPDIR": temp, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
         ended = subprocess.run(child, capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert ended.returncode == 0, ended.stderr
-    told = json.loads(ended.stdout.splitlines()[-1])
-    found = told["placed"]
+    reported = json.loads(ended.stdout.splitlines()[-1])
+    found = reported["placed"]
     assert {name: found[name] for name in ("old", "exact", "new")} == {
         "old": "T4", "exact": "A10", "new": "H100",
     }  # fmt: skip
     assert "none" in found, "a pool without a GPU goes wherever there is room"
-    assert told["pending"] == ["no GPU free: 1 GPU wanted, the most on a node is 0"]
+    assert reported["pending"] == ["no GPU free: 1 GPU wanted, the most on a node is 0"]

@@ -47,7 +47,7 @@ CALM: dict[str, Call] = {
     "chat": ("/v1/chat/completions", {"messages": messages("calm")}),
     "completion": ("/v1/completions", {"prompt": "calm"}),
 }
-LEAST_ASKED = 20  # of each, by a neighbour, before eight templates that loop are ended
+MIN_REQUESTS = 20  # of each, by a neighbour, before eight templates that loop are ended
 
 
 def growing(char: str) -> dict[str, Any]:
@@ -116,9 +116,9 @@ def loop(service: Served, number: int) -> None:
         said = refused_over_grpc(service, "ChatStream" if number % 4 == 1 else "Chat", request)
         assert "messages: rendering them was stopped" in said
         return
-    status, answer = posted(service, "/v1/chat/completions", {"messages": messages("loop"), "stream": bool(number % 4)})
+    status, reply = posted(service, "/v1/chat/completions", {"messages": messages("loop"), "stream": bool(number % 4)})
     assert status == 400
-    assert (answer["error"]["code"], answer["error"]["param"]) == ("chat_template_limit", "messages")
+    assert (reply["error"]["code"], reply["error"]["param"]) == ("chat_template_limit", "messages")
 
 
 def streamed(service: Served, call: Call) -> tuple[str, float]:
@@ -141,7 +141,7 @@ def streamed(service: Served, call: Call) -> tuple[str, float]:
     return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices), took
 
 
-def ask_until(enough: Callable[[int], bool], service: Served) -> dict[str, list[tuple[str, float]]]:
+def send_until(enough: Callable[[int], bool], service: Served) -> dict[str, list[tuple[str, float]]]:
     """Ask calmly, one after the other, until the number of each is enough."""
     found: dict[str, list[tuple[str, float]]] = {name: [] for name in CALM}
     while not enough(len(found["chat"])):
@@ -154,23 +154,23 @@ def ask_until(enough: Callable[[int], bool], service: Served) -> dict[str, list[
 def test_templates_that_loop_at_once(looping: Served, report: Report, beside: str) -> None:
     """Each is refused, and a neighbour is answered meanwhile as it is without them."""
     with whole_streams(looping.grpc) if beside != "alone" else nullcontext():
-        without = ask_until(lambda count: count >= LEAST_ASKED, looping)
+        without = send_until(lambda count: count >= MIN_REQUESTS, looping)
         for begun in ("the first", "again"):  # the process that they go on in is started for the first of them
             began = time.monotonic()
             with ThreadPoolExecutor(AT_ONCE) as threads:
                 loops = [threads.submit(loop, looping, number) for number in range(AT_ONCE)]
-                found = ask_until(lambda _, loops=loops: all(one.done() for one in loops), looping)
+                found = send_until(lambda _, loops=loops: all(one.done() for one in loops), looping)
             for one in loops:
                 one.result()
             report(f"{AT_ONCE} looping templates, {begun}, {beside}: refused within {time.monotonic() - began:.1f} s")
-            for name, answers in found.items():
-                assert len(answers) >= LEAST_ASKED, "they are answered before all those that loop are"
-                assert {text for text, _ in answers} == {without[name][0][0]}
-                report(f"  {name}'s first token: {shown(answers)}; without {shown(without[name])}")
+            for name, responses in found.items():
+                assert len(responses) >= MIN_REQUESTS, "they are answered before all those that loop are"
+                assert {text for text, _ in responses} == {without[name][0][0]}
+                report(f"  {name}'s first token: {shown(responses)}; without {shown(without[name])}")
 
 
-def shown(answers: list[tuple[str, float]]) -> str:
-    times = sorted(took for _, took in answers)
+def shown(responses: list[tuple[str, float]]) -> str:
+    times = sorted(took for _, took in responses)
     return f"median {times[len(times) // 2]:.3f} s, longest {times[-1]:.3f} s of {len(times)}"
 
 
@@ -201,14 +201,14 @@ def test_texts_that_a_tokenizer_runs_away_with(hostile: Served, report: Report) 
         with whole_streams(hostile.grpc):
             for path, (param, body) in bodies.items():
                 began = time.monotonic()
-                status, answer = posted(hostile, path, body)
+                status, reply = posted(hostile, path, body)
                 took.append(time.monotonic() - began)
-                assert status == 400, answer
-                assert answer["error"]["param"].startswith(param)
-                found.add(answer["error"]["code"])
-            for method, asked in calls.items():
+                assert status == 400, reply
+                assert reply["error"]["param"].startswith(param)
+                found.add(reply["error"]["code"])
+            for method, requested in calls.items():
                 began = time.monotonic()
-                assert "the model's tokenizer" in refused_over_grpc(hostile, method, asked)
+                assert "the model's tokenizer" in refused_over_grpc(hostile, method, requested)
                 took.append(time.monotonic() - began)
         assert found <= codes
         report(f"{name}: {sorted(found)}, after {min(took):.2f} to {max(took):.2f} s")

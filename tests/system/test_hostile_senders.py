@@ -88,16 +88,16 @@ def test_heads_of_every_size(guarded: Served) -> None:
         for key, metadata, taken, status in heads():
             found = Counter(over_grpc(stub, [*key, *metadata], turn % 2 == 0) for turn in range(TIMES))
             assert found == {taken: TIMES}
-            answers = Counter(over_http(guarded.http_port, [*key, *metadata]) for _ in range(TIMES))
-            assert answers == {status: TIMES}
+            responses = Counter(over_http(guarded.http_port, [*key, *metadata]) for _ in range(TIMES))
+            assert responses == {status: TIMES}
 
 
 def heads() -> Iterator[tuple[Fields, Fields, str, int]]:
     """A key, what is sent beside it, and the answer to that over gRPC and over HTTP."""
     for key in (RIGHT, WRONG, NONE):
         for metadata, fits in HEADS.values():
-            answers = ("OK", 200) if key is RIGHT else ("UNAUTHENTICATED", 401)
-            yield key, metadata, *(answers if fits else ("RESOURCE_EXHAUSTED", 431))
+            responses = ("OK", 200) if key is RIGHT else ("UNAUTHENTICATED", 401)
+            yield key, metadata, *(responses if fits else ("RESOURCE_EXHAUSTED", 431))
 
 
 ENDLESS = {

@@ -72,13 +72,13 @@ def connected(service: Served, key: str) -> Client:
     return Client(service.grpc, api_key=key, retries=0, timeout_s=170)
 
 
-def ask(service: Served, key: str, name: str, begun: list[str], tokens: int = 40) -> int:
+def send(service: Served, key: str, name: str, begun: list[str], tokens: int = 40) -> int:
     """Tokens, over a connection of its own."""
     with connected(service, key) as client:
-        return ask_over(client, name, begun, tokens)
+        return send_over(client, name, begun, tokens)
 
 
-def ask_over(client: Client, name: str, begun: list[str], tokens: int = 40) -> int:
+def send_over(client: Client, name: str, begun: list[str], tokens: int = 40) -> int:
     """Tokens; `begun` has its name from the first of them on."""
     count = 0
     for chunk in client.stream(f"Once {name}", max_tokens=tokens, ignore_eos=True):
@@ -99,9 +99,9 @@ def test_one_tenant_floods_and_the_other_is_served(service: Served, plane: Plane
     begun: list[str] = []
     with ThreadPoolExecutor(FLOOD) as threads, connected(service, BOB) as bob:
         assert bob.models()  # what a busy machine takes for a connection is no time of Bob's in the queue
-        flood = [threads.submit(ask, service, ALICE, f"alice {number}", begun, LONG) for number in range(FLOOD)]
+        flood = [threads.submit(send, service, ALICE, f"alice {number}", begun, LONG) for number in range(FLOOD)]
         wait_for(lambda: plane.fleet.demand.held >= WAITING, "requests that wait")
-        assert ask_over(bob, "bob", begun) == 40
+        assert send_over(bob, "bob", begun) == 40
         assert [one.result(120) for one in flood] == [LONG] * FLOOD
     earlier = begun.index("bob")
     assert earlier <= FLOOD - 4 * RUNNING, f"{earlier} of {FLOOD} that came before began first"
@@ -116,8 +116,8 @@ def test_a_drained_replica_gets_nothing_from_either(service: Served, plane: Plan
     drained, left = (one.replica_id for one in plane.pool_of("t4").replicas)
     plane.call("DrainReplica", pb.DrainReplicaRequest(replica_id=drained, remove=True, reason="why"))
     with ThreadPoolExecutor(8) as threads:
-        asked = [threads.submit(ask, service, BOB, f"{number}", []) for number in range(16)]
-        assert [one.result(120) for one in asked] == [40] * 16
+        requested = [threads.submit(send, service, BOB, f"{number}", []) for number in range(16)]
+        assert [one.result(120) for one in requested] == [40] * 16
     wait_for(lambda: [one.replica_id for one in plane.pool_of("t4").replicas] == [left], "its end")
 
 
@@ -129,11 +129,11 @@ def test_a_pool_that_the_file_has_no_more_is_left_by_both(
     ports = ["--http-port", str(service.http_port), "--grpc-port", str(service.grpc_port)]
     command = [sys.executable, "-m", "motley", "serve", str(path), *ports]
     with ThreadPoolExecutor(8) as threads:
-        asked = [threads.submit(ask, service, ALICE, f"{number}", [], 60) for number in range(16)]
+        requested = [threads.submit(send, service, ALICE, f"{number}", [], 60) for number in range(16)]
         applied = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert applied.returncode == 0, applied.stderr
         assert "pool p40: removed" in applied.stdout
-        asked += [threads.submit(ask, service, ALICE, f"after {number}", []) for number in range(16)]
-        assert [one.result(120) for one in asked] == [60] * 16 + [40] * 16
+        requested += [threads.submit(send, service, ALICE, f"after {number}", []) for number in range(16)]
+        assert [one.result(120) for one in requested] == [60] * 16 + [40] * 16
     wait_for(lambda: [pool.name for pool in plane.fleet.pools] == ["t4"], "the pool to be gone")
     wait_for(lambda: plane.fleet.demand.requests == before + 32, "what both ingresses have counted")

@@ -171,7 +171,7 @@ def channel(secured: Served, certificates: Certificates) -> Iterator[grpc.Channe
         yield channel
 
 
-def asked(connection: http.client.HTTPConnection, method: str, path: str, body: Any = None, **headers: str) -> Any:
+def requested(connection: http.client.HTTPConnection, method: str, path: str, body: Any = None, **headers: str) -> Any:
     """Status and body."""
     try:
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
@@ -230,22 +230,22 @@ async def test_every_port_of_every_process(
     calls = routes(await make_ingress(checkpoint, EchoWorker(str(checkpoint)))) + NOT_OURS + RAYS_PATHS
     rpcs = [f"{service.full_name}/{rpc.name}" for service in servicers.SERVICES for rpc in service.methods]
     admins = [f"{service.full_name}/{rpc.name}" for service in ADMIN_SERVICES for rpc in service.methods]
-    answers = await walk(ways, calls, list(dict.fromkeys([*rpcs, *admins, *SERVES_RPCS, *RAYS_RPCS])))
+    responses = await walk(ways, calls, list(dict.fromkeys([*rpcs, *admins, *SERVES_RPCS, *RAYS_RPCS])))
 
-    told = [str(one) for one in answers if not one.refused and not any(known.covers(one) for known in EXCEPTIONS)]
-    assert told == [], f"{len(told)} answers for nobody in particular:\n" + "\n".join(told)
-    ours = {one.way for one in answers if one.ours}
+    reported = [str(one) for one in responses if not one.refused and not any(known.covers(one) for known in EXCEPTIONS)]
+    assert reported == [], f"{len(reported)} answers for nobody in particular:\n" + "\n".join(reported)
+    ours = {one.way for one in responses if one.ours}
     inner = [way for way in ours if way.listener.loopback]
     assert len(inner) == 7, "inner doors, ports of the ingress and Serve's fallback: HTTP and gRPC each; admin's"
     assert {way.listener for way in ours if not way.listener.loopback} == doors
     assert all(way.tls for way in ours if not way.listener.loopback), "no TLS, no answer"
     [admin] = [way for way in inner if secured.endpoints["admin"].endswith(f":{way.listener.port}")]
-    assert {one.said for one in answers if one.way == admin and one.call in admins} == {"UNAUTHENTICATED"}
+    assert {one.said for one in responses if one.way == admin and one.call in admins} == {"UNAUTHENTICATED"}
     as_tenant = await walk([replace(admin, key=KEY)], [GET], admins)
     assert {one.said for one in as_tenant if one.call in admins} == {"PERMISSION_DENIED"}
     ours.remove(admin)
     for way in ours:
-        here = {one.call: one.said for one in answers if one.way == way}
+        here = {one.call: one.said for one in responses if one.way == way}
         if "GET /" in here:
             assert {here[f"{method} {path}"] for method, path in calls if not path.startswith("/-/")} == {"401"}
         elif rpcs[0] in here:
@@ -260,16 +260,16 @@ async def test_every_port_of_every_process(
     assert unknown == [], f"ports that nobody has accounted for: {shown(unknown)}"
     others = [one for one in found if one not in doors | guarded]
     for one in others:
-        said = {answer.said for answer in answers if answer.way.listener == one}
+        said = {answer.said for answer in responses if answer.way.listener == one}
         assert said & {"UNAUTHENTICATED", "401"} or "405" in said, f"{one} wants no token, and has no metrics"
-    report(f"{len(found)} ports, {len(answers)} calls; on loopback {len(inner)} of ours, {len(others)} of Ray's")
+    report(f"{len(found)} ports, {len(responses)} calls; on loopback {len(inner)} of ours, {len(others)} of Ray's")
 
 
 def test_paths_and_methods_that_are_serves_own(secured: Served, tls: ssl.SSLContext, channel: grpc.Channel) -> None:
     for path in ("/-/healthz", "/-/routes", "/%2d/routes"):
-        assert asked(https(secured, tls), "GET", path)[0] == 404
+        assert requested(https(secured, tls), "GET", path)[0] == 404
     for path in ("/health", "/nowhere", "/metrics", "/docs", "/openapi.json"):
-        assert asked(https(secured, tls), "GET", path)[0] == 401
+        assert requested(https(secured, tls), "GET", path)[0] == 401
     for method in ("Healthz", "ListApplications"):
         with pytest.raises(grpc.RpcError) as caught:
             channel.unary_unary(f"/ray.serve.RayServeAPIService/{method}")(b"")
@@ -279,7 +279,7 @@ def test_paths_and_methods_that_are_serves_own(secured: Served, tls: ssl.SSLCont
 def test_heads_and_bodies(secured: Served, tls: ssl.SSLContext) -> None:
     def post(body: Any, **headers: str) -> tuple[int, Any]:
         given = {"x_api_key": KEY, "Content_Type": "application/json", **headers}
-        status, answer = asked(https(secured, tls), "POST", "/v1/completions", body, **given)
+        status, answer = requested(https(secured, tls), "POST", "/v1/completions", body, **given)
         return status, json.loads(answer)["error"]["code"]
 
     assert post("{}", x="y" * 20_000) == (431, "head_too_large")
@@ -299,21 +299,21 @@ def test_a_slow_head_is_closed(secured: Served, tls: ssl.SSLContext) -> None:
 
 
 def test_a_revoked_key_is_refused_while_the_service_runs(secured: Served, tls: ssl.SSLContext, key_path: Path) -> None:
-    assert asked(https(secured, tls), *GET, x_api_key=REVOKED)[0] == 200
+    assert requested(https(secured, tls), *GET, x_api_key=REVOKED)[0] == 200
     command = [sys.executable, "-m", "motley", "keys", "revoke", REVOKED, "--file", str(key_path)]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
-    wait_for(lambda: asked(https(secured, tls), *GET, x_api_key=REVOKED)[0] == 401, "the end of the key")
-    assert asked(https(secured, tls), *GET, x_api_key=KEY)[0] == 200
+    wait_for(lambda: requested(https(secured, tls), *GET, x_api_key=REVOKED)[0] == 401, "the end of the key")
+    assert requested(https(secured, tls), *GET, x_api_key=KEY)[0] == 200
     added = new_key()
     with edit_keys(key_path) as keys:
         keys.append(StoredKey("carol", hash_key(added)))
-    wait_for(lambda: asked(https(secured, tls), *GET, x_api_key=added)[0] == 200, "a key that was added")
+    wait_for(lambda: requested(https(secured, tls), *GET, x_api_key=added)[0] == 200, "a key that was added")
 
 
 def test_the_access_log(secured: Served, tls: ssl.SSLContext) -> None:
     body = json.dumps({"prompt": PROMPT, "max_tokens": 3, "ignore_eos": True})
     given = {"x_request_id": f"logged-{time.monotonic_ns()}", "Content_Type": "application/json"}
-    assert asked(https(secured, tls), "POST", "/v1/completions", body, x_api_key=KEY, **given)[0] == 200
+    assert requested(https(secured, tls), "POST", "/v1/completions", body, x_api_key=KEY, **given)[0] == 200
     path = Path(secured.endpoints["folder"]) / "session_latest" / "logs" / "access.log"
 
     def mine() -> list[dict[str, Any]]:

@@ -84,11 +84,11 @@ def test_what_only_loading_finds_is_one_line_too(checkpoint: Path, tmp_path: Pat
     save_file(tensors, bad / "model.safetensors")
     with served([str(bad)], tmp_path) as service:
         assert service.process.wait(120) == 1
-        started, loading, told = service.output.strip().splitlines()
+        started, loading, reported = service.output.strip().splitlines()
         assert started == "starting Ray"
         assert loading.startswith("loading ")
-        assert "model.safetensors · model.norm.weight: has values that are not finite" in told
-        logs = Path(told.partition("(logs: ")[2].rstrip(")"))
+        assert "model.safetensors · model.norm.weight: has values that are not finite" in reported
+        logs = Path(reported.partition("(logs: ")[2].rstrip(")"))
         assert list(logs.glob("serve/*.log")), "kept, since somebody will want to read them"
 
 
@@ -130,7 +130,7 @@ def test_it_greets_drains_and_leaves_nothing(service: Served, checkpoint: Path, 
             check_refusals(second)
             assert not chunks.done(), "what runs went on meanwhile"
             assert chunks.result(120)[-1].usage.completion_tokens == length, "a running stream ends as it would have"
-            streamed, whole = (answer.result(120) for answer in over_http)
+            streamed, whole = (response.result(120) for response in over_http)
             assert (streamed.status, streamed.events()[-1]) == (200, "[DONE]")
             assert sum(len(event["choices"]) for event in streamed.events()[:-1]) > 1
             assert streamed.events()[-2]["choices"][0]["finish_reason"] == "length"
@@ -148,17 +148,17 @@ def check_refusals(service: Served) -> None:
     request = {"prompt": "abc"}
 
     def late() -> Answer | None:
-        answer = asyncio.run(post(service.http_port, "/v1/completions", request))
-        return answer if answer.status != 200 else None
+        response = asyncio.run(post(service.http_port, "/v1/completions", request))
+        return response if response.status != 200 else None
 
     refused = wait_for(late, "the beginning of the drain")
     assert (refused.status, refused.json()["error"]["code"]) == (503, "draining")
     assert int(refused.headers["retry-after"]) >= 1
     streamed = asyncio.run(post(service.http_port, "/v1/completions", {**request, "stream": True}))
     assert (streamed.status, streamed.headers["retry-after"]) == (503, "1")
-    with pytest.raises(HTTPError) as told:
+    with pytest.raises(HTTPError) as reported:
         service.load()
-    assert (told.value.code, told.value.headers["retry-after"]) == (503, "1")
+    assert (reported.value.code, reported.value.headers["retry-after"]) == (503, "1")
     with grpc.insecure_channel(service.grpc) as channel:
         health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING

@@ -90,10 +90,12 @@ def found(service: Served, reference: Reference, tmp_path_factory: pytest.TempPa
 def test_likelihoods_of_choices_are_the_models(found: dict[str, Any], reference: Reference) -> None:
     greedy = []
     for sample in found["samples"]["choice"]:
-        for (context, continuation), [[told, told_greedy]] in zip(sample["arguments"], sample["resps"], strict=True):
+        for (context, continuation), [[reported, reported_greedy]] in zip(
+            sample["arguments"], sample["resps"], strict=True
+        ):
             logprob, is_greedy, length = reference(context, continuation)
-            assert float(told) == pytest.approx(logprob, abs=EACH_TOKEN * length), (context, continuation)
-            assert str(told_greedy) == str(is_greedy)
+            assert float(reported) == pytest.approx(logprob, abs=EACH_TOKEN * length), (context, continuation)
+            assert str(reported_greedy) == str(is_greedy)
             greedy.append(is_greedy)
     assert True in greedy
     assert False in greedy
@@ -104,15 +106,15 @@ def test_likelihoods_of_whole_texts_begin_behind_an_end(found: dict[str, Any], r
     samples = found["samples"]["perplexity"]
     assert len(samples) == len(QUESTIONS) + 1
     for sample in samples:
-        [[text]], [[told]] = sample["arguments"], sample["resps"]
+        [[text]], [[reported]] = sample["arguments"], sample["resps"]
         logprob, _, length = reference("<|im_end|>", text)
-        assert float(told) == pytest.approx(logprob, abs=EACH_TOKEN * length)
+        assert float(reported) == pytest.approx(logprob, abs=EACH_TOKEN * length)
 
 
 def test_generations_are_what_any_client_gets(found: dict[str, Any], client: openai.OpenAI) -> None:
     samples = found["samples"]["generate"]
     for sample in samples:
-        [[context, _]], [[told]] = sample["arguments"], sample["resps"]
+        [[context, _]], [[reported]] = sample["arguments"], sample["resps"]
         answer = client.completions.create(model="tiny", prompt=context, max_tokens=8, temperature=0, stop="\n")
-        assert told == answer.choices[0].text
+        assert reported == answer.choices[0].text
     assert len(samples) == len(QUESTIONS) + 1

@@ -36,10 +36,10 @@ def tokens_of(client: openai.OpenAI, text: str) -> list[int]:
 
 
 def test_completion(client: openai.OpenAI) -> None:
-    answer = client.completions.create(prompt="abc", max_tokens=12, **GREEDY)
-    assert answer.choices[0].finish_reason == "length"
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 12)
-    assert client.completions.create(prompt="abc", max_tokens=12, **GREEDY).choices[0].text == answer.choices[0].text
+    response = client.completions.create(prompt="abc", max_tokens=12, **GREEDY)
+    assert response.choices[0].finish_reason == "length"
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (3, 12)
+    assert client.completions.create(prompt="abc", max_tokens=12, **GREEDY).choices[0].text == response.choices[0].text
 
 
 def test_streamed_completion_is_the_whole_one(client: openai.OpenAI) -> None:
@@ -65,10 +65,10 @@ def test_chat_and_its_stream(client: openai.OpenAI) -> None:
 
 
 def test_chat_logprobs(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         messages=HELLO, max_completion_tokens=8, logprobs=True, top_logprobs=3, **GREEDY
     )
-    entries = answer.choices[0].logprobs.content
+    entries = response.choices[0].logprobs.content
     assert len(entries) == 8
     for entry in entries:
         assert entry.logprob == entry.top_logprobs[0].logprob, "greedy takes the best"
@@ -77,24 +77,24 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
         )
         assert math.exp(entry.logprob) <= 1.0
     content = b"".join(bytes(entry.bytes) for entry in entries).decode(errors="replace")
-    assert content == answer.choices[0].message.content
+    assert content == response.choices[0].message.content
 
 
 def test_completion_logprobs_with_echo(client: openai.OpenAI) -> None:
-    answer = client.completions.create(prompt="abc", max_tokens=4, logprobs=2, echo=True, **GREEDY)
-    logprobs = answer.choices[0].logprobs
+    response = client.completions.create(prompt="abc", max_tokens=4, logprobs=2, echo=True, **GREEDY)
+    logprobs = response.choices[0].logprobs
     assert logprobs.tokens[:3] == ["a", "b", "c"]
     assert logprobs.text_offset[:4] == [0, 1, 2, 3]
     assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 7
     assert logprobs.token_logprobs[0] is None
     assert all(value is not None for value in logprobs.token_logprobs[1:])
-    assert answer.choices[0].text.startswith("abc")
+    assert response.choices[0].text.startswith("abc")
 
 
 def test_choices_differ_and_repeat_with_the_seed(client: openai.OpenAI) -> None:
     def texts(seed: int) -> list[str]:
-        answer = client.completions.create(model="tiny", prompt="abc", max_tokens=16, n=3, seed=seed)
-        return [choice.text for choice in answer.choices]
+        response = client.completions.create(model="tiny", prompt="abc", max_tokens=16, n=3, seed=seed)
+        return [choice.text for choice in response.choices]
 
     assert len(set(texts(1))) == 3
     assert texts(1) == texts(1) != texts(2)
@@ -137,19 +137,21 @@ def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI, service: S
 
 @pytest.mark.parametrize(("choice", "names"), [("required", {"weather", "time"}), (NAMED, {"time"})])
 def test_calls_whole_and_streamed(client: openai.OpenAI, choice: Any, names: set[str]) -> None:
-    asked: dict[str, Any] = {"messages": HELLO, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
-    asked |= {"model": "tiny", "temperature": 0, "max_completion_tokens": 512}
-    asked["logit_bias"] = dict.fromkeys(map(str, tokens_of(client, " \n\r\t")), -100)  # else it may write nothing else
-    whole = client.chat.completions.create(**asked).choices[0]
-    with client.chat.completions.stream(**asked) as events:
+    requested: dict[str, Any] = {"messages": HELLO, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+    requested |= {"model": "tiny", "temperature": 0, "max_completion_tokens": 512}
+    requested["logit_bias"] = dict.fromkeys(
+        map(str, tokens_of(client, " \n\r\t")), -100
+    )  # else it may write nothing else
+    whole = client.chat.completions.create(**requested).choices[0]
+    with client.chat.completions.stream(**requested) as events:
         streamed = events.get_final_completion().choices[0]
     assert whole.finish_reason == streamed.finish_reason == "tool_calls"
-    [call], [again] = whole.message.tool_calls, streamed.message.tool_calls
+    [call], [repeated] = whole.message.tool_calls, streamed.message.tool_calls
     assert call.function.name in names
     arguments = json.loads(call.function.arguments)
     assert set(arguments) == {"place", "soon"}
     assert arguments["place"] in ("here", "there")
-    assert (again.function.name, json.loads(again.function.arguments)) == (call.function.name, arguments)
+    assert (repeated.function.name, json.loads(repeated.function.arguments)) == (call.function.name, arguments)
     result = {"role": "tool", "tool_call_id": call.id, "content": "fine"}
     said = [*HELLO, whole.message.model_dump(exclude_none=True), result]
     assert client.chat.completions.create(messages=said, tools=TOOLS, max_completion_tokens=1, **GREEDY).choices
@@ -166,10 +168,10 @@ def test_answers_as_the_clients_own_types(client: openai.OpenAI) -> None:
 def test_json_object(client: openai.OpenAI) -> None:
     """Braces are all but forced, or a random model may never close what it opens."""
     bias = dict.fromkeys(map(str, tokens_of(client, "{}")), 100)
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="tiny", messages=HELLO, response_format={"type": "json_object"}, logit_bias=bias, max_completion_tokens=64
     )
-    assert json.loads(answer.choices[0].message.content) == {}
+    assert json.loads(response.choices[0].message.content) == {}
 
 
 def test_cached_tokens_of_a_prompt_asked_again(client: openai.OpenAI) -> None:

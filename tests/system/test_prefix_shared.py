@@ -37,27 +37,27 @@ def redis_of(service: Served) -> int:
 def test_faults_of_redis_cost_no_answer(pair: Served, client: openai.OpenAI) -> None:
     path = Path(pair.endpoints["folder"]).parent / "redis.sock"
 
-    def answer(question: str) -> str:
+    def response(question: str) -> str:
         return (
             client.completions.create(model="tiny", prompt=PROMPT + question, max_tokens=8, temperature=0)
             .choices[0]
             .text
         )
 
-    def kept(question: str) -> bool:
-        answer(question)
+    def retained(question: str) -> bool:
+        response(question)
         return b":kv:" in (ping_socket(path, "KEYS", "motley:*:kv:*") or b"")
 
-    wait_for(lambda: kept("What is it?"), "a prefix in Redis")
+    wait_for(lambda: retained("What is it?"), "a prefix in Redis")
     assert path.stat().st_mode & 0o77 == 0
-    right = answer("And this?")
+    right = response("And this?")
     os.kill(redis_of(pair), signal.SIGSTOP)
     try:
-        assert {answer("And this?") for _ in range(6)} == {right}
+        assert {response("And this?") for _ in range(6)} == {right}
     finally:
         os.kill(redis_of(pair), signal.SIGCONT)
     before = redis_of(pair)
     os.kill(before, signal.SIGKILL)
-    assert {answer("And this?") for _ in range(6)} == {right}
+    assert {response("And this?") for _ in range(6)} == {right}
     wait_for(lambda: redis_of(pair) != before and ping_socket(path, "PING"), "another redis-server")
-    wait_for(lambda: kept(f"{PROMPT} once more?"), "a prefix in that one")
+    wait_for(lambda: retained(f"{PROMPT} once more?"), "a prefix in that one")

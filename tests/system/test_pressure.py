@@ -107,7 +107,7 @@ def test_leaving_and_deadlines_while_waiting(
             fillers.callback(RawCall(pressed, MANY_TOKENS, Asked()).close)
         wait_for(lambda: pressed.load()["running"] == RUNNING, "every place taken")
         with Leaving(pressed, "queued", "waiting", report).measured() as table:
-            table.leave_all(cases, short, waiting)
+            table.cancel_all(cases, short, waiting)
             table.out_of_time(cases, short, waiting, 1.0)
         assert pressed.load()["running"] == RUNNING, "those before them run on"
     pressed.wait_idle(10)
@@ -191,15 +191,15 @@ def test_senders_that_do_not_stop(pressed: Served, neighbour: Neighbour, report:
             stub = inference_pb2_grpc.InferenceStub(channel)
             beside = stub.CompleteStream(pb.CompleteRequest(text="a", sampling=pb.SamplingParams(max_tokens=300)))
             next(beside)
-            assert answers_to_heads(stub, 12_000) == {"OK"}
-            assert answers_to_heads(stub, 17_000) == answers_to_heads(stub, 64_000) == {"RESOURCE_EXHAUSTED"}
+            assert responses_to_heads(stub, 12_000) == {"OK"}
+            assert responses_to_heads(stub, 17_000) == responses_to_heads(stub, 64_000) == {"RESOURCE_EXHAUSTED"}
             assert sum(len(choice.token_ids) for chunk in beside for choice in chunk.choices) > 0
     report(f"senders that do not stop: {neighbour.pace()}")
     assert pressed.replicas() == replicas, "the same processes"
     pressed.wait_idle()
 
 
-def answers_to_heads(stub: Any, size: int) -> set[str]:
+def responses_to_heads(stub: Any, size: int) -> set[str]:
     found = set()
     for _ in range(8):
         try:

@@ -39,7 +39,7 @@ def test_streams_outlive_what_is_started_again() -> None:
         assert case.exit_code is None, name
         assert case.whole_again, name
         assert all(stream.ended for client in whole for stream in of(case, client)), (name, case.streams)
-        assert not any(answer.startswith("404") for answer in case.answers), name
+        assert not any(response.startswith("404") for response in case.answers), name
 
 
 @pytest.mark.thorough

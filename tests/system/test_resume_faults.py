@@ -73,51 +73,51 @@ class Answer:
     @property
     def ended(self) -> int:
         """How many of its choices have."""
-        return sum(bool(told.ends) for told in [*self.choices.values()])
+        return sum(bool(reported.ends) for reported in [*self.choices.values()])
 
 
-def over_grpc(service: Served, name: str, answer: Answer) -> Answer:
+def over_grpc(service: Served, name: str, reply: Answer) -> Answer:
     with Client(service.grpc, retries=0) as client:  # that it goes on is the service's doing
         for chunk in client.stream(f"Once {name}", **SAMPLING[name]):
-            answer.request_id = answer.request_id or chunk.started.request_id
+            reply.request_id = reply.request_id or chunk.started.request_id
             for choice in chunk.choices:
-                told = answer.of(choice.index)
-                told.text += choice.text
-                told.ids += choice.token_ids
-                told.logprobs += [(entry.token_id, entry.logprob, len(entry.top)) for entry in choice.logprobs]
+                reported = reply.of(choice.index)
+                reported.text += choice.text
+                reported.ids += choice.token_ids
+                reported.logprobs += [(entry.token_id, entry.logprob, len(entry.top)) for entry in choice.logprobs]
                 if choice.finish_reason:
-                    told.ends.append((choice.finish_reason, choice.stop_string))
+                    reported.ends.append((choice.finish_reason, choice.stop_string))
             if chunk.HasField("usage"):
-                answer.usages.append(chunk.usage.completion_tokens)
-    return answer
+                reply.usages.append(chunk.usage.completion_tokens)
+    return reply
 
 
 OPENAI_FIELDS = ("temperature", "seed", "presence_penalty", "frequency_penalty", "logprobs", "n", "stop", "max_tokens")
 
 
-def over_http(service: Served, name: str, answer: Answer) -> Answer:
+def over_http(service: Served, name: str, reply: Answer) -> Answer:
     known = {key: value for key, value in SAMPLING[name].items() if key in OPENAI_FIELDS}
     extra = {key: value for key, value in SAMPLING[name].items() if key not in OPENAI_FIELDS}
     options = {"stream": True, "stream_options": {"include_usage": True}, "extra_body": extra}
     for chunk in openai_client(service.http).completions.create(
         model="tiny", prompt=f"Once {name}", **known, **options
     ):
-        answer.request_id = openai_id(chunk)
+        reply.request_id = openai_id(chunk)
         for choice in chunk.choices:
-            told = answer.of(choice.index)
-            told.text += choice.text
+            reported = reply.of(choice.index)
+            reported.text += choice.text
             if choice.logprobs is not None:
-                told.logprobs += zip(choice.logprobs.tokens, choice.logprobs.token_logprobs, strict=True)
+                reported.logprobs += zip(choice.logprobs.tokens, choice.logprobs.token_logprobs, strict=True)
             if choice.finish_reason is not None:
-                told.ends.append(choice.finish_reason)
+                reported.ends.append(choice.finish_reason)
         if chunk.usage is not None:
-            answer.usages.append(chunk.usage.completion_tokens)
-    return answer
+            reply.usages.append(chunk.usage.completion_tokens)
+    return reply
 
 
-def openai_id(answer: Any) -> str:
+def openai_id(reply: Any) -> str:
     """Return the id that the service uses inside."""
-    return str(answer.id).removeprefix("cmpl-")
+    return str(reply.id).removeprefix("cmpl-")
 
 
 @cache
@@ -135,13 +135,13 @@ def unbroken(pair: Served) -> dict[Stream, Answer]:
     stop = early_stop(pair, f"Once {SEVERAL}", **SAMPLING[SEVERAL])
     SAMPLING[SEVERAL]["stop"] = [stop]
     with ThreadPoolExecutor(len(TABLE)) as threads:
-        answers = dict(zip(TABLE, threads.map(lambda one: one[0](pair, one[1], Answer()), TABLE), strict=True))
-    assert all(len(told.ends) == 1 for answer in answers.values() for told in answer.choices.values())
-    assert all(len(answer.usages) == 1 for answer in answers.values())
-    grpc_ends = {told.ends[0] for told in answers[over_grpc, SEVERAL].choices.values()}
+        responses = dict(zip(TABLE, threads.map(lambda one: one[0](pair, one[1], Answer()), TABLE), strict=True))
+    assert all(len(reported.ends) == 1 for reply in responses.values() for reported in reply.choices.values())
+    assert all(len(reply.usages) == 1 for reply in responses.values())
+    grpc_ends = {reported.ends[0] for reported in responses[over_grpc, SEVERAL].choices.values()}
     assert grpc_ends == {(pb.FINISH_REASON_STOP, stop), (pb.FINISH_REASON_LENGTH, "")}, "they end at different times"
-    assert {told.ends[0] for told in answers[over_http, SEVERAL].choices.values()} == {"stop", "length"}
-    return answers
+    assert {reported.ends[0] for reported in responses[over_http, SEVERAL].choices.values()} == {"stop", "length"}
+    return responses
 
 
 @pytest.fixture(autouse=True)
@@ -222,26 +222,26 @@ def struck(
 
     They had begun there and went on elsewhere, and of several choices one had ended, and others had not.
     """
-    answers = {stream: Answer() for stream in streams}
+    responses = {stream: Answer() for stream in streams}
 
     def ready() -> bool:
         """Otherwise some are over already: no use in waiting."""
-        begun = all(one.ended if name == SEVERAL else one.choices for (_, name), one in answers.items())
+        begun = all(one.ended if name == SEVERAL else one.choices for (_, name), one in responses.items())
         return begun or any(future.done() for future in futures.values())
 
     with ThreadPoolExecutor(len(streams)) as threads:
         with crowded(service) as victim:
             futures = {
-                (reader, name): threads.submit(reader, service, name, answer)
-                for (reader, name), answer in answers.items()
+                (reader, name): threads.submit(reader, service, name, reply)
+                for (reader, name), reply in responses.items()
             }
             wait_for(ready, "streams")
-            partly = {stream for stream, one in answers.items() if 0 < one.ended < len(one.choices)}
+            partly = {stream for stream, one in responses.items() if 0 < one.ended < len(one.choices)}
             os.kill(victim.pid, how)
         for (reader, name), future in futures.items():
             assert future.result(300) == unbroken[reader, name], f"{name} {reader.__name__}"
     lost = lost_with(service, victim, begun=True)
-    went_on = {stream for stream, answer in answers.items() if answer.request_id in lost}
+    went_on = {stream for stream, reply in responses.items() if reply.request_id in lost}
     return victim, {stream for stream in went_on if stream[1] != SEVERAL or stream in partly}
 
 
@@ -252,8 +252,8 @@ def carried(service: Served) -> list[int]:
 
 def loads(service: Served) -> list[vllm_engine_pb2.SchedulerLoad]:
     with grpc.insecure_channel(service.grpc) as channel:
-        answer = vllm_engine_pb2_grpc.VllmEngineStub(channel).GetLoads(vllm_engine_pb2.GetLoadsRequest(), timeout=10)
-    return [*answer.loads]
+        reply = vllm_engine_pb2_grpc.VllmEngineStub(channel).GetLoads(vllm_engine_pb2.GetLoadsRequest(), timeout=10)
+    return [*reply.loads]
 
 
 def known(service: Served) -> int:
@@ -376,18 +376,18 @@ def dashboard(service: Served, path: str, body: dict[str, int] | None = None) ->
 @pytest.mark.thorough
 def test_a_replica_is_killed_before_the_first_token(pair: Served) -> None:
     """Nobody has seen anything yet: it is tried again, streamed or not, over both protocols; no client retries."""
-    left = [*ASKS]
+    left = [*SENDERS]
     for number in range(ROUNDS):
         replicas = pool(pair)
         first, *others = left  # that is computed, and others wait: behind it, or where all is taken
-        prompts = {first: str(number) * LONG_PROMPT} | {ask: f"{number} {ask.__name__}" for ask in others}
+        prompts = {first: str(number) * LONG_PROMPT} | {send: f"{number} {send.__name__}" for send in others}
         with ThreadPoolExecutor(len(left)) as threads:
             with crowded(pair) as roomy:
                 futures = {first: threads.submit(first, pair, prompts[first])}
                 wait_for(
                     lambda some=futures: pair.load()["queued_prefill_tokens"] or over(some), "a prompt to be computed"
                 )
-                futures |= {ask: threads.submit(ask, pair, prompts[ask]) for ask in others}
+                futures |= {send: threads.submit(send, pair, prompts[send]) for send in others}
                 full = [FULL * (replica != roomy) for replica in replicas]
                 wait_for(
                     lambda some=futures, full=full: sum(theirs(pair, full)) == len(some) or over(some), "all to come"
@@ -395,11 +395,13 @@ def test_a_replica_is_killed_before_the_first_token(pair: Served) -> None:
                 here = theirs(pair, full)
                 victim = replicas[here.index(max(here))]
                 os.kill(victim.pid, signal.SIGKILL)
-            answers = {ask: future.result(300) for ask, future in futures.items()}
+            responses = {send: future.result(300) for send, future in futures.items()}
         check_baseline(pair, gone=victim)
-        assert {ask: said.text for ask, said in answers.items()} == {ask: ask(pair, prompts[ask]).text for ask in left}
+        assert {send: said.text for send, said in responses.items()} == {
+            send: send(pair, prompts[send]).text for send in left
+        }
         lost = lost_with(pair, victim, begun=False)
-        left = [ask for ask in left if answers[ask].request_id not in lost]
+        left = [send for send in left if responses[send].request_id not in lost]
         if not left:
             break
     assert not left, "they were never on a replica that was killed"
@@ -410,26 +412,26 @@ def theirs(service: Served, full: list[int]) -> list[int]:
     return [load.num_total_reqs - of for load, of in zip(loads(service), full, strict=True)]
 
 
-def over(futures: dict[Ask, Future[Said]]) -> bool:
+def over(futures: dict[Sender, Future[Said]]) -> bool:
     """Some are, already: no use in waiting."""
     return any(future.done() for future in futures.values())
 
 
 def test_a_replica_hangs_before_the_first_token(pair: Served) -> None:
     """Nobody has heard of its hanging when they come."""
-    left = alone = {ask: ask(pair, "Late").text for ask in ASKS}
+    left = alone = {send: send(pair, "Late").text for send in SENDERS}
     for _ in range(ROUNDS):
-        with ThreadPoolExecutor(len(ASKS)) as threads:
+        with ThreadPoolExecutor(len(SENDERS)) as threads:
             with crowded(pair) as victim:
                 os.kill(victim.pid, signal.SIGSTOP)
-                futures = {ask: threads.submit(ask, pair, "Late") for ask in left}
+                futures = {send: threads.submit(send, pair, "Late") for send in left}
                 wait_for(lambda lost=victim, some=futures: lost_with(pair, lost, begun=False) or over(some), "a move")
-            late = {ask: future.result(120) for ask, future in futures.items()}
+            late = {send: future.result(120) for send, future in futures.items()}
         go_on(victim)
         check_baseline(pair)
-        assert {ask: said.text for ask, said in late.items()} == {ask: alone[ask] for ask in late}
+        assert {send: said.text for send, said in late.items()} == {send: alone[send] for send in late}
         lost = lost_with(pair, victim, begun=False)
-        left = {ask: text for ask, text in left.items() if late[ask].request_id not in lost}
+        left = {send: text for send, text in left.items() if late[send].request_id not in lost}
         if not left:
             break
     assert not left, "they were never on a replica that hung"
@@ -445,8 +447,8 @@ FEW = {"temperature": 0.0, "max_tokens": 8}
 
 def grpc_whole(service: Served, prompt: str) -> Said:
     with Client(service.grpc, retries=0) as client:
-        answer = client.complete(prompt, **FEW)
-    return Said(answer.started.request_id, answer.choices[0].text)
+        reply = client.complete(prompt, **FEW)
+    return Said(reply.started.request_id, reply.choices[0].text)
 
 
 def grpc_streamed(service: Served, prompt: str) -> Said:
@@ -456,8 +458,8 @@ def grpc_streamed(service: Served, prompt: str) -> Said:
 
 
 def http_whole(service: Served, prompt: str) -> Said:
-    answer = openai_client(service.http).completions.create(model="tiny", prompt=prompt, **FEW)
-    return Said(openai_id(answer), answer.choices[0].text)
+    reply = openai_client(service.http).completions.create(model="tiny", prompt=prompt, **FEW)
+    return Said(openai_id(reply), reply.choices[0].text)
 
 
 def http_streamed(service: Served, prompt: str) -> Said:
@@ -465,5 +467,5 @@ def http_streamed(service: Served, prompt: str) -> Said:
     return Said(openai_id(chunks[0]), "".join(choice.text for chunk in chunks for choice in chunk.choices))
 
 
-Ask = Callable[[Served, str], Said]
-ASKS: tuple[Ask, ...] = (grpc_whole, grpc_streamed, http_whole, http_streamed)
+Sender = Callable[[Served, str], Said]
+SENDERS: tuple[Sender, ...] = (grpc_whole, grpc_streamed, http_whole, http_streamed)

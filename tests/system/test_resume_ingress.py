@@ -55,13 +55,13 @@ class Heard:
     def asking(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """A stub's method that notes what it is asked to continue."""
 
-        def ask(request: pb.CompleteRequest, **options: Any) -> Any:
+        def send(request: pb.CompleteRequest, **options: Any) -> Any:
             if self.asked:
                 self.cut.append((self.ended, sum(len(ids.ids) for ids in request.output_ids)))
             self.asked = True
             return method(request, **options)
 
-        return ask
+        return send
 
     def add(self, chunk: Any) -> None:
         """A chunk, or an answer in one piece."""
@@ -167,7 +167,7 @@ def was_cut(call: Call, heard: Heard) -> bool:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, *thorough(signal.SIGSTOP)])
-def test_the_door_is_lost(pair: Served, how: signal.Signals) -> None:
+def test_the_ingress_is_lost(pair: Served, how: signal.Signals) -> None:
     """Killed, it is heard of at once; when it hangs, as soon as Serve has ended it."""
     stop = early_stop(pair, f"Once {SEVERAL}", **options(SEVERAL))
     left = CALLS
@@ -195,7 +195,7 @@ def check(service: Served, heards: dict[Call, Heard], stop: str) -> None:
             assert ends == {pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH}
 
 
-def lose_at_the_door(service: Served, mark: str, tokens: int, theirs: int) -> tuple[Future[int], Heard]:
+def lose_ingress(service: Served, mark: str, tokens: int, theirs: int) -> tuple[Future[int], Heard]:
     """Kill the process of this mark under a stream of so many tokens of ours and of another; return what both met.
 
     Beside an HAProxy that takes a change of replicas up there is for a while the one before it: both are lost.
@@ -220,7 +220,7 @@ def lose_at_the_door(service: Served, mark: str, tokens: int, theirs: int) -> tu
 
 def test_haproxys_manager_is_lost(pair: Served) -> None:
     """Nobody notices: HAProxy goes on, until the next manager takes over from it."""
-    foreign, heard = lose_at_the_door(pair, "ray::HAProxyManager", TOKENS, TOKENS)
+    foreign, heard = lose_ingress(pair, "ray::HAProxyManager", TOKENS, TOKENS)
     assert foreign.result() > 0
     assert not heard.cut
 
@@ -228,7 +228,7 @@ def test_haproxys_manager_is_lost(pair: Served) -> None:
 @pytest.mark.thorough
 def test_haproxy_is_lost(pair: Served) -> None:
     """It is there again before our client gives up; others hear of it."""
-    foreign, heard = lose_at_the_door(pair, "/bin/haproxy ", 5 * TOKENS, 20 * TOKENS)
+    foreign, heard = lose_ingress(pair, "/bin/haproxy ", 5 * TOKENS, 20 * TOKENS)
     with pytest.raises(openai.APIConnectionError):
         foreign.result()
     assert heard.cut
@@ -249,7 +249,7 @@ def test_at_last_streams_that_outlast_the_drain_are_told_so(pair: Served) -> Non
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         wait_for(lambda: pair.load()["running"] == 2, "two streams")
         pair.process.send_signal(signal.SIGTERM)
-        assert [answer.status for answer in watch] == [health_pb2.HealthCheckResponse.NOT_SERVING]
+        assert [response.status for response in watch] == [health_pb2.HealthCheckResponse.NOT_SERVING]
         late = asyncio.run(post(port, "/v1/completions", {"prompt": "abc"}))
         assert (late.status, late.headers["retry-after"]) == (503, "1")
         with pytest.raises(grpc.RpcError) as caught:

@@ -152,7 +152,7 @@ def test_streams_go_on_elsewhere(whose: str, fault: signal.Signals, divided: Div
     """Every token once, and as it would have been, in time; the replica is replaced, with all its processes."""
     divided.wait_whole()
     service = divided.service
-    told, before_it = len(found_after(service)), moved(service)
+    reported, before_it = len(found_after(service)), moved(service)
     begun = [threading.Event() for _ in range(STREAMS)]
     with ThreadPoolExecutor(STREAMS) as threads:
         whole = list(threads.map(text, [service] * STREAMS, range(STREAMS)))
@@ -174,7 +174,7 @@ def test_streams_go_on_elsewhere(whose: str, fault: signal.Signals, divided: Div
 
         def word() -> list[float]:
             """Streams of that replica may have ended before: then it finds the loss in its next step."""
-            if not (said := found_after(service)[told:]):
+            if not (said := found_after(service)[reported:]):
                 text(service, 0)
             return said
 

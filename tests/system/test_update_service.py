@@ -117,9 +117,9 @@ def expected(folder: Path, number: int, tokens: int) -> list[int]:
 def fingerprint(service: Served) -> str:
     """Return the fingerprint of an answer over HTTP."""
     body = json.dumps({"model": "tiny", "prompt": "Once", "max_tokens": 2}).encode()
-    asked = urllib.request.Request(f"{service.http}/v1/completions", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=60) as answer:
-        return str(json.load(answer)["system_fingerprint"])
+    requested = urllib.request.Request(f"{service.http}/v1/completions", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(requested, timeout=60) as response:
+        return str(json.load(response)["system_fingerprint"])
 
 
 def versions(service: Served) -> list[int]:
@@ -167,12 +167,12 @@ def test_weights_change_under_streams(fleet: Served, checkpoint: Path, roots: Pa
             assert found == right
     assert fingerprint(fleet).endswith("-1")
     with Client(fleet.grpc) as client:
-        told = client.complete("Once", max_tokens=2).weights
-    assert [(one.version, one.contents) for one in told] == [(1, made.contents)]
+        reported = client.complete("Once", max_tokens=2).weights
+    assert [(one.version, one.contents) for one in reported] == [(1, made.contents)]
     status, _, words = motley(fleet, "update", str(file), "--expect-version", "0")
     assert (status != 0, "version 1 by now" in words) == (True, True), words
-    status, told, words = motley(fleet, "update", str(file), "--expect-version", "1")
-    assert (status, "cpu: weights of version 2" in told) == (0, True), told + words
+    status, reported, words = motley(fleet, "update", str(file), "--expect-version", "1")
+    assert (status, "cpu: weights of version 2" in reported) == (0, True), reported + words
     status, _, words = motley(fleet, "scale", "cpu", "3", "--wait")
     assert status == 0, words
     wait_for(lambda: versions(fleet) == [2, 2, 2], "a replica that came later to have the same weights", 60)

@@ -139,9 +139,9 @@ def test_a_chat_gets_its_answer_and_ends(model: Qwen2ForCausalLM, tokenizer: Tok
     prompt = chat.apply_chat_template(
         [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
     )
-    answer = greedy(model, tokenizer.encode(prompt).ids, 256, stops=(TURN_END, END_OF_TEXT))
-    assert fact in " ".join(tokenizer.decode(answer).split())
-    assert answer[-1] == TURN_END
+    response = greedy(model, tokenizer.encode(prompt).ids, 256, stops=(TURN_END, END_OF_TEXT))
+    assert fact in " ".join(tokenizer.decode(response).split())
+    assert response[-1] == TURN_END
 
 
 def test_transformers_tokenizes_and_renders_as_training_did(tokenizer: Tokenizer, held_out: str):
