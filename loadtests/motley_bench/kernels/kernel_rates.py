@@ -47,14 +47,14 @@ def run(
 
     Raises ValueError for an unknown model or operator, or an operator that has nothing to measure for these tokens.
     """
-    models = {model.name: model for model in MODELS}
-    if unknown := [name for name in models if name not in models]:
-        raise ValueError(f"model {unknown[0]}: expected some of {', '.join(models)}")
+    by_name = {model.name: model for model in MODELS}
+    if unknown := [name for name in models if name not in by_name]:
+        raise ValueError(f"model {unknown[0]}: expected some of {', '.join(by_name)}")
     chosen = torch.device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     memory = measure_memory_bandwidth(chosen)
-    shapes = [models[name] for name in models]
+    shapes = [by_name[name] for name in models]
     on_gpu = chosen.type == "cuda"
     if on_gpu:
         cases = gpu_device_cases(gpu_context(chosen), shapes, tokens, ops, enough)
