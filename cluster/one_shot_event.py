@@ -29,16 +29,33 @@ async def wait_for_first(*futures: asyncio.Future[Any], timeout_s: float | None 
 
 
 async def take_until(happened: OneShotEvent, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield the items until the event is set or they end. Does not close the generator."""
-    step = None
+    """Yield the items until the event is set or they end. Does not close the generator.
+
+    The event cancels the wait for an item where it stands, as a timeout does, so that no item takes a task.
+    """
+    while not happened.done():
+        try:
+            async with asyncio.timeout(None) as limit:
+                found = await _next_until(happened, limit, items)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return
+        if not found:
+            return
+        yield found[0]
+
+
+async def _next_until(happened: OneShotEvent, limit: asyncio.Timeout, items: AsyncGenerator[T, None]) -> list[T]:
+    waiting = True
+
+    def expire(_: object) -> None:
+        if waiting:  # an event of this same moment may have come too late for the callback to be removed
+            limit.reschedule(0.0)
+
+    happened.add_done_callback(expire)
     try:
-        while not happened.done():
-            step = asyncio.create_task(next_item(items))
-            await wait_for_first(step, happened)
-            if not step.done() or not (found := step.result()):
-                return
-            yield found[0]
+        return await next_item(items)
     finally:
-        if step is not None:
-            step.cancel()
-            await asyncio.gather(step, return_exceptions=True)
+        waiting = False
+        happened.remove_done_callback(expire)
