@@ -21,10 +21,14 @@ class PredictedLatency(RoutingPolicy):
         rows = (strain.argsort() if len(strain) <= 64 else strain.argpartition(RANKS))[:RANKS]
         pairs = zip(strain[rows].tolist(), rows.tolist(), strict=True)
         best = [pair for pair in pairs if pair[0] <= replicas.max_strain]
+        # Sorted as tuples, without a key: a routing decision is made for every request.
         if replicas.slo is not None:
-            best.sort(key=lambda pair: pair[0] * (1 + _NEAR * draw()))
+            order: list[tuple[float, ...]] = [(value * (1 + _NEAR * draw()), row) for value, row in best]
         elif best:
             # Without objectives, replicas that are as good as the best are taken in turns.
             near, own = min(best)[0] * (1 + _NEAR), replicas.own_in_flight
-            best.sort(key=lambda pair: (max(pair[0], near), own[pair[1]], draw()))
-        return [row for _, row in best]
+            order = [(max(value, near), own.item(row), draw(), row) for value, row in best]
+        else:
+            order = []
+        order.sort()
+        return [int(each[-1]) for each in order]

@@ -70,7 +70,9 @@ class RoutingCandidates(NamedTuple):
 
     def predictions(self, rows: Sequence[int]) -> list[LatencyPrediction]:
         """Return the predictions of these rows, in the same order."""
-        at = np.array(rows, dtype=np.intp)
-        times = [column[at].tolist() for column in (self.ttft_s, self.tpot_s, self.strain, self.ttft_off)]
-        off = (self.tpot_off[at] * self.growth).tolist()
-        return [LatencyPrediction(*each) for each in zip(rows, *times, off, strict=True)]
+        ttft_s, tpot_s, strain, ttft_off = self.ttft_s.item, self.tpot_s.item, self.strain.item, self.ttft_off.item
+        tpot_off, growth = self.tpot_off.item, self.growth
+        return [
+            LatencyPrediction(row, ttft_s(row), tpot_s(row), strain(row), ttft_off(row), tpot_off(row) * growth)
+            for row in rows
+        ]
