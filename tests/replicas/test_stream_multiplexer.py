@@ -19,7 +19,15 @@ from motley.replicas.engine.streams.output_buffer import message_bytes
 from motley.replicas.engine.streams.replica_envelope import ReplicaEnvelope
 from motley.replicas.engine.streams.stream_multiplexer import StreamMultiplexer, split_stream
 from motley.replicas.errors import Unavailable
-from motley.replicas.types import CallId, Delta, FinishReason, ReplicaLoad, StreamMessage, TokenLogprob
+from motley.replicas.types import (
+    CallId,
+    Delta,
+    FinishReason,
+    PromptStoreStatus,
+    ReplicaLoad,
+    StreamMessage,
+    TokenLogprob,
+)
 
 TRUNK = CallId("ingress", 99)
 LOAD = ReplicaLoad(running=3, kv_blocks_free=5, kv_blocks_total=9)
@@ -57,6 +65,9 @@ made = st.builds(
     cached_tokens=st.none() | st.integers(0, 5),
     prompt_logprobs=st.none() | st.just((None, TokenLogprob(2, -1.0))),
     embedding=st.none() | st.just((0.5, 1.0)),
+    stored=st.none() | st.builds(PromptStoreStatus, st.integers(0, 9), st.none() | st.integers(0, 9), st.floats(0, 1)),
+    weights=st.none() | st.integers(0, 3),
+    contents=st.text(max_size=3),
 )
 
 
