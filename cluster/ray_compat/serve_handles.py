@@ -27,7 +27,7 @@ def router_deployment(router: Any) -> str:
     return str(router._deployment_id.name)
 
 
-def known_queue_len(router: Any, replica: Any) -> int:
+def cached_queue_len(router: Any, replica: Any) -> int:
     """Return how many requests the replica had when Serve last heard of it."""
     return router.replica_queue_len_cache.get(replica.replica_id) or 0
 

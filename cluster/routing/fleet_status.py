@@ -82,12 +82,12 @@ class PrefixStatus:
 class WeightStatus:
     """Result of a weight update on one replica.
 
-    told   the version of the weights that it has; None: it has not answered
-    error  why it keeps its earlier weights; None: it has the new version
+    weights  the version of the weights that it has; None: it has not answered
+    error    why it keeps its earlier weights; None: it has the new version
     """
 
     replica_id: str
-    told: WeightsStatus | None = None
+    weights: WeightsStatus | None = None
     error: MotleyError | None = None
 
 
@@ -97,14 +97,14 @@ class FleetStatusMerger:
     def __init__(self) -> None:
         self._counted: dict[str, DemandCounters] = {}  # by ingress
 
-    def together(self, seen: Collection[FleetStatus]) -> FleetStatus | None:
+    def together(self, statuses: Collection[FleetStatus]) -> FleetStatus | None:
         """Return the combined status; None if no ingress answers."""
-        if not seen:
+        if not statuses:
             return None
-        self._counted |= {status.ingress: status.demand for status in seen}
-        held = sum(status.demand.held for status in seen)
+        self._counted |= {status.ingress: status.demand for status in statuses}
+        held = sum(status.demand.held for status in statuses)
         found: dict[str, ReplicaStatus] = {}
-        for one in (one for status in seen for one in status.replicas):
+        for one in (one for status in statuses for one in status.replicas):
             found[one.replica_id] = _merge_replica(one, found.get(one.replica_id, one))
         counted = replace(_add_demand(self._counted.values()), held=held)
         return FleetStatus(tuple(found[name] for name in sorted(found)), counted)

@@ -12,19 +12,21 @@ from .queueing.request_queue import RoutingConfig
 
 APPLICATION = "motley"  # name of the Serve application
 INGRESS = "ingress"  # Serve's name for the deployment
-USE_S = 30.0
-TELL_S = 10.0
+SET_POOLS_TIMEOUT_S = 30.0
+BROADCAST_TIMEOUT_S = 10.0
 
 
 async def set_ingress_pools(names: list[str], routing: RoutingConfig | None = None) -> None:
     """Make every ingress send requests to these pools from now on, by this routing. Raises ConfigurationError."""
     from ray import serve
 
-    told: list[Any] = []
+    responses: list[Any] = []
     with suppress(TimeoutError):
-        told = await call_every_ingress(serve.get_app_handle(APPLICATION), "use_pools", names, routing, timeout_s=USE_S)
-    if not told:
-        message = f"an ingress has not answered for {USE_S:g} s; try again when the service is well"
+        responses = await call_every_ingress(
+            serve.get_app_handle(APPLICATION), "use_pools", names, routing, timeout_s=SET_POOLS_TIMEOUT_S
+        )
+    if not responses:
+        message = f"an ingress has not answered for {SET_POOLS_TIMEOUT_S:g} s; try again when the service is well"
         raise ConfigurationError(message, code="deploy_failed")
 
 
@@ -37,9 +39,11 @@ async def broadcast_to_ingresses(method: str, *args: Any) -> None:
         return
     handle = await asyncio.to_thread(serve.get_app_handle, APPLICATION)  # it asks Serve's controller
     try:
-        await call_every_ingress(handle, method, *args, timeout_s=TELL_S)
+        await call_every_ingress(handle, method, *args, timeout_s=BROADCAST_TIMEOUT_S)
     except TimeoutError:
-        raise Unavailable(f"an ingress has not answered for {TELL_S:g} s; try again", code="unavailable") from None
+        raise Unavailable(
+            f"an ingress has not answered for {BROADCAST_TIMEOUT_S:g} s; try again", code="unavailable"
+        ) from None
 
 
 async def call_every_ingress(handle: Any, method: str, *args: Any, timeout_s: float) -> list[Any]:
@@ -54,8 +58,8 @@ async def call_every_ingress(handle: Any, method: str, *args: Any, timeout_s: fl
     from ray.serve.exceptions import DeploymentUnavailableError
 
     try:
-        asked = handle.broadcast(method, *args)
-        found = await asyncio.wait_for(asked.results_async(return_exceptions=True), timeout_s)
+        responses = handle.broadcast(method, *args)
+        found = await asyncio.wait_for(responses.results_async(return_exceptions=True), timeout_s)
     except DeploymentUnavailableError:
         return []
     errors = [each for each in found if isinstance(each, BaseException)]

@@ -80,7 +80,7 @@ class RequestTimer:
         self._began: PoolLatencies | None = None  # histograms of the pool that the first message came from
         self._messages = 0
         self._choices = choices
-        self._came = clock()
+        self._arrived = clock()
         self._first = self._last = 0.0
         self._first_tokens = 0
 
@@ -97,7 +97,7 @@ class RequestTimer:
         else:
             here.gap(now - self._last)
         if self._messages == 1 and self._began is not None:
-            self._began.first(self._first - self._came)
+            self._began.first(self._first - self._arrived)
         self._messages += 1
         self._last = now
         self.output_tokens += tokens
@@ -110,8 +110,8 @@ class RequestTimer:
         if self._here is None:
             return
         if self._messages == 1 and self._first_tokens <= self._choices:
-            self._here.first(self._first - self._came)
-        self._here.ended(self._clock() - self._came)
+            self._here.first(self._first - self._arrived)
+        self._here.ended(self._clock() - self._arrived)
 
     def _move(self, pool: str) -> PoolLatencies:
         if pool not in self._pools:
@@ -119,11 +119,13 @@ class RequestTimer:
         self._pool, self._here = pool, self._pools[pool]
         return self._here
 
-    def late(self, slo: Slo) -> bool:
+    def missed(self, slo: Slo) -> bool:
         if not self.output_tokens:
             return False
         steps = (self.output_tokens - self._first_tokens) / self._choices
-        return self._first - self._came > slo.ttft_s or (steps > 0 and (self._last - self._first) / steps > slo.tpot_s)
+        return self._first - self._arrived > slo.ttft_s or (
+            steps > 0 and (self._last - self._first) / steps > slo.tpot_s
+        )
 
 
 class IngressStats:
@@ -144,16 +146,18 @@ class IngressStats:
         """Count a request from its arrival to its end, while the context is open."""
         self._requests += 1
         self._prompt_tokens += len(request.prompt_ids)
-        seen = RequestTimer(self._clock, request.sampling.n, self.latencies)
+        timer = RequestTimer(self._clock, request.sampling.n, self.latencies)
         try:
-            yield seen
+            yield timer
         except Overloaded:
-            self._refused += not seen.output_tokens
+            self._refused += not timer.output_tokens
             raise
         finally:
-            seen.ended()
-            self._output_tokens += seen.output_tokens
-            self._late += self.slo is not None and seen.late(self.slo)
+            timer.ended()
+            self._output_tokens += timer.output_tokens
+            self._late += self.slo is not None and timer.missed(self.slo)
 
-    def demand(self, held: int) -> DemandCounters:
-        return DemandCounters(self._requests, self._refused, self._late, self._prompt_tokens, self._output_tokens, held)
+    def demand(self, num_held: int) -> DemandCounters:
+        return DemandCounters(
+            self._requests, self._refused, self._late, self._prompt_tokens, self._output_tokens, num_held
+        )

@@ -1,4 +1,4 @@
-"""Calls to replicas of all pools, and what an ingress asks of one replica or all of them beside requests."""
+"""Calls to replicas of all pools, and what else an ingress requests of one replica or all of them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ ALL_SILENT_S = 5.0  # timeout of a health check while no replica at all answers
 class ReplicaClient:
     """Client of the replicas of all pools, which also keeps the directory of replicas of this ingress.
 
-    handles  Serve's deployment handles, by the names of the pools
-    policy   timeouts and limits of retries
-    slo      latency objectives, if the fleet has any
-    roster   source of the replicas that Serve's routers know
+    handles   Serve's deployment handles, by the names of the pools
+    policy    timeouts and limits of retries
+    slo       latency objectives, if the fleet has any
+    registry  source of the replicas that Serve's routers know
     """
 
     def __init__(
@@ -41,16 +41,16 @@ class ReplicaClient:
         handles: Mapping[str, Any],
         policy: RetryPolicy,
         slo: Slo | None = None,
-        roster: ReplicaRegistry = REPLICA_REGISTRY,
+        registry: ReplicaRegistry = REPLICA_REGISTRY,
     ) -> None:
         self.stopping = create_event()  # set once the drain has begun
         self.live = ReplicaDirectory(_by_deployment(handles), slo)
-        self._roster = roster
-        roster.listen(self.live)
+        self._registry = registry
+        registry.listen(self.live)
         self._policy = policy
         self._suspects = SuspectReplicas()
-        self._pulse = LivenessMonitor(self._ask, self._suspects, policy.stall_s)
-        self._pools = pools = ReplicaPools(handles, self._find_pool, self._suspects, self._pulse)
+        self._liveness = LivenessMonitor(self._probe, self._suspects, policy.stall_s)
+        self._pools = pools = ReplicaPools(handles, self._find_pool, self._suspects, self._liveness)
         self._kv_events = pools.method("kv_events", stream=True)
         self._flush = pools.method("flush")
         self._prefix_stats = pools.method("prefix_stats")
@@ -64,7 +64,7 @@ class ReplicaClient:
         """Send requests to these pools from now on; streams of a pool that was removed move when its replicas end."""
         self._pools.replace(handles)
         self.live.rename(_by_deployment(handles))
-        self._roster.listen(self.live)
+        self._registry.listen(self.live)
 
     @property
     def draining(self) -> bool:
@@ -87,7 +87,7 @@ class ReplicaClient:
             raise Unavailable(error.message, code="unhealthy") from error
         except TimeoutError:
             raise Unavailable("no replica answers", code="unhealthy") from None
-        others = sorted({*attempt.seen, *self.live.members} - {attempt.replica})
+        others = sorted({*attempt.candidate_ids, *self.live.replicas} - {attempt.replica})
         return sum_loads([first, *await run_all([self._load_of(name) for name in others])])
 
     async def _load_of(self, replica: str) -> ReplicaLoad:
@@ -102,8 +102,8 @@ class ReplicaClient:
         """Wait until there is a replica, and return the profile with the longest context among all known replicas."""
         profile: ReplicaProfile
         profile, _ = await self._call(self._profile)
-        known = [member.profile for member in self.live.members.values()]
-        return max([profile, *known], key=lambda each: each.model.max_model_len)
+        profiles = [entry.profile for entry in self.live.replicas.values()]
+        return max([profile, *profiles], key=lambda each: each.model.max_model_len)
 
     async def loads(self) -> list[ReplicaLoad]:
         """Return the load of each replica, ordered by replica name. Raises Unavailable."""
@@ -123,22 +123,22 @@ class ReplicaClient:
 
     async def prefixes(self) -> tuple[PrefixStatus, ...]:
         """Return the load and prefix cache statistics of every replica that answers. Raises Unavailable."""
-        asked = [self._prefixes_of(name) for name in await self._present()]
-        return tuple(one for one in await asyncio.gather(*asked) if one is not None)
+        calls = [self._prefixes_of(name) for name in await self._replica_names()]
+        return tuple(one for one in await asyncio.gather(*calls) if one is not None)
 
     async def _prefixes_of(self, replica: str) -> PrefixStatus | None:
         try:
             load, stats = await run_all([self._at(replica, method) for method in (self._load, self._prefix_stats)])
         except MotleyError:
             return None
-        member = self.live.members.get(replica)
-        return PrefixStatus("" if member is None else member.pool, replica, load, stats)
+        entry = self.live.replicas.get(replica)
+        return PrefixStatus("" if entry is None else entry.pool, replica, load, stats)
 
     async def update_weights(self, pool: str, file: WeightFile, version: int) -> tuple[WeightStatus, ...]:
         """Update the weights on every replica of the pool (see `Replica.update_weights`). Raises Unavailable."""
         self._refuse_if_draining()
-        await self._present()
-        names = sorted(name for name, member in self.live.members.items() if member.pool == pool)
+        await self._replica_names()
+        names = sorted(name for name, entry in self.live.replicas.items() if entry.pool == pool)
         found = tuple(await asyncio.gather(*(self._update_of(name, file, version) for name in names)))
         if any(one.error is None for one in found):
             self.live.forget_prefixes()
@@ -146,17 +146,17 @@ class ReplicaClient:
 
     async def _update_of(self, replica: str, file: WeightFile, version: int) -> WeightStatus:
         try:
-            told = await self._at(replica, self._update, file, version)
+            weights = await self._at(replica, self._update, file, version)
         except MotleyError as error:
             return WeightStatus(replica, error=error)
-        return WeightStatus(replica, told)
+        return WeightStatus(replica, weights)
 
     async def drain_replica(self, replica: str) -> bool:
         """Make a replica refuse new requests while it finishes those that it has; False if there is no such replica.
 
         Raises Unavailable.
         """
-        if replica not in self.live.members:
+        if replica not in self.live.replicas:
             return False
         load = await self._at(replica, self._drain, wait_s=self._policy.wait_s)
         self.live.drains(replica, load)
@@ -165,19 +165,19 @@ class ReplicaClient:
     async def kv_events(self, tenant: str) -> AsyncGenerator[tuple[int | None, KvEvents], None]:
         """Stream one tenant's KV block events of every replica, with the replica's index if there are several."""
         self._refuse_if_draining()
-        streams = [self._events_of(name, tenant) for name in await self._present()]
+        streams = [self._events_of(name, tenant) for name in await self._replica_names()]
         async with aclosing(merge_streams(streams)) as messages, aclosing(take_until(self.stopping, messages)) as taken:
             async for number, message in taken:
                 yield number if len(streams) > 1 else None, message
         self._refuse_if_draining()
 
-    async def _present(self) -> list[str]:
+    async def _replica_names(self) -> list[str]:
         census = self._pools.attempt(Placement())
         await self._once(census, self._load)
-        return sorted({*census.seen, *self.live.members})
+        return sorted({*census.candidate_ids, *self.live.replicas})
 
     async def _of_each(self, method: PoolMethod, *args: Any) -> list[Any]:
-        return await run_all([self._at(name, method, *args) for name in await self._present()])
+        return await run_all([self._at(name, method, *args) for name in await self._replica_names()])
 
     async def _events_of(self, name: str, tenant: str) -> AsyncGenerator[KvEvents, None]:
         attempt = self._pools.attempt(Placement(only=name))
@@ -187,7 +187,7 @@ class ReplicaClient:
 
     def _find_pool(self, placement: Placement) -> str:
         """Return the name of the pool that a call without a pool goes to."""
-        members = self.live.members
+        replicas = self.live.replicas
         any_pool, *others = self._pools.handles
         if not others:
             return any_pool
@@ -198,8 +198,8 @@ class ReplicaClient:
             if fit := [name for name in self._pools.handles if name not in unfit]:
                 return fit[0]
         doubtful = {*placement.avoid, *self._suspects}
-        sound = (member.pool for name, member in members.items() if name not in doubtful)
-        return next(sound, None) or next((member.pool for member in members.values()), any_pool)
+        sound = (entry.pool for name, entry in replicas.items() if name not in doubtful)
+        return next(sound, None) or next((entry.pool for entry in replicas.values()), any_pool)
 
     def _suspect(self, attempt: CallAttempt | None, error: MotleyError) -> str | None:
         """Return the name of the replica that failed, and make it a suspect if the error says that it was lost."""
@@ -212,8 +212,8 @@ class ReplicaClient:
         if self.draining:
             raise Unavailable("the service is stopping", code="draining")
 
-    async def _ask(self, replica: str) -> None:
-        """Ask a replica for its load, and return if it answers. Raises MotleyError."""
+    async def _probe(self, replica: str) -> None:
+        """Request the load of a replica, and return if it answers. Raises MotleyError."""
         await self._at(replica, self._load)
 
     async def _call(self, method: PoolMethod, wait_s: float = math.inf) -> tuple[Any, CallAttempt]:
@@ -234,7 +234,7 @@ class ReplicaClient:
         """
         try:
             async with asyncio.timeout(None if math.isinf(wait_s) else wait_s):
-                while len(self._pools.handles) > 1 and not self.live.members:
+                while len(self._pools.handles) > 1 and not self.live.replicas:
                     self.live.changed.clear()
                     await self.live.changed.wait()
         except TimeoutError:

@@ -39,10 +39,10 @@ DEADLINE_GRACE_S = 1.0  # the replica ends a request at its deadline; the ingres
 class Router(ReplicaClient):
     """Router of requests to the replicas of all pools, with admission, retries and statistics.
 
-    handles  Serve's deployment handles, by the names of the pools
-    policy   timeouts and limits of retries
-    routing  objectives, weights and limits of the waiting queue
-    roster   source of the replicas that Serve's routers know
+    handles   Serve's deployment handles, by the names of the pools
+    policy    timeouts and limits of retries
+    routing   objectives, weights and limits of the waiting queue
+    registry  source of the replicas that Serve's routers know
     """
 
     def __init__(
@@ -50,24 +50,24 @@ class Router(ReplicaClient):
         handles: Mapping[str, Any],
         policy: RetryPolicy | None = None,
         routing: RoutingConfig | None = None,
-        roster: ReplicaRegistry = REPLICA_REGISTRY,
+        registry: ReplicaRegistry = REPLICA_REGISTRY,
     ) -> None:
         routing = routing or RoutingConfig()
-        super().__init__(handles, policy or RetryPolicy(), routing.slo, roster)
+        super().__init__(handles, policy or RetryPolicy(), routing.slo, registry)
         self.live.replace_policy(routing.policy)
-        self.tally = self._tally = IngressStats(routing.slo)
+        self.stats = self._stats = IngressStats(routing.slo)
         self._waiting = RequestQueue(self.live, routing, lambda: len(self._pools.handles) > 1)
         self.num_streams = 0
         self.num_resumed = 0  # streams that went on on another replica
         self.failing = ""  # why replicas that are wanted do not start, as the control plane says; empty: they do
         self._ended: MotleyError | None = None  # set once all streams are to end
         pools = self._pools
-        self._trunks = StreamDemultiplexer(pools, pools.method("trunk", stream=True), pools.method("aside"))
+        self._demultiplexer = StreamDemultiplexer(pools, pools.method("trunk", stream=True), pools.method("aside"))
         self._num_short = 0
-        answers, abandon = pools.method("answers", stream=True), pools.method("abandon")
-        self._bundles = UnaryBatcher(pools, answers, abandon, self._place_together, self._policy.wait_s)
+        unary_batch, abandon = pools.method("answers", stream=True), pools.method("abandon")
+        self._batcher = UnaryBatcher(pools, unary_batch, abandon, self._place_together, self._policy.wait_s)
         self._generate = pools.method("generate", stream=True)
-        self._answer = pools.method("answer")
+        self._unary = pools.method("answer")
 
     async def stream(self, request: Request, *, whole: bool = False) -> AsyncGenerator[StreamMessage, None]:
         """Stream the messages of one request. Closing the generator, or cancelling its reader, stops the sequence.
@@ -82,45 +82,45 @@ class Router(ReplicaClient):
         whole  the client only sees the complete answer, so one message may carry all of it
         """
         self._refuse_if_draining()
-        with self._tally.counted(request) as seen:
+        with self._stats.counted(request) as timer:
             if self.num_streams >= MAX_STREAMS:
                 raise Overloaded(f"{self.num_streams} requests are under way already", code="queue_full")
             self.num_streams += 1
             try:
-                journey = RetryableRequest(request, self._policy, _now)
-                async with aclosing(hold_until_output(self._journey(journey, whole))) as messages:
+                retryable = RetryableRequest(request, self._policy, _now)
+                async with aclosing(hold_until_output(self._stream_retrying(retryable, whole))) as messages:
                     async for message in messages:
-                        seen.message(message, journey.pool)
+                        timer.message(message, retryable.pool)
                         yield message
             finally:
                 self.num_streams -= 1
 
-    async def _journey(self, journey: RetryableRequest, whole: bool) -> AsyncGenerator[StreamMessage, None]:
-        record, request = access_log.current_record(), journey.request
+    async def _stream_retrying(self, retryable: RetryableRequest, whole: bool) -> AsyncGenerator[StreamMessage, None]:
+        record, request = access_log.current_record(), retryable.request
         record.began(request)
         self._refuse_if_unmeetable(request)
-        await self._waiting.turn(request, journey.began, journey.deadline)
+        await self._waiting.wait_turn(request, retryable.began, retryable.deadline)
         attempt = self._short_attempt if whole and _is_short(request) else self._attempt
         with self._waiting.priorities.sent(request):
-            while not journey.done:
+            while not retryable.done:
                 try:
-                    async with aclosing(attempt(journey)) as messages:
+                    async with aclosing(attempt(retryable)) as messages:
                         async for message in messages:
                             record.count(message)
                             yield message
                 except MotleyError as error:
-                    final = await self._after(journey, error)
-                    if final is not None and journey.begun:
-                        yield journey.closing(final)
+                    final = await self._after(retryable, error)
+                    if final is not None and retryable.begun:
+                        yield retryable.closing(final)
                     if final is not None:
                         raise final from error
-        if journey.late:
+        if retryable.late:
             raise deadline_error()
 
     @property
     def holding(self) -> bool:
         """Whether there are no replicas now, lost or scaled away, and new requests are held until one comes."""
-        return self.live.had_replica and not self.live.members and self._waiting.holds and not self.failing
+        return self.live.had_replica and not self.live.replicas and self._waiting.holds and not self.failing
 
     @property
     def held(self) -> int:
@@ -135,7 +135,7 @@ class Router(ReplicaClient):
         """
         self._refuse_if_draining()
         if not self.holding:
-            if self.live.had_replica and not self.live.members and self.failing:
+            if self.live.had_replica and not self.live.replicas and self.failing:
                 raise Unavailable(f"replicas do not start: {self.failing}", code="unhealthy")
             try:
                 return await super().load()
@@ -146,66 +146,69 @@ class Router(ReplicaClient):
 
     def fleet(self) -> FleetStatus:
         """Return the replicas as this ingress sees them, and the demand that it has had."""
-        return FleetStatus(self.live.status(set(self._suspects)), self._tally.demand(self._waiting.held))
+        return FleetStatus(self.live.status(set(self._suspects)), self._stats.demand(self._waiting.held))
 
     def replace_routing(self, routing: RoutingConfig) -> None:
         """Use these objectives and weights from now on; requests that wait already keep their places."""
         self.live.replace_slo(routing.slo)
         self.live.replace_policy(routing.policy)
-        self._tally.slo = routing.slo
+        self._stats.slo = routing.slo
         self._waiting.replace(routing)
 
     def disable_message_merging(self) -> None:
         """Never merge messages for a client that reads slower than the engine writes; for measuring the service."""
-        self._trunks.apart = True
+        self._demultiplexer.apart = True
 
-    async def _attempt(self, journey: RetryableRequest) -> AsyncGenerator[StreamMessage, None]:
+    async def _attempt(self, retryable: RetryableRequest) -> AsyncGenerator[StreamMessage, None]:
         """Yield what one replica adds to the answer. Raises MotleyError unless every choice ended."""
-        request = journey.rest()
-        attempt = self._place(journey, request)
+        request = retryable.rest()
+        attempt = self._place(retryable, request)
         dispatch = attempt.dispatch
         assert dispatch is not None
         try:
-            with self._pools.call(attempt, self._generate, request) as response, self._trunks.line(attempt) as line:
+            with (
+                self._pools.call(attempt, self._generate, request) as response,
+                self._demultiplexer.open_stream(attempt) as stream,
+            ):
                 self._raise_if_ended()
-                async with aclosing(self._messages(attempt, line, aiter(response), journey)) as messages:
+                async with aclosing(self._messages(attempt, stream, aiter(response), retryable)) as messages:
                     async for message in messages:
-                        self._pulse.moved(attempt)
+                        self._liveness.moved(attempt)
                         dispatch.message(message)
-                        new = journey.take(message, longer=self._may_go_on(message, attempt))
+                        new = retryable.take(message, longer=self._may_go_on(message, attempt))
                         if new is not None:
                             with dispatch.reader():
                                 yield new
                             self._raise_if_ended()
-                if not journey.done:
-                    raise journey.incomplete_error("stream")
+                if not retryable.done:
+                    raise retryable.incomplete_error("stream")
         except MotleyError:
-            if not journey.done:
+            if not retryable.done:
                 raise
 
-    async def _short_attempt(self, journey: RetryableRequest) -> AsyncGenerator[StreamMessage, None]:
+    async def _short_attempt(self, retryable: RetryableRequest) -> AsyncGenerator[StreamMessage, None]:
         """Yield one replica's answer in one message, batched with other short requests if there are any.
 
         Raises MotleyError unless every choice ended.
         """
-        request = journey.rest()
+        request = retryable.rest()
         self._num_short += 1
         try:
-            if self._num_short > 1 and journey.attempt is None:
-                message = await self._bundles.answer(journey, request, journey.deadline + DEADLINE_GRACE_S)
+            if self._num_short > 1 and retryable.attempt is None:
+                message = await self._batcher.send(retryable, request, retryable.deadline + DEADLINE_GRACE_S)
             else:
-                message = await self._answer_alone(self._place(journey, request), request)
+                message = await self._send_unbatched(self._place(retryable, request), request)
         finally:
             self._num_short -= 1
         self._raise_if_ended()
-        new = journey.take(message, longer=self._may_go_on(message, journey.attempt))
+        new = retryable.take(message, longer=self._may_go_on(message, retryable.attempt))
         if new is not None:
             yield new
-        if not journey.done:
-            raise journey.incomplete_error("answer")
+        if not retryable.done:
+            raise retryable.incomplete_error("answer")
 
-    async def _answer_alone(self, attempt: CallAttempt, request: Request) -> StreamMessage:
-        with self._pools.call(attempt, self._answer, request) as response:
+    async def _send_unbatched(self, attempt: CallAttempt, request: Request) -> StreamMessage:
+        with self._pools.call(attempt, self._unary, request) as response:
             envelope: ReplicaEnvelope = await attempt.wait(response)
             if attempt.dispatch is not None:
                 attempt.dispatch.whole(envelope.messages[0])
@@ -219,26 +222,26 @@ class Router(ReplicaClient):
     async def _messages(
         self,
         attempt: CallAttempt,
-        line: MultiplexedStream,
+        stream: MultiplexedStream,
         own: AsyncIterator[ReplicaEnvelope],
-        journey: RetryableRequest,
+        retryable: RetryableRequest,
     ) -> AsyncGenerator[StreamMessage, None]:
         """Yield the first message from the attempt's own stream, and the following ones from its multiplexed stream."""
         first = await attempt.wait(anext(own, None))
         if first is None:
             return
         yield first.messages[0]
-        if journey.done:
+        if retryable.done:
             await attempt.wait(anext(own, None))
             return
-        with self._trunks.streaming(line):
-            while (message := await attempt.wait(line.next(own))) is not None:
+        with self._demultiplexer.counted(stream):
+            while (message := await attempt.wait(stream.next(own))) is not None:
                 yield message
 
-    def _place(self, journey: RetryableRequest, request: Request) -> CallAttempt:
+    def _place(self, retryable: RetryableRequest, request: Request) -> CallAttempt:
         """Place the next attempt, preferably on a replica with the weights and numerics class of the answer so far."""
-        journey.attempt = self._rank(journey.placement, [request], journey.deadline + DEADLINE_GRACE_S)
-        return journey.attempt
+        retryable.attempt = self._rank(retryable.placement, [request], retryable.deadline + DEADLINE_GRACE_S)
+        return retryable.attempt
 
     def _place_together(self, requests: list[Request]) -> CallAttempt:
         return self._rank(Placement(weight=len(requests)), requests)
@@ -247,10 +250,10 @@ class Router(ReplicaClient):
         """Return an attempt that is placed on the best replicas of all pools, in the pool of the best one."""
         doubtful = {*placement.avoid, *self._suspects}
         never = doubtful | placement.unfit if placement.strict else placement.unfit
-        dispatch = self.live.visit(
+        dispatch = self.live.dispatch(
             requests, last=doubtful, never=never, numerics=placement.numerics, weights=placement.weights
         )
-        pools = {name: self.live.members[name].pool for name in dispatch.order}
+        pools = {name: self.live.replicas[name].pool for name in dispatch.order}
         pool = ""
         if (best := dispatch.best) is not None:
             pool = pools[best]
@@ -265,41 +268,43 @@ class Router(ReplicaClient):
         )
         return self._pools.attempt(placed, dispatch, deadline=deadline, wait_s=self._policy.wait_s)
 
-    async def _after(self, journey: RetryableRequest, error: MotleyError) -> MotleyError | None:
+    async def _after(self, retryable: RetryableRequest, error: MotleyError) -> MotleyError | None:
         """Prepare the next attempt after an error; return the error that ends the request if there is none."""
         if self._ended is not None:
             return self._ended
-        replica = self._suspect(journey.attempt, error)
+        replica = self._suspect(retryable.attempt, error)
         if isinstance(error, NoReplicaInPool):
-            self._leave_pool(journey)
+            self._avoid_pool(retryable)
             return None
-        longer = is_context_too_short(error) and self.live.has_longer(replica, min_context_tokens(journey.with_output))
+        longer = is_context_too_short(error) and self.live.has_longer(
+            replica, min_context_tokens(retryable.with_output)
+        )
         if isinstance(error, ReplicaContextFull) and not longer:
             return None  # the longer context is gone: the next attempt lets the answer end where it is
         try:
-            wait_s = journey.after(error, replica, longer=longer)
+            wait_s = retryable.after(error, replica, longer=longer)
         except MotleyError as final:
-            return await self._again(journey, final)
-        self.num_resumed += journey.begun
+            return await self._requeue(retryable, final)
+        self.num_resumed += retryable.begun
         log.warning(
             "request %s goes on elsewhere after %d tokens: %s (%s)",
-            journey.request.request_id, journey.num_tokens, error.message, replica,
+            retryable.request.request_id, retryable.num_tokens, error.message, replica,
         )  # fmt: skip
-        await asyncio.sleep(min(wait_s, max(0.0, journey.deadline - _now())))
+        await asyncio.sleep(min(wait_s, max(0.0, retryable.deadline - _now())))
         return None
 
-    async def _again(self, journey: RetryableRequest, final: MotleyError) -> MotleyError | None:
+    async def _requeue(self, retryable: RetryableRequest, final: MotleyError) -> MotleyError | None:
         """Queue a request once more that no replica had capacity for.
 
         Return the error that ends it if that is not possible.
         """
-        if not (isinstance(final, Overloaded) and self._waiting.queues) or journey.begun:
+        if not (isinstance(final, Overloaded) and self._waiting.queues) or retryable.begun:
             return final
         try:
-            await self._waiting.turn(journey.request, journey.began, journey.deadline, again=True)
+            await self._waiting.wait_turn(retryable.request, retryable.began, retryable.deadline, is_retry=True)
         except MotleyError as error:
             return error
-        journey.restart()
+        retryable.restart()
         return None
 
     def _refuse_if_unmeetable(self, request: Request) -> None:
@@ -316,19 +321,19 @@ class Router(ReplicaClient):
             retry_after_s=max(1, math.ceil(soonest_s - left_s)),
         )
 
-    def _leave_pool(self, journey: RetryableRequest) -> None:
+    def _avoid_pool(self, retryable: RetryableRequest) -> None:
         """Avoid this pool in the next attempt: all of its replicas have been tried, or it has none."""
-        attempt = journey.attempt
+        attempt = retryable.attempt
         assert attempt is not None
         here = {name for name in attempt.placement.order if self.live.pool_of(name) in (attempt.pool, None)}
-        journey.avoid |= here | attempt.tried
+        retryable.avoid |= here | attempt.tried
 
     def end_streams(self) -> None:
         """End all open streams with an error that says why, rather than let them be cut off with the process."""
         self.drain()
         self._ended = Unavailable("the service is stopping", code="draining")
         self._waiting.end_all(self._ended)
-        self._pulse.interrupt_all(self._ended)
+        self._liveness.interrupt_all(self._ended)
 
     def _raise_if_ended(self) -> None:
         if self._ended is not None:

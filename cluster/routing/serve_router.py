@@ -6,8 +6,8 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from ...replicas.types import CallId
 from ..ray_compat.serve_handles import (
+    cached_queue_len,
     forget_queue_len,
-    known_queue_len,
     pause_before_next_choice,
     router_deployment,
 )
@@ -24,42 +24,42 @@ class PoolRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     router learns about replicas goes to the process's `ReplicaRegistry`.
     """
 
-    _present: _RunningReplicas | None = None  # as of the last update
+    _running: _RunningReplicas | None = None  # as of the last update
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        self._present = _RunningReplicas(replicas)
-        seen = {
+        self._running = _RunningReplicas(replicas)
+        published = {
             name: PublishedReplica(one.replica_metadata, one.routing_stats)
-            for name, one in self._present.replicas.items()
+            for name, one in self._running.replicas.items()
         }
-        process_registry().update(router_deployment(self), seen)
+        process_registry().update(router_deployment(self), published)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
-        if self._present is not None:
-            self._present.drop(replica_id.unique_id)
+        if self._running is not None:
+            self._running.drop(replica_id.unique_id)
         process_registry().gone(router_deployment(self), replica_id.unique_id)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         attempt = _attempt(pending_request)
-        present = self._present or _RunningReplicas(candidate_replicas)
-        chosen, wait = attempt.choose_best(present.candidates), False
+        current = self._running or _RunningReplicas(candidate_replicas)
+        chosen, wait = attempt.choose_best(current.candidates), False
         if chosen is None:
-            chosen, wait = attempt.choose(map(self._queued, present.candidates.values(), present.replicas.values()))
+            chosen, wait = attempt.choose(map(self._queued, current.candidates.values(), current.replicas.values()))
         if pending_request is not None:
             pause_before_next_choice(pending_request, wait)
         if chosen is None:
             return []
-        replica = present.replicas[chosen.id]
+        replica = current.replicas[chosen.id]
         if chosen.id in attempt.suspects:
-            forget_queue_len(self, replica)  # so Serve asks it before it sends
+            forget_queue_len(self, replica)  # so Serve queries it before it sends
         return [[replica]]
 
     def _queued(self, candidate: ReplicaCandidate, replica: RunningReplica) -> ReplicaCandidate:
-        queue_len = known_queue_len(self, replica)
+        queue_len = cached_queue_len(self, replica)
         return ReplicaCandidate(candidate.id, candidate.numerics, queue_len, candidate.weights)
 
 

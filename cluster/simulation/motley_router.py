@@ -54,14 +54,14 @@ class MotleyRouter:
         in_tokens = {replica: depth * BLOCK_TOKENS for replica, depth in cached.items()}
         stored = {store: depth * BLOCK_TOKENS for store, depth in self._stored.depths(job.hashes).items()}
         first = job.hashes[:BEGINNING_BLOCKS]
-        self._ask = RoutingQuery(job.prompt_tokens, in_tokens, stored, beginning=lambda: first[-1] if first else b"")
-        self.replicas = self.directory.candidates(now, self._ask, late=not self._sheds)
-        return order_replicas(self._policy, self._ask, self.replicas)
+        self._query = RoutingQuery(job.prompt_tokens, in_tokens, stored, beginning=lambda: first[-1] if first else b"")
+        self.replicas = self.directory.candidates(now, self._query, allow_late=not self._sheds)
+        return order_replicas(self._policy, self._query, self.replicas)
 
     def sent(self, now: float, job: SimulatedRequest, replica: int) -> None:
-        self._sent[id(job)] = self._ask, self.replicas.predictions([replica])[0]
-        self.directory.sent(now, replica, self.directory.computes(replica, self._ask))
-        self._policy.sent(self._ask, replica)
+        self._sent[id(job)] = self._query, self.replicas.predictions([replica])[0]
+        self.directory.sent(now, replica, self.directory.computes(replica, self._query))
+        self._policy.sent(self._query, replica)
         if self._prefixes is not None:
             self._prefixes.add(replica, job.hashes)
 

@@ -92,7 +92,7 @@ def test_what_holds_all_of_it_comes_before_what_would_cut_it_short(
     slo: Slo | None, asked: tuple[int, int | None], order: list[str]
 ) -> None:
     live = a_live(slo, small=512, middle=1024, large=8192)
-    found = list(live.visit([request(*asked)]).order)
+    found = list(live.dispatch([request(*asked)]).order)
     assert set(found) == set(order)
     needed = sum(asked[::2]) + USUAL_TOKENS if (asked[1] or 9000) + asked[0] > 8192 else asked[0] + (asked[1] or 0)
     lengths = {"small": 512, "middle": 1024, "large": 8192}
@@ -105,23 +105,23 @@ def test_the_longest_that_may_be_chosen_counts() -> None:
     live = a_live(small=512, middle=1024, large=8192)
     live.drains("large", ReplicaLoad(steps=2, draining=True))
     assert not live.has_longer("middle")
-    assert next(iter(live.visit([request(100, 4000)]).order)) == "small", "none holds what the largest did"
+    assert next(iter(live.dispatch([request(100, 4000)]).order)) == "small", "none holds what the largest did"
     live.left("large")
     live.left("small")
-    assert list(live.visit([request(100, 4000)]).order) == ["middle"]
-    assert not live.visit([request(2000, 10)]).order
+    assert list(live.dispatch([request(100, 4000)]).order) == ["middle"]
+    assert not live.dispatch([request(2000, 10)]).order
 
 
 def test_room_where_it_does_not_fit_is_none() -> None:
     live = a_live(small=512, large=8192)
     full = ReplicaLoad(running=64, waiting=9, kv_blocks_free=0, kv_blocks_total=4000, steps=2)
     live.reported("large", full)
-    assert live.has_room(request(100, 10), late=True)
-    assert not live.has_room(request(1000, 10), late=True)
-    assert set(live.visit([request(100, 10)]).order) == {"small", "large"}, "and all is as it was"
+    assert live.has_capacity(request(100, 10), allow_late=True)
+    assert not live.has_capacity(request(1000, 10), allow_late=True)
+    assert set(live.dispatch([request(100, 10)]).order) == {"small", "large"}, "and all is as it was"
     live.reported("small", replace(full, waiting=0))
     live.reported("large", replace(full, running=1, waiting=0, kv_blocks_free=3000, steps=3))
-    assert live.has_room(request(1000, 10), late=True)
+    assert live.has_capacity(request(1000, 10), allow_late=True)
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)
@@ -147,14 +147,14 @@ def test_what_a_context_must_hold_is_what_a_replica_checks(
 def test_contexts_are_those_of_whoever_is_there(changes: list[tuple[int, int]], than: int) -> None:
     contexts, present = ContextLengths(), dict[int, int]()
     for row, length in changes:
-        contexts.leave(row)
+        contexts.remove(row)
         present.pop(row, None)
         if length:
-            contexts.come(row, length)
-            contexts.come(row, length)
+            contexts.add(row, length)
+            contexts.add(row, length)
             present[row] = length
     assert sorted(contexts.shorter(than)) == sorted(row for row, length in present.items() if length < than)
-    assert (contexts.least, contexts.longest) == (min(present.values(), default=0), max(present.values(), default=0))
+    assert (contexts.shortest, contexts.longest) == (min(present.values(), default=0), max(present.values(), default=0))
 
 
 class Service:
@@ -163,14 +163,14 @@ class Service:
     def __init__(self, short: Worker, long: Worker, plan: list[Fault]) -> None:
         self.short, self.long = FaultyReplica(short, []), FaultyReplica(long, plan)
         self.pools = {"short": LocalPool(self.short, name="short-"), "long": LocalPool(self.long, name="long-")}
-        self.roster = ReplicaRegistry()
-        self.router = Router(self.pools, POLICY, roster=self.roster)
+        self.registry = ReplicaRegistry()
+        self.router = Router(self.pools, POLICY, registry=self.registry)
 
     def tell(self, *names: str) -> None:
         for name in names:
             replica = self.short if name == "short" else self.long
             profile = replace(replica.worker.profile(), pool=name)
-            self.roster.update(name, {f"{name}-0": PublishedReplica({"profile": profile_to_text(profile)}, {})})
+            self.registry.update(name, {f"{name}-0": PublishedReplica({"profile": profile_to_text(profile)}, {})})
 
 
 @pytest.fixture
@@ -254,9 +254,9 @@ async def test_a_stream_that_moves_is_not_lost_to_a_shorter_replica(workers: lis
 
 async def test_what_a_shorter_one_refuses_that_nobody_has_heard_of_goes_on_where_it_fits(workers: list[Worker]) -> None:
     short, long = FaultyReplica(workers[0], []), FaultyReplica(workers[1], [Fault(20)])
-    pool, roster = LocalPool(short, long, name="p-"), ReplicaRegistry()
-    router = Router({"p": pool}, POLICY, roster=roster)
-    roster.update(
+    pool, registry = LocalPool(short, long, name="p-"), ReplicaRegistry()
+    router = Router({"p": pool}, POLICY, registry=registry)
+    registry.update(
         "p", {"p-1": PublishedReplica({"profile": profile_to_text(replace(workers[1].profile(), pool="p"))}, {})}
     )
     asked = Request("r", PROMPT, SamplingParams(max_tokens=60, seed=5, ignore_eos=True))
@@ -265,7 +265,7 @@ async def test_what_a_shorter_one_refuses_that_nobody_has_heard_of_goes_on_where
         made += [token for delta in message.deltas for token in delta.token_ids]
         if len(made) == 20:
             router._suspects.add("p-1")
-            router.live.prefixes.clear(router.live.members["p-1"].row)
+            router.live.prefixes.clear(router.live.replicas["p-1"].row)
     assert len(made) == 60
     assert len(long.requests) == 2
     with pytest.raises(InvalidRequest, match="prompt"):  # which no pool ever had room for

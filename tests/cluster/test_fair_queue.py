@@ -118,7 +118,7 @@ def test_one_that_comes_back_is_next_and_pays_no_more() -> None:
         queue.push(number, "a", 100)
         queue.push(10 + number, "b", 100)
     first = queue.pop()
-    queue.push(first.item, first.tenant, 100, again=True)
+    queue.push(first.item, first.tenant, 100, is_retry=True)
     others = [queue.pop().item for _ in range(2)]
     assert first.item in others
     assert len({item // 10 for item in others}) == 2, "and the other tenant has not lost its turn"

@@ -34,9 +34,9 @@ def a_directory(*factors):
     return LatencyModel([a_speed(factor) for factor in factors], SLO)
 
 
-def rank(directory, now, query, *, late=False, seed=0):
+def rank(directory, now, query, *, allow_late=False, seed=0):
     """Motley's own policy: predictions for the best replicas, best first; with `late` also those that come too late."""
-    replicas = directory.candidates(now, query, late=late)
+    replicas = directory.candidates(now, query, allow_late=allow_late)
     return replicas.predictions(PredictedLatency(random.Random(seed)).order(query, replicas))
 
 
@@ -123,7 +123,9 @@ def test_predictions_follow_what_is_observed():
     directory = a_directory(1.0, 1.0)
     before, pace = directory.predict(0.0, RoutingQuery(2000))
     for _ in range(200):
-        predicted = next(each for each in rank(directory, 0.0, RoutingQuery(2000), late=True) if each.replica == 0)
+        predicted = next(
+            each for each in rank(directory, 0.0, RoutingQuery(2000), allow_late=True) if each.replica == 0
+        )
         directory.observe_ttft(0, predicted, 1.4 * float(before[0]))
         directory.observe_tpot(0, predicted, 1.4 * float(pace[0]), 100)
     after, after_pace = directory.predict(0.0, RoutingQuery(2000))
@@ -137,7 +139,7 @@ def test_corrections_do_not_swing_while_many_requests_are_on_their_way():
     right = 1.4 * float(directory.predict(0.0, RoutingQuery(500))[1][0])
     on_their_way = deque()
     for _ in range(3000):
-        on_their_way.append(rank(directory, 0.0, RoutingQuery(500), late=True)[0])
+        on_their_way.append(rank(directory, 0.0, RoutingQuery(500), allow_late=True)[0])
         if len(on_their_way) > 400:
             directory.observe_tpot(0, on_their_way.popleft(), right, 100)
         assert 0.99 <= directory.off(0)[1] <= 1.41

@@ -130,11 +130,11 @@ async def test_a_multiplexer_ends_when_it_is_not_used_and_another_is_opened_when
         await asyncio.gather(*(ids(router, number) for number in range(4)))
         assert pool.by_trunk > before
         async with asyncio.timeout(10):
-            while replica._multiplexers or router._trunks._followed:
+            while replica._multiplexers or router._demultiplexer._followed:
                 await asyncio.sleep(0.01)
-    assert not router._trunks._open
-    assert not router._trunks._lines
-    assert not router._trunks._streams
+    assert not router._demultiplexer._open
+    assert not router._demultiplexer._by_call
+    assert not router._demultiplexer._num_streams
 
 
 async def test_who_leaves_early_is_cancelled_and_disturbs_nobody(folder: Path) -> None:
@@ -207,9 +207,9 @@ async def test_a_slow_reader_beside_steady_ones_is_set_aside_and_then_waited_for
     stream = router.stream(long)
     steady = asyncio.create_task(tokens(router.stream(replace(long, request_id="steady", prompt_ids=(7, 8, 9)))))
     found = await tokens(stream, most=1)
-    line = router._trunks._lines[0]
+    line = router._demultiplexer._by_call[0]
     async with asyncio.timeout(20):
-        while line._trunk is None:
+        while line._multiplexed is None:
             found += await tokens(stream, most=1)
         while not line._set_aside:
             assert not steady.done()

@@ -266,11 +266,11 @@ def test_a_router_knows_its_deployment() -> None:
 def test_a_router_knows_how_long_queues_are() -> None:
     """Else a replica that has just failed gets requests that Serve does not ask for first."""
     one, made = SimpleNamespace(replica_id=common.ReplicaID("r", CPU)), router()
-    assert serve_handles.known_queue_len(made, one) == 0
+    assert serve_handles.cached_queue_len(made, one) == 0
     made.replica_queue_len_cache.update(one.replica_id, 3)
-    assert serve_handles.known_queue_len(made, one) == 3
+    assert serve_handles.cached_queue_len(made, one) == 3
     serve_handles.forget_queue_len(made, one)
-    assert serve_handles.known_queue_len(made, one) == 0
+    assert serve_handles.cached_queue_len(made, one) == 0
 
 
 async def test_a_router_waits_before_it_chooses_again() -> None:

@@ -108,9 +108,9 @@ class Fleet:
 
     def __init__(self, routing: RoutingConfig | None = None, **pools: list[Stand]) -> None:
         self.pools = {name: LocalPool(*stands, name=f"{name}-") for name, stands in pools.items()}
-        self.roster = ReplicaRegistry()
+        self.registry = ReplicaRegistry()
         self.tell()
-        self.router = Router(self.pools, POLICY, routing, self.roster)
+        self.router = Router(self.pools, POLICY, routing, self.registry)
 
     def tell(self) -> None:
         for name, pool in self.pools.items():
@@ -119,7 +119,7 @@ class Fleet:
                 each: PublishedReplica({"profile": profile_to_text(stand.shown)}, {})
                 for each, stand in pool.replicas.items()
             }
-            self.roster.update(name, told)
+            self.registry.update(name, told)
 
     @property
     def sent(self) -> Counter[str]:
@@ -226,7 +226,7 @@ async def test_a_pool_whose_replicas_have_gone_is_left(monkeypatch: pytest.Monke
     """Before anybody was told."""
     monkeypatch.setattr(liveness_monitor, "ELSEWHERE_S", 0.01)
     fleet = Fleet(fast=[Stand(a_profile(4.0))], slow=[Stand()])
-    fleet.router._pulse._tick_s = 0.01
+    fleet.router._liveness._tick_s = 0.01
     fleet.pools["fast"].replicas.clear()
     assert await read(fleet.router) == [0, 1, 2, 3]
     assert fleet.sent == {"slow-0": 1}
@@ -243,7 +243,7 @@ async def test_a_stream_goes_on_in_another_pool_of_the_same_numerics_first() -> 
     assert rest == [1, 2, 3]
     assert fleet.sent == {"lost-0": 1, "far-0": 1}
     assert {
-        pool: told.spreads()["e2e_request_latency_seconds"].count for pool, told in fleet.router.tally.latencies.items()
+        pool: told.spreads()["e2e_request_latency_seconds"].count for pool, told in fleet.router.stats.latencies.items()
     } == {"lost": 0, "far": 1}
     assert {each.replica_id: each.state for each in fleet.router.fleet().replicas}["lost-0"] == "suspect"
 
@@ -274,7 +274,7 @@ async def test_one_that_drains_is_not_chosen_and_keeps_its_streams() -> None:
 async def test_what_another_ingress_has_drained_is_heard_of() -> None:
     fleet = Fleet(fast=[Stand(a_profile(4.0))], slow=[Stand()])
     told = PublishedReplica({"profile": profile_to_text(a_profile(4.0))}, {"load": asdict(ReplicaLoad(draining=True))})
-    fleet.roster.update("fast", {"fast-0": told})
+    fleet.registry.update("fast", {"fast-0": told})
     await read(fleet.router)
     assert fleet.sent == {"slow-0": 1}
 
@@ -287,15 +287,15 @@ def test_an_older_word_of_an_idle_replica_takes_nothing_back() -> None:
     idle = ReplicaLoad(kv_blocks_free=4000, kv_blocks_total=4000, steps=7)
     live.reported("r", idle)
     live.reported("r", replace(idle, weights_version=1, weights_contents="new"))
-    live.prefixes.add(live.members["r"].row, PrefixHashChain(asked)[:])
+    live.prefixes.add(live.replicas["r"].row, PrefixHashChain(asked)[:])
     live.reported("r", idle)
-    assert live.members["r"].load.weights_contents == "new"
+    assert live.replicas["r"].load.weights_contents == "new"
     assert live.prefixes.depths(PrefixHashChain(asked)), "of the new weights"
     live.drains("r", replace(idle, weights_version=1, weights_contents="new", draining=True))
-    assert not live.visit([asked]).order
+    assert not live.dispatch([asked]).order
     live.reported("r", replace(idle, weights_version=1, weights_contents="new"))
     live.heard("r", idle, live.clock())
-    assert not live.visit([asked]).order
+    assert not live.dispatch([asked]).order
     assert [each.state for each in live.status(())] == ["draining"]
 
 
@@ -407,16 +407,16 @@ class Queueing(Stand):
 async def test_an_ingress_is_not_crowded_out_by_another_that_hears_of_room_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(request_queue, "KNOCK_S", 0.05)
+    monkeypatch.setattr(request_queue, "STARVED_S", 0.05)
     only = Queueing()
     fleet = Fleet(RoutingConfig(max_wait_s=20.0), one=[only])
-    other = Router(fleet.pools, POLICY, RoutingConfig(max_wait_s=20.0), fleet.roster)
+    other = Router(fleet.pools, POLICY, RoutingConfig(max_wait_s=20.0), fleet.registry)
 
     async def tell() -> None:
         while True:
             await asyncio.sleep(0.05)
             stats = {"load": asdict(await only.load())}
-            fleet.roster.update("one", {"one-0": PublishedReplica({"profile": profile_to_text(only.shown)}, stats)})
+            fleet.registry.update("one", {"one-0": PublishedReplica({"profile": profile_to_text(only.shown)}, stats)})
 
     telling = asyncio.create_task(tell())
     flood = [asyncio.create_task(read(fleet.router, request(tenant="many"))) for _ in range(40)]
@@ -463,7 +463,7 @@ async def test_a_deadline_that_nobody_can_meet_is_refused_once_predictions_are_p
     fleet = Fleet(one=[Stand()])
     asked = request(prompt=4000, deadline_s=0.2)  # a second of work
     await read(fleet.router, asked)
-    for member in fleet.router.live.members.values():
+    for member in fleet.router.live.replicas.values():
         member.observed = PROVEN
     sent = sum(fleet.sent.values())
     with pytest.raises(Overloaded) as caught:
@@ -497,7 +497,7 @@ def test_the_directory_knows_exactly_who_is_there(changes: list[tuple[bool, int,
         elif not joins:
             live.left(name)
             present.pop(name, None)
-        order = list(live.visit([request(prompt=2000)]).order)
+        order = list(live.dispatch([request(prompt=2000)]).order)
         assert len(order) == min(len(present), 8)
         assert set(order) <= set(present)
         if present:
@@ -541,7 +541,7 @@ async def test_what_is_told_is_for_ever_consistent_with_what_was_sent() -> None:
     directory = fleet.router.live.directory
     assert not directory._carried.any()
     assert not fleet.router._suspects.carried
-    for member in fleet.router.live.members.values():
+    for member in fleet.router.live.replicas.values():
         fleet.router.live._hear(member.profile.replica_id, ReplicaLoad(steps=10**9), fleet.router.live.clock())
     assert not directory._sent.any()
     assert not directory._sent_tokens.any()
@@ -559,24 +559,24 @@ async def test_one_prediction_answers_all_that_is_asked_of_a_request(monkeypatch
     live, made = fleet.router.live, list[Any]()
     predict = live.directory.predict
     monkeypatch.setattr(live.directory, "predict", lambda now, ask: made.append(ask) or predict(now, ask))
-    for member in live.members.values():
+    for member in live.replicas.values():
         member.observed = PROVEN
     await read(fleet.router, request(deadline_s=30.0))
     assert len(made) == 1
     asked = request(deadline_s=30.0)
-    first = live.visit([asked]).best
+    first = live.dispatch([asked]).best
     assert first is not None
     live.reported(first, ReplicaLoad(60, 0, 9000, 4000, 4000, steps=10**6))
-    again = live.visit([replace(asked, deadline_s=29.0)])
+    again = live.dispatch([replace(asked, deadline_s=29.0)])
     assert again.best != first
     again.to(again.best or "")
-    assert live.has_room(asked, late=False)
+    assert live.has_capacity(asked, allow_late=False)
     assert len(made) == 4, "it was sent somewhere meanwhile"
     for other in (replace(asked, cache_salt=b"another's"), replace(asked, output_ids=((1,),)), request()):
         made.clear()
         live.soonest(other)
-        live.has_room(other, late=False)
-        live.visit([other])
+        live.has_capacity(other, allow_late=False)
+        live.dispatch([other])
         assert len(made) == 1
 
 
@@ -585,4 +585,4 @@ def test_a_profile_of_another_release_is_none() -> None:
     live = ReplicaDirectory({"pool": "pool"}, Slo(3.0, 0.1), random.Random(0))
     live.joined(replace(a_profile(), replica_id="one", pool="pool", decode_s=(0.01, 0.02)))
     request = Request("r", (1, 2, 3), SamplingParams(max_tokens=4, seed=0))
-    assert live.visit([request]).best == "one"
+    assert live.dispatch([request]).best == "one"

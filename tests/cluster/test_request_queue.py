@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from motley.cluster.routing.directory.replica_directory import ReplicaDirectory
 from motley.cluster.routing.prediction.latency_model import Slo
 from motley.cluster.routing.queueing.fair_queue import FairQueue
-from motley.cluster.routing.queueing.request_queue import MAX_PASSED_SHARE, SCAN_S, RequestQueue, RoutingConfig
+from motley.cluster.routing.queueing.request_queue import MAX_PASSED_SHARE, SCAN_INTERVAL_S, RequestQueue, RoutingConfig
 from motley.replicas.errors import Overloaded, Unavailable
 from motley.replicas.types import (
     PROFILED_BATCH_SIZES,
@@ -29,7 +29,7 @@ class Fleet:
     """The part of `ReplicaDirectory` that the queue uses."""
 
     def __init__(self) -> None:
-        self.members: dict[str, Any] = {"only": None}
+        self.replicas: dict[str, Any] = {"only": None}
         self.had_replica = True
         self.changed = asyncio.Event()
         self.room = False
@@ -37,7 +37,7 @@ class Fleet:
     def fits(self, request: Request) -> bool:
         return True
 
-    def has_room(self, request: Request, *, late: bool, waited_s: float) -> bool:
+    def has_capacity(self, request: Request, *, allow_late: bool, waited_s: float) -> bool:
         return self.room
 
     def is_starved_by_others(self, request: Request) -> bool:
@@ -58,7 +58,7 @@ def a_line(fleet: Any, **routing: Any) -> RequestQueue:
 
 def ask(line: RequestQueue, asked: Request, deadline_s: float = 1e6) -> asyncio.Task[None]:
     now = asyncio.get_running_loop().time()
-    return asyncio.create_task(line.turn(asked, now, now + deadline_s))
+    return asyncio.create_task(line.wait_turn(asked, now, now + deadline_s))
 
 
 async def held(line: RequestQueue, count: int) -> None:
@@ -174,7 +174,7 @@ async def test_what_can_no_longer_be_met_is_shed_though_somebody_is_before_it() 
     short, long = ask(line, request(tokens=10)), ask(line, request(tokens=1000))
     await held(line, 2)
     [turn] = [entry.item for entry in line._queue if len(entry.item.request.prompt_ids) == 1000]
-    turn.since -= SLO.ttft_s - 5.0  # as if it had waited for so long
+    turn.waiting_since -= SLO.ttft_s - 5.0  # as if it had waited for so long
     assert await ended(long) == [Overloaded]
     assert not short.done()
     assert line.held == 1
@@ -206,7 +206,7 @@ async def test_what_is_left_without_a_replica_is_held_rather_than_shed() -> None
     live.left("only")
     assert line._next(asyncio.get_running_loop().time()) is None, "as the line may find it before it has looked around"
     assert line.held == 1
-    await asyncio.sleep(3 * SCAN_S)
+    await asyncio.sleep(3 * SCAN_INTERVAL_S)
     assert not asked.done()
     Device(live, "only", 100.0)
     assert await ended(asked) == [type(None)]
@@ -221,10 +221,10 @@ async def test_who_has_room_passes_who_has_not_and_not_for_ever() -> None:
     await held(line, 1)
     assert await ended(*(ask(line, request(tokens=50)) for _ in range(3))) == [type(None)] * 3
     turn = next(iter(line._queue)).item
-    turn.since -= MAX_PASSED_SHARE * (SLO.ttft_s - turn.least_s)  # as if it had waited for so long
+    turn.waiting_since -= MAX_PASSED_SHARE * (SLO.ttft_s - turn.min_ttft_s)  # as if it had waited for so long
     small = ask(line, request(tokens=50))
     await held(line, 2)
-    await asyncio.sleep(3 * SCAN_S)
+    await asyncio.sleep(3 * SCAN_INTERVAL_S)
     assert not small.done(), "now it is to have its turn at last"
     fast.carries(0)
     assert await ended(large, small) == [type(None)] * 2
@@ -271,7 +271,7 @@ def urgent(priority: int, n: int = 1) -> Request:
 
 def full_fleet(places: int) -> Fleet:
     fleet = Fleet()
-    fleet.members = {"only": SimpleNamespace(profile=SimpleNamespace(max_running=places))}
+    fleet.replicas = {"only": SimpleNamespace(profile=SimpleNamespace(max_running=places))}
     return fleet
 
 

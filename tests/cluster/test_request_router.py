@@ -140,9 +140,9 @@ async def test_what_it_hears_of_replicas_reaches_the_router_of_its_process(monke
     )
     made.update_replicas([one])
     assert live.pool_of("a") == "pool"
-    assert live.members["a"].load.running == 3
+    assert live.replicas["a"].load.running == 3
     made.on_replica_actor_died(one.replica_id)
-    assert not live.members
+    assert not live.replicas
 
 
 async def test_what_the_fakes_stand_for_is_there() -> None:

@@ -82,7 +82,7 @@ class Stand:
 
 async def fleet(**stands: Stand) -> tuple[Router, LocalPool]:
     """One pool; what the replicas are and carry has been heard by way of Serve's controller."""
-    pool, roster = LocalPool(), ReplicaRegistry()
+    pool, registry = LocalPool(), ReplicaRegistry()
     pool.replicas = dict(stands)
     pool.numerics = {name: stand.shown.numerics for name, stand in stands.items()}
     pool.weights = {name: stand.weights.contents for name, stand in stands.items()}
@@ -91,8 +91,8 @@ async def fleet(**stands: Stand) -> tuple[Router, LocalPool]:
         name: PublishedReplica({"profile": profile_to_text(stand.shown)}, {"load": asdict(loads[name])})
         for name, stand in stands.items()
     }
-    roster.update("cpu", seen)
-    return Router({"cpu": pool}, RetryPolicy(backoff_s=0.001), roster=roster), pool
+    registry.update("cpu", seen)
+    return Router({"cpu": pool}, RetryPolicy(backoff_s=0.001), registry=registry), pool
 
 
 def request() -> Request:
@@ -203,13 +203,13 @@ def test_the_fingerprint_names_every_version(weights: list[WeightsStatus], shown
 async def test_prefixes_of_other_weights_are_forgotten() -> None:
     stand = Stand(OLD)
     router, _ = await fleet(first=stand)
-    live, member = router.live, router.live.members["first"]
+    live, member = router.live, router.live.replicas["first"]
     asked = Request("r", tuple(range(65)), SamplingParams(max_tokens=2, seed=0))
     async with aclosing(router.stream(asked)) as messages:
         async for _ in messages:
             pass
     await asyncio.sleep(0)
-    assert live.visit([asked])._ask.cached == {member.row: 64}
+    assert live.dispatch([asked])._query.cached == {member.row: 64}
     stand.weights = NEW
     live.drains("first", await stand.load())
-    assert not live.visit([asked])._ask.cached
+    assert not live.dispatch([asked])._query.cached

@@ -185,7 +185,7 @@ class CountedOrder(PredictedLatency):
 
 
 async def a_visit(live: ReplicaDirectory, request: Request) -> AsyncGenerator[str, None]:
-    visit = live.visit([request])
+    visit = live.dispatch([request])
     for name in visit.order:
         visit.to(name)
         yield name
@@ -196,7 +196,7 @@ def a_directory(count: int = 3) -> ReplicaDirectory:
     live = ReplicaDirectory({"pool": "pool"}, SLO, random.Random(0), clock=lambda: 1.0)
     for profile in profiles(f"{count}*A10"):
         live.joined(profile)
-    for member in live.members.values():
+    for member in live.replicas.values():
         member.observed = PROVEN
     return live
 
@@ -206,16 +206,16 @@ async def test_an_ingress_asks_its_policy_once_for_a_request_and_tells_it_where_
     live.policy = policy = CountedOrder(random.Random(0))
     request = replace(a_request(), deadline_s=30.0)
     assert live.soonest(request) is not None
-    assert live.has_room(request, late=False)
+    assert live.has_capacity(request, allow_late=False)
     tried = [name async for name in a_visit(live, request)]
-    assert sorted(tried) == sorted(live.members)
+    assert sorted(tried) == sorted(live.replicas)
     assert policy.calls == {"order": 1, "sent": 3, "ended": 3}
 
 
 async def test_what_was_sent_ends_with_the_policy_that_it_was_sent_by() -> None:
     live = a_directory()
     live.policy = first = CountedOrder(random.Random(0))
-    visit = live.visit([a_request()])
+    visit = live.dispatch([a_request()])
     visit.to(visit.best or "")
     live.replace_policy("round_robin")
     live.policy = second = CountedOrder(random.Random(0))
@@ -235,8 +235,8 @@ async def test_every_policy_serves_in_an_ingress(name: str) -> None:
     assert isinstance(policy, ROUTING_POLICIES[name])
     going = []
     for number in range(12):
-        visit = live.visit([a_request(first=number + 1)])
-        assert sorted(visit.order) == sorted(live.members)
+        visit = live.dispatch([a_request(first=number + 1)])
+        assert sorted(visit.order) == sorted(live.replicas)
         visit.to(visit.best or "")
         going.append(visit)
     assert live.directory.own_share() == 1.0

@@ -84,7 +84,7 @@ def load(*, steps: int, queued: int = 0) -> ReplicaLoad:
 
 
 def send(live: ReplicaDirectory, request: Request, replica: str) -> DispatchTracker:
-    visit = live.visit([request])
+    visit = live.dispatch([request])
     visit.to(replica)
     return visit
 
@@ -95,8 +95,8 @@ def first(stored: PromptStoreStatus | None = None) -> StreamMessage:
 
 def computed(live: ReplicaDirectory, request: Request) -> dict[str, int]:
     """Tokens of the prompt that each replica is thought to compute."""
-    ask = live._ask([request], PrefixHashChain(request))
-    return {name: live.directory.computes(member.row, ask) for name, member in live.members.items()}
+    ask = live._query([request], PrefixHashChain(request))
+    return {name: live.directory.computes(member.row, ask) for name, member in live.replicas.items()}
 
 
 async def test_what_one_has_stored_is_fetched_by_whoever_is_free() -> None:
@@ -106,18 +106,18 @@ async def test_what_one_has_stored_is_fetched_by_whoever_is_free() -> None:
     visit.end()
     await asyncio.sleep(0)
     assert computed(live, asked) == {"one": 1000 - 960, "two": 1000 - 960}
-    assert live.visit([asked]).best == "one", "it need not fetch"
+    assert live.dispatch([asked]).best == "one", "it need not fetch"
     live.reported("one", load(steps=2, queued=3000))
-    best = live.visit([asked])
+    best = live.dispatch([asked])
     assert best.best == "two"
     full_s, step_s = 512 / PREFILL, 0.01 + 0.0003 * 40  # with 40 tokens alone
-    alone = live.visit([a_request(512)]).order["two"].ttft_s
+    alone = live.dispatch([a_request(512)]).order["two"].ttft_s
     assert best.order["two"].ttft_s / alone == pytest.approx((step_s + 960 * FAST) / full_s)
 
 
 async def test_the_queue_grows_by_what_is_computed_and_is_what_it_was_afterwards() -> None:
     live, asked = a_live(one=a_profile()), a_request()
-    row = live.members["one"].row
+    row = live.replicas["one"].row
     send(live, asked, "one").message(first(PromptStoreStatus(960, token_s=FAST)))
     live.prefixes.clear(row)
     visit = send(live, asked, "one")
@@ -131,10 +131,10 @@ async def test_what_is_slower_than_computing_is_not_counted_on(fetch_s: float, t
     live, asked = a_live(one=a_profile(), two=a_profile(fetch_s=fetch_s)), a_request()
     send(live, asked, "one").message(first(PromptStoreStatus(960, token_s=FAST)))
     assert computed(live, asked)["two"] == tokens
-    before = live.visit([asked]).order["two"].ttft_s
+    before = live.dispatch([asked]).order["two"].ttft_s
     send(live, a_request(), "two").message(first(PromptStoreStatus(0, token_s=FAST)))
     assert computed(live, asked)["two"] == 40, "as it was measured there since"
-    assert live.visit([asked]).order["two"].ttft_s < before * 1.01 + 0.1
+    assert live.dispatch([asked]).order["two"].ttft_s < before * 1.01 + 0.1
 
 
 async def test_a_store_that_has_lost_it_is_believed_once() -> None:
@@ -142,7 +142,7 @@ async def test_a_store_that_has_lost_it_is_believed_once() -> None:
     send(live, asked, "one").message(first(PromptStoreStatus(960, token_s=FAST)))
     send(live, asked, "two").message(first(PromptStoreStatus(0, absent=256, token_s=FAST)))
     await asyncio.sleep(0)
-    live.prefixes.clear(live.members["two"].row)
+    live.prefixes.clear(live.replicas["two"].row)
     assert computed(live, asked)["two"] == 1000 - 256
     send(live, asked, "two").message(first(PromptStoreStatus(0, absent=0)))
     assert not live.stored.tokens(PrefixHashChain(asked))
@@ -176,15 +176,15 @@ async def test_what_a_store_has_outlives_those_who_wrote_it() -> None:
 
 def test_numbers_are_used_again_and_what_is_remembered_has_a_bound() -> None:
     view, chain = StoredPrefixIndex(), PrefixHashChain(a_request())
-    number = view.come("first")
+    number = view.add_reader("first")
     view.learn(number, chain, PromptStoreStatus(960))
-    view.leave("first")
+    view.remove_reader("first")
     numbers = set()
     for turn in range(50):
-        numbers.add(view.come(f"{turn}"))
-        view.leave(f"{turn}")
+        numbers.add(view.add_reader(f"{turn}"))
+        view.remove_reader(f"{turn}")
     assert len(numbers) <= MAX_IDLE_STORES + 1
-    again = view.come("first")
+    again = view.add_reader("first")
     assert again in numbers | {number}
     assert view.tokens(chain) == {}
     pieces = MAX_STORED_PIECES // 15 + 2
@@ -278,12 +278,12 @@ class Telling:
 
 
 def a_router(*replicas: Any) -> tuple[Router, LocalPool]:
-    pool, roster = LocalPool(*replicas), ReplicaRegistry()
+    pool, registry = LocalPool(*replicas), ReplicaRegistry()
     told = {
         name: PublishedReplica({"profile": profile_to_text(each.shown)}, {}) for name, each in pool.replicas.items()
     }
-    roster.update("pool", told)
-    return Router({"pool": pool}, RetryPolicy(stall_s=5.0, wait_s=5.0, backoff_s=0.001), roster=roster), pool
+    registry.update("pool", told)
+    return Router({"pool": pool}, RetryPolicy(stall_s=5.0, wait_s=5.0, backoff_s=0.001), registry=registry), pool
 
 
 async def read(router: Router, request: Request, *, whole: bool = False) -> list[StreamMessage]:
@@ -410,7 +410,7 @@ async def test_what_one_engine_stores_another_fetches_as_predicted(engines: Engi
     other, cached = await engines.ask()
     assert other != one
     assert cached == STORED
-    row = router.live.members[other].row
+    row = router.live.replicas[other].row
     assert router.live.directory._fetch_s[row] > 0
     # The store loses everything, and the replica too.
     engines.store.forget(None)

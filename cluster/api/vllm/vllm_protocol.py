@@ -163,7 +163,7 @@ class VllmProtocol:
             last_receive_timestamp=self._received,
             uptime_seconds=time.monotonic() - self._began,
             server_type=SERVER_TYPE,
-            data_parallel_size=len(self._router.live.members),
+            data_parallel_size=len(self._router.live.replicas),
             block_size=BLOCK_TOKENS,
             model_dtype=self._door.info.dtype,
         )

@@ -25,17 +25,17 @@ class NoReplicaInPool(Unavailable):
 class CallAttempt:
     """One call to one replica, whose reader can be interrupted while it waits, and only then.
 
-    placement  where it should go
-    suspects   replicas that any request has failed on
-    dispatch   tracks where it goes; None: it is no request
-    pool       the pool that it goes to
-    deadline   end of the wait whatever the replica does, in seconds of the event loop's clock
-    wait_s     longest wait for a replica to be found
-    since      when its reader began to wait
-    replica    the replica that it was last sent to; None while it waits for one
-    found      numerics class of that replica
-    seen       all replicas that existed
-    tried      replicas that were offered in this round
+    placement      where it should go
+    suspects       replicas that any request has failed on
+    dispatch       tracks where it goes; None: it is no request
+    pool           the pool that it goes to
+    deadline       end of the wait whatever the replica does, in seconds of the event loop's clock
+    wait_s         longest wait for a replica to be found
+    waiting_since  when its reader began to wait
+    replica        the replica that it was last sent to; None while it waits for one
+    found          numerics class of that replica
+    candidate_ids  all replicas that existed
+    tried          replicas that were offered in this round
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class CallAttempt:
         self.pool = pool
         self.deadline = deadline
         self.wait_s = wait_s
-        self.since = 0.0
+        self.waiting_since = 0.0
         self.replica: str | None = None
         self.found = ""
-        self.seen: frozenset[str] = frozenset()
+        self.candidate_ids: frozenset[str] = frozenset()
         self.tried: set[str] = set()
         self._counted = False
         self._error: MotleyError | None = None
@@ -73,7 +73,7 @@ class CallAttempt:
         The replica is None if no candidate is allowed. Each candidate is tried once before any is tried again.
         """
         candidates = list(candidates)
-        self.seen = frozenset(candidate.id for candidate in candidates)
+        self.candidate_ids = frozenset(candidate.id for candidate in candidates)
         allowed = [candidate for candidate in candidates if self.placement.allows(candidate, self.suspects)]
         fresh = [candidate for candidate in allowed if candidate.id not in self.tried]
         if not allowed or (not fresh and self.placement.elsewhere):
@@ -98,7 +98,7 @@ class CallAttempt:
 
     def release(self) -> None:
         """Stop counting the request on its replica."""
-        self._leave()
+        self._stop_counting()
         if self.dispatch is not None:
             self.dispatch.end()
 
@@ -106,16 +106,16 @@ class CallAttempt:
     def waiting(self) -> bool:
         return self._task is not None and self._error is None
 
-    async def wait(self, answer: Awaitable[T]) -> T:
-        """Return the answer. Raises the error that `interrupt` was given, if that came first."""
+    async def wait(self, response: Awaitable[T]) -> T:
+        """Return the response. Raises the error that `interrupt` was given, if that came first."""
         # Not asyncio.timeout: before Python 3.11.4 it fails in a task that was cancelled once and went on.
-        self.since = asyncio.get_running_loop().time()
+        self.waiting_since = asyncio.get_running_loop().time()
         self._task = task = _this_task()
         by_others = task.cancelling()
         if self._error is not None:  # the interrupt came at the same time as the last answer
             self._cancel_soon()
         try:
-            return await answer
+            return await response
         except asyncio.CancelledError:
             if not self._cancelled or task.cancelling() > by_others + 1 or self._error is None:
                 raise
@@ -143,7 +143,7 @@ class CallAttempt:
 
     def _take(self, chosen: ReplicaCandidate) -> None:
         self.tried.add(chosen.id)
-        self._leave()
+        self._stop_counting()
         self.replica, self.found = chosen.id, chosen.numerics
         if self.placement.only is None:
             self._counted = True
@@ -151,7 +151,7 @@ class CallAttempt:
         if self.dispatch is not None:
             self.dispatch.to(chosen.id)
 
-    def _leave(self) -> None:
+    def _stop_counting(self) -> None:
         if self._counted and self.replica is not None:
             self.suspects.carried[self.replica] -= self.placement.weight
             if self.suspects.carried[self.replica] <= 0:

@@ -55,15 +55,15 @@ class ReplicaPools:
 
     choose    chooses the pool of a call whose placement has none
     suspects  replicas that any request has failed on
-    pulse     watches the calls, and ends those whose replica hangs
+    liveness  watches the calls, and ends those whose replica hangs
     """
 
     def __init__(
-        self, handles: Mapping[str, Any], choose: PoolChooser, suspects: SuspectReplicas, pulse: LivenessMonitor
+        self, handles: Mapping[str, Any], choose: PoolChooser, suspects: SuspectReplicas, liveness: LivenessMonitor
     ) -> None:
         self._choose = choose
         self._suspects = suspects
-        self.pulse = pulse
+        self.liveness = liveness
         self._ingress = secrets.token_hex(8)
         self._numbers = itertools.count()
         self.replace(handles)
@@ -100,13 +100,13 @@ class ReplicaPools:
         # In an empty context, since Serve mixes up two calls that one request makes to the same deployment.
         response = contextvars.Context().run(lambda: method.of(attempt.pool).remote(*args, attempt.call))
         if watched:
-            self.pulse.watch(attempt)
+            self.liveness.watch(attempt)
         try:
             yield response
         except REPLICA_CALL_ERRORS as error:
             raise error_from_replica(error) from error
         finally:
-            self.pulse.forget(attempt)
+            self.liveness.forget(attempt)
             del OPEN_CALLS[attempt.call]
             attempt.release()
             cancel_call(response)

@@ -16,9 +16,9 @@ from .directory_entry import DirectoryEntry
 
 __all__ = ["DispatchTracker"]
 
-MOST_OVERHEAD_S = 0.1  # maximum time to a replica and back; a longer delay is the replica's own
-TELLING_S = 0.05  # shorter predictions say more about the way to a replica than about the replica
-LEAST_STEPS = 4  # minimum number of steps to measure a time per token
+MAX_OVERHEAD_S = 0.1  # maximum time to a replica and back; a longer delay is the replica's own
+HALF_WEIGHT_S = 0.05  # shorter predictions say more about the way to a replica, and correct by less than half
+MIN_STEPS = 4  # minimum number of steps to measure a time per token
 READER_SHARE = 0.2  # share of the time above which the reader, not the replica, sets the pace
 
 
@@ -28,7 +28,7 @@ class DirectoryView(Protocol):
     """
 
     directory: LatencyModel
-    members: dict[str, DirectoryEntry]
+    replicas: dict[str, DirectoryEntry]
     policy: RoutingPolicy
     prefixes: PrefixIndex
     changed: asyncio.Event
@@ -36,11 +36,11 @@ class DirectoryView(Protocol):
     @property
     def clock(self) -> Callable[[], float]: ...
 
-    def heard(self, replica: str | None, load: ReplicaLoad | None, since: float) -> None: ...
+    def heard(self, replica: str | None, load: ReplicaLoad | None, sent_s: float) -> None: ...
 
-    def told(self, member: DirectoryEntry, chain: PrefixHashChain, stored: PromptStoreStatus) -> None: ...
+    def record_stored(self, entry: DirectoryEntry, chain: PrefixHashChain, stored: PromptStoreStatus) -> None: ...
 
-    def observed(self, member: DirectoryEntry) -> None: ...
+    def observed(self, entry: DirectoryEntry) -> None: ...
 
     def invalidate(self) -> None: ...
 
@@ -49,7 +49,7 @@ class DispatchTracker:
     """Tracker of one dispatch: counts a request on its replica, and compares what is observed there with predictions.
 
     order   predictions of the replicas to try, in this order
-    ask     the routing query
+    query   the routing query
     chain   hash chain of the longest prompt
     ttft_s  observed seconds to the first token; None: it has not come
     """
@@ -58,18 +58,18 @@ class DispatchTracker:
         self,
         live: DirectoryView,
         order: dict[str, LatencyPrediction],
-        ask: RoutingQuery,
+        query: RoutingQuery,
         chain: PrefixHashChain,
     ) -> None:
         self.order = order
         self.ttft_s: float | None = None
         self._taken = self._refused = False
         self._live, self._policy = live, live.policy
-        self._ask, self._sequences = ask, ask.sequences
+        self._query, self._sequences = query, query.sequences
         self._chain = chain
         self._tokens = 0  # prompt tokens that the replica is expected to compute
         self._replica: str | None = None
-        self._member: DirectoryEntry | None = None
+        self._entry: DirectoryEntry | None = None
         self._sent_s = self._first_s = self._last_s = 0.0
         self._reader_s = 0.0  # seconds that messages waited for their reader
         self._first_tokens = self._all_tokens = 0
@@ -82,23 +82,23 @@ class DispatchTracker:
         """Count the request on this replica, where it goes now, so that the next placement takes it into account."""
         if replica == self._replica:
             return
-        self._leave()
+        self._stop_counting()
         live = self._live
-        self._replica, self._member = replica, live.members.get(replica)
+        self._replica, self._entry = replica, live.replicas.get(replica)
         self._sent_s, self._taken = live.clock(), False
-        if self._member is not None:
-            self._tokens = live.directory.computes(self._member.row, self._ask)
-            live.directory.sent(self._sent_s, self._member.row, self._tokens, self._sequences)
+        if self._entry is not None:
+            self._tokens = live.directory.computes(self._entry.row, self._query)
+            live.directory.sent(self._sent_s, self._entry.row, self._tokens, self._sequences)
             self._policy = live.policy
-            self._policy.sent(self._ask, self._member.row)
+            self._policy.sent(self._query, self._entry.row)
             live.invalidate()
-            asyncio.get_running_loop().call_soon(self._remember, self._member)
+            asyncio.get_running_loop().call_soon(self._remember, self._entry)
 
     def message(self, message: StreamMessage) -> None:
         """Record a message from the replica: its load, the prefixes it reports, and the times of tokens."""
         now = self._live.clock()
         self._live.heard(self._replica, message.load, self._sent_s)
-        self.told(message)
+        self.record_stored(message)
         self.take()
         tokens = sum(len(delta.token_ids) for delta in message.deltas)
         if not tokens:
@@ -110,20 +110,20 @@ class DispatchTracker:
         self._all_tokens += tokens
         self._last_s = now
 
-    def told(self, message: StreamMessage, request: Request | None = None) -> None:
+    def record_stored(self, message: StreamMessage, request: Request | None = None) -> None:
         """Record what a message reports of its prompt in the replica's prefix store.
 
         request  request of the message, where several were placed together: only the longest prompt's prefix is tracked
         """
-        known = request is None or request is self._chain.request
-        if message.stored is not None and known and (member := self._here()) is not None:
-            self._live.told(member, self._chain, message.stored)
+        is_tracked = request is None or request is self._chain.request
+        if message.stored is not None and is_tracked and (entry := self._here()) is not None:
+            self._live.record_stored(entry, self._chain, message.stored)
 
     def take(self) -> None:
         """Record that the replica has accepted the request and begun it, since something has come from there."""
-        member = self._here()
-        if not self._taken and member is not None:
-            self._live.directory.begun(self._live.clock(), member.row, self._tokens)
+        entry = self._here()
+        if not self._taken and entry is not None:
+            self._live.directory.begun(self._live.clock(), entry.row, self._tokens)
         self._taken = True
 
     @contextmanager
@@ -139,76 +139,74 @@ class DispatchTracker:
         """Record an answer that came in one message, and correct the replica's predictions by its time."""
         now = self._live.clock()
         self._live.heard(self._replica, message.load, self._sent_s)
-        self.told(message)
+        self.record_stored(message)
         self.take()
         tokens = sum(len(delta.token_ids) for delta in message.deltas)
-        if (member := self._here()) is None or (predicted := self.order.get(self._replica or "")) is None:
+        if (entry := self._here()) is None or (predicted := self.order.get(self._replica or "")) is None:
             return
         self.ttft_s = now - self._sent_s  # all that can be observed of it
         expected = predicted.ttft_s + max(0.0, tokens / self._sequences - 1) * predicted.tpot_s
         self._live.directory.observe_whole_response(
-            member.row, predicted, _replica_share_s(member, expected, self.ttft_s) / expected
+            entry.row, predicted, _replica_share_s(entry, expected, self.ttft_s) / expected
         )
-        self._live.observed(member)
+        self._live.observed(entry)
 
     def end(self) -> None:
         """Stop counting the request on its replica, from which nothing more is awaited.
 
         Calling it again does nothing.
         """
-        if self._member is None:
+        if self._entry is None:
             self._replica = None
             return
         steps = (self._all_tokens - self._first_tokens) / self._sequences
         seconds = self._last_s - self._first_s
         predicted = self.order.get(self._replica or "")
-        member = self._here()
+        entry = self._here()
         paced = self._reader_s > READER_SHARE * seconds
-        if member is not None and predicted is not None and steps >= LEAST_STEPS and not paced:
+        if entry is not None and predicted is not None and steps >= MIN_STEPS and not paced:
             output = round(self._all_tokens / self._sequences)
-            self._live.directory.observe_tpot(member.row, predicted, seconds / steps, output)
-        self._leave()
+            self._live.directory.observe_tpot(entry.row, predicted, seconds / steps, output)
+        self._stop_counting()
 
-    def _leave(self) -> None:
-        if self._member is not None:
-            self._policy.ended(self._ask, self._member.row)
-        member, self._replica = self._here(), None
-        self._member = None
-        if member is None:
+    def _stop_counting(self) -> None:
+        if self._entry is not None:
+            self._policy.ended(self._query, self._entry.row)
+        entry, self._replica = self._here(), None
+        self._entry = None
+        if entry is None:
             return
         live = self._live
         if self._taken:
-            live.directory.done(live.clock(), member.row, self._sequences)
+            live.directory.done(live.clock(), entry.row, self._sequences)
         else:
             self._refused = True
-            live.directory.withdraw_sent(live.clock(), member.row, self._tokens, self._sequences)
-            cached = (self._ask.cached or {}).get(member.row, 0)
-            live.prefixes.correct(member.row, self._chain[:], cached // PIECE_TOKENS)
+            live.directory.withdraw_sent(live.clock(), entry.row, self._tokens, self._sequences)
+            cached = (self._query.cached or {}).get(entry.row, 0)
+            live.prefixes.correct(entry.row, self._chain[:], cached // PIECE_TOKENS)
         live.invalidate()
         live.changed.set()
 
-    def _remember(self, member: DirectoryEntry) -> None:
-        if not self._refused and self._live.members.get(member.profile.replica_id) is member:
-            self._live.prefixes.add(member.row, self._chain[:])
+    def _remember(self, entry: DirectoryEntry) -> None:
+        if not self._refused and self._live.replicas.get(entry.profile.replica_id) is entry:
+            self._live.prefixes.add(entry.row, self._chain[:])
 
     def _saw_ttft(self, observed: float) -> None:
-        member, predicted = self._here(), self.order.get(self._replica or "")
-        if member is not None and predicted is not None:
-            self._live.directory.observe_ttft(
-                member.row, predicted, _replica_share_s(member, predicted.ttft_s, observed)
-            )
-            self._live.observed(member)
+        entry, predicted = self._here(), self.order.get(self._replica or "")
+        if entry is not None and predicted is not None:
+            self._live.directory.observe_ttft(entry.row, predicted, _replica_share_s(entry, predicted.ttft_s, observed))
+            self._live.observed(entry)
 
     def _here(self) -> DirectoryEntry | None:
         """Return the replica if it still exists: its row may belong to another by now."""
-        member = self._member
-        return member if member is not None and self._live.members.get(self._replica or "") is member else None
+        entry = self._entry
+        return entry if entry is not None and self._live.replicas.get(self._replica or "") is entry else None
 
 
-def _replica_share_s(member: DirectoryEntry, predicted_s: float, observed_s: float) -> float:
+def _replica_share_s(entry: DirectoryEntry, predicted_s: float, observed_s: float) -> float:
     """Return the observed seconds without the way to the replica and back; short predictions are corrected little."""
     excess = max(0.0, observed_s - predicted_s)
-    grown = member.overhead_s * 1.01 + 1e-5 if member.observed else MOST_OVERHEAD_S
-    member.overhead_s = min(grown, excess, MOST_OVERHEAD_S)
-    weight = predicted_s / (predicted_s + TELLING_S)
-    return predicted_s + (observed_s - member.overhead_s - predicted_s) * weight
+    grown = entry.overhead_s * 1.01 + 1e-5 if entry.observed else MAX_OVERHEAD_S
+    entry.overhead_s = min(grown, excess, MAX_OVERHEAD_S)
+    weight = predicted_s / (predicted_s + HALF_WEIGHT_S)
+    return predicted_s + (observed_s - entry.overhead_s - predicted_s) * weight

@@ -19,14 +19,14 @@ class PredictionCache:
 
     at      time of the prediction, in seconds of the directory's clock
     chain   hash chain of the request's prompt
-    ask     the routing query for the request
+    query   the routing query for the request
     ranked  the replicas in the policy's order, including those that would miss the objectives; None: not ranked yet
     """
 
     request: Request
     at: float
     chain: PrefixHashChain
-    ask: RoutingQuery
+    query: RoutingQuery
     ranked: list[LatencyPrediction] | None = None
 
     def is_of(self, request: Request, now: float) -> bool:

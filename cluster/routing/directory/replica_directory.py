@@ -38,7 +38,7 @@ class ReplicaDirectory:
     names  names of the pools, by the names of their Serve deployments
     slo    latency objectives, or None
     rng    source of randomness of the routing policy, Motley's own until another one replaces it
-    clock  returns the present time in seconds
+    clock  returns the current time in seconds
     """
 
     def __init__(
@@ -51,34 +51,34 @@ class ReplicaDirectory:
         self.slo = slo
         self.policy = create_routing_policy(DEFAULT_POLICY, rng)
         self.changed = asyncio.Event()  # set when a replica joins or a load changes
-        self.members: dict[str, DirectoryEntry] = {}
+        self.replicas: dict[str, DirectoryEntry] = {}
         self.had_replica = False
         self.directory = LatencyModel([], slo)
         self.clock = clock
         self.prefixes = PrefixIndex()
         self.stored = StoredPrefixIndex()
         self.contexts = ContextLengths()
-        self._hopes = TtftLowerBoundCache(clock, self.contexts, self.idle)
+        self._ttft_bounds = TtftLowerBoundCache(clock, self.contexts, self.idle)
         self._names = names
         self._unproven: dict[str, set[str]] = {}  # replicas, by pool
         self._by_row: dict[int, str] = {}
         self._classes: dict[str, int] = {}  # numbers of the numerics classes
         self._lengths: dict[str, int] = {}  # longest contexts, by pool
         self._speeds = ReplicaSpeeds()
-        self._look: PredictionCache | None = None  # cached predictions for the latest request
+        self._latest: PredictionCache | None = None  # cached predictions for the latest request
 
     def joined(self, profile: ReplicaProfile) -> None:
-        if profile.pool not in self._names or profile.replica_id in self.members:
+        if profile.pool not in self._names or profile.replica_id in self.replicas:
             return
         numerics = self._classes.setdefault(profile.numerics, len(self._classes))
         speed = self._speed(profile)
         row = self.directory.add(speed, longest=profile.model.max_model_len, numerics=numerics, profile=profile)
-        self.contexts.come(row, profile.model.max_model_len)
-        self.prefixes.come(row, profile.kv_tokens // PIECE_TOKENS)
-        store = self.stored.come(profile.shares) if profile.shares else None
+        self.contexts.add(row, profile.model.max_model_len)
+        self.prefixes.add_replica(row, profile.kv_tokens // PIECE_TOKENS)
+        store = self.stored.add_reader(profile.shares) if profile.shares else None
         if store is not None:
             self.directory.reads(row, store, profile.fetch_s)
-        self.members[profile.replica_id] = DirectoryEntry(
+        self.replicas[profile.replica_id] = DirectoryEntry(
             row, self._names[profile.pool], profile, store, heard=self.clock()
         )
         self._by_row[row] = profile.replica_id
@@ -90,9 +90,9 @@ class ReplicaDirectory:
 
     def _speed(self, profile: ReplicaProfile) -> ReplicaSpeed:
         """Return the speed of a joining replica, and raise that of others of its kind if it is faster."""
-        if self._speeds.come(self._names[profile.pool], profile):
-            for member in self.members.values():
-                self.directory.set_speed(member.row, self._speeds.of(member.pool, member.profile))
+        if self._speeds.record(self._names[profile.pool], profile):
+            for entry in self.replicas.values():
+                self.directory.set_speed(entry.row, self._speeds.of(entry.pool, entry.profile))
         return self._speeds.of(self._names[profile.pool], profile)
 
     def replace_slo(self, slo: Slo | None) -> None:
@@ -102,22 +102,22 @@ class ReplicaDirectory:
     def rename(self, names: dict[str, str]) -> None:
         """Replace the names of the pools; forget replicas of pools that no longer exist."""
         self._names = names
-        for name in [name for name, member in self.members.items() if member.profile.pool not in names]:
+        for name in [name for name, entry in self.replicas.items() if entry.profile.pool not in names]:
             self.left(name)
         for pool in [pool for pool in self._lengths if pool not in names.values()]:
             del self._lengths[pool]
 
     def left(self, replica: str) -> None:
-        member = self.members.pop(replica, None)
-        if member is not None:
-            del self._by_row[member.row]
-            self.contexts.leave(member.row)
-            self._unproven[member.pool].discard(replica)
-            self.prefixes.clear(member.row)
-            if member.store is not None:
-                self.stored.leave(member.profile.shares)
-            self.directory.remove(member.row)
-            self._measure(member.pool)
+        entry = self.replicas.pop(replica, None)
+        if entry is not None:
+            del self._by_row[entry.row]
+            self.contexts.remove(entry.row)
+            self._unproven[entry.pool].discard(replica)
+            self.prefixes.clear(entry.row)
+            if entry.store is not None:
+                self.stored.remove_reader(entry.profile.shares)
+            self.directory.remove(entry.row)
+            self._measure(entry.pool)
             self.invalidate()
 
     @property
@@ -129,7 +129,7 @@ class ReplicaDirectory:
         return max(self._lengths.values(), default=0)
 
     def _measure(self, pool: str) -> None:
-        there = [each.profile.model.max_model_len for each in self.members.values() if each.pool == pool]
+        there = [each.profile.model.max_model_len for each in self.replicas.values() if each.pool == pool]
         if there:
             self._lengths[pool] = max(there)
 
@@ -137,72 +137,72 @@ class ReplicaDirectory:
         """Record a load that came through Serve's controller, and is about `STATS_AGE_S` old."""
         self._hear(replica, load, self.clock() - STATS_AGE_S)
 
-    def heard(self, replica: str | None, load: ReplicaLoad | None, since: float) -> None:
+    def heard(self, replica: str | None, load: ReplicaLoad | None, sent_s: float) -> None:
         """Record the load that came with a message of a stream.
 
-        since  when that stream's request was sent, by the clock: the load is not older
+        sent_s  when that stream's request was sent, by the clock: the load is not older
         """
-        if load is None or replica is None or (member := self.members.get(replica)) is None:
+        if load is None or replica is None or (entry := self.replicas.get(replica)) is None:
             return
         now = self.clock()
-        if now - member.taken >= OFTEN_S or since > member.heard:
-            member.taken = now
-            self._hear(replica, load, max(now - STREAM_AGE_S, since))
+        if now - entry.taken >= OFTEN_S or sent_s > entry.heard:
+            entry.taken = now
+            self._hear(replica, load, max(now - STREAM_AGE_S, sent_s))
 
     def drains(self, replica: str, load: ReplicaLoad) -> None:
         """Record the load with which a replica has just said that it drains; loads older than this no longer count."""
         self._hear(replica, load, self.clock())
 
     def _hear(self, replica: str, load: ReplicaLoad, of: float) -> None:
-        member = self.members.get(replica)
-        if member is None or _is_older(load, member.load):
+        entry = self.replicas.get(replica)
+        if entry is None or _is_older(load, entry.load):
             return
-        if load.weights_version != member.load.weights_version:
-            self.prefixes.clear(member.row)  # cached prefixes of other weights are not found any more
-        member.load, member.heard = load, max(of, member.heard)
-        self.directory.heard(member.row, load, member.heard)
-        self._set_usable(member, usable=not load.draining)
+        if load.weights_version != entry.load.weights_version:
+            self.prefixes.clear(entry.row)  # cached prefixes of other weights are not found any more
+        entry.load, entry.heard = load, max(of, entry.heard)
+        self.directory.heard(entry.row, load, entry.heard)
+        self._set_usable(entry, usable=not load.draining)
         self.invalidate()
         self.changed.set()
 
-    def _set_usable(self, member: DirectoryEntry, *, usable: bool) -> None:
-        self.directory.set_usable(member.row, usable=usable)
+    def _set_usable(self, entry: DirectoryEntry, *, usable: bool) -> None:
+        self.directory.set_usable(entry.row, usable=usable)
         if usable:
-            self.contexts.come(member.row, member.profile.model.max_model_len)
+            self.contexts.add(entry.row, entry.profile.model.max_model_len)
         else:
-            self.contexts.leave(member.row)
+            self.contexts.remove(entry.row)
 
-    def observed(self, member: DirectoryEntry) -> None:
+    def observed(self, entry: DirectoryEntry) -> None:
         """Count one comparison of a prediction with what was observed, and lend the correction to unproven replicas.
 
         These are replicas of the same pool with fewer than `PROVEN` observations of their own. Without this, the first
         replica that is tried and beats its profile would be chosen forever.
         """
-        member.observed += 1
+        entry.observed += 1
         self.invalidate()
-        unproven = self._unproven.get(member.pool)
+        unproven = self._unproven.get(entry.pool)
         if not unproven:
             return
-        if member.observed >= PROVEN:
-            unproven.discard(member.profile.replica_id)
-        others = [self.members[name].row for name in unproven if self.members[name] is not member]
-        self.directory.copy_corrections(member.row, others)
+        if entry.observed >= PROVEN:
+            unproven.discard(entry.profile.replica_id)
+        others = [self.replicas[name].row for name in unproven if self.replicas[name] is not entry]
+        self.directory.copy_corrections(entry.row, others)
 
     def forget_prefixes(self) -> None:
-        for member in self.members.values():
-            self.prefixes.clear(member.row)
+        for entry in self.replicas.values():
+            self.prefixes.clear(entry.row)
         self.stored.clear()
         self.invalidate()
 
-    def told(self, member: DirectoryEntry, chain: PrefixHashChain, stored: PromptStoreStatus) -> None:
+    def record_stored(self, entry: DirectoryEntry, chain: PrefixHashChain, stored: PromptStoreStatus) -> None:
         """Record what a replica has reported of a prompt's prefix in its prefix store."""
-        if member.store is not None:
-            self.directory.reads(member.row, member.store, stored.token_s)
-            self.stored.learn(member.store, chain, stored)
+        if entry.store is not None:
+            self.directory.reads(entry.row, entry.store, stored.token_s)
+            self.stored.learn(entry.store, chain, stored)
 
     def pool_of(self, replica: str) -> str | None:
-        member = self.members.get(replica)
-        return None if member is None else member.pool
+        entry = self.replicas.get(replica)
+        return None if entry is None else entry.pool
 
     def too_short(self, tokens: int) -> frozenset[str]:
         """Return the replicas whose contexts do not hold that many tokens.
@@ -215,11 +215,11 @@ class ReplicaDirectory:
 
     def has_longer(self, replica: str | None, tokens: int = 0) -> bool:
         """Return whether another replica has a longer context than this one, and one that holds that many tokens."""
-        member = None if replica is None else self.members.get(replica)
-        length = 0 if member is None else member.profile.model.max_model_len
+        entry = None if replica is None else self.replicas.get(replica)
+        length = 0 if entry is None else entry.profile.model.max_model_len
         return self.contexts.longest > length and self.contexts.longest >= tokens
 
-    def visit(
+    def dispatch(
         self,
         requests: Sequence[Request],
         *,
@@ -237,23 +237,23 @@ class ReplicaDirectory:
         weights   digest of the weights that the answer began with: replicas with others come after; empty at the
                   beginning
         """
-        behind = [name for name in {*last, *never} if name in self.members]
+        behind = [name for name in {*last, *never} if name in self.replicas]
         if len(requests) == 1 and not (behind or numerics or weights):
-            look = self._seen(requests[0])
-            chain, ask, ranked = look.chain, look.ask, self._ranked(look)
+            prediction = self._predict(requests[0])
+            chain, query, ranked = prediction.chain, prediction.query, self._ranked(prediction)
         else:
             chain = PrefixHashChain(max(requests, key=lambda each: len(each.prompt_ids)))
-            ask = self._ask(requests, chain, behind, numerics)
+            query = self._query(requests, chain, behind, numerics)
             if weights:
-                ask = replace(ask, others=self._of_others(weights))
-            ranked = self._rank(self.clock(), ask)
+                query = replace(query, others=self._of_others(weights))
+            ranked = self._rank(self.clock(), query)
         order: dict[str, LatencyPrediction] = {self._by_row[each.replica]: each for each in ranked}
         for name in never:
             order.pop(name, None)
-        return DispatchTracker(self, order, ask, chain)
+        return DispatchTracker(self, order, query, chain)
 
     def replace_policy(self, name: str) -> None:
-        """Order replicas by this routing policy from now on; it keeps its state if it is the present one."""
+        """Order replicas by this routing policy from now on; it keeps its state if it is the current one."""
         policy = create_routing_policy(name)
         if type(policy) is not type(self.policy):
             self.policy = policy
@@ -261,26 +261,26 @@ class ReplicaDirectory:
 
     def invalidate(self) -> None:
         """Discard the cached predictions, because the state of a replica has changed."""
-        self._look = None
+        self._latest = None
 
-    def _seen(self, request: Request) -> PredictionCache:
-        now, look = self.clock(), self._look
-        if look is None or not look.is_of(request, now):
+    def _predict(self, request: Request) -> PredictionCache:
+        now, prediction = self.clock(), self._latest
+        if prediction is None or not prediction.is_of(request, now):
             chain = PrefixHashChain(request)
-            look = self._look = PredictionCache(request, now, chain, self._ask([request], chain))
-        return look
+            prediction = self._latest = PredictionCache(request, now, chain, self._query([request], chain))
+        return prediction
 
-    def _ranked(self, look: PredictionCache) -> list[LatencyPrediction]:
-        if look.ranked is None:
-            look.ranked = self._rank(look.at, look.ask)
-        return look.ranked
+    def _ranked(self, prediction: PredictionCache) -> list[LatencyPrediction]:
+        if prediction.ranked is None:
+            prediction.ranked = self._rank(prediction.at, prediction.query)
+        return prediction.ranked
 
-    def _rank(self, now: float, ask: RoutingQuery) -> list[LatencyPrediction]:
+    def _rank(self, now: float, query: RoutingQuery) -> list[LatencyPrediction]:
         """Return predictions for the replicas that are tried, in the policy's order."""
-        replicas = self.directory.candidates(now, ask)
-        return replicas.predictions(order_replicas(self.policy, ask, replicas)[:RANKS])
+        replicas = self.directory.candidates(now, query)
+        return replicas.predictions(order_replicas(self.policy, query, replicas)[:RANKS])
 
-    def _ask(
+    def _query(
         self, requests: Sequence[Request], chain: PrefixHashChain, last: Collection[str] = (), numerics: str = ""
     ) -> RoutingQuery:
         """Return the routing query for the requests together.
@@ -294,7 +294,7 @@ class ReplicaDirectory:
             self._cached(chain),
             self.stored.tokens(chain),
             context=begun,
-            last=[*(self.members[name].row for name in last), *self._cut_short(requests, begun)],
+            last=[*(self.replicas[name].row for name in last), *self._cut_short(requests, begun)],
             numerics=self._classes.get(numerics) if numerics else None,
             output_tokens=1 if longest.pooling is not None else longest.sampling.max_tokens,
             sequences=sum(each.sampling.n for each in requests),
@@ -308,40 +308,41 @@ class ReplicaDirectory:
         context that holds an answer of `USUAL_TOKENS` tokens is as good for it.
         """
         longest = self.contexts.longest
-        if self.contexts.least == longest:
+        if self.contexts.shortest == longest:
             return []
-        wanted = max(map(max_context_tokens, requests))
-        rows = self.contexts.shorter(wanted if wanted < longest else min(begun + USUAL_TOKENS, longest))
+        max_tokens = max(map(max_context_tokens, requests))
+        rows = self.contexts.shorter(max_tokens if max_tokens < longest else min(begun + USUAL_TOKENS, longest))
         return [*rows, *rows]  # twice, so that they come even after replicas that are last for another reason
 
     def _of_others(self, weights: str) -> list[int]:
-        """Return the rows of replicas whose last known weights have another digest."""
-        return [member.row for member in self.members.values() if member.load.weights_contents != weights]
+        """Return the rows of replicas whose latest reported weights have another digest."""
+        return [entry.row for entry in self.replicas.values() if entry.load.weights_contents != weights]
 
     def _cached(self, chain: PrefixHashChain) -> dict[int, int]:
         return {row: depth * PIECE_TOKENS for row, depth in self.prefixes.depths(chain).items()}
 
-    def has_room(self, request: Request, *, late: bool, waited_s: float = 0.0) -> bool:
+    def has_capacity(self, request: Request, *, allow_late: bool, waited_s: float = 0.0) -> bool:
         """Return whether some replica has capacity for the request now.
 
-        That is one that would meet the objectives or, if `late` is set or there are no objectives, begin it at once.
+        That is one that would meet the objectives or, if `allow_late` is set or there are no objectives, begin it at
+        once.
 
         waited_s  seconds that the request has waited already, which count towards its time to first token
         """
         slo = self.slo
-        if (late or slo is None) and self._begins(request):
+        if (allow_late or slo is None) and self._begins(request):
             return True
         if slo is None:
             return False
         return any(
-            each.strain <= 1 and each.ttft_s + waited_s <= slo.ttft_s for each in self._ranked(self._seen(request))
+            each.strain <= 1 and each.ttft_s + waited_s <= slo.ttft_s for each in self._ranked(self._predict(request))
         )
 
     def fits(self, request: Request) -> bool:
         """Return whether a replica's context holds the request. Also True if none ever did: then any may refuse it."""
         return not self.contexts.longest < min_context_tokens(request) <= self.longest_context
 
-    def least_s(self, request: Request) -> float:
+    def min_ttft_s(self, request: Request) -> float:
         """Return the lower bound of the request's time to first token, in seconds, were the best replica idle.
 
         Only replicas whose contexts hold the request count. Infinite if none would meet the objectives; 0 without
@@ -349,22 +350,22 @@ class ReplicaDirectory:
         """
         if self.slo is None:
             return 0.0
-        return self._hopes.now().least_s(self._seen(request).ask, self.slo)
+        return self._ttft_bounds.now().min_ttft_s(self._predict(request).query, self.slo)
 
     def is_unmeetable(self, request: Request, waited_s: float) -> bool:
         """Return whether a waiting request can never meet its objectives: all replicas that could are idle already."""
         if self.slo is None:
             return False
-        rows = self._hopes.now().rows(self._seen(request).ask, self.slo, self.slo.ttft_s - waited_s)
+        rows = self._ttft_bounds.now().rows(self._predict(request).query, self.slo, self.slo.ttft_s - waited_s)
         return not any(self.directory.carried(row) > 0 for row in rows)
 
     def idle(self) -> Iterator[IdleReplicaSpeed]:
         """Yield, for each replica that is not draining, the speed that it has when it is idle."""
-        for member in self.members.values():
-            if not member.load.draining:
-                speed = self._speeds.of(member.pool, member.profile)
+        for entry in self.replicas.values():
+            if not entry.load.draining:
+                speed = self._speeds.of(entry.pool, entry.profile)
                 yield idle_replica_speed(
-                    member.row, speed, self.directory.off(member.row), member.profile.model.max_model_len
+                    entry.row, speed, self.directory.off(entry.row), entry.profile.model.max_model_len
                 )
 
     def is_starved_by_others(self, request: Request) -> bool:
@@ -383,7 +384,7 @@ class ReplicaDirectory:
         for row in short:
             self.directory.set_usable(row, usable=False)
         try:
-            return self.directory.has_room(self.clock(), len(request.prompt_ids), ahead)
+            return self.directory.has_capacity(self.clock(), len(request.prompt_ids), ahead)
         finally:
             for row in short:  # only usable replicas are in `contexts`, so all of these were usable
                 self.directory.set_usable(row, usable=True)
@@ -393,8 +394,8 @@ class ReplicaDirectory:
 
         The first token decides since a part of the answer by the deadline is of use.
         """
-        ranked = self._ranked(self._seen(request))
-        if not ranked or any(self.members[self._by_row[each.replica]].observed < PROVEN for each in ranked):
+        ranked = self._ranked(self._predict(request))
+        if not ranked or any(self.replicas[self._by_row[each.replica]].observed < PROVEN for each in ranked):
             return None
         return min(each.ttft_s for each in ranked)
 
@@ -402,15 +403,15 @@ class ReplicaDirectory:
         now = self.clock()
         return tuple(
             ReplicaStatus(
-                member.pool,
+                entry.pool,
                 name,
-                "draining" if member.load.draining else "suspect" if name in suspects else "ready",
-                member.profile,
-                member.load,
-                max(0.0, now - member.heard),
-                *self.directory.off(member.row),
+                "draining" if entry.load.draining else "suspect" if name in suspects else "ready",
+                entry.profile,
+                entry.load,
+                max(0.0, now - entry.heard),
+                *self.directory.off(entry.row),
             )
-            for name, member in sorted(self.members.items())
+            for name, entry in sorted(self.replicas.items())
         )
 
 

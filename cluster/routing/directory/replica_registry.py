@@ -31,7 +31,7 @@ class ReplicaListener(Protocol):
 
 
 class ReplicaRegistry:
-    """Registry of replicas by pool and name. A listener is told of those that exist, and then of every change."""
+    """Registry of replicas by pool and name. A listener is notified of those that exist, and then of every change."""
 
     def __init__(self) -> None:
         self._profiles: dict[str, dict[str, ReplicaProfile]] = {}  # by pool
@@ -51,18 +51,18 @@ class ReplicaRegistry:
 
         A replica that has published no profile is left out.
         """
-        known = self._profiles.setdefault(pool, {})
-        for name in [name for name in known if name not in replicas]:
+        profiles = self._profiles.setdefault(pool, {})
+        for name in [name for name in profiles if name not in replicas]:
             self.gone(pool, name)
-        for name, seen in replicas.items():
-            if name not in known and "profile" in seen.metadata:
-                profile = replace(profile_from_text(seen.metadata["profile"]), replica_id=name, pool=pool)
-                known[name], self._stats[name] = profile, {}
+        for name, published in replicas.items():
+            if name not in profiles and "profile" in published.metadata:
+                profile = replace(profile_from_text(published.metadata["profile"]), replica_id=name, pool=pool)
+                profiles[name], self._stats[name] = profile, {}
                 for listener in list(self._listeners):
                     listener.joined(profile)
-            if name in known and seen.stats is not self._stats[name] and seen.stats != self._stats[name]:
-                self._stats[name] = seen.stats
-                if (load := _load(seen.stats)) is not None:
+            if name in profiles and published.stats is not self._stats[name] and published.stats != self._stats[name]:
+                self._stats[name] = published.stats
+                if (load := _load(published.stats)) is not None:
                     for listener in list(self._listeners):
                         listener.reported(name, load)
 

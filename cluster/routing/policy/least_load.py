@@ -40,8 +40,8 @@ class WeightedLeastWork(RoutingPolicy):
         tokens, own = np.zeros(len(replicas.strain)), replicas.own_in_flight
         tokens[list(self._prompts)] = list(self._prompts.values())
         tokens += (replicas.in_flight - own) * self._mean_prompt + query.prompt_tokens
-        answers = (replicas.in_flight + query.sequences) * replicas.output_tokens
-        return _ascending_rows(replicas, tokens / replicas.prefill_tokens_per_s + answers * replicas.token_s)
+        output_tokens = (replicas.in_flight + query.sequences) * replicas.output_tokens
+        return _ascending_rows(replicas, tokens / replicas.prefill_tokens_per_s + output_tokens * replicas.token_s)
 
     def sent(self, query: RoutingQuery, replica: int) -> None:
         self._prompts[replica] += query.prompt_tokens

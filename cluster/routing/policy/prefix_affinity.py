@@ -40,9 +40,9 @@ class PrefixAffinity(RoutingPolicy):
         speeds = 1 / (_PROMPT / replicas.prefill_tokens_per_s + _OUTPUT * replicas.token_s)
         if replicas.profiles is not self._profiles:
             self._profiles, self._ring = replicas.profiles, _ring(replicas.profiles, speeds)
-        room = np.maximum(1.0, _BOUND * speeds / speeds[rows].sum() * (1 + in_flight[rows].sum()))
+        capacity = np.maximum(1.0, _BOUND * speeds / speeds[rows].sum() * (1 + in_flight[rows].sum()))
         onwards = self._onwards(_position(query.beginning() or self.rng.randbytes(8)), set(rows.tolist()))
-        return sorted(onwards, key=lambda row: bool(in_flight[row] >= room[row]))
+        return sorted(onwards, key=lambda row: bool(in_flight[row] >= capacity[row]))
 
     def _onwards(self, position: int, usable: set[int]) -> list[int]:
         """Return the first usable rows along the ring from a position on."""

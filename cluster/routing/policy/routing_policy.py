@@ -25,7 +25,7 @@ class RoutingPolicy:
     def order(self, query: RoutingQuery, replicas: RoutingCandidates) -> Sequence[int]:
         """Return rows of the replicas in the order in which to try them; only those of `replicas.rows` may be in it.
 
-        A request that has to wait is asked about again: what is counted is counted in `sent`.
+        A request that has to wait is ordered more than once: what is counted is counted in `sent`.
         """
         raise NotImplementedError
 

@@ -15,8 +15,8 @@ def min_context_tokens(request: Request) -> int:
         return prompt
     if not request.output_ids:
         return prompt + max(1, request.sampling.min_tokens)
-    most = request.sampling.max_tokens or math.inf
-    made = max(min(len(ids) + 1, most) for ids in request.output_ids)
+    max_tokens = request.sampling.max_tokens or math.inf
+    made = max(min(len(ids) + 1, max_tokens) for ids in request.output_ids)
     return prompt + int(max(made, request.sampling.min_tokens))
 
 
@@ -35,9 +35,9 @@ class ContextLengths:
     def __init__(self) -> None:
         self._lengths: dict[int, int] = {}  # by row
         self._rows: dict[int, set[int]] = {}  # by length; no length has an empty set
-        self.least = self.longest = self.version = 0
+        self.shortest = self.longest = self.version = 0
 
-    def come(self, row: int, length: int) -> None:
+    def add(self, row: int, length: int) -> None:
         """Add a replica; a row that is already there is left as it is."""
         if row in self._lengths:
             return
@@ -45,7 +45,7 @@ class ContextLengths:
         self._rows.setdefault(length, set()).add(row)
         self._measure()
 
-    def leave(self, row: int) -> None:
+    def remove(self, row: int) -> None:
         """Remove a replica; a row that is not there is ignored."""
         length = self._lengths.pop(row, None)
         if length is None:
@@ -57,10 +57,10 @@ class ContextLengths:
 
     def shorter(self, than: float) -> Sequence[int]:
         """Return the rows of replicas whose contexts hold fewer tokens than `than`."""
-        if than <= self.least:
+        if than <= self.shortest:
             return ()
         return [row for length, rows in self._rows.items() if length < than for row in rows]
 
     def _measure(self) -> None:
         self.version += 1
-        self.least, self.longest = min(self._rows, default=0), max(self._rows, default=0)
+        self.shortest, self.longest = min(self._rows, default=0), max(self._rows, default=0)

@@ -23,8 +23,8 @@ __all__ = ["LatencyModel", "LatencyPrediction", "ReplicaSpeed", "RoutingQuery", 
 
 _CORRECTED = 0.05  # weight of one observation in a replica's correction
 _GROWN = 0.01  # weight of one observation in the growth that all replicas have in common
-_MOST_GROWN = 2.0  # maximum of that growth, as a factor
-_MOST_OFF = 5.0  # corrections stay within this factor
+_MAX_GROWTH = 2.0  # maximum of that growth, as a factor
+_MAX_CORRECTION = 5.0  # corrections stay within this factor
 _PROMPTS = 30.0  # number of recent prompts that their mean length is taken over
 _PACE_S = 3.0  # time over which the rate of prompt tokens is averaged
 _SILENT_S = 1.0  # after this time without news, the rate of a replica's prefill is assumed to decay
@@ -48,7 +48,7 @@ _ANY = sys.float_info.max  # any strain but an infinite one
 
 # Columns of a directory, and their values for a replica that has just joined.
 _COLUMNS = {
-    "_prefill": 1.0, "_context_s": 0.0, "_chunk": 1.0, "_least_chunk": 0.1, "_full_s": 1.0, "_max_running": 1.0,
+    "_prefill": 1.0, "_context_s": 0.0, "_chunk": 1.0, "_min_prefill_chunk": 0.1, "_full_s": 1.0, "_max_running": 1.0,
     "_kv_tokens": 1.0, "_longest": math.inf, "_numerics": 0.0, "_of": 0.0, "_queued": 0.0, "_sequences": 0.0,
     "_kv_used": 0.0, "_mean_context": 0.0, "_contexts_s": 0.0, "_computed": 0.0, "_prefill_rate": 0.0, "_carried": 0.0,
     "_sent_tokens": 0.0, "_sent": 0.0, "_prompt": 500.0, "_prompts": 2.0, "_ttft_off": 1.0, "_tpot_off": 1.0,
@@ -69,7 +69,7 @@ class LatencyModel:
     _prefill: FloatArray
     _context_s: FloatArray
     _chunk: FloatArray
-    _least_chunk: FloatArray  # tokens of a step that prompts get at least, however many sequences decode
+    _min_prefill_chunk: FloatArray  # tokens of a step that prompts get at least, however many sequences decode
     _full_s: FloatArray  # seconds of a full step
     _max_running: FloatArray
     _kv_tokens: FloatArray
@@ -114,7 +114,7 @@ class LatencyModel:
         self._output_tokens = 150.0  # mean tokens of recent answers
         self._growth = 1.0  # factor by which the time per token grows during an answer, since other requests join
         self._sent_s, self._gap_s = -math.inf, 1.0  # when the last request was sent, and mean time between requests
-        self._least_longest = math.inf
+        self._shortest_context = math.inf
         self._ttft_margin = self._tpot_margin = _MARGIN
         for speed, profile in zip_longest(speeds, profiles):
             self.add(speed, profile=profile)
@@ -144,7 +144,7 @@ class LatencyModel:
         self._recent[row].clear()
         self._profiles = (*self._profiles[:row], profile, *self._profiles[row + 1 :])
         self.set_usable(row, usable=True)
-        self._least_longest = min(self._least_longest, longest)
+        self._shortest_context = min(self._shortest_context, longest)
         return row
 
     def set_speed(self, replica: int, speed: ReplicaSpeed) -> None:
@@ -153,7 +153,7 @@ class LatencyModel:
         self._context_s[replica] = speed.context_s
         self._contexts_s[replica] = speed.context_s * self._mean_context[replica]
         self._chunk[replica] = speed.chunk
-        self._least_chunk[replica] = 0.1 * speed.chunk
+        self._min_prefill_chunk[replica] = 0.1 * speed.chunk
         self._full_s[replica] = full_s = speed.chunk / speed.prefill_tokens_per_s
         self._steps[:, replica * PIECES : (replica + 1) * PIECES] = step_time_pieces(speed, full_s)
         share_s = speed.decode_s[_USUAL] / PROFILED_BATCH_SIZES[_USUAL]
@@ -177,55 +177,55 @@ class LatencyModel:
         self._last_store = max(self._last_store, store)
         self._fetch_s[replica] = fetch_s if fetch_s * self._prefill[replica] < 1 else 0.0
 
-    def computes(self, replica: int, ask: RoutingQuery) -> int:
+    def computes(self, replica: int, query: RoutingQuery) -> int:
         """Return the prompt tokens that a replica would compute rather than have cached or fetch; at least one."""
-        held = (ask.cached or {}).get(replica, 0)
-        if ask.stored and self._fetch_s[replica] > 0:
-            held = max(held, ask.stored.get(int(self._store[replica]), 0))
-        return max(1, ask.prompt_tokens - held)
+        cached = (query.cached or {}).get(replica, 0)
+        if query.stored and self._fetch_s[replica] > 0:
+            cached = max(cached, query.stored.get(int(self._store[replica]), 0))
+        return max(1, query.prompt_tokens - cached)
 
-    def _fetches(self, ask: RoutingQuery, stored: dict[int, int], new: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _fetches(self, query: RoutingQuery, stored: dict[int, int], new: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return for each replica the prompt tokens left to compute after fetching, and the seconds to fetch."""
         depths = np.zeros(max(self._last_store, *stored) + 1)
         for store, tokens in stored.items():
             depths[store] = tokens
-        left = np.minimum(new, np.maximum(ask.prompt_tokens - depths[self._store], 1.0))
+        left = np.minimum(new, np.maximum(query.prompt_tokens - depths[self._store], 1.0))
         left = np.where(self._fetch_s > 0, left, new)
         return left, (new - left) * self._fetch_s
 
     def _grow(self, size: int) -> None:
         """Make all columns `size` rows long; unused rows get values that calculations can take."""
-        held = len(self._recent)
+        num_rows = len(self._recent)
         for name, first in _COLUMNS.items():
             column = np.full(size, first)
-            column[:held] = getattr(self, name)
+            column[:num_rows] = getattr(self, name)
             setattr(self, name, column)
-        self._steps = np.concatenate([self._steps, np.ones((2, (size - held) * PIECES))], axis=1)
-        self._usable = np.concatenate([self._usable, np.zeros(size - held, dtype=bool)])
-        self._store = np.concatenate([self._store, np.zeros(size - held, dtype=int)])
+        self._steps = np.concatenate([self._steps, np.ones((2, (size - num_rows) * PIECES))], axis=1)
+        self._usable = np.concatenate([self._usable, np.zeros(size - num_rows, dtype=bool)])
+        self._store = np.concatenate([self._store, np.zeros(size - num_rows, dtype=int)])
         self._rows = np.arange(size)
         self._first_pieces = self._rows * PIECES
-        self._recent += [deque() for _ in range(size - held)]
-        self._profiles += (None,) * (size - held)
-        self._free += reversed(range(held, size))
+        self._recent += [deque() for _ in range(size - num_rows)]
+        self._profiles += (None,) * (size - num_rows)
+        self._free += reversed(range(num_rows, size))
 
-    def predict(self, now: float, ask: RoutingQuery) -> tuple[FloatArray, FloatArray]:
+    def predict(self, now: float, query: RoutingQuery) -> tuple[FloatArray, FloatArray]:
         """Return the time to first token and the time per token after it on each replica, in seconds."""
         new = np.empty(len(self._rows))
-        new.fill(ask.prompt_tokens)
-        if ask.cached:
-            for replica, tokens in ask.cached.items():
-                new[replica] = max(1.0, ask.prompt_tokens - tokens)
+        new.fill(query.prompt_tokens)
+        if query.cached:
+            for replica, tokens in query.cached.items():
+                new[replica] = max(1.0, query.prompt_tokens - tokens)
         fetch_s = None
-        if ask.stored:
-            new, fetch_s = self._fetches(ask, ask.stored, new)
+        if query.stored:
+            new, fetch_s = self._fetches(query, query.stored, new)
         sequences = np.maximum(self._sequences + self._sent, _ZERO)
         running = np.minimum(sequences, self._max_running)
         context_s = self._contexts_s
         # A full step of prefill: its chunk of a prompt, and the decodes that share its budget and read their contexts.
         full_s = self._full_s + context_s * running
-        room = np.maximum(self._chunk - running, self._least_chunk)
-        rate = room / full_s
+        prefill_chunk = np.maximum(self._chunk - running, self._min_prefill_chunk)
+        rate = prefill_chunk / full_s
         silent_s = np.array(now) - self._of
         queued = np.maximum(np.maximum(self._queued - silent_s * rate, _ZERO) + self._sent_tokens, _ZERO)
         # A replica without news is assumed to have little to do.
@@ -235,65 +235,67 @@ class LatencyModel:
         prefill_rate = prefill_rate + (self._sent_tokens + new) / _PACE
         more = sequences + _ONE
         one_more = np.minimum(more, self._max_running)
-        rest = new % room
+        rest = new % prefill_chunk
         tpot, rest_s = self._paced(_ALL, one_more, rest, prefill_rate, full_s, context_s)
         # The step that runs is half over. Where more sequences or tokens wait than may run or fit, the request waits
         # for others to end: of n sequences, one ends in every (answer / n) steps.
         steps = _ZERO
-        over, kv = more - one_more, self._kv_used + self._sent_tokens + np.array(float(ask.prompt_tokens))
+        over, kv = more - one_more, self._kv_used + self._sent_tokens + np.array(float(query.prompt_tokens))
         if np.count_nonzero(over) or np.count_nonzero(kv > self._kv_tokens):
             kv = np.maximum(kv - self._kv_tokens, _ZERO) / self._kv_tokens
             steps = (over / self._max_running + kv) * self._output_tokens
         # Queued prompts are computed, and stored KV is fetched, while other sequences end.
-        line_s = np.maximum(queued / rate, steps * tpot)
+        queue_s = np.maximum(queued / rate, steps * tpot)
         if fetch_s is not None:
-            line_s = np.maximum(line_s, fetch_s)
-        ttft = line_s + (new - rest) / rate + rest_s + np.minimum(sequences, _HALF) * tpot
+            queue_s = np.maximum(queue_s, fetch_s)
+        ttft = queue_s + (new - rest) / rate + rest_s + np.minimum(sequences, _HALF) * tpot
         # The whole prediction is corrected: the correction of one part would diverge where another part decides.
         ttft, tpot = ttft * self._ttft_off, tpot * (self._tpot_off * np.array(self._growth))
         return ttft, tpot
 
-    def candidates(self, now: float, ask: RoutingQuery, *, late: bool = True) -> RoutingCandidates:
-        """Return what a routing policy is told of all replicas, for one request at one moment.
+    def candidates(self, now: float, query: RoutingQuery, *, allow_late: bool = True) -> RoutingCandidates:
+        """Return what a routing policy sees of all replicas, for one request at one moment.
 
-        late  also replicas that are predicted to miss the objectives may be chosen
+        allow_late  also replicas that are predicted to miss the objectives may be chosen
         """
-        ttft, tpot = self.predict(now, ask)
-        strain = self._strain(ttft, tpot, ask)
+        ttft, tpot = self.predict(now, query)
+        strain = self._strain(ttft, tpot, query)
         strain += self._barred
-        if ask.context > self._least_longest:
-            strain[self._longest < ask.context] = math.inf
-        if ask.numerics is not None or ask.others or ask.last:
-            _put_last(strain, self._numerics, ask)
+        if query.context > self._shortest_context:
+            strain[self._longest < query.context] = math.inf
+        if query.numerics is not None or query.others or query.last:
+            _put_last(strain, self._numerics, query)
         return RoutingCandidates(
-            ttft, tpot, strain, _ANY if late or self.slo is None else 1.0, self.slo, self._ttft_off, self._tpot_off,
-            self._growth, self._sequences, self._sent, self._carried, self._queued, self._prefill, self._token_s,
-            self._output_tokens, self._profiles,
+            ttft, tpot, strain, _ANY if allow_late or self.slo is None else 1.0, self.slo, self._ttft_off,
+            self._tpot_off, self._growth, self._sequences, self._sent, self._carried, self._queued, self._prefill,
+            self._token_s, self._output_tokens, self._profiles,
         )  # fmt: skip
 
-    def _strain(self, ttft: FloatArray, tpot: FloatArray, ask: RoutingQuery) -> FloatArray:
+    def _strain(self, ttft: FloatArray, tpot: FloatArray, query: RoutingQuery) -> FloatArray:
         slo = self.slo
         strain: FloatArray
         if slo is None:
-            output = self._output_tokens if ask.output_tokens is None else min(self._output_tokens, ask.output_tokens)
+            output = (
+                self._output_tokens if query.output_tokens is None else min(self._output_tokens, query.output_tokens)
+            )
             strain = ttft + max(0.0, output - 1) * tpot
         else:
-            most_ttft_s, most_tpot_s = slo.ttft_s * self._ttft_margin, slo.tpot_s * self._tpot_margin
-            slow = tpot / np.array(most_tpot_s)
+            max_ttft_s, max_tpot_s = slo.ttft_s * self._ttft_margin, slo.tpot_s * self._tpot_margin
+            slow = tpot / np.array(max_tpot_s)
             # Below its objective, the time per token counts less than the queue does (it is squared): it stays as it is
             # when predictions err, while a long queue grows. Which replicas meet the objective does not change.
-            strain = np.maximum(ttft / np.array(most_ttft_s), np.where(slow < _ONE, slow * slow, slow))
+            strain = np.maximum(ttft / np.array(max_ttft_s), np.where(slow < _ONE, slow * slow, slow))
         return strain
 
-    def has_room(self, now: float, tokens: int, ahead: int = 0) -> bool:
+    def has_capacity(self, now: float, tokens: int, ahead: int = 0) -> bool:
         """Return whether some replica would begin a prompt of `tokens` tokens at once: no queue, and free KV blocks.
 
         ahead  also True if it would begin as soon as this many sequences have ended
         """
         rate = self._chunk / (self._chunk / self._prefill + self._contexts_s)
         queued = np.maximum(self._queued - (now - self._of) * rate, 0.0) + self._sent_tokens
-        room = self._usable & (self._sequences + self._sent < self._max_running + ahead) & (queued <= self._chunk)
-        return bool((room & (self._kv_used + self._sent_tokens + tokens <= self._kv_tokens)).any())
+        free = self._usable & (self._sequences + self._sent < self._max_running + ahead) & (queued <= self._chunk)
+        return bool((free & (self._kv_used + self._sent_tokens + tokens <= self._kv_tokens)).any())
 
     def sent(self, now: float, replica: int, tokens: int, sequences: int = 1) -> None:
         self._prompts[replica] = count = min(self._prompts[replica] + sequences, _PROMPTS)
@@ -320,10 +322,10 @@ class LatencyModel:
         self._carried[replica] += sequences
 
     def heard(self, replica: int, load: ReplicaLoad, of: float) -> None:
-        computed, since = load.prompt_tokens - load.cached_tokens, of - self._of[replica]
-        if since > 0:
-            new = max(0.0, computed - self._computed[replica]) / since
-            share = 1 - math.exp(-since / _PACE_S)
+        computed, elapsed_s = load.prompt_tokens - load.cached_tokens, of - self._of[replica]
+        if elapsed_s > 0:
+            new = max(0.0, computed - self._computed[replica]) / elapsed_s
+            share = 1 - math.exp(-elapsed_s / _PACE_S)
             self._prefill_rate[replica] += share * (new - self._prefill_rate[replica])
         self._computed[replica] = max(computed, self._computed[replica])
         self._of[replica] = of
@@ -354,7 +356,7 @@ class LatencyModel:
             then = predicted.tpot_s / predicted.tpot_off
             self._correct(self._tpot_off, replica, 2 * observed / (then + self._pace_s(replica)))
             grown = observed / (then * float(self._tpot_off[replica]))
-            self._growth = _towards(self._growth, grown, _GROWN * self._weight, _MOST_GROWN)
+            self._growth = _towards(self._growth, grown, _GROWN * self._weight, _MAX_GROWTH)
         if self.slo is not None:
             self._tpot_margin = _followed(self._tpot_margin, self._weight, missed=observed > self.slo.tpot_s)
         self._output_tokens += (output_tokens - self._output_tokens) / 200
@@ -382,10 +384,10 @@ class LatencyModel:
         If observations were compared with what is predicted now instead, all requests under way would cause the same
         correction once more as they end: with many at a time, corrections would swing from one bound to the other.
         """
-        column[replica] = _towards(float(column[replica]), right, _CORRECTED, _MOST_OFF)
+        column[replica] = _towards(float(column[replica]), right, _CORRECTED, _MAX_CORRECTION)
 
     def _pace_s(self, replica: int) -> float:
-        """Return the seconds of a replica's mean step with its present sequences and usual prompts, uncorrected."""
+        """Return the seconds of a replica's mean step with its current sequences and usual prompts, uncorrected."""
         of = slice(replica, replica + 1)
         running = np.clip(self._sequences[of] + self._sent[of], _ONE, self._max_running[of])
         context_s = self._contexts_s[of]
@@ -467,27 +469,27 @@ class LatencyModel:
         self._barred[replica] = 0.0 if usable else math.inf
 
 
-def _put_last(strain: FloatArray, numerics: FloatArray, ask: RoutingQuery) -> None:
-    """Add strain to replicas that rank behind: of another numerics class, of other weights, and those of `ask.last`."""
-    if ask.numerics is not None:
-        strain[numerics != ask.numerics] += OTHERS
-    for replica in ask.others:
+def _put_last(strain: FloatArray, numerics: FloatArray, query: RoutingQuery) -> None:
+    """Add strain to replicas that rank behind: of another numerics class, of other weights, and those of `last`."""
+    if query.numerics is not None:
+        strain[numerics != query.numerics] += OTHERS
+    for replica in query.others:
         strain[replica] += 2 * OTHERS
-    for replica in ask.last:
+    for replica in query.last:
         strain[replica] += LAST
-    if (least := strain.min(initial=math.inf)) >= OTHERS and least < math.inf:
-        strain -= least // OTHERS * OTHERS  # else it would hide the differences among the best that are left
+    if (lowest := strain.min(initial=math.inf)) >= OTHERS and lowest < math.inf:
+        strain -= lowest // OTHERS * OTHERS  # else it would hide the differences among the best that are left
 
 
-def _towards(factor: float, right: float, share: float, most: float) -> float:
-    """Move a factor by `share` of the way to the right one on a logarithmic scale, within [1 / most, most].
+def _towards(factor: float, right: float, share: float, max_factor: float) -> float:
+    """Move a factor by `share` of the way to the right one on a logarithmic scale, within [1 / max_factor, max_factor].
 
     One step counts a distance of a factor of e at most.
     """
     if right <= 0:
         return factor
     step = share * max(-1.0, min(1.0, math.log(right / factor)))
-    return min(max(factor * math.exp(step), 1 / most), most)
+    return min(max(factor * math.exp(step), 1 / max_factor), max_factor)
 
 
 def _followed(margin: float, weight: float, *, missed: bool) -> float:

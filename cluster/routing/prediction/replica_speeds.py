@@ -22,16 +22,16 @@ class ReplicaSpeeds:
     def __init__(self) -> None:
         self._fastest: dict[tuple[str, ...], ReplicaSpeed] = {}  # measured by any replica of a pool, by device
 
-    def come(self, pool: str, profile: ReplicaProfile) -> bool:
+    def record(self, pool: str, profile: ReplicaProfile) -> bool:
         """Record the speed of a replica that joins; return whether it raises what others of its pool and device are
         held for.
         """
         own = profile_speed(profile)
         if own is _GUESS:
             return False
-        known = self._fastest.get(alike := _alike(pool, profile), own)
-        self._fastest[alike] = _faster(own, known)
-        return _faster(known, own) != known
+        fastest = self._fastest.get(alike := _alike(pool, profile), own)
+        self._fastest[alike] = _faster(own, fastest)
+        return _faster(fastest, own) != fastest
 
     def of(self, pool: str, profile: ReplicaProfile) -> ReplicaSpeed:
         own = profile_speed(profile)

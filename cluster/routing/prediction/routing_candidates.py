@@ -1,4 +1,4 @@
-"""Columns of what an ingress knows of its replicas when it places a request: all that a routing policy is told."""
+"""Columns of what an ingress knows of its replicas when it places a request: all that a routing policy sees."""
 
 from __future__ import annotations
 

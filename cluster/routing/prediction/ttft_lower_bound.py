@@ -50,30 +50,30 @@ class TtftLowerBound:
         )
         self._at = {each.row: at for at, each in enumerate(every)}
 
-    def least_s(self, ask: RoutingQuery, slo: Slo) -> float:
+    def min_ttft_s(self, query: RoutingQuery, slo: Slo) -> float:
         """Return the seconds to first token on the best replica if idle; infinite if none meets the time per token."""
-        return float(self._seconds(ask, slo).min(initial=math.inf))
+        return float(self._seconds(query, slo).min(initial=math.inf))
 
-    def rows(self, ask: RoutingQuery, slo: Slo, within_s: float) -> list[int]:
+    def rows(self, query: RoutingQuery, slo: Slo, within_s: float) -> list[int]:
         """Return the rows of replicas that, if idle, could give the first token within `within_s` seconds and meet the
         SLO's time per token.
         """
-        return [int(row) for row in self._rows[self._seconds(ask, slo) <= within_s]]
+        return [int(row) for row in self._rows[self._seconds(query, slo) <= within_s]]
 
-    def _seconds(self, ask: RoutingQuery, slo: Slo) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        fetched = max(ask.stored.values(), default=0) if ask.stored else 0  # a bound: any replica, at once
-        tokens = np.full(len(self._rows), max(1.0, ask.prompt_tokens - fetched))
-        for row, cached in (ask.cached or {}).items():
+    def _seconds(self, query: RoutingQuery, slo: Slo) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        fetched = max(query.stored.values(), default=0) if query.stored else 0  # a bound: any replica, at once
+        tokens = np.full(len(self._rows), max(1.0, query.prompt_tokens - fetched))
+        for row, cached in (query.cached or {}).items():
             if row in self._at:
-                tokens[self._at[row]] = min(tokens[self._at[row]], max(1.0, ask.prompt_tokens - cached))
-        fits = (self._context >= ask.context) & (self._tpot <= FASTER * slo.tpot_s)
+                tokens[self._at[row]] = min(tokens[self._at[row]], max(1.0, query.prompt_tokens - cached))
+        fits = (self._context >= query.context) & (self._tpot <= FASTER * slo.tpot_s)
         return np.where(fits, tokens / self._prefill, math.inf)
 
 
 class TtftLowerBoundCache:
     """Cache of the `TtftLowerBound` of an ingress's replicas, which is at most `OLD_S` old.
 
-    clock     returns the present time in seconds
+    clock     returns the current time in seconds
     contexts  its version changes as soon as replicas are added or removed
     idle      lists the idle speeds of the replicas that may be chosen now
     """
@@ -82,10 +82,10 @@ class TtftLowerBoundCache:
         self, clock: Callable[[], float], contexts: ContextLengths, idle: Callable[[], Iterable[IdleReplicaSpeed]]
     ) -> None:
         self._clock, self._contexts, self._idle = clock, contexts, idle
-        self._hope, self._at, self._version = TtftLowerBound(()), -math.inf, -1
+        self._bound, self._at, self._version = TtftLowerBound(()), -math.inf, -1
 
     def now(self) -> TtftLowerBound:
         now, version = self._clock(), self._contexts.version
         if version != self._version or now - self._at > OLD_S:
-            self._hope, self._at, self._version = TtftLowerBound(self._idle()), now, version
-        return self._hope
+            self._bound, self._at, self._version = TtftLowerBound(self._idle()), now, version
+        return self._bound

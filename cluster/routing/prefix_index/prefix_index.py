@@ -17,29 +17,29 @@ class PrefixIndex:
     For each hash, the replicas that hold it are the bits of one integer, so that a chain is followed for all at once.
     """
 
-    def __init__(self, pieces: Sequence[int] = (), most: int = MAX_REPLICA_PIECES) -> None:
+    def __init__(self, pieces: Sequence[int] = (), max_pieces: int = MAX_REPLICA_PIECES) -> None:
         """Create a view.
 
-        pieces  how many pieces each replica can hold
-        most    maximum number of pieces that are remembered of each replica
+        pieces      how many pieces each replica can hold
+        max_pieces  maximum number of pieces that are remembered of each replica
         """
-        self._most = most
-        self._room: list[int] = []
-        self._held: list[OrderedDict[Hashable, None]] = []
+        self._max_pieces = max_pieces
+        self._capacities: list[int] = []
+        self._cached: list[OrderedDict[Hashable, None]] = []
         self._holders: dict[Hashable, int] = {}
         for replica, count in enumerate(pieces):
-            self.come(replica, count)
+            self.add_replica(replica, count)
 
-    def come(self, replica: int, pieces: int) -> None:
+    def add_replica(self, replica: int, pieces: int) -> None:
         """Add a replica that holds nothing yet, under its number.
 
         What another replica held under that number is forgotten.
         """
-        while len(self._held) <= replica:
-            self._held.append(OrderedDict())
-            self._room.append(0)
+        while len(self._cached) <= replica:
+            self._cached.append(OrderedDict())
+            self._capacities.append(0)
         self.clear(replica)
-        self._room[replica] = min(self._most, pieces)
+        self._capacities[replica] = min(self._max_pieces, pieces)
 
     def depths(self, hashes: Iterable[Hashable]) -> dict[int, int]:
         """Return, for each replica that holds at least one, the number of the chain's leading pieces that it holds."""
@@ -62,28 +62,28 @@ class PrefixIndex:
 
     def add(self, replica: int, hashes: Sequence[Hashable]) -> None:
         """Record that a replica computes a prompt, and so holds its pieces from now on."""
-        held, bit = self._held[replica], 1 << replica
+        cached, bit = self._cached[replica], 1 << replica
         for each in reversed(hashes):  # so that the end of the prompt is forgotten first
-            if each in held:
-                held.move_to_end(each)
+            if each in cached:
+                cached.move_to_end(each)
             else:
-                held[each] = None
+                cached[each] = None
                 self._holders[each] = self._holders.get(each, 0) | bit
-        while len(held) > self._room[replica]:
-            self._forget(replica, held.popitem(last=False)[0])
+        while len(cached) > self._capacities[replica]:
+            self._forget(replica, cached.popitem(last=False)[0])
 
-    def correct(self, replica: int, hashes: Sequence[Hashable], held: int) -> None:
-        """Record that a replica held no more than `held` leading pieces of the chain; the others are forgotten."""
-        for each in hashes[held:]:
-            if each in self._held[replica]:
-                del self._held[replica][each]
+    def correct(self, replica: int, hashes: Sequence[Hashable], num_cached: int) -> None:
+        """Record that a replica held at most `num_cached` leading pieces of the chain; the others are forgotten."""
+        for each in hashes[num_cached:]:
+            if each in self._cached[replica]:
+                del self._cached[replica][each]
                 self._forget(replica, each)
 
     def clear(self, replica: int) -> None:
-        """Forget everything about a replica that was replaced, or was told to drop its cache."""
-        for each in self._held[replica]:
+        """Forget everything about a replica that was replaced, or was made to drop its cache."""
+        for each in self._cached[replica]:
             self._forget(replica, each)
-        self._held[replica].clear()
+        self._cached[replica].clear()
 
     def _forget(self, replica: int, each: Hashable) -> None:
         left = self._holders[each] & ~(1 << replica)

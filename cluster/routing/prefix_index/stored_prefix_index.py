@@ -1,4 +1,4 @@
-"""View of which prompt prefixes the shared prefix stores hold, from what replicas have told this ingress. Pure."""
+"""View of which prompt prefixes the shared prefix stores hold, from what replicas reported to this ingress. Pure."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class StoredPrefixIndex:
     """
 
     def __init__(self) -> None:
-        self._view = PrefixIndex(most=MAX_STORED_PIECES)
+        self._view = PrefixIndex(max_pieces=MAX_STORED_PIECES)
         self._numbers: dict[str, int] = {}
         self._readers: Counter[str] = Counter()
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._free: list[int] = []
 
-    def come(self, shares: str) -> int:
+    def add_reader(self, shares: str) -> int:
         """Add a reader of the store that `shares` names, and return the store's number."""
         if shares not in self._numbers:
             number = self._free.pop() if self._free else len(self._numbers)
             self._numbers[shares] = number
-            self._view.come(number, MAX_STORED_PIECES)
+            self._view.add_replica(number, MAX_STORED_PIECES)
         self._readers[shares] += 1
         self._idle.pop(shares, None)
         return self._numbers[shares]
 
-    def leave(self, shares: str) -> None:
+    def remove_reader(self, shares: str) -> None:
         """Remove a reader of the store that `shares` names; a store without readers is remembered for a time."""
         self._readers[shares] -= 1
         if self._readers[shares]:
@@ -64,6 +64,6 @@ class StoredPrefixIndex:
         return {number: depth * PIECE_TOKENS for number, depth in self._view.depths(chain).items()}
 
     def clear(self) -> None:
-        """Forget the contents of all stores, which were told to drop them."""
+        """Forget the contents of all stores, which were made to drop them."""
         for number in self._numbers.values():
             self._view.clear(number)

@@ -61,29 +61,31 @@ class FairQueue(Generic[T]):
         return itertools.chain.from_iterable(self._waiting.values())
 
     def push(
-        self, item: T, tenant: str, tokens: int, *, priority: int = 0, again: bool = False
+        self, item: T, tenant: str, tokens: int, *, priority: int = 0, is_retry: bool = False
     ) -> tuple[FairQueueEntry[T] | None, list[FairQueueEntry[T]]]:
         """Add an item; return its entry and the entries of other tenants that were evicted for it.
 
         The entry is None if the queue is full and no tenant holds more of its share than this one would. An item with
         more tokens than may wait is queued alone.
 
-        again  the item was served before and returns to the front of its priority at no cost
+        is_retry  the item was served before and returns to the front of its priority at no cost
         """
         entry = FairQueueEntry(
-            item, tenant, tokens, 0 if again else tokens, (-priority, -1 if again else next(self._order))
+            item, tenant, tokens, 0 if is_retry else tokens, (-priority, -1 if is_retry else next(self._order))
         )
-        left: list[FairQueueEntry[T]] = []
+        evicted: list[FairQueueEntry[T]] = []
         while len(self) >= self.max_requests or (self.tokens and self.tokens + tokens > self.max_tokens):
-            greedy = max(self._waiting, key=self._held, default=tenant)
-            if greedy == tenant or self._held(greedy) <= self._held(tenant) + tokens / self._weight(tenant):
-                for each in left:  # restore the entries that were evicted in vain
+            largest = max(self._waiting, key=self._weighted_tokens, default=tenant)
+            if largest == tenant or self._weighted_tokens(largest) <= self._weighted_tokens(
+                tenant
+            ) + tokens / self._weight(tenant):
+                for each in evicted:  # restore the entries that were evicted in vain
                     self._insert(each)
                 return None, []
-            left.append(last := self._waiting[greedy][-1])
+            evicted.append(last := self._waiting[largest][-1])
             self.remove(last)
         self._insert(entry)
-        return entry, left
+        return entry, evicted
 
     def head(self) -> FairQueueEntry[T] | None:
         """Return the entry whose turn it is, or None if the queue is empty."""
@@ -138,7 +140,7 @@ class FairQueue(Generic[T]):
         insort(self._waiting[tenant], entry, key=lambda each: each.rank)
         self.tokens += entry.tokens
 
-    def _held(self, tenant: str) -> float:
+    def _weighted_tokens(self, tenant: str) -> float:
         """Return the waiting tokens of a tenant divided by its weight."""
         return sum(entry.tokens for entry in self._waiting.get(tenant, ())) / self._weight(tenant)
 

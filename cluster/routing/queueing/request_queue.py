@@ -20,12 +20,13 @@ from .inflight_priorities import InflightPriorities
 
 __all__ = ["RequestQueue", "RoutingConfig"]
 
-LOOK_S = 0.05  # interval of the search for requests that have waited too long, if nothing else happens
-KNOCK_S = 0.25  # after this wait, a request that other ingresses crowd out is sent although no place is known
-SEEN, LOOKED = 64, 8  # waiting requests, next first, that may pass others, and for how many of them to predict
-SCAN_S = 0.01  # minimum time between two scans of requests behind one that cannot go
+POLL_INTERVAL_S = 0.05  # interval of the search for requests that have waited too long, if nothing else happens
+STARVED_S = 0.25  # after this wait, a request that other ingresses crowd out is sent although no free capacity is seen
+MAX_SCANNED = 64  # waiting requests, next first, of which one may be sent before those ahead of it
+MAX_PREDICTED = 8  # those of them for which a prediction is made
+SCAN_INTERVAL_S = 0.01  # minimum time between two scans of requests behind one that cannot go
 MAX_PASSED_SHARE = 0.5  # share of the time in which a request can still meet its objective, while others may pass it
-AFTER_REFUSAL_S = 0.1  # pause after a fleet refused a request for which it should have had capacity
+REFUSAL_PAUSE_S = 0.1  # pause after a fleet refused a request for which it should have had capacity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,26 +59,26 @@ class RoutingConfig:
 class _QueuedRequest:
     """One waiting request.
 
-    came      resolved when the request may be sent
-    since     when it began to wait for capacity; infinite: there is no replica for it
-    wanted    tokens that it may come to
-    least_s   lower bound of its time to first token (see `ReplicaDirectory.least_s`)
-    fleet     version of the set of replicas that `least_s` was computed for
+    admitted       resolved when the request may be sent
+    waiting_since  when it began to wait for capacity; infinite: there is no replica for it
+    max_tokens     tokens that it may come to
+    min_ttft_s     lower bound of its time to first token (see `ReplicaDirectory.min_ttft_s`)
+    fleet          version of the set of replicas that `min_ttft_s` was computed for
     """
 
     request: Request
-    came: asyncio.Future[None]
+    admitted: asyncio.Future[None]
     arrived: float
     deadline: float
-    since: float
-    wanted: float
-    least_s: float = 0.0
+    waiting_since: float
+    max_tokens: float
+    min_ttft_s: float = 0.0
     fleet: int = -1
 
     def needs_no_more_than(self, other: _QueuedRequest) -> bool:
         """Return whether any replica with capacity for the other request also has capacity for this one."""
         tokens, of_other = len(self.request.prompt_ids), len(other.request.prompt_ids)
-        return tokens <= of_other and self.wanted <= other.wanted and self.since >= other.since
+        return tokens <= of_other and self.max_tokens <= other.max_tokens and self.waiting_since >= other.waiting_since
 
 
 class RequestQueue:
@@ -98,7 +99,7 @@ class RequestQueue:
         )
         self._pump: asyncio.Task[None] | None = None
         self._closed_until = 0.0
-        self._scan_at = 0.0
+        self._next_scan_at = 0.0
 
     @property
     def held(self) -> int:
@@ -114,27 +115,27 @@ class RequestQueue:
         """Whether requests wait while all replicas are full."""
         return self._routing.max_wait_s > 0
 
-    async def turn(self, request: Request, arrived: float, deadline: float, *, again: bool = False) -> None:
+    async def wait_turn(self, request: Request, arrived: float, deadline: float, *, is_retry: bool = False) -> None:
         """Wait until the request may be sent.
 
         Raises Overloaded if the queue is full or it has waited too long, DeadlineExceeded, and Unavailable if no
         replica came.
 
-        again  the request was sent before, and every replica refused it
+        is_retry  the request was sent before, and every replica refused it
         """
         now = _now()
-        if again:
-            self._closed_until = now + AFTER_REFUSAL_S
+        if is_retry:
+            self._closed_until = now + REFUSAL_PAUSE_S
         elif not len(self._queue) and self._may_go(request, now, now - arrived):
             return
-        came = asyncio.get_running_loop().create_future()
-        turn = _QueuedRequest(request, came, arrived, deadline, arrived, max_context_tokens(request))
-        if self._sheds and not self._is_absent(request) and self._is_vain(turn, now):
+        admitted = asyncio.get_running_loop().create_future()
+        queued = _QueuedRequest(request, admitted, arrived, deadline, arrived, max_context_tokens(request))
+        if self._sheds and not self._is_absent(request) and self._cannot_meet_slo(queued, now):
             raise _objective_error()
-        entry, left = self._queue.push(
-            turn, request.tenant, len(request.prompt_ids), priority=request.priority, again=again
+        entry, evicted = self._queue.push(
+            queued, request.tenant, len(request.prompt_ids), priority=request.priority, is_retry=is_retry
         )
-        for each in left:
+        for each in evicted:
             _refuse(each.item, self._full())
         if entry is None:
             raise self._full()
@@ -143,7 +144,7 @@ class RequestQueue:
             self._pump = asyncio.create_task(self._run(), context=contextvars.Context())
         self._live.changed.set()
         try:
-            await turn.came
+            await queued.admitted
         finally:
             self._queue.remove(entry)
 
@@ -164,14 +165,14 @@ class RequestQueue:
                 self._live.changed.clear()
                 now = _now()
                 for entry in list(self._queue):
-                    if (error := self._over(entry.item, now)) is not None:
+                    if (error := self._wait_error(entry.item, now)) is not None:
                         self._end(entry, error)
                 while (chosen := self._next(_now())) is not None:
                     self._queue.take(chosen)
-                    chosen.item.came.set_result(None)
+                    chosen.item.admitted.set_result(None)
                     await asyncio.sleep(0)  # let it be placed and counted on its replica before the next is considered
                 try:
-                    async with asyncio.timeout(LOOK_S):
+                    async with asyncio.timeout(POLL_INTERVAL_S):
                         await self._live.changed.wait()
                 except TimeoutError:
                     continue
@@ -184,50 +185,57 @@ class RequestQueue:
         Refuse those that can no longer meet their objectives.
         """
         refused: list[_QueuedRequest] = []
-        hopeless: list[FairQueueEntry[_QueuedRequest]] = []
+        unmeetable: list[FairQueueEntry[_QueuedRequest]] = []
         chosen = None
-        for entry in islice(self._queue.in_turn(), SEEN):
-            turn = entry.item
-            if turn.came.done() or math.isinf(turn.since):  # its client has just cancelled, or it has no replica
+        for entry in islice(self._queue.in_turn(), MAX_SCANNED):
+            queued = entry.item
+            if queued.admitted.done() or math.isinf(
+                queued.waiting_since
+            ):  # its client has just cancelled, or it has no replica
                 continue
-            if not any(each.needs_no_more_than(turn) for each in refused):
-                if refused and (now < self._scan_at or len(refused) == LOOKED):
+            if not any(each.needs_no_more_than(queued) for each in refused):
+                if refused and (now < self._next_scan_at or len(refused) == MAX_PREDICTED):
                     break
-                if self._is_next(turn, now):
+                if self._is_next(queued, now):
                     chosen = entry
                     break
-                if self._is_hopeless(turn, now):
-                    hopeless.append(entry)
+                if self._is_unmeetable(queued, now):
+                    unmeetable.append(entry)
                     continue
-                refused.append(turn)
-            if not self._may_be_passed(turn, now):
+                refused.append(queued)
+            if not self._may_be_passed(queued, now):
                 break
-        if chosen is None and now >= self._scan_at:
-            self._scan_at = now + SCAN_S
-        for entry in hopeless:
+        if chosen is None and now >= self._next_scan_at:
+            self._next_scan_at = now + SCAN_INTERVAL_S
+        for entry in unmeetable:
             self._end(entry, _objective_error())
         return chosen
 
-    def _is_next(self, turn: _QueuedRequest, now: float) -> bool:
-        if self._may_go(turn.request, now, now - turn.since):
+    def _is_next(self, queued: _QueuedRequest, now: float) -> bool:
+        if self._may_go(queued.request, now, now - queued.waiting_since):
             return True
-        patient = self._live.members and not self._routing.shed and now >= self._closed_until
-        return bool(patient and now - turn.arrived > KNOCK_S and self._live.is_starved_by_others(turn.request))
+        may_bypass = self._live.replicas and not self._routing.shed and now >= self._closed_until
+        return bool(may_bypass and now - queued.arrived > STARVED_S and self._live.is_starved_by_others(queued.request))
 
-    def _may_be_passed(self, turn: _QueuedRequest, now: float) -> bool:
+    def _may_be_passed(self, queued: _QueuedRequest, now: float) -> bool:
         """Return whether others with capacity may go before this request, which is so only for a limited time."""
         slo = self._routing.slo
-        return self._sheds and slo is not None and now - turn.since < MAX_PASSED_SHARE * (slo.ttft_s - turn.least_s)
+        return (
+            self._sheds
+            and slo is not None
+            and now - queued.waiting_since < MAX_PASSED_SHARE * (slo.ttft_s - queued.min_ttft_s)
+        )
 
     def _may_go(self, request: Request, now: float, waited_s: float) -> bool:
         live = self._live
         if self._is_absent(request):
             return False
-        if not self.queues or not live.members:
+        if not self.queues or not live.replicas:
             return True
-        late = not self._sheds
+        allow_late = not self._sheds
         return now >= self._closed_until and (
-            live.has_room(request, late=late, waited_s=0.0 if late else waited_s) or self._would_displace(request)
+            live.has_capacity(request, allow_late=allow_late, waited_s=0.0 if allow_late else waited_s)
+            or self._would_displace(request)
         )
 
     def _would_displace(self, request: Request) -> bool:
@@ -239,7 +247,7 @@ class RequestQueue:
         lowest, priority = self.priorities.lowest, request.priority
         if lowest is None or lowest >= priority:
             return False
-        places = sum(member.profile.max_running for member in self._live.members.values())
+        places = sum(entry.profile.max_running for entry in self._live.replicas.values())
         return self.priorities.count_at_least(priority) < places
 
     def _is_absent(self, request: Request) -> bool:
@@ -248,51 +256,51 @@ class RequestQueue:
         With a single pool, Serve itself waits for the first replica.
         """
         live = self._live
-        return not live.fits(request) if live.members else live.had_replica or self._several()
+        return not live.fits(request) if live.replicas else live.had_replica or self._several()
 
-    def _over(self, turn: _QueuedRequest, now: float) -> MotleyError | None:
+    def _wait_error(self, queued: _QueuedRequest, now: float) -> MotleyError | None:
         """Return the error that ends the request's wait, or None if it goes on waiting."""
         routing = self._routing
-        if now >= turn.deadline:
+        if now >= queued.deadline:
             return DeadlineExceeded("the deadline passed before any replica had room")
-        if self._is_absent(turn.request):
-            turn.since = math.inf
-            if now - turn.arrived > routing.hold_s:
+        if self._is_absent(queued.request):
+            queued.waiting_since = math.inf
+            if now - queued.arrived > routing.hold_s:
                 return Unavailable("there is no replica, and none has come; try again shortly", code="no_replica")
             return None
-        if math.isinf(turn.since):
-            turn.since = now
-        if self._sheds and self._is_late(turn, now):
+        if math.isinf(queued.waiting_since):
+            queued.waiting_since = now
+        if self._sheds and self._misses_slo_when_idle(queued, now):
             return _objective_error()
-        return self._full() if now - turn.since > routing.max_wait_s else None
+        return self._full() if now - queued.waiting_since > routing.max_wait_s else None
 
     @property
     def _sheds(self) -> bool:
         return self._routing.shed and self._routing.slo is not None and self.queues
 
-    def _is_vain(self, turn: _QueuedRequest, now: float) -> bool:
+    def _cannot_meet_slo(self, queued: _QueuedRequest, now: float) -> bool:
         """Return whether waiting is useless from the start.
 
         Capacity that other waiting requests take is considered later.
         """
-        return self._is_late(turn, now) or (not len(self._queue) and self._is_hopeless(turn, now))
+        return self._misses_slo_when_idle(queued, now) or (not len(self._queue) and self._is_unmeetable(queued, now))
 
-    def _is_late(self, turn: _QueuedRequest, now: float) -> bool:
+    def _misses_slo_when_idle(self, queued: _QueuedRequest, now: float) -> bool:
         """Return whether no replica would answer the request in time even if it were idle."""
         assert self._routing.slo is not None
-        left_s, fleet = self._routing.slo.ttft_s - (now - turn.since), self._live.contexts.version
-        if turn.fleet != fleet or turn.least_s > left_s:  # replicas may have proved to be faster since
-            turn.least_s, turn.fleet = self._live.least_s(turn.request), fleet
-        return turn.least_s > left_s
+        left_s, fleet = self._routing.slo.ttft_s - (now - queued.waiting_since), self._live.contexts.version
+        if queued.fleet != fleet or queued.min_ttft_s > left_s:  # replicas may have proved to be faster since
+            queued.min_ttft_s, queued.fleet = self._live.min_ttft_s(queued.request), fleet
+        return queued.min_ttft_s > left_s
 
-    def _is_hopeless(self, turn: _QueuedRequest, now: float) -> bool:
+    def _is_unmeetable(self, queued: _QueuedRequest, now: float) -> bool:
         """Return whether the replicas that could answer in time are idle and still would not.
 
         False while there are none.
         """
-        if not self._sheds or now < self._closed_until or self._is_absent(turn.request):
+        if not self._sheds or now < self._closed_until or self._is_absent(queued.request):
             return False
-        return self._live.is_unmeetable(turn.request, now - turn.since)
+        return self._live.is_unmeetable(queued.request, now - queued.waiting_since)
 
     def _full(self) -> Overloaded:
         return Overloaded(
@@ -306,9 +314,9 @@ class RequestQueue:
         _refuse(entry.item, error)
 
 
-def _refuse(turn: _QueuedRequest, error: MotleyError) -> None:
-    if not turn.came.done():
-        turn.came.set_exception(error)
+def _refuse(queued: _QueuedRequest, error: MotleyError) -> None:
+    if not queued.admitted.done():
+        queued.admitted.set_exception(error)
 
 
 def _objective_error() -> Overloaded:

@@ -10,19 +10,19 @@ from ....replicas.types import Delta, FinishReason, StreamMessage
 
 async def hold_until_output(messages: AsyncGenerator[StreamMessage, None]) -> AsyncGenerator[StreamMessage, None]:
     """Yield the same messages, held back until one has real output; yield none if an error comes before that."""
-    held: list[StreamMessage] | None = []
+    buffered: list[StreamMessage] | None = []
     async with aclosing(messages):
         async for message in messages:
-            if held is not None:
-                held.append(message)
+            if buffered is not None:
+                buffered.append(message)
                 if not has_output(message):
                     continue
-                for one in held:
+                for one in buffered:
                     yield one
-                held = None
+                buffered = None
             else:
                 yield message
-    for one in held or ():
+    for one in buffered or ():
         yield one
 
 

@@ -102,7 +102,7 @@ class Ingress(LateAppDeployment, MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, R
         if profile.device == NULL_KIND:
             self.router.disable_message_merging()
         if ray.is_initialized():
-            self._telling = asyncio.create_task(export_latencies(self.router.tally.latencies, profile.model.name))
+            self._telling = asyncio.create_task(export_latencies(self.router.stats.latencies, profile.model.name))
         chats = ChatAdmitter(self.door, styles)
         unknown = UnknownFieldPolicy(self.entrance.unknown_fields)
         self.motley = MotleyProtocol(self.door, self.router, chats)

@@ -57,7 +57,7 @@ async def _decide(replicas: int, tokens: int) -> list[float]:
     for profile in _profiles(replicas):
         live.joined(profile)
         live.reported(profile.replica_id, ReplicaLoad(rng.randrange(32), 0, rng.randrange(1000), 9000, 10_000, steps=1))
-    for replica in live.members.values():
+    for replica in live.replicas.values():
         replica.observed = PROVEN  # else no request would be checked against its deadline
     cached = [rng.randrange(32_000) for _ in range(tokens // 2)]
     _to(live, _request(rng, cached, tokens))
@@ -69,15 +69,15 @@ async def _decide(replicas: int, tokens: int) -> list[float]:
         now = asyncio.get_running_loop().time()
         began = time.thread_time()
         soonest_s = live.soonest(request)
-        await waiting.turn(request, now, now + _DEADLINE_S)
-        live.visit([request], never=live.too_short(min_context_tokens(request)))
+        await waiting.wait_turn(request, now, now + _DEADLINE_S)
+        live.dispatch([request], never=live.too_short(min_context_tokens(request)))
         samples.append((time.thread_time() - began) * 1e6)
         assert soonest_s is not None
     return samples[_WARM_UP:]
 
 
 def _to(live: ReplicaDirectory, request: Request) -> None:
-    dispatch = live.visit([request])
+    dispatch = live.dispatch([request])
     assert dispatch.best is not None
     dispatch.to(dispatch.best)
 

@@ -59,7 +59,7 @@ def weights_message(plane: FleetReconciler, pool: str, told: Iterable[WeightStat
     replicas = [
         pb.ReplicaWeights(
             replica_id=one.replica_id,
-            weights_version=version - 1 if one.told is None else one.told.version,
+            weights_version=version - 1 if one.weights is None else one.weights.version,
             error="" if one.error is None else one.error.message,
         )
         for one in told

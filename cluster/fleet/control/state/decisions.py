@@ -233,7 +233,7 @@ def updated_weight_contents(told: Sequence[WeightStatus]) -> str | None:
     Raises the first replica's error if it is certain that none did, Conflict if replicas have different weights, and
     Unavailable if there are none.
     """
-    found = sorted({one.told.contents for one in told if one.told is not None})
+    found = sorted({one.weights.contents for one in told if one.weights is not None})
     if not told:
         raise Unavailable("no replica of the pool serves, so none can receive the weights", code="no_replica")
     if len(found) > 1:
