@@ -51,8 +51,8 @@ async def test_a_deadline_of_a_millisecond_is_never_run(
     own: Any, scripted: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading the prompt alone takes longer."""
-    encode = own.door.tokenizer.encode
-    monkeypatch.setattr(own.door.tokenizer, "encode", lambda *a, **k: (time.sleep(0.01), encode(*a, **k))[1])
+    encode = own.admitter.tokenizer.encode
+    monkeypatch.setattr(own.admitter.tokenizer, "encode", lambda *a, **k: (time.sleep(0.01), encode(*a, **k))[1])
     app = own.__serve_build_asgi_app__()
     for stream in (False, True):
         body = {"prompt": "abc", "timeout_s": 0.001, "stream": stream}
@@ -66,17 +66,17 @@ async def test_a_deadline_of_a_millisecond_is_never_run(
 
 
 async def test_what_reading_the_prompt_took_is_no_longer_left(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode = own.door.tokenizer.encode
-    monkeypatch.setattr(own.door.tokenizer, "encode", lambda *a, **k: (time.sleep(0.05), encode(*a, **k))[1])
-    admitted = await own.door.admit(ParsedRequest(model="", prompt="abc", timeout_s=60.0), Caller(timeout_s=30.0))
+    encode = own.admitter.tokenizer.encode
+    monkeypatch.setattr(own.admitter.tokenizer, "encode", lambda *a, **k: (time.sleep(0.05), encode(*a, **k))[1])
+    admitted = await own.admitter.admit(ParsedRequest(model="", prompt="abc", timeout_s=60.0), Caller(timeout_s=30.0))
     assert 0 < admitted.request.deadline_s <= 30.0 - 0.05
 
 
 async def test_a_deadline_is_of_the_call_however_many_prompts_it_has(
     own: Any, scripted: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode = own.door.tokenizer.encode
-    monkeypatch.setattr(own.door.tokenizer, "encode", lambda *a, **k: (time.sleep(0.1), encode(*a, **k))[1])
+    encode = own.admitter.tokenizer.encode
+    monkeypatch.setattr(own.admitter.tokenizer, "encode", lambda *a, **k: (time.sleep(0.1), encode(*a, **k))[1])
     app = own.__serve_build_asgi_app__()
     prompts = ["abc"] * 20
     for path, field in (("/v1/completions", "prompt"), ("/v1/embeddings", "input")):
@@ -89,22 +89,22 @@ async def test_prompts_that_wait_to_be_read_are_bounded(own: Any, monkeypatch: p
     monkeypatch.setattr(module, "SHORT_CHARS", 0)  # every text is handed to another thread
     monkeypatch.setattr(module, "MAX_TOKENIZING", 3)
     gate = threading.Event()
-    encode = own.door.tokenizer.encode
-    monkeypatch.setattr(own.door.tokenizer, "encode", lambda *a, **k: (gate.wait(20), encode(*a, **k))[1])
+    encode = own.admitter.tokenizer.encode
+    monkeypatch.setattr(own.admitter.tokenizer, "encode", lambda *a, **k: (gate.wait(20), encode(*a, **k))[1])
     ask = ParsedRequest(model="", prompt="abc")
-    waiting = [asyncio.create_task(own.door.admit(ask, Caller())) for _ in range(3)]
+    waiting = [asyncio.create_task(own.admitter.admit(ask, Caller())) for _ in range(3)]
     async with asyncio.timeout(10):
-        while own.door._at_work < 3:
+        while own.admitter._at_work < 3:
             await asyncio.sleep(0)
     with pytest.raises(Overloaded):
-        await own.door.admit(ask, Caller())
+        await own.admitter.admit(ask, Caller())
     waiting.pop().cancel()
     gate.set()
     await asyncio.gather(*waiting)
     async with asyncio.timeout(10):
-        while own.door._at_work:
+        while own.admitter._at_work:
             await asyncio.sleep(0)
-    assert await own.door.admit(ask, Caller())
+    assert await own.admitter.admit(ask, Caller())
 
 
 async def test_streams_of_one_ingress_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,9 +165,9 @@ def is_renamed(one: ForeignField, route: str, value: str) -> None:
     found: Any = settled(route, one, value)
     for name in one.why.split("."):
         found = found.get(name)
-    assert found == ([value] if one.is_item else value) or one.why.partition(".")[0] not in BODY_SHAPES[route].known
+    assert found == ([value] if one.is_item else value) or one.why.partition(".")[0] not in BODY_SHAPES[route].supported
     outer, _, inner = one.why.partition(".")
-    route = route if outer in BODY_SHAPES[route].known else "chat"
+    route = route if outer in BODY_SHAPES[route].supported else "chat"
     both = {**PLAIN[route], outer: {inner: "a"} if inner else "a", one.name: "b"}
     with pytest.raises(InvalidRequest, match=f"no value beside {one.why}"):
         normalize_body(both, BODY_SHAPES[route], UnknownFieldPolicy("refuse"))
@@ -180,7 +180,7 @@ def test_what_works_is_in_the_tables_and_whatever_they_have_of_others_is_listed(
                 shape = BODY_SHAPES[route]
                 for part in one.at.replace("[]", ".[]").split(".") if one.at else ():
                     shape = shape.items if part == "[]" else shape.inner[part]  # type: ignore[assignment]
-                assert one.name in shape.known, one.path
+                assert one.name in shape.supported, one.path
     by_route = {(one.name, route) for one in FOREIGN_FIELDS for route in one.routes if not one.at}
     openai_and_own = {
         "audio", "best_of", "echo", "encoding_format", "dimensions", "frequency_penalty", "function_call", "functions",
@@ -192,7 +192,7 @@ def test_what_works_is_in_the_tables_and_whatever_they_have_of_others_is_listed(
         "top_logprobs", "top_p", "user", "verbosity", "web_search_options", "tokens", "skip_special_tokens",
     }  # fmt: skip
     for route in BODY_SCHEMAS:
-        others = BODY_SHAPES[route].known - openai_and_own
+        others = BODY_SHAPES[route].supported - openai_and_own
         assert {name for name in others if (name, route) not in by_route} == set(), "no source is told"
 
 
@@ -400,8 +400,8 @@ async def test_a_last_message_is_continued(post: Any) -> None:
 
 async def test_other_names_of_a_format(post: Any, ingress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    admit = ingress.door.admit
-    monkeypatch.setattr(ingress.door, "admit", lambda ask, caller: seen.append(ask) or admit(ask, caller))
+    admit = ingress.admitter.admit
+    monkeypatch.setattr(ingress.admitter, "admit", lambda ask, caller: seen.append(ask) or admit(ask, caller))
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     same = [
         {"structured_outputs": {"json": schema}}, {"guided_json": schema}, {"json_schema": json.dumps(schema)},
@@ -421,8 +421,8 @@ async def test_other_names_of_a_format(post: Any, ingress: Any, monkeypatch: pyt
 
 async def test_an_answer_until_the_context_is_full(post: Any, ingress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    admit = ingress.door.admit
-    monkeypatch.setattr(ingress.door, "admit", lambda ask, caller: seen.append(ask) or admit(ask, caller))
+    admit = ingress.admitter.admit
+    monkeypatch.setattr(ingress.admitter, "admit", lambda ask, caller: seen.append(ask) or admit(ask, caller))
     plain = {"completion": {"prompt": "abc"}, "chat": {"messages": HELLO}}
     for more in ({"n_predict": -1}, {"options": {"num_predict": -2}}, {"n_predict": -1, "num_predict": -1}):
         for route, body in plain.items():
@@ -452,7 +452,7 @@ async def test_log_probabilities_of_completions_in_the_words_of_others(post: Any
         calls = [openai_request.parse_completion(normalize_body({**plain, **one}, BODY_SHAPES["completion"],
         UnknownFieldPolicy("refuse")))
                  for one in same]  # fmt: skip
-        told = [(call.asks[0].sampling, call.logprobs, call.echo) for call in calls]
+        told = [(call.requests[0].sampling, call.logprobs, call.echo) for call in calls]
         assert told == [told[0]] * len(same)
         assert (await post(PATHS["completion"], {**plain, **same[-1]})).status == 200
     for wrong in ({"logprobs": 2, "top_logprobs": 3}, {"top_logprobs": 3}, {"logprobs": False, "top_logprobs": 3}):
@@ -474,11 +474,13 @@ async def test_formats_in_the_words_of_others(post: Any) -> None:
         {"response_format": {"type": "json", "value": schema}},
     ]
     for same in (any_object, kept):
-        found = [openai_request.parse_completion({"prompt": "a", **one}).asks[0].sampling["grammar"] for one in same]
+        found = [
+            openai_request.parse_completion({"prompt": "a", **one}).requests[0].sampling["grammar"] for one in same
+        ]
         assert len({one.source for one in found}) == 1
         for one in same:
             assert (await post(PATHS["chat"], {"messages": HELLO, "max_tokens": 1, **one})).status == 200
-    assert "grammar" not in openai_request.parse_completion({"prompt": "a", "format": ""}).asks[0].sampling
+    assert "grammar" not in openai_request.parse_completion({"prompt": "a", "format": ""}).requests[0].sampling
     for wrong, param in (
         ({"format": "xml"}, "format"),
         ({"format": "json", "regex": "a"}, "regex"),
@@ -512,7 +514,7 @@ async def test_patterns_and_grammars_in_the_words_of_others(post: Any) -> None:
         bodies = [normalize_body({"prompt": "a", **json.loads(json.dumps(one))}, BODY_SHAPES["completion"],
         UnknownFieldPolicy("refuse"))
                   for one in same]  # fmt: skip
-        found = [openai_request.parse_completion(body).asks[0].sampling["grammar"] for body in bodies]
+        found = [openai_request.parse_completion(body).requests[0].sampling["grammar"] for body in bodies]
         assert len({(one.kind, one.source) for one in found}) == 1
         for one in same:
             assert (await post(PATHS["completion"], {**PLAIN["completion"], **one})).status == 200
@@ -590,8 +592,8 @@ async def test_other_names_of_what_there_is(
     theirs: dict[str, Any], ours: dict[str, Any], post: Any, ingress: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    admit = ingress.door.admit
-    monkeypatch.setattr(ingress.door, "admit", lambda ask, caller: seen.append(ask) or admit(ask, caller))
+    admit = ingress.admitter.admit
+    monkeypatch.setattr(ingress.admitter, "admit", lambda ask, caller: seen.append(ask) or admit(ask, caller))
     for route, plain in (("completion", {"prompt": "abc"}), ("chat", {"messages": HELLO})):
         for more in (theirs, ours):
             assert (await post(PATHS[route], {"max_tokens": 2, **plain, **more})).status == 200
@@ -667,7 +669,7 @@ async def test_one_form_of_the_text_may_be_said_twice(post: Any, seen: list[Any]
 
 async def test_what_a_client_calls_a_completion_is_in_the_log(post: Any, ingress: Any) -> None:
     labels = {"metadata": {"a": "b"}, "safety_identifier": "me", "prompt_cache_key": "k"}
-    asked = openai_request.parse_completion({"prompt": "abc", **labels}).asks[0]
+    asked = openai_request.parse_completion({"prompt": "abc", **labels}).requests[0]
     assert asked.labels == labels
     assert (await post(PATHS["completion"], {**PLAIN["completion"], **labels})).status == 200
 
@@ -676,7 +678,7 @@ async def test_the_best_of_several_chats(post: Any) -> None:
     body = {"messages": HELLO, "max_tokens": 2, "best_of": 3, "n": 2}
     for more in ({}, {"logprobs": True}):
         call = openai_request.parse_chat({**body, **more}, lambda _: None, UnknownFieldPolicy())
-        assert (call.keep, call.asks[0].sampling["n"], call.asks[0].sampling["logprobs"]) == (2, 3, 0)
+        assert (call.keep, call.requests[0].sampling["n"], call.requests[0].sampling["logprobs"]) == (2, 3, 0)
         assert call.logprobs is bool(more)
         choices = (await post(PATHS["chat"], {**body, **more})).json()["choices"]
         assert [choice["index"] for choice in choices] == [0, 1]
@@ -689,8 +691,8 @@ async def test_the_best_of_several_chats(post: Any) -> None:
 def seen(ingress: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Requests that are admitted, in order."""
     found: list[Any] = []
-    admit = ingress.door.admit
-    monkeypatch.setattr(ingress.door, "admit", lambda ask, caller: found.append(ask) or admit(ask, caller))
+    admit = ingress.admitter.admit
+    monkeypatch.setattr(ingress.admitter, "admit", lambda ask, caller: found.append(ask) or admit(ask, caller))
     return found
 
 

@@ -37,7 +37,7 @@ class Service:
         self.ingress, self._worker = ingress, worker
         self._pool = ingress._handles["cpu"]
         self._replicas = dict(self._pool.replicas)
-        self.model = ingress.door.info.name
+        self.model = ingress.admitter.info.name
         self.call = openapi_conformance.caller(ingress.__serve_build_asgi_app__())
 
     def comes(self, replicas: dict[str, Any] | None = None) -> None:
@@ -188,7 +188,7 @@ async def test_an_ingress_that_begins_at_zero_takes_requests_in(
     before = await a_service(folder, worker)
     async with asyncio.timeout(60):
         after = Service(await make_ingress(folder), worker)
-    assert after.ingress.door.info == before.ingress.door.info
+    assert after.ingress.admitter.info == before.ingress.admitter.info
     assert await after.state() == ("holding", 0)
     async with serving(before.ingress) as one, serving(after.ingress) as other:
         held = asyncio.create_task(completes(other))

@@ -130,7 +130,7 @@ async def test_a_template_that_loops_is_named_on_each_protocol(looping: Any, cha
 async def test_texts_wait_in_the_line_of_their_tenant(
     backtracking: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer, told = backtracking.door.tokenizer, []
+    tokenizer, told = backtracking.admitter.tokenizer, []
     begin = getattr(tokenizer, name)
     monkeypatch.setattr(tokenizer, name, lambda *args, **given: told.append(given["tenant"]) or begin(*args, **given))
     prompt = CALM if name == "begin_chat" else "calm"
@@ -138,7 +138,7 @@ async def test_texts_wait_in_the_line_of_their_tenant(
     async def ask() -> list[int]:
         record = access_log.begin_record(access_log.CallRecord("grpc", "Tokenize", tenant="a"))
         try:
-            return await backtracking.door.prompt_ids(prompt, chat=name == "begin_chat")
+            return await backtracking.admitter.prompt_ids(prompt, chat=name == "begin_chat")
         finally:
             record.ended("OK")
 

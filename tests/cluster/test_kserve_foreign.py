@@ -27,7 +27,9 @@ INPUTS = [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["ab
 
 def sampling(policy: Any = "refuse", **parameters: Any) -> dict[str, Any]:
     return dict(
-        parse_infer_request(InferRequest(parameters=parameters, inputs=[TEXT]), UnknownFieldPolicy(policy)).ask.sampling
+        parse_infer_request(
+            InferRequest(parameters=parameters, inputs=[TEXT]), UnknownFieldPolicy(policy)
+        ).parsed.sampling
     )
 
 
@@ -158,7 +160,7 @@ def together(**more: Any) -> dict[str, Any]:
     values = {"temperature": "0.1", "top_p": "0.95", "max_tokens": "3", "seed": None, "stop": ["x", "y"], **more}
     text = json.dumps(values)
     found = [
-        dict(parse_infer_request(InferRequest(parameters=parameters, inputs=inputs)).ask.sampling)
+        dict(parse_infer_request(InferRequest(parameters=parameters, inputs=inputs)).parsed.sampling)
         for parameters, inputs in (
             ({SAMPLING_PARAMETERS: values}, [TEXT]),
             ({SAMPLING_PARAMETERS: text}, [TEXT]),
@@ -264,7 +266,7 @@ def test_log_probabilities_in_the_words_of_tensorrt_llm() -> None:
 
 
 def inputs_of(*inputs: Tensor, **parameters: Any) -> dict[str, Any]:
-    return dict(parse_infer_request(InferRequest(parameters=parameters, inputs=[TEXT, *inputs])).ask.sampling)
+    return dict(parse_infer_request(InferRequest(parameters=parameters, inputs=[TEXT, *inputs])).parsed.sampling)
 
 
 async def test_the_same_said_twice_is_taken(posts: Any) -> None:
@@ -298,7 +300,7 @@ def test_each_number_may_be_text(value: int) -> None:
     for name in sorted(NUMBERS - {"end_id", "priority", "timeout", "logprobs"} | {"random_seed", "n_predict"}):
         assert sampling(**{name: str(value)}) == sampling(**{name: value})
     asked = InferRequest(parameters={"priority": "7", "timeout": "2000000"}, inputs=[TEXT])
-    parsed = parse_infer_request(asked).ask
+    parsed = parse_infer_request(asked).parsed
     assert (parsed.priority, parsed.timeout_s) == (43, 2.0)
     assert sampling(end_id="5") == {"stop_token_ids": [5]}
 
@@ -349,7 +351,9 @@ def test_an_escape_hides_no_grammar() -> None:
     text = r'{"guided_jso\u006e": {"title": "x"}}'
     for inputs, parameters in (([tensor(SAMPLING_PARAMETERS, text.encode())], {}), ([], {SAMPLING_PARAMETERS: text})):
         assert grammar_bytes(InferRequest(parameters=parameters, inputs=[TEXT, *inputs])) == len(text)
-        assert parse_infer_request(InferRequest(parameters=parameters, inputs=[TEXT, *inputs])).ask.sampling["grammar"]
+        assert parse_infer_request(InferRequest(parameters=parameters, inputs=[TEXT, *inputs])).parsed.sampling[
+            "grammar"
+        ]
 
 
 def test_minus_one_is_no_bound() -> None:

@@ -54,7 +54,7 @@ async def test_min_tokens_does_not_raise_the_default_of_completions(post: Any) -
 async def test_all_forms_of_prompt(post: Any, prompt: Any, texts: list[str], ingress: Any) -> None:
     if isinstance(prompt, list) and not isinstance(prompt[0], str):
         # In this vocabulary an id is not a code point: ask for ids by their text.
-        ids = [ingress.door.tokenizer.encode(text) for text in ["AB", "C"]]
+        ids = [ingress.admitter.tokenizer.encode(text) for text in ["AB", "C"]]
         prompt = ids[0] if isinstance(prompt[0], int) else ids
     answer = (await post(COMPLETIONS, {"prompt": prompt, "max_tokens": 2})).json()
     assert [choice["text"] for choice in answer["choices"]] == texts

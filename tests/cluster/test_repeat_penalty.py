@@ -76,8 +76,8 @@ async def test_the_whole_context_is_looked_at_as_repetition_penalty_does(
     post: Any, ingress: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    admit = ingress.door.admit
-    monkeypatch.setattr(ingress.door, "admit", lambda ask, caller: seen.append(ask) or admit(ask, caller))
+    admit = ingress.admitter.admit
+    monkeypatch.setattr(ingress.admitter, "admit", lambda ask, caller: seen.append(ask) or admit(ask, caller))
     wanted = {"repeat_penalty": 1.2, "repeat_last_n": -1}
     for path, body in PATHS.items():
         for more in (wanted, {"options": wanted}):

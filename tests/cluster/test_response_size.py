@@ -69,7 +69,7 @@ async def test_too_many_are_refused_by_name(folder: Path, path: str, body: dict[
 
 async def test_what_nobody_asked_for_takes_no_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which choice is the best is told by log-probabilities that are no part of the answer."""
-    monkeypatch.setattr(openai_protocol, "LogprobBudget", partial(collected_response.LogprobBudget, most=CHUNK))
+    monkeypatch.setattr(openai_protocol, "LogprobBudget", partial(collected_response.LogprobBudget, max_logprobs=CHUNK))
     likely, unlikely = TokenLogprob(65, -0.5), TokenLogprob(66, -1.0)
     deltas = [Delta(i, (e.token_id,) * CHUNK, "AB"[i] * CHUNK, (e,) * CHUNK) for i, e in enumerate((unlikely, likely))]
     last = tuple(Delta(i, (65,), ".", (likely,), FinishReason.STOP) for i in range(2))
@@ -173,7 +173,9 @@ async def test_a_prompt_counts_as_often_as_it_is_shown(folder: Path, monkeypatch
     assert shown == 2 * n * tokens * TOP, "of the token itself it is the first of them"
     room = 2 * n * tokens * (1 + TOP)  # the first token's place is taken by the one of output
     for most, status in ((room, 200), (room - 1, 400)):
-        monkeypatch.setattr(openai_protocol, "LogprobBudget", partial(collected_response.LogprobBudget, most=most))
+        monkeypatch.setattr(
+            openai_protocol, "LogprobBudget", partial(collected_response.LogprobBudget, max_logprobs=most)
+        )
         assert (await asgi.request(app, "POST", "/v1/completions", body)).status == status
 
 
@@ -211,7 +213,7 @@ async def test_a_large_prompt_is_streamed_choice_by_choice(
     ingress = await make_ingress(folder, ScriptedWorker(str(folder), prompt_script(n, tokens)))
     written = openai_logprobs.LogprobWriter.legacy
     monkeypatch.setattr(openai_logprobs.LogprobWriter, "legacy", legacy)
-    protocol = openai_protocol.OpenAIProtocol(ingress.door, ingress.router, None)  # type: ignore[arg-type]
+    protocol = openai_protocol.OpenAIProtocol(ingress.admitter, ingress.router, None)  # type: ignore[arg-type]
     body = {"prompt": [65] * tokens, "echo": True, "logprobs": TOP, "n": n, "max_tokens": 1, "stream": True}
     answer = await protocol.completions(json.dumps(body).encode(), Caller())
     assert isinstance(answer, StreamingContent)

@@ -45,7 +45,7 @@ def message(*deltas: Delta, **fields: Any) -> StreamMessage:
 
 
 def ids(scripted: Scripted, text: str) -> tuple[int, ...]:
-    return tuple(scripted.ingress.door.tokenizer.encode(text))
+    return tuple(scripted.ingress.admitter.tokenizer.encode(text))
 
 
 BEGIN = message(cached_tokens=2)
@@ -72,7 +72,7 @@ LOGPROBS = (TokenLogprob(65, -0.5, ((65, -0.5), (66, -1.5))), TokenLogprob(66, f
 
 async def test_logprobs_in_both_of_openais_forms(scripted: Scripted) -> None:
     post = await scripted([message(Delta(0, (65, 66), "bc", LOGPROBS, LENGTH))])
-    a, b, c = (scripted.ingress.door.tokenizer.token_text(i) for i in (65, 66, 67))
+    a, b, c = (scripted.ingress.admitter.tokenizer.token_text(i) for i in (65, 66, 67))
     body = {"prompt": "abc", "logprobs": 2}
     legacy = (await post(COMPLETIONS, body)).json()["choices"][0]["logprobs"]
     assert legacy == {
@@ -199,7 +199,7 @@ async def test_stop_reasons_on_the_wire(scripted: Scripted) -> None:
 
 async def test_the_models_own_defaults_hold_where_the_client_is_silent(scripted: Scripted, folder: Path) -> None:
     post = await scripted(WHOLE)
-    scripted.ingress.door._defaults = {"temperature": 0.6, "top_k": 20}
+    scripted.ingress.admitter._defaults = {"temperature": 0.6, "top_k": 20}
     await post(COMPLETIONS, {"prompt": "abc", "top_k": 5})
     sampling = scripted.worker.requests[-1].sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.6, 5, 1.0)

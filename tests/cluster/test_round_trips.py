@@ -83,7 +83,7 @@ def over_kserve(given_fields: Fields) -> Fields:
         kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
         setattr(request.parameters[name], kinds[type(value)], value)
     read = kserve_messages.infer_request(kserve_pb2.ModelInferRequest.FromString(request.SerializeToString()))
-    return dict(kserve_request.parse_infer_request(read).ask.sampling)
+    return dict(kserve_request.parse_infer_request(read).parsed.sampling)
 
 
 def over_kserve_json(given_fields: Fields) -> Fields:
@@ -92,14 +92,14 @@ def over_kserve_json(given_fields: Fields) -> Fields:
         for name, datatype, elements in _tensors(given_fields)
     ]
     body = json.dumps({"inputs": inputs, "parameters": _parameters(given_fields)}).encode()
-    return dict(kserve_request.parse_infer_request(kserve_json.infer_request(body, "echo", "")).ask.sampling)
+    return dict(kserve_request.parse_infer_request(kserve_json.infer_request(body, "echo", "")).parsed.sampling)
 
 
 def over_completions(given_fields: Fields) -> Fields:
     echo = "prompt_logprobs" in given_fields
     body = {name: value for name, value in given_fields.items() if name != "prompt_logprobs"}
     sent = json.dumps({"prompt": "a", "echo": echo, **body}).encode()
-    read = dict(openai_request.parse_completion(parse_body(sent)).asks[0].sampling)
+    read = dict(openai_request.parse_completion(parse_body(sent)).requests[0].sampling)
     return read if echo else {**read, "prompt_logprobs": None}
 
 
@@ -119,7 +119,7 @@ def over_chat(given_fields: Fields) -> Fields:
     if "max_tokens" in body:
         body["max_completion_tokens"] = body.pop("max_tokens")
     sent = json.dumps({"messages": [{"role": "user", "content": "a"}], **body}).encode()
-    return dict(openai_request.parse_chat(parse_body(sent), lambda _: None, UnknownFieldPolicy()).asks[0].sampling)
+    return dict(openai_request.parse_chat(parse_body(sent), lambda _: None, UnknownFieldPolicy()).requests[0].sampling)
 
 
 def _tensors(given_fields: Fields) -> Iterator[tuple[str, str, list[Any]]]:
@@ -154,7 +154,7 @@ def test_what_is_valid_arrives_as_it_was(way: Way, fit: Way, valid: Fields) -> N
 @pytest.fixture(scope="module")
 def admit(folder: Path) -> Iterator[Callable[[ParsedRequest], AdmittedRequest | MotleyError]]:
     loop = asyncio.new_event_loop()
-    door: RequestAdmitter = loop.run_until_complete(make_ingress(folder, EchoWorker(str(folder)))).door
+    door: RequestAdmitter = loop.run_until_complete(make_ingress(folder, EchoWorker(str(folder)))).admitter
 
     def call(ask: ParsedRequest) -> AdmittedRequest | MotleyError:
         try:

@@ -30,7 +30,7 @@ async def ingress_of(folder: Path, entrance: IngressConfig | None) -> Any:
 
 async def salts_of(ingress: Any, tenants: Sequence[str] = TENANTS) -> list[bytes]:
     callers = [Caller(tenant=tenant) for tenant in tenants]
-    return [(await ingress.door.admit(ParsedRequest("", "a"), caller)).request.cache_salt for caller in callers]
+    return [(await ingress.admitter.admit(ParsedRequest("", "a"), caller)).request.cache_salt for caller in callers]
 
 
 async def salts(folder: Path, entrance: IngressConfig | None) -> list[bytes]:

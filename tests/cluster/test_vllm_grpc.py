@@ -321,14 +321,14 @@ async def test_abort_reaches_every_ingress(folder: Path, monkeypatch: pytest.Mon
 
 async def test_abort_of_a_prompt_that_is_still_read(ingress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, read_on = asyncio.Event(), asyncio.Event()
-    admit = ingress.door.admit
+    admit = ingress.admitter.admit
 
     async def slow(*args: Any) -> Any:
         reading.set()
         await read_on.wait()
         return await admit(*args)
 
-    monkeypatch.setattr(ingress.door, "admit", slow)
+    monkeypatch.setattr(ingress.admitter, "admit", slow)
     call = asyncio.create_task(read(ingress.vllm.generate(ask(request_id="one", stream=True), Caller())))
     await reading.wait()
     ingress.vllm.abort(pb.AbortRequest(request_ids=["one"]), Caller())

@@ -32,7 +32,7 @@ class Scripted:
         """`step`: tokens that come at once; a token is a byte here, or a mark."""
         self.worker = LongWorker(str(self._folder), [])  # its messages need the ingress's tokenizer
         self.ingress = await make_ingress(self._folder, self.worker)
-        self.tokenizer = self.ingress.door.tokenizer
+        self.tokenizer = self.ingress.admitter.tokenizer
         self.ids = self.tokenizer.encode(text)
         stream, messages = self.tokenizer.detokenizer(), [StreamMessage(cached_tokens=0, weights=0, contents="aa")]
         for at in range(0, len(self.ids), step):

@@ -75,7 +75,7 @@ class RequestAdmitter:
             self._info = replace(self._info, max_model_len=context)
         return self._info
 
-    def most(self, prompts: int = 4) -> BodyLimits:
+    def body_limits(self, prompts: int = 4) -> BodyLimits:
         """Return how many values a body may hold: enough for `prompts` prompts of token ids that fill the context."""
         context = self.info.max_model_len
         return BodyLimits(values=max(MIN_VALUES, prompts * context), members=max(MIN_VALUES, context))
@@ -88,57 +88,57 @@ class RequestAdmitter:
                 code="model_not_found",
             )
 
-    async def admit(self, ask: ParsedRequest, caller: Caller) -> AdmittedRequest:
+    async def admit(self, parsed: ParsedRequest, caller: Caller) -> AdmittedRequest:
         """Validate a request. Raises InvalidRequest naming the client's field, NotFound, DeadlineExceeded."""
-        access_log.current_record().named(ask.client_id, ask.labels)
+        access_log.current_record().named(parsed.client_id, parsed.labels)
         try:
-            return await self._admit(ask, caller)
+            return await self._admit(parsed, caller)
         except InvalidRequest as error:
-            raise _in_wire_names(error, ask.wire_names) from None
+            raise _in_wire_names(error, parsed.wire_names) from None
 
-    async def _admit(self, ask: ParsedRequest, caller: Caller) -> AdmittedRequest:
-        self.check_model(ask.model)
-        _check_priority(ask.priority)
-        _check_timeout(ask.timeout_s)
-        timeout_s, began = _sooner(ask.timeout_s, caller.timeout_s), caller.arrived_s
+    async def _admit(self, parsed: ParsedRequest, caller: Caller) -> AdmittedRequest:
+        self.check_model(parsed.model)
+        _check_priority(parsed.priority)
+        _check_timeout(parsed.timeout_s)
+        timeout_s, began = _sooner(parsed.timeout_s, caller.timeout_s), caller.arrived_s
         try:
             async with asyncio.timeout(_left(timeout_s, began)):
-                sampling = await self._sampling(ask)
+                sampling = await self._sampling(parsed)
                 prompt_ids, is_cut = await self._read_prompt(
-                    ask.prompt,
-                    chat=ask.chat,
-                    template_arguments=ask.template_arguments,
-                    tools=ask.tools.tools,
-                    parse_special=ask.parse_special,
-                    add_special_tokens=ask.add_special_tokens,
-                    add_generation_prompt=ask.add_generation_prompt,
-                    continue_final_message=ask.continue_final_message,
-                    cut=self._cut(ask, sampling),
-                    cut_end=ask.truncate_end,
-                    name=ask.prompt_name,
+                    parsed.prompt,
+                    chat=parsed.chat,
+                    template_arguments=parsed.template_arguments,
+                    tools=parsed.tools.tools,
+                    parse_special=parsed.parse_special,
+                    add_special_tokens=parsed.add_special_tokens,
+                    add_generation_prompt=parsed.add_generation_prompt,
+                    continue_final_message=parsed.continue_final_message,
+                    cut=self._cut(parsed, sampling),
+                    cut_end=parsed.truncate_end,
+                    name=parsed.prompt_name,
                 )
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the request began") from None
         except InvalidRequest as error:
-            if ask.truncate is None or error.code != "context_length_exceeded":
+            if parsed.truncate is None or error.code != "context_length_exceeded":
                 raise
-            field = "messages" if ask.chat else ask.prompt_name
+            field = "messages" if parsed.chat else parsed.prompt_name
             raise self._too_long(
                 field, f"it is more than {MAX_TRUNCATED_CONTEXTS} times what it would be cut to at most"
             ) from None
-        sampling = self._fit(sampling, prompt_ids, ask)
+        sampling = self._fit(sampling, prompt_ids, parsed)
         request = Request(
             request_id=secrets.token_hex(16),
             prompt_ids=tuple(prompt_ids),
             sampling=sampling,
-            output_ids=self._output_ids(ask.output_ids, sampling.n),
+            output_ids=self._output_ids(parsed.output_ids, sampling.n),
             deadline_s=_left(timeout_s, began),
-            priority=ask.priority,
+            priority=parsed.priority,
             tenant=caller.tenant,
             cache_salt=self._salt_of(caller.tenant),
-            pooling=ask.pooling,
+            pooling=parsed.pooling,
         )
-        return AdmittedRequest(request, ask, self.info.name, int(time.time()), prompt_is_cut=is_cut)
+        return AdmittedRequest(request, parsed, self.info.name, int(time.time()), prompt_is_cut=is_cut)
 
     async def prompt_ids(self, prompt: str | Sequence[Any], **how: Any) -> Sequence[int]:
         """Return the token ids of a prompt that is not cut. `how`: the named arguments of `_read_prompt`."""
@@ -166,7 +166,7 @@ class RequestAdmitter:
         refused. Also returns whether ids were cut off.
         """
         limit = self.info.max_model_len * (1 if cut is None else MAX_TRUNCATED_CONTEXTS)
-        kept = slice(cut) if cut_end or cut is None else slice(-cut, None)
+        span = slice(cut) if cut_end or cut is None else slice(-cut, None)
         if chat:
             if isinstance(prompt, Sequence) and len(prompt) > limit:  # each of them is a token at least
                 raise self._too_long("messages", f"there are {len(prompt)} of them")
@@ -177,9 +177,9 @@ class RequestAdmitter:
                 "continue_final_message": continue_final_message,
             }
             ids = await self._tokens(self.tokenizer.begin_chat, prompt, max_tokens=limit, **chosen)
-            return ids[kept], len(ids[kept]) < len(ids)
+            return ids[span], len(ids[span]) < len(ids)
         if not isinstance(prompt, str):
-            given = prompt[kept] if isinstance(prompt, list | tuple) else prompt
+            given = prompt[span] if isinstance(prompt, list | tuple) else prompt
             return self.check_ids(name, given), len(given) < len(prompt)
         how: dict[str, Any] = {"parse_special": parse_special, "max_tokens": limit, "param": name}
         if len(prompt) <= SHORT_CHARS and parse_special and not self.tokenizer.uses_own_process:
@@ -188,11 +188,11 @@ class RequestAdmitter:
             ids = await self._tokens(self.tokenizer.begin_encode, prompt, add_special_tokens, **how)
         if not prompt or not ids:
             raise InvalidRequest(f"{name}: it is empty; give at least one token", param=name, code="invalid_value")
-        return ids[kept], len(ids[kept]) < len(ids)
+        return ids[span], len(ids[span]) < len(ids)
 
-    def _cut(self, ask: ParsedRequest, sampling: SamplingParams) -> int | None:
+    def _cut(self, parsed: ParsedRequest, sampling: SamplingParams) -> int | None:
         """Return to how many tokens the prompt is cut; None if it is not. Raises InvalidRequest."""
-        cut, context = ask.truncate, self.info.max_model_len
+        cut, context = parsed.truncate, self.info.max_model_len
         if cut is None:
             return None
         if type(cut) is not int or cut == 0 or not -1 <= cut <= context:
@@ -204,7 +204,7 @@ class RequestAdmitter:
             )
         if cut > 0:
             return cut
-        output = 0 if ask.pooling is not None else sampling.max_tokens or ask.default_max_tokens or 1
+        output = 0 if parsed.pooling is not None else sampling.max_tokens or parsed.default_max_tokens or 1
         return max(context - output, 1)
 
     async def text(self, field: str, ids: Sequence[Any], *, skip_special_tokens: bool) -> str:
@@ -264,31 +264,31 @@ class RequestAdmitter:
         group = self.groups.get(tenant)
         return self._salt + (b"tenant " + tenant.encode() if group is None else b"group " + group.encode())
 
-    async def _sampling(self, ask: ParsedRequest) -> SamplingParams:
-        given = {name: value for name, value in ask.sampling.items() if value is not None}
+    async def _sampling(self, parsed: ParsedRequest) -> SamplingParams:
+        given = {name: value for name, value in parsed.sampling.items() if value is not None}
         if isinstance(given.get("logit_bias"), list):
-            given["logit_bias"] = await bias_by_token(given["logit_bias"], self._ids_of_words)
+            given["logit_bias"] = await bias_by_token(given["logit_bias"], self._word_token_ids)
         sampling = SamplingParams(**{**self._defaults, **given})
         sampling.check_vocabulary(self.info.vocab_size)
         return replace(sampling, seed=fresh_seed()) if sampling.seed in (None, DRAWN_SEED) else sampling
 
-    async def _ids_of_words(self, text: str) -> Sequence[int]:
+    async def _word_token_ids(self, text: str) -> Sequence[int]:
         """Return the token ids of a text by itself, in which no text counts as a special token."""
         limit = self.info.max_model_len
         how: dict[str, Any] = {"parse_special": False, "max_tokens": limit, "param": "logit_bias"}
         return await self._tokens(self.tokenizer.begin_encode, text, False, **how)
 
-    def _fit(self, sampling: SamplingParams, prompt_ids: Sequence[int], ask: ParsedRequest) -> SamplingParams:
+    def _fit(self, sampling: SamplingParams, prompt_ids: Sequence[int], parsed: ParsedRequest) -> SamplingParams:
         """Set max_tokens: as asked, else the protocol's default, else until the context is full."""
-        room = self.info.max_model_len - len(prompt_ids)
-        field = "messages" if ask.chat else ask.prompt_name
-        if room < (ask.pooling is None):
+        free_tokens = self.info.max_model_len - len(prompt_ids)
+        field = "messages" if parsed.chat else parsed.prompt_name
+        if free_tokens < (parsed.pooling is None):
             raise self._too_long(field, f"it has {len(prompt_ids)} tokens")
-        if ask.pooling is not None:
+        if parsed.pooling is not None:
             return sampling
         if sampling.prompt_logprobs is not None:
-            _check_values(len(prompt_ids) * (1 + sampling.prompt_logprobs), ask.times_shown(sampling.n))
-        return replace(sampling, max_tokens=resolve_max_tokens(sampling, room, ask.default_max_tokens))
+            _check_values(len(prompt_ids) * (1 + sampling.prompt_logprobs), parsed.times_shown(sampling.n))
+        return replace(sampling, max_tokens=resolve_max_tokens(sampling, free_tokens, parsed.default_max_tokens))
 
     def _output_ids(self, output_ids: Sequence[Sequence[int]], n: int) -> tuple[tuple[int, ...], ...]:
         if not output_ids:

@@ -19,22 +19,22 @@ LARGE_RESPONSE_VALUES = 2**12  # so many values are written in a thread: every s
 class LogprobBudget:
     """Budget for the log-probabilities of one call's answer, of all its prompts and choices together.
 
-    The size of an answer is not known beforehand, so it is counted as it arrives. wire_names: as in `Ask`.
+    The size of an answer is not known beforehand, so it is counted as it arrives. wire_names: as in `ParsedRequest`.
     """
 
-    def __init__(self, wire_names: Mapping[str, str] | None = None, most: int = MAX_RESPONSE_LOGPROBS) -> None:
+    def __init__(self, wire_names: Mapping[str, str] | None = None, max_logprobs: int = MAX_RESPONSE_LOGPROBS) -> None:
         self.taken = 0
-        self._most = most
+        self._max_logprobs = max_logprobs
         self._wire_names = wire_names or {}
 
     def take(self, entries: Iterable[PromptLogprob], times: int = 1) -> None:
         """Count these entries, each `times` times. Raises InvalidRequest when the budget is used up."""
         self.taken += count_logprob_values(entries) * times
-        if self.taken > self._most:
+        if self.taken > self._max_logprobs:
             name = self._wire_names.get("logprobs", "logprobs")
             raise InvalidRequest(
-                f"{name}: the answer has come to more than {self._most} log-probabilities, alternatives included; "
-                "ask for fewer, or for a stream of them",
+                f"{name}: the answer has come to more than {self._max_logprobs} log-probabilities, alternatives "
+                "included; ask for fewer, or for a stream of them",
                 param=name,
                 code="answer_too_large",
             )
@@ -68,7 +68,7 @@ class CollectedChoice:
 
 @dataclass(slots=True)
 class CollectedResponse:
-    """A whole answer, as it is collected. Raises InvalidRequest when its `room` is used up.
+    """A whole answer, as it is collected. Raises InvalidRequest when its `budget` is used up.
 
     logprobs      whether log-probabilities of the output are kept
     prompt_shown  how often the answer has those of the prompt
@@ -76,7 +76,7 @@ class CollectedResponse:
     """
 
     choices: list[CollectedChoice]
-    room: LogprobBudget = field(default_factory=LogprobBudget)
+    budget: LogprobBudget = field(default_factory=LogprobBudget)
     logprobs: bool = True
     prompt_shown: int = 1
     cached_tokens: int = 0
@@ -89,35 +89,40 @@ class CollectedResponse:
 
     def add(self, message: StreamMessage) -> None:
         self.cached_tokens = self.cached_tokens if message.cached_tokens is None else message.cached_tokens
-        if (told := message.weights_status) is not None:
-            self.weights.append(told)
+        if (weights := message.weights_status) is not None:
+            self.weights.append(weights)
         if message.prompt_logprobs is not None:
             self.prompt_logprobs = message.prompt_logprobs
-            self.room.take(message.prompt_logprobs, self.prompt_shown)
+            self.budget.take(message.prompt_logprobs, self.prompt_shown)
         for delta in message.deltas:
             self.choices[delta.index].add(delta, logprobs=self.logprobs)
             if self.logprobs and delta.logprobs is not None:
-                self.room.take(delta.logprobs)
+                self.budget.take(delta.logprobs)
 
 
 async def collect_response(
-    messages: AsyncIterable[StreamMessage], n: int, room: LogprobBudget, *, logprobs: bool = True, prompt_shown: int = 1
+    messages: AsyncIterable[StreamMessage],
+    n: int,
+    budget: LogprobBudget,
+    *,
+    logprobs: bool = True,
+    prompt_shown: int = 1,
 ) -> CollectedResponse:
     """Return every choice of a router's stream. The stream raises for a choice that is cut off; InvalidRequest if
     it is too large.
     """
     choices = [CollectedChoice(index) for index in range(n)]
-    gathered = CollectedResponse(choices, room, logprobs=logprobs, prompt_shown=prompt_shown)
+    gathered = CollectedResponse(choices, budget, logprobs=logprobs, prompt_shown=prompt_shown)
     async for message in messages:
         gathered.add(message)
     return gathered
 
 
-async def encode_response(room: LogprobBudget, write: Callable[[], T]) -> T:
+async def encode_response(budget: LogprobBudget, write: Callable[[], T]) -> T:
     """Return the result of `write` for an answer; a large one is written in a thread, so that streams go on
     meanwhile.
     """
-    return await encode_values(room.taken, write)
+    return await encode_values(budget.taken, write)
 
 
 async def encode_values(values: int, write: Callable[[], T]) -> T:

@@ -28,14 +28,14 @@ class ConcurrentPrompts:
 
     def __init__(self, router: RequestStreamer) -> None:
         self._router = router
-        self._room = asyncio.Semaphore(MAX_PROMPTS_AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_PROMPTS_AT_ONCE)
         self._inside = 0  # under way, or being tried
         self._ended = asyncio.Event()  # the next one
 
     async def stream(self, request: Request, *, whole: bool = False) -> AsyncGenerator[StreamMessage, None]:
         clock = asyncio.get_running_loop().time
         ends = None if request.deadline_s is None else clock() + request.deadline_s
-        await _by(ends, self._room.acquire())
+        await _by(ends, self._slots.acquire())
         try:
             while True:
                 ended, begun, refused = self._ended, False, False
@@ -58,7 +58,7 @@ class ConcurrentPrompts:
                         self._ended = asyncio.Event()
                 await _by(ends, ended.wait())
         finally:
-            self._room.release()
+            self._slots.release()
 
 
 async def _by(ends: float | None, awaited: Awaitable[object]) -> None:

@@ -93,7 +93,7 @@ class AdmittedRequest:
     """A validated request, and what its answer needs besides."""
 
     request: Request
-    ask: ParsedRequest
+    parsed: ParsedRequest
     model: str
     created: int  # Unix seconds
     admitted_s: float = field(default_factory=time.monotonic)
@@ -102,7 +102,7 @@ class AdmittedRequest:
 
     @property
     def prompt_shown(self) -> int:
-        return self.ask.times_shown(self.request.sampling.n)
+        return self.parsed.times_shown(self.request.sampling.n)
 
     def now(self) -> Request:
         """Return the request with the time that is left of its deadline, since other prompts of its call were read

@@ -75,16 +75,16 @@ class HealthProtocol:
         Ends with NOT_SERVING as soon as the service drains. Raises Overloaded beyond MAX_WATCHES and MAX_OF_TENANT.
         """
         places = {(caller.tenant, caller.peer): MAX_WATCHES, (caller.tenant, _ALL): MAX_OF_TENANT}
-        for place, most in places.items():
-            if self._watches[place] >= most:
-                raise Overloaded(f"at most {most} watches at a time", code="too_many_watches")
+        for place, limit in places.items():
+            if self._watches[place] >= limit:
+                raise Overloaded(f"at most {limit} watches at a time", code="too_many_watches")
         self._watches.update(places.keys())
         try:
             last = None
             while True:
                 draining = self._router.draining  # read before the answer, so that the last response says NOT_SERVING
-                known = request.service in self._services
-                response = _response(await self._shared()) if known else pb.HealthCheckResponse(status=_UNKNOWN)
+                is_served = request.service in self._services
+                response = _response(await self._shared()) if is_served else pb.HealthCheckResponse(status=_UNKNOWN)
                 if response != last:
                     yield response
                 last = response
@@ -106,12 +106,12 @@ class HealthProtocol:
         drains.
         """
         if self._poll is None:
-            self._poll = asyncio.create_task(self._ask())
+            self._poll = asyncio.create_task(self._query_health())
         poll = self._poll
         await wait_for_first(poll, self._router.stopping)
         return not self._router.draining and poll.result()
 
-    async def _ask(self) -> bool:
+    async def _query_health(self) -> bool:
         try:
             await self._router.load()
         except MotleyError:

@@ -191,15 +191,15 @@ def _input(tensor: pb.ModelInferRequest.InferInputTensor, raw: bytes | None) -> 
 
 
 def _typed(tensor: pb.ModelInferRequest.InferInputTensor) -> Elements:
-    wanted = _CONTENTS.get(tensor.datatype)
+    field_name = _CONTENTS.get(tensor.datatype)
     for field, _ in tensor.contents.ListFields():
-        if field.name != wanted:
+        if field.name != field_name:
             raise InvalidRequest(
-                f"{tensor.name[:80]}: {field.name} are not of datatype {tensor.datatype[:40]!r}; expected {wanted}",
+                f"{tensor.name[:80]}: {field.name} are not of datatype {tensor.datatype[:40]!r}; expected {field_name}",
                 param=tensor.name[:80],
                 code="invalid_value",
             )
-    return tuple(getattr(tensor.contents, wanted)) if wanted else ()
+    return tuple(getattr(tensor.contents, field_name)) if field_name else ()
 
 
 def _output_name(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> str:

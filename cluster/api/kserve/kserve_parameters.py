@@ -50,17 +50,17 @@ _CONSTRAINTS = {"json": "json_schema"} | {name: name for name in CONSTRAINTS}
 
 
 def own_parameter_name(
-    name: str, value: Any, path: str, known: Collection[str], unknown: UnknownFieldPolicy
+    name: str, value: Any, path: str, supported: Collection[str], unknown: UnknownFieldPolicy
 ) -> str | None:
-    """Return Motley's name of the parameter `name`, one of `known`; None if it asks for nothing or is ignored.
+    """Return Motley's name of the parameter `name`, one of `supported`; None if it asks for nothing or is ignored.
 
     `path` is the client's name for errors. Raises InvalidRequest for one that would change the answer but is not
     supported.
     """
-    if value is None or asks_for_nothing(name, value):
+    if value is None or is_neutral(name, value):
         return None
     foreign, field = _FOREIGN.get(name), _COMPLETIONS.get(name)
-    if name in known:
+    if name in supported:
         return name
     if foreign is None and field is None and name not in _SEQUENCES and name not in _INSTEAD:
         unknown.meet(f"parameters.{name}", value, path)
@@ -86,7 +86,7 @@ def own_parameter_name(
         return None
     if foreign.effect is FieldEffect.REFUSED:
         raise unsupported_field(path, foreign.why, value if foreign.neutral else None)
-    return own_parameter_name(foreign.why, value, path, known, unknown)
+    return own_parameter_name(foreign.why, value, path, supported, unknown)
 
 
 def is_item(name: str) -> bool:
@@ -94,7 +94,7 @@ def is_item(name: str) -> bool:
     return name in _FOREIGN and _FOREIGN[name].is_item
 
 
-def asks_for_nothing(name: str, value: Any) -> bool:
+def is_neutral(name: str, value: Any) -> bool:
     """Return whether this value of the parameter, or what its text holds, counts as leaving it out."""
     if name == "stream_options" and isinstance(value, dict):
         return not any(value.values())

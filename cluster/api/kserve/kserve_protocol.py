@@ -29,7 +29,7 @@ from ..common.fields.unknown_fields import UnknownFieldPolicy
 from ..common.fields.wire_names import in_wire_names
 from ..common.parsed_request import AdmittedRequest
 from .kserve_request import EMPTY_FINAL, VERSION, InferRequest, check_version, grammar_bytes, parse_infer_request
-from .kserve_response import InferResponse, output_tensors, usage, wanted_outputs, weights_parameter
+from .kserve_response import InferResponse, output_tensors, requested_outputs, usage, weights_parameter
 from .kserve_statistics import InferStatistics
 
 FINAL = "triton_final_response"
@@ -49,8 +49,8 @@ class ModelIndexEntry:
 class KServeProtocol:
     """KServe's calls. They raise MotleyError; only `infer_stream` returns errors as responses."""
 
-    def __init__(self, door: RequestAdmitter, router: Router, unknown: UnknownFieldPolicy | None = None) -> None:
-        self.door = door
+    def __init__(self, admitter: RequestAdmitter, router: Router, unknown: UnknownFieldPolicy | None = None) -> None:
+        self.admitter = admitter
         self.unknown = unknown or UnknownFieldPolicy()
         self._router = router
         self.statistics = InferStatistics()
@@ -60,7 +60,9 @@ class KServeProtocol:
             return await self._infer(request, caller)
 
     async def _infer(self, request: InferRequest, caller: Caller) -> InferResponse:
-        infer = await self.door.read(parse_infer_request, request, self.unknown, grammar_bytes=grammar_bytes(request))
+        infer = await self.admitter.read(
+            parse_infer_request, request, self.unknown, grammar_bytes=grammar_bytes(request)
+        )
         if infer.streaming:
             raise InvalidRequest(
                 "streaming: this call has one response; use ModelStreamInfer", param="streaming", code="invalid_value"
@@ -68,8 +70,8 @@ class KServeProtocol:
         if infer.empty_final:
             raise unsupported_field(f"parameters.{EMPTY_FINAL}", "this call has one response; use ModelStreamInfer")
         with in_wire_names(infer.names):
-            admitted = await self.door.admit(infer.ask, caller)
-        return await self._whole(admitted, wanted_outputs(request.outputs, admitted.request.sampling))
+            admitted = await self.admitter.admit(infer.parsed, caller)
+        return await self._whole(admitted, requested_outputs(request.outputs, admitted.request.sampling))
 
     async def infer_stream(self, request: InferRequest, caller: Caller) -> AsyncGenerator[InferResponse, None]:
         """Yield the responses to one request of a stream, the last of them marked. Never raises MotleyError."""
@@ -87,18 +89,18 @@ class KServeProtocol:
         stream.
         """
         with self.statistics.counted():
-            infer = await self.door.read(
+            infer = await self.admitter.read(
                 parse_infer_request, request, self.unknown, grammar_bytes=grammar_bytes(request)
             )
             with in_wire_names(infer.names):
-                admitted = await self.door.admit(infer.ask, caller)
-            wanted = wanted_outputs(request.outputs, admitted.request.sampling)
+                admitted = await self.admitter.admit(infer.parsed, caller)
+            output_names = requested_outputs(request.outputs, admitted.request.sampling)
             if not infer.streaming:
-                yield await self._whole(admitted, wanted)
+                yield await self._whole(admitted, output_names)
                 return
             async with (
                 aclosing(self._router.stream(admitted.request)) as messages,
-                aclosing(_parts(admitted, wanted, messages)) as parts,
+                aclosing(_parts(admitted, output_names, messages)) as parts,
             ):
                 async for part in parts:
                     yield part
@@ -125,7 +127,7 @@ class KServeProtocol:
         reason = await self.unready_reason()
         if ready and reason:
             return []
-        return [ModelIndexEntry(self.door.info.name, VERSION, "UNAVAILABLE" if reason else "READY", reason)]
+        return [ModelIndexEntry(self.admitter.info.name, VERSION, "UNAVAILABLE" if reason else "READY", reason)]
 
     def serves(self, name: str, version: str) -> bool:
         try:
@@ -137,18 +139,18 @@ class KServeProtocol:
     def check_model(self, name: str, version: str) -> None:
         """Raise NotFound unless this model and version are served here."""
         with in_wire_names({"model": "name", "model_version": "version"}):
-            self.door.check_model(name)
+            self.admitter.check_model(name)
             check_version(version)
 
-    async def _whole(self, admitted: AdmittedRequest, wanted: tuple[str, ...]) -> InferResponse:
-        sampling, room = admitted.request.sampling, LogprobBudget(admitted.ask.wire_names)
+    async def _whole(self, admitted: AdmittedRequest, output_names: tuple[str, ...]) -> InferResponse:
+        sampling, budget = admitted.request.sampling, LogprobBudget(admitted.parsed.wire_names)
         async with aclosing(self._router.stream(admitted.request, whole=True)) as messages:
-            gathered = await collect_response(messages, sampling.n, room)
+            gathered = await collect_response(messages, sampling.n, budget)
         return InferResponse(
-            admitted.ask.client_id,
+            admitted.parsed.client_id,
             admitted.model,
             await encode_response(
-                room, lambda: output_tensors(wanted, gathered.choices, sampling, gathered.prompt_logprobs)
+                budget, lambda: output_tensors(output_names, gathered.choices, sampling, gathered.prompt_logprobs)
             ),
             usage(admitted.request, gathered.completion_tokens, gathered.cached_tokens)
             | weights_parameter(gathered.weights),
@@ -162,22 +164,22 @@ def failed_response(request_id: str, error: MotleyError) -> InferResponse:
     """
     access_log.current_record().refused(error)
     prefix = f"[request id: {request_id[:MAX_CLIENT_ID]}] " if request_id else ""
-    told = {"code": error.code, "retry_after": retry_after_s(error)}
-    parameters = {FINAL: True} | {name: value for name, value in told.items() if value is not None}
+    details = {"code": error.code, "retry_after": retry_after_s(error)}
+    parameters = {FINAL: True} | {name: value for name, value in details.items() if value is not None}
     return InferResponse(request_id, parameters=parameters, error=f"{prefix}{error.message}", last=True)
 
 
 async def _parts(
-    admitted: AdmittedRequest, wanted: tuple[str, ...], messages: AsyncIterable[StreamMessage]
+    admitted: AdmittedRequest, output_names: tuple[str, ...], messages: AsyncIterable[StreamMessage]
 ) -> AsyncGenerator[InferResponse, None]:
     """Yield a response for each message that has something new; the last has the usage and all versions of weights."""
     request = admitted.request
-    num_tokens = cached_tokens = num_ended = num_told = 0
+    num_tokens = cached_tokens = num_ended = num_reported = 0
     weights: list[WeightsStatus] = []
     prompt = None
     async for message in messages:
-        if (told := message.weights_status) is not None:
-            weights.append(told)
+        if (reported := message.weights_status) is not None:
+            weights.append(reported)
         cached_tokens = cached_tokens if message.cached_tokens is None else message.cached_tokens
         prompt = prompt or message.prompt_logprobs
         if not message.deltas or any(map(is_cut_off, message.deltas)):
@@ -187,13 +189,13 @@ async def _parts(
         last = num_ended == request.sampling.n
         tensors = await encode_values(
             count_logprob_values(prompt or ()),
-            partial(output_tensors, wanted, message.deltas, request.sampling, prompt),
+            partial(output_tensors, output_names, message.deltas, request.sampling, prompt),
         )
         totals: dict[str, Any] = usage(request, num_tokens, cached_tokens) if last else _NOT_FINAL
-        if last or num_told < len(weights):
+        if last or num_reported < len(weights):
             totals = totals | weights_parameter(weights if last else weights[-1:])
-            num_told = len(weights)
-        yield InferResponse(admitted.ask.client_id, admitted.model, tensors, totals, last=last)
+            num_reported = len(weights)
+        yield InferResponse(admitted.parsed.client_id, admitted.model, tensors, totals, last=last)
         prompt = None
 
 

@@ -61,7 +61,7 @@ class ParsedInferRequest:
     empty response.
     """
 
-    ask: ParsedRequest
+    parsed: ParsedRequest
     names: Mapping[str, str]
     streaming: bool
     empty_final: bool
@@ -81,7 +81,7 @@ def parse_infer_request(request: InferRequest, unknown: UnknownFieldPolicy | Non
     prompt_name, prompt = _prompt(inputs)
     _check_echo(inputs)
     names |= {"prompt": prompt_name, "model": "model_name", "timeout_s": "parameters.timeout"}
-    ask = ParsedRequest(
+    parsed = ParsedRequest(
         model=request.model,
         prompt=prompt,
         prompt_name=prompt_name,
@@ -90,7 +90,7 @@ def parse_infer_request(request: InferRequest, unknown: UnknownFieldPolicy | Non
         timeout_s=timeout_s,
         priority=priority,
     )
-    return ParsedInferRequest(ask, names, _streaming(inputs), empty_final)
+    return ParsedInferRequest(parsed, names, _streaming(inputs), empty_final)
 
 
 def grammar_bytes(request: InferRequest) -> int:

@@ -57,7 +57,7 @@ class InferResponse:
     last: bool = False
 
 
-def wanted_outputs(names: Sequence[str], sampling: SamplingParams) -> tuple[str, ...]:
+def requested_outputs(names: Sequence[str], sampling: SamplingParams) -> tuple[str, ...]:
     """Return the outputs that are asked for, or the request's default ones. Raises InvalidRequest naming one."""
     for name in names:
         if name not in OUTPUTS:
@@ -65,9 +65,9 @@ def wanted_outputs(names: Sequence[str], sampling: SamplingParams) -> tuple[str,
         if names.count(name) > 1:
             raise InvalidRequest(f"outputs.{name}: given twice", param=f"outputs.{name}", code="invalid_value")
         if not _possible(name, sampling):
-            parameter, least = _NEEDS[name]
+            parameter, minimum = _NEEDS[name]
             raise InvalidRequest(
-                f"outputs.{name}: it needs parameters.{parameter} of at least {least}",
+                f"outputs.{name}: it needs parameters.{parameter} of at least {minimum}",
                 param=f"outputs.{name}",
                 code="invalid_value",
             )
@@ -83,17 +83,17 @@ def _default_outputs(sampling: SamplingParams) -> tuple[str, ...]:
 def _possible(name: str, sampling: SamplingParams) -> bool:
     if name not in _NEEDS:
         return True
-    parameter, least = _NEEDS[name]
+    parameter, minimum = _NEEDS[name]
     given = getattr(sampling, parameter)
-    return given is not None and given >= least
+    return given is not None and given >= minimum
 
 
 def output_tensors(
-    wanted: Sequence[str], choices: Choices, sampling: SamplingParams, prompt: Sequence[PromptLogprob] | None
+    output_names: Sequence[str], choices: Choices, sampling: SamplingParams, prompt: Sequence[PromptLogprob] | None
 ) -> list[Tensor]:
-    """Return those of `wanted` that this part of the answer has; the prompt's are in only one of the parts."""
-    return [_BUILD[name](choices, sampling) for name in wanted if name in _BUILD] + [
-        _BUILD_PROMPT[name](prompt, sampling) for name in wanted if name in _BUILD_PROMPT and prompt is not None
+    """Return those of `output_names` that this part of the answer has; the prompt's are in only one of the parts."""
+    return [_BUILD[name](choices, sampling) for name in output_names if name in _BUILD] + [
+        _BUILD_PROMPT[name](prompt, sampling) for name in output_names if name in _BUILD_PROMPT and prompt is not None
     ]
 
 
@@ -112,7 +112,7 @@ def weights_parameter(weights: Sequence[WeightsStatus]) -> dict[str, str]:
     """
     if not weights:
         return {}
-    return {"weights": ",".join(f"{told.version}:{told.contents}".rstrip(":") for told in weights)}
+    return {"weights": ",".join(f"{one.version}:{one.contents}".rstrip(":") for one in weights)}
 
 
 def _texts(choices: Choices, sampling: SamplingParams) -> Tensor:

@@ -48,13 +48,13 @@ class KServeRpcs:
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, caller: Caller) -> pb.ModelMetadataResponse:
         refuse_unknown_fields(request)
         self.kserve.check_model(request.name, request.version)
-        return wire.metadata(self.kserve.door.info)
+        return wire.metadata(self.kserve.admitter.info)
 
     @unary(pb.ModelConfigResponse)
     async def ModelConfig(self, request: pb.ModelConfigRequest, caller: Caller) -> pb.ModelConfigResponse:
         refuse_unknown_fields(request)
         self.kserve.check_model(request.name, request.version)
-        return pb.ModelConfigResponse(config=wire.config(self.kserve.door.info))
+        return pb.ModelConfigResponse(config=wire.config(self.kserve.admitter.info))
 
     @unary(pb.RepositoryIndexResponse)
     async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, caller: Caller) -> pb.RepositoryIndexResponse:

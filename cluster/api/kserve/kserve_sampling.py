@@ -20,12 +20,12 @@ from ..common.fields.json_body import check_json_values, invalid_value, parse_js
 from ..common.fields.same_values import agreed_value
 from ..common.fields.unknown_fields import UnknownFieldPolicy, is_empty_value
 from .kserve_numbers import number_of
-from .kserve_parameters import asks_for_nothing, check_logprobs, is_item, own_parameter_name
+from .kserve_parameters import check_logprobs, is_item, is_neutral, own_parameter_name
 
 SAMPLING_PARAMETERS = "sampling_parameters"
 SAMPLING = frozenset(field.name for field in fields(SamplingParams)) - {"grammar"}
 DO_SAMPLE = "do_sample"
-KNOWN = SAMPLING | {*CONSTRAINTS, DO_SAMPLE}
+SUPPORTED = SAMPLING | {*CONSTRAINTS, DO_SAMPLE}
 _CONSTRAINED = tuple({*CONSTRAINTS, *CONSTRAINT_FIELDS})
 # A parameter cannot hold a list or an object, so clients send these as JSON text.
 _LIST = ((list,), "a JSON list")
@@ -79,9 +79,11 @@ class SamplingReader:
         """Take the parameters of a group. prefix: of their names in errors. as_json: lists and objects need not be
         text. Raises InvalidRequest naming the parameter.
         """
-        for theirs in sorted(group, key=lambda name: name not in KNOWN):  # of two names errors name the other server's
+        for theirs in sorted(
+            group, key=lambda name: name not in SUPPORTED
+        ):  # of two names errors name the other server's
             path, value = f"{prefix}{theirs[:80]}", group[theirs]
-            name = own_parameter_name(theirs, value, path, KNOWN, self._unknown)
+            name = own_parameter_name(theirs, value, path, SUPPORTED, self._unknown)
             if name is not None:
                 self._take(name, theirs, number_of(theirs if is_item(theirs) else name, value), prefix, as_json)
 
@@ -97,13 +99,13 @@ class SamplingReader:
         """Keep the value of a parameter, unless the same one is there. Raises InvalidRequest naming `path` and what it
         said if another one is.
         """
-        present = self.given.get(name)
-        if present is None and name == "max_tokens" and is_unbounded(value):
+        current = self.given.get(name)
+        if current is None and name == "max_tokens" and is_unbounded(value):
             return
-        agreed = value if present is None else agreed_value(name, present, value)
+        agreed = value if current is None else agreed_value(name, current, value)
         if agreed is None:
             raise invalid_value(path, said, f"no value beside {self.names[name].removeprefix(prefix)}")
-        if present is None or agreed is not present:
+        if current is None or agreed is not current:
             self.given[name], self.names[name] = agreed, path
 
     def _take(self, name: str, theirs: str, value: Any, prefix: str, as_json: bool) -> None:
@@ -115,7 +117,7 @@ class SamplingReader:
             value = [value]
         elif name in _JSON:
             value = json_of(name, value, path, as_json=as_json)
-        if asks_for_nothing(name, value):
+        if is_neutral(name, value):
             return
         if name in CONSTRAINTS:
             self._constrain(name, value, path)
@@ -139,7 +141,7 @@ def json_of(name: str, value: Any, path: str, *, as_json: bool) -> Any:
     """Return the list or object that the text of such a parameter holds. as_json: it need not be text. Raises
     InvalidRequest naming `path`.
     """
-    kinds, words = _JSON[name]
+    kinds, expected = _JSON[name]
     if as_json and isinstance(value, kinds):
         return value
     if isinstance(value, str):
@@ -151,5 +153,5 @@ def json_of(name: str, value: Any, path: str, *, as_json: bool) -> Any:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, kinds):
-        raise invalid_value(path, value, f"{words} as a string")
+        raise invalid_value(path, value, f"{expected} as a string")
     return found

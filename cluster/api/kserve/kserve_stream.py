@@ -41,16 +41,16 @@ class StreamInfer:
         self._open = 0  # requests not yet answered
 
     async def responses(self, requests: Requests) -> Responses:
-        async with aclosing(fan_in(self._answers(requests), at_once=MAX_AT_ONCE)) as responses:
+        async with aclosing(fan_in(self._response_streams(requests), at_once=MAX_AT_ONCE)) as responses:
             async for response in responses:
                 yield response
 
-    async def _answers(self, requests: Requests) -> AsyncGenerator[Responses, None]:
+    async def _response_streams(self, requests: Requests) -> AsyncGenerator[Responses, None]:
         """Yield for each request the stream of its responses, not yet started."""
         async with aclosing(self._until_stopping(requests)) as received:
             async for request in received:
                 self._open += 1
-                yield self._answer(request)
+                yield self._respond(request)
 
     async def _until_stopping(self, requests: Requests) -> AsyncGenerator[pb.ModelInferRequest, None]:
         """Yield the requests until the service stops: an idle call must not keep it from stopping."""
@@ -70,7 +70,7 @@ class StreamInfer:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
-    async def _answer(self, request: pb.ModelInferRequest) -> Responses:
+    async def _respond(self, request: pb.ModelInferRequest) -> Responses:
         try:
             infer = wire.infer_request(request)
             async with aclosing(self._protocol.infer_stream(infer, self._caller_now())) as responses:

@@ -44,12 +44,14 @@ def checked_tensor(name: str, datatype: str, shape: Sequence[int], elements: Ele
     return Tensor(name, datatype, tuple(shape), elements)
 
 
-def _count(shape: Sequence[int], most: int) -> int:
-    """Return the number of elements of a shape. Stops above `most`, since the full product may be arbitrarily large."""
+def _count(shape: Sequence[int], max_elements: int) -> int:
+    """Return the number of elements of a shape. Stops above `max_elements`, since the full product may be arbitrarily
+    large.
+    """
     if 0 in shape:
         return 0
     counts = itertools.accumulate(shape, operator.mul, initial=1)
-    return next((count for count in counts if count > most), None) or math.prod(shape)
+    return next((count for count in counts if count > max_elements), None) or math.prod(shape)
 
 
 def format_shape(shape: Sequence[int]) -> str:

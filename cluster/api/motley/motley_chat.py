@@ -28,7 +28,7 @@ def parse_chat_request(request: pb.ChatRequest, template_for: TemplateFor) -> Pa
     InvalidRequest naming the field.
     """
     refuse_unknown_fields(request)
-    use = read_tool_use(_words(request))
+    use = read_tool_use(_openai_fields(request))
     body = {"reasoning_effort": request.reasoning_effort if request.HasField("reasoning_effort") else None}
     template, given = template_for(use.tools), template_argument_values(request.template_arguments)
     arguments = add_reasoning_effort(given, body, template, "template_arguments")
@@ -50,7 +50,7 @@ def openai_tools(given: Sequence[pb.Tool]) -> list[Tool]:
     return check_tools(found) if found else []
 
 
-def tool_call_messages(answer: ParsedAnswer) -> list[pb.ToolCall]:
+def tool_call_messages(parsed: ParsedAnswer) -> list[pb.ToolCall]:
     """Return the tool calls of a whole answer, or the pieces of calls in one message of a stream."""
     return [
         pb.ToolCall(
@@ -58,7 +58,7 @@ def tool_call_messages(answer: ParsedAnswer) -> list[pb.ToolCall]:
             id=new_call_id() if call.name else "",
             function=pb.FunctionCall(name=call.name, arguments=call.arguments),
         )
-        for index, call in sorted(answer.calls.items())
+        for index, call in sorted(parsed.calls.items())
     ]
 
 
@@ -76,7 +76,7 @@ def _call(call: pb.ToolCall) -> dict[str, Any]:
     return {"id": call.id or None, "function": function}
 
 
-def _words(request: pb.ChatRequest) -> dict[str, Any]:
+def _openai_fields(request: pb.ChatRequest) -> dict[str, Any]:
     """Return what a request says of tools, in the fields of OpenAI's chat."""
     parallel = request.parallel_tool_calls if request.HasField("parallel_tool_calls") else None
     choice = _choice(request.tool_choice) if request.HasField("tool_choice") else None

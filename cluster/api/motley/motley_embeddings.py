@@ -24,7 +24,7 @@ def parse_embeddings_request(request: pb.EmbeddingsRequest) -> list[ParsedReques
         raise _invalid("inputs", f"0 of them; expected 1 to {MAX_INPUTS}")
     if request.pooling not in _POOLING:
         raise _invalid("pooling", f"{request.pooling} is not accepted; expected POOLING_LAST or POOLING_MEAN")
-    return [_ask(request, item, f"inputs[{index}]") for index, item in enumerate(request.inputs)]
+    return [_parse_item(request, item, f"inputs[{index}]") for index, item in enumerate(request.inputs)]
 
 
 def embeddings_message(
@@ -32,16 +32,16 @@ def embeddings_message(
 ) -> pb.EmbeddingsResponse:
     """Return the response for messages with embeddings of prompts that have so many `tokens` together."""
     vectors = [unit_length(one) if normalize else one.embedding for one in embedded]
-    told = dict.fromkeys(one.weights_status for one in embedded if one.weights_status is not None)
+    weights = dict.fromkeys(one.weights_status for one in embedded if one.weights_status is not None)
     return pb.EmbeddingsResponse(
         model=model,
         embeddings=[pb.Embedding(values=vector) for vector in vectors],
         usage=pb.Usage(prompt_tokens=tokens, cached_tokens=sum(one.cached_tokens or 0 for one in embedded)),
-        weights=map(weights_message, told),
+        weights=map(weights_message, weights),
     )
 
 
-def _ask(request: pb.EmbeddingsRequest, item: pb.EmbeddingInput, name: str) -> ParsedRequest:
+def _parse_item(request: pb.EmbeddingsRequest, item: pb.EmbeddingInput, name: str) -> ParsedRequest:
     kind = item.WhichOneof("input")
     if kind is None:
         raise InvalidRequest(f"{name}: give text or token_ids", param=name, code="missing_field")

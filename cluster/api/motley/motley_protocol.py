@@ -25,11 +25,11 @@ from .motley_response import AnswerReaders, MotleyResponseBuilder
 class MotleyProtocol:
     """Calls of motley.v1.Inference: one method for each RPC. They raise MotleyError."""
 
-    def __init__(self, door: RequestAdmitter, router: Router, chats: ChatAdmitter) -> None:
-        self._door = door
+    def __init__(self, admitter: RequestAdmitter, router: Router, chats: ChatAdmitter) -> None:
+        self._admitter = admitter
         self._router = router
         self._chats = chats
-        self._replies = MotleyResponseBuilder(door.tokenizer)
+        self._replies = MotleyResponseBuilder(admitter.tokenizer)
 
     async def complete(self, request: pb.CompleteRequest, caller: Caller) -> pb.Completion:
         return await self._whole(await self._completion(request, caller))
@@ -44,19 +44,21 @@ class MotleyProtocol:
         return self._chunks(partial(self._chat, request, caller))
 
     async def embeddings(self, request: pb.EmbeddingsRequest, caller: Caller) -> pb.EmbeddingsResponse:
-        admitted = [await self._door.admit(ask, caller) for ask in motley_embeddings.parse_embeddings_request(request)]
+        admitted = [
+            await self._admitter.admit(parsed, caller) for parsed in motley_embeddings.parse_embeddings_request(request)
+        ]
         embedded = await embed_all(self._router, admitted, "inputs")
         normalize = request.normalize if request.HasField("normalize") else True
         values = sum(len(one.embedding or ()) for one in embedded)
         tokens = sum(len(one.request.prompt_ids) for one in admitted)
         whole = partial(
-            motley_embeddings.embeddings_message, self._door.info.name, embedded, tokens, normalize=normalize
+            motley_embeddings.embeddings_message, self._admitter.info.name, embedded, tokens, normalize=normalize
         )
         return await encode_values(values, whole)
 
     async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
         refuse_unknown_fields(request)
-        self._door.check_model(request.model)
+        self._admitter.check_model(request.model)
         if request.WhichOneof("input") == "chat":
             if request.HasField("add_special_tokens"):
                 raise InvalidRequest(
@@ -67,53 +69,53 @@ class MotleyProtocol:
             ids = await self._chat_ids(request.chat)
         elif request.WhichOneof("input") == "text":
             special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-            ids = await self._door.prompt_ids(request.text, add_special_tokens=special)
+            ids = await self._admitter.prompt_ids(request.text, add_special_tokens=special)
         else:
             raise InvalidRequest("input: give text or chat", param="input", code="missing_field")
-        return pb.TokenizeResponse(token_ids=ids, max_model_len=self._door.info.max_model_len)
+        return pb.TokenizeResponse(token_ids=ids, max_model_len=self._admitter.info.max_model_len)
 
     async def detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
         refuse_unknown_fields(request)
-        self._door.check_model(request.model)
-        text = await self._door.text(
+        self._admitter.check_model(request.model)
+        text = await self._admitter.text(
             "token_ids", tuple(request.token_ids), skip_special_tokens=request.skip_special_tokens
         )
         return pb.DetokenizeResponse(text=text)
 
     def list_models(self, request: pb.ListModelsRequest) -> pb.ListModelsResponse:
         refuse_unknown_fields(request)
-        return pb.ListModelsResponse(models=[wire.model_message(self._door.info)])
+        return pb.ListModelsResponse(models=[wire.model_message(self._admitter.info)])
 
     def get_model(self, request: pb.GetModelRequest) -> pb.Model:
         refuse_unknown_fields(request)
-        self._door.check_model(request.model)
-        return wire.model_message(self._door.info)
+        self._admitter.check_model(request.model)
+        return wire.model_message(self._admitter.info)
 
     async def _completion(self, request: pb.CompleteRequest, caller: Caller) -> AdmittedRequest:
-        ask = await self._door.read(
+        parsed = await self._admitter.read(
             wire.parse_complete_request, request, grammar_bytes=request.sampling.grammar.ByteSize()
         )
-        return await self._door.admit(ask, caller)
+        return await self._admitter.admit(parsed, caller)
 
     async def _chat(self, request: pb.ChatRequest, caller: Caller) -> AdmittedRequest:
         size = request.sampling.grammar.ByteSize() + sum(tool.ByteSize() for tool in request.tools[: MAX_TOOLS + 1])
         template_for = self._chats.template_for
-        ask = await self._door.read(motley_chat.parse_chat_request, request, template_for, grammar_bytes=size)
-        return await self._chats.admit(ask, caller)
+        parsed = await self._admitter.read(motley_chat.parse_chat_request, request, template_for, grammar_bytes=size)
+        return await self._chats.admit(parsed, caller)
 
     def _readers(self, admitted: AdmittedRequest) -> AnswerReaders:
         """Return a reader for each choice of a chat, which has skipped what a resumed chat has already sent."""
         request = admitted.request
-        readers = [self._chats.reader(admitted) for _ in range(request.sampling.n if admitted.ask.chat else 0)]
+        readers = [self._chats.reader(admitted) for _ in range(request.sampling.n if admitted.parsed.chat else 0)]
         for reader, ids in zip(readers, request.output_ids, strict=False):
             reader.skip(request, ids)
         return readers
 
     async def _whole(self, admitted: AdmittedRequest) -> pb.Completion:
-        room, readers = LogprobBudget(admitted.ask.wire_names), self._readers(admitted)
+        budget, readers = LogprobBudget(admitted.parsed.wire_names), self._readers(admitted)
         async with aclosing(self._router.stream(admitted.request, whole=True)) as messages:
-            gathered = await collect_response(messages, admitted.request.sampling.n, room)
-        return await encode_response(room, lambda: self._replies.completion(admitted, gathered, readers))
+            gathered = await collect_response(messages, admitted.request.sampling.n, budget)
+        return await encode_response(budget, lambda: self._replies.completion(admitted, gathered, readers))
 
     async def _chunks(
         self, admit: Callable[[], Awaitable[AdmittedRequest]]
@@ -127,7 +129,7 @@ class MotleyProtocol:
                 yield chunk
 
     async def _chat_ids(self, chat: pb.ChatMessages) -> Sequence[int]:
-        return await self._door.prompt_ids(
+        return await self._admitter.prompt_ids(
             motley_chat.openai_messages(chat.messages),
             chat=True,
             template_arguments=motley_chat.template_argument_values(chat.template_arguments),

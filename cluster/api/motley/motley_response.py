@@ -32,7 +32,7 @@ class MotleyResponseBuilder:
             choices=[self._choice(choice, readers) for choice in gathered.choices],
             prompt_logprobs=self._prompt_logprobs(gathered.prompt_logprobs),
             usage=_usage(admitted, gathered.completion_tokens, gathered.cached_tokens, readers),
-            weights=[weights_message(told) for told in gathered.weights],
+            weights=[weights_message(weights) for weights in gathered.weights],
         )
 
     async def chunks(
@@ -41,17 +41,17 @@ class MotleyResponseBuilder:
         """Yield one chunk for each message; the first has `started`, an extra last one has `usage`."""
         yield pb.CompletionChunk(started=self.started(admitted))
         num_tokens = cached_tokens = 0
-        told: WeightsStatus | None = None
+        weights: WeightsStatus | None = None
         async for message in stream:
             num_tokens += sum(len(delta.token_ids) for delta in message.deltas)
             cached_tokens = cached_tokens if message.cached_tokens is None else message.cached_tokens
-            told = message.weights_status or told
+            weights = message.weights_status or weights
             if message.deltas or message.prompt_logprobs:
                 values = count_logprob_values(message.prompt_logprobs or ())
                 chunk = await encode_values(values, partial(self._chunk, message, readers))
-                if told is not None:
-                    chunk.weights.CopyFrom(weights_message(told))
-                    told = None
+                if weights is not None:
+                    chunk.weights.CopyFrom(weights_message(weights))
+                    weights = None
                 yield chunk
         yield pb.CompletionChunk(usage=_usage(admitted, num_tokens, cached_tokens, readers))
 
@@ -59,7 +59,7 @@ class MotleyResponseBuilder:
         request = admitted.request
         return pb.Started(
             request_id=request.request_id,
-            client_request_id=admitted.ask.client_id,
+            client_request_id=admitted.parsed.client_id,
             model=admitted.model,
             seed=request.sampling.seed or 0,
             prompt_tokens=len(request.prompt_ids),
@@ -106,8 +106,8 @@ class MotleyResponseBuilder:
             yield pb.PromptLogprob(token=None if entry is None else self._logprob(entry))
 
 
-def weights_message(told: WeightsStatus) -> pb.Weights:
-    return pb.Weights(version=told.version, contents=told.contents)
+def weights_message(weights: WeightsStatus) -> pb.Weights:
+    return pb.Weights(version=weights.version, contents=weights.contents)
 
 
 def _take_apart(choice: Delta | CollectedChoice, reader: AnswerReader, reply: pb.Choice) -> None:

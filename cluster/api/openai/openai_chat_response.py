@@ -39,10 +39,10 @@ class ChatForm:
 
     def choice(self, choice: CollectedChoice, admitted: AdmittedRequest, echo: EchoedPrompt | None) -> JsonObject:
         reader = self._new()
-        answer = reader.read(choice.text, choice.token_ids, last=True)
+        parsed = reader.read(choice.text, choice.token_ids, last=True)
         logprobs = self._tokens.content(choice.logprobs)
         ids = {"token_ids": list(choice.token_ids)} if self._token_ids else {}
-        message = _message(answer, reasoning=self._reasoning)
+        message = _message(parsed, reasoning=self._reasoning)
         return {"message": message, "logprobs": logprobs} | ids | finish_fields(choice, called=reader.called)
 
     def stream(self, admitted: AdmittedRequest, echo: EchoedPrompt | None) -> _ChatChunks:
@@ -70,8 +70,8 @@ class _ChatChunks:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
     def delta(self, delta: Delta) -> JsonObject | None:
-        answer = self._reader.read(delta.text, delta.token_ids, last=delta.finish_reason is not None)
-        fields = _fields(answer, reasoning=self._reasoning)
+        parsed = self._reader.read(delta.text, delta.token_ids, last=delta.finish_reason is not None)
+        fields = _fields(parsed, reasoning=self._reasoning)
         logprobs = self._tokens.content(delta.logprobs)
         ids = {"token_ids": list(delta.token_ids)} if self._token_ids and delta.token_ids else {}
         if not fields and logprobs is None and delta.finish_reason is None and not ids:
@@ -79,27 +79,27 @@ class _ChatChunks:
         return {"delta": fields, "logprobs": logprobs} | ids | finish_fields(delta, called=self._reader.called)
 
 
-def _message(answer: ParsedAnswer, *, reasoning: bool) -> JsonObject:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-    message |= _reasoning(answer) if reasoning else {}
-    if answer.calls:
-        message["content"] = answer.text or None
-        message["tool_calls"] = [_begun(call) for _, call in sorted(answer.calls.items())]
+def _message(parsed: ParsedAnswer, *, reasoning: bool) -> JsonObject:
+    message: dict[str, Any] = {"role": "assistant", "content": parsed.text, "refusal": None}
+    message |= _reasoning(parsed) if reasoning else {}
+    if parsed.calls:
+        message["content"] = parsed.text or None
+        message["tool_calls"] = [_begun(call) for _, call in sorted(parsed.calls.items())]
     return message
 
 
-def _fields(answer: ParsedAnswer, *, reasoning: bool) -> JsonObject:
-    fields: dict[str, Any] = _reasoning(answer) if reasoning else {}
-    if answer.text:
-        fields["content"] = answer.text
-    if answer.calls:
-        fields["tool_calls"] = [{"index": index} | _piece(call) for index, call in sorted(answer.calls.items())]
+def _fields(parsed: ParsedAnswer, *, reasoning: bool) -> JsonObject:
+    fields: dict[str, Any] = _reasoning(parsed) if reasoning else {}
+    if parsed.text:
+        fields["content"] = parsed.text
+    if parsed.calls:
+        fields["tool_calls"] = [{"index": index} | _piece(call) for index, call in sorted(parsed.calls.items())]
     return fields
 
 
-def _reasoning(answer: ParsedAnswer) -> JsonObject:
+def _reasoning(parsed: ParsedAnswer) -> JsonObject:
     """Return reasoning under both names: model servers began with the longer one, and vLLM now has the shorter."""
-    return {"reasoning": answer.reasoning, "reasoning_content": answer.reasoning} if answer.reasoning else {}
+    return {"reasoning": parsed.reasoning, "reasoning_content": parsed.reasoning} if parsed.reasoning else {}
 
 
 def _piece(call: ParsedToolCall) -> JsonObject:

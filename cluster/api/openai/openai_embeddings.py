@@ -32,9 +32,9 @@ _FORMATS = ("float", "base64")
 
 
 class EmbeddingsProtocol:
-    def __init__(self, door: RequestAdmitter, router: Router, unknown: UnknownFieldPolicy | None = None) -> None:
+    def __init__(self, admitter: RequestAdmitter, router: Router, unknown: UnknownFieldPolicy | None = None) -> None:
         self._unknown = unknown or UnknownFieldPolicy()
-        self._door = door
+        self._admitter = admitter
         self._router = router
 
     def routes(self) -> tuple[Route, ...]:
@@ -42,15 +42,15 @@ class EmbeddingsProtocol:
 
     async def embeddings(self, body: bytes, caller: Caller) -> EncodedObject:
         names: dict[str, str] = {}
-        fields = parse_body(body, self._door.most(MAX_INPUTS))
+        fields = parse_body(body, self._admitter.body_limits(MAX_INPUTS))
         normalize_body(fields, BODY_SHAPES["embedding"], self._unknown, names)
         form = take_one_of(fields, "encoding_format", _FORMATS)
         with in_wire_names(names):
-            admitted = [await self._door.admit(ask, caller) for ask in parse_inputs(fields)]
+            admitted = [await self._admitter.admit(parsed, caller) for parsed in parse_inputs(fields)]
         embedded = await embed_all(self._router, admitted, "input")
         tokens = sum(len(one.request.prompt_ids) for one in admitted)
         values = sum(len(one.embedding or ()) for one in embedded)
-        return await encode_values(values, lambda: embeddings_body(self._door.info.name, embedded, tokens, form))
+        return await encode_values(values, lambda: embeddings_body(self._admitter.info.name, embedded, tokens, form))
 
     async def _post(self, request: Request) -> Response:
         return json_response(await self.embeddings(await request.body(), caller_of(request)))

@@ -49,26 +49,26 @@ class OpenAIProtocol:
 
     def __init__(
         self,
-        door: RequestAdmitter,
+        admitter: RequestAdmitter,
         router: Router,
         chats: ChatAdmitter,
         fingerprint: str = "",
         unknown: UnknownFieldPolicy | None = None,
     ) -> None:
         self._unknown = unknown or UnknownFieldPolicy()
-        self._door = door
+        self._admitter = admitter
         self._router = router
         self._chats = chats
-        self._tokens = LogprobWriter(door.tokenizer)
+        self._tokens = LogprobWriter(admitter.tokenizer)
         self._fingerprint = f"fp_{fingerprint[:16]}"
 
     async def completions(self, body: bytes, caller: Caller) -> ResponseContent:
         fields, names = self._read(body, "completion", MAX_PROMPTS)
         with in_wire_names(names):
             size = openai_request.grammar_bytes(fields, body)
-            call = await self._door.read(openai_request.parse_completion, fields, grammar_bytes=size)
+            call = await self._admitter.read(openai_request.parse_completion, fields, grammar_bytes=size)
             form = CompletionForm(self._tokens_of(call), self._fingerprint, token_ids=call.token_ids)
-            return await self._answer(form, call, await self._admit(call, caller))
+            return await self._respond(form, call, await self._admit(call, caller))
 
     async def chat(self, body: bytes, caller: Caller) -> ResponseContent:
         fields, names = self._read(body, "chat")
@@ -77,16 +77,16 @@ class OpenAIProtocol:
 
     async def _chat(self, fields: JsonObject, body: bytes, caller: Caller) -> ResponseContent:
         size = openai_request.grammar_bytes(fields, body)
-        call = await self._door.read(
+        call = await self._admitter.read(
             openai_request.parse_chat, fields, self._chats.template_for, self._unknown, grammar_bytes=size
         )
-        [ask] = call.asks
-        chat = await self._chats.admit(ask, caller, told_apart=call.told_apart)
+        [parsed] = call.requests
+        chat = await self._chats.admit(parsed, caller, separate_reasoning=call.separate_reasoning)
         reader = partial(self._chats.reader, chat)
         form = ChatForm(
             self._tokens_of(call), self._fingerprint, reader, token_ids=call.token_ids, reasoning=call.reasoning
         )
-        return await self._answer(form, call, [chat])
+        return await self._respond(form, call, [chat])
 
     async def tokenize(self, body: bytes) -> JsonObject:
         fields, names = self._read(body, "tokenize")
@@ -94,11 +94,11 @@ class OpenAIProtocol:
             return await self._tokenize(fields)
 
     async def _tokenize(self, fields: JsonObject) -> JsonObject:
-        self._door.check_model(take_field(fields, "model", str, ""))
+        self._admitter.check_model(take_field(fields, "model", str, ""))
         if openai_request.tokenizes_chat(fields):
             tools = [] if fields.get("tools") is None else check_tools(fields["tools"])
             template = self._chats.template_for(tools)
-            ids = await self._door.prompt_ids(
+            ids = await self._admitter.prompt_ids(
                 drop_unplaced_names(openai_request.parse_messages(fields), template, self._unknown),
                 chat=True,
                 template_arguments=read_chat_template_kwargs(fields, template, self._unknown),
@@ -107,26 +107,26 @@ class OpenAIProtocol:
             )
         else:
             special = take_field(fields, "add_special_tokens", bool, True)
-            ids = await self._door.prompt_ids(take_field(fields, "prompt", str, ""), add_special_tokens=special)
-        return {"tokens": list(ids), "count": len(ids), "max_model_len": self._door.info.max_model_len}
+            ids = await self._admitter.prompt_ids(take_field(fields, "prompt", str, ""), add_special_tokens=special)
+        return {"tokens": list(ids), "count": len(ids), "max_model_len": self._admitter.info.max_model_len}
 
     async def detokenize(self, body: bytes) -> JsonObject:
         fields, _ = self._read(body, "detokenize")
-        self._door.check_model(take_field(fields, "model", str, ""))
+        self._admitter.check_model(take_field(fields, "model", str, ""))
         skip = take_field(fields, "skip_special_tokens", bool, False)
-        text = await self._door.text("tokens", take_field(fields, "tokens", list, []), skip_special_tokens=skip)
+        text = await self._admitter.text("tokens", take_field(fields, "tokens", list, []), skip_special_tokens=skip)
         return {"prompt": text}
 
     def models(self) -> JsonObject:
-        return {"object": "list", "data": [self.model(self._door.info.name)]}
+        return {"object": "list", "data": [self.model(self._admitter.info.name)]}
 
     def model(self, name: str) -> JsonObject:
-        self._door.check_model(name)
-        info = self._door.info
+        self._admitter.check_model(name)
+        info = self._admitter.info
         return {
             "id": info.name,
             "object": "model",
-            "created": self._door.started,
+            "created": self._admitter.started,
             "owned_by": "motley",
             "max_model_len": info.max_model_len,
             "quantization": info.quantization,
@@ -134,34 +134,34 @@ class OpenAIProtocol:
 
     def tokenizer_info(self) -> JsonObject:
         """Return what evaluation harnesses need of a remote tokenizer: its named tokens and its chat template."""
-        tokenizer = self._door.tokenizer
+        tokenizer = self._admitter.tokenizer
         named: JsonObject = {name: tokenizer.named_tokens.get(name) for name in ("bos_token", "eos_token", "pad_token")}
         template = tokenizer.chat_template
         return named | {
             "tokenizer_class": "Tokenizer",
-            "model_max_length": self._door.info.max_model_len,
+            "model_max_length": self._admitter.info.max_model_len,
             "chat_template": None if template is None else template.source,
         }
 
     def _read(self, body: bytes, route: str, prompts: int = 4) -> tuple[JsonObject, Mapping[str, str]]:
         """Parse a body and return the fields that this service has, and the client's names of those that it renamed."""
         names: dict[str, str] = {}
-        parsed = parse_body(body, self._door.most(prompts))
+        parsed = parse_body(body, self._admitter.body_limits(prompts))
         return normalize_body(parsed, BODY_SHAPES[route], self._unknown, names), names
 
     def _tokens_of(self, call: OpenAIRequest) -> LogprobWriter:
-        return LogprobWriter(self._door.tokenizer, by_id=True) if call.named_by_id else self._tokens
+        return LogprobWriter(self._admitter.tokenizer, by_id=True) if call.named_by_id else self._tokens
 
     async def _admit(self, call: OpenAIRequest, caller: Caller) -> list[AdmittedRequest]:
-        admitted = [await self._door.admit(ask, caller) for ask in call.asks]
+        admitted = [await self._admitter.admit(parsed, caller) for parsed in call.requests]
         if len(admitted) * admitted[0].request.sampling.n > MAX_CHOICES:
-            name = admitted[0].ask.wire_names.get("n", "n")
+            name = admitted[0].parsed.wire_names.get("n", "n")
             raise InvalidRequest(
                 f"{name}: at most {MAX_CHOICES} choices for all prompts of a call", param=name, code="invalid_value"
             )
         return admitted
 
-    async def _answer(
+    async def _respond(
         self, form: ResponseForm, call: OpenAIRequest, admitted: Sequence[AdmittedRequest]
     ) -> ResponseContent:
         if not call.stream:
@@ -174,22 +174,22 @@ class OpenAIProtocol:
         self, form: ResponseForm, call: OpenAIRequest, admitted: Sequence[AdmittedRequest]
     ) -> EncodedObject:
         feed = ConcurrentPrompts(self._router)
-        room = LogprobBudget(admitted[0].ask.wire_names)
-        gathered = await run_all([self._gather(call, one, feed, room) for one in admitted])
+        budget = LogprobBudget(admitted[0].parsed.wire_names)
+        gathered = await run_all([self._gather(call, one, feed, budget) for one in admitted])
         echoes = [
             await self._echo(call, one, answer.prompt_logprobs) for one, answer in zip(admitted, gathered, strict=True)
         ]
         keep = admitted[0].request.sampling.n if call.keep is None else call.keep
         return await encode_response(
-            room, lambda: EncodedObject(whole_response(form, admitted, gathered, echoes, keep))
+            budget, lambda: EncodedObject(whole_response(form, admitted, gathered, echoes, keep))
         )
 
     async def _gather(
-        self, call: OpenAIRequest, admitted: AdmittedRequest, feed: ConcurrentPrompts, room: LogprobBudget
+        self, call: OpenAIRequest, admitted: AdmittedRequest, feed: ConcurrentPrompts, budget: LogprobBudget
     ) -> CollectedResponse:
         async with aclosing(_messages(call, admitted, feed, whole=True)) as messages:
             n, shown = admitted.request.sampling.n, admitted.prompt_shown
-            return await collect_response(messages, n, room, logprobs=call.logprobs, prompt_shown=shown)
+            return await collect_response(messages, n, budget, logprobs=call.logprobs, prompt_shown=shown)
 
     async def _chunks(
         self, form: ResponseForm, call: OpenAIRequest, admitted: Sequence[AdmittedRequest]
@@ -218,16 +218,16 @@ class OpenAIProtocol:
     ) -> EchoedPrompt | None:
         if not call.echo:
             return None
-        prompt, ids = admitted.ask.prompt, admitted.request.prompt_ids
+        prompt, ids = admitted.parsed.prompt, admitted.request.prompt_ids
         if not isinstance(prompt, str):
-            return EchoedPrompt(await self._door.text("prompt", ids, skip_special_tokens=False), ids, logprobs)
+            return EchoedPrompt(await self._admitter.text("prompt", ids, skip_special_tokens=False), ids, logprobs)
         if not admitted.prompt_is_cut:
             found = None if logprobs is None else await self._own(ids, prompt.__eq__)
             return EchoedPrompt(prompt, ids, logprobs, found[1] if found is not None else None)
-        kept = await self._own(ids, prompt.startswith if admitted.ask.truncate_end else prompt.endswith)
-        if kept is None:  # the cut may be within a character
-            kept = await self._door.text("prompt", ids, skip_special_tokens=False), (0, 0)
-        return EchoedPrompt(kept[0], ids, logprobs, kept[1])
+        shown = await self._own(ids, prompt.startswith if admitted.parsed.truncate_end else prompt.endswith)
+        if shown is None:  # the cut may be within a character
+            shown = await self._admitter.text("prompt", ids, skip_special_tokens=False), (0, 0)
+        return EchoedPrompt(shown[0], ids, logprobs, shown[1])
 
     async def _own(self, ids: Sequence[int], fits: Callable[[str], bool]) -> tuple[str, tuple[int, int]] | None:
         """Return the text of the ids, and how many ids at its beginning and end the tokenizer added, which have no
@@ -235,12 +235,12 @@ class OpenAIProtocol:
 
         The numbers are the smallest that leave a text that `fits`; None if there are none.
         """
-        is_special = self._door.tokenizer.special_ids.__contains__
+        is_special = self._admitter.tokenizer.special_ids.__contains__
         before = sum(1 for _ in takewhile(is_special, ids[:MAX_ADDED]))
         behind = sum(1 for _ in takewhile(is_special, reversed(ids[-MAX_ADDED:])))
         for first, last in product(range(before + 1), range(behind + 1)):
             own = ids[first : len(ids) - last]
-            text = await self._door.text("prompt", own, skip_special_tokens=False) if own else ""
+            text = await self._admitter.text("prompt", own, skip_special_tokens=False) if own else ""
             if fits(text):
                 return text, (first, last)
         return None

@@ -53,24 +53,24 @@ _LABELS = ("user", "safety_identifier", "prompt_cache_key")
 class OpenAIRequest:
     """One OpenAI request: a prompt or several, and the form of the answer.
 
-    keep          number of choices of each prompt to return, of those that are generated; None: all
-    silent        whether nothing is generated as far as the client sees
-    logprobs      whether the choices' log-probabilities are part of the answer; otherwise they only rank choices
-    usage_so_far  whether every chunk has the usage so far
-    token_ids     whether the answer has the token ids of prompt and choices
-    named_by_id   whether log-probabilities name tokens by their ids
-    reasoning     whether the model's reasoning is part of the answer
-    told_apart    whether reasoning is not part of the text
+    keep                number of choices of each prompt to return, of those that are generated; None: all
+    silent              whether nothing is generated as far as the client sees
+    logprobs            whether the choices' log-probabilities are part of the answer; otherwise they only rank choices
+    usage_so_far        whether every chunk has the usage so far
+    token_ids           whether the answer has the token ids of prompt and choices
+    named_by_id         whether log-probabilities name tokens by their ids
+    reasoning           whether the model's reasoning is part of the answer
+    separate_reasoning  whether reasoning is not part of the text
     """
 
-    asks: tuple[ParsedRequest, ...]
+    requests: tuple[ParsedRequest, ...]
     stream: bool
     include_usage: bool
     usage_so_far: bool = False
     token_ids: bool = False
     named_by_id: bool = False
     reasoning: bool = True
-    told_apart: bool = True
+    separate_reasoning: bool = True
     echo: bool = False
     keep: int | None = None
     silent: bool = False
@@ -78,7 +78,7 @@ class OpenAIRequest:
 
     @property
     def n(self) -> int:
-        n = self.asks[0].sampling.get("n", 1)
+        n = self.requests[0].sampling.get("n", 1)
         return n if isinstance(n, int) else 1
 
 
@@ -122,8 +122,8 @@ def parse_completion(body: dict[str, Any]) -> OpenAIRequest:
         "add_special_tokens": take_field(body, "add_special_tokens", bool, True),
         "prompt_shown": keep,
     }
-    asks = tuple(_ask(body, prompt, sampling, **more) for prompt in parse_prompts(body.get("prompt")))
-    return OpenAIRequest(asks, **_shown(body), echo=echo, keep=keep, silent=silent, logprobs=logprobs)
+    requests = tuple(_parse_prompt(body, prompt, sampling, **more) for prompt in parse_prompts(body.get("prompt")))
+    return OpenAIRequest(requests, **_shown(body), echo=echo, keep=keep, silent=silent, logprobs=logprobs)
 
 
 def parse_chat(body: dict[str, Any], template_for: TemplateFor, unknown: UnknownFieldPolicy) -> OpenAIRequest:
@@ -138,7 +138,7 @@ def parse_chat(body: dict[str, Any], template_for: TemplateFor, unknown: Unknown
     keep = _best_of(body, sampling)
     tools = read_tool_use(body)
     template = template_for(tools.tools)
-    ask = _ask(
+    parsed = _parse_prompt(
         body,
         drop_unplaced_names(parse_messages(body), template, unknown),
         sampling,
@@ -148,16 +148,18 @@ def parse_chat(body: dict[str, Any], template_for: TemplateFor, unknown: Unknown
         tools=tools,
         **parse_prompt_end(body),
     )
-    reasoning, told_apart = shows_reasoning(body), separates_reasoning(body)
-    if tools.required and not told_apart:
-        raise invalid_value("separate_reasoning", told_apart, "no value beside a tool_choice that requires calls")
+    reasoning, separate_reasoning = shows_reasoning(body), separates_reasoning(body)
+    if tools.required and not separate_reasoning:
+        raise invalid_value(
+            "separate_reasoning", separate_reasoning, "no value beside a tool_choice that requires calls"
+        )
     return OpenAIRequest(
-        (ask,),
+        (parsed,),
         **_shown(body),
         keep=keep,
         logprobs=body.get("logprobs") is True,
         reasoning=reasoning,
-        told_apart=told_apart or not reasoning,
+        separate_reasoning=separate_reasoning or not reasoning,
     )
 
 
@@ -191,7 +193,7 @@ def tokenizes_chat(body: dict[str, Any]) -> bool:
     return chat
 
 
-def _ask(body: dict[str, Any], prompt: Any, sampling: dict[str, Any], **more: Any) -> ParsedRequest:
+def _parse_prompt(body: dict[str, Any], prompt: Any, sampling: dict[str, Any], **more: Any) -> ParsedRequest:
     return ParsedRequest(
         model=take_field(body, "model", str, ""),
         prompt=prompt,
@@ -205,8 +207,8 @@ def _ask(body: dict[str, Any], prompt: Any, sampling: dict[str, Any], **more: An
     )
 
 
-def parse_prompts(prompt: Any, name: str = "prompt", most: int = MAX_PROMPTS) -> Sequence[str | list[int]]:
-    """Return a list of prompts from a string, token ids, or a list of up to `most` of either.
+def parse_prompts(prompt: Any, name: str = "prompt", max_prompts: int = MAX_PROMPTS) -> Sequence[str | list[int]]:
+    """Return a list of prompts from a string, token ids, or a list of up to `max_prompts` of either.
 
     Errors name the field `name`. Token ids are checked at admission.
     """
@@ -217,10 +219,10 @@ def parse_prompts(prompt: Any, name: str = "prompt", most: int = MAX_PROMPTS) ->
     if not isinstance(prompt, list) or not prompt:
         raise invalid_value(name, prompt, "a string, token ids, or a list of them that is not empty")
     kinds = set(map(type, prompt))
-    if len(prompt) <= most and kinds in ({str}, {list}):
+    if len(prompt) <= max_prompts and kinds in ({str}, {list}):
         return prompt
     if kinds & {str, list}:
-        raise invalid_value(name, prompt, f"token ids, or at most {most} prompts of one kind")
+        raise invalid_value(name, prompt, f"token ids, or at most {max_prompts} prompts of one kind")
     return [prompt]
 
 
@@ -253,15 +255,15 @@ def _best_of(body: dict[str, Any], sampling: dict[str, Any]) -> int | None:
     made = take_field(body, "best_of", int, 0)
     if body.get("best_of") is None:
         return None
-    kept = take_field(body, "n", int, 1)
-    if made < kept:
-        raise invalid_value("best_of", made, f"at least n ({kept})")
-    if made > kept and take_field(body, "stream", bool, False):
-        raise invalid_value("best_of", made, f"n ({kept}) with stream: which is best shows at the end")
+    n = take_field(body, "n", int, 1)
+    if made < n:
+        raise invalid_value("best_of", made, f"at least n ({n})")
+    if made > n and take_field(body, "stream", bool, False):
+        raise invalid_value("best_of", made, f"n ({n}) with stream: which is best shows at the end")
     sampling["n"] = made
-    if made > kept:
+    if made > n:
         sampling.setdefault("logprobs", 0)
-    return kept
+    return n
 
 
 def _names(keep: int | None) -> dict[str, str]:

@@ -119,7 +119,7 @@ class _CompletionChunks:
         self._tokens = tokens
         self._admitted = admitted
         self._token_ids = token_ids
-        self._prompt_told = False
+        self._prompt_sent = False
         self._echo = echo
         self._offsets: TextOffsets | None = None
 
@@ -143,8 +143,8 @@ class _CompletionChunks:
         """Return the token ids of a chunk; the first chunk has the prompt's too."""
         if not self._token_ids:
             return {}
-        prompt: JsonObject = {} if self._prompt_told else {"prompt_token_ids": list(self._admitted.request.prompt_ids)}
-        self._prompt_told = True
+        prompt: JsonObject = {} if self._prompt_sent else {"prompt_token_ids": list(self._admitted.request.prompt_ids)}
+        self._prompt_sent = True
         return prompt | {"token_ids": list(delta.token_ids)}
 
     def logprobs(self, ids: Sequence[int], entries: Sequence[PromptLogprob] | None) -> JsonObject | None:
@@ -191,7 +191,7 @@ def weights_fingerprint(form: ResponseForm, weights: Collection[WeightsStatus]) 
     There are several if prompts were computed apart, or a request moved to a replica with other weights. Two of the
     same version belong to two pools.
     """
-    versions = sorted(told.version for told in set(weights))
+    versions = sorted(one.version for one in set(weights))
     return form.fingerprint if versions in ([], [0]) else "-".join([form.fingerprint, *map(str, versions)])
 
 
@@ -214,13 +214,13 @@ def whole_response(
 ) -> JsonObject:
     """Return the whole answer, with the `keep` best choices of each prompt."""
     choices: list[dict[str, Any]] = []
-    for one, answer, echo in zip(admitted, gathered, echoes, strict=True):
-        for choice in best_choices(answer.choices, keep):
+    for one, response, echo in zip(admitted, gathered, echoes, strict=True):
+        for choice in best_choices(response.choices, keep):
             choices.append({"index": len(choices)} | form.choice(choice, one, echo))
-    tokens = sum(answer.completion_tokens for answer in gathered)
-    cached = sum(answer.cached_tokens for answer in gathered)
+    tokens = sum(response.completion_tokens for response in gathered)
+    cached = sum(response.cached_tokens for response in gathered)
     counted = usage_fields(admitted, tokens, cached) | form.usage_details()
-    fingerprint = weights_fingerprint(form, {told for answer in gathered for told in answer.weights})
+    fingerprint = weights_fingerprint(form, {told for response in gathered for told in response.weights})
     told = {"system_fingerprint": fingerprint, "choices": choices, "usage": counted}
     return response_head(form, admitted[0], form.object) | form.beside_choices(admitted[0]) | told
 

@@ -47,8 +47,8 @@ SERVER_TYPE = "vllm-grpc"  # how clients tell this protocol from similar ones
 class VllmProtocol:
     """Calls of VllmEngine. `defaults`: the checkpoint's sampling defaults. They raise MotleyError."""
 
-    def __init__(self, door: RequestAdmitter, router: Router, defaults: Mapping[str, Any]) -> None:
-        self._door = door
+    def __init__(self, admitter: RequestAdmitter, router: Router, defaults: Mapping[str, Any]) -> None:
+        self._admitter = admitter
         self._router = router
         self._defaults = defaults
         self._aborts = AbortRegistry()
@@ -60,9 +60,9 @@ class VllmProtocol:
         self._received = time.time()
         size = constraint_bytes(request.sampling_params)
         with self._aborts.running(caller.tenant, request.request_id) as aborted:  # from here on, even if unread
-            ask = await self._door.read(parse_generate_request, request, grammar_bytes=size)
-            with in_wire_names(ask.wire_names):
-                admitted = await self._door.admit(ask, caller)
+            parsed = await self._admitter.read(parse_generate_request, request, grammar_bytes=size)
+            with in_wire_names(parsed.wire_names):
+                admitted = await self._admitter.admit(parsed, caller)
             async with (
                 aclosing(self._router.stream(admitted.request, whole=not request.stream)) as messages,
                 aclosing(take_until(aborted, messages)) as taken,
@@ -86,7 +86,7 @@ class VllmProtocol:
 
     async def embed(self, request: pb.EmbedRequest, caller: Caller) -> pb.EmbedResponse:
         self._received = time.time()
-        admitted = await self._door.admit(parse_embed_request(request), caller)
+        admitted = await self._admitter.admit(parse_embed_request(request), caller)
         values = unit_length(await embed(self._router, admitted))
         tokens = len(admitted.request.prompt_ids)
         return pb.EmbedResponse(embedding=values, prompt_tokens=tokens, embedding_dim=len(values))
@@ -138,7 +138,7 @@ class VllmProtocol:
         return pb.HealthCheckResponse(healthy=True, message=HOLDING if self._router.holding else "")
 
     def model_info(self) -> pb.GetModelInfoResponse:
-        info, tokenizer = self._door.info, self._door.tokenizer
+        info, tokenizer = self._admitter.info, self._admitter.tokenizer
         special = {name: tokenizer.token_id(text) or 0 for name, text in tokenizer.named_tokens.items()}
         return pb.GetModelInfoResponse(
             model_path=info.name,
@@ -165,7 +165,7 @@ class VllmProtocol:
             server_type=SERVER_TYPE,
             data_parallel_size=len(self._router.live.replicas),
             block_size=BLOCK_TOKENS,
-            model_dtype=self._door.info.dtype,
+            model_dtype=self._admitter.info.dtype,
         )
 
     async def loads(self, request: pb.GetLoadsRequest) -> pb.GetLoadsResponse:
@@ -176,12 +176,12 @@ class VllmProtocol:
         loads = await self._router.loads()
         if request.HasField("dp_rank"):
             check_rank("dp_rank", request.dp_rank, len(loads))
-        wanted = [request.dp_rank] if request.HasField("dp_rank") else range(len(loads))
+        ranks = [request.dp_rank] if request.HasField("dp_rank") else range(len(loads))
         return pb.GetLoadsResponse(
             timestamp=datetime.now(UTC).isoformat(),
             version=version("motley"),
             dp_rank_count=len(loads),
-            loads=[scheduler_load(rank, loads[rank]) for rank in wanted],
+            loads=[scheduler_load(rank, loads[rank]) for rank in ranks],
         )
 
 
@@ -194,7 +194,7 @@ async def _responses(
     request = admitted.request
     choices = [CollectedChoice(index) for index in range(request.sampling.n)]
     gathered = CollectedResponse(
-        choices, LogprobBudget(admitted.ask.wire_names), logprobs=not chunks, prompt_shown=admitted.prompt_shown
+        choices, LogprobBudget(admitted.parsed.wire_names), logprobs=not chunks, prompt_shown=admitted.prompt_shown
     )
     begun: set[int] = set()
 
@@ -208,10 +208,10 @@ async def _responses(
                 first = delta.index not in begun
                 begun.add(delta.index)
                 chunk = partial(reply.stream_chunk, request, gathered, delta, first=first)
-                yield await encode_response(gathered.room, chunk) if first else chunk()
+                yield await encode_response(gathered.budget, chunk) if first else chunk()
             if delta.finish_reason is not None and not is_cut_off(delta):
                 choice = gathered.choices[delta.index]
-                yield await encode_response(gathered.room, partial(complete, choice, delta.finish_reason))
+                yield await encode_response(gathered.budget, partial(complete, choice, delta.finish_reason))
     for choice in gathered.choices:  # messages of an aborted choice end before its last
         if choice.finish_reason is None:
             yield complete(choice, reply.ABORTED)

@@ -90,7 +90,7 @@ class Ingress(LateAppDeployment, MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, R
         profile, tokenizer = await asyncio.gather(self._profile(model), asyncio.to_thread(_tokenizer, model))
         defaults = _defaults(model, profile)
         live = self.router.live
-        self.door = RequestAdmitter(
+        self.admitter = RequestAdmitter(
             profile.model, tokenizer, defaults, self.entrance.salt, routing.groups, lambda: live.longest_context
         )
         plain, with_tools = (
@@ -103,16 +103,16 @@ class Ingress(LateAppDeployment, MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, R
             self.router.disable_message_merging()
         if ray.is_initialized():
             self._telling = asyncio.create_task(export_latencies(self.router.stats.latencies, profile.model.name))
-        chats = ChatAdmitter(self.door, styles)
+        chats = ChatAdmitter(self.admitter, styles)
         unknown = UnknownFieldPolicy(self.entrance.unknown_fields)
-        self.motley = MotleyProtocol(self.door, self.router, chats)
-        self.kserve = KServeProtocol(self.door, self.router, unknown)
-        self.vllm = VllmProtocol(self.door, self.router, defaults)
+        self.motley = MotleyProtocol(self.admitter, self.router, chats)
+        self.kserve = KServeProtocol(self.admitter, self.router, unknown)
+        self.vllm = VllmProtocol(self.admitter, self.router, defaults)
         self.tokenizer_archive = TokenizerArchive(resolve_model(model))
         self.health = HealthProtocol(self.router)
         self._routes = (
-            *OpenAIRoutes(OpenAIProtocol(self.door, self.router, chats, profile.fingerprint, unknown)).routes(),
-            *EmbeddingsProtocol(self.door, self.router, unknown).routes(),
+            *OpenAIRoutes(OpenAIProtocol(self.admitter, self.router, chats, profile.fingerprint, unknown)).routes(),
+            *EmbeddingsProtocol(self.admitter, self.router, unknown).routes(),
             *KServeRoutes(self.kserve).routes(),
             *HealthRoutes(self.router).routes(),
             *OpenApiRoutes().routes(),
@@ -147,7 +147,7 @@ class Ingress(LateAppDeployment, MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, R
         self.router.replace_pools(self._of(names))
         if routing is not None:
             self.router.replace_routing(routing)
-            self.door.groups = routing.groups
+            self.admitter.groups = routing.groups
 
     def _of(self, names: list[str]) -> dict[str, Any]:
         for name in names:

@@ -25,28 +25,31 @@ from .chat_grammar import constrain_chat
 class ChatAdmitter:
     """Admission of the chats of one served model."""
 
-    def __init__(self, door: RequestAdmitter, styles: ModelOutputStyles) -> None:
-        self._door = door
+    def __init__(self, admitter: RequestAdmitter, styles: ModelOutputStyles) -> None:
+        self._admitter = admitter
         self._styles = styles
 
     def template_for(self, tools: Sequence[Tool]) -> ChatTemplate | None:
         """Return the model's chat template for these tools; it decides what some fields can do."""
-        return self._door.tokenizer.template_for(tools)
+        return self._admitter.tokenizer.template_for(tools)
 
-    async def admit(self, ask: ParsedRequest, caller: Caller, *, told_apart: bool = True) -> AdmittedRequest:
-        """Admit a chat. Raises InvalidRequest naming the field. If not `told_apart`, reasoning stays in the text."""
-        tools, style = ask.tools, self._styles.tools
+    async def admit(self, parsed: ParsedRequest, caller: Caller, *, separate_reasoning: bool = True) -> AdmittedRequest:
+        """Admit a chat. Raises InvalidRequest naming the field.
+
+        separate_reasoning  whether reasoning is kept out of the text
+        """
+        tools, style = parsed.tools, self._styles.tools
         if tools.tools and style.name not in TOOL_PARSERS:
             raise unsupported_field("tools", f"{style.reason}; --tool-parser of motley serve names one")
-        admitted = await self._door.admit(ask, caller)
-        thinks = reasoning_state(self._door.tokenizer, admitted.request.prompt_ids) if self._styles.thinks else None
-        reading = self._reading(tools, thinks if told_apart else None)
+        admitted = await self._admitter.admit(parsed, caller)
+        thinks = reasoning_state(self._admitter.tokenizer, admitted.request.prompt_ids) if self._styles.thinks else None
+        reading = self._reading(tools, thinks if separate_reasoning else None)
         return replace(constrain_chat(admitted, style.name, thinks), reading=reading)
 
     def reader(self, chat: AdmittedRequest) -> AnswerReader:
         """Return a new reader of answers, for one choice."""
         assert chat.reading is not None, "only a chat's answers are read"
-        return AnswerReader(chat.reading, self._door.tokenizer)
+        return AnswerReader(chat.reading, self._admitter.tokenizer)
 
     def _reading(self, tools: ToolUse, thinks: ReasoningState | None) -> AnswerParserConfig:
         return AnswerParserConfig(

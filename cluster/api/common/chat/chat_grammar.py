@@ -21,29 +21,29 @@ def constrain_chat(admitted: AdmittedRequest, style: str, thinks: ReasoningState
 
     Raises InvalidRequest naming the field that asks for what a grammar cannot enforce.
     """
-    asked, tools = admitted.request.sampling.grammar, admitted.ask.tools
+    requested, tools = admitted.request.sampling.grammar, admitted.parsed.tools
     may_think = thinks in ("free", "opened")
     if tools.tools:
-        wanted = _with_calls(asked, tools, style)
+        tag_format = _with_calls(requested, tools, style)
     else:
-        wanted = None if asked is None or not may_think else _format(asked)
-    if wanted is None:
+        tag_format = None if requested is None or not may_think else _format(requested)
+    if tag_format is None:
         return admitted  # the request needs no other grammar
-    if may_think and wanted["type"] != "triggered_tags":
-        wanted = reasoning_parser.with_reasoning_before(wanted, opened=thinks == "opened")
-    field = asked.field if asked is not None else "tool_choice" if tools.required else "tools"
-    grammar = GrammarSpec.from_checked_tag({"type": "structural_tag", "format": wanted}, field=field)
+    if may_think and tag_format["type"] != "triggered_tags":
+        tag_format = reasoning_parser.with_reasoning_before(tag_format, opened=thinks == "opened")
+    field = requested.field if requested is not None else "tool_choice" if tools.required else "tools"
+    grammar = GrammarSpec.from_checked_tag({"type": "structural_tag", "format": tag_format}, field=field)
     sampling = replace(admitted.request.sampling, grammar=grammar)
     return replace(admitted, request=replace(admitted.request, sampling=sampling))
 
 
-def _with_calls(asked: GrammarSpec | None, tools: ToolUse, style: str) -> TagFormat | None:
+def _with_calls(requested: GrammarSpec | None, tools: ToolUse, style: str) -> TagFormat | None:
     """Return the format that the answer must have; None if the model may write calls or text as it likes."""
     writes = TOOL_PARSERS[style]
-    if asked is not None:
+    if requested is not None:
         if tools.required:
-            raise unsupported_field(asked.field, "required calls leave no room for it; leave out one of them")
-        return any_of(writes.required(tools.allowed, single=tools.single), _format(asked))
+            raise unsupported_field(requested.field, "required calls leave no room for it; leave out one of them")
+        return any_of(writes.required(tools.allowed, single=tools.single), _format(requested))
     if tools.required:
         return writes.required(tools.allowed, single=tools.single)
     if not tools.strict:
@@ -53,17 +53,17 @@ def _with_calls(asked: GrammarSpec | None, tools: ToolUse, style: str) -> TagFor
     return writes.optional(tools.allowed)
 
 
-def _format(asked: GrammarSpec) -> TagFormat:
+def _format(requested: GrammarSpec) -> TagFormat:
     """Return a grammar in the form in which it can be a part of a larger one."""
-    match asked.kind:
+    match requested.kind:
         case GrammarKind.JSON_OBJECT:
             return json_schema(json.loads(OBJECT_SCHEMA))
         case GrammarKind.JSON_SCHEMA:
-            return json_schema(json.loads(asked.source))
+            return json_schema(json.loads(requested.source))
         case GrammarKind.REGEX:
-            return {"type": "regex", "pattern": asked.source}
+            return {"type": "regex", "pattern": requested.source}
         case GrammarKind.EBNF:
-            return {"type": "grammar", "grammar": asked.source}
+            return {"type": "grammar", "grammar": requested.source}
         case GrammarKind.STRUCTURAL_TAG:
-            inner: TagFormat = json.loads(asked.source)["format"]
+            inner: TagFormat = json.loads(requested.source)["format"]
             return inner

@@ -47,27 +47,27 @@ def _refuse_alone(body: dict[str, Any], choice: Any) -> None:
         raise invalid_value("tool_choice", choice, "no value, auto or none where there are no tools")
 
 
-def _choice(choice: Any, known: Sequence[str]) -> tuple[str, Sequence[str]]:
+def _choice(choice: Any, tool_names: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Return the mode, and the names of the tools that may be called."""
     if choice is None:
-        return "auto", known
+        return "auto", tool_names
     if isinstance(choice, str) and choice in MODES:
-        return choice, known
+        return choice, tool_names
     if not isinstance(choice, dict):
         raise invalid_value("tool_choice", choice, "auto, none, required or a function by name")
     kind = choice.get("type")
     if kind == "function":
         refuse_other_fields(choice, ("type", "function"), path="tool_choice.")
-        return "required", [_name(choice, "tool_choice.", known)]
+        return "required", [_name(choice, "tool_choice.", tool_names)]
     if kind == "allowed_tools":
         refuse_other_fields(choice, ("type", "allowed_tools"), path="tool_choice.")
-        return _allowed(take_field(choice, "allowed_tools", dict, {}, path="tool_choice."), known)
+        return _allowed(take_field(choice, "allowed_tools", dict, {}, path="tool_choice."), tool_names)
     if kind == "custom":
         raise unsupported_field("tool_choice.type", "custom tools are not; describe a function")
     raise invalid_value("tool_choice.type", kind, "function or allowed_tools")
 
 
-def _allowed(allowed: dict[str, Any], known: Sequence[str]) -> tuple[str, Sequence[str]]:
+def _allowed(allowed: dict[str, Any], tool_names: Sequence[str]) -> tuple[str, Sequence[str]]:
     path = "tool_choice.allowed_tools."
     refuse_other_fields(allowed, ("mode", "tools"), path=path)
     mode = take_field(allowed, "mode", str, "", path=path)
@@ -76,22 +76,22 @@ def _allowed(allowed: dict[str, Any], known: Sequence[str]) -> tuple[str, Sequen
     tools = take_field(allowed, "tools", list, [], path=path)
     if not tools or not all(isinstance(tool, dict) for tool in tools):
         raise invalid_value(f"{path}tools", tools, "at least one of the tools by name")
-    return mode, [_named(tool, f"{path}tools[{i}].", known) for i, tool in enumerate(tools)]
+    return mode, [_named(tool, f"{path}tools[{i}].", tool_names) for i, tool in enumerate(tools)]
 
 
-def _named(tool: dict[str, Any], path: str, known: Sequence[str]) -> str:
+def _named(tool: dict[str, Any], path: str, tool_names: Sequence[str]) -> str:
     refuse_other_fields(tool, ("type", "function"), path=path)
     if tool.get("type") != "function":
         raise invalid_value(f"{path}type", tool.get("type"), "function")
-    return _name(tool, path, known)
+    return _name(tool, path, tool_names)
 
 
-def _name(choice: dict[str, Any], path: str, known: Sequence[str]) -> str:
+def _name(choice: dict[str, Any], path: str, tool_names: Sequence[str]) -> str:
     function = take_field(choice, "function", dict, {}, path=path)
     refuse_other_fields(function, ("name",), path=f"{path}function.")
     name = take_field(function, "name", str, "", path=f"{path}function.")
-    if name not in known:
-        raise invalid_value(f"{path}function.name", name, f"one of the tools: {', '.join(known)}")
+    if name not in tool_names:
+        raise invalid_value(f"{path}function.name", name, f"one of the tools: {', '.join(tool_names)}")
     return name
 
 
@@ -108,9 +108,9 @@ def _signature(tool: Tool, given: dict[str, Any], at: str) -> ToolSignature:
             message = f"{field}: expected a schema of type object, for strict to hold arguments to"
             raise InvalidRequest(message, param=field, code="invalid_grammar")
         return ToolSignature(name, checked)
-    kept, dropped = relax_schema({"type": "object", **schema} if _is_untyped(schema) else schema)
-    objects = objects_of(kept)
-    lost = ["#: the schema"] if objects is None and kept not in ({}, True) else []
+    relaxed, dropped = relax_schema({"type": "object", **schema} if _is_untyped(schema) else schema)
+    objects = objects_of(relaxed)
+    lost = ["#: the schema"] if objects is None and relaxed not in ({}, True) else []
     log_dropped_keywords(f"{field} of {name}", [*dropped, *lost])
     return ToolSignature(name, _ANY_OBJECT if objects is None else objects)
 

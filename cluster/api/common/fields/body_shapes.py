@@ -23,16 +23,16 @@ from .unknown_fields import ALWAYS_REFUSED, UnknownFieldPolicy, is_empty_value
 class BodyShape:
     """Shape of an object in a body, or of a list of objects.
 
-    path     where it stands in the body, without indices
-    known    fields that Motley has: their reader checks their values
-    foreign  fields of other servers, and what becomes of each
-    empty    known fields whose empty value counts as absent, with these values
-    inner    shapes of the fields that are objects or lists of objects
-    items    for a list: the shape of its items
+    path       where it stands in the body, without indices
+    supported  fields that Motley has: their reader checks their values
+    foreign    fields of other servers, and what becomes of each
+    empty      known fields whose empty value counts as absent, with these values
+    inner      shapes of the fields that are objects or lists of objects
+    items      for a list: the shape of its items
     """
 
     path: str = ""
-    known: frozenset[str] = frozenset()
+    supported: frozenset[str] = frozenset()
     foreign: Mapping[str, ForeignField] = field(default_factory=dict)
     empty: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     inner: Mapping[str, BodyShape] = field(default_factory=dict)
@@ -64,7 +64,7 @@ def body_shape(schema: Schema, route: str, path: str = "") -> BodyShape | None:
         {name: one for name, one in inner.items() if one is not None},
         body_shape({"anyOf": items}, route, f"{path}[]") if items else None,
     )
-    return shape if shape.known or shape.items is not None else None
+    return shape if shape.supported or shape.items is not None else None
 
 
 def normalize_body(
@@ -87,7 +87,7 @@ def _settle(value: Any, shape: BodyShape, unknown: UnknownFieldPolicy, names: di
     elif isinstance(value, dict):
         for name in [name for name, one in shape.foreign.items() if one.effect is FieldEffect.SPREAD and name in value]:
             _spread(value, name, shape, _join(at, name))
-        for name in [name for name in value if name in shape.foreign or name not in shape.known]:
+        for name in [name for name in value if name in shape.foreign or name not in shape.supported]:
             _settle_foreign(value, name, shape, unknown, names, _join(at, name))
         for name in [name for name in value if value[name] is None or _is_one_of(value[name], shape.empty[name])]:
             del value[name]
@@ -118,7 +118,7 @@ def _of_both(outer: Any, inner: Any, name: str, shape: BodyShape, at: str) -> An
     """Return the value of a field that stands in the body and in the object at `at` within it, or in one of them."""
     foreign = shape.foreign.get(name)
     for one, other in ((outer, inner), (inner, outer)):
-        if _asks_for_nothing(one, name, shape) or (foreign is not None and one in foreign.unbounded):
+        if _is_neutral(one, name, shape) or (foreign is not None and one in foreign.unbounded):
             return one if other is None else other
     agreed = agreed_value(name if foreign is None else foreign.why, outer, inner)
     if agreed is None:
@@ -126,8 +126,8 @@ def _of_both(outer: Any, inner: Any, name: str, shape: BodyShape, at: str) -> An
     return agreed
 
 
-def _asks_for_nothing(value: Any, name: str, shape: BodyShape) -> bool:
-    if name in shape.known:
+def _is_neutral(value: Any, name: str, shape: BodyShape) -> bool:
+    if name in shape.supported:
         return value is None or _is_one_of(value, shape.empty[name])
     return is_empty_value(value)
 
@@ -153,7 +153,7 @@ def _rename(fields: dict[str, Any], foreign: ForeignField, value: Any, shape: Bo
     whether no value was there.
     """
     outer, _, inner = foreign.why.partition(".")
-    if outer not in shape.known:
+    if outer not in shape.supported:
         return False  # this route has no such field, as embeddings have no tokens of an answer
     if inner and fields.get(outer) is None:
         fields[outer] = {}
@@ -164,15 +164,15 @@ def _rename(fields: dict[str, Any], foreign: ForeignField, value: Any, shape: Bo
     name = inner or outer
     value = [value] if foreign.is_item else value
     value = UNBOUNDED if value in foreign.unbounded else value
-    present = fields.get(name)
-    if present is None or (not inner and _asks_for_nothing(present, name, shape)):
+    current = fields.get(name)
+    if current is None or (not inner and _is_neutral(current, name, shape)):
         fields[name] = value
         return value is not UNBOUNDED
-    agreed = agreed_value(name, present, value)
+    agreed = agreed_value(name, current, value)
     if agreed is None:
         raise invalid_value(at, value, f"no value beside {foreign.why}")
     fields[name] = agreed
-    return agreed is not present
+    return agreed is not current
 
 
 def open_schema(schema: Schema, route: str, *, foreign: bool = True) -> Schema:
@@ -235,12 +235,12 @@ def _described(foreign: ForeignField, own: Mapping[str, Schema]) -> Schema:
     if foreign.effect is FieldEffect.SPREAD:
         about = f"{', '.join(foreign.sources)}: {foreign.effect}, {foreign.why}"
         return {"description": about, "anyOf": [{"type": "object"}, {"enum": ["", [], None]}]}
-    known = own.get(foreign.why, {"type": ["boolean", "null"]})
+    schema = own.get(foreign.why, {"type": ["boolean", "null"]})
     if foreign.is_item:
-        known = {"anyOf": [known["items"], {"type": "null"}]}
+        schema = {"anyOf": [schema["items"], {"type": "null"}]}
     taken = _distinct(["", [], {}, *foreign.neutral, *foreign.unbounded])
-    kept = {key: value for key, value in known.items() if key != "description"}
-    return {"description": f"{about} {foreign.why}", "anyOf": [kept, {"enum": taken}]}
+    undescribed = {key: value for key, value in schema.items() if key != "description"}
+    return {"description": f"{about} {foreign.why}", "anyOf": [undescribed, {"enum": taken}]}
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

@@ -31,9 +31,9 @@ def read_constraint(name: str, value: Any, field: str) -> GrammarSpec | None:
     """Return the grammar of a constraint; None when `json_object` is false, which asks for free text. Raises
     InvalidRequest naming `field`.
     """
-    wanted, words = _TYPES.get(name, (str, "a text"))
-    if not isinstance(value, wanted):
-        raise InvalidRequest(f"{field}: expected {words}", param=field, code="invalid_value")
+    kind, expected = _TYPES.get(name, (str, "a text"))
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{field}: expected {expected}", param=field, code="invalid_value")
     if value == "":
         raise InvalidRequest(f"{field}: it is empty", param=field, code="invalid_grammar")
     if name == "json_object":

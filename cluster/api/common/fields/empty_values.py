@@ -43,8 +43,8 @@ def values_meaning_none(path: str, schemas: Iterable[Schema]) -> tuple[Any, ...]
     """
     kinds = _kinds({"anyOf": list(schemas)})
     refused = kinds == {"null"}
-    wanted = [value for value in EMPTY if refused or _KIND[type(value)] in kinds or value in ALSO_NONE.get(path, ())]
-    return tuple(value for value in wanted if value not in MEANS_SOMETHING.get(path, ()))
+    accepted = [value for value in EMPTY if refused or _KIND[type(value)] in kinds or value in ALSO_NONE.get(path, ())]
+    return tuple(value for value in accepted if value not in MEANS_SOMETHING.get(path, ()))
 
 
 _KIND: Mapping[type, str] = {str: "string", list: "array", dict: "object"}

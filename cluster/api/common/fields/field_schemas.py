@@ -40,8 +40,8 @@ def with_description(schema: Schema, description: str) -> Schema:
     return {**schema, "description": description}
 
 
-def _list(items: Schema, most: int | None = None, least: int = 1) -> Schema:
-    bounds = {"minItems": least} if most is None else {"minItems": least, "maxItems": most}
+def _list(items: Schema, max_items: int | None = None, min_items: int = 1) -> Schema:
+    bounds = {"minItems": min_items} if max_items is None else {"minItems": min_items, "maxItems": max_items}
     return {"type": "array", "items": items, **bounds}
 
 
@@ -50,9 +50,9 @@ def _one_of_type(kind: str, about: str, maybe: dict[str, Schema] | None = None, 
     return request_object({"type": {"const": kind, "description": about}, **fields, **(maybe or {})}, ["type", *fields])
 
 
-def prompts_schema(most: int) -> Schema:
-    """Return the schema of a prompt, or of a list of at most `most` prompts."""
-    return {"anyOf": [SOME_TEXT, TOKEN_IDS, _list(SOME_TEXT, most), _list(TOKEN_IDS, most)]}
+def prompts_schema(max_prompts: int) -> Schema:
+    """Return the schema of a prompt, or of a list of at most `max_prompts` prompts."""
+    return {"anyOf": [SOME_TEXT, TOKEN_IDS, _list(SOME_TEXT, max_prompts), _list(TOKEN_IDS, max_prompts)]}
 
 
 PROMPT = prompts_schema(MAX_PROMPTS)
@@ -88,7 +88,7 @@ _CALL = request_object(
 _MESSAGE: dict[str, Schema] = {
     "role": with_description({"enum": list(ROLES)}, "who speaks; developer is the newer name of system"),
     "content": with_description(
-        {"anyOf": [TEXT, _list(_PART, least=0)]},
+        {"anyOf": [TEXT, _list(_PART, min_items=0)]},
         "text, or parts of one; null only beside tool_calls. Text there that the template leaves out is a message of "
         "its own before them, unless the template does not let that be",
     ),
@@ -118,9 +118,9 @@ _NOT_HERE = with_description(NULL, "of other roles")
 
 def _message(roles: tuple[str, ...], more: tuple[str, ...], required: str) -> Schema:
     """Return the schema of messages of these roles; fields of other roles may be null."""
-    known = ("content", "name", *more)
+    names = ("content", "name", *more)
     fields = dict.fromkeys(_MESSAGE, _NOT_HERE) | dict.fromkeys(MESSAGE_UNSUPPORTED, _REFUSED)
-    fields |= {"role": {**_MESSAGE["role"], "enum": list(roles)}} | {name: _MESSAGE[name] for name in known}
+    fields |= {"role": {**_MESSAGE["role"], "enum": list(roles)}} | {name: _MESSAGE[name] for name in names}
     return request_object(fields, ["role", required])
 
 
@@ -183,7 +183,7 @@ _SOME = _one_of_type(
 )
 TOOL_CHOICE: Schema = {"anyOf": [{"enum": list(MODES)}, _SOME, _NAMED]}
 
-_NOT_KEPT = "that names which additionalProperties lets in may come twice"
+_UNENFORCED = "that names which additionalProperties lets in may come twice"
 _JSON_SCHEMA = request_object(
     {
         "name": with_description({"anyOf": [NAME, {"const": ""}]}, "for the client's own use; changes nothing"),
@@ -192,7 +192,7 @@ _JSON_SCHEMA = request_object(
         "strict": with_description(
             BOOLEAN,
             "true: a keyword of the schema that cannot be kept to is refused; false: it is left out. All else is kept "
-            f"to, but {_NOT_KEPT}",
+            f"to, but {_UNENFORCED}",
         ),
     },
     ["schema"],

@@ -16,22 +16,22 @@ from ..parsed_request import BodyLimits
 from .field_table import BodyField
 
 T = TypeVar("T")
-_WORDS = {str: "a string", bool: "true or false", int: "an integer", list: "a list", dict: "an object"}
+_TYPE_NAMES = {str: "a string", bool: "true or false", int: "an integer", list: "a list", dict: "an object"}
 
 
-def parse_body(body: bytes, most: BodyLimits | None = None) -> dict[str, Any]:
+def parse_body(body: bytes, limits: BodyLimits | None = None) -> dict[str, Any]:
     """Return the JSON object of a body. Raises InvalidRequest with code `invalid_json`, or naming the doubled field.
 
-    Reading blocks all other requests, so a body that holds more than `most`, estimated from its punctuation, raises
+    Reading blocks all other requests, so a body that holds more than `limits`, estimated from its punctuation, raises
     BodyTooLarge at once.
     """
-    if most is not None and body.count(b",") > most.values:
-        raise BodyTooLarge(too_many_message("the body", f"{most.values} values"), code="too_many_values")
+    if limits is not None and body.count(b",") > limits.values:
+        raise BodyTooLarge(too_many_message("the body", f"{limits.values} values"), code="too_many_values")
     # Some clients write a space before the colon.
-    if most is not None and body.translate(None, b" \t\n\r").count(b'":') > most.members:
-        raise BodyTooLarge(too_many_message("the body", f"{most.members} named values"), code="too_many_values")
-    if most is not None and body.count(b"[") + body.count(b"{") > most.members:
-        raise BodyTooLarge(too_many_message("the body", f"{most.members} lists and objects"), code="too_many_values")
+    if limits is not None and body.translate(None, b" \t\n\r").count(b'":') > limits.members:
+        raise BodyTooLarge(too_many_message("the body", f"{limits.members} named values"), code="too_many_values")
+    if limits is not None and body.count(b"[") + body.count(b"{") > limits.members:
+        raise BodyTooLarge(too_many_message("the body", f"{limits.members} lists and objects"), code="too_many_values")
     try:
         return parse_json_object(body.decode(), "the body")
     except UnicodeDecodeError:
@@ -71,11 +71,11 @@ def _why(error: Exception) -> str:
 
 
 def refuse_other_fields(
-    body: dict[str, Any], known: Collection[str], unsupported: Collection[str] = (), *, path: str = ""
+    body: dict[str, Any], supported: Collection[str], unsupported: Collection[str] = (), *, path: str = ""
 ) -> None:
-    """Raise InvalidRequest naming a field outside `known` that is not null."""
+    """Raise InvalidRequest naming a field outside `supported` that is not null."""
     for name in body:
-        if name in known or body[name] is None:
+        if name in supported or body[name] is None:
             continue
         if name not in unsupported:
             raise unknown_field(path + name)
@@ -105,7 +105,7 @@ def take_field(body: dict[str, Any], name: str, kind: type[T], default: T, *, pa
     if value is None:
         return default
     if type(value) is not kind:
-        raise invalid_value(path + name, value, _WORDS[kind])
+        raise invalid_value(path + name, value, _TYPE_NAMES[kind])
     if isinstance(value, str):
         check_text(path + name, value)
     return value

@@ -65,17 +65,17 @@ def _constraint(name: str, value: Any) -> tuple[str, Any]:
     return CONSTRAINT_FIELDS.get(name, name), value
 
 
-def _tgi_grammar(wanted: dict[str, Any]) -> GrammarSpec | None:
+def _tgi_grammar(spec: dict[str, Any]) -> GrammarSpec | None:
     """Read TGI's grammar, `{"type": …, "value": …}`."""
-    refuse_other_fields(wanted, ("type", "value"), path="grammar.")
-    kind = wanted.get("type")
+    refuse_other_fields(spec, ("type", "value"), path="grammar.")
+    kind = spec.get("type")
     if not isinstance(kind, str) or kind not in _TGI_KINDS:
         raise invalid_value("grammar.type", kind, f"one of {', '.join(_TGI_KINDS)}")
-    if wanted.get("value") is None:
+    if spec.get("value") is None:
         raise missing_field("grammar.value")
     if kind == "json_schema":
-        return _named_schema(take_field(wanted, "value", dict, {}, path="grammar."), "grammar.value.")
-    return read_constraint(_TGI_KINDS[kind], wanted["value"], "grammar.value")
+        return _named_schema(take_field(spec, "value", dict, {}, path="grammar."), "grammar.value.")
+    return read_constraint(_TGI_KINDS[kind], spec["value"], "grammar.value")
 
 
 def _named_schema(given: dict[str, Any], path: str) -> GrammarSpec:
@@ -93,62 +93,62 @@ def _check_name(given: dict[str, Any], path: str) -> str:
     return name
 
 
-def _ollama_format(wanted: Any) -> GrammarSpec:
-    if isinstance(wanted, dict):
-        return GrammarSpec.json_schema(wanted, field="format")
-    if wanted != "json":
-        raise invalid_value("format", wanted, "json, or a JSON schema")
+def _ollama_format(spec: Any) -> GrammarSpec:
+    if isinstance(spec, dict):
+        return GrammarSpec.json_schema(spec, field="format")
+    if spec != "json":
+        raise invalid_value("format", spec, "json, or a JSON schema")
     return GrammarSpec.json_object(field="format")
 
 
-def _response_format(wanted: dict[str, Any]) -> GrammarSpec | None:
-    kind = wanted.get("type")
+def _response_format(spec: dict[str, Any]) -> GrammarSpec | None:
+    kind = spec.get("type")
     if not isinstance(kind, str) or kind not in _RESPONSE_FORMATS:
         raise invalid_value("response_format.type", kind, f"one of {', '.join(_RESPONSE_FORMATS)}")
-    return _RESPONSE_FORMATS[kind](wanted)
+    return _RESPONSE_FORMATS[kind](spec)
 
 
-def _text(wanted: dict[str, Any]) -> None:
-    refuse_other_fields(wanted, ("type",), path="response_format.")
+def _text(spec: dict[str, Any]) -> None:
+    refuse_other_fields(spec, ("type",), path="response_format.")
 
 
-def _json_object(wanted: dict[str, Any]) -> GrammarSpec:
+def _json_object(spec: dict[str, Any]) -> GrammarSpec:
     """Read a format of type json_object: any object, or one that follows `schema` (llama.cpp and others) or `value`
     (TGI).
     """
-    refuse_other_fields(wanted, ("type", *_SCHEMAS), path="response_format.")
-    name = _one_name(wanted, _SCHEMAS)
-    schema = wanted.get(name)
+    refuse_other_fields(spec, ("type", *_SCHEMAS), path="response_format.")
+    name = _one_name(spec, _SCHEMAS)
+    schema = spec.get(name)
     if not (name == "value" and isinstance(schema, str)):  # TGI takes the text of a schema too
-        schema = take_field(wanted, name, dict, {}, path="response_format.")
+        schema = take_field(spec, name, dict, {}, path="response_format.")
     if schema:
         return GrammarSpec.json_schema(schema, field=f"response_format.{name}")
     return GrammarSpec.json_object(field="response_format")
 
 
-def _one_name(wanted: dict[str, Any], names: tuple[str, ...]) -> str:
+def _one_name(spec: dict[str, Any], names: tuple[str, ...]) -> str:
     """Return the name under which a value is given; the first name if there is none. Raises InvalidRequest if there
     are two.
     """
-    given = [name for name in names if not is_empty_value(wanted.get(name))]
+    given = [name for name in names if not is_empty_value(spec.get(name))]
     if len(given) > 1:
-        raise invalid_value(f"response_format.{given[1]}", wanted[given[1]], f"no value beside {given[0]}")
+        raise invalid_value(f"response_format.{given[1]}", spec[given[1]], f"no value beside {given[0]}")
     return given[0] if given else names[0]
 
 
-def _json_schema(wanted: dict[str, Any]) -> GrammarSpec:
+def _json_schema(spec: dict[str, Any]) -> GrammarSpec:
     """Read a format of type json_schema. With `strict`, the schema is enforced or refused; without, as much of it as
     can be enforced. llama.cpp and others have the schema in `schema`.
     """
-    value = wanted.get("value")
-    if wanted.get("json_schema") is None and isinstance(value, dict) and isinstance(value.get("schema"), dict):
-        refuse_other_fields(wanted, ("type", "value"), path="response_format.")
+    value = spec.get("value")
+    if spec.get("json_schema") is None and isinstance(value, dict) and isinstance(value.get("schema"), dict):
+        refuse_other_fields(spec, ("type", "value"), path="response_format.")
         return _named_schema(value, "response_format.value.")
-    if wanted.get("json_schema") is None and any(wanted.get(name) for name in _SCHEMAS):
-        return _json_object(wanted)
-    refuse_other_fields(wanted, ("type", "json_schema"), path="response_format.")
+    if spec.get("json_schema") is None and any(spec.get(name) for name in _SCHEMAS):
+        return _json_object(spec)
+    refuse_other_fields(spec, ("type", "json_schema"), path="response_format.")
     path = "response_format.json_schema."
-    given = take_field(wanted, "json_schema", dict, {}, path="response_format.")
+    given = take_field(spec, "json_schema", dict, {}, path="response_format.")
     refuse_other_fields(given, JSON_SCHEMA_FIELDS, path=path)
     name = _check_name(given, path)
     take_field(given, "description", str, "", path=path)
@@ -158,36 +158,34 @@ def _json_schema(wanted: dict[str, Any]) -> GrammarSpec:
     schema = take_field(given, "schema", dict, {}, path=path)
     if strict:
         return GrammarSpec.json_schema(schema, field=f"{path}schema")
-    kept, dropped = GrammarSpec.loose_json_schema(schema, field=f"{path}schema")
+    grammar, dropped = GrammarSpec.loose_json_schema(schema, field=f"{path}schema")
     log_dropped_keywords(f"{path}schema" + f" of {name}" * bool(name), dropped)
-    return kept
+    return grammar
 
 
-def _regex(wanted: dict[str, Any]) -> GrammarSpec:
+def _regex(spec: dict[str, Any]) -> GrammarSpec:
     """Read a regular expression from `regex`; TGI has it in `value`, Together in `pattern`."""
-    refuse_other_fields(wanted, ("type", *_PATTERNS), path="response_format.")
-    name = _one_name(wanted, _PATTERNS)
-    return GrammarSpec.regex(
-        take_field(wanted, name, str, "", path="response_format."), field=f"response_format.{name}"
-    )
+    refuse_other_fields(spec, ("type", *_PATTERNS), path="response_format.")
+    name = _one_name(spec, _PATTERNS)
+    return GrammarSpec.regex(take_field(spec, name, str, "", path="response_format."), field=f"response_format.{name}")
 
 
-def _ebnf(wanted: dict[str, Any]) -> GrammarSpec:
-    refuse_other_fields(wanted, ("type", "grammar"), path="response_format.")
-    text = take_field(wanted, "grammar", str, "", path="response_format.")
+def _ebnf(spec: dict[str, Any]) -> GrammarSpec:
+    refuse_other_fields(spec, ("type", "grammar"), path="response_format.")
+    text = take_field(spec, "grammar", str, "", path="response_format.")
     return GrammarSpec.ebnf(text, field="response_format.grammar")
 
 
-def _structural_tag(wanted: dict[str, Any]) -> GrammarSpec:
+def _structural_tag(spec: dict[str, Any]) -> GrammarSpec:
     """Read a structural tag from `format`; older versions of vLLM and SGLang have it in `structures` and `triggers`."""
-    older = wanted.get("structures") is not None
+    older = spec.get("structures") is not None
     refuse_other_fields(
-        wanted, ("type", "structures", "triggers") if older else ("type", "format"), path="response_format."
+        spec, ("type", "structures", "triggers") if older else ("type", "format"), path="response_format."
     )
-    if not older and wanted.get("format") is None:
+    if not older and spec.get("format") is None:
         raise missing_field("response_format.format")
-    take_field(wanted, "format", dict, {}, path="response_format.")
-    return GrammarSpec.structural_tag(wanted, field="response_format")
+    take_field(spec, "format", dict, {}, path="response_format.")
+    return GrammarSpec.structural_tag(spec, field="response_format")
 
 
 _RESPONSE_FORMATS: dict[str, Callable[[dict[str, Any]], GrammarSpec | None]] = {

@@ -23,7 +23,7 @@ class UnknownFieldPolicy:
 
     def __init__(self, policy: Literal["ignore", "refuse"] = "ignore") -> None:
         self._policy = policy
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     @property
     def refuses(self) -> bool:
@@ -41,10 +41,10 @@ class UnknownFieldPolicy:
         if never or self._policy == "refuse":
             raise unknown_field(at or path)
         name = path[:MAX_REPR_CHARS]
-        if name in self._told or len(self._told) > MAX_NAMES:
+        if name in self._logged or len(self._logged) > MAX_NAMES:
             return
-        self._told.add(name)
-        if len(self._told) > MAX_NAMES:
+        self._logged.add(name)
+        if len(self._logged) > MAX_NAMES:
             log.warning("%d unknown fields have been logged; further ones are not", MAX_NAMES)
         else:
             log.warning(

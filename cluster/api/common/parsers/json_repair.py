@@ -41,7 +41,7 @@ class JsonRepairer:
         self._is_broken = False  # the string contains what JSON strings cannot
         self._ends = False  # the next character ends the string or the word that is being read
         self._ahead = ""  # text whose meaning depends on what follows
-        self._held = ""  # possible beginning of the mark
+        self._pending = ""  # possible beginning of the mark
         self._word = ""  # word without quotes, with the space behind it
         self._comma = ""  # comma with the space behind it, which is dropped before a closing bracket
         self._out: list[str] = []
@@ -62,14 +62,16 @@ class JsonRepairer:
             else:
                 self._outside(char)
             if self.done:
-                stop = index if not self._held and (self._quote or char in _BREAKS or char == FENCE[0]) else index + 1
-                return self._handed_out(), (self._held or "") + text[stop:]
+                stop = (
+                    index if not self._pending and (self._quote or char in _BREAKS or char == FENCE[0]) else index + 1
+                )
+                return self._handed_out(), (self._pending or "") + text[stop:]
         return self._handed_out(), ""
 
     def rest(self) -> str:
         """Return what was held back, as it was written, when no more text will come."""
         ahead = '"' + self._ahead[1:] if self._quote and self._ahead else self._ahead
-        return self._comma + self._word + self._escape + self._held + ahead
+        return self._comma + self._word + self._escape + self._pending + ahead
 
     def _is_end(self, text: str, at: int) -> bool | None:
         """Return whether the character at `at` ends the string or word that is being read.
@@ -99,7 +101,7 @@ class JsonRepairer:
         return said
 
     def _in_string(self, char: str) -> None:
-        if self._held or (char == self._mark[:1] and self._is_broken and not self._escape):
+        if self._pending or (char == self._mark[:1] and self._is_broken and not self._escape):
             self._may_be_mark(char)
         elif self._escape:
             self._escaped(char)
@@ -117,14 +119,14 @@ class JsonRepairer:
             self._out.append(char)
 
     def _may_be_mark(self, char: str) -> None:
-        held = self._held + char
-        if self._mark.startswith(held):
-            self._held = held
-            if held == self._mark:
+        pending = self._pending + char
+        if self._mark.startswith(pending):
+            self._pending = pending
+            if pending == self._mark:
                 self._end()
             return
-        self._held = ""
-        self._out.append(held[:-1])
+        self._pending = ""
+        self._out.append(pending[:-1])
         self._in_string(char)
 
     def _escaped(self, char: str) -> None:

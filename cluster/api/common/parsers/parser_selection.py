@@ -67,12 +67,12 @@ def choose_styles(
     Raises ConfigurationError for an unknown parser name.
     """
     check_parser_names(tools, reasoning)
-    asked = "--tool-parser asks for it", "--reasoning-parser asks for it"
+    reasons = "--tool-parser asks for it", "--reasoning-parser asks for it"
     return ModelOutputStyles(
-        detect_tools(with_tools or source or "") if tools == AUTO else ParserChoice(tools, asked[0]),
+        detect_tools(with_tools or source or "") if tools == AUTO else ParserChoice(tools, reasons[0]),
         detect_reasoning((source or "") + (with_tools or ""))
         if reasoning == AUTO
-        else ParserChoice(reasoning, asked[1]),
+        else ParserChoice(reasoning, reasons[1]),
     )
 
 
@@ -96,8 +96,8 @@ def detect_reasoning(source: str) -> ParserChoice:
     return ParserChoice(NONE, f"the chat template does not know {reasoning_parser.CLOSE}")
 
 
-def _check(flag: str, name: str, known: Sequence[str] | Mapping[str, object]) -> None:
-    accepted = (AUTO, NONE, *known)
+def _check(flag: str, name: str, supported: Sequence[str] | Mapping[str, object]) -> None:
+    accepted = (AUTO, NONE, *supported)
     if name not in accepted:
         raise ConfigurationError(f"{flag} {name}: expected one of {', '.join(accepted)}", param=flag)
 

@@ -73,11 +73,11 @@ class ReasoningParser:
         return text_events(text)
 
 
-def with_reasoning_before(answer: TagFormat, *, opened: bool) -> TagFormat:
+def with_reasoning_before(answer_format: TagFormat, *, opened: bool) -> TagFormat:
     """Return the format of an answer with reasoning before it, which is optional unless the prompt has begun it."""
     if opened:
-        return sequence(tag("", ANY_TEXT, CLOSE), const("\n\n"), answer)
-    return any_of(answer, sequence(tag(OPEN, ANY_TEXT, CLOSE), const("\n\n"), answer))
+        return sequence(tag("", ANY_TEXT, CLOSE), const("\n\n"), answer_format)
+    return any_of(answer_format, sequence(tag(OPEN, ANY_TEXT, CLOSE), const("\n\n"), answer_format))
 
 
 def _line_ends_from(text: str) -> int:

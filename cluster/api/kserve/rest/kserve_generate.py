@@ -25,7 +25,7 @@ from ..kserve_parameters import NO_WORDS
 from ..kserve_protocol import FINAL
 from ..kserve_request import EMPTY_FINAL, VERSION, InferRequest
 from ..kserve_response import InferResponse
-from ..kserve_sampling import KNOWN, SAMPLING, json_of, read_object
+from ..kserve_sampling import SAMPLING, SUPPORTED, json_of, read_object
 from ..kserve_sampling import SAMPLING_PARAMETERS as _TOGETHER
 from ..kserve_tensors import BOOL, BYTES, INT64, Tensor, bad_tensor, checked_tensor
 from . import kserve_json
@@ -50,7 +50,7 @@ NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
 PADDING = "pad_id"  # the padding token of a batch, which changes no answer
 _OF_REQUEST = frozenset({"id", "text_input", "parameters"})
 _TRITONS = frozenset({"priority", "timeout", EMPTY_FINAL})
-PARAMETERS = frozenset({*KNOWN, *RENAMED, *NEUTRAL, *_TRITONS, PADDING, "stream"})
+PARAMETERS = frozenset({*SUPPORTED, *RENAMED, *NEUTRAL, *_TRITONS, PADDING, "stream"})
 _LISTS = frozenset({"logit_bias", "choice", "allowed_token_ids", "bad_words", "stop_token_ids"})
 _JSON_TEXT = _LISTS | {"json_schema", "structural_tag"}  # `infer` takes these as JSON text
 
@@ -59,7 +59,7 @@ def infer_request(
     body: bytes,
     model: str,
     version: str,
-    most: BodyLimits | None = None,
+    limits: BodyLimits | None = None,
     *,
     events: bool,
     unknown: UnknownFieldPolicy | None = None,
@@ -68,9 +68,9 @@ def infer_request(
 
     events  whether the answer is a stream of events
 
-    Raises InvalidRequest naming the field; BodyTooLarge above `most`.
+    Raises InvalidRequest naming the field; BodyTooLarge above `limits`.
     """
-    fields = parse_body(body, most)
+    fields = parse_body(body, limits)
     inner = take_field(fields, "parameters", dict, {})
     if fields.get("text_input") is None:
         raise missing_field("text_input")
@@ -89,10 +89,10 @@ def generate_event(response: InferResponse) -> JsonObject:
     """Return an answer or a part of one as a JSON object: the text of a single choice is a string, other outputs are
     lists.
     """
-    told = {name: value for name, value in response.parameters.items() if name != FINAL}
+    parameters = {name: value for name, value in response.parameters.items() if name != FINAL}
     outputs = {tensor.name: _plain(kserve_json.output_data(tensor), tensor.datatype) for tensor in response.outputs}
     named = {"id": response.id} if response.id else {}
-    return {**named, "model_name": response.model, "model_version": VERSION, **outputs, "parameters": told}
+    return {**named, "model_name": response.model, "model_version": VERSION, **outputs, "parameters": parameters}
 
 
 def _plain(data: list[Any], datatype: str) -> Any:
@@ -103,20 +103,20 @@ def _named(fields: JsonObject, inner: JsonObject, unknown: UnknownFieldPolicy) -
     """Return the parameters by Motley's names, without those that change nothing; and the client's name for each."""
     given: dict[str, Any] = {}
     names: dict[str, str] = {}
-    for path, group, known_names in _groups(fields, inner):
+    for path, group, supported in _groups(fields, inner):
         for name in sorted(group, key=lambda name: name not in SAMPLING):  # of two names errors name the other server's
             value = group[name]
-            known = kserve_parameters.own_parameter_name(name, value, f"{path}{name[:80]}", known_names, unknown)
-            if known is None or _changes_nothing(f"{path}{name}", known, value):
+            own_name = kserve_parameters.own_parameter_name(name, value, f"{path}{name[:80]}", supported, unknown)
+            if own_name is None or _changes_nothing(f"{path}{name}", own_name, value):
                 continue
-            ours, value = RENAMED.get(known, known), _canonical(f"{path}{name}", known, value)
+            ours, value = RENAMED.get(own_name, own_name), _canonical(f"{path}{name}", own_name, value)
             kserve_parameters.check_logprobs(name, value, f"{path}{name}")
-            present = given.get(ours)
-            agreed = value if present is None else agreed_value(ours, present, value)
+            current = given.get(ours)
+            agreed = value if current is None else agreed_value(ours, current, value)
             if agreed is None:
                 raise InvalidRequest(f"{path}{name}: given twice", param=f"{path}{name}", code="invalid_value")
             given[ours] = agreed
-            if present is None or agreed is not present:
+            if current is None or agreed is not current:
                 names |= dict.fromkeys((ours, f"parameters.{ours}"), f"{path}{name}")
     return given, names
 

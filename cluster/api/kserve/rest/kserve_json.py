@@ -66,13 +66,13 @@ class BinaryTail:
 
 
 def infer_request(
-    body: bytes, model: str, version: str, most: BodyLimits | None = None, behind: bytes = b""
+    body: bytes, model: str, version: str, limits: BodyLimits | None = None, behind: bytes = b""
 ) -> InferRequest:
-    """Parse a body. Raises InvalidRequest naming the tensor, parameter or field; BodyTooLarge above `most`.
+    """Parse a body. Raises InvalidRequest naming the tensor, parameter or field; BodyTooLarge above `limits`.
 
     behind  binary data of the tensors that have them
     """
-    fields = parse_body(body, most)
+    fields = parse_body(body, limits)
     refuse_other_fields(fields, ("id", "model_name", "model_version", "parameters", "inputs", "outputs"))
     _check_named(fields, model, version)
     if fields.get("inputs") is None:
@@ -82,7 +82,7 @@ def infer_request(
     data = BinaryTail(behind)
     inputs = [_input(tensor, data) for tensor in _objects(fields, "inputs")]
     data.check_empty()
-    outputs = [_wanted(output) for output in _objects(fields, "outputs")]
+    outputs = [_requested_output(output) for output in _objects(fields, "outputs")]
     return InferRequest(
         model=model,
         version=version,
@@ -200,9 +200,9 @@ def _given(tensor: JsonObject, name: str, datatype: str, path: str, behind: Bina
     return from_raw(name, datatype, behind.take(name, size))
 
 
-def _refuse_parameters(parameters: JsonObject, known: Sequence[str], path: str) -> None:
+def _refuse_parameters(parameters: JsonObject, supported: Sequence[str], path: str) -> None:
     for name in parameters:
-        if name not in known:
+        if name not in supported:
             instead = "send the tensor in the body" if name.startswith("shared_memory") else "leave it out"
             raise unsupported_field(f"{path}{name[:80]}", instead)
 
@@ -217,10 +217,10 @@ def _flat(data: Sequence[Any]) -> Sequence[Any]:
 def _elements(name: str, datatype: str, data: Sequence[Any]) -> Sequence[Any]:
     if datatype not in _KINDS:
         raise bad_tensor(name, f"datatype {datatype[:40]!r} is not accepted; expected one of {', '.join(_KINDS)}")
-    kind, words = _KINDS[datatype]
+    kind, expected = _KINDS[datatype]
     if set(map(type, data)) - {kind} or not _in_range(datatype, data):
         wrong = next(one for one in data if type(one) is not kind or not _in_range(datatype, [one]))
-        raise bad_tensor(name, f"{short_repr(wrong)} is not accepted in {datatype}; expected {words}")
+        raise bad_tensor(name, f"{short_repr(wrong)} is not accepted in {datatype}; expected {expected}")
     return [_utf8(name, element) for element in data] if datatype == BYTES else data
 
 
@@ -236,7 +236,7 @@ def _utf8(name: str, text: str) -> bytes:
         raise bad_tensor(name, "it holds a lone surrogate") from None
 
 
-def _wanted(output: JsonObject) -> tuple[str, bool | None]:
+def _requested_output(output: JsonObject) -> tuple[str, bool | None]:
     """Return an output's name, and whether it is to be binary; None if the whole request decides."""
     name = take_field(output, "name", str, "", path="outputs.")
     path = f"outputs.{name[:80]}."

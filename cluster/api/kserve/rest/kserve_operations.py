@@ -123,7 +123,7 @@ _INPUTS = (
     _input("stream", _SINGLE, {"const": False}, "`streaming`", **_ONE),
     _input("exclude_input_in_output", _SINGLE, {"const": True}, "text_output is the answer alone", **_ONE),
 )
-_WANTED = request_object(
+_REQUESTED_OUTPUT = request_object(
     {
         "name": {"enum": list(OUTPUTS), "description": "of the tensor"},
         "parameters": with_description(
@@ -156,7 +156,8 @@ _INFER = request_object(
         },
         "inputs": with_description(list_schema({"anyOf": list(_INPUTS)}), "each at most once, and just one prompt"),
         "outputs": with_description(
-            list_schema(_WANTED), "each once; default: text_output, finish_reason, and what the parameters ask for"
+            list_schema(_REQUESTED_OUTPUT),
+            "each once; default: text_output, finish_reason, and what the parameters ask for",
         ),
     },
     ["inputs"],
@@ -243,15 +244,15 @@ _IN_PLAIN_JSON: dict[str, Schema] = {
 
 
 def _generate(stream: Schema) -> Schema:
-    known = {name: _written(name, one) for name, one in _IN_PLAIN_JSON.items()} | {"stream": stream}
+    schemas = {name: _written(name, one) for name, one in _IN_PLAIN_JSON.items()} | {"stream": stream}
     body = request_object(
         {
             "id": with_description(TEXT, "the client's own, echoed"),
             "text_input": with_description(SOME_TEXT, "the prompt"),
             "parameters": with_description(
-                _open(request_object(known)), "as those of `infer`; each may stand beside text_input instead"
+                _open(request_object(schemas)), "as those of `infer`; each may stand beside text_input instead"
             ),
-            **{name: {"description": "in `parameters` or here", **schema} for name, schema in known.items()},
+            **{name: {"description": "in `parameters` or here", **schema} for name, schema in schemas.items()},
         },
         ["text_input"],
     )

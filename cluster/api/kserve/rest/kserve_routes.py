@@ -68,7 +68,7 @@ class KServeRoutes:
 
     async def index(self, request: Request) -> Response:
         body = await request.body()
-        fields = parse_body(body, self._protocol.door.most()) if body else {}
+        fields = parse_body(body, self._protocol.admitter.body_limits()) if body else {}
         refuse_other_fields(fields, ("ready",))
         models = await self._protocol.index(ready=take_field(fields, "ready", bool, False))
         return Response(encode_json([asdict(model) for model in models]), media_type="application/json")
@@ -81,23 +81,23 @@ class KServeRoutes:
 
     async def model(self, request: Request) -> Response:
         self._protocol.check_model(*_model(request))
-        return json_response(kserve_json.metadata(self._protocol.door.info))
+        return json_response(kserve_json.metadata(self._protocol.admitter.info))
 
     async def config(self, request: Request) -> Response:
         self._protocol.check_model(*_model(request))
-        return json_response(kserve_json.config(self._protocol.door.info))
+        return json_response(kserve_json.config(self._protocol.admitter.info))
 
     async def model_statistics(self, request: Request) -> Response:
         self._protocol.check_model(*_model(request))
         return await self.all_statistics()
 
     async def all_statistics(self) -> Response:
-        return json_response(kserve_json.statistics(self._protocol.door.info, self._protocol.statistics))
+        return json_response(kserve_json.statistics(self._protocol.admitter.info, self._protocol.statistics))
 
     async def infer(self, request: Request) -> Response:
         length = request.headers.get(kserve_binary.HEADER)
         head, behind = kserve_binary.split_binary_body(await request.body(), length)
-        infer = kserve_json.infer_request(head, *_model(request), self._protocol.door.most(), behind)
+        infer = kserve_json.infer_request(head, *_model(request), self._protocol.admitter.body_limits(), behind)
         body, length_said = kserve_binary.encode_binary_response(
             await self._protocol.infer(infer, caller_of(request)), infer
         )
@@ -119,9 +119,9 @@ class KServeRoutes:
         return EventStream(StreamingContent(first, events), done=b"", error=_error)
 
     async def _generate(self, request: Request, *, events: bool) -> tuple[InferRequest, Mapping[str, str]]:
-        body, most = await request.body(), self._protocol.door.most()
+        body, limits = await request.body(), self._protocol.admitter.body_limits()
         return kserve_generate.infer_request(
-            body, *_model(request), most, events=events, unknown=self._protocol.unknown
+            body, *_model(request), limits, events=events, unknown=self._protocol.unknown
         )
 
 
