@@ -43,9 +43,9 @@ def is_stopped(pid: int) -> bool:
     return False
 
 
-def end_descendants(*, polite_s: float, patience_s: float) -> list[int]:
+def end_descendants(*, polite_s: float, timeout_s: float) -> list[int]:
     """Wait, then send SIGTERM, then SIGKILL. Returns the processes that are left, which should be none."""
-    for number, seconds in ((None, polite_s), (signal.SIGTERM, patience_s), (signal.SIGKILL, patience_s)):
+    for number, seconds in ((None, polite_s), (signal.SIGTERM, timeout_s), (signal.SIGKILL, timeout_s)):
         if number is not None:
             _signal_all(number)
         if wait_until(lambda: not _reap_and_list(), seconds):

@@ -70,8 +70,8 @@ class CallRecord:
     def refused(self, error: MotleyError) -> None:
         """Note the error that the client got; of several errors, the first."""
         if not self.refusal:
-            told = {"code": error.code or "", "param": clean_id(error.param or "", MAX_PARAM_CHARS)}
-            self.refusal = {name: value for name, value in told.items() if value}
+            fields = {"code": error.code or "", "param": clean_id(error.param or "", MAX_PARAM_CHARS)}
+            self.refusal = {name: value for name, value in fields.items() if value}
 
     def began(self, request: Request) -> None:
         if request.request_id not in self.requests:  # resumed on another replica it is still one request

@@ -47,8 +47,8 @@ class IncomingBodies:
 
     def take(self, tenant: str, what: str, number: int) -> None:
         """Count `number` more bytes or bodies. Raises Overloaded if these are too many in all, or for one tenant."""
-        most = self._max[what]
-        if self._held[what] + number > most or self._by_tenant[tenant, what] + number > most * TENANT_SHARE:
+        limit = self._max[what]
+        if self._held[what] + number > limit or self._by_tenant[tenant, what] + number > limit * TENANT_SHARE:
             message = "too many requests are being sent and are not whole; send them at once, or try again shortly"
             raise Overloaded(message, code="bodies_full")
         self._held[what] += number

@@ -37,5 +37,5 @@ def add_retry_metadata(context: Any, error: MotleyError) -> None:
     """Add the retry time to the trailing metadata that the context has already."""
     if added := retry_metadata(error):
         # Serve adds its own trailer to what is set.
-        kept = [pair for pair in context.trailing_metadata() if pair[0] != REQUEST_ID_TRAILER]
-        context.set_trailing_metadata([*kept, *added])
+        metadata = [pair for pair in context.trailing_metadata() if pair[0] != REQUEST_ID_TRAILER]
+        context.set_trailing_metadata([*metadata, *added])

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READER_TIMEOUT_S = 30.0
-LEAST_BYTES_S = 1024  # bytes/s, on average, from a slow reader: a modem of 1995 takes more
+MIN_BYTES_PER_S = 1024  # bytes/s, on average, from a slow reader: a modem of 1995 takes more
 _BEHIND = 0.9  # share of the budget below which read bytes are counted: that costs as much as writing
 
 
@@ -37,7 +37,7 @@ class ClientReader:
     stalled  whether it has been given up
     """
 
-    __slots__ = ("_clock", "_give_up", "_late_s", "_left_s", "_since", "_timeout_s", "_writing", "call", "stalled")
+    __slots__ = ("_began", "_clock", "_give_up", "_late_s", "_left_s", "_timeout_s", "_writing", "call", "stalled")
 
     def __init__(self, give_up: Callable[[], object], timeout_s: float, clock: Callable[[], float]) -> None:
         self.call = access_log.current_record().id
@@ -45,33 +45,33 @@ class ClientReader:
         self._give_up = give_up
         self._timeout_s = self._left_s = timeout_s
         self._clock = clock
-        self._since = clock()  # when the write, or the wait for data to write, began
+        self._began = clock()  # when the write, or the wait for data to write, began
         self._writing = False
         self._late_s = 0.0  # seconds by which the event loop was late at the last check
 
     def writing(self) -> None:
         now = self._clock()
-        self._earn(now - self._since)
-        self._since, self._writing = now, True
+        self._earn(now - self._began)
+        self._began, self._writing = now, True
 
     def written(self, num_bytes: Callable[[], int]) -> None:
         """Note that the write is done, and how many bytes it had."""
         now = self._clock()
-        self._left_s -= max(0.0, now - self._since - self._late_s)
+        self._left_s -= max(0.0, now - self._began - self._late_s)
         if self._left_s < _BEHIND * self._timeout_s:
-            self._earn(num_bytes() / LEAST_BYTES_S)
-        self._since, self._writing = now, False
+            self._earn(num_bytes() / MIN_BYTES_PER_S)
+        self._began, self._writing = now, False
 
     @property
     def too_slow(self) -> bool:
-        return self._writing and self._clock() - self._since > self._left_s
+        return self._writing and self._clock() - self._began > self._left_s
 
     def excuse(self, late_s: float) -> None:
         """Give back the time by which the event loop noticed reads too late, which is not the client's fault."""
         self._late_s = late_s
         self._earn(late_s)  # for an earlier write, whose end was noticed late
         if self._writing:
-            self._since = min(self._clock(), self._since + late_s)
+            self._began = min(self._clock(), self._began + late_s)
 
     def give_up(self) -> None:
         self.stalled = True
@@ -136,9 +136,9 @@ class SlowClientMonitor:
     def _arm(self) -> None:
         loop = asyncio.get_running_loop()
         due = loop.time() + self._timeout_s / 10
-        self._timer = loop.call_at(due, self._look, due)
+        self._timer = loop.call_at(due, self._check, due)
 
-    def _look(self, due: float) -> None:
+    def _check(self, due: float) -> None:
         self._timer = None
         late_s = asyncio.get_running_loop().time() - due
         for reader in self._readers:

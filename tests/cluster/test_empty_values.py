@@ -72,7 +72,9 @@ NEEDED = {
 @pytest.fixture(scope="module")
 async def post(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = write_tool_tokenizer(tmp_path_factory.mktemp("qwen3"), "qwen3")
-    ingress = await make_ingress(folder, ShortEchoWorker(str(folder)), entrance=IngressConfig(unknown_fields="refuse"))
+    ingress = await make_ingress(
+        folder, ShortEchoWorker(str(folder)), ingress_config=IngressConfig(unknown_fields="refuse")
+    )
     return partial(asgi.request, ingress.__serve_build_asgi_app__(), "POST")
 
 

@@ -90,7 +90,7 @@ async def ingress(tmp_path_factory: pytest.TempPathFactory) -> Any:
 async def strict(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """An ingress with `--unknown-fields refuse`."""
     folder = write_tool_tokenizer(tmp_path_factory.mktemp("strict"), "qwen3")
-    ingress = await make_ingress(folder, EchoWorker(str(folder)), entrance=IngressConfig(unknown_fields="refuse"))
+    ingress = await make_ingress(folder, EchoWorker(str(folder)), ingress_config=IngressConfig(unknown_fields="refuse"))
     return partial(asgi.request, ingress.__serve_build_asgi_app__(), "POST")
 
 

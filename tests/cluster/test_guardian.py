@@ -68,10 +68,10 @@ def test_an_orphan_without_a_mark_is_known_from_before(tmp_path: Path, left: lis
     with subprocess.Popen([sys.executable, "-c", STARTS], env=UNMARKED, stdout=subprocess.PIPE) as service:
         assert service.stdout is not None
         orphan = int(service.stdout.readline())
-        family.look(service.pid)
+        family.remember(service.pid)
         service.kill()
         service.wait()
-        family.look(service.pid)
+        family.remember(service.pid)
         assert alive([orphan])
         end_all(str(tmp_path), family)
     wait_for(lambda: not alive([orphan]), "the orphan's end")
@@ -101,11 +101,11 @@ def test_one_that_is_killed_is_started_again(tmp_path: Path) -> None:
     guardian.start()
     assert guardian._process is not None
     pid = guardian._process.pid
-    guardian.look()
+    guardian.restart_if_ended()
     assert guardian._process.pid == pid
     os.kill(pid, signal.SIGKILL)
     guardian._process.wait()
-    guardian.look()
+    guardian.restart_if_ended()
     assert guardian._process is not None
     assert guardian._process.pid != pid
     guardian.stop()

@@ -80,8 +80,8 @@ async def worker(folder: Path) -> EchoWorker:
 
 
 async def a_service(folder: Path, worker: EchoWorker, **routing: Any) -> Service:
-    entrance = IngressConfig(routing=RoutingConfig(**routing))
-    service = Service(await make_ingress(folder, worker, entrance=entrance), worker)
+    ingress_config = IngressConfig(routing=RoutingConfig(**routing))
+    service = Service(await make_ingress(folder, worker, ingress_config=ingress_config), worker)
     service.comes()
     return service
 
@@ -180,7 +180,7 @@ async def test_an_ingress_that_begins_at_zero_takes_requests_in(
     folder: Path, worker: EchoWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would wait for a replica to tell what is served, and so no request would ever wake one."""
-    monkeypatch.setattr(ingress_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(ingress_module, "DEMAND_POLL_S", 0.01)
     kept = served_profile.encode_profile(str(folder), worker.profile())
     monkeypatch.setattr(
         ingress_module, "load_profile_at_zero", lambda model: served_profile.decode_profile(model, kept)

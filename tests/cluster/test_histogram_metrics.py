@@ -100,9 +100,9 @@ def test_they_are_told_as_prometheus_names_a_histogram() -> None:
 
     exporter = HistogramExporter({"model_name": "tiny"}, SimpleNamespace(Gauge=gauge))
     name = "time_to_first_token_seconds"
-    exporter.tell(name, HistogramSnapshot((0.1, 2.5), (0, 0, 0), 0.0))
+    exporter.export(name, HistogramSnapshot((0.1, 2.5), (0, 0, 0), 0.0))
     assert not seen, "nothing is a zero that only stands for nothing"
-    exporter.tell(name, HistogramSnapshot((0.1, 2.5), (3, 1, 1), 9.5))
+    exporter.export(name, HistogramSnapshot((0.1, 2.5), (3, 1, 1), 9.5))
     bucket = f"motley_{name}_bucket"
     assert seen == {
         (bucket, "0.1"): 3, (bucket, "2.5"): 4, (bucket, "+Inf"): 5,
@@ -125,13 +125,13 @@ def test_an_ingress_tells_them_by_pool_and_of_those_that_come_later() -> None:
     pools = {"t4": PoolLatencies()}
     exporter = LatencyMetricsExporter(pools, "tiny", SimpleNamespace(Gauge=gauge))
     pools["t4"].gap(0.5)
-    exporter.tell()
+    exporter.export()
     count = "motley_inter_token_latency_seconds_count"
     assert seen[count, "t4"] == 1
     pools["cpu"] = PoolLatencies()
     pools["cpu"].gap(2.0)
     pools["cpu"].first(1.0)
-    exporter.tell()
+    exporter.export()
     assert (seen[count, "t4"], seen[count, "cpu"]) == (1, 1)
     first = {pool for name, pool in seen if name == "motley_time_to_first_token_seconds_count"}
     assert first == {"cpu"}
@@ -150,7 +150,7 @@ async def test_an_error_does_not_end_them(monkeypatch: pytest.MonkeyPatch, caplo
             published.set()
 
     monkeypatch.setattr(histogram_metrics, "PERIOD_S", 0.0)
-    monkeypatch.setattr(LatencyMetricsExporter, "tell", publish)
+    monkeypatch.setattr(LatencyMetricsExporter, "export", publish)
     with caplog.at_level(logging.ERROR):
         task = asyncio.create_task(export_latencies({}, "tiny"))
         await published.wait()

@@ -353,9 +353,9 @@ def test_a_service_that_nobody_could_call_does_not_start(tmp_path: Path) -> None
 def test_what_travels_to_the_ingress_holds_no_key(tmp_path: Path) -> None:
     options = ServeOptions(api_keys=tmp_path / "keys.yaml")
     inside = choose_internal_client(options, None)
-    entrance = choose_ingress_config(options, inside, tmp_path)
-    assert entrance.own_key is not None
-    assert entrance.own_key.sha256 == hash_key(inside.key)
-    assert inside.key not in repr(entrance)
+    ingress_config = choose_ingress_config(options, inside, tmp_path)
+    assert ingress_config.own_key is not None
+    assert ingress_config.own_key.sha256 == hash_key(inside.key)
+    assert inside.key not in repr(ingress_config)
     assert choose_internal_client(ServeOptions(), None).key == ""
     assert choose_ingress_config(ServeOptions(), choose_internal_client(ServeOptions(), None), tmp_path).own_key is None

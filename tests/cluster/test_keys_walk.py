@@ -57,13 +57,13 @@ def key_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 async def keyed(folder: Path, worker: EchoWorker, key_path: Path) -> Any:
     return await make_ingress(
-        folder, worker, entrance=IngressConfig(api_keys=key_path, cors_origins=("https://good.example",))
+        folder, worker, ingress_config=IngressConfig(api_keys=key_path, cors_origins=("https://good.example",))
     )
 
 
 @pytest.fixture(scope="module")
 async def healthy(folder: Path, worker: EchoWorker, key_path: Path) -> Any:
-    return await make_ingress(folder, worker, entrance=IngressConfig(api_keys=key_path, open_health=True))
+    return await make_ingress(folder, worker, ingress_config=IngressConfig(api_keys=key_path, open_health=True))
 
 
 async def serve(ingress: Any) -> tuple[grpc.aio.Server, grpc.aio.Channel]:

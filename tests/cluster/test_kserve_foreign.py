@@ -121,7 +121,7 @@ def test_what_nobody_knows_is_ignored_or_refused() -> None:
 async def posts(folder: Path, worker: EchoWorker) -> Any:
     """Posts to a service that ignores what nobody knows, and to one that refuses it."""
     ways = [IngressConfig(), IngressConfig(unknown_fields="refuse")]
-    apps = [(await make_ingress(folder, worker, entrance=way)).__serve_build_asgi_app__() for way in ways]
+    apps = [(await make_ingress(folder, worker, ingress_config=way)).__serve_build_asgi_app__() for way in ways]
     return [partial(asgi.request, app, "POST") for app in apps]
 
 

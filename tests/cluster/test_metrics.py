@@ -66,9 +66,9 @@ def test_totals_are_what_was_counted_however_often_they_are_told(exporter: Repli
     fetched = HistogramSnapshot((0.01,), (3, 1), 0.25)
     stats = PrefixStats(512, 256, {"hit": 3, "miss": 1, "seal": 2}, 5, 1e9, 128, 1000, STORE, fetch_s=fetched)
     for _ in range(2):
-        exporter.tell(LOAD, stats)
+        exporter.export(LOAD, stats)
     later = replace(STORE, reads=6, errors={"timeout": 5, "protocol": 1}, breaker=BreakerState.CLOSED, queued=0)
-    exporter.tell(
+    exporter.export(
         replace(LOAD, running=0, prompt_tokens=1100, queried_tokens=950), replace(stats, hit_tokens=300, store=later)
     )
     expected = {
@@ -93,12 +93,12 @@ def test_totals_are_what_was_counted_however_often_they_are_told(exporter: Repli
 
 
 def test_without_a_store_nothing_is_told_of_one(exporter: ReplicaMetricsExporter, seen: Seen) -> None:
-    exporter.tell(replace(LOAD, kv_blocks_total=0, kv_blocks_free=0), None)
+    exporter.export(replace(LOAD, kv_blocks_total=0, kv_blocks_free=0), None)
     assert not any("external" in name or "usage" in name for name, _ in seen)
 
 
 def test_hits_of_its_own_never_shrink(exporter: ReplicaMetricsExporter, seen: Seen) -> None:
     """Tokens from the store count at once; the request that they were for counts when it begins."""
     for external in (100, 400, 400):
-        exporter.tell(replace(LOAD, external_hit_tokens=external), None)
+        exporter.export(replace(LOAD, external_hit_tokens=external), None)
     assert seen["prefix_cache_hits", ""] == 500

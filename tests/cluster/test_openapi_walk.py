@@ -39,14 +39,14 @@ FILLED = {"name": "echo", "number": "1", "rest": "some/more"}
 @pytest.fixture(scope="module")
 async def app(folder: Path, worker: EchoWorker) -> Any:
     strict = IngressConfig(unknown_fields="refuse")
-    return (await make_ingress(folder, worker, entrance=strict)).__serve_build_asgi_app__()
+    return (await make_ingress(folder, worker, ingress_config=strict)).__serve_build_asgi_app__()
 
 
 @pytest.fixture(scope="module")
 async def keyed(folder: Path, worker: EchoWorker, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("keys") / "keys.yaml"
     write_keys(path, [StoredKey("alice", hash_key(new_key()))])
-    return (await make_ingress(folder, worker, entrance=IngressConfig(api_keys=path))).__serve_build_asgi_app__()
+    return (await make_ingress(folder, worker, ingress_config=IngressConfig(api_keys=path))).__serve_build_asgi_app__()
 
 
 def filled(path: str) -> str:

@@ -80,7 +80,7 @@ def test_on_a_cluster_whose_nodes_come_and_go_it_waits_and_says_so(
 def test_what_waits_is_told_once_for_each_reason(
     here: list[NodeResources], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(placement_check, "LOOK_S", 0.0)
+    monkeypatch.setattr(placement_check, "POLL_INTERVAL_S", 0.0)
     waits = {"state": "STARTING"}  # what Serve does not know yet is not among its details
     pools = {"p0": {"replicas": [{"state": "RUNNING", "node_id": "n"}, waits]}, "p1": {"replicas": [waits]}}
     monkeypatch.setattr(placement_check, "application_details", lambda app: {"deployments": pools})

@@ -28,7 +28,7 @@ def log_folder(tmp_path: Path) -> Iterator[Path]:
 
 async def test_labels_are_in_the_line_of_their_call(folder: Path, log_folder: Path) -> None:
     """Labels are as the client wrote them, in ASCII and on one line; those that are too long by their beginning."""
-    ingress = await make_ingress(folder, EchoWorker(str(folder)), entrance=IngressConfig(log_folder=log_folder))
+    ingress = await make_ingress(folder, EchoWorker(str(folder)), ingress_config=IngressConfig(log_folder=log_folder))
     app = ingress.__serve_build_asgi_app__()
     odd = 'two\nlines, "é" and \x1b[31m'
     own = {"user": odd, "safety_identifier": "s" * 10_000, "prompt_cache_key": "k", "metadata": {odd: odd, "b": "c"}}
@@ -58,7 +58,7 @@ async def test_labels_are_in_the_line_of_their_call(folder: Path, log_folder: Pa
 
 
 async def test_over_every_protocol(folder: Path, log_folder: Path) -> None:
-    ingress = await make_ingress(folder, EchoWorker(str(folder)), entrance=IngressConfig(log_folder=log_folder))
+    ingress = await make_ingress(folder, EchoWorker(str(folder)), ingress_config=IngressConfig(log_folder=log_folder))
     tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "contents": {"bytes_contents": [b"ab"]}}
     ids = vllm_engine_pb2.TokenizedInput(input_ids=[65])
     few = pb.SamplingParams(max_tokens=2)

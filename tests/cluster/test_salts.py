@@ -24,8 +24,8 @@ FLEET = {"model": "demo", "pools": [{"name": "cpu"}]}
 TENANTS = ("alice", "bob", "carol", "lab")
 
 
-async def ingress_of(folder: Path, entrance: IngressConfig | None) -> Any:
-    return await make_ingress(folder, ScriptedWorker(str(folder), ()), entrance=entrance)
+async def ingress_of(folder: Path, ingress_config: IngressConfig | None) -> Any:
+    return await make_ingress(folder, ScriptedWorker(str(folder), ()), ingress_config=ingress_config)
 
 
 async def salts_of(ingress: Any, tenants: Sequence[str] = TENANTS) -> list[bytes]:
@@ -33,14 +33,14 @@ async def salts_of(ingress: Any, tenants: Sequence[str] = TENANTS) -> list[bytes
     return [(await ingress.admitter.admit(ParsedRequest("", "a"), caller)).request.cache_salt for caller in callers]
 
 
-async def salts(folder: Path, entrance: IngressConfig | None) -> list[bytes]:
+async def salts(folder: Path, ingress_config: IngressConfig | None) -> list[bytes]:
     """Return the salts of two tenants, by an ingress of its own."""
-    return await salts_of(await ingress_of(folder, entrance), TENANTS[:2])
+    return await salts_of(await ingress_of(folder, ingress_config), TENANTS[:2])
 
 
 async def test_all_ingresses_of_a_service_have_the_same(folder: Path) -> None:
-    entrance = IngressConfig()
-    one, other = await salts(folder, entrance), await salts(folder, entrance)
+    ingress_config = IngressConfig()
+    one, other = await salts(folder, ingress_config), await salts(folder, ingress_config)
     assert one == other
     assert len(set(one)) == 2
     assert await salts(folder, None) != one, "nobody outside can know it"

@@ -82,9 +82,9 @@ def service(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     write_keys(keys, [StoredKey("alice", hash_key(KEY))])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bounded_http, "HEAD_S", HEAD_S)
-        entrance = IngressConfig(api_keys=keys)
+        ingress_config = IngressConfig(api_keys=keys)
         limits = {"linger_bytes": LINGER_BYTES, "linger_s": LIMIT_S}
-        with fronted(tmp_path_factory.mktemp, SlowEcho(folder), entrance, head_s=HEAD_S, **limits) as running:
+        with fronted(tmp_path_factory.mktemp, SlowEcho(folder), ingress_config, head_s=HEAD_S, **limits) as running:
             yield running
 
 

@@ -25,7 +25,7 @@ def door() -> Iterator[TunnelListener]:
 
 
 def answered(door: TunnelListener) -> tuple[str, socket.socket]:
-    while (found := door.answer()) is None:
+    while (found := door.accept()) is None:
         pass
     return found
 
@@ -85,7 +85,7 @@ def test_who_has_not_the_secret_or_calls_for_something_else_is_refused(
     ends: list[int | Exception] = []
     caller = called(door, name, secret or door.secret, ends)
     while caller.is_alive():
-        assert door.answer() is None
+        assert door.accept() is None
     if secret is not None:
         assert isinstance(ends[0], OSError)
     else:
@@ -122,7 +122,7 @@ def test_a_name_is_called_for_once(door: TunnelListener) -> None:
     ends: list[int | Exception] = []
     for expected in (True, False):
         caller = called(door, "reads", door.secret, ends)
-        found = answered(door) if expected else door.answer()
+        found = answered(door) if expected else door.accept()
         assert (found is not None) is expected
         if found is not None:
             found[1].close()

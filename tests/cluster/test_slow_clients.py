@@ -216,7 +216,7 @@ async def test_one_that_drips_over_http(ingress: Any, worker: FloodingWorker, mo
         async with asyncio.timeout(60):
             await asgi.request(app, "POST", "/v1/completions", {"prompt": "abc", "stream": True}, send=send)
 
-    monkeypatch.setattr(slow_clients, "LEAST_BYTES_S", 2**40)
+    monkeypatch.setattr(slow_clients, "MIN_BYTES_PER_S", 2**40)
     await ask()
     await until(lambda: worker.closed == 1)
     assert taken < 500 * len(TEXT), "not the whole answer"
@@ -224,7 +224,7 @@ async def test_one_that_drips_over_http(ingress: Any, worker: FloodingWorker, mo
 
 
 async def test_one_that_drips_over_grpc(ingress: Any, worker: FloodingWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_clients, "LEAST_BYTES_S", 2**40)
+    monkeypatch.setattr(slow_clients, "MIN_BYTES_PER_S", 2**40)
     server = grpc.aio.server()
     add_inference(ingress, server)
     port = server.add_insecure_port("127.0.0.1:0")

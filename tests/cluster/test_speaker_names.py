@@ -25,7 +25,7 @@ async def call(tmp_path: Any, request: pytest.FixtureRequest) -> Any:
     """Posts to a service whose model has that template, with that policy for unknown fields."""
     template, policy = request.param
     folder = write_tokenizer(tmp_path, chat_template=template)
-    ingress = await make_ingress(folder, EchoWorker(str(folder)), entrance=IngressConfig(unknown_fields=policy))
+    ingress = await make_ingress(folder, EchoWorker(str(folder)), ingress_config=IngressConfig(unknown_fields=policy))
     return partial(asgi.request, ingress.__serve_build_asgi_app__(), "POST")
 
 

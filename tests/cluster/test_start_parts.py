@@ -284,7 +284,9 @@ def test_of_folders_with_logs_of_failures_the_newest_stay(tmp_path: Path, monkey
         reads.kill()
     [own] = {*tmp_path.glob("motley-*")} - {*kept, runs, linked}
     stay = [folder for folder in kept if folder.exists()]
-    assert stay == [*kept[:2], *kept[1 - folders.MAX_KEPT :]], "one ends this moment, and of another a process is left"
+    assert stay == [*kept[:2], *kept[1 - folders.MAX_FAILED_RUNS :]], (
+        "one ends this moment, and of another a process is left"
+    )
     assert own.exists(), "which the error names"
     assert runs.exists(), "of a service that runs"
     assert (elsewhere / "whole" / "ray").exists(), "no folder of a service"
@@ -292,7 +294,7 @@ def test_of_folders_with_logs_of_failures_the_newest_stay(tmp_path: Path, monkey
 
 def test_folders_of_other_users_stay_and_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "_parents", lambda: [tmp_path])
-    monkeypatch.setattr(folders, "MAX_KEPT", 1)
+    monkeypatch.setattr(folders, "MAX_FAILED_RUNS", 1)
     others = kept_folder(tmp_path, 1)
     monkeypatch.setattr(folders.os, "geteuid", lambda: others.stat().st_uid + 1)
     with pytest.raises(ServiceLost, match="logs"):
@@ -343,7 +345,7 @@ child = subprocess.Popen([sys.executable, "-c", script.format("")], stdout=subpr
 parent = subprocess.Popen([sys.executable, "-c", orphan], stdout=subprocess.PIPE)
 child.stdout.readline(), parent.stdout.readline(), parent.wait()
 assert len(descendants()) == 2, descendants()
-print(end_descendants(polite_s=0.1, patience_s=0.5), descendants())
+print(end_descendants(polite_s=0.1, timeout_s=0.5), descendants())
 """
 
 
@@ -369,13 +371,13 @@ def test_waiting_ends_by_the_condition_or_by_time() -> None:
 
 
 def test_doors_that_stay_shut_are_an_error_and_no_endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_head, "DOOR_S", 0.0)
+    monkeypatch.setattr(ray_head, "INGRESS_TIMEOUT_S", 0.0)
     with pytest.raises(ServiceLost, match="the door is shut, 0 s after"):
         ray_head._expect(lambda: False, "the door is shut")
 
 
 def test_a_grpc_port_that_stays_closed_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_head, "DOOR_S", 0.1)
+    monkeypatch.setattr(ray_head, "INGRESS_TIMEOUT_S", 0.1)
     monkeypatch.setattr(ray_head, "_get", lambda _: "well")
     monkeypatch.delenv(ray_head.HAPROXY_ADMIN_SOCKET, raising=False)
     inside: Any = SimpleNamespace(

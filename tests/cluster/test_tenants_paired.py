@@ -132,7 +132,7 @@ async def service(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory)
         worker = Worker(folder, config, access=access)
         await worker.start()
         ingress = await make_ingress(
-            folder, worker, entrance=IngressConfig(api_keys=path, routing=fleet_routing_config(spec))
+            folder, worker, ingress_config=IngressConfig(api_keys=path, routing=fleet_routing_config(spec))
         )
         worker._core.scheduler.prefixes.cost_model = FetchCostModel(token_s=1.0, block_s=1e-9)
         yield Service(worker, ingress.__serve_build_asgi_app__(), keys)

@@ -26,11 +26,11 @@ from motley.cluster.service.warm_workers.warm_worker import PRELOADED
 from motley.cluster.service.warm_workers.warm_worker_keeper import (
     FIRST_S,
     LONGEST_S,
-    LOOK_S,
-    ROOM_BYTES,
+    MIN_FREE_BYTES,
+    POLL_INTERVAL_S,
     SETTLE_S,
     STEADY_S,
-    TOLD,
+    WARN_AFTER_REQUESTS,
     WarmWorkerKeeper,
     keep_warm_workers,
 )
@@ -149,15 +149,15 @@ def raylet(titled: Titled, tmp_path: Path) -> Raylet:
     return Raylet(titled, tmp_path)
 
 
-def kept(places: WarmWorkerSlots, raylet: Raylet, count: int = 1, room: int = ROOM_BYTES) -> WarmWorkerKeeper:
-    return WarmWorkerKeeper(places, count, raylet.ask, room=lambda: room)
+def kept(places: WarmWorkerSlots, raylet: Raylet, count: int = 1, room: int = MIN_FREE_BYTES) -> WarmWorkerKeeper:
+    return WarmWorkerKeeper(places, count, raylet.ask, free_memory=lambda: room)
 
 
-def looks(keeper: WarmWorkerKeeper, seconds: float, step: float = LOOK_S, begin: float = 0.0) -> None:
+def looks(keeper: WarmWorkerKeeper, seconds: float, step: float = POLL_INTERVAL_S, begin: float = 0.0) -> None:
     """For so long, by a clock of their own."""
     now = begin
     while now < begin + seconds:
-        assert keeper.look(now)
+        assert keeper.check(now)
         now += step
 
 
@@ -185,7 +185,7 @@ def test_where_they_do_not_stay_they_are_asked_for_less_and_less_by_all(
 ) -> None:
     """Whichever of a node's replicas asks."""
     waits = []
-    for often in range(TOLD + 4):
+    for often in range(WARN_AFTER_REQUESTS + 4):
         wait_s = min(FIRST_S * 2**often, LONGEST_S)
         waits.append(wait_s)
         for ago_s, asks in ((wait_s - 1, 0), (wait_s + 1, 1)):
@@ -194,24 +194,24 @@ def test_where_they_do_not_stay_they_are_asked_for_less_and_less_by_all(
             elif not asks:
                 continue
             before = len(raylet.asked)
-            looks(kept(places, raylet), SETTLE_S + LOOK_S + 1)
+            looks(kept(places, raylet), SETTLE_S + POLL_INTERVAL_S + 1)
             assert len(raylet.asked) == before + asks, (often, ago_s)
         titled.end()
     assert waits[:3] == [5.0, 10.0, 20.0]
     assert waits[-1] == LONGEST_S
     assert "do not stay" in caplog.text
     titled.comes()
-    looks(kept(places, raylet), STEADY_S + 2 * LOOK_S)
-    assert places.asked == (0, float("inf")), "one that has stayed is another matter"
-    places.note_asked()
+    looks(kept(places, raylet), STEADY_S + 2 * POLL_INTERVAL_S)
+    assert places.requests == (0, float("inf")), "one that has stayed is another matter"
+    places.note_request()
     titled.comes("ray::ServeReplica:motley:cpu")
-    assert places.asked[0] == 1
+    assert places.requests[0] == 1
     places.count()
-    assert places.asked[0] == 0, "and so is one that is taken"
+    assert places.requests[0] == 0, "and so is one that is taken"
 
 
 def test_a_host_with_little_memory_has_none(places: WarmWorkerSlots, raylet: Raylet) -> None:
-    looks(kept(places, raylet, room=ROOM_BYTES - 1), 100.0)
+    looks(kept(places, raylet, free_memory=MIN_FREE_BYTES - 1), 100.0)
     assert raylet.asked == []
 
 
@@ -232,12 +232,12 @@ def test_what_passes_is_tried_again_and_nobody_else_takes_the_place(
     places: WarmWorkerSlots, tmp_path: Path, error: Exception
 ) -> None:
     refuses = Refuses(error)
-    keeper = WarmWorkerKeeper(places, 1, refuses.ask, room=lambda: ROOM_BYTES)
-    looks(keeper, SETTLE_S + LOOK_S + 1)
+    keeper = WarmWorkerKeeper(places, 1, refuses.ask, free_memory=lambda: MIN_FREE_BYTES)
+    looks(keeper, SETTLE_S + POLL_INTERVAL_S + 1)
     assert refuses.asked == 1
     assert not places.take()
     os.utime(tmp_path / "asked", times=(time.time() - 2 * FIRST_S - 1,) * 2)
-    looks(keeper, LOOK_S, begin=100.0)
+    looks(keeper, POLL_INTERVAL_S, begin=100.0)
     assert refuses.asked == 2
 
 
@@ -245,9 +245,9 @@ def test_what_passes_is_tried_again_and_nobody_else_takes_the_place(
 def test_a_ray_that_cannot_is_left_alone_and_told_of(
     places: WarmWorkerSlots, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    keeper = WarmWorkerKeeper(places, 1, Refuses(error).ask, room=lambda: ROOM_BYTES)
-    assert keeper.look(0.0)
-    assert not keeper.look(SETTLE_S)
+    keeper = WarmWorkerKeeper(places, 1, Refuses(error).ask, free_memory=lambda: MIN_FREE_BYTES)
+    assert keeper.check(0.0)
+    assert not keeper.check(SETTLE_S)
     assert f"this Ray has no way to: {error}" in caplog.text
 
 

@@ -38,7 +38,7 @@ class Made:
 def watch(daemons: list[ChildProcess], asked: list[ProbedProcess], told: list[str] | None = None) -> ServiceWatchdog:
     made = ServiceWatchdog((told if told is not None else []).append, lambda: None)
     made._daemons += daemons
-    made._asked += asked
+    made._probed += asked
     return made
 
 
@@ -62,22 +62,22 @@ def missed(asked: ProbedProcess, *began: float) -> ProbedProcess:
 )
 def test_the_service_ends_with_what_it_cannot_do_without(status: int, words: str) -> None:
     raylet = {"vital": True, "so": "as it does without an agent"}
-    assert watch([daemon(status, **raylet)], []).look(0) == f"Ray's raylet has ended ({words})"
-    assert watch([daemon(None, **raylet)], []).look(0) is None
+    assert watch([daemon(status, **raylet)], []).check(0) == f"Ray's raylet has ended ({words})"
+    assert watch([daemon(None, **raylet)], []).check(0) is None
 
 
 def test_of_others_it_is_told_once() -> None:
     told: list[str] = []
     made = watch([daemon(-9, so="its pages are gone")], [], told)
-    assert made.look(0) is None
-    assert made.look(1) is None
+    assert made.check(0) is None
+    assert made.check(1) is None
     assert told == ["Ray's raylet has ended (by SIGKILL): its pages are gone"]
 
 
 def test_who_does_not_answer_hangs_after_a_while() -> None:
     asked = missed(ProbedProcess("Ray's GCS", nothing, 14), 0, 4, 8)
-    assert watch([], [asked]).look(13) is None
-    assert watch([], [asked]).look(14) == "Ray's GCS has not answered for 14 s"
+    assert watch([], [asked]).check(13) is None
+    assert watch([], [asked]).check(14) == "Ray's GCS has not answered for 14 s"
 
 
 def test_who_may_only_be_late_has_longer() -> None:
@@ -85,23 +85,23 @@ def test_who_may_only_be_late_has_longer() -> None:
     stopped = [False]
     asked = missed(ProbedProcess("Ray's GCS", nothing, 14, certain=lambda: stopped[0]), 0, 4, 8)
     made = watch([], [asked])
-    assert made.look(14 * BUSY - 1) is None
-    assert made.look(14 * BUSY) == f"Ray's GCS has not answered for {14 * BUSY} s"
+    assert made.check(14 * BUSY - 1) is None
+    assert made.check(14 * BUSY) == f"Ray's GCS has not answered for {14 * BUSY} s"
     stopped[0] = True
-    assert made.look(14) == "Ray's GCS has not answered for 14 s"
+    assert made.check(14) == "Ray's GCS has not answered for 14 s"
 
 
 def test_an_answer_makes_up_for_all_before() -> None:
     asked = missed(ProbedProcess("Ray's GCS", nothing, 14), 0, 4, 8)
     asked.note(True, 12)
-    assert watch([], [missed(asked, 13, 17)]).look(30) is None
+    assert watch([], [missed(asked, 13, 17)]).check(30) is None
 
 
 def test_a_question_that_was_late_is_not_enough() -> None:
     """A late question follows a stop of this process itself."""
     asked = missed(ProbedProcess("Ray's GCS", nothing, 14), 0)
     assert MISSES > 1
-    assert watch([], [asked]).look(1000) is None
+    assert watch([], [asked]).check(1000) is None
 
 
 def test_what_can_be_had_again_is_ended_so_often_and_no_more() -> None:
@@ -111,14 +111,14 @@ def test_what_can_be_had_again_is_ended_so_often_and_no_more() -> None:
     for number in range(CURES):
         now = number * 100.0
         missed(asked, now, now + 1, now + 2)
-        assert made.look(now + 10) is None
+        assert made.check(now + 10) is None
         assert len(cured) == number + 1
-        assert made.look(now + 11) is None, "it has time again"
+        assert made.check(now + 11) is None, "it has time again"
     missed(asked, 900, 901, 902)
-    assert made.look(910) == "Serve's controller has not answered for 10 s"
+    assert made.check(910) == "Serve's controller has not answered for 10 s"
     asked.note(True, 911)
     missed(asked, 1000, 1001, 1002)
-    assert made.look(1010) is None
+    assert made.check(1010) is None
     assert len(cured) == CURES + 1
 
 
@@ -162,7 +162,7 @@ def test_an_end_that_is_meant_is_not() -> None:
 
 
 def test_one_that_is_asked_is_asked_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "ASK_S", 0.01)
+    monkeypatch.setattr(watching, "PROBE_INTERVAL_S", 0.01)
     answers = [None, OSError("no"), None]
     asked_all = threading.Event()
 

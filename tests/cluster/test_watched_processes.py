@@ -47,7 +47,7 @@ def test_who_is_not_there_does_not_answer() -> None:
 
 def test_who_hangs_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connections are taken all the same, by the kernel."""
-    monkeypatch.setattr(watched_processes, "ANSWER_S", 0.2)
+    monkeypatch.setattr(watched_processes, "PROBE_TIMEOUT_S", 0.2)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -84,7 +84,7 @@ def test_a_port_that_nobody_listens_on() -> None:
 
 def test_a_port_with_a_full_backlog_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever fills it must not end the service by that."""
-    monkeypatch.setattr(watched_processes, "ANSWER_S", 0.2)
+    monkeypatch.setattr(watched_processes, "PROBE_TIMEOUT_S", 0.2)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)

@@ -20,11 +20,11 @@ from motley.cluster.service.deployment.ingress_config import IngressConfig
 
 
 @contextmanager
-def asgi_session(folder: Path, worker: Any, entrance: IngressConfig | None = None) -> Iterator[requests.Session]:
+def asgi_session(folder: Path, worker: Any, ingress_config: IngressConfig | None = None) -> Iterator[requests.Session]:
     """Yield a session of an ingress on a loop of its own; nothing is left running in the worker then."""
     with asyncio.Runner() as runner, requests.Session() as session:
         loop = runner.get_loop()
-        app = runner.run(make_ingress(folder, worker, entrance=entrance)).__serve_build_asgi_app__()
+        app = runner.run(make_ingress(folder, worker, ingress_config=ingress_config)).__serve_build_asgi_app__()
         session.trust_env = False  # proxies of the environment are not asked for each call
         session.mount("http://", _Adapter(loop, app))
         yield session

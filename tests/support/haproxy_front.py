@@ -44,7 +44,7 @@ class Fronted:
 def fronted(
     folder: Callable[[str], Path],
     worker: Any,
-    entrance: IngressConfig,
+    ingress_config: IngressConfig,
     *,
     head_s: int = haproxy_config.HEAD_S,
     **limits: Any,
@@ -62,7 +62,7 @@ def fronted(
     secure = HAProxyEdge(host=LOOPBACK, tls=tls, check=plain.check, **ports)
     around = partial(_as_serve_does, check=plain.check, **limits)
     options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), *GRPC_OPTIONS]
-    with in_thread(worker.folder, worker, entrance, around, _health(plain.check), options) as served:
+    with in_thread(worker.folder, worker, ingress_config, around, _health(plain.check), options) as served:
         direct = int(served.grpc.rpartition(":")[2])
         with (
             haproxy(folder("s"), secure, served.http_port, direct),

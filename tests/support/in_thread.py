@@ -33,7 +33,7 @@ class InThread:
 def in_thread(
     folder: Path,
     worker: Any,
-    entrance: IngressConfig | None = None,
+    ingress_config: IngressConfig | None = None,
     middleware: Callable[[Any], Any] = lambda app: app,
     handlers: Sequence[grpc.GenericRpcHandler] = (),
     options: Sequence[tuple[str, Any]] = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),),
@@ -48,7 +48,7 @@ def in_thread(
 
     async def serve() -> None:
         loops.append(asyncio.get_running_loop())
-        ingress = await make_ingress(folder, worker, entrance=entrance)
+        ingress = await make_ingress(folder, worker, ingress_config=ingress_config)
         app = middleware(ingress.__serve_build_asgi_app__())
         http = uvicorn.Server(
             uvicorn.Config(app, host="127.0.0.1", port=0, http=BoundedHttp, log_level="warning", lifespan="off")

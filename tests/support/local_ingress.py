@@ -12,7 +12,7 @@ from motley.cluster.service.deployment.ingress_config import IngressConfig
 from motley.replicas.replica import Replica
 
 
-async def make_ingress(folder: Path, *workers: Any, entrance: IngressConfig | None = None) -> Any:
+async def make_ingress(folder: Path, *workers: Any, ingress_config: IngressConfig | None = None) -> Any:
     """One replica for each worker."""
     replicas = []
     for worker in workers:
@@ -20,7 +20,7 @@ async def make_ingress(folder: Path, *workers: Any, entrance: IngressConfig | No
         await replica.__init__(lambda worker=worker: worker)
         replicas.append(replica)
     ingress = object.__new__(Ingress)
-    await ingress.__init__(str(folder), {"cpu": LocalPool(*replicas)}, entrance)
+    await ingress.__init__(str(folder), {"cpu": LocalPool(*replicas)}, ingress_config)
     return ingress
 
 

@@ -36,7 +36,7 @@ class Replica:
 
         self._torch, self._settled = "torch" in sys.modules, gc.get_freeze_count() > 0
         if count:
-            warm_worker_keeper.SETTLE_S, warm_worker_keeper.LOOK_S, warm_worker_keeper.FIRST_S = 0.5, 0.2, 0.5
+            warm_worker_keeper.SETTLE_S, warm_worker_keeper.POLL_INTERVAL_S, warm_worker_keeper.FIRST_S = 0.5, 0.2, 0.5
             warm_worker_keeper.keep_warm_workers(count)
 
     def told(self) -> dict[str, Any]:

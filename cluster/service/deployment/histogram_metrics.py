@@ -30,7 +30,7 @@ class HistogramExporter:
         self._labels, self._through = labels, through
         self._made: dict[str, Any] = {}
 
-    def tell(self, name: str, spread: HistogramSnapshot) -> None:
+    def export(self, name: str, spread: HistogramSnapshot) -> None:
         """Export one histogram by its name in METRICS. Does nothing before it has a value."""
         if not spread.count:
             return
@@ -42,8 +42,8 @@ class HistogramExporter:
     def _gauge(self, name: str, series: str, more: tuple[str, ...] = ()) -> Any:
         whole = name + series
         if whole not in self._made:
-            keys, told = (*self._labels, *more), METRICS[name].description
-            self._made[whole] = self._through.Gauge(f"motley_{whole}", description=told, tag_keys=keys)
+            keys, description = (*self._labels, *more), METRICS[name].description
+            self._made[whole] = self._through.Gauge(f"motley_{whole}", description=description, tag_keys=keys)
         return self._made[whole]
 
 
@@ -54,12 +54,12 @@ class LatencyMetricsExporter:
         self._latencies, self._model, self._through = latencies, model, through
         self._exporters: dict[str, HistogramExporter] = {}
 
-    def tell(self) -> None:
-        for pool, seen in self._latencies.items():
+    def export(self) -> None:
+        for pool, latencies in self._latencies.items():
             if pool not in self._exporters:
                 self._exporters[pool] = HistogramExporter({"model_name": self._model, "pool": pool}, self._through)
-            for name, spread in seen.spreads().items():
-                self._exporters[pool].tell(name, spread)
+            for name, spread in latencies.spreads().items():
+                self._exporters[pool].export(name, spread)
 
 
 async def export_latencies(latencies: Mapping[str, PoolLatencies], model: str) -> None:
@@ -73,7 +73,7 @@ async def export_latencies(latencies: Mapping[str, PoolLatencies], model: str) -
     while True:
         await asyncio.sleep(PERIOD_S)
         try:
-            exporter.tell()
+            exporter.export()
             failing = False
         except Exception:
             if not failing:

@@ -55,7 +55,7 @@ from .served_profile import load_profile_at_zero, store_served_profile
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # between two looks whether any replica is wanted, while the ingress waits for the first
+DEMAND_POLL_S = 1.0  # interval of the checks whether any replica is wanted, while the ingress waits for the first
 
 
 class Ingress(LateAppDeployment, MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
@@ -73,25 +73,25 @@ class Ingress(LateAppDeployment, MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, R
         self,
         model: str,
         pools: dict[str, Any],
-        entrance: IngressConfig | None = None,
+        ingress_config: IngressConfig | None = None,
         parsers: tuple[str, str] = (AUTO, AUTO),
     ) -> None:
-        self.entrance = entrance or IngressConfig()
-        self.guard = self.entrance.guard()
-        self.readers = SlowClientMonitor(self.entrance.reader_timeout_s)
+        self.ingress_config = ingress_config or IngressConfig()
+        self.guard = self.ingress_config.guard()
+        self.readers = SlowClientMonitor(self.ingress_config.reader_timeout_s)
         log_to_stderr()
-        access_log.write_to(self.entrance.log_folder)
-        self._handles, routing = pools, self.entrance.routing
+        access_log.write_to(self.ingress_config.log_folder)
+        self._handles, routing = pools, self.ingress_config.routing
         deployed = await asyncio.to_thread(_deployed)
         if deployed is not None:  # pools may have come and gone since
             pools = self._of([pool.name for pool in deployed.fleet.pools])
             routing = fleet_routing_config(deployed.fleet)
-        self.router = Router(pools, self.entrance.resume, routing)
+        self.router = Router(pools, self.ingress_config.resume, routing)
         profile, tokenizer = await asyncio.gather(self._profile(model), asyncio.to_thread(_tokenizer, model))
         defaults = _defaults(model, profile)
         live = self.router.live
         self.admitter = RequestAdmitter(
-            profile.model, tokenizer, defaults, self.entrance.salt, routing.groups, lambda: live.longest_context
+            profile.model, tokenizer, defaults, self.ingress_config.salt, routing.groups, lambda: live.longest_context
         )
         plain, with_tools = (
             None if template is None else template.source
@@ -102,9 +102,9 @@ class Ingress(LateAppDeployment, MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, R
         if profile.device == NULL_KIND:
             self.router.disable_message_merging()
         if ray.is_initialized():
-            self._telling = asyncio.create_task(export_latencies(self.router.stats.latencies, profile.model.name))
+            self._metrics_task = asyncio.create_task(export_latencies(self.router.stats.latencies, profile.model.name))
         chats = ChatAdmitter(self.admitter, styles)
-        unknown = UnknownFieldPolicy(self.entrance.unknown_fields)
+        unknown = UnknownFieldPolicy(self.ingress_config.unknown_fields)
         self.motley = MotleyProtocol(self.admitter, self.router, chats)
         self.kserve = KServeProtocol(self.admitter, self.router, unknown)
         self.vllm = VllmProtocol(self.admitter, self.router, defaults)
@@ -119,16 +119,19 @@ class Ingress(LateAppDeployment, MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, R
         )
 
     async def _profile(self, model: str) -> ReplicaProfile:
-        asked = asyncio.create_task(self.router.profile())
+        profile_task = asyncio.create_task(self.router.profile())
         try:
-            while not asked.done():
-                await asyncio.wait([asked], timeout=LOOK_S)
-                if not asked.done() and (last := await asyncio.to_thread(load_profile_at_zero, model)) is not None:
+            while not profile_task.done():
+                await asyncio.wait([profile_task], timeout=DEMAND_POLL_S)
+                if (
+                    not profile_task.done()
+                    and (last := await asyncio.to_thread(load_profile_at_zero, model)) is not None
+                ):
                     self.router.live.had_replica = True
                     return last
         finally:
-            asked.cancel()
-        profile = asked.result()
+            profile_task.cancel()
+        profile = profile_task.result()
         await asyncio.to_thread(store_served_profile, model, profile)
         return profile
 
@@ -137,8 +140,8 @@ class Ingress(LateAppDeployment, MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, R
             self._routes,
             self.guard,
             max_body_bytes=MAX_MESSAGE_BYTES,
-            cors_origins=self.entrance.cors_origins,
-            echo_id=self.entrance.echo_id,
+            cors_origins=self.ingress_config.cors_origins,
+            echo_id=self.ingress_config.echo_id,
             readers=self.readers,
         )
 

@@ -25,13 +25,13 @@ class PoolReplica(Replica):
     async def __init__(self, make_worker: Callable[[], Any], spares: int = 0) -> None:  # type: ignore[misc]
         await super().__init__(make_worker)
         self._exporter = ReplicaMetricsExporter(self._worker.profile(), serve.get_replica_context().deployment)
-        self._told = 0.0
+        self._exported_s = 0.0
         if spares:
             keep_warm_workers(spares)
 
     def record_routing_stats(self) -> dict[str, Any]:
         now = time.monotonic()
-        if now - self._told >= PERIOD_S:
-            self._told = now
-            self._exporter.tell(self._worker.load(), self._worker.prefix_stats())
+        if now - self._exported_s >= PERIOD_S:
+            self._exported_s = now
+            self._exporter.export(self._worker.load(), self._worker.prefix_stats())
         return super().record_routing_stats()

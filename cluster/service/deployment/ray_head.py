@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 128 * 2**20  # messages travel by value; Ray would take 30% of memory
 MIN_PLACES = 64
-DOOR_S = 60.0  # from a model that is ready to doors that answer; seconds are usual
+INGRESS_TIMEOUT_S = 60.0  # from a model that is ready to ports that answer; seconds are usual
 SERVE_END_S = 4.0  # what Serve needs to end when no stream is left, and half as much again
 DRAIN_CALL_S = 1.0
 LAST_WORD_S = 0.5
@@ -70,12 +70,12 @@ def start_ray(folder: Path, spec: FleetSpec) -> str:
     On a machine that is busy, or reads Python's files from a slow disk, Ray's raylet gives up after 15 s, and there is
     no setting for that. Another start may find the files in memory.
     """
-    most = sum(pool.replicas.max * pool.booked_cpus for pool in spec.pools)
+    max_cpus = sum(pool.replicas.max * pool.booked_cpus for pool in spec.pools)
     try:
         context = start_node(
             folder,
             # Ray's are places, not cores: for all that may come, their successors beside them, and later pools.
-            num_cpus=max(math.ceil(2 * most), MIN_PLACES, os.cpu_count() or 1),
+            num_cpus=max(math.ceil(2 * max_cpus), MIN_PLACES, os.cpu_count() or 1),
             labels=node_labels(),
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=True,
@@ -98,7 +98,7 @@ def cluster_address() -> str:
 
 def deploy(
     deployed: DeployedFleet,
-    entrance: IngressConfig,
+    ingress_config: IngressConfig,
     make_worker: Callable[[], Any] | None = None,
     loading: Path | None = None,
 ) -> None:
@@ -107,22 +107,22 @@ def deploy(
         _start_serve(deployed.fleet)
     write_deployed(deployed)  # before the ingress begins, which reads it
     deploy_application(
-        build_app(deployed.fleet, make_worker, entrance, loading, prefixes=deployed.prefixes), APPLICATION
+        build_app(deployed.fleet, make_worker, ingress_config, loading, prefixes=deployed.prefixes), APPLICATION
     )
 
 
 def start_control_plane(
-    options: ServeOptions, entrance: IngressConfig, make_worker: Callable[[], Any] | None, folder: Path
+    options: ServeOptions, ingress_config: IngressConfig, make_worker: Callable[[], Any] | None, folder: Path
 ) -> ControlHandle:
     """Start the control plane of what was deployed."""
-    build = partial(rebuild_app, make_worker, entrance, folder)
+    build = partial(rebuild_app, make_worker, ingress_config, folder)
     return start_control(APPLICATION, build, options, folder=folder.parent, logs=logs_folder(folder))
 
 
-def start_joined_control_plane(options: ServeOptions, entrance: IngressConfig) -> ControlHandle:
+def start_joined_control_plane(options: ServeOptions, ingress_config: IngressConfig) -> ControlHandle:
     """Start the control plane on a cluster that was started by others: it runs on this node."""
     folder = joined_service_folder(cluster_address())
-    build = partial(rebuild_app, None, entrance, None)
+    build = partial(rebuild_app, None, ingress_config, None)
     return start_control(APPLICATION, build, options, folder=folder, logs=None, joined=True)
 
 
@@ -177,7 +177,7 @@ def wait_ready(inside: InternalClient, ingresses: int = 1) -> str:
     with grpc.insecure_channel(inside.grpc) as channel:
         try:
             model = inference_pb2_grpc.InferenceStub(channel).GetModel(
-                pb.GetModelRequest(), wait_for_ready=True, timeout=DOOR_S, metadata=inside.metadata
+                pb.GetModelRequest(), wait_for_ready=True, timeout=INGRESS_TIMEOUT_S, metadata=inside.metadata
             )
         except grpc.RpcError as error:
             raise ServiceLost(f"{inside.grpc} does not answer: {error.code().name}: {error.details()}") from error
@@ -226,11 +226,11 @@ async def _drain(gcs: str, deadline: float) -> None:
     """
     try:
         ingresses = serve.get_app_handle(APPLICATION)
-        while await _asked(ingresses, "drain") != 0 or open_requests(_haproxy_statistics()):
+        while await _call_all(ingresses, "drain") != 0 or open_requests(_haproxy_statistics()):
             if time.monotonic() > deadline + LAST_WORD_S or not _lives(gcs):
                 return
             if time.monotonic() > deadline:
-                await _asked(ingresses, "end_streams")
+                await _call_all(ingresses, "end_streams")
             await asyncio.sleep(_POLL_S)
         # Workers from before a reload may still hand on what the ingress has said.
         last = time.monotonic() + LAST_WORD_S
@@ -240,7 +240,7 @@ async def _drain(gcs: str, deadline: float) -> None:
         log.debug("draining: %s", error)  # there is nothing to drain, or nobody to do it
 
 
-async def _asked(ingresses: Any, method: str) -> int | None:
+async def _call_all(ingresses: Any, method: str) -> int | None:
     """Return the sum of all ingresses' answers; None if they do not answer in time."""
     with suppress(TimeoutError):
         return sum(each or 0 for each in await call_every_ingress(ingresses, method, timeout_s=DRAIN_CALL_S))
@@ -276,8 +276,8 @@ def _lives(gcs: str) -> bool:
 
 
 def _expect(condition: Callable[[], bool], otherwise: str) -> None:
-    if not wait_until(condition, DOOR_S):
-        raise ServiceLost(f"{otherwise}, {DOOR_S:g} s after the model was ready")
+    if not wait_until(condition, INGRESS_TIMEOUT_S):
+        raise ServiceLost(f"{otherwise}, {INGRESS_TIMEOUT_S:g} s after the model was ready")
 
 
 def _running() -> bool:

@@ -31,7 +31,7 @@ class ReplicaMetricsExporter:
         self._made: dict[str, Any] = {}
         self._totals: dict[tuple[str, str], float] = {}
 
-    def tell(self, load: ReplicaLoad, stats: PrefixStats | None) -> None:
+    def export(self, load: ReplicaLoad, stats: PrefixStats | None) -> None:
         self._export(load)
         if stats is not None:
             self._export(stats)
@@ -46,7 +46,7 @@ class ReplicaMetricsExporter:
             if metric.kind == "gauge":
                 self._one(metric, self._through.Gauge).set(value, self._labels)
             elif metric.kind == "histogram":
-                self._histograms.tell(metric.name, value)
+                self._histograms.export(metric.name, value)
             else:
                 self._reach(metric, value if isinstance(value, Mapping) else {"": value})
 

@@ -54,7 +54,7 @@ _SHARED = {
 def build_app(
     spec: FleetSpec,
     make_worker: Callable[[], Any] | None = None,
-    entrance: IngressConfig | None = None,
+    ingress_config: IngressConfig | None = None,
     loading: Path | None = None,
     targets: Mapping[str, int] | None = None,
     versions: Mapping[str, str] | None = None,
@@ -81,11 +81,13 @@ def build_app(
         )
         for pool in spec.pools
     }
-    entrance = replace(
-        entrance or IngressConfig(), routing=fleet_routing_config(spec), unknown_fields=spec.service.unknown_fields
+    ingress_config = replace(
+        ingress_config or IngressConfig(),
+        routing=fleet_routing_config(spec),
+        unknown_fields=spec.service.unknown_fields,
     )
     if prefixes is not None:
-        entrance = replace(entrance, salt=prefixes.salt)
+        ingress_config = replace(ingress_config, salt=prefixes.salt)
     ingress = serve.deployment(
         serve.ingress()(Ingress),
         name=INGRESS,
@@ -94,11 +96,14 @@ def build_app(
         **_SHARED,
     )
     pin_deployment(ingress, ingress_version(spec), spec.service.ingresses)
-    return ingress.bind(spec.model, pools, entrance, (spec.service.tool_parser, spec.service.reasoning_parser))
+    return ingress.bind(spec.model, pools, ingress_config, (spec.service.tool_parser, spec.service.reasoning_parser))
 
 
 def rebuild_app(
-    make_worker: Callable[[], Any] | None, entrance: IngressConfig, loading: Path | None, models: Mapping[str, str]
+    make_worker: Callable[[], Any] | None,
+    ingress_config: IngressConfig,
+    loading: Path | None,
+    models: Mapping[str, str],
 ) -> Any:
     """Build the deployed application anew with other checkpoints for the pools in `models`; clients use the same
     model name.
@@ -108,7 +113,7 @@ def rebuild_app(
     spec = deployed.fleet
     name = spec.served_model_name or resolve_model(spec.model).name
     named = spec.model_copy(update={"served_model_name": name})
-    return build_app(with_models(named, models), make_worker, entrance, loading, prefixes=deployed.prefixes)
+    return build_app(with_models(named, models), make_worker, ingress_config, loading, prefixes=deployed.prefixes)
 
 
 def with_models(spec: FleetSpec, models: Mapping[str, str]) -> FleetSpec:
@@ -191,6 +196,6 @@ def _make_worker(
             threads=of_bundles,
             spread=pool.spread,
             gpus=pool.gpus,
-            spare=spec.service.spare,
+            warm_worker=spec.service.spare,
         )
     return partial(engine_worker, *given, loading, access, pool_weight_updates(APPLICATION, pool.name), launcher)

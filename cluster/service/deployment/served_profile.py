@@ -31,17 +31,17 @@ def load_profile_at_zero(model: str) -> ReplicaProfile | None:
     targets = current_targets(APPLICATION)
     if not targets or any(targets.values()):
         return None
-    kept = read_record(_KEY)
-    return None if kept is None else decode_profile(model, kept)
+    record = read_record(_KEY)
+    return None if record is None else decode_profile(model, record)
 
 
 def encode_profile(model: str, profile: ReplicaProfile) -> bytes:
     return json.dumps({"served": model, "profile": asdict(profile)}).encode()
 
 
-def decode_profile(model: str, kept: bytes) -> ReplicaProfile | None:
+def decode_profile(model: str, record: bytes) -> ReplicaProfile | None:
     """Read a kept profile; None for another model, and for what another version of Motley has kept in another form."""
-    whole: dict[str, Any] = json.loads(kept)
+    whole: dict[str, Any] = json.loads(record)
     if whole["served"] != model:
         return None
     try:

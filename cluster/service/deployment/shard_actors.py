@@ -34,26 +34,28 @@ log = logging.getLogger(__name__)
 
 _CREDENTIALS = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 _LOADING_S = 60.0  # that a process may take to load its part, with all cores of its node
-_LOOK_S = 0.5  # between two looks at an actor that has not called yet
-_MOST_ENDS, _MOST_BYTES = 16, 4096
+_POLL_INTERVAL_S = 0.5  # between two checks of an actor that has not called yet
+_MAX_DESCRIPTORS, _MAX_BYTES = 16, 4096
 _READ, _WRITTEN = ("reads", "before"), ("writes", "after")  # by the process that has them; the others are memory
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteNodeAddress:
-    """Connection details for another node. names: pipes to connect. spare: whether a warm process is to wait there."""
+    """Connection details for another node. names: pipes to connect. warm_worker: whether a warm process is to wait
+    there.
+    """
 
     address: tuple[str, int]
     secret: bytes = field(repr=False)
     names: tuple[str, ...]
-    spare: bool
+    warm_worker: bool
 
 
 class Shard:
     """The code that runs in the actor's process."""
 
-    def compute(self, door: str, node: str, name: str, far: RemoteNodeAddress | None) -> None:
-        """Receive the descriptors from the socket `door` on that node, and compute what arrives by them until they
+    def compute(self, listener: str, node: str, name: str, far: RemoteNodeAddress | None) -> None:
+        """Receive the descriptors from the socket `listener` on that node, and compute what arrives by them until they
         close.
 
         far  how to get them on any other node; None: not possible
@@ -65,14 +67,14 @@ class Shard:
         if (here := ray.get_runtime_context().get_node_id()) != node:
             if far is None:
                 raise RuntimeError(f"{name} is on node {here}, but must be on that of its replica, {node}")
-            if far.spare:
+            if far.warm_worker:
                 keep_warm_workers(1, after_s=_LOADING_S)
             run_follower({each: connect_tunnel(far.address, each, far.secret) for each in far.names})
             return
         with socket.socket(socket.AF_UNIX) as given:
-            given.connect(f"\0{door}")
+            given.connect(f"\0{listener}")
             _check_same_user(given)
-            names, descriptors, _, _ = socket.recv_fds(given, _MOST_BYTES, _MOST_ENDS)
+            names, descriptors, _, _ = socket.recv_fds(given, _MAX_BYTES, _MAX_DESCRIPTORS)
         run_follower(dict(zip(names.decode().split(), descriptors, strict=True)))
 
 
@@ -95,9 +97,9 @@ class ShardActorLauncher:
         threads: bool = True,
         spread: bool = False,
         gpus: Sequence[bool] = (),
-        spare: bool = False,
+        warm_worker: bool = False,
     ) -> None:
-        self._spare = spare
+        self._warm_worker = warm_worker
         self._cpus, self._resources, self._threads, self._spread = cpus, resources, threads, spread
         self._gpus = gpus or [False] * len(cpus)
         self._group = get_current_placement_group()
@@ -123,7 +125,7 @@ class ShardActorLauncher:
         if self._resources[number]:
             options["resources"] = dict(self._resources[number])
         actor = ray.remote(Shard).options(**options).remote()
-        return _ShardActorHandle(actor, self._node, name, ends, self.host(), self._spare)
+        return _ShardActorHandle(actor, self._node, name, ends, self.host(), self._warm_worker)
 
 
 class _ShardActorHandle:
@@ -132,7 +134,7 @@ class _ShardActorHandle:
     """
 
     def __init__(
-        self, actor: Any, node: str, name: str, ends: Mapping[str, int], host: str | None, spare: bool
+        self, actor: Any, node: str, name: str, ends: Mapping[str, int], host: str | None, warm_worker: bool
     ) -> None:
         self._actor, self._name = actor, name
         self.starting = self.shares_memory = True
@@ -142,15 +144,15 @@ class _ShardActorHandle:
         self._killed = False
         self._naming = threading.Lock()
         called = f"motley-shard-{secrets.token_hex(16)}"
-        door = socket.socket(socket.AF_UNIX)
-        door.bind(f"\0{called}")
-        door.listen(1)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"\0{called}")
+        listener.listen(1)
         given = {each: os.dup(end) for each, end in ends.items()}  # whoever launches closes its own
         names = tuple(each for each in ends if each in (*_READ, *_WRITTEN))
         far = None if host is None else TunnelListener(host, names)
-        way = None if far is None else RemoteNodeAddress(far.address, far.secret, names, spare)
+        way = None if far is None else RemoteNodeAddress(far.address, far.secret, names, warm_worker)
         computed = actor.compute.remote(called, node, name, way)
-        threading.Thread(target=self._run, args=(computed, door, far, given), name=name, daemon=True).start()
+        threading.Thread(target=self._run, args=(computed, listener, far, given), name=name, daemon=True).start()
 
     def wait(self, timeout_s: float | None = None) -> str | None:
         return self._how if self._ended.wait(timeout_s) else None
@@ -167,12 +169,12 @@ class _ShardActorHandle:
         with suppress(RayError, ValueError):
             ray.kill(self._actor)
 
-    def _run(self, computed: Any, door: socket.socket, far: TunnelListener | None, given: dict[str, int]) -> None:
+    def _run(self, computed: Any, listener: socket.socket, far: TunnelListener | None, given: dict[str, int]) -> None:
         try:
             try:
-                self._give(computed, door, far, given)
+                self._give(computed, listener, far, given)
             finally:
-                door.close()
+                listener.close()
                 if far is not None:
                     far.close()
                 for end in given.values():
@@ -192,15 +194,15 @@ class _ShardActorHandle:
                     self._process = None
             self._ended.set()
 
-    def _give(self, computed: Any, door: socket.socket, far: TunnelListener | None, given: dict[str, int]) -> None:
+    def _give(self, computed: Any, listener: socket.socket, far: TunnelListener | None, given: dict[str, int]) -> None:
         """Give the descriptors when the actor connects, from this node or another; not if it has ended before."""
-        door.settimeout(_LOOK_S)
+        listener.settimeout(_POLL_INTERVAL_S)
         while not ray.wait([computed], timeout=0)[0]:
-            if far is not None and (first := far.answer()) is not None:
+            if far is not None and (first := far.accept()) is not None:
                 self._connect(computed, far, first, given)
                 return
             with suppress(TimeoutError, PermissionError):  # names of such sockets are for all to see
-                self._hand(door.accept()[0], given)
+                self._hand(listener.accept()[0], given)
                 return
 
     def _connect(
@@ -216,7 +218,7 @@ class _ShardActorHandle:
                 start_pump(f"{self._name}: {name}", *((near, afar) if name in _READ else (afar, near)))
             if not any(name in given for name in (*_READ, *_WRITTEN)):
                 return
-            found = far.answer()
+            found = far.accept()
 
     def _hand(self, caller: socket.socket, given: Mapping[str, int]) -> None:
         with caller:

@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 _NONCE_BYTES, _PROOF_BYTES = 32, 32
 _SHAKE_S = 10.0  # for a handshake, from its first byte
-_LOOK_S = 0.5
+_POLL_INTERVAL_S = 0.5
 _AT_ONCE = 1 << 20
 # A node that is gone without a word: what it does not acknowledge is given up, and so is silence.
-_KEPT_ALIVE = (
+_KEEPALIVE_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
@@ -39,10 +39,10 @@ class TunnelListener:
         self.secret = secrets.token_bytes(32)
         self._names = set(names)
         self._listening = socket.create_server((host, 0))
-        self._listening.settimeout(_LOOK_S)
+        self._listening.settimeout(_POLL_INTERVAL_S)
         self.address: tuple[str, int] = (host, self._listening.getsockname()[1])
 
-    def answer(self) -> tuple[str, socket.socket] | None:
+    def accept(self) -> tuple[str, socket.socket] | None:
         """Return the next connection and its name; None if nobody connected for a moment, or somebody without the
         secret.
         """
@@ -70,11 +70,11 @@ class TunnelListener:
 def connect_tunnel(address: tuple[str, int], name: str, secret: bytes) -> int:
     """Connect to the listener there by that name; return the connection's descriptor. Raises OSError."""
     with socket.create_connection(address, timeout=_SHAKE_S) as called:
-        own, told = secrets.token_bytes(_NONCE_BYTES), name.encode()
-        called.sendall(own + len(told).to_bytes(1, "little") + told)
+        own, name_bytes = secrets.token_bytes(_NONCE_BYTES), name.encode()
+        called.sendall(own + len(name_bytes).to_bytes(1, "little") + name_bytes)
         theirs = _exactly(called, _NONCE_BYTES)
-        called.sendall(_proof(secret, b"calls", own, theirs, told))
-        if not hmac.compare_digest(_exactly(called, _PROOF_BYTES), _proof(secret, b"answers", own, theirs, told)):
+        called.sendall(_proof(secret, b"calls", own, theirs, name_bytes))
+        if not hmac.compare_digest(_exactly(called, _PROOF_BYTES), _proof(secret, b"answers", own, theirs, name_bytes)):
             raise PermissionError(f"{address[0]}:{address[1]} does not have the secret of this model's processes")
         _set(called)
         return called.detach()
@@ -82,13 +82,13 @@ def connect_tunnel(address: tuple[str, int], name: str, secret: bytes) -> int:
 
 def _answered(caller: socket.socket, secret: bytes) -> str:
     theirs = _exactly(caller, _NONCE_BYTES)
-    told = _exactly(caller, _exactly(caller, 1)[0])
+    name_bytes = _exactly(caller, _exactly(caller, 1)[0])
     own = secrets.token_bytes(_NONCE_BYTES)
     caller.sendall(own)
-    if not hmac.compare_digest(_exactly(caller, _PROOF_BYTES), _proof(secret, b"calls", theirs, own, told)):
+    if not hmac.compare_digest(_exactly(caller, _PROOF_BYTES), _proof(secret, b"calls", theirs, own, name_bytes)):
         raise PermissionError("it does not have the secret of this model's processes")
-    caller.sendall(_proof(secret, b"answers", theirs, own, told))
-    return told.decode()
+    caller.sendall(_proof(secret, b"answers", theirs, own, name_bytes))
+    return name_bytes.decode()
 
 
 def _proof(secret: bytes, who: bytes, caller: bytes, called: bytes, name: bytes) -> bytes:
@@ -108,7 +108,7 @@ def _exactly(of: socket.socket, count: int) -> bytes:
 
 def _set(connection: socket.socket) -> None:
     connection.settimeout(None)
-    for level, option, value in _KEPT_ALIVE:
+    for level, option, value in _KEEPALIVE_OPTIONS:
         connection.setsockopt(level, option, value)
 
 

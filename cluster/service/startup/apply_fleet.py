@@ -44,7 +44,7 @@ def apply_locally(options: ServeOptions, running: RunningService) -> None:
         if deployed is None or not deployed.by_file:
             message = f"process {running.pid} listens there already, and was not started from a fleet file; stop it"
             raise ConfigurationError(message, code="port_taken")
-        _check_room(options)
+        _check_capacity(options)
         apply_changes(options, deployed)
 
 
@@ -62,7 +62,7 @@ def apply_to_cluster(options: ServeOptions, address: str) -> None:
             _deploy_first(options)
 
 
-def _check_room(options: ServeOptions) -> None:
+def _check_capacity(options: ServeOptions) -> None:
     """Raise ConfigurationError if a replica can never be placed: no node joins a cluster of one machine."""
     from .placement_check import check_local_capacity
 
@@ -75,15 +75,15 @@ def _deploy_first(options: ServeOptions) -> None:
 
     spec = with_served_model_name(fleet_from_options(options))
     inside = choose_internal_client(options, None)
-    entrance = replace(choose_ingress_config(options, inside, Path()), log_folder=None)
-    own_key = entrance.own_key.sha256 if entrance.own_key is not None else ""
+    ingress_config = replace(choose_ingress_config(options, inside, Path()), log_folder=None)
+    own_key = ingress_config.own_key.sha256 if ingress_config.own_key is not None else ""
     print(f"deploying {', '.join(pool.name for pool in spec.pools)}", flush=True)
     prefixes = choose_prefix_sharing(spec)
     warn_if_no_embedded_redis(spec, prefixes)
     warn_if_unreachable(spec.prefix_cache)
     print_shared_dtype(spec, prefixes)
     placement_check.print_pending_pools(spec)
-    ray_head.deploy(DeployedFleet(fleet=spec, own_key=own_key, prefixes=prefixes), entrance)
+    ray_head.deploy(DeployedFleet(fleet=spec, own_key=own_key, prefixes=prefixes), ingress_config)
     _control(options)
     ray_head.wait_loaded(placement_check.pending_replica_printer(spec))
     print(
@@ -100,8 +100,8 @@ def _control(options: ServeOptions) -> None:
 
     if not options.control or is_control_running(APPLICATION):
         return
-    entrance = choose_ingress_config(options, choose_internal_client(options, None), Path())
-    control = ray_head.start_joined_control_plane(options, replace(entrance, log_folder=None))
+    ingress_config = choose_ingress_config(options, choose_internal_client(options, None), Path())
+    control = ray_head.start_joined_control_plane(options, replace(ingress_config, log_folder=None))
     control.wait_ready()
     print(f"the control plane is ready, at {control.contact.address}", flush=True)
 
@@ -111,26 +111,26 @@ def apply_changes(options: ServeOptions, deployed: DeployedFleet) -> None:
     anything has changed.
     """
     assert options.fleet is not None
-    running, wanted = deployed.fleet, _wanted(options, deployed.fleet)
-    refuse_fixed_changes(running, FleetFile(wanted, options.fleet.lines, options.fleet.said))
+    running, desired = deployed.fleet, _desired_fleet(options, deployed.fleet)
+    refuse_fixed_changes(running, FleetFile(desired, options.fleet.lines, options.fleet.said))
     now = _targets()
-    targets, bounded = targets_after_change(running, wanted, now)
-    found = [*list_changes(running, wanted), *bounded]
+    targets, bounded = targets_after_change(running, desired, now)
+    found = [*list_changes(running, desired), *bounded]
     if not found:
         print("nothing has changed", flush=True)
         return
-    kept = [pool.name for pool in wanted.pools if running.pool(pool.name) is not None and targets[pool.name]]
+    kept = [pool.name for pool in desired.pools if running.pool(pool.name) is not None and targets[pool.name]]
     if not kept:
         message = "none of the pools that serve would stay; add the new ones first, and then take the others away"
         raise options.fleet.lines.error(("pools",), message)
     for change in found:
         print(change, flush=True)
-    asyncio.run(_deploy(options, deployed, wanted, targets, kept))
+    asyncio.run(_deploy(options, deployed, desired, targets, kept))
     print(_summary(found), flush=True)
 
 
 async def _deploy(
-    options: ServeOptions, deployed: DeployedFleet, wanted: FleetSpec, targets: Mapping[str, int], kept: list[str]
+    options: ServeOptions, deployed: DeployedFleet, desired: FleetSpec, targets: Mapping[str, int], kept: list[str]
 ) -> None:
     """Deploy the changes: new pools exist before the ingress uses them, and old ones are unused before they are
     removed.
@@ -144,30 +144,30 @@ async def _deploy(
     from .rollout_overrides import rollout_overrides
 
     inside = InternalClient(LOOPBACK, options.http_port, options.grpc_port)
-    entrance = choose_ingress_config(options, inside, Path())
+    ingress_config = choose_ingress_config(options, inside, Path())
     own_key = StoredKey(OWN_TENANT, deployed.own_key) if deployed.own_key else None
-    entrance = replace(entrance, own_key=own_key, log_folder=deployed.folder)
+    ingress_config = replace(ingress_config, own_key=own_key, log_folder=deployed.folder)
     before = deployed.prefixes
     prefixes = (
-        choose_prefix_sharing(wanted) if before is None else choose_prefix_sharing(wanted, before.own, before.secret)
+        choose_prefix_sharing(desired) if before is None else choose_prefix_sharing(desired, before.own, before.secret)
     )
-    warn_if_no_embedded_redis(wanted, prefixes)
-    warn_if_unreachable(wanted.prefix_cache)
-    print_shared_dtype(wanted, prefixes)
+    warn_if_no_embedded_redis(desired, prefixes)
+    warn_if_unreachable(desired.prefix_cache)
+    print_shared_dtype(desired, prefixes)
     await set_ingress_pools(kept)
-    known = rollout_overrides(
-        deployed.fleet, wanted, GcsStateStore(APPLICATION).kept() or ControlState(), await asyncio.to_thread(_versions)
+    overrides = rollout_overrides(
+        deployed.fleet, desired, GcsStateStore(APPLICATION).kept() or ControlState(), await asyncio.to_thread(_versions)
     )
-    fleet = with_models(wanted, {name: one.model for name, one in known.items()})
-    versions = {name: one.version for name, one in known.items()}
-    app = build_app(fleet, entrance=entrance, targets=targets, versions=versions, prefixes=prefixes)
+    fleet = with_models(desired, {name: one.model for name, one in overrides.items()})
+    versions = {name: one.version for name, one in overrides.items()}
+    app = build_app(fleet, ingress_config=ingress_config, targets=targets, versions=versions, prefixes=prefixes)
     deploy_application(app, APPLICATION)
-    await set_ingress_pools([pool.name for pool in wanted.pools], fleet_routing_config(wanted))
-    await asyncio.to_thread(limit_embedded_redis, wanted, prefixes)
-    write_deployed(replace(deployed, fleet=wanted, prefixes=prefixes))
+    await set_ingress_pools([pool.name for pool in desired.pools], fleet_routing_config(desired))
+    await asyncio.to_thread(limit_embedded_redis, desired, prefixes)
+    write_deployed(replace(deployed, fleet=desired, prefixes=prefixes))
 
 
-def _wanted(options: ServeOptions, running: FleetSpec) -> FleetSpec:
+def _desired_fleet(options: ServeOptions, running: FleetSpec) -> FleetSpec:
     """Return the wanted spec, with the running fleet's model name if the file gives none."""
     spec = fleet_from_options(options)
     if spec.served_model_name is None:

@@ -18,8 +18,8 @@ from ...security.edge.ports import is_listening
 from ...service_errors import ConfigurationError
 from .ray_settings import RaySetting, node_settings
 
-LEAVE_S = 5.0
-LOOK_S = 60.0  # a node may have to start a process for it
+SHUTDOWN_TIMEOUT_S = 5.0
+NODE_TIMEOUT_S = 60.0  # a node may have to start a process for it
 NodeEnvironment = Mapping[str, str | None]  # settings of a node's processes, by name
 
 
@@ -41,7 +41,7 @@ def join_cluster(address: str, environment: Mapping[str, str]) -> Iterator[None]
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         yield
     finally:
-        _leave(ray.shutdown)
+        _shut_down(ray.shutdown)
 
 
 def _check_listens(address: str) -> None:
@@ -52,11 +52,11 @@ def _check_listens(address: str) -> None:
         raise ConfigurationError(message, param="address", code="no_cluster")
 
 
-def _leave(shutdown: Callable[[], None]) -> None:
-    """Disconnect, waiting LEAVE_S at most: the cluster goes on without this process."""
+def _shut_down(shutdown: Callable[[], None]) -> None:
+    """Disconnect, waiting SHUTDOWN_TIMEOUT_S at most: the cluster goes on without this process."""
     thread = threading.Thread(target=shutdown, daemon=True)
     thread.start()
-    thread.join(LEAVE_S)
+    thread.join(SHUTDOWN_TIMEOUT_S)
     atexit.unregister(shutdown)
 
 
@@ -69,40 +69,46 @@ def check_nodes() -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    wanted = node_settings()
-    look = ray.remote(num_cpus=0, max_calls=1)(_look)  # its process ends: it is no actor's any more
-    names = [*(setting.name for setting in wanted), HAPROXY]
-    asked = [
-        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(names)
+    required = node_settings()
+    read_environment = ray.remote(num_cpus=0, max_calls=1)(
+        _read_environment
+    )  # its process ends: it is no actor's any more
+    names = [*(setting.name for setting in required), HAPROXY]
+    reads = [
+        read_environment.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
+            names
+        )
         for node in nodes
     ]
     try:
-        seen: list[NodeEnvironment] = ray.get(asked, timeout=LOOK_S)
+        environments: list[NodeEnvironment] = ray.get(reads, timeout=NODE_TIMEOUT_S)
     except (RayError, GetTimeoutError) as error:
         reason = " ".join(str(error).split())[-200:]
         message = f"its nodes cannot be looked at: {reason}; install the same Motley, Ray and Python on every node"
         raise ConfigurationError(message, param="address", code="bad_cluster") from None
     hosts = [str(node["NodeManagerHostname"]) for node in nodes]
-    bad = missing_setting(wanted, list(zip(hosts, seen, strict=True)))
+    bad = missing_setting(required, list(zip(hosts, environments, strict=True)))
     if bad is not None:
         raise ConfigurationError(bad, param="address", code="bad_cluster")
 
 
-def missing_setting(wanted: Sequence[RaySetting], nodes: Iterable[tuple[str, NodeEnvironment]]) -> str | None:
+def missing_setting(required: Sequence[RaySetting], nodes: Iterable[tuple[str, NodeEnvironment]]) -> str | None:
     """Return what the first wrong node lacks, with the remedy; None if all nodes are right."""
-    for host, seen in nodes:
-        if seen.get(AUTH_MODE) != "token":
+    for host, environment in nodes:
+        if environment.get(AUTH_MODE) != "token":
             return f"node {host} lets everyone in: start Ray with {AUTH_MODE}=token on every node"
-        if seen.get(HAPROXY) == "1":
+        if environment.get(HAPROXY) == "1":
             return f"node {host} has {HAPROXY}=1: start Ray without it, HAProxy is for services on one machine"
-        missing = [setting for setting in wanted if seen.get(setting.name) not in (setting.value, *setting.former)]
+        missing = [
+            setting for setting in required if environment.get(setting.name) not in (setting.value, *setting.former)
+        ]
         if missing:
             said = " ".join(f"{setting.name}={shlex.quote(setting.value)}" for setting in missing)
             return f"node {host} lacks settings that Serve reads when Ray starts. Start Ray on every node with: {said}"
     return None
 
 
-def _look(names: list[str]) -> dict[str, str | None]:
+def _read_environment(names: list[str]) -> dict[str, str | None]:
     """Return settings of the process that runs this. It runs on a node, in a process of Ray's."""
     mode = "token" if token_is_required() else "disabled"
     return {**{name: os.environ.get(name) for name in names}, AUTH_MODE: mode}

@@ -24,7 +24,7 @@ from ...ray_compat.serve_controller import application_details
 from ...routing.ingress_broadcast import APPLICATION
 from ...service_errors import ConfigurationError
 
-LOOK_S = 2.0  # between two looks at what waits
+POLL_INTERVAL_S = 2.0  # interval of the checks of what waits
 _FLAGS = {"device": "--device", "replicas": "--replicas"}
 _ELSEWHERE = "or serve on a cluster that has it (--address)"
 _REMEDIES = {
@@ -44,43 +44,43 @@ def check_local_capacity(spec: FleetSpec, fleet: FleetFile | None, *, started: b
     which may do without, it prints what is missing.
     """
     nodes = living_nodes()
-    refuse_unplaceable(spec, nodes, fleet, _tell)
+    refuse_unplaceable(spec, nodes, fleet, _report)
     if started and (lack := find_overbooking(spec, nodes)) is not None:
         raise _refusal(spec, lack, fleet)
 
 
 def refuse_unplaceable(
-    spec: FleetSpec, nodes: Sequence[NodeResources], fleet: FleetFile | None, tell: Callable[[str], None]
+    spec: FleetSpec, nodes: Sequence[NodeResources], fleet: FleetFile | None, report: Callable[[str], None]
 ) -> None:
     for lack in find_missing_capacity(spec, nodes, labels_match):
         if spec.pools[lack.pool].replicas.start:
             raise _refusal(spec, lack, fleet)
-        tell(f"pool {spec.pools[lack.pool].name} cannot have a replica here: {lack.message}")
+        report(f"pool {spec.pools[lack.pool].name} cannot have a replica here: {lack.message}")
 
 
 def print_pending_pools(spec: FleetSpec) -> None:
     """Print which pools wait for a node, on a cluster whose nodes come and go; they are deployed all the same."""
     for lack in find_missing_capacity(spec, living_nodes(), labels_match):
-        _tell(f"pool {spec.pools[lack.pool].name} waits for a node: {lack.message}")
+        _report(f"pool {spec.pools[lack.pool].name} waits for a node: {lack.message}")
 
 
 def pending_replica_printer(spec: FleetSpec) -> Callable[[], None]:
     """Return a function to call repeatedly while replicas start: it prints why some are not placed, each reason
     once.
     """
-    told: dict[str, str] = {}
-    looked = time.monotonic()
+    reported: dict[str, str] = {}
+    checked_s = time.monotonic()
 
     def glance() -> None:
-        nonlocal looked
-        if time.monotonic() - looked < LOOK_S:
+        nonlocal checked_s
+        if time.monotonic() - checked_s < POLL_INTERVAL_S:
             return
-        looked = time.monotonic()
+        checked_s = time.monotonic()
         app = application_details(APPLICATION) or {}
         for name, reason in _unplaced(spec, app.get("deployments", {}), living_nodes()):
-            if told.get(name) != reason:
-                _tell(f"pool {name} waits: {reason}")
-            told[name] = reason
+            if reported.get(name) != reason:
+                _report(f"pool {name} waits: {reason}")
+            reported[name] = reason
 
     return glance
 
@@ -106,5 +106,5 @@ def _refusal(spec: FleetSpec, lack: MissingCapacity, fleet: FleetFile | None) ->
     return ConfigurationError(f"{flag}: {message}" if flag else message, param=flag, code="no_place")
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     print(line, flush=True)

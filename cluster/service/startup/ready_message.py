@@ -40,7 +40,7 @@ class Endpoints:
     folder: str
 
 
-def show_first_answers(inside: InternalClient) -> None:
+def show_first_responses(inside: InternalClient) -> None:
     """Print one answer streamed over gRPC and one over HTTP, by the clients that anyone would use."""
     print(f"\nover gRPC: {PROMPT}", end="", flush=True)
     with Client(inside.grpc, api_key=inside.key or None) as client:

@@ -19,7 +19,7 @@ class RolloutOverride:
 
 
 def rollout_overrides(
-    running: FleetSpec, wanted: FleetSpec, state: ControlState, versions: Mapping[str, str]
+    running: FleetSpec, desired: FleetSpec, state: ControlState, versions: Mapping[str, str]
 ) -> dict[str, RolloutOverride]:
     """Return by name how pools that have been rolled are to be deployed. A pure function.
 
@@ -27,13 +27,13 @@ def rollout_overrides(
     versions  versions that pools have now, as Serve has them
     """
     found = {}
-    for pool in wanted.pools:
+    for pool in desired.pools:
         old, plan = running.pool(pool.name), state.pools.get(pool.name)
-        present = versions.get(pool.name)
-        if old is None or plan is None or present is None or pool_model(running, old) != pool_model(wanted, pool):
+        current = versions.get(pool.name)
+        if old is None or plan is None or current is None or pool_model(running, old) != pool_model(desired, pool):
             continue
         roll = state.rolls.get(pool.name)
-        model = roll.model if roll is not None and roll.version == present else plan.model
-        same = pool_version(running, old) == pool_version(wanted, pool)
-        found[pool.name] = RolloutOverride(present if same else pool_version(wanted, with_model(pool, model)), model)
+        model = roll.model if roll is not None and roll.version == current else plan.model
+        same = pool_version(running, old) == pool_version(desired, pool)
+        found[pool.name] = RolloutOverride(current if same else pool_version(desired, with_model(pool, model)), model)
     return found

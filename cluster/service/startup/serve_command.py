@@ -48,7 +48,7 @@ from .access_options import check_access, choose_haproxy_config, choose_ingress_
 from .apply_fleet import apply_locally, apply_to_cluster
 from .ray_settings import check_environment, ray_settings
 from .ready_file import ReadyFile
-from .ready_message import Endpoints, show_endpoints, show_first_answers
+from .ready_message import Endpoints, show_endpoints, show_first_responses
 from .served_model_name import with_served_model_name
 from .torch_build import check_torch
 
@@ -92,7 +92,7 @@ def run_serve(options: ServeOptions, make_worker: Any = None, bar: Bar = lambda 
             os.environ[MARK] = str(folder.parent)
             _run(options, edge, folder, settings, ready_file, make_worker, bar)
     except ServiceLost as lost:
-        _tell(f"{lost}; start the service again")
+        _report(f"{lost}; start the service again")
         sys.stdout.flush()
         os._exit(
             EXIT_SERVICE_LOST
@@ -202,7 +202,7 @@ def _run(
     began = time.monotonic()
     redis = None
     guardian = Guardian(folder.parent, ready_file.path)
-    watch = ServiceWatchdog(_tell, lambda: os.kill(os.getpid(), signal.SIGINT))
+    watch = ServiceWatchdog(_report, lambda: os.kill(os.getpid(), signal.SIGINT))
     try:
         guardian.start()
         inside = choose_internal_client(options, edge)
@@ -215,7 +215,7 @@ def _run(
         proxy = proxy_name(haproxy=edge is not None)
         endpoints = _start(options, inside, folder, make_worker, bar, began, proxy, prefixes, watch, guardian)
         if options.greet:
-            show_first_answers(inside)
+            show_first_responses(inside)
         show_endpoints(endpoints, keys=options.api_keys is not None)
         from ..deployment.ray_head import cluster_address
         from ..supervision.watched_processes import service_probes
@@ -259,21 +259,23 @@ def _start(
     spec = with_served_model_name(fleet_from_options(options), null=options.null_engine)
     dashboard = ray_head.start_ray(folder, spec)
     _take_signals()  # ray.init put its own there
-    watch.start(watched_processes.ray_children(), watched_processes.ray_probes(), guardian.look)
+    watch.start(watched_processes.ray_children(), watched_processes.ray_probes(), guardian.restart_if_ended)
     placement_check.check_local_capacity(spec, options.fleet)
-    _tell_unreal(options, spec)
+    _print_simulated(options, spec)
     model = spec.model
     print(f"loading {model}", flush=True)
-    entrance = choose_ingress_config(options, inside, folder)
-    own_key = entrance.own_key.sha256 if entrance.own_key is not None else ""
-    logs = entrance.log_folder
+    ingress_config = choose_ingress_config(options, inside, folder)
+    own_key = ingress_config.own_key.sha256 if ingress_config.own_key is not None else ""
+    logs = ingress_config.log_folder
     by_file = options.fleet is not None
     deployed = DeployedFleet(fleet=spec, own_key=own_key, folder=logs, by_file=by_file, prefixes=prefixes)
     make_worker = make_worker or _null(options, spec)
-    ray_head.deploy(deployed, entrance, make_worker, folder)
-    control = ray_head.start_control_plane(options, entrance, make_worker, folder) if options.control else None
-    with bar(f"loading {model}") as tell:
-        ray_head.wait_loaded(partial(_tell_all, placement_check.pending_replica_printer(spec), tell, folder))
+    ray_head.deploy(deployed, ingress_config, make_worker, folder)
+    control = ray_head.start_control_plane(options, ingress_config, make_worker, folder) if options.control else None
+    with bar(f"loading {model}") as show_progress:
+        ray_head.wait_loaded(
+            partial(_show_progress, placement_check.pending_replica_printer(spec), show_progress, folder)
+        )
     name = ray_head.wait_ready(inside, spec.service.ingresses)
     if control is not None:
         control.wait_ready()
@@ -291,14 +293,14 @@ def _start(
     )
 
 
-def _tell_all(waiting: Callable[[], None], tell: Callable[[int, int], None] | None, folder: Path) -> None:
+def _show_progress(waiting: Callable[[], None], show_progress: Callable[[int, int], None] | None, folder: Path) -> None:
     """Report during a start which replicas wait for a place, and how far the others have loaded if somebody watches."""
     waiting()
-    if tell:
-        tell(*read_load_progress(folder))
+    if show_progress:
+        show_progress(*read_load_progress(folder))
 
 
-def _tell_unreal(options: ServeOptions, spec: FleetSpec) -> None:
+def _print_simulated(options: ServeOptions, spec: FleetSpec) -> None:
     nothing = "nothing is computed, what it says means nothing"
     if options.null_engine:
         print(f"null engine: {nothing}", flush=True)
@@ -327,13 +329,13 @@ def _stop(drain_s: float, redis: EmbeddedRedis | None, guardian: Guardian, *, lo
     if redis is not None:
         redis.stop()
     guardian.stop()
-    left = end_descendants(polite_s=0.0 if lost else END_S, patience_s=END_S)
+    left = end_descendants(polite_s=0.0 if lost else END_S, timeout_s=END_S)
     remove_stale_folders()
     if left:
         print(f"motley serve: these processes could not be ended: {left}", file=sys.stderr)
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     print(f"motley serve: {line}", file=sys.stderr, flush=True)
 
 

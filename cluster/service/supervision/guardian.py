@@ -28,7 +28,7 @@ MARK = "MOTLEY_SERVE_FOLDER"  # in the environment of each process of a service
 ENDED = b"ended"  # what `motley serve` says when it has ended all by itself
 END_S = 30.0
 _POLL_S = 0.1
-_LOOK_S = 2.0  # between looks at what there is below the service
+_POLL_INTERVAL_S = 2.0  # interval of the checks of what there is below the service
 
 
 class Guardian:
@@ -44,7 +44,7 @@ class Guardian:
         command = [sys.executable, "-IS", __file__, str(self._folder), str(os.getpid()), self._ready_file]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
-    def look(self) -> None:
+    def restart_if_ended(self) -> None:
         """Restart the process if it has ended."""
         if self._process is not None and self._process.poll() is not None:
             self.start()
@@ -65,18 +65,20 @@ class ServiceProcesses:
 
     def __init__(self, folder: str) -> None:
         self._mark = f"{MARK}={folder}\0".encode()
-        self._seen: dict[int, int] = {}  # when each began: its number may be another's later
+        self._descendants: dict[int, int] = {}  # when each began: its number may be another's later
 
-    def look(self, root: int) -> None:
+    def remember(self, root: int) -> None:
         """Remember the processes below `root`, the service's first process, while it lives."""
         living = _processes()
-        self._seen = {pid: began for pid, began in self._seen.items() if living.get(pid, (0, 0))[1] == began}
-        self._seen |= {pid: living[pid][1] for pid in _with_children(living, [root]) if pid != root}
+        self._descendants = {
+            pid: began for pid, began in self._descendants.items() if living.get(pid, (0, 0))[1] == began
+        }
+        self._descendants |= {pid: living[pid][1] for pid in _with_children(living, [root]) if pid != root}
 
     def living(self) -> list[int]:
         found = _processes()
-        known = [pid for pid in found if found[pid][1] == self._seen.get(pid) or self._is_marked(pid)]
-        return _with_children(found, known)
+        ours = [pid for pid in found if found[pid][1] == self._descendants.get(pid) or self._is_marked(pid)]
+        return _with_children(found, ours)
 
     def _is_marked(self, pid: int) -> bool:
         with suppress(OSError):  # it ended meanwhile, or is another user's
@@ -130,9 +132,9 @@ def remove_ready_file(path: str, folder: str) -> None:
 
 def main(folder: str, service: str, ready_file: str = "") -> None:
     family = ServiceProcesses(folder)
-    family.look(int(service))
-    while not select.select([sys.stdin], [], [], _LOOK_S)[0]:
-        family.look(int(service))
+    family.remember(int(service))
+    while not select.select([sys.stdin], [], [], _POLL_INTERVAL_S)[0]:
+        family.remember(int(service))
     if sys.stdin.buffer.read() != ENDED:
         if ready_file:
             remove_ready_file(ready_file, folder)  # first, as nobody is to take what ends for what is ready

@@ -20,10 +20,10 @@ from .watchdog import ServiceLost
 
 # Unix socket paths end at 107 characters. Ray and HAProxy put up to 84 behind the folder's name.
 MAX_PATH_CHARS = 23
-MAX_KEPT = 5  # folders with logs of failures: a service that fails over and over must not fill the disk
-_TRIES, _AGAIN_S = 20, 0.1  # to remove it
+MAX_FAILED_RUNS = 5  # folders with logs of failures: a service that fails over and over must not fill the disk
+_TRIES, _RETRY_DELAY_S = 20, 0.1  # to remove it
 _LOCK = "lock"  # the name of a file in the folder of a service that runs, or was killed
-_KEPT = "kept"  # the same file of a service that has failed, as of when
+_FAILED = "kept"  # the same file of a service that has failed, as of when
 _held: list[int] = []  # descriptors of locks, which are let go of with the process
 
 
@@ -42,12 +42,12 @@ def ray_folder() -> Iterator[Path]:
     try:
         yield folder
     except MotleyError as error:
-        if logs := _kept_logs(folder, lock):
+        if logs := _failed_logs(folder, lock):
             raise ConfigurationError(f"{error.message} (logs: {logs})", param=error.param, code=error.code) from error
         _remove(private)
         raise
     except ServiceLost as lost:
-        if logs := _kept_logs(folder, lock):
+        if logs := _failed_logs(folder, lock):
             raise ServiceLost(f"{lost} (logs: {logs})") from lost
         _remove(private)
         raise
@@ -57,7 +57,7 @@ def ray_folder() -> Iterator[Path]:
     _remove(private)
 
 
-def _kept_logs(folder: Path, lock: Path) -> Path | None:
+def _failed_logs(folder: Path, lock: Path) -> Path | None:
     """Keep the folder and return the path of its logs, for somebody to read; None if there are none yet.
 
     No start removes them; only MAX_KEPT later failures do.
@@ -66,8 +66,8 @@ def _kept_logs(folder: Path, lock: Path) -> Path | None:
         return None
     with suppress(FileNotFoundError):  # somebody has removed it, and may have the folder for ever
         os.utime(lock)
-        lock.rename(lock.with_name(_KEPT))
-    for mark in sorted(_own(_KEPT), key=_modified)[:-MAX_KEPT]:
+        lock.rename(lock.with_name(_FAILED))
+    for mark in sorted(_own(_FAILED), key=_modified)[:-MAX_FAILED_RUNS]:
         _remove_ended(mark)
     return logs_folder(folder)
 
@@ -157,7 +157,7 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             return
-        time.sleep(_AGAIN_S)
+        time.sleep(_RETRY_DELAY_S)
 
 
 def _parents() -> list[Path]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 EXIT_SERVICE_LOST = 75  # exit status (EX_TEMPFAIL): a part has ended that only a new start brings back
 WAKE_S = 1.0  # a signal that another thread got is seen when the main one wakes
-ASK_S = 1.5  # between an answer and the next question
+PROBE_INTERVAL_S = 1.5  # between an answer and the next probe
 MISSES = 3  # questions in a row without an answer: one that was only late, as after a stop of this process, is not lost
 CURES = 3  # in a row that help nothing
 BUSY = 6  # times as long for what may only be late, as on a machine with far more to do than it can
@@ -39,7 +39,7 @@ class ServiceLost(Exception):
 class ChildProcess:
     """A child process.
 
-    vital  whether nothing is served without it
+    vital      whether nothing is served without it
     so     what no longer works without it; for a vital one, why it may have ended by itself
     """
 
@@ -68,58 +68,58 @@ class ChildProcess:
 
 @dataclass(slots=True)
 class ProbedProcess:
-    """A process that is asked repeatedly whether it lives.
+    """A process that is probed repeatedly.
 
-    ask         returns in time, or raises any error
-    patience_s  seconds without an answer after which it counts as hung
-    certain     whether silence is proof, as when a signal has stopped it; otherwise it has BUSY times as long
-    cure        ends it, so that its starter restarts it; None: nobody does, and the service ends
-    vital       whether the service ends as well if that does not help
+    probe      returns in time, or raises any error
+    timeout_s  seconds without an answer after which it counts as hung
+    certain    whether silence is proof, as when a signal has stopped it; otherwise it has BUSY times as long
+    cure       ends it, so that its starter restarts it; None: nobody does, and the service ends
+    vital      whether the service ends as well if that does not help
     """
 
     name: str
-    ask: Callable[[], object]
-    patience_s: float
+    probe: Callable[[], object]
+    timeout_s: float
     cure: Callable[[], None] | None = None
     vital: bool = True
     certain: Callable[[], bool] = lambda: True
     _misses: int = 0
-    _since: float = 0.0
+    _silent_since: float = 0.0
     _cures: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def note(self, answered: bool, began: float) -> None:
-        """Note an answer, or a missing one. began: when the question was sent."""
+        """Note an answer, or a missing one. began: when the probe was sent."""
         with self._lock:
             if answered:
                 self._misses = self._cures = 0
                 return
-            self._since = began if self._misses == 0 else self._since
+            self._silent_since = began if self._misses == 0 else self._silent_since
             self._misses += 1
 
     def hangs(self, now: float) -> bool:
-        silent_s = now - self._since
-        if self._misses < MISSES or silent_s < self.patience_s:
+        silent_s = now - self._silent_since
+        if self._misses < MISSES or silent_s < self.timeout_s:
             return False
-        return silent_s >= BUSY * self.patience_s or self.certain()
+        return silent_s >= BUSY * self.timeout_s or self.certain()
 
     def judge(self, now: float) -> str | None:
         """Return why the service has to end, or None. Cures the process if it hangs and can be replaced."""
         if not self.hangs(now):
             return None
         if self.cure is None or (self.vital and self._cures >= CURES):
-            return f"{self.name} has not answered for {now - self._since:.0f} s"
+            return f"{self.name} has not answered for {now - self._silent_since:.0f} s"
         with self._lock:
             self._misses, self._cures = 0, self._cures + 1
-        log.warning("%s has not answered for %.0f s, and is started again", self.name, now - self._since)
+        log.warning("%s has not answered for %.0f s, and is started again", self.name, now - self._silent_since)
         self.cure()
         return None
 
     def probe_until(self, ended: threading.Event) -> None:
-        while not ended.wait(ASK_S):
+        while not ended.wait(PROBE_INTERVAL_S):
             began = time.monotonic()
             try:
-                self.ask()
+                self.probe()
             except Exception as error:  # noqa: BLE001  there is no answer, for whatever reason
                 log.debug("%s does not answer: %r", self.name, error)
                 self.note(False, began)
@@ -131,29 +131,33 @@ class ServiceWatchdog:
     """Watch that runs in a thread of its own from `start` to `end`. why: reason for which the service must end, or
     None.
 
-    tell: prints a line for the user. lost: is called once `why` is set.
+    report: prints a line for the user. lost: is called once `why` is set.
     """
 
-    def __init__(self, tell: Callable[[str], None], lost: Callable[[], None]) -> None:
+    def __init__(self, report: Callable[[str], None], lost: Callable[[], None]) -> None:
         self.why: str | None = None
-        self._tell, self._lost = tell, lost
+        self._report, self._lost = report, lost
         self._daemons: list[ChildProcess] = []
-        self._asked: list[ProbedProcess] = []
-        self._looks: list[Callable[[], None]] = []
+        self._probed: list[ProbedProcess] = []
+        self._checks: list[Callable[[], None]] = []
         self._ended = threading.Event()
 
-    def start(self, daemons: Sequence[ChildProcess], asked: Sequence[ProbedProcess], look: Callable[[], None]) -> None:
-        """Start the watch. look: is called about once a second."""
+    def start(
+        self, daemons: Sequence[ChildProcess], probed: Sequence[ProbedProcess], check: Callable[[], None]
+    ) -> None:
+        """Start the watch. check: is called about once a second."""
         self._daemons += daemons
-        self._looks.append(look)
-        self.also(asked)
+        self._checks.append(check)
+        self.also(probed)
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
-    def also(self, asked: Sequence[ProbedProcess]) -> None:
+    def also(self, probed: Sequence[ProbedProcess]) -> None:
         """Watch these processes too, from now on."""
-        self._asked += asked
-        for one in asked:
-            threading.Thread(target=one.probe_until, args=(self._ended,), name=f"asks {one.name}", daemon=True).start()
+        self._probed += probed
+        for one in probed:
+            threading.Thread(
+                target=one.probe_until, args=(self._ended,), name=f"probes {one.name}", daemon=True
+            ).start()
 
     def end(self) -> None:
         """End the watch: processes that end from now on are meant to."""
@@ -161,7 +165,7 @@ class ServiceWatchdog:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            why = self.look(time.monotonic())
+            why = self.check(time.monotonic())
             # A signal to the whole group, as a terminal sends it, ends Ray's processes too: this one ends as asked.
             if why is not None and not self._ended.wait(MEANT_S):
                 self.why = why
@@ -169,20 +173,20 @@ class ServiceWatchdog:
                 return
             _wait_for_one(self._daemons)
 
-    def look(self, now: float) -> str | None:
+    def check(self, now: float) -> str | None:
         """Return why the service has to end, or None."""
-        for look in self._looks:
-            look()
+        for check in self._checks:
+            check()
         for daemon in [*self._daemons]:
             status = daemon.status()
             if status is None:
                 continue
             if daemon.vital:
                 by_itself = f", {daemon.so}" if status >= 0 and daemon.so else ""
-                return f"{daemon.name} has ended ({_in_words(status)}{by_itself})"
+                return f"{daemon.name} has ended ({_describe_status(status)}{by_itself})"
             self._daemons.remove(daemon)
-            self._tell(f"{daemon.name} has ended ({_in_words(status)}): {daemon.so}")
-        return next((why for asked in [*self._asked] if (why := asked.judge(now)) is not None), None)
+            self._report(f"{daemon.name} has ended ({_describe_status(status)}): {daemon.so}")
+        return next((why for probed in [*self._probed] if (why := probed.judge(now)) is not None), None)
 
 
 def _wait_for_one(daemons: Sequence[ChildProcess]) -> None:
@@ -203,5 +207,5 @@ def _wait_for_one(daemons: Sequence[ChildProcess]) -> None:
             os.close(descriptor)
 
 
-def _in_words(status: int) -> str:
+def _describe_status(status: int) -> str:
     return f"exit status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"

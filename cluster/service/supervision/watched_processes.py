@@ -38,9 +38,9 @@ from .watchdog import ChildProcess, ProbedProcess
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 3.0
-RAY_PATIENCE_S = 11.0  # with the drain and the end of all, less than half a minute from the fault on a busy machine
-PATIENCE_S = 25.0  # of what is started again: a start takes seconds, on a busy machine many
+PROBE_TIMEOUT_S = 3.0
+RAY_TIMEOUT_S = 11.0  # with the drain and the end of all, less than half a minute from the fault on a busy machine
+RESTART_TIMEOUT_S = 25.0  # of what is started again: a start takes seconds, on a busy machine many
 # By Ray's name of the process. What is not here is vital, as a Ray of another version may have other ones.
 NOT_VITAL = {
     DASHBOARD: ("Ray's dashboard", "its pages are gone"),
@@ -69,8 +69,8 @@ def ray_probes() -> list[ProbedProcess]:
     raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
     gcs = str(ray.get_runtime_context().gcs_address)
     return [
-        ProbedProcess("Ray's GCS", grpc_health_probe(gcs), RAY_PATIENCE_S, certain=partial(any_stopped, GCS)),
-        ProbedProcess("Ray's raylet", grpc_health_probe(raylet), RAY_PATIENCE_S, certain=partial(any_stopped, RAYLET)),
+        ProbedProcess("Ray's GCS", grpc_health_probe(gcs), RAY_TIMEOUT_S, certain=partial(any_stopped, GCS)),
+        ProbedProcess("Ray's raylet", grpc_health_probe(raylet), RAY_TIMEOUT_S, certain=partial(any_stopped, RAYLET)),
     ]
 
 
@@ -78,53 +78,57 @@ def service_probes(inside: InternalClient, redis: EmbeddedRedis | None, *, contr
     """Return the processes of a ready service that must answer. `inside`: the address of its ports."""
     host, _, port = inside.http.removeprefix("http://").rpartition(":")
     found = [
-        ProbedProcess("the door", partial(check_port_open, host.strip("[]"), int(port)), PATIENCE_S),
-        _actor("Serve's controller", partial(check_controller, ANSWER_S), controller_title()),
+        ProbedProcess("the HTTP port", partial(check_port_open, host.strip("[]"), int(port)), RESTART_TIMEOUT_S),
+        _actor("Serve's controller", partial(check_controller, PROBE_TIMEOUT_S), controller_title()),
     ]
     if control:
-        plane = _actor("the control plane", _ask_control_plane, actor_title(ControlActor.__name__))
+        plane = _actor("the control plane", _probe_control_plane, actor_title(ControlActor.__name__))
         found.append(replace(plane, vital=False))
     if redis is not None:
         stopped = redis.is_stopped
         found.append(
-            ProbedProcess("redis-server", redis.ask, PATIENCE_S, redis.restart_hung, vital=False, certain=stopped)
+            ProbedProcess(
+                "redis-server", redis.ask, RESTART_TIMEOUT_S, redis.restart_hung, vital=False, certain=stopped
+            )
         )
     return found
 
 
 def grpc_health_probe(address: str) -> Callable[[], object]:
-    """Return a function that asks one of Ray's servers by gRPC's health protocol.
+    """Return a function that probes one of Ray's servers by gRPC's health protocol.
 
     It opens a new connection each time: if one is open when Ray ends, grpcio writes an error to stderr.
     """
 
-    def ask() -> object:
+    def probe() -> object:
         with open_channel(address) as channel:
             try:
-                return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_S)
+                return health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest(), timeout=PROBE_TIMEOUT_S
+                )
             except grpc.RpcError as error:
                 if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                     raise
                 return error  # it lives, and has an opinion
 
-    return ask
+    return probe
 
 
 def check_port_open(host: str, port: int) -> None:
     """Raise ConnectionRefusedError if nobody listens. A port with a long queue counts as open."""
     try:
-        socket.create_connection((host, port), timeout=ANSWER_S).close()
+        socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S).close()
     except ConnectionRefusedError:
         raise
     except OSError as error:
         log.debug("HAProxy has not answered in time: %s", error)
 
 
-def _ask_control_plane() -> object:
-    return ray.get(ray.get_actor(CONTROL, APPLICATION).ready.remote(), timeout=ANSWER_S)
+def _probe_control_plane() -> object:
+    return ray.get(ray.get_actor(CONTROL, APPLICATION).ready.remote(), timeout=PROBE_TIMEOUT_S)
 
 
-def _actor(name: str, ask: Callable[[], object], title: str) -> ProbedProcess:
+def _actor(name: str, probe: Callable[[], object], title: str) -> ProbedProcess:
     """Return the watch of a Ray actor, which Ray restarts when it ends. `ask` looks it up by name each time, as handles
     go stale.
     """
@@ -132,7 +136,7 @@ def _actor(name: str, ask: Callable[[], object], title: str) -> ProbedProcess:
     def stopped() -> bool:
         return any(map(is_stopped, processes_titled(title)))
 
-    return ProbedProcess(name, ask, PATIENCE_S, partial(kill_titled, title), certain=stopped)
+    return ProbedProcess(name, probe, RESTART_TIMEOUT_S, partial(kill_titled, title), certain=stopped)
 
 
 def any_stopped(kind: str) -> bool:

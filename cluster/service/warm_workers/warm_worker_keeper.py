@@ -22,11 +22,11 @@ from .warm_worker_slots import WarmWorkerSlots
 log = logging.getLogger(__name__)
 
 SETTLE_S = 10.0  # delay before a missing process is replaced, so that a new replica has the cores while it loads
-LOOK_S = 2.0  # interval of the checks
+POLL_INTERVAL_S = 2.0  # interval of the checks
 FIRST_S, LONGEST_S = 5.0, 3600.0  # bounds of the pause between requests for processes, if these do not stay
 STEADY_S = 60.0  # a process that is there for this long counts as stable
-TOLD = 8  # unsuccessful requests in a row after which a warning is logged
-ROOM_BYTES = 2 << 30  # free host memory below which none is started, since replicas and their streams come first
+WARN_AFTER_REQUESTS = 8  # unsuccessful requests in a row after which a warning is logged
+MIN_FREE_BYTES = 2 << 30  # free host memory below which none is started, since replicas and their streams come first
 _STAY_S = 10**6  # keep-alive of a waiting worker, much longer than a raylet's default
 
 
@@ -38,39 +38,39 @@ def keep_warm_workers(count: int, after_s: float = 0.0) -> None:
     if PRELOADED not in sys.modules or sys.platform != "linux":
         return
     keeper = WarmWorkerKeeper(node_slots(), count, partial(prestart_workers, keep_s=_STAY_S))
-    threading.Thread(target=keeper.run, args=(after_s,), name="keeps spares", daemon=True).start()
+    threading.Thread(target=keeper.run, args=(after_s,), name="keeps warm workers", daemon=True).start()
 
 
 @dataclass(slots=True)
 class WarmWorkerKeeper:
     """Keeper of a node's waiting processes.
 
-    places  records of the node's waiting processes
-    count   wanted number of waiting processes
-    ask     starts that many processes
-    room    returns the free host memory in bytes
+    places         records of the node's waiting processes
+    count          number of processes that should wait processes
+    start_workers  starts that many processes
+    free_memory    returns the free host memory in bytes
     """
 
     places: WarmWorkerSlots
     count: int
-    ask: Callable[[int], None]
-    room: Callable[[], int] = available_memory
-    _missing: float | None = None  # since when too few processes wait too few processes wait
+    start_workers: Callable[[int], None]
+    free_memory: Callable[[], int] = available_memory
+    _missing: float | None = None  # since when too few processes wait
     _full: float | None = None
 
     def run(self, after_s: float) -> None:
         time.sleep(after_s)
-        while self.look(time.monotonic()):
-            time.sleep(LOOK_S)
+        while self.check(time.monotonic()):
+            time.sleep(POLL_INTERVAL_S)
 
-    def look(self, now: float) -> bool:
+    def check(self, now: float) -> bool:
         """Request missing processes, with ever longer pauses if they do not stay.
 
         Return False if that is impossible here.
         """
         try:
             with self.places.alone():
-                self._look(now)
+                self._start_missing(now)
         except (ImportError, AttributeError, NotImplementedError) as error:
             log.warning("no process waits for the next replica of this node: this Ray has no way to: %s", error)
             return False
@@ -78,7 +78,7 @@ class WarmWorkerKeeper:
             log.debug("a process that is to wait for the next replica was not asked for: %s", error)
         return True
 
-    def _look(self, now: float) -> None:
+    def _start_missing(self, now: float) -> None:
         missing = self.count - self.places.count()
         if missing <= 0:
             self._missing, self._full = None, now if self._full is None else self._full
@@ -86,17 +86,17 @@ class WarmWorkerKeeper:
                 self.places.note_steady()
             return
         self._full, self._missing = None, now if self._missing is None else self._missing
-        often, ago_s = self.places.asked
+        often, ago_s = self.places.requests
         wait_s = min(FIRST_S * 2**often, LONGEST_S)
-        if now - self._missing < SETTLE_S or ago_s < wait_s or self.room() < ROOM_BYTES:
+        if now - self._missing < SETTLE_S or ago_s < wait_s or self.free_memory() < MIN_FREE_BYTES:
             return
-        if often == TOLD:
+        if often == WARN_AFTER_REQUESTS:
             log.warning("processes that are to wait for the next replica of this node do not stay: %d came", often)
-        self.places.note_asked()
-        wanted = self.places.add(missing)
+        self.places.note_request()
+        requested = self.places.add(missing)
         try:
-            self.ask(missing)
+            self.start_workers(missing)
         except BaseException:
-            for place in wanted:
+            for place in requested:
                 place.unlink(missing_ok=True)
             raise

@@ -18,7 +18,7 @@ from ...process_tree import is_stopped
 from ...ray_compat.visible_names import STARTING_WORKER, WAITING_WORKER
 
 STALE_S = 20.0  # a process that has not come by then was killed before, or never started
-_WANTED, _SPARE = "wanted-", "spare-"
+_REQUESTED, _STARTED = "wanted-", "spare-"
 _WAITING, _STARTING = WAITING_WORKER.encode(), STARTING_WORKER.encode()
 
 
@@ -44,32 +44,32 @@ class WarmWorkerSlots:
             yield
 
     def add(self, count: int) -> list[Path]:
-        added = [self._folder / f"{_WANTED}{secrets.token_hex(8)}" for _ in range(count)]
-        for wanted in added:
-            wanted.touch(mode=0o600)
+        added = [self._folder / f"{_REQUESTED}{secrets.token_hex(8)}" for _ in range(count)]
+        for requested in added:
+            requested.touch(mode=0o600)
         return added
 
     def take(self) -> bool:
         """Claim a place for this process; return whether there was one."""
-        for wanted in self._those(_WANTED):
+        for requested in self._those(_REQUESTED):
             with suppress(FileNotFoundError):  # another process has claimed it
-                if _age_s(wanted) < STALE_S:
+                if _age_s(requested) < STALE_S:
                     pid = os.getpid()
-                    wanted.rename(self._folder / f"{_SPARE}{pid}-{_began(pid)}")
+                    requested.rename(self._folder / f"{_STARTED}{pid}-{_began(pid)}")
                     return True
         return False
 
     def count(self) -> int:
         """Return the number of processes that wait or are about to come; delete the records of others."""
         expected = 0
-        for wanted in self._those(_WANTED):
+        for requested in self._those(_REQUESTED):
             with suppress(FileNotFoundError):  # the process has come
-                if _age_s(wanted) < STALE_S:
+                if _age_s(requested) < STALE_S:
                     expected += 1
                 else:
-                    wanted.unlink()
-        for spare in self._those(_SPARE):
-            pid, _, began = spare.name.removeprefix(_SPARE).partition("-")
+                    requested.unlink()
+        for started in self._those(_STARTED):
+            pid, _, began = started.name.removeprefix(_STARTED).partition("-")
             title = _title(int(pid), began)
             if title.startswith(_WAITING) or _STARTING in title:
                 if not is_stopped(int(pid)):
@@ -79,18 +79,18 @@ class WarmWorkerSlots:
                 title = b""
             if title:
                 self.note_steady()  # a replica has taken it, as intended
-            spare.unlink(missing_ok=True)
+            started.unlink(missing_ok=True)
         return expected
 
     @property
-    def asked(self) -> tuple[int, float]:
+    def requests(self) -> tuple[int, float]:
         """Number of requests in a row whose processes did not stay, and seconds since the last one."""
         with suppress(FileNotFoundError):
             found = (self._folder / "asked").stat()
             return found.st_size, time.time() - found.st_mtime
         return 0, float("inf")
 
-    def note_asked(self) -> None:
+    def note_request(self) -> None:
         with (self._folder / "asked").open("ab") as file:
             file.write(b".")
 

@@ -31,7 +31,7 @@ _WIDTHS = {
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
-_MOST_GROUPS = 100  # nested groups, which is the parsers' limit
+_MAX_GROUPS = 100  # nested groups, which is the parsers' limit
 
 
 class _NotAMessage(Exception):
@@ -110,7 +110,7 @@ class _MessageWalk:
             self._varint()
         elif wire in (_FIXED32, _FIXED64):
             self._at += 4 if wire == _FIXED32 else 8
-        elif wire == _GROUP and self._groups < _MOST_GROUPS:  # fields in a group count as the message's own
+        elif wire == _GROUP and self._groups < _MAX_GROUPS:  # fields in a group count as the message's own
             self._groups += 1
         elif wire == _GROUP_END:
             self._groups -= 1
@@ -124,11 +124,11 @@ class _MessageWalk:
         if self.numbers > MAX_NUMBERS:
             raise self._too_many(number, f"{MAX_NUMBERS} numbers")
 
-    def _too_many(self, number: int, most: str) -> InvalidRequest:
+    def _too_many(self, number: int, limit: str) -> InvalidRequest:
         path = [(kind, number) for _, kind, number in self._within] + [(self._kind, number)]
         name = ".".join(_name(kind, number) for kind, number in path if not kind.GetOptions().map_entry)
         return InvalidRequest(
-            too_many_message(f"{name}: with it the message", most), param=name, code="too_many_values"
+            too_many_message(f"{name}: with it the message", limit), param=name, code="too_many_values"
         )
 
 

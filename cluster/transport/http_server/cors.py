@@ -26,12 +26,12 @@ class ExplainingCors(CORSMiddleware):
         await super().__call__(scope, receive, send)
 
     def _preflight(self, headers: Headers, path: str) -> Response:
-        answer = self.preflight_response(request_headers=headers)
-        if answer.status_code == 200:
-            return answer
+        preflight = self.preflight_response(request_headers=headers)
+        if preflight.status_code == 200:
+            return preflight
         refusal = error_response(self._refused(headers), path)
-        kept = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
-        refusal.headers.update(kept)
+        cors_headers = {name: value for name, value in preflight.headers.items() if not name.startswith("content-")}
+        refusal.headers.update(cors_headers)
         return refusal
 
     def _refused(self, headers: Headers) -> InvalidRequest:

@@ -73,29 +73,29 @@ class HttpGuard:
         given = clean_id(headers.get(REQUEST_ID, ""), MAX_CLIENT_ID)
         method = scope.get("method", "WEBSOCKET")
         record = access_log.begin_record(CallRecord("http", f"{method} {scope['path'][:MAX_PATH]}", given))
-        answer = _TrackedResponse(send, (record.client_id or record.id) if self._echo_id else None)
+        response = _TrackedResponse(send, (record.client_id or record.id) if self._echo_id else None)
         try:
-            await self._answer(scope, headers, receive, answer, record)
+            await self._respond(scope, headers, receive, response, record)
         except ClientDisconnect:  # nobody is left to answer
             raise
         except Exception:
-            if not answer.begun:
-                await error_response(internal_error(), scope["path"])(scope, receive, answer)
+            if not response.begun:
+                await error_response(internal_error(), scope["path"])(scope, receive, response)
             raise  # the server writes its trace to the log
         finally:
-            record.ended(answer.status if answer.whole else LEFT)
+            record.ended(response.status if response.whole else LEFT)
 
-    async def _answer(
-        self, scope: Scope, headers: Headers, receive: Receive, answer: _TrackedResponse, record: CallRecord
+    async def _respond(
+        self, scope: Scope, headers: Headers, receive: Receive, response: _TrackedResponse, record: CallRecord
     ) -> None:
         try:
             scope[CALLER] = self._check(scope, headers, record)
         except MotleyError as error:
-            await error_response(error, scope["path"])(scope, receive, answer)
+            await error_response(error, scope["path"])(scope, receive, response)
             return
         body = self._arriving.begin(record.tenant)
         try:
-            await self._app(scope, self._bounded(receive, body), answer)
+            await self._app(scope, self._bounded(receive, body), response)
         finally:
             body.end()
 

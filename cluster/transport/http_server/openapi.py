@@ -56,7 +56,7 @@ class HttpOperation:
     """Description of one route.
 
     body      schema of the JSON body; None: it has none
-    answer    schema of the JSON answer; None: it is always refused
+    response  schema of the JSON response; None: it is always refused
     chunk     schema of one server-sent event, if the answer may be a stream of them
     engine    whether the engine runs: the request can then be refused as overload, or miss its deadline
     error     schema of an error; None: OpenAI's
@@ -66,7 +66,7 @@ class HttpOperation:
     """
 
     summary: str
-    answer: Schema | None
+    response: Schema | None
     body: Schema | None = None
     chunk: Schema | None = None
     engine: bool = False
@@ -130,8 +130,8 @@ def _described(path: str, operation: HttpOperation) -> JsonObject:
 
 
 def _responses(operation: HttpOperation) -> Iterator[tuple[str, JsonObject]]:
-    if operation.answer is not None:
-        content: JsonObject = {"application/json": {"schema": operation.answer}}
+    if operation.response is not None:
+        content: JsonObject = {"application/json": {"schema": operation.response}}
         if operation.chunk is not None:
             content["text/event-stream"] = {
                 "schema": {"type": "string"},
@@ -168,7 +168,7 @@ def _error(operation: HttpOperation, status: int, kind: type[MotleyError] | None
     codes = _codes()
     edge, own = codes["edge"].get(str(status), []), []
     if kind is not None:
-        behind = "refused" if operation.answer is None else "routes"
+        behind = "refused" if operation.response is None else "routes"
         reached = operation.body is not None or kind in operation.more
         own = codes["door"].get(str(status), []) + (codes[behind].get(str(status), []) if reached else [])
     if operation.error is None:
@@ -178,9 +178,9 @@ def _error(operation: HttpOperation, status: int, kind: type[MotleyError] | None
 
 
 def _with_codes(codes: Iterable[str | None]) -> Schema:
-    known = sorted(set(codes), key=lambda code: (code is None, code))
+    ordered = sorted(set(codes), key=lambda code: (code is None, code))
     error = ERROR["properties"]["error"]
-    code = {"enum": known, "description": error["properties"]["code"]["description"]}
+    code = {"enum": ordered, "description": error["properties"]["code"]["description"]}
     return {**ERROR, "properties": {"error": {**error, "properties": {**error["properties"], "code": code}}}}
 
 
