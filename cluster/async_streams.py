@@ -58,7 +58,7 @@ async def fan_in(sources: AsyncIterable[AsyncGenerator[T, None]], *, at_once: in
     finding sources, closes the others and is raised itself.
     """
     queue: asyncio.Queue[T | _StreamEnd] = asyncio.Queue(maxsize=1)
-    room = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(at_once)
 
     async def drain(source: AsyncGenerator[T, None]) -> None:
         try:
@@ -66,14 +66,14 @@ async def fan_in(sources: AsyncIterable[AsyncGenerator[T, None]], *, at_once: in
                 async for item in items:
                     await queue.put(item)
         finally:
-            room.release()
+            slots.release()
 
     async def drain_all() -> None:
         end = _StreamEnd()
         try:
             async with asyncio.TaskGroup() as group:
                 async for source in sources:
-                    await room.acquire()
+                    await slots.acquire()
                     group.create_task(drain(source))
         except ExceptionGroup as failures:
             end = _StreamEnd(failures.exceptions[0])

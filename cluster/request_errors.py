@@ -68,11 +68,11 @@ class UnsupportedMedia(MotleyError):
     kind = "invalid_request_error"
 
 
-def too_many_message(what: str, most: str) -> str:
+def too_many_message(what: str, limit: str) -> str:
     """Return the error text for a body, a message or a part of one that is refused before it is read, over every
     protocol.
     """
-    return f"{what} holds more than {most}; expected at most as many"
+    return f"{what} holds more than {limit}; expected at most as many"
 
 
 def unknown_field(name: str) -> InvalidRequest:

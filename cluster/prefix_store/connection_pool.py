@@ -19,13 +19,17 @@ class ConnectionPool:
     """Pool of at most `size` connections.
 
     connect  makes a connection, including its handshake; it may raise anything
-    told     called with one word that says why a connection could not be made
+    report_failure  called with one word that says why a connection could not be made
     """
 
     def __init__(
-        self, connect: Callable[[], RedisWire], size: int, breaker: CircuitBreaker, told: Callable[[str], None]
+        self,
+        connect: Callable[[], RedisWire],
+        size: int,
+        breaker: CircuitBreaker,
+        report_failure: Callable[[str], None],
     ) -> None:
-        self._connect, self._size, self._breaker, self._told = connect, size, breaker, told
+        self._connect, self._size, self._breaker, self._report_failure = connect, size, breaker, report_failure
         self._idle: list[RedisWire] = []  # the last used is the next to be lent, so that the others stay idle
         self._alive = 0  # number of connections, idle and lent
         self._closed = False
@@ -96,11 +100,11 @@ class ConnectionPool:
     def _keep(self) -> None:
         """Run the keeper thread: make missing connections, and try a failed server again."""
         pause_s = 0.0
-        while self._wait_until_wanted(pause_s):
+        while self._wait_until_needed(pause_s):
             try:
                 wire = self._connect()
             except Exception as error:  # noqa: BLE001  any error of a library, a resolver or a server
-                self._told(failure_reason(error))
+                self._report_failure(failure_reason(error))
                 self._breaker.failed()
                 pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
                 continue
@@ -113,7 +117,7 @@ class ConnectionPool:
                 self._alive += 1
             self._give_back(wire)
 
-    def _wait_until_wanted(self, pause_s: float) -> bool:
+    def _wait_until_needed(self, pause_s: float) -> bool:
         """Wait until a connection is to be made, at least `pause_s` seconds; return False when the pool is closed."""
         until = time.monotonic() + pause_s
         with self._changed:
@@ -179,8 +183,8 @@ def redis_connector(settings: dict[str, Any]) -> Callable[[], RedisWire]:
 def _ping(wire: RedisWire) -> None:
     deadline = time.monotonic() + CONNECT_S
     wire.send([encode_command(b"PING")], deadline)
-    answer = wire.reply(deadline)
-    if isinstance(answer, RedisErrorReply):
-        raise PermissionError(answer)  # such as NOAUTH, or a user without permission
-    if answer != b"PONG":
+    reply = wire.reply(deadline)
+    if isinstance(reply, RedisErrorReply):
+        raise PermissionError(reply)  # such as NOAUTH, or a user without permission
+    if reply != b"PONG":
         raise RedisProtocolError("no PONG")

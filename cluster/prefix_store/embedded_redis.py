@@ -20,13 +20,13 @@ from ..service_errors import ConfigurationError
 from . import exec_with_parent
 from .redis_wire import RedisWire, encode_command
 
-ANSWER_S = 5.0
+REPLY_TIMEOUT_S = 5.0
 START_S = 10.0
-ASKED_S = 4.0  # timeout of its answer while the service runs
+PING_TIMEOUT_S = 4.0  # timeout of its reply to PING while the service runs
 _PAUSES_S = (0.1, 0.5, 2.0, 5.0)  # pauses before restarts; the last one is used from then on
 _WELL_S = 10.0  # a server that ran for this long is restarted at once
 _POLL_S = 0.02
-_LAST_WORDS = 3
+_LOG_TAIL_LINES = 3
 _NOTED = ".memory"  # suffix of the file beside the socket with the latest limit of `set_memory_limit`
 
 
@@ -56,9 +56,9 @@ def set_memory_limit(socket_path: Path, max_bytes: int) -> bool:
     new = noted.with_suffix(f"{_NOTED}.new")
     new.write_text(str(max_bytes))
     new.replace(noted)
-    deadline = time.monotonic() + ANSWER_S
+    deadline = time.monotonic() + REPLY_TIMEOUT_S
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(ANSWER_S)
+        connection.settimeout(REPLY_TIMEOUT_S)
         connection.connect(str(socket_path))
         wire = RedisWire(connection)
         wire.send([encode_command(b"CONFIG", b"SET", b"maxmemory", max_bytes)], deadline)
@@ -72,12 +72,12 @@ class EmbeddedRedis:
     binary     path of redis-server
     folder     folder that only this user can open, with a path short enough for a socket
     max_bytes  memory for values; when it is full, the least recently used are evicted
-    told       called with a line when the server has died
+    report     called with a line when the server has died
     """
 
-    def __init__(self, binary: str, folder: Path, max_bytes: int, told: Callable[[str], None]) -> None:
+    def __init__(self, binary: str, folder: Path, max_bytes: int, report: Callable[[str], None]) -> None:
         self.socket = folder / "redis.sock"
-        self._binary, self._max_bytes, self._told = binary, max_bytes, told
+        self._binary, self._max_bytes, self._report = binary, max_bytes, report
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -102,17 +102,17 @@ class EmbeddedRedis:
         self._thread.start()
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and not self._failure:
-            if self._answers():
+            if self._replies():
                 return
             time.sleep(_POLL_S)
         self.stop()
         message = f"redis-server ({self._binary}) did not start: {self._failure or 'it does not answer'}"
         raise ConfigurationError(message, code="bad_prefix_cache")
 
-    def ask(self) -> None:
+    def ping(self) -> None:
         """Check that the server answers within `ASKED_S`. Raises TimeoutError."""
-        if not self._answers(ASKED_S):
-            raise TimeoutError(f"no reply to PING within {ASKED_S:g} s")
+        if not self._replies(PING_TIMEOUT_S):
+            raise TimeoutError(f"no reply to PING within {PING_TIMEOUT_S:g} s")
 
     def is_stopped(self) -> bool:
         """Return whether a signal has stopped the process (SIGSTOP)."""
@@ -147,10 +147,10 @@ class EmbeddedRedis:
             said, _ = process.communicate()
             if self._stopped.is_set():
                 return
-            words = "; ".join(said.decode(errors="replace").strip().splitlines()[-_LAST_WORDS:])
-            self._failure = words or f"it ended with {process.returncode}"
+            log_tail = "; ".join(said.decode(errors="replace").strip().splitlines()[-_LOG_TAIL_LINES:])
+            self._failure = log_tail or f"it ended with {process.returncode}"
             deaths = 0 if time.monotonic() - began > _WELL_S else deaths + 1
-            self._told(f"redis-server ended with {process.returncode}; it is started again, empty")
+            self._report(f"redis-server ended with {process.returncode}; it is started again, empty")
             self._stopped.wait(0 if deaths == 0 else _PAUSES_S[min(deaths, len(_PAUSES_S)) - 1])
 
     def _spawn(self) -> subprocess.Popen[bytes]:
@@ -185,7 +185,7 @@ class EmbeddedRedis:
         except (OSError, ValueError):
             return self._max_bytes
 
-    def _answers(self, seconds: float = START_S) -> bool:
+    def _replies(self, seconds: float = START_S) -> bool:
         with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(seconds)
             connection.connect(str(self.socket))

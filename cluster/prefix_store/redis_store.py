@@ -36,32 +36,32 @@ class RedisStore:
         self.source = source
         self._names = RedisKeyNames(source.secret)
         self._epochs = EpochCache()
-        self._tally = StoreCounters()
+        self._counters = StoreCounters()
         self._breaker = CircuitBreaker()
         connect = redis_connector(check_url(source.url))
-        self._connections = ConnectionPool(connect, source.connections, self._breaker, self._tally.error)
-        self._writer = ValueWriter(source, self._names, self._epochs, self._connections, self._breaker, self._tally)
+        self._connections = ConnectionPool(connect, source.connections, self._breaker, self._counters.error)
+        self._writer = ValueWriter(source, self._names, self._epochs, self._connections, self._breaker, self._counters)
         self._closed = False
 
     def get(
-        self, wanted: Sequence[ValueQuery], deadline: float, buffer: memoryview | None = None
+        self, queries: Sequence[ValueQuery], deadline: float, buffer: memoryview | None = None
     ) -> Sequence[ValueParts | None]:
         began = time.monotonic()
-        if not wanted or not self._admitted(deadline):
-            self._tally.missed(len(wanted))
-            return [None] * len(wanted)
-        reading = GetValuesCall(self._judge(), self._tally, wanted, buffer)
+        if not queries or not self._admitted(deadline):
+            self._counters.missed(len(queries))
+            return [None] * len(queries)
+        reading = GetValuesCall(self._judge(), self._counters, queries, buffer)
         self._call(lambda wire: reading.run(wire, deadline), lambda: bool(reading.found), began, deadline)
         found = reading.found
-        nbytes = sum(one.num_bytes for one in wanted[: len(found)])
-        self._tally.read(len(wanted), len(found), nbytes, time.monotonic() - began)
-        return [*found, *[None] * (len(wanted) - len(found))]
+        nbytes = sum(one.num_bytes for one in queries[: len(found)])
+        self._counters.read(len(queries), len(found), nbytes, time.monotonic() - began)
+        return [*found, *[None] * (len(queries) - len(found))]
 
     @property
     def away(self) -> bool:
         return self._closed or self._breaker.due_s() is not None
 
-    def count_stored(self, wanted: Sequence[ValueQuery], owner: str, deadline: float) -> int | None:
+    def count_stored(self, queries: Sequence[ValueQuery], owner: str, deadline: float) -> int | None:
         """Return how many leading values exist and are current, judged by their stamps and lengths.
 
         None if nobody answered.
@@ -71,20 +71,20 @@ class RedisStore:
         now on.
         """
         began = time.monotonic()
-        if not wanted or not self._admitted(deadline):
+        if not queries or not self._admitted(deadline):
             return None
-        asking = KnownValuesCall(self._judge(), wanted, self._names.owner(owner))
+        asking = KnownValuesCall(self._judge(), queries, self._names.owner(owner))
         self._call(lambda wire: asking.run(wire, self.source.epoch_ms, deadline), lambda: False, began, deadline)
         return asking.count
 
-    def claim(self, wanted: ValueQuery, deadline: float, *, anew: bool = False) -> bool:
+    def claim(self, query: ValueQuery, deadline: float, *, anew: bool = False) -> bool:
         began = time.monotonic()
         if not self._admitted(deadline):
             return True
-        claiming = ClaimCall(self._judge(), self._tally, wanted, anew)
+        claiming = ClaimCall(self._judge(), self._counters, query, anew)
         self._call(lambda wire: claiming.run(wire, deadline), lambda: False, began, deadline)
         if not claiming.won:
-            self._tally.drop("elsewhere")
+            self._counters.drop("elsewhere")
         return claiming.won
 
     def name_of(self, key: bytes) -> bytes:
@@ -99,7 +99,7 @@ class RedisStore:
         self._writer.forget(None if owner is None else self._names.owner(owner))
 
     def stats(self) -> StoreStats:
-        return self._tally.stats(self._breaker.state, self._writer.queued)
+        return self._counters.stats(self._breaker.state, self._writer.queued)
 
     def flush(self, deadline: float) -> None:
         self._writer.flush(deadline)
@@ -110,7 +110,7 @@ class RedisStore:
         self._connections.close()
 
     def _judge(self) -> EpochValidator:
-        return EpochValidator(self._names, self._epochs, self._tally)
+        return EpochValidator(self._names, self._epochs, self._counters)
 
     def _admitted(self, deadline: float) -> bool:
         return not self._closed and time.monotonic() < deadline and self._breaker.admit()
@@ -125,12 +125,12 @@ class RedisStore:
                 if wire is not None:
                     action(wire)
         except Exception as error:  # noqa: BLE001  any failure is a cache miss
-            self._tally.error(failure_reason(error))
+            self._counters.error(failure_reason(error))
             failed = not isinstance(error, TimeoutError) or deadline - began >= FAIR_S
             (self._breaker.failed if failed and not useful() else self._breaker.undecided)()
         else:
             if wire is None:
-                self._tally.error("busy" if self._connections.alive else "connection")
+                self._counters.error("busy" if self._connections.alive else "connection")
             (self._breaker.undecided if wire is None else self._breaker.succeeded)()
 
 

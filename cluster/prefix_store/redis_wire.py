@@ -59,7 +59,7 @@ class RedisWire:
             self._sock.settimeout(_left(deadline))
             self._sock.sendall(part)  # the timeout covers the whole part
 
-    def reply(self, deadline: float, most: int = _LINE_BYTES) -> RedisReply:
+    def reply(self, deadline: float, max_bytes: int = _LINE_BYTES) -> RedisReply:
         """Return the next reply.
 
         most  maximum bytes of a string; a longer one is a protocol error
@@ -68,7 +68,7 @@ class RedisWire:
         kind, rest = line[:1], line[1:]
         if kind == b"$":
             size = _number(rest)
-            return None if size == -1 else bytes(self._bulk(size, most, deadline))
+            return None if size == -1 else bytes(self._bulk(size, max_bytes, deadline))
         if kind == b":":
             return _number(rest)
         if kind == b"-":
@@ -86,7 +86,7 @@ class RedisWire:
             raise RedisProtocolError("no list")
         return [self.reply(deadline) for _ in range(count)]
 
-    def value(self, most: int, deadline: float, place: memoryview | None = None) -> memoryview | RedisErrorReply:
+    def value(self, max_bytes: int, deadline: float, place: memoryview | None = None) -> memoryview | RedisErrorReply:
         """Receive a string of at most `most` bytes; Redis returns an empty one for a missing value.
 
         place  buffer of at least `most` + END_BYTES bytes for it; None: new memory
@@ -96,7 +96,7 @@ class RedisWire:
             return RedisErrorReply(line[1:].split(b" ", 1)[0].decode("ascii", "replace"))
         if line[:1] != b"$":
             raise RedisProtocolError("no string")
-        return self._bulk(max(0, _number(line[1:])), most, deadline, place)
+        return self._bulk(max(0, _number(line[1:])), max_bytes, deadline, place)
 
     def close(self) -> None:
         self._sock.close()
@@ -112,9 +112,9 @@ class RedisWire:
         self._start = at + 2
         return line
 
-    def _bulk(self, size: int, most: int, deadline: float, place: memoryview | None = None) -> memoryview:
-        if not 0 <= size <= most:
-            raise RedisProtocolError(f"Redis sent {size} bytes; at most {most} are accepted")
+    def _bulk(self, size: int, max_bytes: int, deadline: float, place: memoryview | None = None) -> memoryview:
+        if not 0 <= size <= max_bytes:
+            raise RedisProtocolError(f"Redis sent {size} bytes; at most {max_bytes} are accepted")
         data = memoryview(bytearray(size + END_BYTES)) if place is None else place[: size + END_BYTES]
         have = min(self._end - self._start, len(data))
         data[:have] = self._view[self._start : self._start + have]

@@ -16,15 +16,15 @@ class StoreCounters:
         self._dropped: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def read(self, asked: int, hits: int, nbytes: int, seconds: float) -> None:
+    def read(self, num_values: int, hits: int, nbytes: int, seconds: float) -> None:
         with self._lock:
-            self._numbers.update(hits=hits, misses=asked - hits, bytes_read=nbytes, reads=1)
+            self._numbers.update(hits=hits, misses=num_values - hits, bytes_read=nbytes, reads=1)
             self._read_s += seconds
 
-    def missed(self, asked: int) -> None:
+    def missed(self, num_values: int) -> None:
         """Count misses of a read for which Redis was not asked."""
         with self._lock:
-            self._numbers["misses"] += asked
+            self._numbers["misses"] += num_values
 
     def written(self, nbytes: int, seconds: float) -> None:
         with self._lock:

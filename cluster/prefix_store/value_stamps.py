@@ -95,30 +95,30 @@ class EpochCache:
     """Epochs that one replica knows, and forgetting that it has yet to tell Redis. Safe from any thread."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, ValueStamp] = OrderedDict()  # by tag
+        self._by_owner: OrderedDict[bytes, ValueStamp] = OrderedDict()  # by tag
         self._forgetting: dict[bytes | None, None] = {}  # tags; None: all
         self._lock = threading.Lock()
 
-    def known(self, tag: bytes) -> ValueStamp | None:
-        return self._known.get(tag)
+    def cached(self, tag: bytes) -> ValueStamp | None:
+        return self._by_owner.get(tag)
 
     def learn(self, stamp: ValueStamp) -> None:
         """Record the current epochs of an owner, unless they are being forgotten: until Redis knows, they are old."""
         with self._lock:
             if self.forgets(stamp.owner):
                 return
-            self._known[stamp.owner] = stamp
-            self._known.move_to_end(stamp.owner)
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
+            self._by_owner[stamp.owner] = stamp
+            self._by_owner.move_to_end(stamp.owner)
+            if len(self._by_owner) > _REMEMBERED:
+                self._by_owner.popitem(last=False)
 
     def forget(self, tag: bytes | None) -> None:
         """Forget an owner's values, or all (None): until Redis knows, this replica neither reads nor writes any."""
         with self._lock:
             self._forgetting[tag] = None
             if tag is None:
-                self._known.clear()
-            self._known.pop(tag or b"", None)
+                self._by_owner.clear()
+            self._by_owner.pop(tag or b"", None)
 
     def pending_forgets(self) -> list[bytes | None]:
         with self._lock:

@@ -47,10 +47,10 @@ class ValueWriter:
 
     def __init__(
         self, source: RedisSource, names: RedisKeyNames, epochs: EpochCache, connections: ConnectionPool,
-        breaker: CircuitBreaker, tally: StoreCounters,
+        breaker: CircuitBreaker, counters: StoreCounters,
     ) -> None:  # fmt: skip
         self._source, self._names, self._epochs = source, names, epochs
-        self._connections, self._breaker, self._tally = connections, breaker, tally
+        self._connections, self._breaker, self._counters = connections, breaker, counters
         self._queue: OrderedDict[bytes, _QueuedValue] = OrderedDict()
         self._nbytes = 0
         self._writing = False
@@ -66,7 +66,7 @@ class ValueWriter:
 
     def put(self, key: bytes, parts: Sequence[Buffer], owner: str) -> bool:
         tag, nbytes = self._names.owner(owner), sum(memoryview(part).nbytes for part in parts)
-        item = _QueuedValue(key, tuple(parts), nbytes, tag, self._epochs.known(tag))
+        item = _QueuedValue(key, tuple(parts), nbytes, tag, self._epochs.cached(tag))
         with self._changed:
             reason = self._refusal(item)
             if reason is None:
@@ -75,7 +75,7 @@ class ValueWriter:
                 self._nbytes += nbytes
                 self._changed.notify_all()
                 return True
-        self._tally.drop(reason)
+        self._counters.drop(reason)
         return False
 
     def forget(self, tag: bytes | None) -> None:
@@ -87,7 +87,7 @@ class ValueWriter:
             self._epochs.forget(tag)
             self._changed.notify_all()
         if gone:
-            self._tally.drop("forgotten", len(gone))
+            self._counters.drop("forgotten", len(gone))
 
     def flush(self, deadline: float) -> None:
         with self._changed:
@@ -102,7 +102,7 @@ class ValueWriter:
             self._nbytes = 0
             self._changed.notify_all()
         if left:
-            self._tally.drop("closed", left)
+            self._counters.drop("closed", left)
         self._thread.join(WRITE_S)
 
     def _refusal(self, item: _QueuedValue) -> str | None:
@@ -135,14 +135,14 @@ class ValueWriter:
                 with self._changed:
                     self._writing = False
                     self._changed.notify_all()
-            elif not self._tell():
+            elif not self._write_forgotten():
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, _RETRY_S)
 
     def _try(self, item: _QueuedValue) -> None:
         began = time.monotonic()
         if not self._breaker.admit():
-            self._tally.drop("breaker_open")
+            self._counters.drop("breaker_open")
             return
         try:
             with self._connections.lent(began + WRITE_S) as wire:
@@ -154,14 +154,14 @@ class ValueWriter:
                     wire.reply(began + WRITE_S)
         except Exception as error:  # noqa: BLE001  any failure only loses the value
             self._breaker.failed()
-            self._tally.error(failure_reason(error))
+            self._counters.error(failure_reason(error))
             reason = "failed"
         else:
             self._breaker.succeeded()
         if reason is None:
-            self._tally.written(item.nbytes, time.monotonic() - began)
+            self._counters.written(item.nbytes, time.monotonic() - began)
         else:
-            self._tally.drop(reason)
+            self._counters.drop(reason)
 
     def _write(self, wire: RedisWire, item: _QueuedValue, deadline: float) -> str | None:
         """Write a value; return None, or why it was not written."""
@@ -216,11 +216,11 @@ class ValueWriter:
         """Return whether Redis refused one of the commands, and count the refusal."""
         refusals = [reply for reply in replies if isinstance(reply, RedisErrorReply)]
         if refusals:
-            self._tally.error(refusals[0].lower())
+            self._counters.error(refusals[0].lower())
         return bool(refusals)
 
-    def _tell(self) -> bool:
-        """Tell Redis what is forgotten; return whether it knows everything."""
+    def _write_forgotten(self) -> bool:
+        """Write to Redis what is forgotten; return whether all of it has been written."""
         if not self._breaker.admit():
             return False
         done, deadline = True, time.monotonic() + WRITE_S
@@ -237,7 +237,7 @@ class ValueWriter:
                     self._epochs.forgotten(tag)
         except Exception as error:  # noqa: BLE001  any failure is retried
             self._breaker.failed()
-            self._tally.error(failure_reason(error))
+            self._counters.error(failure_reason(error))
             return False
         self._breaker.succeeded()
         return done

@@ -57,7 +57,7 @@ class ServeHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
         """
         await self._graceful_reload()
 
-    async def ask(self, command: str) -> str:
+    async def send_command(self, command: str) -> str:
         """Return HAProxy's answer at its admin socket. Raises RuntimeError if there is none."""
         return str(await self._send_socket_command(command))
 

@@ -51,10 +51,10 @@ def check_controller(timeout_s: float) -> None:
     ray.get(find_controller().check_alive.remote(), timeout=timeout_s)
 
 
-def ask_deployment_ids(controller: Any) -> Awaitable[Any]:
+def fetch_deployment_ids(controller: Any) -> Awaitable[Any]:
     """Ask for the ids of the deployments of all applications; `deployment_names` reads the answer."""
-    answer: Awaitable[Any] = controller.list_deployment_ids.remote()
-    return answer
+    response: Awaitable[Any] = controller.list_deployment_ids.remote()
+    return response
 
 
 def deployment_names(ids: Iterable[Any], app: str) -> list[str]:
@@ -62,24 +62,24 @@ def deployment_names(ids: Iterable[Any], app: str) -> list[str]:
     return sorted(one.name for one in ids if one.app_name == app)
 
 
-def ask_deployment_details(controller: Any, app: str, name: str) -> Awaitable[Any]:
+def fetch_deployment_details(controller: Any, app: str, name: str) -> Awaitable[Any]:
     """Ask for a deployment's state and its replicas: `ray.serve.schema.DeploymentDetails`."""
-    answer: Awaitable[Any] = controller.get_deployment_details.remote(app, name)
-    return answer
+    response: Awaitable[Any] = controller.get_deployment_details.remote(app, name)
+    return response
 
 
-def ask_deployment_settings(controller: Any, app: str, name: str) -> Awaitable[Any]:
+def fetch_deployment_settings(controller: Any, app: str, name: str) -> Awaitable[Any]:
     """Ask for what Serve keeps of a deployment; `read_settings` reads the answer."""
-    answer: Awaitable[Any] = controller.get_deployment_info.remote(name, app)
-    return answer
+    response: Awaitable[Any] = controller.get_deployment_info.remote(name, app)
+    return response
 
 
-def ask_number_of_replicas(controller: Any, app: str, name: str, replicas: int) -> Awaitable[Any]:
+def set_number_of_replicas(controller: Any, app: str, name: str, replicas: int) -> Awaitable[Any]:
     """Ask for so many replicas of a deployment whose application has an external scaler."""
     from ray.serve._private.common import DeploymentID
 
-    answer: Awaitable[Any] = controller.update_deployment_replicas.remote(DeploymentID(name, app), replicas)
-    return answer
+    response: Awaitable[Any] = controller.update_deployment_replicas.remote(DeploymentID(name, app), replicas)
+    return response
 
 
 def read_settings(route: bytes) -> DeployedSettings:
@@ -120,7 +120,7 @@ def deployed_versions(app: str, names: Sequence[str]) -> dict[str, str]:
     from ray.serve.context import _get_global_client
 
     controller = _get_global_client()._controller
-    routes = ray.get([ask_deployment_settings(controller, app, name) for name in names])
+    routes = ray.get([fetch_deployment_settings(controller, app, name) for name in names])
     return {name: read_settings(route).version for name, route in zip(names, routes, strict=True)}
 
 

@@ -33,7 +33,7 @@ def replace_context_of_forwarded_calls(kind: type) -> None:
     proxy_request_response.RayServegRPCContext = kind
 
 
-def health_answer(server: Any) -> Any:
+def health_handler(server: Any) -> Any:
     """Return the function by which one of Serve's gRPC servers answers whether it is well."""
     unary = proxy_request_response.gRPCStreamingType.UNARY_UNARY
     return server.service_handler_factory(service_method=GRPC_HEALTH, streaming_type=unary)

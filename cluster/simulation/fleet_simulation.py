@@ -95,7 +95,7 @@ def simulate(
 def make_virtual_replica(replica: SimulatedReplica) -> VirtualReplica:
     return VirtualReplica(
         replica.name, replica.true, max_batch_tokens=replica.max_batch_tokens, max_running=replica.max_running,
-        num_blocks=replica.known.num_blocks,
+        num_blocks=replica.published.num_blocks,
     )  # fmt: skip
 
 

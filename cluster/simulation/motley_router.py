@@ -43,7 +43,7 @@ class MotleyRouter:
         profiles = [each.profile(str(number)) for number, each in enumerate(fleet)]
         self.directory = LatencyModel(list(map(profile_speed, profiles)), slo, profiles)
         self._policy, self._sheds = policy or PredictedLatency(random.Random(f"motley {seed}")), sheds
-        self._prefixes = PrefixIndex([each.known.num_blocks for each in fleet]) if prefixes else None
+        self._prefixes = PrefixIndex([each.published.num_blocks for each in fleet]) if prefixes else None
         self._stored = PrefixIndex([MAX_STORED_PIECES], MAX_STORED_PIECES)
         for number in range(len(fleet)) if fetch_s else ():
             self.directory.reads(number, 0, fetch_s or 0.0)

@@ -33,22 +33,22 @@ FLEETS = {
 class SimulatedReplica:
     """A replica to simulate.
 
-    known  device as the replica's profile states it
-    true   device as it really is, which no router knows
+    published  device as the replica's profile states it
+    true       device as it really is, which no router knows
     """
 
     name: str
-    known: SimulatedDevice
+    published: SimulatedDevice
     true: SimulatedDevice
     max_batch_tokens: int
     max_running: int
 
     def profile(self, replica_id: str = "", pool: str = "") -> ReplicaProfile:
-        """Return the profile that the replica publishes, which states its known speed and not its true one."""
-        rates, gpu = roofline_rates(self.known, self.max_batch_tokens), self.known.device
+        """Return the profile that the replica publishes, which states its published speed and not its true one."""
+        rates, gpu = roofline_rates(self.published, self.max_batch_tokens), self.published.device
         return ReplicaProfile(
             replica_id, _MODEL, "simulated", gpu.name, str(gpu.capability), "simulated", "", rates.prefill_tokens_per_s,
-            rates.decode_s[0], self.known.num_blocks, self.max_batch_tokens, {}, rates.decode_s, rates.context_s,
+            rates.decode_s[0], self.published.num_blocks, self.max_batch_tokens, {}, rates.decode_s, rates.context_s,
             self.max_running, pool,
         )  # fmt: skip
 
@@ -60,8 +60,8 @@ def simulated_fleet(text: str, model: SimulatedModel, seed: int, *, hidden: floa
     """
     rng = random.Random(f"fleet {seed}")
     return [
-        SimulatedReplica(f"{name} {number}", known, known.hidden(rng, hidden), *_limits(known))
-        for number, (name, known) in enumerate(_parse_fleet(FLEETS.get(text, text), model))
+        SimulatedReplica(f"{name} {number}", published, published.hidden(rng, hidden), *_limits(published))
+        for number, (name, published) in enumerate(_parse_fleet(FLEETS.get(text, text), model))
     ]
 
 
@@ -74,10 +74,10 @@ def _parse_fleet(text: str, model: SimulatedModel) -> Iterator[tuple[str, Simula
         total += (count := int(found[1] or 1))
         if count < 1 or total > _MAX_REPLICAS:
             raise InvalidRequest(f"fleet: {total} replicas; expected 1 to {_MAX_REPLICAS}", param="fleet")
-        known = SimulatedDevice(find_table_device(found[2]), model)
-        known.num_blocks  # noqa: B018  # raises unless the model fits
+        published = SimulatedDevice(find_table_device(found[2]), model)
+        published.num_blocks  # noqa: B018  # raises unless the model fits
         for _ in range(count):
-            yield found[2], known
+            yield found[2], published
 
 
 def _limits(device: SimulatedDevice) -> tuple[int, int]:

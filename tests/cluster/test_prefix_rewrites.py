@@ -112,7 +112,7 @@ def test_nothing_is_known_of_who_is_being_forgotten(stores: list[RedisStore]) ->
     write(one, b"a")
     one._epochs.forget(NAMES.owner("ann"))  # and nobody tells Redis
     assert known(one, b"a") == 0
-    assert one._epochs.known(NAMES.owner("ann")) is None, "what Redis has is of before"
+    assert one._epochs.cached(NAMES.owner("ann")) is None, "what Redis has is of before"
 
 
 def test_what_was_forgotten_stays_so_whoever_makes_new_epochs(stores: list[RedisStore], raw: RawValues) -> None:

@@ -64,13 +64,13 @@ def test_the_controller_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> N
 def test_questions_to_the_controller() -> None:
     """Else `motley fleet` shows no pools, and none is scaled or rolled."""
     there: Any = Asked()
-    assert serve_controller.ask_deployment_ids(there) == ("list_deployment_ids", {})
+    assert serve_controller.fetch_deployment_ids(there) == ("list_deployment_ids", {})
     asked = ("get_deployment_details", {"app_name": "motley", "deployment_name": "cpu"})
-    assert serve_controller.ask_deployment_details(there, "motley", "cpu") == asked
+    assert serve_controller.fetch_deployment_details(there, "motley", "cpu") == asked
     asked = ("get_deployment_info", {"name": "cpu", "app_name": "motley"})
-    assert serve_controller.ask_deployment_settings(there, "motley", "cpu") == asked
+    assert serve_controller.fetch_deployment_settings(there, "motley", "cpu") == asked
     wanted = ("update_deployment_replicas", {"deployment_id": CPU, "target_num_replicas": 0})
-    assert serve_controller.ask_number_of_replicas(there, "motley", "cpu", 0) == wanted
+    assert serve_controller.set_number_of_replicas(there, "motley", "cpu", 0) == wanted
 
 
 def test_names_of_deployments() -> None:

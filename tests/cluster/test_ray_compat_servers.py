@@ -67,7 +67,7 @@ async def test_handlers_are_added_as_they_are() -> None:
         return answer
 
     server = grpc_util.gRPCGenericServer(told)
-    handlers = {"check": grpc.unary_unary_rpc_method_handler(serve_servers.health_answer(server))}
+    handlers = {"check": grpc.unary_unary_rpc_method_handler(serve_servers.health_handler(server))}
     serve_servers.add_handlers(server, [grpc.method_handlers_generic_handler("secret", handlers)])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -19,7 +19,7 @@ from motley.cluster.protos import inference_pb2_grpc
 from motley.cluster.transport import access_log, slow_clients
 from motley.cluster.transport.grpc_server.servicers import add_inference
 from motley.cluster.transport.http_server.http_responses import PART_BYTES
-from motley.cluster.transport.slow_clients import LEAST_BYTES_S, ClientReader, SlowClientMonitor
+from motley.cluster.transport.slow_clients import MIN_BYTES_PER_S, ClientReader, SlowClientMonitor
 from motley.replicas.types import Delta, FinishReason, Request, StreamMessage
 
 TEXT = "x" * 2**20
@@ -159,14 +159,14 @@ def reading(bytes_s: float, *, most_s: float, pause_s: float = 0.0) -> float | N
 
 def test_who_drips_is_left_and_who_keeps_up_never() -> None:
     assert reading(1.0, most_s=1e4) == 100.0, "one write alone takes longer than anybody is waited for"
-    dripping = reading(LEAST_BYTES_S / 10, most_s=1e4)
+    dripping = reading(MIN_BYTES_PER_S / 10, most_s=1e4)
     assert dripping is not None
     assert 30 < dripping < 40
-    nearly = reading(LEAST_BYTES_S / 2, most_s=1e4)
+    nearly = reading(MIN_BYTES_PER_S / 2, most_s=1e4)
     assert nearly is not None
     assert 40 < nearly < 80
-    assert reading(LEAST_BYTES_S * 1.1, most_s=1e4) is None
-    assert reading(LEAST_BYTES_S / 2, most_s=1e4, pause_s=1.0) is None, "it has taken all there was, again and again"
+    assert reading(MIN_BYTES_PER_S * 1.1, most_s=1e4) is None
+    assert reading(MIN_BYTES_PER_S / 2, most_s=1e4, pause_s=1.0) is None, "it has taken all there was, again and again"
 
 
 def test_a_loop_that_is_late_is_not_the_readers_fault() -> None:

@@ -256,8 +256,8 @@ def kept_folder(parent: Path, number: int) -> Path:
     """One that a service has kept, the later the higher the number."""
     folder = parent / f"motley-{number}"
     (folder / "ray" / "session_latest").mkdir(parents=True)
-    (folder / folders._KEPT).touch()
-    os.utime(folder / folders._KEPT, (number, number))
+    (folder / folders._FAILED).touch()
+    os.utime(folder / folders._FAILED, (number, number))
     return folder
 
 
@@ -266,12 +266,12 @@ def test_of_folders_with_logs_of_failures_the_newest_stay(tmp_path: Path, monkey
     monkeypatch.setattr(folders, "_parents", lambda: [tmp_path])
     kept = [kept_folder(tmp_path, number) for number in range(1, 10)]
     runs = kept_folder(tmp_path, 10)
-    (runs / folders._KEPT).rename(runs / folders._LOCK)
+    (runs / folders._FAILED).rename(runs / folders._LOCK)
     linked, elsewhere = tmp_path / "motley-11", tmp_path / "elsewhere"
     kept_folder(elsewhere, 0).rename(elsewhere / "whole")
     linked.symlink_to(elsewhere / "whole")
     with (
-        (kept[0] / folders._KEPT).open() as ends,
+        (kept[0] / folders._FAILED).open() as ends,
         (runs / folders._LOCK).open() as holds,
         subprocess.Popen([sys.executable, "-c", WAITS, f"{kept[1]}/ray"], stdout=PIPE) as reads,
     ):

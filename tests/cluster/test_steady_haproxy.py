@@ -192,7 +192,7 @@ async def test_the_next_manager_takes_the_place_of_one_that_hangs(
 ) -> None:
     from motley.cluster.security.edge import haproxy_manager
 
-    monkeypatch.setattr(haproxy_manager, "ANSWER_S", 0.2)
+    monkeypatch.setattr(haproxy_manager, "REPLY_TIMEOUT_S", 0.2)
     async with started(folder, edge, backends) as first:
         os.kill(first.process.pid, signal.SIGSTOP)
         async with started(folder, edge, backends):

@@ -205,8 +205,8 @@ def _replicas(asked: PlanRequest, mix: Sequence[int]) -> list[SimulatedReplica]:
     found: list[SimulatedReplica] = []
     for offer, count in zip(asked.offers, mix, strict=True):
         for each in simulated_fleet(f"{count}*{offer.gpu}", asked.model, asked.seed, hidden=0.0) if count else ():
-            known = replace(each.known, attained=offer.attained)
-            found.append(replace(each, name=f"{offer.gpu} {len(found)}", known=known, true=known))
+            published = replace(each.published, attained=offer.attained)
+            found.append(replace(each, name=f"{offer.gpu} {len(found)}", published=published, true=published))
     return found
 
 

@@ -50,7 +50,7 @@ class KeyFile:
         self._also = tuple(also)
         self._stamp = _stamp(path)
         self._ring = self._read()
-        self._looked_s = time.monotonic()
+        self._checked_s = time.monotonic()
 
     def tenant_of(self, key: str) -> str | None:
         return self._now().tenant_of(key)
@@ -59,12 +59,12 @@ class KeyFile:
         return self._now().admin_of(key)
 
     def _now(self) -> KeyRing:
-        if time.monotonic() - self._looked_s >= RELOAD_S:
+        if time.monotonic() - self._checked_s >= RELOAD_S:
             self._reload()
         return self._ring
 
     def _reload(self) -> None:
-        self._looked_s = time.monotonic()
+        self._checked_s = time.monotonic()
         stamp = _stamp(self._path)
         if stamp == self._stamp:
             return

@@ -40,9 +40,9 @@ class EarlyResponseMiddleware:
             await self._app(scope, receive, send)
             return
         body = _ReceivedBody(receive, self._turns, invited=all(name != b"expect" for name, _ in scope["headers"]))
-        answer = _EarlyResponse(send, body)
-        await self._app(scope, body.receive, answer.send)
-        if answer.held:
+        response = _EarlyResponse(send, body)
+        await self._app(scope, body.receive, response.send)
+        if response.held:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._linger_s):
                     await body.discard(self._linger_bytes)

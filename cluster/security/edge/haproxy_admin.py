@@ -16,7 +16,7 @@ from ....replicas.host.pip_command import pip_install_command
 from ...ray_compat.haproxy_template import BACKEND_PREFIXES, GRPC_FRONTEND, HTTP_FRONTEND, REPLICA_SERVER_PREFIX
 from . import haproxy_launcher
 
-_ANSWER_S = 5.0
+_REPLY_TIMEOUT_S = 5.0
 FRONTENDS = (HTTP_FRONTEND, GRPC_FRONTEND, "grpc_tls_frontend")  # the last one with TLS only
 
 
@@ -64,7 +64,7 @@ def _admin_command(admin: Path, command: str) -> str:
     """Return HAProxy's answer at its admin socket; empty if that is not there."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_ANSWER_S)
+            connection.settimeout(_REPLY_TIMEOUT_S)
             connection.connect(str(admin))
             connection.sendall(f"{command}\n".encode())
             return b"".join(iter(lambda: connection.recv(65_536), b"")).decode()

@@ -78,8 +78,8 @@ class HAProxyEdge:
         """Write error pages and edits into `folder`; return the file of edits."""
         pages = folder / "errors"
         pages.mkdir(exist_ok=True)
-        for status, answer in PAGES.items():
-            (pages / f"{status}.http").write_text(_page(answer), newline="")
+        for status, page in PAGES.items():
+            (pages / f"{status}.http").write_text(_page(page), newline="")
         path = folder / "haproxy-edits.json"
         path.write_text(json.dumps(self.edits(folder)))
         return path
@@ -104,7 +104,11 @@ class HAProxyEdge:
             (template.GRPC_HEALTH_BYTES, self.check.encode().hex(), None),
             (template.TIMEOUT_CLIENT, _lines(self._timeouts()), 1),
             (template.http_bind(LOOPBACK, self.http_port), _lines(http + self._http_rules()), 1),
-            (template.grpc_bind(LOOPBACK, self.grpc_port), _lines(grpc + self._patience() + self._grpc_rules()), 1),
+            (
+                template.grpc_bind(LOOPBACK, self.grpc_port),
+                _lines(grpc + self._grpc_timeouts() + self._grpc_rules()),
+                1,
+            ),
             (template.GRPC_FRONTEND_LINE, self._before_grpc(folder, tls), 1),
             (template.THREADS, rf"\1\n{_lines(_TUNING)}", 1),
             (template.ERROR_FILES, _lines(_errorfiles(folder / "errors")) + "\n", 1),
@@ -120,7 +124,7 @@ class HAProxyEdge:
     def _timeouts(self) -> list[str]:
         return [f"timeout client {self._stall_s + GRACE_S}s", f"timeout http-request {HEAD_S}s"]
 
-    def _patience(self) -> list[str]:
+    def _grpc_timeouts(self) -> list[str]:
         """Return the timeouts of gRPC's frontend.
 
         `timeout client` also counts while a client has sent all for now but has not closed its side, so it is long
@@ -230,13 +234,13 @@ def error_type(status: int) -> str:
     return "server_error" if status >= 500 else "invalid_request_error"
 
 
-def error_page_body(answer: ErrorPage) -> str:
-    status, message, code = answer
+def error_page_body(page: ErrorPage) -> str:
+    status, message, code = page
     return json.dumps({"error": {"message": message, "type": error_type(status), "param": None, "code": code}})
 
 
-def _json(answer: ErrorPage) -> str:
-    return f"content-type application/json string '{error_page_body(answer)}'"
+def _json(page: ErrorPage) -> str:
+    return f"content-type application/json string '{error_page_body(page)}'"
 
 
 # Answers while HAProxy knows no ingress: as the service starts, and in the worst case after faults.
@@ -246,8 +250,8 @@ _NOT_READY_GRPC = (
 )
 
 
-def _page(answer: ErrorPage) -> str:
-    status, body = answer[0], error_page_body(answer)
+def _page(page: ErrorPage) -> str:
+    status, body = page[0], error_page_body(page)
     head = [f"HTTP/1.1 {status} {_REASONS[status]}", "Content-Type: application/json", f"Content-Length: {len(body)}"]
     head += ["Cache-Control: no-store", "Connection: close"] + ["Retry-After: 1"] * (status == 503)
     return "\r\n".join([*head, "", body])

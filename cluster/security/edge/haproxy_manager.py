@@ -23,13 +23,13 @@ from ...ray_compat.serve_controller import serve_log_name
 from .haproxy_launcher import process_start_ticks
 from .haproxy_workers import haproxy_workers
 
-LOOK_S = 0.5  # seconds between two checks of HAProxy
-ANSWER_S = 2.0  # seconds in which it must answer
+POLL_INTERVAL_S = 0.5  # seconds between two checks of HAProxy
+REPLY_TIMEOUT_S = 2.0  # seconds in which it must answer
 STOPPED_LOOKS = 2  # consecutive checks that find it stopped by a signal, after which it counts as hung
 SILENT_LOOKS = 24  # consecutive unanswered checks, about a minute, after which it counts as hung
-START_LOOKS = 5  # checks of a HAProxy that a manager finds when it starts
+START_PROBES = 5  # checks of a HAProxy that a manager finds when it starts
 ROUTES_S = 20.0  # seconds that a new manager waits for routes while the previous HAProxy serves
-AGAIN_S = 0.5  # seconds before the next try to start HAProxy
+RETRY_DELAY_S = 0.5  # seconds before the next try to start HAProxy
 
 log = logging.getLogger(serve_log_name())
 
@@ -56,7 +56,7 @@ class SteadyHAProxy(ServeHAProxy):
         hangs = bool(before) and await self._hangs(listening)
         if hangs:
             _kill(listening)
-        if not before or hangs or not await self._answers_at_last():
+        if not before or hangs or not await self._is_alive_at_last():
             await super().start()
             return
         log.info(f"HAProxy runs without its manager: {before}; its place is taken when there are routes.")
@@ -81,34 +81,34 @@ class SteadyHAProxy(ServeHAProxy):
         self.ending = True
         await super().stop()
 
-    async def answers(self) -> bool:
+    async def is_alive(self) -> bool:
         """Return whether HAProxy answers at the admin socket in time."""
         with suppress(TimeoutError, RuntimeError):
-            return bool(await asyncio.wait_for(self.ask("show info"), ANSWER_S))
+            return bool(await asyncio.wait_for(self.send_command("show info"), REPLY_TIMEOUT_S))
         return False
 
     async def _hangs(self, pid: int) -> bool:
         """Return whether HAProxy does not answer: to one question if a signal has stopped it, else to several, as it
         may only be late.
         """
-        for _ in range(START_LOOKS):
+        for _ in range(START_PROBES):
             if not await self._is_silent():
                 return False
             if is_stopped(pid):
                 return True
         return True
 
-    async def _answers_at_last(self) -> bool:
+    async def _is_alive_at_last(self) -> bool:
         """Return whether HAProxy answers one of several questions."""
-        for _ in range(START_LOOKS):
-            if await self.answers():
+        for _ in range(START_PROBES):
+            if await self.is_alive():
                 return True
         return False
 
     async def _is_silent(self) -> bool:
         """Return whether some process has the admin socket, and does not answer."""
         try:
-            await asyncio.wait_for(self.ask("show info"), ANSWER_S)
+            await asyncio.wait_for(self.send_command("show info"), REPLY_TIMEOUT_S)
         except TimeoutError:
             return True
         except RuntimeError:  # no process has the socket
@@ -120,13 +120,13 @@ class SteadyHAProxy(ServeHAProxy):
         process, stopped, silent = self.process, 0, 0
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), LOOK_S)
+                await asyncio.wait_for(process.wait(), POLL_INTERVAL_S)
             if process is not self.process:  # HAProxy was reloaded
                 process, stopped, silent = self.process, 0, 0
             if process is None or process.returncode is not None:
                 return
             stopped = stopped + 1 if is_stopped(process.pid) else 0
-            silent = silent + 1 if stopped or not await self.answers() else 0
+            silent = silent + 1 if stopped or not await self.is_alive() else 0
             if stopped >= STOPPED_LOOKS or silent >= SILENT_LOOKS:
                 log.error(f"HAProxy ({process.pid}) hangs, and is ended.")
                 _kill(process.pid)
@@ -166,7 +166,7 @@ class HAProxyManager(ServeHAProxyManager):
                     await self.controlled.revive()
                 except Exception:
                     log.exception("HAProxy did not start again.")
-                    await asyncio.sleep(AGAIN_S)
+                    await asyncio.sleep(RETRY_DELAY_S)
 
 
 def install() -> None:

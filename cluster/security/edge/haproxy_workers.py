@@ -11,11 +11,14 @@ from pathlib import Path
 
 def haproxy_workers(config: Path) -> list[int]:
     """Return the processes that were started with this configuration file, in no order; none if there is no /proc."""
-    asked = ["-f", str(config)]
+    arguments = ["-f", str(config)]
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile
-            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if any(words[at : at + 2] == asked for at in range(len(words))) and "/haproxy" in words[0]:
+            command_line = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if (
+                any(command_line[at : at + 2] == arguments for at in range(len(command_line)))
+                and "/haproxy" in command_line[0]
+            ):
                 found.append(int(process.name))
     return found

@@ -92,10 +92,10 @@ class ServePathFilter:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})
         else:
-            answer = error_page_body(SERVES_OWN).encode()
-            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode())]
+            body = error_page_body(SERVES_OWN).encode()
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
             await send({"type": "http.response.start", "status": 404, "headers": headers})
-            await send({"type": "http.response.body", "body": answer})
+            await send({"type": "http.response.body", "body": body})
 
 
 def _add_check(check: str | None, _: Any, server: Any) -> None:
@@ -104,10 +104,10 @@ def _add_check(check: str | None, _: Any, server: Any) -> None:
         return
     import grpc
 
-    from ...ray_compat.serve_servers import add_handlers, health_answer
+    from ...ray_compat.serve_servers import add_handlers, health_handler
 
     service, method = check.strip("/").split("/")
-    handlers: dict[str, Any] = {method: grpc.unary_unary_rpc_method_handler(health_answer(server))}
+    handlers: dict[str, Any] = {method: grpc.unary_unary_rpc_method_handler(health_handler(server))}
     add_handlers(server, [grpc.method_handlers_generic_handler(service, handlers)])
 
 

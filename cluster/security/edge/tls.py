@@ -26,12 +26,12 @@ class EdgeTls:
         cert = folder / "edge.pem"
         _link(cert, self.cert)
         _link(folder / "edge.pem.key", self.key)
-        words = f"ssl crt {cert} ssl-min-ver {MINIMUM}"
+        options = f"ssl crt {cert} ssl-min-ver {MINIMUM}"
         if self.client_ca is not None:
             ca = folder / "clients.pem"
             _link(ca, self.client_ca)
-            words += f" ca-file {ca} verify required"
-        return words
+            options += f" ca-file {ca} verify required"
+        return options
 
 
 def choose_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> EdgeTls | None:

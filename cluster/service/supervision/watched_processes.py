@@ -88,7 +88,7 @@ def service_probes(inside: InternalClient, redis: EmbeddedRedis | None, *, contr
         stopped = redis.is_stopped
         found.append(
             ProbedProcess(
-                "redis-server", redis.ask, RESTART_TIMEOUT_S, redis.restart_hung, vital=False, certain=stopped
+                "redis-server", redis.ping, RESTART_TIMEOUT_S, redis.restart_hung, vital=False, certain=stopped
             )
         )
     return found

@@ -91,5 +91,5 @@ def _run(plan: RoutedFleetPlan, side: str, bytes_per_s: float, token_bytes: int,
 def _replica(replica: SimulatedReplica, *, store: SimulatedStore, fetch_s: float) -> SharingReplica:
     return SharingReplica(
         replica.name, replica.true, max_batch_tokens=replica.max_batch_tokens, max_running=replica.max_running,
-        num_blocks=replica.known.num_blocks, store=store, fetch_s=fetch_s,
+        num_blocks=replica.published.num_blocks, store=store, fetch_s=fetch_s,
     )  # fmt: skip

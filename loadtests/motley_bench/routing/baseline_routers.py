@@ -70,7 +70,7 @@ class BaselineRouter(MotleyRouter):
             # Requests per second at a batch of 64, which is about how cards differ in operation.
             speeds = 1 / np.array(
                 [
-                    _PROMPT / each.known.prefill_tokens_per_s + _OUTPUT * each.known.step_s(64, 64 * 500) / 64
+                    _PROMPT / each.published.prefill_tokens_per_s + _OUTPUT * each.published.step_s(64, 64 * 500) / 64
                     for each in fleet
                 ]
             )

@@ -159,7 +159,7 @@ def _optimum_bound(one: RoutingRun) -> float:
 def _measure(one: RoutingRun) -> SimulationMetrics:
     replicas, traffic = one.replicas(), one.traffic(AFTER_S)
     if one.router == TRUE_SPEEDS:  # knows true speeds and present loads, and all requests come through one ingress
-        replicas_with_truth = [replace(each, known=each.true) for each in replicas]
+        replicas_with_truth = [replace(each, published=each.true) for each in replicas]
         outcome = simulate(
             replicas, traffic, [_router(one, replicas_with_truth, 0)], one.seed, heard_s=0.0, until_s=one.seconds
         )

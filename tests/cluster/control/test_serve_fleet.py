@@ -15,7 +15,7 @@ from ray.serve._private.deployment_state import DeploymentState
 from motley.cluster.fleet.control.backend.pending_reason import NodeResources
 from motley.cluster.fleet.control.backend.serve_backend import STARTING, ServeBackend
 from motley.cluster.fleet.spec.fleet_spec import FleetSpec
-from motley.cluster.ray_compat.serve_controller import ask_deployment_ids
+from motley.cluster.ray_compat.serve_controller import fetch_deployment_ids
 from motley.cluster.ray_compat.visible_names import FAILED_START
 from motley.replicas.demo import demo_path
 from motley.replicas.errors import InvalidRequest
@@ -81,7 +81,7 @@ async def test_pools_that_no_node_could_hold_are_known_where_no_node_joins(
 
     async def asked(self: ServeBackend, ask: Any, *args: Any) -> Any:
         ids = [SimpleNamespace(app_name="motley", name=name) for name in ("p0", "p1")]
-        return ids if ask is ask_deployment_ids else details
+        return ids if ask is fetch_deployment_ids else details
 
     async def info(self: ServeBackend, name: str) -> Any:
         return SimpleNamespace(version="1")

@@ -27,14 +27,14 @@ from .....replicas.updates.weight_file import WeightFile
 from ....ray_compat.cluster_state import labels_match
 from ....ray_compat.serve_controller import (
     DeployedSettings,
-    ask_deployment_details,
-    ask_deployment_ids,
-    ask_deployment_settings,
-    ask_number_of_replicas,
     deployment_names,
+    fetch_deployment_details,
+    fetch_deployment_ids,
+    fetch_deployment_settings,
     find_controller,
     find_replica_actor,
     read_settings,
+    set_number_of_replicas,
 )
 from ....ray_compat.serve_deployments import DeploymentChange, redeploy_application
 from ....ray_compat.visible_names import FAILED_START
@@ -99,7 +99,7 @@ class ServeBackend:
     async def look(self) -> Mapping[str, PoolSnapshot]:
         found = {}
         for name in await self._pools():
-            details = await self._asked(ask_deployment_details, self._app, name)
+            details = await self._asked(fetch_deployment_details, self._app, name)
             self._seen[name] = details
             found[name] = PoolSnapshot(
                 target=details.target_num_replicas,
@@ -157,7 +157,7 @@ class ServeBackend:
         return STARTING
 
     async def set_target(self, pool: str, replicas: int) -> None:
-        await self._asked(ask_number_of_replicas, self._app, pool, replicas)
+        await self._asked(set_number_of_replicas, self._app, pool, replicas)
 
     async def end(self, replica_id: str) -> None:
         """Kill a replica's process, which is known to be idle or to have used up its time."""
@@ -220,11 +220,11 @@ class ServeBackend:
             )
 
     async def _pools(self) -> list[str]:
-        names = deployment_names(await self._asked(ask_deployment_ids), self._app)
+        names = deployment_names(await self._asked(fetch_deployment_ids), self._app)
         return [name for name in names if name != INGRESS]
 
     async def _settings(self, name: str) -> DeployedSettings:
-        return read_settings(await self._asked(ask_deployment_settings, self._app, name))
+        return read_settings(await self._asked(fetch_deployment_settings, self._app, name))
 
     async def _asked(self, ask: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Return an answer of Serve's controller, which `ask` is called with. Raises Unavailable."""
